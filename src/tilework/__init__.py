@@ -1,0 +1,5 @@
+"""Tilework: serving for diffusion models that keeps each request's deadline."""
+
+from importlib.metadata import version
+
+__version__ = version("tilework")

@@ -1,0 +1,1 @@
+"""Owns the command line: parsing, progress bars, tables. Every command is a thin call into another package."""

@@ -1,0 +1,92 @@
+"""What the driver shall do: the controller's only output, in the imperative.
+
+A driver performs the actions of one `handle` call in order; commands for one GPU reach it in that order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilework.core.request import Status
+from tilework.core.work import Work
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Tell the client that its request is in, and when it is expected to be finished."""
+
+    job_id: int
+    uid: str
+    eta_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Tell the client no. `earliest_ns` is the earliest deadline that could be met (None: no device is up)."""
+
+    uid: str
+    reason: str
+    earliest_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunStage:
+    """Run an encode or decode work on its group."""
+
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class RunSteps:
+    """Run a chunk of denoising steps on its group."""
+
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End this work at its next step boundary; revoke it if it is still queued."""
+
+    work_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoveState:
+    """Bring a job's state from `source` to `target`, behind what the source has been told to do before.
+
+    Works for the job on `target` that follow this action wait for it. `conditioning` says that the target has not
+    yet seen the (immutable) conditioning.
+    """
+
+    job_id: int
+    source: int
+    target: int
+    conditioning: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DropState:
+    """Forget everything about a job on these GPUs."""
+
+    job_id: int
+    gpus: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """A job has come to its one end: done, failed or cancelled."""
+
+    job_id: int
+    uid: str
+    status: Status
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send `Woke` at this time."""
+
+    at_ns: int
+
+
+Action = Accept | Reject | RunStage | RunSteps | Stop | MoveState | DropState | Finish | WakeAt

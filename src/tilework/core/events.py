@@ -1,0 +1,79 @@
+"""What happened: the controller's only input, in the past tense.
+
+Every completion carries the work that it answers; the controller ignores one whose work it has already written off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilework.core.request import Request
+from tilework.core.work import StageId
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The client does not want `uid` any more; `reason` is shown to whoever asks about it."""
+
+    uid: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepsFinished:
+    """All steps of a diffuse work are done; they took `run_ns` on the device, without waiting in its queue."""
+
+    work_id: int
+    run_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageFinished:
+    """A work without steps (encode, decode) is done after `run_ns` on the device."""
+
+    work_id: int
+    run_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A work ended at a step boundary because it was asked to; `steps_done` may be 0 (revoked) or all of them."""
+
+    work_id: int
+    steps_done: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFailed:
+    """A work raised an error; the state of its jobs on its GPUs is lost."""
+
+    work_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuJoined:
+    """A worker is ready; `stages` are those whose weights it holds."""
+
+    gpu: int
+    node: int
+    stages: frozenset[StageId]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLost:
+    gpu: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    """The time asked for by `WakeAt` has come."""
+
+
+Event = Submitted | Cancelled | StepsFinished | StageFinished | Stopped | WorkFailed | GpuJoined | GpuLost | Woke

@@ -1,0 +1,70 @@
+"""What a client wants, as far as scheduling is concerned. Prompts never come here: see `core.wire.Spec`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shape:
+    """Size of the output in pixels and frames (1 for an image)."""
+
+    height: int
+    width: int
+    frames: int = 1
+
+    @property
+    def pixels(self) -> int:
+        return self.height * self.width * self.frames
+
+    def __str__(self) -> str:
+        size = f"{self.width}x{self.height}"
+        return size if self.frames == 1 else f"{size}x{self.frames}"
+
+
+class OnMiss(StrEnum):
+    """What to do with a request whose deadline cannot be met at admission."""
+
+    BEST_EFFORT = "best_effort"
+    REJECT = "reject"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One picture (or clip) to make.
+
+    `deadline_ns` is absolute on the controller's clock; None means best effort. `guided` says that classifier-free
+    guidance doubles each step; cost tables describe guided steps.
+    """
+
+    uid: str
+    pipeline: str
+    shape: Shape
+    steps: int
+    arrival_ns: int
+    seed: int = 0
+    deadline_ns: int | None = None
+    on_miss: OnMiss = OnMiss.BEST_EFFORT
+    tenant: str = "default"
+    priority: int = 0
+    guided: bool = True
+
+
+class Status(StrEnum):
+    """Where a job stands. The last four are final and entered exactly once."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    PAUSED = "paused"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+
+    @property
+    def is_final(self) -> bool:
+        return self in _FINAL
+
+
+_FINAL = frozenset({Status.DONE, Status.FAILED, Status.CANCELLED, Status.REJECTED})

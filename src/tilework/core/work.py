@@ -1,0 +1,66 @@
+"""The unit that is scheduled: some jobs x one stage x a number of steps x a group of GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Group = tuple[int, ...]
+"""Sorted ids of GPUs on one node; a member's rank is its index."""
+
+ENCODE, DIFFUSE, DECODE = "encode", "diffuse", "decode"
+STAGES = (ENCODE, DIFFUSE, DECODE)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StageId:
+    """A stage of a pipeline: "encode", "diffuse", "decode", or a workflow's own."""
+
+    pipeline: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.pipeline}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A policy's wish: a Work that is not yet numbered.
+
+    `num_steps` is 1 for stages without steps. `after` names the works that it is queued behind on its GPUs, so that
+    no bubble opens between them. `why` is the reason in words, for the decision log.
+    """
+
+    stage: StageId
+    job_ids: tuple[int, ...]
+    gpus: Group
+    num_steps: int
+    why: str
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A Start that the controller has accepted. `attempts[i]` is the attempt of `job_ids[i]` that it belongs to."""
+
+    work_id: int
+    stage: StageId
+    job_ids: tuple[int, ...]
+    attempts: tuple[int, ...]
+    gpus: Group
+    num_steps: int
+    why: str
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a policy wants now; an empty plan changes nothing.
+
+    `set_aside` names jobs that cannot be on time any more: they are served after those that can, and never starve.
+    `stops` names works to end at their next step boundary; a queued work is revoked.
+    """
+
+    starts: tuple[Start, ...] = ()
+    stops: tuple[int, ...] = ()
+    set_aside: tuple[int, ...] = ()
+    wake_ns: int | None = None

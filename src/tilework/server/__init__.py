@@ -1,0 +1,4 @@
+"""Owns the HTTP API, configuration and wiring of a live server.
+
+The only package that reads the environment.
+"""
