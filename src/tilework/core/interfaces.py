@@ -66,7 +66,9 @@ class ClusterView(Protocol):
     def waiting(self) -> Iterable[JobView]:
         """Jobs without a committed work, by (urgency_ns, job_id)."""
 
-    def job(self, job_id: int) -> JobView: ...
+    def job(self, job_id: int) -> JobView | None:
+        """A job that has not ended; a work may outlive its job, which was cancelled or restarted."""
+
     def remaining_ns(self, job: JobView) -> int:
         """Predicted device time of what no work covers yet, at degree 1."""
 

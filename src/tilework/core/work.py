@@ -57,10 +57,8 @@ class Plan:
     """What a policy wants now; an empty plan changes nothing.
 
     `set_aside` names jobs that cannot be on time any more: they are served after those that can, and never starve.
-    `stops` names works to end at their next step boundary; a queued work is revoked.
     """
 
     starts: tuple[Start, ...] = ()
-    stops: tuple[int, ...] = ()
     set_aside: tuple[int, ...] = ()
     wake_ns: int | None = None

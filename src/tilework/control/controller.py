@@ -1,0 +1,217 @@
+"""The controller: takes an event and the time, returns actions.
+
+Theory of operation. `handle` does three things in this order:
+
+1. it records what the event says happened (and ends jobs that came to their end by it);
+2. it asks the policy what to do now, until the policy sets no more jobs aside;
+3. it turns the plan into actions, moving a job's state first where the plan changes its devices.
+
+Every job ends exactly once, by one `Finish` (or, before it came in, one `Reject`). A work that is reported on twice,
+or after its device was declared lost, is ignored. Nothing here reads a clock or draws a random number, so a log of
+events gives the same actions again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilework.control.job import Job
+from tilework.control.tracker import Tracker
+from tilework.core.actions import (
+    Accept,
+    Action,
+    DropState,
+    Finish,
+    MoveState,
+    Reject,
+    RunStage,
+    RunSteps,
+    Stop,
+    WakeAt,
+)
+from tilework.core.events import (
+    Cancelled,
+    Event,
+    GpuJoined,
+    GpuLost,
+    StageFinished,
+    StepsFinished,
+    Stopped,
+    Submitted,
+    Woke,
+    WorkFailed,
+)
+from tilework.core.interfaces import Admission, Admitted, Policy
+from tilework.core.progress import Cursor
+from tilework.core.request import Request, Status
+from tilework.core.work import DIFFUSE, Plan, Start, Work
+from tilework.cost.table import CostTable, TableCosts, UnknownCost
+from tilework.policy.admission import EtaAdmission
+from tilework.policy.registry import make_policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerConfig:
+    """`max_attempts`: how often a request is begun, in all, before lost devices or failed works fail it."""
+
+    policy: str = "edf"
+    max_attempts: int = 3
+
+
+class Controller:
+    """See the theory of operation above. Not thread-safe, and need not be: one driver calls it."""
+
+    def __init__(self, config: ControllerConfig, table: CostTable) -> None:
+        """Raises UnknownPolicy."""
+        self.config = config
+        self.costs = TableCosts(table)
+        self.tracker = Tracker(self.costs)
+        self._policy: Policy = make_policy(config.policy)
+        self._admission: Admission = EtaAdmission()
+        self._next_job_id = 0
+        self._wake_ns: int | None = None
+
+    def handle(self, event: Event, now_ns: int) -> tuple[Action, ...]:
+        self.tracker.at(now_ns)
+        actions = self._record(event, now_ns)
+        actions += self._plan(now_ns)
+        return tuple(actions)
+
+    # 1. Record.
+
+    def _record(self, event: Event, now_ns: int) -> list[Action]:
+        match event:
+            case Submitted(request):
+                return self._admit(request, now_ns)
+            case StepsFinished(work_id, run_ns) | StageFinished(work_id, run_ns):
+                return self._complete(work_id, run_ns)
+            case Stopped(work_id, steps_done):
+                return self._stopped(work_id, steps_done)
+            case WorkFailed(work_id, reason):
+                return self._failed(work_id, reason)
+            case Cancelled(uid, reason):
+                job_id = self.tracker.job_ids.get(uid)
+                return [] if job_id is None else self._end(self.tracker.jobs[job_id], Status.CANCELLED, reason)
+            case GpuJoined(gpu, node, stages):
+                self.tracker.add_device(gpu, node, stages)
+                return []
+            case GpuLost(gpu, reason):
+                return self._lose(gpu, reason)
+            case Woke():
+                self._wake_ns = None
+                return []
+
+    def _admit(self, request: Request, now_ns: int) -> list[Action]:
+        urgency_ns = self._policy.urgency_ns(request, False)
+        try:
+            answer = self._admission.admit(request, urgency_ns, self.tracker, self.costs, now_ns)
+        except UnknownCost as error:
+            return [Reject(request.uid, str(error), None)]
+        if not isinstance(answer, Admitted):
+            return [Reject(request.uid, answer.reason, answer.earliest_ns)]
+        job = Job(
+            job_id=self._next_job_id,
+            request=request,
+            urgency_ns=urgency_ns,
+            eta_ns=answer.eta_ns,
+            done=Cursor.start(request),
+        )
+        self._next_job_id += 1
+        self.tracker.add_job(job)
+        return [Accept(job.job_id, request.uid, answer.eta_ns)]
+
+    def _complete(self, work_id: int, run_ns: int) -> list[Action]:
+        work = self.tracker.works.get(work_id)
+        if work is None:  # From a device already declared lost.
+            return []
+        jobs = self.tracker.end_work(work, work.num_steps)
+        self._learn(work, jobs, run_ns)
+        return [action for job in jobs if job.done.stage is None for action in self._end(job, Status.DONE, "")]
+
+    def _learn(self, work: Work, jobs: list[Job], run_ns: int) -> None:
+        """Correct the costs, unless a job has ended meanwhile (its shape is gone) or runs without guidance."""
+        if len(jobs) != len(work.job_ids) or not all(job.request.guided for job in jobs):
+            return
+        shapes = [job.request.shape for job in jobs]
+        self.costs.observe(work.stage, shapes, len(work.gpus), work.num_steps, run_ns)
+
+    def _stopped(self, work_id: int, steps_done: int) -> list[Action]:
+        work = self.tracker.works.get(work_id)
+        if work is not None:
+            self.tracker.end_work(work, steps_done)
+        return []
+
+    def _failed(self, work_id: int, reason: str) -> list[Action]:
+        work = self.tracker.works.get(work_id)
+        if work is None:
+            return []
+        jobs = self.tracker.end_work(work, 0)
+        return [action for job in jobs for action in self._retry(job, reason)]
+
+    def _lose(self, gpu: int, reason: str) -> list[Action]:
+        if gpu not in self.tracker.devices:
+            return []
+        self.tracker.remove_device(gpu)
+        victims = [job for job in self.tracker.jobs.values() if gpu in job.last_gpus]
+        for job in self.tracker.jobs.values():
+            job.holders.discard(gpu)
+        return [action for job in victims for action in self._retry(job, f"GPU {gpu} was lost: {reason}")]
+
+    def _retry(self, job: Job, reason: str) -> list[Action]:
+        """Begin a job again from its conditioning and seed, or fail it when it has had its attempts."""
+        if job.attempt >= self.config.max_attempts:
+            return self._end(job, Status.FAILED, f"{reason} (attempt {job.attempt} of {self.config.max_attempts})")
+        actions = self._abandon(job)
+        self.tracker.restart(job)
+        return actions
+
+    def _end(self, job: Job, status: Status, reason: str) -> list[Action]:
+        actions = self._abandon(job)
+        self.tracker.remove_job(job)
+        return [*actions, Finish(job.job_id, job.request.uid, status, reason)]
+
+    def _abandon(self, job: Job) -> list[Action]:
+        """Stop what is in flight of a job, and free what devices hold of it."""
+        actions: list[Action] = [Stop(work.work_id) for work in job.works if work.work_id in self.tracker.works]
+        if job.holders:
+            actions.append(DropState(job.job_id, tuple(sorted(job.holders))))
+        return actions
+
+    # 2. Plan.
+
+    def _plan(self, now_ns: int) -> list[Action]:
+        plan = self._policy.plan(self.tracker, self.costs, now_ns)
+        while plan.set_aside:
+            self._set_aside(plan)
+            plan = self._policy.plan(self.tracker, self.costs, now_ns)
+        return self._perform(plan)
+
+    def _set_aside(self, plan: Plan) -> None:
+        for job_id in plan.set_aside:
+            job = self.tracker.jobs[job_id]
+            assert not job.set_aside, f"job {job_id} is set aside twice"
+            self.tracker.set_aside(job, self._policy.urgency_ns(job.request, True))
+
+    # 3. Perform.
+
+    def _perform(self, plan: Plan) -> list[Action]:
+        actions = [action for start in plan.starts for action in self._start(start)]
+        if plan.wake_ns is not None and (self._wake_ns is None or plan.wake_ns < self._wake_ns):
+            self._wake_ns = plan.wake_ns
+            actions.append(WakeAt(plan.wake_ns))
+        return actions
+
+    def _start(self, start: Start) -> list[Action]:
+        moves = [move for job_id in start.job_ids for move in self._moves(self.tracker.jobs[job_id], start)]
+        work = self.tracker.commit(start)
+        run = RunSteps(work) if work.stage.name == DIFFUSE else RunStage(work)
+        return [*moves, run]
+
+    def _moves(self, job: Job, start: Start) -> list[Action]:
+        """Bring a job's state to those devices of the start that lack it; the encode stage needs none."""
+        moves: list[Action] = []
+        for gpu in start.gpus:
+            if job.last_gpus and gpu not in job.last_gpus:
+                moves.append(MoveState(job.job_id, job.last_gpus[0], gpu, gpu not in job.holders))
+            job.holders.add(gpu)
+        return moves

@@ -1,0 +1,54 @@
+"""A request inside the controller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilework.core.progress import Cursor
+from tilework.core.request import Request
+from tilework.core.work import Group, StageId, Work
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Job:
+    """Mutable record of one accepted request; a `JobView` to policies.
+
+    `done` is how far completed works brought it, `works` are committed to devices and not ended, `last_gpus` hold its
+    state, `holders` are the devices that have seen its conditioning. A lost device or a failed work starts the next
+    `attempt` from the beginning.
+    """
+
+    job_id: int
+    request: Request
+    urgency_ns: int
+    eta_ns: int
+    done: Cursor
+    attempt: int = 1
+    set_aside: bool = False
+    works: list[Work] = field(default_factory=list)
+    last_gpus: Group = ()
+    holders: set[int] = field(default_factory=set)
+
+    @property
+    def committed(self) -> Cursor:
+        """Where the job will be when its committed works have ended."""
+        cursor = self.done
+        for work in self.works:
+            cursor = cursor.advanced(work.num_steps)
+        return cursor
+
+    @property
+    def stage(self) -> StageId | None:
+        return self.committed.stage
+
+    @property
+    def num_steps_left(self) -> int:
+        return self.committed.num_steps_left
+
+    def restart(self) -> None:
+        """Begin the next attempt; nothing of the former one is kept."""
+        self.attempt += 1
+        self.done = Cursor.start(self.request)
+        self.works.clear()
+        self.last_gpus = ()
+        self.holders.clear()

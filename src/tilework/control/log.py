@@ -1,0 +1,159 @@
+"""The event log: what a controller was told and what it answered, one JSON object per line.
+
+The first line is the header: versions, configuration and the cost table that the controller started from. Every
+other line is one `handle` call: `{"t": now_ns, "event": {...}, "actions": [...]}`. A value is written as an object
+whose key "is" names its class. Prompts are not in the log.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from enum import EnumType
+from functools import cache
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from tilework.control.controller import Controller, ControllerConfig
+from tilework.core import events
+from tilework.core.actions import Action
+from tilework.core.events import Event
+from tilework.cost.table import CostTable, parse_table
+
+FORMAT = 1
+
+
+class BadLog(ValueError):
+    """A log that cannot be read; the message names the line and what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One `handle` call; `text` is its line as it stands in the log."""
+
+    line: int
+    now_ns: int
+    event: Event
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    version: str
+    config: ControllerConfig
+    table: CostTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The first line at which a fresh controller acts otherwise than the log says."""
+
+    line: int
+    logged: str
+    replayed: str
+
+
+def header_line(version: str, config: ControllerConfig, table: CostTable) -> str:
+    return _dump({"tilework_log": FORMAT, "version": version, "config": asdict(config), "cost_table": table.to_json()})
+
+
+def entry_line(event: Event, actions: tuple[Action, ...], now_ns: int) -> str:
+    return _dump({"t": now_ns, "event": to_plain(event), "actions": [to_plain(action) for action in actions]})
+
+
+def read_log(lines: Iterable[str]) -> tuple[Header, Iterator[Entry]]:
+    """Split a log into its header and its entries. Raises BadLog, for later lines while iterating."""
+    iterator = iter(lines)
+    first = _load(next(iterator, ""), 1)
+    if first.get("tilework_log") != FORMAT:
+        raise BadLog(
+            f"line 1 is not the header of a log of format {FORMAT}; was this file written by `tilework serve`?"
+        )
+    header = Header(
+        version=first["version"],
+        config=ControllerConfig(**first["config"]),
+        table=parse_table(first["cost_table"]),
+    )
+    return header, (_entry(text, line) for line, text in enumerate(iterator, start=2))
+
+
+def replay(lines: Iterable[str]) -> tuple[int, Difference | None]:
+    """Feed a log's events to a fresh controller; returns the number of events and the first difference, if any.
+
+    The actions are recomputed from the events and the header alone, and the whole line is compared as text.
+    """
+    header, entries = read_log(lines)
+    controller = Controller(header.config, header.table)
+    count = 0
+    for entry in entries:
+        replayed = entry_line(entry.event, controller.handle(entry.event, entry.now_ns), entry.now_ns)
+        if replayed != entry.text:
+            return count, Difference(line=entry.line, logged=entry.text, replayed=replayed)
+        count += 1
+    return count, None
+
+
+def _entry(text: str, line: int) -> Entry:
+    document = _load(text, line)
+    try:
+        event = from_plain(document["event"], EVENTS[document["event"]["is"]])
+        return Entry(line=line, now_ns=document["t"], event=event, text=text.rstrip("\n"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadLog(f"line {line} is not an entry: {error!r}") from error
+
+
+def _load(text: str, line: int) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise BadLog(
+            f"line {line} is not JSON ({error}); the log may have been cut off while it was written"
+        ) from error
+    if not isinstance(document, dict):
+        raise BadLog(f"line {line} is not a JSON object")
+    return document
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+EVENTS: dict[str, type] = {kind.__name__: kind for kind in get_args(events.Event)}
+
+
+def to_plain(value: Any) -> Any:
+    """Turn core dataclasses into JSON values; sets are sorted, so that equal values give equal text."""
+    if value is None or isinstance(value, int | str):  # StrEnum too: it is written as its text.
+        return value
+    if isinstance(value, tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, frozenset):
+        return [to_plain(item) for item in sorted(value)]
+    kind: Any = type(value)
+    return {"is": kind.__name__, **{name: to_plain(getattr(value, name)) for name in _field_names(kind)}}
+
+
+def from_plain(plain: Any, kind: Any) -> Any:
+    """The inverse of `to_plain` for a value annotated as `kind`."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return None if plain is None else from_plain(plain, next(a for a in arguments if a is not type(None)))
+    if origin in (tuple, frozenset):
+        return origin(from_plain(item, arguments[0]) for item in plain)
+    if isinstance(kind, EnumType):
+        return kind(plain)
+    if kind in (int, str, bool):
+        return plain
+    hints = _hints(kind)
+    return kind(**{name: from_plain(plain[name], hint) for name, hint in hints.items()})
+
+
+@cache
+def _field_names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)

@@ -1,0 +1,50 @@
+"""Waiting jobs in the policy's order."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+from tilework.control.job import Job
+
+
+class WaitingQueue:
+    """Jobs sorted by (urgency_ns, job_id), with the predicted device time of each beside them.
+
+    Parallel sorted lists: an insertion moves at most 8 bytes per waiting job and list, which at 10,000 jobs takes
+    microseconds, and the work ahead of a place is one slice.
+    """
+
+    def __init__(self) -> None:
+        self._keys: list[tuple[int, int]] = []
+        self._jobs: list[Job] = []
+        self._remaining_ns: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs)
+
+    def __contains__(self, job: Job) -> bool:
+        index = bisect_left(self._keys, _key(job))
+        return index < len(self._jobs) and self._jobs[index] is job
+
+    def add(self, job: Job, remaining_ns: int) -> None:
+        index = bisect_left(self._keys, _key(job))
+        self._keys.insert(index, _key(job))
+        self._jobs.insert(index, job)
+        self._remaining_ns.insert(index, remaining_ns)
+
+    def remove(self, job: Job) -> None:
+        index = bisect_left(self._keys, _key(job))
+        assert self._jobs[index] is job, f"job {job.job_id} is not where its urgency says"
+        del self._keys[index], self._jobs[index], self._remaining_ns[index]
+
+    def ahead_ns(self, urgency_ns: int) -> Sequence[int]:
+        """Predicted device time of each job served before a newcomer of this urgency, in order."""
+        return self._remaining_ns[: bisect_left(self._keys, (urgency_ns + 1, -1))]
+
+
+def _key(job: Job) -> tuple[int, int]:
+    return job.urgency_ns, job.job_id

@@ -1,0 +1,172 @@
+"""The state of the cluster: jobs, devices, works in flight. It records what was decided and decides nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tilework.control.device import Device
+from tilework.control.job import Job
+from tilework.control.queue import WaitingQueue
+from tilework.core.interfaces import CostModel, JobView
+from tilework.core.progress import Cursor
+from tilework.core.work import StageId, Start, Work
+
+
+class Tracker:
+    """A `ClusterView` to policies and a `Backlog` to admission.
+
+    A job is in `waiting` exactly when none of its works is in flight. A work stays in flight until its device has
+    reported on it, even when its job has ended or begun another attempt meanwhile.
+    """
+
+    def __init__(self, costs: CostModel) -> None:
+        self.jobs: dict[int, Job] = {}
+        self.job_ids: dict[str, int] = {}
+        self.works: dict[int, Work] = {}
+        self.devices: dict[int, Device] = {}
+        self._costs = costs
+        self._waiting = WaitingQueue()
+        self._busy: dict[int, Job] = {}
+        self._sorted_devices: tuple[Device, ...] = ()
+        self._next_work_id = 1
+        self._now_ns = 0
+
+    # What policies and admission see.
+
+    @property
+    def gpus(self) -> Sequence[Device]:
+        return self._sorted_devices
+
+    def waiting(self) -> Iterable[Job]:
+        return self._waiting
+
+    def job(self, job_id: int) -> Job | None:
+        return self.jobs.get(job_id)
+
+    def remaining_ns(self, job: JobView) -> int:
+        shapes = (job.request.shape,)
+        pieces = Cursor(job.stage, job.num_steps_left).pieces()
+        return sum(self._costs.run_ns(stage, shapes, 1, num_steps) for stage, num_steps in pieces)
+
+    def num_jobs(self) -> int:
+        return len(self.jobs)
+
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def device_free_ns(self, now_ns: int) -> list[int]:
+        return [device.free_ns for device in self._sorted_devices]
+
+    def ahead_ns(self, urgency_ns: int) -> Sequence[int]:
+        """Waiting jobs and the uncommitted rest of running ones, in order of urgency."""
+        waiting = self._waiting.ahead_ns(urgency_ns)
+        busy = sorted((job.urgency_ns, self.remaining_ns(job)) for job in self._busy.values())
+        rest = [remaining_ns for urgency, remaining_ns in busy if urgency <= urgency_ns and remaining_ns > 0]
+        # The running jobs come first: they are on average the most urgent, and exact order hardly moves the sum.
+        return [*rest, *waiting]
+
+    # What the controller records.
+
+    def at(self, now_ns: int) -> None:
+        """Set the time of the event that is being handled."""
+        self._now_ns = now_ns
+        for device in self._sorted_devices:
+            device.now_ns = now_ns
+
+    def add_device(self, gpu: int, node: int, stages: frozenset[StageId]) -> None:
+        self.devices[gpu] = Device(gpu=gpu, node=node, stages=stages, now_ns=self._now_ns)
+        self._sort_devices()
+
+    def remove_device(self, gpu: int) -> None:
+        """Forget a device; its works are no longer in flight."""
+        device = self.devices.pop(gpu)
+        for work in device.works:
+            del self.works[work.work_id]
+        self._sort_devices()
+
+    def _sort_devices(self) -> None:
+        self._sorted_devices = tuple(self.devices[gpu] for gpu in sorted(self.devices))
+
+    def add_job(self, job: Job) -> None:
+        self.jobs[job.job_id] = job
+        self.job_ids[job.request.uid] = job.job_id
+        self._waiting.add(job, self.remaining_ns(job))
+
+    def remove_job(self, job: Job) -> None:
+        """Forget a job that has come to its end; works of it may still be in flight."""
+        self._leave(job)
+        del self.jobs[job.job_id], self.job_ids[job.request.uid]
+
+    def set_aside(self, job: Job, urgency_ns: int) -> None:
+        was_waiting = job in self._waiting
+        if was_waiting:
+            self._waiting.remove(job)
+        job.set_aside, job.urgency_ns = True, urgency_ns
+        if was_waiting:
+            self._waiting.add(job, self.remaining_ns(job))
+
+    def restart(self, job: Job) -> None:
+        """Put a job back to its beginning; works of its former attempt may still be in flight."""
+        self._leave(job)
+        job.restart()
+        self._waiting.add(job, self.remaining_ns(job))
+
+    def commit(self, start: Start) -> Work:
+        """Number a start, check that it is legal, and put it in flight. An illegal start is a bug of the policy."""
+        jobs = [self.jobs[job_id] for job_id in start.job_ids]
+        work = Work(
+            work_id=self._next_work_id,
+            stage=start.stage,
+            job_ids=start.job_ids,
+            attempts=tuple(job.attempt for job in jobs),
+            gpus=start.gpus,
+            num_steps=start.num_steps,
+            why=start.why,
+            after=start.after,
+        )
+        self._next_work_id += 1
+        for job in jobs:
+            _check(job, start)
+            if job in self._waiting:
+                self._waiting.remove(job)
+            job.works.append(work)
+            job.last_gpus = start.gpus
+            self._busy[job.job_id] = job
+        predicted_ns = self._costs.run_ns(
+            start.stage, [j.request.shape for j in jobs], len(start.gpus), start.num_steps
+        )
+        for gpu in start.gpus:
+            self.devices[gpu].push(work, predicted_ns)
+        self.works[work.work_id] = work
+        return work
+
+    def end_work(self, work: Work, steps_done: int) -> list[Job]:
+        """Take a work out of flight; returns those of its jobs that it still belongs to, advanced by it."""
+        del self.works[work.work_id]
+        for gpu in work.gpus:
+            self.devices[gpu].pop(work)
+        jobs = [job for job, attempt in self._members(work) if job.attempt == attempt]
+        for job in jobs:
+            job.works.remove(work)
+            job.done = job.done.advanced(steps_done)
+            if not job.works:
+                self._busy.pop(job.job_id)
+                if job.done.stage is not None:
+                    self._waiting.add(job, self.remaining_ns(job))
+        return jobs
+
+    def _members(self, work: Work) -> list[tuple[Job, int]]:
+        members = zip(work.job_ids, work.attempts, strict=True)
+        return [(self.jobs[job_id], attempt) for job_id, attempt in members if job_id in self.jobs]
+
+    def _leave(self, job: Job) -> None:
+        if job in self._waiting:
+            self._waiting.remove(job)
+        self._busy.pop(job.job_id, None)
+
+
+def _check(job: Job, start: Start) -> None:
+    committed = job.committed
+    assert committed.stage == start.stage, f"job {job.job_id} is at {committed.stage}, not at {start.stage}"
+    limit = committed.num_steps_left if start.stage.name == "diffuse" else 1
+    assert 1 <= start.num_steps <= limit, f"job {job.job_id} has {limit} steps left, not {start.num_steps}"

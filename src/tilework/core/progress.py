@@ -1,0 +1,47 @@
+"""How far a request is along its chain of stages and steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilework.core.request import Request
+from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The next piece of a request: its stage (None: nothing is left) and the denoising steps that are left."""
+
+    stage: StageId | None
+    num_steps_left: int
+
+    @staticmethod
+    def start(request: Request) -> Cursor:
+        return Cursor(StageId(request.pipeline, ENCODE), request.steps)
+
+    def advanced(self, num_steps: int) -> Cursor:
+        """The cursor after a work of `num_steps` at this place; 0 steps of any stage change nothing."""
+        assert self.stage is not None, "nothing is left to advance"
+        if num_steps == 0:
+            return self
+        pipeline, name = self.stage.pipeline, self.stage.name
+        if name == ENCODE:
+            return Cursor(StageId(pipeline, DIFFUSE), self.num_steps_left)
+        if name == DIFFUSE and num_steps < self.num_steps_left:
+            return Cursor(self.stage, self.num_steps_left - num_steps)
+        if name == DIFFUSE:
+            assert num_steps == self.num_steps_left, "a work has more steps than its job"
+            return Cursor(StageId(pipeline, DECODE), 0)
+        return Cursor(None, 0)
+
+    def pieces(self) -> tuple[tuple[StageId, int], ...]:
+        """Every (stage, number of steps) that is left, in order."""
+        if self.stage is None:
+            return ()
+        pipeline, name = self.stage.pipeline, self.stage.name
+        encode, diffuse, decode = (StageId(pipeline, stage) for stage in (ENCODE, DIFFUSE, DECODE))
+        if name == ENCODE:
+            return (encode, 1), (diffuse, self.num_steps_left), (decode, 1)
+        if name == DIFFUSE:
+            return (diffuse, self.num_steps_left), (decode, 1)
+        return ((decode, 1),)

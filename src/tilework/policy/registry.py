@@ -1,0 +1,53 @@
+"""Policies by name. A new policy is one new file in this package with a class that carries `@policy("name")`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from difflib import get_close_matches
+from functools import cache
+from typing import TypeVar
+
+import tilework.policy
+from tilework.core.interfaces import Policy
+
+
+class UnknownPolicy(ValueError):
+    """No policy has this name; the message lists those that exist."""
+
+
+_REGISTRY: dict[str, Callable[[], Policy]] = {}
+Factory = TypeVar("Factory", bound=Callable[[], Policy])
+
+
+def policy(name: str) -> Callable[[Factory], Factory]:
+    """Register a policy class (or a function that builds one) under `name`."""
+
+    def register(factory: Factory) -> Factory:
+        assert name not in _REGISTRY, f"two policies are called {name}"
+        _REGISTRY[name] = factory
+        return factory
+
+    return register
+
+
+@cache
+def _load_all() -> None:
+    for module in pkgutil.iter_modules(tilework.policy.__path__):
+        importlib.import_module(f"tilework.policy.{module.name}")
+
+
+def policy_names() -> list[str]:
+    _load_all()
+    return sorted(_REGISTRY)
+
+
+def make_policy(name: str) -> Policy:
+    """Build the policy called `name`. Raises UnknownPolicy."""
+    _load_all()
+    if name not in _REGISTRY:
+        close = get_close_matches(name, _REGISTRY, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise UnknownPolicy(f"policy {name!r} does not exist; {hint}choose one of {', '.join(policy_names())}")
+    return _REGISTRY[name]()

@@ -1,0 +1,219 @@
+"""The simulated driver: a virtual clock, modelled devices and the real controller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from random import Random
+
+from tilework.control.controller import Controller, ControllerConfig
+from tilework.core.actions import (
+    Accept,
+    Action,
+    DropState,
+    Finish,
+    MoveState,
+    Reject,
+    RunStage,
+    RunSteps,
+    Stop,
+    WakeAt,
+)
+from tilework.core.events import (
+    Cancelled,
+    Event,
+    GpuJoined,
+    StageFinished,
+    StepsFinished,
+    Stopped,
+    Submitted,
+    Woke,
+)
+from tilework.core.request import Request, Status
+from tilework.core.work import DIFFUSE, StageId, Work
+from tilework.cost.table import CostTable, TableCosts
+from tilework.sim.device import ModelledGpu, Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimConfig:
+    """What the modelled devices are like.
+
+    `jitter` is the relative standard deviation of each work's duration (0: exactly its table time). `dispatch_ns` is
+    added to every work: what a live device loses between two works. `result_ns` lies between the end of a request's
+    last work and the client's answer.
+    """
+
+    num_gpus: int
+    seed: int = 0
+    jitter: float = 0.0
+    dispatch_ns: int = 0
+    result_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How one request ended; `eta_ns` is what admission predicted (None: it was rejected)."""
+
+    request: Request
+    status: Status
+    finish_ns: int
+    eta_ns: int | None
+    reason: str
+
+    @property
+    def on_time(self) -> bool:
+        """Whether it was done by its deadline; without one, whether it was done."""
+        deadline_ns = self.request.deadline_ns
+        return self.status is Status.DONE and (deadline_ns is None or self.finish_ns <= deadline_ns)
+
+    @property
+    def latency_ns(self) -> int:
+        return self.finish_ns - self.request.arrival_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What a simulation did: executed works in order of their ends, endings in order of the requests given."""
+
+    runs: tuple[Run, ...]
+    endings: tuple[Ending, ...]
+    num_events: int
+
+
+class Simulation:
+    """One run of the controller on modelled devices. Same arguments, same trace. `run` may be called once."""
+
+    def __init__(self, controller: ControllerConfig, table: CostTable, config: SimConfig) -> None:
+        """Raises UnknownPolicy."""
+        self.controller = Controller(controller, table)
+        self._table = table
+        self._costs = TableCosts(table)  # The devices' true costs; the controller's own drift with what it observes.
+        self._config = config
+        self._random = Random(config.seed)
+        self._gpus = [ModelledGpu(gpu=gpu) for gpu in range(config.num_gpus)]
+        self._heap: list[tuple[int, int, Event | tuple[ModelledGpu, Run]]] = []
+        self._sequence = 0
+        self._requests: dict[str, Request] = {}
+        self._jobs: dict[int, Request] = {}
+        self._etas: dict[str, int] = {}
+        self._endings: dict[str, Ending] = {}
+        self._runs: list[Run] = []
+
+    def run(
+        self,
+        requests: Iterable[Request],
+        cancels: Iterable[tuple[int, str]] = (),
+        observe: Callable[[Event, tuple[Action, ...], int], None] | None = None,
+    ) -> Trace:
+        """Run until nothing is left to happen.
+
+        Args:
+            requests: each enters at its `arrival_ns`; ties enter in the order given.
+            cancels: (time, uid) of clients that go away.
+            observe: called after each event with what the controller answered, for checks and progress.
+        """
+        requests = list(requests)
+        self._schedule_start(requests, cancels)
+        num_events = 0
+        while self._heap:
+            now_ns, _, due = heappop(self._heap)
+            event = self._end_run(*due, now_ns) if isinstance(due, tuple) else due
+            if event is None:
+                continue
+            num_events += 1
+            actions = self.controller.handle(event, now_ns)
+            for action in actions:
+                self._perform(action, now_ns)
+            if observe is not None:
+                observe(event, actions, now_ns)
+        endings = tuple(self._endings[request.uid] for request in requests)
+        return Trace(runs=tuple(self._runs), endings=endings, num_events=num_events)
+
+    def _schedule_start(self, requests: list[Request], cancels: Iterable[tuple[int, str]]) -> None:
+        stages = frozenset(StageId(row.pipeline, row.stage) for row in self._table.rows)
+        for modelled in self._gpus:
+            self._schedule(0, GpuJoined(modelled.gpu, modelled.gpu // self._table.gpus_per_node, stages))
+        for request in requests:
+            assert request.uid not in self._requests, f"two requests have the uid {request.uid}"
+            self._requests[request.uid] = request
+            self._schedule(request.arrival_ns, Submitted(request))
+        for at_ns, uid in cancels:
+            self._schedule(at_ns, Cancelled(uid, "the client went away"))
+
+    def _schedule(self, at_ns: int, due: Event | tuple[ModelledGpu, Run]) -> None:
+        self._sequence += 1
+        heappush(self._heap, (at_ns, self._sequence, due))
+
+    # Actions.
+
+    def _perform(self, action: Action, now_ns: int) -> None:
+        match action:
+            case Accept(job_id, uid, eta_ns):
+                self._etas[uid] = eta_ns
+                self._jobs[job_id] = self._requests[uid]
+            case Reject(uid, reason, _):
+                self._end(uid, Status.REJECTED, now_ns, reason)
+            case Finish(job_id, uid, status, reason):
+                self._end(uid, status, now_ns + self._config.result_ns, reason)
+            case RunStage(work) | RunSteps(work):
+                modelled = self._device_of(work)
+                modelled.enqueue(work, self._duration_ns(work))
+                self._begin_next(modelled, now_ns)
+            case Stop(work_id):
+                self._stop(work_id, now_ns)
+            case MoveState(job_id, source, target, _):
+                ready_ns = self._gpus[source].state_ready_ns(job_id, now_ns)
+                self._gpus[target].expect_state(job_id, ready_ns + self._costs.move_ns((source,), (target,)))
+            case WakeAt(at_ns):
+                self._schedule(at_ns, Woke())
+            case DropState():
+                pass
+
+    def _end(self, uid: str, status: Status, finish_ns: int, reason: str) -> None:
+        assert uid not in self._endings, f"request {uid} ended twice"
+        self._endings[uid] = Ending(
+            request=self._requests[uid],
+            status=status,
+            finish_ns=finish_ns,
+            eta_ns=self._etas.get(uid),
+            reason=reason,
+        )
+
+    # Devices.
+
+    def _device_of(self, work: Work) -> ModelledGpu:
+        (gpu,) = work.gpus
+        return self._gpus[gpu]
+
+    def _duration_ns(self, work: Work) -> int:
+        shapes = [self._jobs[job_id].shape for job_id in work.job_ids]
+        nominal_ns = self._costs.run_ns(work.stage, shapes, len(work.gpus), work.num_steps)
+        if self._config.jitter:
+            nominal_ns = round(nominal_ns * max(0.2, self._random.gauss(1.0, self._config.jitter)))
+        return nominal_ns + self._config.dispatch_ns
+
+    def _begin_next(self, modelled: ModelledGpu, now_ns: int) -> None:
+        run = modelled.begin_next(now_ns)
+        if run is not None:
+            self._schedule(run.end_ns, (modelled, run))
+
+    def _stop(self, work_id: int, now_ns: int) -> None:
+        for modelled in self._gpus:
+            run = modelled.stop(work_id, now_ns)
+            if run is not None:
+                self._schedule(run.end_ns, (modelled, run))
+
+    def _end_run(self, modelled: ModelledGpu, run: Run, now_ns: int) -> Event | None:
+        """The event of a run's end; None if a stop has shortened the run meanwhile."""
+        if modelled.running is not run:
+            return None
+        modelled.end()
+        self._begin_next(modelled, now_ns)
+        if run.steps:
+            self._runs.append(run)
+        work_id, run_ns = run.work.work_id, run.end_ns - run.start_ns
+        if run.stopped:
+            return Stopped(work_id, run.steps)
+        return StepsFinished(work_id, run_ns) if run.work.stage.name == DIFFUSE else StageFinished(work_id, run_ns)
