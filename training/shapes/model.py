@@ -75,6 +75,8 @@ def build_autoencoder() -> AutoencoderKL:
         use_quant_conv=False,
         use_post_quant_conv=False,
         mid_block_add_attention=False,
+        scaling_factor=1.0,  # Both factors are fixed after training, on real drawings.
+        shift_factor=0.0,
     )
 
 

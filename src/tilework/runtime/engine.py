@@ -59,7 +59,7 @@ from tilework.core.wire import (
 )
 from tilework.core.work import DIFFUSE, ENCODE, STAGES, StageId, Work
 from tilework.cost.table import CostTable
-from tilework.runtime.executor import Executor
+from tilework.runtime.executor import Executor, WorkerStartFailed
 from tilework.runtime.ticket import Outcome, Refusal, Segment, Ticket
 
 
@@ -132,7 +132,11 @@ class Engine:
         """Load the model on every device and measure it. Raises WorkerStartFailed, UnknownPolicy."""
         self._loop = asyncio.get_running_loop()
         self.info = await self._executor.start(self)
-        rows = await self._executor.calibrate(calibration_shapes(self.info))
+        shapes = calibration_shapes(self.info)
+        rows = await self._executor.calibrate(shapes)
+        if not rows:
+            await self._executor.stop()
+            raise WorkerStartFailed(f"the model ran at none of {', '.join(map(str, shapes))}; see the log of the workers")
         table = CostTable(hardware=self._config.hardware, rows=rows)
         self._controller = Controller(self._config.controller, table)
         self._write(header_line(tilework.__version__, self._config.controller, table))

@@ -1,0 +1,64 @@
+# `make` lists the targets. Each builds the virtual environment that it needs, once.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+OUT ?= out/demo
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint check bench serve clean
+.DELETE_ON_ERROR:
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "PYTHON=$(PYTHON)  TORCH=$(TORCH)  TORCH_INDEX=$(TORCH_INDEX)  OUT=$(OUT)  ARGS=$(ARGS)"
+	@echo "For the small CPU build of torch: make TORCH_INDEX=https://download.pytorch.org/whl/cpu demo"
+
+demo: $(VENV)/serve ## Serve a mixed workload with deadlines and draw what happened, into OUT
+	@$(BIN)/tilework demo --out $(OUT) $(ARGS)
+
+test: $(VENV)/dev ## Run the tests; ARGS goes to pytest
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/dev ## Check style, format and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+check: lint test ## All that a change must pass: lint and test
+
+bench: $(VENV)/dev ## Measure speed and memory; ARGS goes to bench/run.py
+	@$(BIN)/python bench/run.py $(ARGS)
+
+serve: $(VENV)/serve ## Start a server with the shipped model; ARGS goes to tilework serve
+	@$(BIN)/tilework serve $(ARGS)
+
+clean: ## Remove outputs and caches; the virtual environment stays
+	@rm -rf out dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find src tests bench training -name __pycache__ -prune -exec rm -rf {} +
+
+# Levels of the virtual environment, as stamp files. torch has its own, so that a new pyproject.toml leaves the build
+# of torch alone that was asked for first.
+
+$(VENV)/torch:
+	@echo "==> creating $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "==> installing $(TORCH): by far the largest download, often minutes"
+	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
+	@touch $@
+
+$(VENV)/serve: pyproject.toml | $(VENV)/torch
+	@echo "==> installing tilework with what it needs to serve"
+	@$(PIP) --editable ".[serve]"
+	@touch $@
+
+$(VENV)/dev: pyproject.toml $(VENV)/serve
+	@echo "==> installing the tools for tests and checks"
+	@$(PIP) --editable ".[dev]"
+	@touch $@

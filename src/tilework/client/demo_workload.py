@@ -1,0 +1,105 @@
+"""The mixed-size workload of the demo: two small workers busy, nearly all deadlines within reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from tilework.core.request import Shape
+from tilework.core.workload import WorkloadRequest
+
+COLOURS = ("red", "green", "blue", "yellow", "orange", "purple", "white", "black")
+SHAPES = ("circle", "square", "triangle", "cross")
+SIZES = ("small", "large")
+# (height, width): how often; the sizes that the shipped model is trained at.
+SIDES = {
+    (64, 64): 4,
+    (96, 96): 3,
+    (64, 128): 2,
+    (128, 64): 2,
+    (96, 128): 2,
+    (128, 96): 2,
+    (128, 128): 3,
+    (160, 160): 2,
+    (128, 192): 1,
+    (192, 128): 1,
+    (192, 192): 2,
+}
+SLACKS = (2.0, 3.0, 4.0)
+BEST_EFFORT_EVERY = 8
+ServiceTime = Callable[[Shape], float]
+
+
+def linear_service(base_s: float, s_per_pixel: float) -> ServiceTime:
+    """Seconds of one device for one picture, all its steps: a fixed part and a part per pixel."""
+    return lambda shape: base_s + s_per_pixel * shape.pixels
+
+
+def demo_workload(
+    seed: int,
+    service_s: ServiceTime,
+    *,
+    pipeline: str = "shapes",
+    steps: int = 20,
+    num_requests: int = 24,
+    num_devices: int = 2,
+    load: float = 0.8,
+    floor_s: float = 0.1,
+) -> tuple[WorkloadRequest, ...]:
+    """Make requests of all sizes, in order of arrival; the same arguments give the same workload.
+
+    Arrivals are random but spread over just the time that makes the offered work `load` of what `num_devices` can
+    do, by `service_s`; how long it lasts thus follows the machine. Every deadline is `floor_s` (the overhead of any
+    request) plus one of SLACKS times the request's own service time; each BEST_EFFORT_EVERY-th request has none.
+
+    Raises:
+        ValueError: `num_requests`, `num_devices` or `load` is not above 0.
+    """
+    for name, value in (("num_requests", num_requests), ("num_devices", num_devices), ("load", load)):
+        if value <= 0:
+            raise ValueError(f"{name} is {value}; use a number above 0")
+    rng = Random(seed)
+    shapes = _shapes(num_requests, rng)
+    times_s = [service_s(shape) for shape in shapes]
+    arrivals_s = _arrivals(num_requests, sum(times_s) / (num_devices * load), rng)
+    return tuple(
+        WorkloadRequest(
+            id=index,
+            arrival_s=arrivals_s[index],
+            pipeline=pipeline,
+            height=shape.height,
+            width=shape.width,
+            steps=steps,
+            slo_s=_slo_s(index, times_s[index], floor_s, rng),
+            seed=rng.randrange(2**31),
+            prompt=demo_prompt(rng),
+        )
+        for index, shape in enumerate(shapes)
+    )
+
+
+def demo_prompt(rng: Random) -> str:
+    """Such as "a large red circle on a blue background"; the two colours differ."""
+    colour, background = rng.sample(COLOURS, 2)
+    size, shape = rng.choice(SIZES), rng.choice(SHAPES)
+    article = "an" if background[0] in "aeiou" else "a"
+    return f"a {size} {colour} {shape} on {article} {background} background"
+
+
+def _shapes(count: int, rng: Random) -> Sequence[Shape]:
+    """Sizes in the proportions of SIDES as nearly as `count` allows, shuffled."""
+    deck = [Shape(height, width) for (height, width), share in SIDES.items() for _ in range(share)]
+    decks = [rng.sample(deck, len(deck)) for _ in range(-(-count // len(deck)))]
+    return [shape for cards in decks for shape in cards][:count]
+
+
+def _arrivals(count: int, span_s: float, rng: Random) -> Sequence[float]:
+    """Poisson arrivals, scaled so that the first comes at 0 and the mean gap is `span_s / count`."""
+    gaps = [rng.expovariate(1.0) for _ in range(count)]
+    scale_s = span_s / sum(gaps)
+    return [round(sum(gaps[:index]) * scale_s, 4) for index in range(count)]
+
+
+def _slo_s(index: int, time_s: float, floor_s: float, rng: Random) -> float | None:
+    slack = rng.choice(SLACKS)
+    return None if index % BEST_EFFORT_EVERY == BEST_EFFORT_EVERY - 1 else round(floor_s + slack * time_s, 4)

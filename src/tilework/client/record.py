@@ -1,0 +1,53 @@
+"""What a client saw of one request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from tilework.core.request import Shape
+from tilework.core.workload import WorkloadRequest
+
+
+class Ending(StrEnum):
+    """DONE: a picture came. REJECTED: the server said no (429). FAILED: it answered with another error. ERROR: it did
+    not answer, or not with what the API promises."""
+
+    DONE = "done"
+    REJECTED = "rejected"
+    FAILED = "failed"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One request and its end, on the client's clock.
+
+    `arrival_s` is when it was planned to be sent, counted from the start of the drive; `latency_s` counts from there
+    to the end of the answer, whatever the answer, so a client that falls behind flatters nobody. `story` is the
+    server's own `tilework` object, if it sends one. `detail` says why there is no picture.
+    """
+
+    index: int
+    request: WorkloadRequest
+    arrival_s: float
+    status: Ending
+    latency_s: float
+    image: bytes | None = field(default=None, repr=False)
+    story: Mapping[str, Any] | None = None
+    detail: str = ""
+
+    @property
+    def shape(self) -> Shape:
+        return self.request.shape
+
+    @property
+    def slo_s(self) -> float | None:
+        return self.request.slo_s
+
+    @property
+    def on_time(self) -> bool | None:
+        """Whether the picture came within `slo_s` of the planned arrival; None without a deadline."""
+        return None if self.slo_s is None else self.status is Ending.DONE and self.latency_s <= self.slo_s

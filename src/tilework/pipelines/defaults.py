@@ -1,0 +1,94 @@
+"""Request defaults and limits of a model: the optional `tilework.json` beside its `model_index.json`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from tilework.pipelines.errors import InvalidDefaults
+
+FILE = "tilework.json"
+MAX_SEQUENCE_LENGTH = 512
+_INTEGERS = ("steps", "height", "width", "max_side", "max_sequence_length")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What a request gets that does not say otherwise; sides in pixels.
+
+    `max_sequence_length` (tokens of the long text encoder) cannot be chosen per request.
+    """
+
+    name: str
+    steps: int
+    guidance_scale: float
+    height: int
+    width: int
+    max_side: int
+    max_sequence_length: int
+
+
+def read_overrides(directory: Path) -> dict[str, Any]:
+    """The keys of the model's `tilework.json`; none if it has no such file.
+
+    Raises:
+        InvalidDefaults: the file is not a JSON object, or has a key that is no field of `Defaults`.
+    """
+    path = directory / FILE
+    if not path.is_file():
+        return {}
+    try:
+        overrides = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidDefaults(f"{path}: not JSON ({error}); correct or remove the file") from error
+    if not isinstance(overrides, dict):
+        raise InvalidDefaults(f"{path}: holds a {type(overrides).__name__}; write a JSON object")
+    known = [field.name for field in fields(Defaults)]
+    for key in overrides:
+        if key not in known:
+            raise InvalidDefaults(f"{path}: unknown key {key!r}; known are {', '.join(known)}")
+    return overrides
+
+
+def resolve(stock: Defaults, overrides: Mapping[str, Any], side_multiple: int) -> Defaults:
+    """The `stock` defaults of the family with the model's own `overrides`.
+
+    `stock.max_side` is what the architecture can draw; an override may only lower it.
+
+    Raises:
+        InvalidDefaults: a value has the wrong type or lies outside its range.
+    """
+    for key, value in overrides.items():
+        _check_type(key, value)
+    defaults = replace(stock, **overrides)
+    _check_range("steps", defaults.steps, 1, None)
+    _check_range("guidance_scale", defaults.guidance_scale, 0, None)
+    _check_range("max_sequence_length", defaults.max_sequence_length, 0, MAX_SEQUENCE_LENGTH)
+    _check_range("max_side", defaults.max_side, side_multiple, stock.max_side)
+    for key in ("height", "width", "max_side"):
+        side = getattr(defaults, key)
+        _check_range(key, side, side_multiple, defaults.max_side)
+        if side % side_multiple:
+            raise InvalidDefaults(f"{FILE}: {key} is {side}; choose a multiple of {side_multiple}")
+    return defaults
+
+
+def _check_type(key: str, value: Any) -> None:
+    if key == "name":
+        if not isinstance(value, str) or not value:
+            raise InvalidDefaults(f"{FILE}: name is {value!r}; write a text that is not empty")
+        return
+    kinds, wanted = (int, "a whole number") if key in _INTEGERS else ((int, float), "a number")
+    if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
+        raise InvalidDefaults(f"{FILE}: {key} is {value!r}; write {wanted}")
+
+
+def _check_range(key: str, value: float, low: int, high: int | None) -> None:
+    if value < low:
+        raise InvalidDefaults(f"{FILE}: {key} is {value}; choose at least {low}")
+    if high is not None and value > high:
+        raise InvalidDefaults(f"{FILE}: {key} is {value}; choose at most {high}")

@@ -1,0 +1,88 @@
+"""The contract between a worker and a model family: one request, taken apart into stages and steps.
+
+A family computes exactly what the stock pipeline computes, bit for bit, on one device and dtype; it only lets go
+between the parts. It knows requests as `Spec`, never as jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tilework.core.wire import Image, ModelInfo, Spec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Conditioning:
+    """What the text says, for all steps: inputs of the denoiser by argument name. Nobody writes to it.
+
+    With guidance on, the negative half comes first along the batch dimension, as in the stock pipelines.
+    """
+
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class StepState:
+    """A request under way: the mutable latents and sampler, and the conditioning that they refer to.
+
+    The stock loop iterates over `sampler.timesteps`, once per forward. A *step*, which is what requests and works
+    count, is `sampler.order` iterations, as on the stock progress bar: a Heun step is two, its last one is one. The
+    last step takes what remains. Rejected: counting iterations, since a request of 28 steps would then be a job of 55
+    whose number only a loaded model knows.
+    """
+
+    spec: Spec
+    conditioning: Conditioning
+    latents: Tensor
+    sampler: Any
+    iteration_index: int = 0
+
+    @property
+    def steps_done(self) -> int:
+        """Whole steps done; `spec.steps` if and only if no iteration is left."""
+        if self.iteration_index == len(self.sampler.timesteps):
+            return self.spec.steps
+        order: int = self.sampler.order
+        return min(self.iteration_index // order, self.spec.steps - 1)
+
+    @property
+    def timestep(self) -> Tensor:
+        """Time of the next iteration, without dimensions."""
+        timestep: Tensor = self.sampler.timesteps[self.iteration_index]
+        return timestep
+
+
+class Family(Protocol):
+    """One loaded model. Methods raise whatever the model raises; none keeps a reference to a request."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+    @property
+    def device(self) -> torch.device: ...
+    def encode(self, spec: Spec) -> Conditioning: ...
+    def begin(self, spec: Spec, conditioning: Conditioning) -> StepState:
+        """Draw the initial latents from `spec.seed` and give the request a sampler of its own."""
+
+    def predict(self, states: Sequence[StepState]) -> list[Tensor]:
+        """The guided prediction for the next iteration of each state, in order; any mix of shapes and times.
+
+        Changes no state.
+        """
+
+    def advance(self, state: StepState, prediction: Tensor) -> None:
+        """Take the iteration that `prediction` is for."""
+
+    def decode(self, state: StepState) -> Image: ...
+    def export(self, state: StepState) -> bytes:
+        """The mutable part: latents, sampler, position. All that `restore` needs besides spec and conditioning."""
+
+    def restore(self, blob: bytes, spec: Spec, conditioning: Conditioning) -> StepState:
+        """Undo `export`, on this family's device. `blob` must come from a worker: reading it can run code."""
+
+    def export_conditioning(self, conditioning: Conditioning) -> bytes: ...
+    def restore_conditioning(self, blob: bytes) -> Conditioning: ...

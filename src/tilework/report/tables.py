@@ -1,0 +1,137 @@
+"""Attainment and latency of served requests, by size and in total, as numbers and as tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from rich import box
+from rich.table import Table
+
+from tilework.core.request import Shape
+
+DONE = "done"
+
+
+class Served(Protocol):
+    """What the report needs to know of a request, wherever it was served: live or simulated.
+
+    `status` is "done", or any other word for a request that got no picture. `latency_s` counts from the planned
+    arrival to the end. `on_time` is read only where `slo_s` is set.
+    """
+
+    @property
+    def shape(self) -> Shape: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def arrival_s(self) -> float: ...
+    @property
+    def slo_s(self) -> float | None: ...
+    @property
+    def latency_s(self) -> float | None: ...
+    @property
+    def on_time(self) -> bool | None: ...
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest of `values` that at least `percent` per cent of them do not exceed (nearest rank).
+
+    Always one of the values, never a mean of two; `percent` in (0, 100]. Raises ValueError if there is no value.
+    """
+    if not values:
+        raise ValueError("a percentile needs at least one value")
+    if not 0 < percent <= 100:
+        raise ValueError(f"percent is {percent}; use a number above 0, at most 100")
+    rank = math.ceil(percent * len(values) / 100)
+    return sorted(values)[rank - 1]
+
+
+def attainment(records: Sequence[Served]) -> float | None:
+    """On time / all with a deadline; one that was refused or failed counts as a miss. None without deadlines."""
+    promised = [record for record in records if record.slo_s is not None]
+    return sum(_is_on_time(record) for record in promised) / len(promised) if promised else None
+
+
+def latencies_s(records: Sequence[Served]) -> list[float]:
+    """Latencies of the requests that got their picture."""
+    return [record.latency_s for record in records if record.status == DONE and record.latency_s is not None]
+
+
+def throughput_per_s(records: Sequence[Served]) -> float | None:
+    """Pictures per second from the first arrival to the last picture; None without a picture."""
+    ends_s = [r.arrival_s + r.latency_s for r in records if r.status == DONE and r.latency_s is not None]
+    if not ends_s:
+        return None
+    length_s = max(ends_s) - min(record.arrival_s for record in records)
+    return len(ends_s) / length_s if length_s > 0 else None
+
+
+def summary(records: Sequence[Served]) -> dict[str, Any]:
+    """The whole story as plain JSON: counts, attainment, latency, throughput, and the same `by_size`.
+
+    `latency_s` is None without a picture, else {"mean", "p50", "p95", "p99"}; see `percentile`.
+    """
+    by_size = {size: _figures(members) for size, members in _by_size(records).items()}
+    return _figures(records) | {"throughput_per_s": throughput_per_s(records), "by_size": by_size}
+
+
+def attainment_table(records: Sequence[Served], title: str = "") -> Table:
+    """One row per size, smallest first, and a total; times in seconds. Fits 80 columns."""
+    table = Table(
+        title=title or None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        caption="latency in seconds",
+        caption_justify="left",
+    )
+    table.add_column("size")
+    for heading in ("requests", "done", "on time", "attainment", "mean", "p50", "p95", "p99"):
+        table.add_column(heading, justify="right")
+    for size, members in _by_size(records).items():
+        table.add_row(size, *_cells(_figures(members)))
+    table.add_section()
+    table.add_row("all", *_cells(_figures(records)), style="bold")
+    return table
+
+
+def _by_size(records: Sequence[Served]) -> dict[str, list[Served]]:
+    groups: dict[str, list[Served]] = {}
+    for record in sorted(records, key=lambda record: (record.shape.pixels, record.shape)):
+        groups.setdefault(str(record.shape), []).append(record)
+    return groups
+
+
+def _figures(records: Sequence[Served]) -> dict[str, Any]:
+    statuses = sorted({record.status for record in records} - {DONE})
+    return {
+        "requests": len(records),
+        "done": sum(record.status == DONE for record in records),
+        "not_done": {status: sum(record.status == status for record in records) for status in statuses},
+        "with_deadline": sum(record.slo_s is not None for record in records),
+        "on_time": sum(_is_on_time(record) for record in records),
+        "attainment": attainment(records),
+        "latency_s": _latency(latencies_s(records)),
+    }
+
+
+def _latency(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    return {"mean": math.fsum(values) / len(values)} | {f"p{p}": percentile(values, p) for p in (50, 95, 99)}
+
+
+def _is_on_time(record: Served) -> bool:
+    return record.slo_s is not None and record.status == DONE and record.on_time is True
+
+
+def _cells(figures: dict[str, Any]) -> list[str]:
+    share, latency = figures["attainment"], figures["latency_s"]
+    return [
+        str(figures["requests"]),
+        str(figures["done"]),
+        f"{figures['on_time']}/{figures['with_deadline']}" if figures["with_deadline"] else "-",
+        "-" if share is None else f"{share:.1%}",
+        *(["-"] * 4 if latency is None else [f"{value:.2f}" for value in latency.values()]),
+    ]

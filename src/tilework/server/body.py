@@ -1,0 +1,56 @@
+"""Reads a JSON object from a request, never more of it than allowed."""
+
+from __future__ import annotations
+
+import json
+
+from fastapi import Request
+
+from tilework.server.errors import ApiError, shown
+
+
+async def read_json(http: Request, max_bytes: int) -> dict[str, object]:
+    """Read and parse the body.
+
+    Raises:
+        ApiError: 415 for another content type, 413 beyond `max_bytes`, 400 for anything but a JSON object.
+        ClientDisconnect: the client went away while sending.
+    """
+    _check_content_type(http.headers.get("content-type"))
+    try:
+        body = json.loads(await _read(http, max_bytes))
+    except RecursionError:
+        raise _malformed("it is nested too deeply") from None
+    except ValueError as error:
+        raise _malformed(str(error)[:200]) from None
+    if not isinstance(body, dict):
+        raise _malformed(f"it is {shown(body)}")
+    return body
+
+
+def _check_content_type(value: str | None) -> None:
+    if (value or "").partition(";")[0].strip().lower() != "application/json":
+        message = f'Content-Type = {shown(value)} is not accepted; send JSON with "Content-Type: application/json".'
+        raise ApiError(415, message, code="unsupported_media_type")
+
+
+async def _read(http: Request, max_bytes: int) -> bytes:
+    """Refuse by the announced length at once, and by the true one (chunked bodies) as soon as it is known."""
+    announced = http.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise _too_large(max_bytes)
+    body = bytearray()
+    async for chunk in http.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+    return bytes(body)
+
+
+def _malformed(reason: str) -> ApiError:
+    return ApiError(400, f"The body must be a JSON object, but {reason}. Send one.", code="invalid_json")
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    message = f"The body exceeds {max_bytes} bytes; send a shorter one."
+    return ApiError(413, message, code="body_too_large")

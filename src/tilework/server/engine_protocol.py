@@ -1,0 +1,53 @@
+"""What the HTTP API needs of an engine: the live one of `runtime`, or a fake one in tests."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tilework.core.request import OnMiss
+from tilework.core.wire import ModelInfo, Spec
+from tilework.runtime.ticket import Refusal, Ticket
+
+
+class Health(Protocol):
+    @property
+    def num_devices_up(self) -> int: ...
+    @property
+    def num_devices(self) -> int: ...
+    @property
+    def num_jobs(self) -> int:
+        """Accepted requests that have not ended."""
+
+    @property
+    def num_running(self) -> int:
+        """Those of them that a device is working on."""
+
+    @property
+    def draining(self) -> bool: ...
+
+
+class Engine(Protocol):
+    """Every method runs on the event loop; `submit` and `cancel` answer at once."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """The served model; known once the engine has started."""
+
+    def submit(
+        self,
+        spec: Spec,
+        *,
+        uid: str,
+        deadline_ns: int | None,
+        on_miss: OnMiss,
+        tenant: str = "default",
+        priority: int = 0,
+    ) -> Ticket | Refusal: ...
+    def cancel(self, uid: str, reason: str) -> None:
+        """End a request as cancelled; does nothing if it is unknown or has ended."""
+
+    def now_ns(self) -> int: ...
+    def health(self) -> Health: ...
+    async def start(self) -> None: ...
+    async def stop(self) -> None:
+        """Stop the devices; every open ticket resolves as cancelled. May be called twice, or without `start`."""

@@ -1,0 +1,93 @@
+"""Every refusal in the shape that OpenAI's clients know: {"error": {message, type, param, code}}.
+
+A message names the field, its value and what to do instead.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+INVALID = "invalid_request_error"
+SERVER = "server_error"
+RETRY_NOT_READY_S = 5
+
+
+class ApiError(Exception):
+    """A call ends without images. `headers` and `extra` (members beside `error`) are sent along."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = INVALID,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        extra: Mapping[str, object] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+        self.extra = dict(extra or {})
+
+    def response(self) -> JSONResponse:
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return JSONResponse({"error": error, **self.extra}, self.status, self.headers)
+
+
+def shown(value: object, max_chars: int = 80) -> str:
+    """The value as JSON in ASCII, cut to `max_chars`: safe to print and to send back."""
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return "a deeply nested value"
+    return text if len(text) <= max_chars else text[:max_chars] + "..."
+
+
+def invalid(param: str, value: object, remedy: str, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, f"{param} = {shown(value)} is not accepted. {remedy}", param=param, code=code)
+
+
+def not_ready(reason: str) -> ApiError:
+    headers = {"Retry-After": str(RETRY_NOT_READY_S)}
+    message = f"The server is not ready: {reason}. Try again in {RETRY_NOT_READY_S} seconds."
+    return ApiError(503, message, kind=SERVER, code="not_ready", headers=headers)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _routing_error)
+    app.add_exception_handler(ClientDisconnect, _client_gone)
+
+
+async def _api_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _routing_error(request: Request, error: Exception) -> Response:
+    """No such path, or no such method on it; `Allow` comes from the router."""
+    assert isinstance(error, HTTPException)
+    call = f"{request.method} {shown(request.scope['path'], 200)}"
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        message, code = f"{call} is not supported; use {allowed}.", "method_not_allowed"
+    else:
+        message, code = f"{call} is not served; /docs lists what is.", "unknown_url"
+    return ApiError(error.status_code, message, code=code, headers=error.headers).response()
+
+
+async def _client_gone(_request: Request, _error: Exception) -> Response:
+    """Nobody reads this; 499 is what proxies log for it."""
+    return Response(status_code=499)

@@ -1,0 +1,174 @@
+"""Runs engine and HTTP server together, from binding the port to a graceful stop."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import uvicorn
+
+from tilework.server.app import create_app
+from tilework.server.config import ServerConfig
+from tilework.server.engine_protocol import Engine
+
+CLOSE_S = 5  # For handlers to answer after the engine has ended their requests.
+
+
+class AddressInUse(Exception):
+    """The address cannot be listened on; the message says which, why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopSignals:
+    """`stop` asks the server to finish what is running; `hurry` not to wait for it any longer."""
+
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def send(self) -> None:
+        (self.hurry if self.stop.is_set() else self.stop).set()
+
+
+async def serve(
+    engine: Engine,
+    config: ServerConfig,
+    *,
+    on_ready: Callable[[str], None] | None = None,
+    signals: StopSignals | None = None,
+) -> None:
+    """Start the engine, serve until SIGTERM or SIGINT, then stop both.
+
+    `on_ready` is called with the server's URL once it listens. After the first signal no connection is accepted, and
+    running requests have `config.drain_s` to finish before the engine stops and ends them; a second signal ends them
+    at once. `signals` lets a caller stop the server itself; outside the main thread there is no other way.
+
+    Raises:
+        AddressInUse: the address cannot be listened on.
+    """
+    signals = signals or StopSignals()
+    listener = _bind(config)
+    server = _Server(_uvicorn_config(engine, config), lambda: (on_ready or _ignore)(_url(config, listener)))
+    with _handled(signals), listener:
+        try:
+            if await _unless(signals.stop, engine.start()):
+                await _run(server, engine, listener, signals, config.drain_s)
+        finally:
+            await engine.stop()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: they raise the signal again before the engine could stop."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # Another process has listened since the port was bound.
+            raise _in_use(self.config.host, self.config.port, error) from error
+        self._on_started()
+
+
+async def _run(server: _Server, engine: Engine, listener: socket.socket, signals: StopSignals, drain_s: float) -> None:
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await _first(serving, signals.stop.wait())
+        server.should_exit = True
+        await _first(serving, signals.hurry.wait(), timeout_s=drain_s)
+        await engine.stop()
+        await serving
+    finally:
+        serving.cancel()
+
+
+def _uvicorn_config(engine: Engine, config: ServerConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(engine, config),
+        host=config.host,
+        port=config.port,
+        log_level="warning",
+        access_log=False,
+        ws="none",
+        timeout_graceful_shutdown=math.ceil(config.drain_s) + CLOSE_S,
+    )
+
+
+def _bind(config: ServerConfig) -> socket.socket:
+    """Take the port before the engine starts, which takes long; it listens only once there is something to serve."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise AddressInUse(f"host = {config.host!r} cannot be listened on: {error}. Give another host.") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise _in_use(config.host, config.port, error) from error
+    return listener
+
+
+def _in_use(host: str, port: int, error: OSError) -> AddressInUse:
+    return AddressInUse(f"{host}:{port} cannot be listened on: {error.strerror}. Give another port, or 0 for any.")
+
+
+def _url(config: ServerConfig, listener: socket.socket) -> str:
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"http://{host}:{listener.getsockname()[1]}"
+
+
+def _ignore(_url: str) -> None:
+    pass
+
+
+@contextmanager
+def _handled(signals: StopSignals) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    installed: list[signal.Signals] = []
+    with suppress(RuntimeError, ValueError, NotImplementedError):  # Not in the main thread.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, signals.send)
+            installed.append(number)
+    try:
+        yield
+    finally:
+        for number in installed:
+            loop.remove_signal_handler(number)
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[object, object, None]) -> bool:
+    """Do the work; give it up and return False if `stop` is set first."""
+    task = asyncio.create_task(work)
+    try:
+        await _first(task, stop.wait())
+        if task.done():
+            await task
+        return task.done() and not stop.is_set()
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _first(
+    task: asyncio.Task[None], other: Coroutine[object, object, object], timeout_s: float | None = None
+) -> None:
+    """Wait until either has ended or the time is up; `task` goes on, `other` does not."""
+    waiter = asyncio.create_task(other)
+    try:
+        await asyncio.wait({task, waiter}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiter.cancel()

@@ -1,0 +1,110 @@
+"""`POST /v1/images/generations` as OpenAI's clients send and read it, plus our own fields.
+
+Descriptions double as the remedy in error messages, so each starts with what to give. Limits that depend on the
+model or on the configuration are checked in `calls`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+OutputFormat = Literal["png", "jpeg", "webp"]
+
+MAX_SEED = 2**63 - 1
+MAX_IMAGES = 10
+EXAMPLE: dict[str, JsonValue] = {
+    "prompt": "a red square above a blue circle",
+    "size": "256x256",
+    "n": 1,
+    "seed": 7,
+    "slo_s": 2.5,
+}
+
+
+class ImageRequest(BaseModel):
+    """What to draw and by when. Unknown fields are ignored; null means absent, except for `prompt`."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, json_schema_extra={"examples": [EXAMPLE]})
+
+    prompt: str = Field(description="a text that says what to draw")
+    model: str | None = Field(None, description="the name of the served model, or nothing")
+    n: int = Field(1, ge=1, le=MAX_IMAGES, description="an integer from 1 to 10: image i is drawn with seed + i")
+    size: str | None = Field(None, description='"auto", or width and height in pixels as in "512x512"')
+    response_format: Literal["b64_json", "url"] = Field("b64_json", description='"b64_json" or "url"')
+    output_format: OutputFormat = Field("png", description='"png", "jpeg" or "webp"')
+    output_compression: int | None = Field(
+        None, ge=0, le=100, description="an integer from 0 to 100, the quality of jpeg and webp (default 90)"
+    )
+    user: str | None = Field(None, description="a text that identifies your user in the server's log")
+    stream: bool | None = Field(None, description="false: streaming is not supported yet")
+    seed: int | None = Field(
+        None, ge=0, le=MAX_SEED, description="an integer from 0 to 2**63 - 1 - n, or nothing for a random one"
+    )
+    num_inference_steps: int | None = Field(None, ge=1, description="an integer, at least 1")
+    guidance_scale: float | None = Field(None, ge=0, le=30, allow_inf_nan=False, description="a number from 0 to 30")
+    negative_prompt: str = Field("", description="a text that says what not to draw")
+    slo_s: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="a number of seconds above 0 from arrival to the deadline, or nothing",
+    )
+    on_miss: Literal["best_effort", "reject"] = Field(
+        "best_effort", description='"best_effort" or "reject": what to do if the deadline cannot be met'
+    )
+
+
+class SegmentModel(BaseModel):
+    """One piece of work that was done for an image; times in seconds from its arrival."""
+
+    stage: str
+    devices: list[int]
+    steps: int
+    start_s: float
+    end_s: float
+
+
+class ImageStory(BaseModel):
+    """How one image was served; times in seconds from its arrival. `on_time` is null without a deadline."""
+
+    uid: str
+    seed: int
+    status: str
+    eta_s: float
+    latency_s: float
+    queue_s: float | None
+    slo_s: float | None
+    on_time: bool | None
+    segments: list[SegmentModel]
+
+
+class ImageData(BaseModel):
+    """One image, as `b64_json` or as `url`."""
+
+    b64_json: str | None = None
+    url: str | None = None
+    revised_prompt: str | None = None
+    tilework: ImageStory
+
+
+class ImagesResponse(BaseModel):
+    created: int
+    data: list[ImageData]
+    output_format: OutputFormat
+    size: str
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """Any refusal. `tilework` is there when a deadline was refused: `earliest_s` is one that could be met."""
+
+    error: ErrorDetail
+    tilework: dict[str, Any] | None = None

@@ -1,0 +1,41 @@
+"""What every store of results does, in memory or shared between servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """The result can be fetched until `expires_ns`, unless newer results need its room."""
+
+    expires_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooLarge:
+    """The result alone exceeds the store's cap; nothing was stored or evicted."""
+
+    num_bytes: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    content: bytes = field(repr=False)
+    media_type: str
+
+
+class ResultStore(Protocol):
+    """Keeps results for a while. Times are of one clock of the caller's choice, and do not go backwards."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What the store holds now, expired results that nobody has swept yet included."""
+
+    async def put(self, uid: str, content: bytes, media_type: str, now_ns: int) -> Stored | TooLarge:
+        """Keep a result; one with the same uid is replaced."""
+
+    async def get(self, uid: str, now_ns: int) -> Result | None:
+        """The result, or None if it is unknown, expired or evicted."""

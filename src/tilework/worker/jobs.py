@@ -1,0 +1,67 @@
+"""The jobs that a worker knows: their conditioning, and their state while it is here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilework.core.wire import Spec
+from tilework.pipelines.family import Conditioning, StepState
+
+_MAX_LOST = 1024
+
+
+class JobMissing(Exception):
+    """A command needs a job, or its state, that this worker does not have."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Job:
+    """A job after its encode. `state` is None before its first step and while it is `away` on another worker."""
+
+    spec: Spec
+    conditioning: Conditioning
+    state: StepState | None = None
+    away: bool = False
+
+
+class Jobs:
+    """Jobs by id. Why a job was lost is remembered for the last 1024 of them, so that its works can say so."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, Job] = {}
+        self._lost: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __contains__(self, job_id: int) -> bool:
+        return job_id in self._jobs
+
+    def put(self, job_id: int, job: Job) -> None:
+        self._jobs[job_id] = job
+        self._lost.pop(job_id, None)
+
+    def get(self, job_id: int) -> Job:
+        """Raises JobMissing, with the reason if it is known."""
+        if job_id not in self._jobs:
+            why = self._lost.get(job_id, "it was never encoded or imported here, or has been forgotten")
+            raise JobMissing(f"job {job_id} is not on this worker: {why}")
+        return self._jobs[job_id]
+
+    def present(self, job_id: int) -> Job:
+        """Like `get`, for works that touch the state: it must not be away."""
+        job = self.get(job_id)
+        if job.away:
+            raise JobMissing(f"the state of job {job_id} was exported and has not come back; import it first")
+        return job
+
+    def forget(self, job_id: int) -> None:
+        self._jobs.pop(job_id, None)
+        self._lost.pop(job_id, None)
+
+    def lose(self, job_id: int, reason: str) -> None:
+        """Drop a job whose state cannot be trusted any more."""
+        self.forget(job_id)
+        self._lost[job_id] = reason
+        if len(self._lost) > _MAX_LOST:
+            del self._lost[next(iter(self._lost))]

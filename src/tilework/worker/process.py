@@ -1,0 +1,91 @@
+"""The process that owns one device: commands in, reports out, until it is told to quit or its parent is gone."""
+
+from __future__ import annotations
+
+import signal
+import time
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from threading import Thread
+
+import torch
+
+from tilework.core.wire import (
+    Command,
+    Decode,
+    Denoise,
+    Encode,
+    Loaded,
+    LoadFailed,
+    ModelSource,
+    Quit,
+    Report,
+    StopWork,
+)
+from tilework.pipelines.loading import load, quiet
+from tilework.worker.worker import Worker, describe
+from tilework.worker.works import OpenWorks
+
+
+def serve(connection: Connection, source: ModelSource, gpu: int) -> None:
+    """Load the model and execute commands from `connection`, one pickled message each way at a time.
+
+    Answers first `Loaded` or `LoadFailed` (and returns). Returns on `Quit`, and when the other end is closed, for
+    which the running work is stopped at its next step. `gpu` chooses the device for source.device "cuda".
+    """
+    # Ctrl-C reaches the whole process group; when to end is the parent's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    link = _Link(connection)
+    start_ns = time.monotonic_ns()
+    try:
+        _prepare(source, gpu)
+        family = load(source)
+    except Exception as error:
+        link.send(LoadFailed(describe(error)))
+        return
+    link.send(Loaded(family.info, time.monotonic_ns() - start_ns))
+    worker = Worker(family, link.works, link.send)
+    while not isinstance(command := link.queue.get(), Quit):
+        worker.execute(command)
+
+
+def _prepare(source: ModelSource, gpu: int) -> None:
+    quiet()
+    torch.set_num_threads(source.threads)
+    if source.device == "cuda":
+        torch.cuda.set_device(gpu)
+
+
+class _Link:
+    """The worker's end of the pipe. A thread of its own receives, so that `StopWork` overtakes what is queued."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.queue: SimpleQueue[Command] = SimpleQueue()
+        self.works = OpenWorks()
+        self._connection = connection
+        Thread(target=self._receive, name="receiver", daemon=True).start()
+
+    def send(self, report: Report) -> None:
+        # If nobody is left to hear it, the receiver has seen the same and ends the process.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._connection.send(report)
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                self._route(self._connection.recv())
+        except (EOFError, ConnectionResetError):
+            self.works.stop_all()
+        finally:
+            self.queue.put(Quit())
+
+    def _route(self, command: Command) -> None:
+        match command:
+            case StopWork():
+                self.works.stop(command.work_id)
+            case Encode() | Denoise() | Decode():
+                self.works.open(command.work_id)
+                self.queue.put(command)
+            case _:
+                self.queue.put(command)

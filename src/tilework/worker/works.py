@@ -1,0 +1,41 @@
+"""Which works this worker has been given and not yet ended, and which of them shall stop."""
+
+from __future__ import annotations
+
+from threading import Lock
+
+
+class OpenWorks:
+    """Shared by the thread that receives commands and the one that executes them.
+
+    Only an open work can be stopped, so a stop that comes after its work has ended leaves nothing behind.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._stopped: dict[int, bool] = {}
+
+    def __len__(self) -> int:
+        return len(self._stopped)
+
+    def open(self, work_id: int) -> None:
+        with self._lock:
+            self._stopped[work_id] = False
+
+    def stop(self, work_id: int) -> None:
+        """Ask a work to end at its next step boundary; one that is not open is none of our business any more."""
+        with self._lock:
+            if work_id in self._stopped:
+                self._stopped[work_id] = True
+
+    def stop_all(self) -> None:
+        with self._lock:
+            self._stopped = dict.fromkeys(self._stopped, True)
+
+    def is_stopped(self, work_id: int) -> bool:
+        with self._lock:
+            return self._stopped.get(work_id, False)
+
+    def close(self, work_id: int) -> None:
+        with self._lock:
+            self._stopped.pop(work_id, None)

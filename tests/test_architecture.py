@@ -1,0 +1,88 @@
+"""The arrows of the design hold: who may import whom, and who may not know torch or a clock."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tilework
+
+ROOT = Path(tilework.__file__).parent
+EDGE = {"core", "cost", "policy", "control"}
+ARROWS: dict[str, set[str]] = {
+    "core": set(),
+    "cost": {"core"},
+    "policy": {"core", "cost"},
+    "control": {"core", "cost", "policy"},
+    "sim": EDGE,
+    "runtime": EDGE | {"worker"},
+    "worker": {"core", "pipelines"},
+    "pipelines": {"core"},
+    "store": {"core"},
+    "server": EDGE | {"runtime", "store", "worker", "pipelines"},
+    "client": {"core"},
+    "report": {"core"},
+    "cli": EDGE | {"sim", "runtime", "server", "client", "report", "worker", "pipelines", "store"},
+}
+HEAVY = {"torch", "diffusers", "transformers", "fastapi", "uvicorn", "starlette", "prometheus_client"}
+PURE = {"core", "cost", "policy", "control"}
+IMPURE = {"time", "asyncio", "socket", "os", "threading", "subprocess", "random", "datetime", "numpy", "pydantic"}
+
+
+def packages() -> list[str]:
+    return sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, also inside functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            assert node.module is not None
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def own_packages(path: Path) -> set[str]:
+    parts = (module.split(".") for module in imports(path))
+    return {part[1] for part in parts if part[0] == "tilework" and len(part) > 1 and part[1] in ARROWS}
+
+
+def test_every_package_has_its_arrows() -> None:
+    assert packages() == sorted(ARROWS)
+
+
+@pytest.mark.parametrize("package", sorted(ARROWS))
+def test_arrows(package: str) -> None:
+    for path in (ROOT / package).rglob("*.py"):
+        strays = own_packages(path) - ARROWS[package] - {package}
+        assert not strays, f"{path.relative_to(ROOT)} may not import {strays}"
+
+
+@pytest.mark.parametrize("package", sorted(PURE))
+def test_pure_packages_touch_no_clock_socket_or_environment(package: str) -> None:
+    for path in (ROOT / package).rglob("*.py"):
+        roots = {module.split(".")[0] for module in imports(path)}
+        assert not roots & (IMPURE | HEAVY), f"{path.relative_to(ROOT)} imports {roots & (IMPURE | HEAVY)}"
+
+
+@pytest.mark.parametrize("package", packages())
+def test_every_package_says_what_it_owns(package: str) -> None:
+    docstring = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text()))
+    assert docstring is not None
+    assert docstring.startswith("Owns ")
+
+
+@pytest.mark.parametrize("module", ["tilework", "tilework.sim.simulation", "tilework.cli", "tilework.client.drive"])
+def test_the_base_install_needs_no_torch_and_no_server(module: str) -> None:
+    """Imports with the heavy packages made unimportable, as on a machine without the `serve` extra."""
+    block = f"import sys; sys.modules.update(dict.fromkeys({sorted(HEAVY)!r})); import {module}"
+    result = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,186 @@
+"""What can be loaded, how it lies in memory, and what is said about the rest."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from tilework.core.wire import ModelSource
+from tilework.pipelines import loading
+from tilework.pipelines.errors import (
+    InvalidDefaults,
+    InvalidSource,
+    ModelError,
+    ModelNotFound,
+    UnsafeWeights,
+    UnsupportedModel,
+)
+from tilework.pipelines.loading import load
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tiny.prepare()
+    directory = tmp_path_factory.mktemp("sd3")
+    tiny.save_sd3(directory)
+    return directory
+
+
+@pytest.fixture
+def directory(saved: Path, tmp_path: Path) -> Path:
+    """A copy of the saved model, to be spoilt."""
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def modules(family: Any) -> list[torch.nn.Module]:
+    return [part for part in family._pipeline.components.values() if isinstance(part, torch.nn.Module)]
+
+
+def test_info_says_what_the_edges_need(saved: Path) -> None:
+    info = load(ModelSource(path=str(saved))).info
+    assert (info.name, info.family) == ("tiny-sd3", "sd3")
+    assert (info.side_multiple, info.max_side) == (16, 192)
+    assert (info.default_height, info.default_width) == (64, 64)
+    assert (info.default_steps, info.default_guidance_scale) == (4, 7.0)
+    assert 100_000 < info.parameters < 1_000_000
+    assert torch.__version__ in info.library
+
+
+def test_without_defaults_of_its_own_a_model_gets_those_of_the_stock_pipeline(directory: Path) -> None:
+    (directory / "tilework.json").unlink()
+    info = load(ModelSource(path=str(directory))).info
+    assert (info.name, info.default_steps, info.default_guidance_scale) == ("model", 28, 7.0)
+    assert (info.default_height, info.default_width, info.max_side) == (64, 64, 192)
+
+
+def test_weights_lie_aligned_frozen_and_apart_from_the_file(saved: Path) -> None:
+    for module in modules(load(ModelSource(path=str(saved)))):
+        assert not module.training
+        for tensor in (*module.parameters(), *module.buffers()):
+            assert tensor.data_ptr() % 64 == 0
+            assert not tensor.requires_grad
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dtype_is_that_of_the_source(saved: Path, dtype: str) -> None:
+    family = load(ModelSource(path=str(saved), dtype=dtype))
+    state = tiny.begin(family, tiny.spec(steps=1))
+    tiny.finish(family, state)
+    assert state.latents.dtype == getattr(torch, dtype)
+    assert family.decode(state).height == 64
+
+
+def test_a_directory_needs_no_network(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    from_pretrained = loading.DiffusionPipeline.from_pretrained
+
+    def load_locally(path: str, **options: Any) -> Any:
+        assert options["local_files_only"] is True
+        return from_pretrained(path, **options)
+
+    monkeypatch.setattr(loading.DiffusionPipeline, "from_pretrained", load_locally)
+    monkeypatch.setattr(socket.socket, "connect", lambda *call: calls.append(call))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *call: calls.append(call))
+    load(ModelSource(path=str(saved)))
+    assert calls == []
+
+
+def test_the_shipped_model_has_no_t5_and_loads(tmp_path: Path) -> None:
+    info = load(tiny.shapes_source(tmp_path)).info
+    assert (info.name, info.side_multiple, info.default_height) == ("shapes", 8, 128)
+    assert 3_000_000 < info.parameters < 8_000_000
+
+
+def test_pickled_weights_are_refused_by_name(directory: Path) -> None:
+    weights = directory / "vae" / "diffusion_pytorch_model.safetensors"
+    weights.rename(weights.with_suffix(".bin"))
+    with pytest.raises(UnsafeWeights, match=r"vae/diffusion_pytorch_model\.bin.*safe_serialization=True"):
+        load(ModelSource(path=str(directory)))
+
+
+def test_an_incomplete_model_is_refused(directory: Path) -> None:
+    (directory / "vae" / "diffusion_pytorch_model.safetensors").unlink()
+    with pytest.raises(ModelNotFound, match=str(directory)):
+        load(ModelSource(path=str(directory)))
+
+
+def test_another_pipeline_class_is_refused_with_what_is_supported(directory: Path) -> None:
+    index = json.loads((directory / "model_index.json").read_text())
+    (directory / "model_index.json").write_text(json.dumps(index | {"_class_name": "FluxPipeline"}))
+    with pytest.raises(UnsupportedModel, match="'FluxPipeline'; supported are StableDiffusion3Pipeline"):
+        load(ModelSource(path=str(directory)))
+
+
+@pytest.mark.parametrize(
+    ("defaults", "complaint"),
+    [
+        ({"step": 4}, "unknown key 'step'; known are name, steps"),
+        ({"steps": 0}, "steps is 0; choose at least 1"),
+        ({"steps": 4.0}, "steps is 4.0; write a whole number"),
+        ({"steps": True}, "steps is True; write a whole number"),
+        ({"guidance_scale": "7"}, "guidance_scale is '7'; write a number"),
+        ({"guidance_scale": float("nan")}, "guidance_scale is nan; write a number"),
+        ({"guidance_scale": -1}, "guidance_scale is -1; choose at least 0"),
+        ({"height": 72}, "height is 72; choose a multiple of 16"),
+        ({"width": 128, "max_side": 96}, "width is 128; choose at most 96"),
+        ({"max_side": 1024}, "max_side is 1024; choose at most 192"),
+        ({"max_sequence_length": 513}, "max_sequence_length is 513; choose at most 512"),
+        ({"name": ""}, "name is ''; write a text"),
+    ],
+)
+def test_wrong_defaults_are_refused(directory: Path, defaults: dict[str, Any], complaint: str) -> None:
+    tiny.write_defaults(directory, **defaults)
+    with pytest.raises(InvalidDefaults, match=complaint):
+        load(ModelSource(path=str(directory)))
+
+
+@pytest.mark.parametrize("text", ["[]", "{"])
+def test_defaults_that_are_no_object_are_refused(directory: Path, text: str) -> None:
+    (directory / "tilework.json").write_text(text)
+    with pytest.raises(InvalidDefaults, match=r"tilework\.json"):
+        load(ModelSource(path=str(directory)))
+
+
+def test_defaults_of_the_model_reach_its_info(directory: Path) -> None:
+    tiny.write_defaults(directory, guidance_scale=3, max_side=96, height=32)
+    info = load(ModelSource(path=str(directory))).info
+    assert (info.default_guidance_scale, info.max_side, info.default_height) == (3.0, 96, 32)
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "complaint"),
+    [
+        (ModelSource(path="/nowhere"), ModelNotFound, "'/nowhere', which is no directory"),
+        (ModelSource(path="./nowhere"), ModelNotFound, "'./nowhere', which is no directory"),
+        (ModelSource(path="/"), ModelNotFound, r"no readable model_index\.json"),
+        (ModelSource(path="/", dtype="int8"), InvalidSource, "dtype is 'int8'; choose one of float32"),
+        (ModelSource(path="/", device="tape"), InvalidSource, "device is 'tape'; choose cpu or cuda"),
+    ],
+)
+def test_wrong_sources_are_refused(source: ModelSource, error: type[ModelError], complaint: str) -> None:
+    with pytest.raises(error, match=complaint):
+        load(source)
+
+
+def test_a_hub_id_is_asked_for_with_safetensors_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def from_pretrained(path: str, **options: Any) -> Any:
+        asked.update(options, path=path)
+        return tiny.build_sd3()
+
+    index = {"_class_name": "StableDiffusion3Pipeline", "text_encoder_3": [None, None]}
+    monkeypatch.setattr(loading.DiffusionPipeline, "load_config", lambda path: index)
+    monkeypatch.setattr(loading.DiffusionPipeline, "from_pretrained", from_pretrained)
+    assert load(ModelSource(path="someone/model")).info.name == "someone/model"
+    assert asked["path"] == "someone/model"
+    assert asked["use_safetensors"] is True
+    assert asked["local_files_only"] is False
+    assert asked["text_encoder_3"] is None

@@ -1,0 +1,128 @@
+"""A request taken apart equals the stock pipeline bit for bit, wherever it is cut and whatever runs beside it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from diffusers import FlowMatchLCMScheduler, StableDiffusion3Pipeline
+
+import tiny
+from tilework.core.wire import ModelSource, Spec
+from tilework.pipelines.errors import UnsupportedModel
+from tilework.pipelines.family import Family
+from tilework.pipelines.loading import load, shipped_directory
+from tilework.pipelines.sd3 import StableDiffusion3
+
+SPECS = {
+    "guided": tiny.spec(),
+    "unguided": tiny.spec(guidance_scale=1.0, negative_prompt="a green square"),
+    "negative": tiny.spec(negative_prompt="a green square", guidance_scale=2.5, seed=3),
+    "wide": tiny.spec(height=64, width=96, steps=3),
+    "tall": tiny.spec(height=96, width=64, steps=1),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _prepared() -> None:
+    tiny.prepare()
+
+
+class Model:
+    """A stock pipeline and two instances of the family, loaded one after the other from the same directory."""
+
+    def __init__(self, stock: StableDiffusion3Pipeline, source: ModelSource, max_sequence_length: int) -> None:
+        self.stock = stock
+        self.here, self.there = load(source), load(source)
+        self.max_sequence_length = max_sequence_length
+
+    def run_stock(self, spec: Spec) -> tiny.Stock:
+        return tiny.run_stock(self.stock, spec, self.max_sequence_length)
+
+
+@pytest.fixture(scope="module", params=[*tiny.SAMPLERS, "shapes"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    directory = tmp_path_factory.mktemp(request.param)
+    if request.param in tiny.SAMPLERS:
+        stock = tiny.save_sd3(directory, request.param)
+        return Model(stock, ModelSource(path=str(directory)), tiny.TEXT_LENGTH)
+    source = tiny.shapes_source(directory)
+    stock = StableDiffusion3Pipeline.from_pretrained(
+        shipped_directory() if source.path == "shapes" else directory,
+        local_files_only=True,
+        dtype=torch.float32,
+        text_encoder_3=None,
+        tokenizer_3=None,
+    )
+    return Model(stock, source, 0)
+
+
+def assert_same(family: Family, state: tiny.StepState, stock: tiny.Stock) -> None:
+    assert torch.equal(state.latents, stock.latents[-1])
+    assert np.array_equal(tiny.pixels(family.decode(state)), stock.pixels)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_iteration_and_the_picture_equal_the_stock_pipeline(model: Model, name: str) -> None:
+    stock = model.run_stock(SPECS[name])
+    state = tiny.begin(model.here, SPECS[name])
+    for latents in stock.latents:
+        tiny.iterate(model.here, state)
+        assert torch.equal(state.latents, latents)
+    assert state.steps_done == state.spec.steps
+    assert_same(model.here, state, stock)
+    assert len(np.unique(stock.pixels)) > 10, "a flat picture would prove nothing"
+
+
+@pytest.mark.parametrize("name", ["guided", "unguided"])
+def test_a_request_that_moves_after_every_iteration_ends_alike(model: Model, name: str) -> None:
+    source, target = model.here, model.there
+    state = tiny.move(source, target, tiny.begin(source, SPECS[name]))
+    while state.steps_done < state.spec.steps:
+        source, target = target, source
+        tiny.iterate(source, state)
+        state = tiny.move(source, target, state)
+    assert_same(target, state, model.run_stock(SPECS[name]))
+
+
+def test_requests_that_run_side_by_side_do_not_touch_each_other(model: Model) -> None:
+    specs = [SPECS["guided"], SPECS["wide"], SPECS["unguided"]]
+    states = [tiny.begin(model.here, spec) for spec in specs]
+    tiny.finish(model.here, *states)
+    for spec, state in zip(specs, states, strict=True):
+        assert_same(model.here, state, model.run_stock(spec))
+
+
+def test_what_stays_behind_is_not_touched_by_what_moved(model: Model) -> None:
+    state = tiny.begin(model.here, SPECS["guided"])
+    tiny.iterate(model.here, state)
+    tiny.finish(model.there, tiny.move(model.here, model.there, state))
+    tiny.finish(model.here, state)
+    assert_same(model.here, state, model.run_stock(SPECS["guided"]))
+
+
+def test_steps_are_counted_as_on_the_stock_progress_bar(model: Model) -> None:
+    state = tiny.begin(model.here, SPECS["guided"])
+    counts = [state.steps_done]
+    while state.iteration_index < len(state.sampler.timesteps):
+        tiny.iterate(model.here, state)
+        counts.append(state.steps_done)
+    twice_but_last = [0, 0, 1, 1, 2, 2, 3, 4]
+    assert counts == (twice_but_last if state.sampler.order == 2 else [0, 1, 2, 3, 4])
+
+
+def test_the_seed_decides_the_picture(model: Model) -> None:
+    first, second = (tiny.begin(model.here, tiny.spec(seed=seed)).latents for seed in (1, 2))
+    assert not torch.equal(first, second)
+
+
+def test_a_sampler_that_draws_noise_is_refused() -> None:
+    for sampler in (
+        FlowMatchLCMScheduler(),
+        tiny.FlowMatchEulerDiscreteScheduler(stochastic_sampling=True),
+        tiny.DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++", use_flow_sigmas=True),
+    ):
+        pipeline = tiny.build_sd3()
+        pipeline.scheduler = sampler
+        with pytest.raises(UnsupportedModel, match=type(sampler).__name__):
+            StableDiffusion3(pipeline, "noisy", {}, "")

@@ -1,0 +1,65 @@
+"""Server settings: where they come from, and that wrong ones say what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tilework.server.config import ConfigError, ServerConfig, load_config
+
+
+def test_overrides_beat_environment_beats_defaults() -> None:
+    environ = {"TILEWORK_PORT": "9000", "TILEWORK_DRAIN_S": "1.5", "HOME": "/root"}
+    config = load_config(environ, {"port": 9001, "host": None})
+    assert (config.port, config.drain_s, config.host) == (9001, 1.5, "127.0.0.1")
+
+
+def test_empty_variable_unsets_an_optional_setting() -> None:
+    assert load_config({"TILEWORK_API_KEY": "", "TILEWORK_PUBLIC_URL": ""}) == ServerConfig()
+
+
+def test_keys_are_split_and_never_printed() -> None:
+    config = ServerConfig(api_key="alpha, beta")
+    assert config.api_keys == (b"alpha", b"beta")
+    assert "alpha" not in repr(config)
+
+
+def test_settings_of_others_are_skipped() -> None:
+    assert load_config({"TILEWORK_MODEL": "x"}, others={"model"}) == ServerConfig()
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"TILEWORK_PROT": "80"}, ("TILEWORK_PROT", "TILEWORK_PORT", "Rename")),
+        ({"TILEWORK_MAX_STEP": "80"}, ("TILEWORK_MAX_STEP", "TILEWORK_MAX_STEPS")),
+        ({"TILEWORK_PORT": "http"}, ("TILEWORK_PORT", "'http'", "whole number")),
+        ({"TILEWORK_PORT": "70000"}, ("port", "70000", "65535")),
+        ({"TILEWORK_DRAIN_S": "nan"}, ("drain_s", "nan", "0 to")),
+        ({"TILEWORK_HOST": ""}, ("host", "''", "127.0.0.1")),
+    ],
+)
+def test_wrong_variable_names_value_and_remedy(environ: dict[str, str], words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(environ)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"port": True}, ("port", "True", "int")),
+        ({"port": "80"}, ("port", "'80'", "int")),
+        ({"max_images": 11}, ("max_images", "11", "10")),
+        ({"max_steps": 0}, ("max_steps", "0", "1 to")),
+        ({"result_ttl_s": float("inf")}, ("result_ttl_s", "inf")),
+        ({"public_url": "example.org"}, ("public_url", "example.org", "https://")),
+        ({"api_key": " , "}, ("api_key", "unset")),
+        ({"speed": 1}, ("speed", "nearest")),
+    ],
+)
+def test_wrong_override_names_value_and_remedy(settings: dict[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config({}, settings)
+    assert all(word in str(caught.value) for word in words), str(caught.value)

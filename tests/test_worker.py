@@ -1,0 +1,318 @@
+"""One worker, command by command, in this process: how each work ends and what is kept."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tiny
+from tilework.core.request import Shape
+from tilework.core.wire import (
+    Calibrate,
+    Calibrated,
+    Command,
+    Decode,
+    Denoise,
+    Encode,
+    Ended,
+    Exported,
+    ExportState,
+    Failed,
+    Forget,
+    ImportState,
+    ModelSource,
+    Progress,
+    Quit,
+    Report,
+)
+from tilework.pipelines.family import Family
+from tilework.pipelines.loading import load
+from tilework.worker.worker import Worker
+from tilework.worker.works import OpenWorks
+
+JOB = 5
+
+
+class Bench:
+    """A worker with the reports that it has made; `on_report` may react to one at once, as a receiver would."""
+
+    def __init__(self, family: Family, on_report: Callable[[Report], None] = lambda report: None) -> None:
+        self.works = OpenWorks()
+        self.reports: list[Report] = []
+        self.on_report = on_report
+        self.worker = Worker(family, self.works, self._emit)
+
+    def run(self, *commands: Command) -> list[Report]:
+        """Receive all commands, then execute them; returns the reports that they made."""
+        known = len(self.reports)
+        for command in commands:
+            if isinstance(command, Encode | Denoise | Decode):
+                self.works.open(command.work_id)
+        for command in commands:
+            self.worker.execute(command)
+        return self.reports[known:]
+
+    def export(self, conditioning: bool = True) -> bytes | None:
+        [report] = self.run(ExportState(JOB, 1, conditioning))
+        assert isinstance(report, Exported)
+        return report.blob
+
+    def _emit(self, report: Report) -> None:
+        self.reports.append(report)
+        self.on_report(report)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tiny.prepare()
+    directory = tmp_path_factory.mktemp("sd3")
+    tiny.save_sd3(directory, "dpm")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def family(directory: Path) -> Family:
+    return load(ModelSource(path=str(directory)))
+
+
+@pytest.fixture(scope="module")
+def twin(directory: Path) -> Family:
+    return load(ModelSource(path=str(directory)))
+
+
+@pytest.fixture(scope="module")
+def stock() -> Callable[..., np.ndarray]:
+    pipeline = tiny.build_sd3("dpm")
+    return lambda **changes: tiny.run_stock(pipeline, tiny.spec(**changes)).pixels
+
+
+@pytest.fixture
+def bench(family: Family) -> Bench:
+    return Bench(family)
+
+
+@pytest.fixture
+def broken(bench: Bench, family: Family, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A bench whose model breaks down in the second iteration of each job."""
+
+    def predict(states: list[Any]) -> list[torch.Tensor]:
+        if states[0].iteration_index == 1:
+            raise RuntimeError("out of luck")
+        return type(family).predict(family, states)
+
+    monkeypatch.setattr(family, "predict", predict)
+    return bench
+
+
+def image_of(report: Report) -> np.ndarray:
+    assert isinstance(report, Ended)
+    assert report.image is not None
+    return tiny.pixels(report.image)
+
+
+def end_of(report: Report) -> tuple[int, bool]:
+    assert isinstance(report, Ended), report
+    return report.steps_done, report.stopped
+
+
+def reason_of(report: Report) -> str:
+    assert isinstance(report, Failed), report
+    return report.reason
+
+
+def test_a_request_in_chunks_equals_the_stock_pipeline(bench: Bench, stock: Callable[..., np.ndarray]) -> None:
+    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 3), Denoise(3, JOB, 1), Decode(4, JOB))
+    assert [report.work_id for report in reports if isinstance(report, Ended)] == [1, 2, 3, 4]
+    assert reports[1:3] == [Progress(2, 1), Progress(2, 2)]
+    assert [end_of(reports[index]) for index in (0, 3, 4, 5)] == [(1, False), (3, False), (1, False), (1, False)]
+    assert np.array_equal(image_of(reports[-1]), stock())
+
+
+def test_times_are_of_the_work_alone(bench: Bench) -> None:
+    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 4), Decode(3, JOB))
+    ended = [report for report in reports if isinstance(report, Ended)]
+    assert all(report.start_ns < report.end_ns for report in ended)
+    assert all(before.end_ns <= after.start_ns for before, after in pairwise(ended))
+
+
+def test_jobs_that_take_turns_do_not_touch_each_other(bench: Bench, stock: Callable[..., np.ndarray]) -> None:
+    changes: list[dict[str, Any]] = [{}, {"width": 96, "steps": 3, "guidance_scale": 1.0, "seed": 2}]
+    for job, change in enumerate(changes):
+        bench.run(Encode(job, job, tiny.spec(**change)))
+    for turn in range(4):
+        bench.run(Denoise(10 + turn, 0, 1), Denoise(20 + turn, 1, 1))
+    for job, change in enumerate(changes):
+        assert np.array_equal(image_of(bench.run(Decode(30 + job, job))[0]), stock(**change))
+
+
+def test_a_stop_ends_a_work_between_steps_and_the_rest_can_follow(
+    bench: Bench, stock: Callable[..., np.ndarray]
+) -> None:
+    bench.on_report = lambda report: bench.works.stop(2) if report == Progress(2, 1) else None
+    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 4))
+    assert end_of(reports[-1]) == (2, True)
+    assert end_of(bench.run(Denoise(3, JOB, 2))[-1]) == (2, False)
+    assert np.array_equal(image_of(bench.run(Decode(4, JOB))[0]), stock())
+
+
+def test_a_work_that_was_stopped_in_the_queue_is_skipped(bench: Bench) -> None:
+    bench.on_report = lambda report: [bench.works.stop(work) for work in (2, 3)] and None
+    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 4), Decode(3, JOB), Denoise(4, JOB, 4))
+    assert [end_of(report) for report in reports[1:3]] == [(0, True), (0, True)]
+    assert end_of(reports[-1]) == (4, False)
+
+
+def test_a_stop_that_comes_too_late_or_for_nobody_leaves_nothing(bench: Bench) -> None:
+    bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 1))
+    for work_id in range(100):
+        bench.works.stop(work_id)
+    assert len(bench.works) == 0
+    assert end_of(bench.run(Denoise(3, JOB, 2))[-1]) == (2, False)
+    assert len(bench.works) == 0
+
+
+def test_a_work_does_no_more_steps_than_its_request_has(bench: Bench) -> None:
+    reports = bench.run(Encode(1, JOB, tiny.spec(steps=2)), Denoise(2, JOB, 9), Denoise(3, JOB, 9))
+    assert [end_of(report) for report in reports if isinstance(report, Ended)] == [(1, False), (2, False), (0, False)]
+
+
+def test_an_error_is_contained(broken: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = broken.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 4), Denoise(3, JOB, 1), Decode(4, JOB))
+    assert reason_of(reports[-3]) == "RuntimeError: out of luck"
+    assert "work 2 failed with RuntimeError: out of luck" in reason_of(reports[-2])
+    assert reason_of(reports[-1]) == reason_of(reports[-2])
+    assert broken.worker.num_jobs == len(broken.works) == 0
+    monkeypatch.undo()
+    again = broken.run(Encode(5, JOB, tiny.spec()), Denoise(6, JOB, 4), Decode(7, JOB))
+    assert image_of(again[-1]).shape == (64, 64, 3)
+
+
+def test_an_error_of_one_job_spares_the_others(broken: Bench) -> None:
+    broken.run(Encode(1, 1, tiny.spec()), Denoise(2, 1, 1), Encode(3, 2, tiny.spec()))
+    assert isinstance(broken.run(Denoise(4, 1, 1))[0], Failed)
+    assert end_of(broken.run(Denoise(5, 2, 1))[0]) == (1, False)
+
+
+def test_a_decode_before_the_last_step_fails(bench: Bench) -> None:
+    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 3), Decode(3, JOB))
+    assert "job 5 has 3 of 4 steps" in reason_of(reports[-1])
+
+
+def test_works_of_a_job_that_was_never_here_fail(bench: Bench) -> None:
+    for report in bench.run(Denoise(1, JOB, 1), Decode(2, JOB)):
+        assert "job 5 is not on this worker: it was never encoded" in reason_of(report)
+
+
+@pytest.mark.parametrize("steps_before", range(5))
+def test_a_job_moves_between_workers(
+    family: Family, twin: Family, stock: Callable[..., np.ndarray], steps_before: int
+) -> None:
+    source, target = Bench(family), Bench(twin)
+    source.run(Encode(1, JOB, tiny.spec()))
+    if steps_before:
+        source.run(Denoise(2, JOB, steps_before))
+    target.run(ImportState(JOB, source.export()))
+    if steps_before < 4:
+        assert end_of(target.run(Denoise(3, JOB, 4))[-1]) == (4 - steps_before, False)
+    assert np.array_equal(image_of(target.run(Decode(4, JOB))[0]), stock())
+
+
+def test_a_job_comes_back_to_the_conditioning_it_left(
+    family: Family, twin: Family, stock: Callable[..., np.ndarray]
+) -> None:
+    here, there = Bench(family), Bench(twin)
+    here.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 1))
+    heavy = here.export()
+    assert here.export() is None, "what has been handed over cannot be handed over again"
+    there.run(ImportState(JOB, heavy), Denoise(3, JOB, 1))
+    light = there.export(conditioning=False)
+    here.run(ImportState(JOB, light), Denoise(4, JOB, 2))
+    assert np.array_equal(image_of(here.run(Decode(5, JOB))[0]), stock())
+    assert heavy is not None
+    assert light is not None
+    conditioning_bytes = sum(tensor.nbytes for tensor in family.encode(tiny.spec()).tensors.values())
+    assert len(heavy) - len(light) > conditioning_bytes / 2, "the conditioning travelled although nobody asked for it"
+
+
+def test_the_source_of_a_move_does_not_go_on_with_it(bench: Bench) -> None:
+    bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 1))
+    assert bench.export() is not None
+    assert "was exported and has not come back" in reason_of(bench.run(Denoise(3, JOB, 1))[0])
+
+
+def test_a_job_that_was_never_here_exports_as_none(bench: Bench) -> None:
+    assert bench.export() is None
+
+
+@pytest.mark.parametrize(
+    ("blob", "reason"),
+    [(None, "could not hand it over"), (b"rubbish", "its import failed with")],
+)
+def test_a_move_that_failed_loses_the_job_here(bench: Bench, blob: bytes | None, reason: str) -> None:
+    bench.run(Encode(1, JOB, tiny.spec()), ImportState(JOB, blob))
+    for report in bench.run(Denoise(2, JOB, 1), Decode(3, JOB)):
+        assert reason in reason_of(report)
+    assert end_of(bench.run(Encode(4, JOB, tiny.spec()), Denoise(5, JOB, 1))[-1]) == (1, False)
+
+
+def test_a_move_without_conditioning_to_a_stranger_loses_the_job(family: Family, twin: Family) -> None:
+    source, target = Bench(family), Bench(twin)
+    source.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 1))
+    target.run(ImportState(JOB, source.export(conditioning=False)))
+    assert "moved without its conditioning" in reason_of(target.run(Denoise(3, JOB, 1))[0])
+
+
+def test_forget_frees_what_a_job_held(bench: Bench, family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[weakref.ref[Any]] = []
+
+    def keep(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            result = function(*arguments)
+            held.append(
+                weakref.ref(result.latents if hasattr(result, "latents") else next(iter(result.tensors.values())))
+            )
+            return result
+
+        return call
+
+    monkeypatch.setattr(family, "encode", keep(family.encode))
+    monkeypatch.setattr(family, "begin", keep(family.begin))
+    bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0))
+    assert [reference() is not None for reference in held] == [True, True]
+    bench.run(Forget(JOB), Forget(99))
+    gc.collect()
+    assert [reference() for reference in held] == [None, None]
+    assert bench.worker.num_jobs == 0
+
+
+def test_reasons_of_lost_jobs_are_bounded(bench: Bench) -> None:
+    for job in range(3000):
+        bench.run(ImportState(job, None))
+    assert len(bench.worker._jobs._lost) == 1024
+    assert "could not hand it over" in reason_of(bench.run(Decode(1, 2999))[0])
+    assert "is not on this worker" in reason_of(bench.run(Decode(2, 0))[0])
+
+
+def test_calibration_times_every_stage_of_every_shape(bench: Bench) -> None:
+    shapes = (Shape(64, 64), Shape(64, 96), Shape(72, 72))
+    [report] = bench.run(Calibrate(shapes))
+    assert isinstance(report, Calibrated)
+    stages = ("encode", "diffuse", "decode")
+    assert [(row.height, row.width, row.stage) for row in report.rows] == [
+        (64, width, stage) for width in (64, 96) for stage in stages
+    ], "72 px is no multiple of 16: the shape is left out"
+    assert all(row.pipeline == "tiny-sd3" and 0 < row.seconds < 1 for row in report.rows)
+    assert bench.worker.num_jobs == 0
+
+
+def test_a_command_for_the_receiver_is_not_executed(bench: Bench) -> None:
+    with pytest.raises(TypeError, match="does not execute Quit"):
+        bench.run(Quit())

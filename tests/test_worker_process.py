@@ -1,0 +1,183 @@
+"""Real worker processes from a forkserver, driven through their pipes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tiny
+from tilework.core.wire import (
+    Command,
+    Decode,
+    Denoise,
+    Encode,
+    Ended,
+    Loaded,
+    LoadFailed,
+    ModelSource,
+    Progress,
+    Quit,
+    Report,
+    StopWork,
+)
+from tilework.worker.process import serve
+
+PATIENCE_S = 30.0
+MARKER = "tilework.worker.preload"
+
+
+def report_birth(connection: Connection) -> None:
+    """Body of a process that says what it was born with, and how much processor time it has needed so far."""
+    marker = sys.modules.get(MARKER)
+    connection.send((getattr(marker, "PRELOADED", False), time.process_time()))
+
+
+def parent_of_a_worker(connection: Connection, source: ModelSource) -> None:
+    """Body of a process that starts a worker, sets it a long work, says so, and then waits to be killed."""
+    worker = Child(serve, source, 0)
+    assert isinstance(worker.receive(), Loaded)
+    worker.send(Encode(1, 1, tiny.spec(steps=100_000)), Denoise(2, 1, 100_000))
+    worker.receive(), worker.receive()
+    connection.send(worker.process.pid)
+    time.sleep(PATIENCE_S)
+
+
+def serve_interruptibly(connection: Connection, source: ModelSource) -> None:
+    """Body of a worker whose shell has not set it to ignore Ctrl-C already."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    serve(connection, source, 0)
+
+
+class Child:
+    """A process from the forkserver and our end of its pipe."""
+
+    def __init__(self, target: Any, *arguments: Any) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([MARKER])
+        self.connection, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(target=target, args=(theirs, *arguments))
+        self.process.start()
+        theirs.close()
+
+    def send(self, *commands: Command) -> None:
+        for command in commands:
+            self.connection.send(command)
+
+    def receive(self) -> Any:
+        assert self.connection.poll(PATIENCE_S), "the worker says nothing"
+        return self.connection.recv()
+
+    def receive_until_end_of(self, work_id: int) -> list[Report]:
+        reports: list[Report] = [self.receive()]
+        while not (isinstance(reports[-1], Ended) and reports[-1].work_id == work_id):
+            reports.append(self.receive())
+        return reports
+
+    def exit_code(self) -> int | None:
+        self.process.join(PATIENCE_S)
+        return self.process.exitcode
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
+    tiny.prepare()
+    directory = tmp_path_factory.mktemp("sd3")
+    tiny.save_sd3(directory)
+    return ModelSource(path=str(directory))
+
+
+@pytest.fixture
+def worker(source: ModelSource) -> Iterator[Child]:
+    child = Child(serve, source, 0)
+    assert isinstance(child.receive(), Loaded)
+    yield child
+    if child.process.is_alive():
+        child.process.kill()
+    child.process.join()
+
+
+def test_the_preload_took_effect() -> None:
+    Child(report_birth).receive()
+    child = Child(report_birth)
+    preloaded, seconds = child.receive()
+    assert preloaded
+    assert seconds < 0.5, "starting it took as long as importing everything"
+    assert child.exit_code() == 0
+
+
+def test_a_request_through_the_pipe_equals_the_stock_pipeline(worker: Child) -> None:
+    worker.send(Encode(1, 1, tiny.spec()), Denoise(2, 1, 4), Decode(3, 1))
+    reports = worker.receive_until_end_of(3)
+    assert [report for report in reports if isinstance(report, Progress)] == [Progress(2, step) for step in (1, 2, 3)]
+    assert isinstance(reports[-1], Ended)
+    assert reports[-1].image is not None
+    assert np.array_equal(tiny.pixels(reports[-1].image), tiny.run_stock(tiny.build_sd3(), tiny.spec()).pixels)
+    worker.send(Quit())
+    assert worker.exit_code() == 0
+
+
+def test_a_stop_overtakes_what_is_queued(worker: Child) -> None:
+    worker.send(Encode(1, 1, tiny.spec(steps=100_000)), Denoise(2, 1, 100_000), Denoise(3, 1, 1), Denoise(4, 1, 1))
+    while worker.receive() != Progress(2, 1):
+        pass
+    worker.send(StopWork(3), StopWork(2))
+    ended = [report for report in worker.receive_until_end_of(4) if isinstance(report, Ended)]
+    assert [(report.work_id, report.stopped) for report in ended] == [(2, True), (3, True), (4, False)]
+    assert 1 <= ended[0].steps_done < 100_000
+    assert (ended[1].steps_done, ended[2].steps_done) == (0, 1)
+
+
+def test_ctrl_c_is_left_to_the_parent(source: ModelSource) -> None:
+    worker = Child(serve_interruptibly, source)
+    assert isinstance(worker.receive(), Loaded)
+    assert worker.process.pid is not None
+    os.kill(worker.process.pid, signal.SIGINT)
+    worker.send(Encode(1, 1, tiny.spec()), Quit())
+    assert isinstance(worker.receive(), Ended)
+    assert worker.exit_code() == 0
+
+
+def test_a_closed_pipe_ends_the_process_in_the_middle_of_a_work(worker: Child) -> None:
+    worker.send(Encode(1, 1, tiny.spec(steps=100_000)), Denoise(2, 1, 100_000))
+    while worker.receive() != Progress(2, 1):
+        pass
+    worker.connection.close()
+    assert worker.exit_code() == 0
+
+
+def test_a_killed_parent_takes_its_worker_along(source: ModelSource) -> None:
+    parent = Child(parent_of_a_worker, source)
+    worker_pid = parent.receive()
+    parent.process.kill()
+    parent.process.join()
+    deadline = time.monotonic() + PATIENCE_S
+    while _is_alive(worker_pid):
+        assert time.monotonic() < deadline, "the worker outlived its parent"
+        time.sleep(0.05)
+
+
+def test_a_model_that_cannot_be_loaded_is_reported(source: ModelSource) -> None:
+    child = Child(serve, ModelSource(path="/nowhere"), 0)
+    report = child.receive()
+    assert isinstance(report, LoadFailed)
+    assert report.reason.startswith("ModelNotFound: path is '/nowhere'")
+    assert child.exit_code() == 0
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"

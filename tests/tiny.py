@@ -1,0 +1,199 @@
+"""Builders of tiny models with random weights, and what the stock pipeline makes of them; for all tests."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import (
+    AutoencoderKL,
+    DPMSolverMultistepScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FlowMatchHeunDiscreteScheduler,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+)
+from transformers import T5Config, T5EncoderModel, T5Tokenizer
+
+from model import build_pipeline, build_text_encoder, build_tokenizer, save_half
+from tilework.core.wire import Image, ModelSource, Spec
+from tilework.pipelines.family import Conditioning, Family, StepState
+from tilework.pipelines.loading import INDEX, quiet, shipped_directory
+
+# By name: the sampler of Stable Diffusion 3, one that depends on the picture's size, one with two forwards per step,
+# one that remembers earlier predictions.
+SAMPLERS = {
+    "euler": lambda: FlowMatchEulerDiscreteScheduler(shift=3.0),
+    "shifting": lambda: FlowMatchEulerDiscreteScheduler(
+        use_dynamic_shifting=True, base_image_seq_len=4, max_image_seq_len=64, base_shift=0.4, max_shift=1.2
+    ),
+    "heun": lambda: FlowMatchHeunDiscreteScheduler(shift=3.0),
+    "dpm": lambda: DPMSolverMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0, solver_order=2
+    ),
+}
+TEXT_LENGTH = 16
+
+
+def prepare() -> None:
+    """One thread and no chatter, as in a worker process; call it before anything is computed."""
+    torch.set_num_threads(1)
+    quiet()
+
+
+def build_sd3(sampler: str = "euler") -> StableDiffusion3Pipeline:
+    """Stable Diffusion 3 in miniature (0.3M weights), with T5; SAMPLERS has the choices. 16 px per token."""
+    torch.manual_seed(0)
+    tokenizer, t5_tokenizer = build_tokenizer(), _t5_tokenizer()
+    return StableDiffusion3Pipeline(
+        transformer=_transformer(),
+        scheduler=SAMPLERS[sampler](),
+        vae=_autoencoder(),
+        text_encoder=build_text_encoder(tokenizer).eval(),
+        tokenizer=tokenizer,
+        text_encoder_2=build_text_encoder(tokenizer).eval(),
+        tokenizer_2=build_tokenizer(),
+        text_encoder_3=_t5(len(t5_tokenizer)),
+        tokenizer_3=t5_tokenizer,
+    )
+
+
+def save_sd3(directory: Path, sampler: str = "euler") -> StableDiffusion3Pipeline:
+    """Save `build_sd3` in `directory`, with defaults; returns the very pipeline, which was never on disk."""
+    pipeline = build_sd3(sampler)
+    pipeline.save_pretrained(directory, safe_serialization=True)
+    write_defaults(directory, name="tiny-sd3", steps=4, height=64, width=64, max_sequence_length=TEXT_LENGTH)
+    return pipeline
+
+
+def write_defaults(directory: Path, **defaults: Any) -> None:
+    (directory / "tilework.json").write_text(json.dumps(defaults), encoding="utf-8")
+
+
+def shapes_source(directory: Path) -> ModelSource:
+    """The shipped model; while the package has none, one of its architecture with random weights, in `directory`."""
+    if (shipped_directory() / INDEX).is_file():
+        return ModelSource(path="shapes")
+    torch.manual_seed(0)
+    pipeline = build_pipeline()
+    pipeline.vae.register_to_config(scaling_factor=1.3, shift_factor=0.1)
+    # Training starts from a transformer that predicts zero, which would hide every error.
+    torch.nn.init.normal_(pipeline.transformer.proj_out.weight, std=0.1)
+    save_half(pipeline, directory)
+    write_defaults(directory, name="shapes", steps=12, guidance_scale=4.0, max_sequence_length=0)
+    return ModelSource(path=str(directory))
+
+
+def spec(**changes: Any) -> Spec:
+    """A guided 64 px request of 4 steps."""
+    defaults: dict[str, Any] = {
+        "prompt": "a red circle on a blue background",
+        "negative_prompt": "",
+        "height": 64,
+        "width": 64,
+        "steps": 4,
+        "guidance_scale": 4.0,
+        "seed": 7,
+    }
+    return Spec(**(defaults | changes))
+
+
+@dataclass(frozen=True)
+class Stock:
+    """What a stock pipeline does for a request: the latents after each of its iterations, and the picture."""
+
+    latents: list[torch.Tensor]
+    pixels: np.ndarray
+
+
+def run_stock(pipeline: StableDiffusion3Pipeline, request: Spec, max_sequence_length: int = TEXT_LENGTH) -> Stock:
+    latents: list[torch.Tensor] = []
+
+    def keep(_pipeline: Any, _index: int, _time: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        latents.append(tensors["latents"].clone())
+        return {}
+
+    pipeline.set_progress_bar_config(disable=True)
+    picture = pipeline(
+        request.prompt,
+        negative_prompt=request.negative_prompt,
+        height=request.height,
+        width=request.width,
+        num_inference_steps=request.steps,
+        guidance_scale=request.guidance_scale,
+        generator=torch.Generator("cpu").manual_seed(request.seed),
+        max_sequence_length=max_sequence_length,
+        callback_on_step_end=keep,
+    ).images[0]
+    return Stock(latents, np.asarray(picture))
+
+
+def begin(family: Family, request: Spec) -> StepState:
+    return family.begin(request, family.encode(request))
+
+
+def iterate(family: Family, *states: StepState) -> None:
+    """One iteration of each state, predicted together."""
+    for state, prediction in zip(states, family.predict(states), strict=True):
+        family.advance(state, prediction)
+
+
+def finish(family: Family, *states: StepState) -> None:
+    """Iterate, all together, until each state has done its steps."""
+    while running := [state for state in states if state.steps_done < state.spec.steps]:
+        iterate(family, *running)
+
+
+def move(source: Family, target: Family, state: StepState) -> StepState:
+    """Carry a request, conditioning and all, from one instance of a model to another."""
+    conditioning: Conditioning = target.restore_conditioning(source.export_conditioning(state.conditioning))
+    return target.restore(source.export(state), state.spec, conditioning)
+
+
+def pixels(image: Image) -> np.ndarray:
+    return np.frombuffer(image.pixels, dtype=np.uint8).reshape(image.height, image.width, 3)
+
+
+def _transformer() -> SD3Transformer2DModel:
+    return SD3Transformer2DModel(
+        sample_size=8,
+        patch_size=2,
+        in_channels=4,
+        out_channels=4,
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=128,
+        caption_projection_dim=32,
+        pooled_projection_dim=128,
+        pos_embed_max_size=12,
+    ).eval()
+
+
+def _autoencoder() -> AutoencoderKL:
+    return AutoencoderKL(
+        block_out_channels=(8, 8, 8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        layers_per_block=1,
+        latent_channels=4,
+        norm_num_groups=4,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        scaling_factor=1.5,
+        shift_factor=0.06,
+    ).eval()
+
+
+def _t5_tokenizer() -> T5Tokenizer:
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
+    return T5Tokenizer(vocab=[*pieces, *((letter, -3.0) for letter in "abcdefghijklmnopqrstuvwxyz")], extra_ids=0)
+
+
+def _t5(num_tokens: int) -> T5EncoderModel:
+    config = T5Config(vocab_size=num_tokens, d_model=128, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    return T5EncoderModel(config).eval()
