@@ -114,6 +114,10 @@ class FakeEngine:
             draining=self.draining,
         )
 
+    def drain(self) -> None:
+        self.draining = True
+        self.log.append("draining")
+
     async def start(self) -> None:
         await asyncio.sleep(self.start_s)
         self.log.append("started")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from builders import ALL_STAGES, SIDES, request, table
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from builders import ALL_STAGES, SIDES, request, table
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.control.log import entry_line, header_line, replay
 from tilework.core.actions import Accept, Action, DropState, Finish, MoveState, Reject, RunStage, RunSteps, Stop
@@ -182,7 +182,9 @@ class HostileDriver(RuleBasedStateMachine):
     def late_message(self, data: st.DataObject) -> None:
         work = data.draw(st.sampled_from(self.written_off))
         event: Event = data.draw(
-            st.sampled_from([StepsFinished(work.work_id, MS), Stopped(work.work_id, 1), WorkFailed(work.work_id, "late")])
+            st.sampled_from(
+                [StepsFinished(work.work_id, MS), Stopped(work.work_id, 1), WorkFailed(work.work_id, "late")]
+            )
         )
         ends = self.ends.total()
         self.tell(event)

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fake_engine import FakeEngine, Served, serving
+from tilework.server.errors import shown
 
 MAX_SEED = 2**63 - 1
 
@@ -120,6 +121,14 @@ def test_wrong_value_names_field_value_and_remedy(server: Served, field: str, va
 def test_values_of_any_size_are_cut_in_messages(server: Served) -> None:
     answer = server.post({"prompt": "x", "n": ["y" * 3000]})
     assert len(error_of(answer)["message"]) < 400
+
+
+def test_values_of_any_depth_can_be_shown() -> None:
+    """JSON just shallow enough to be parsed may be too deep to be printed."""
+    value: list[object] = []
+    for _ in range(5000):
+        value = [value]
+    assert shown(value) == "a deeply nested value"
 
 
 def test_missing_prompt(server: Served) -> None:

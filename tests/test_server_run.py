@@ -46,11 +46,11 @@ def test_running_request_finishes_before_the_engine_stops() -> None:
         caller = Caller(server)
         server.stop()
         time.sleep(0.3)
-        assert server.engine.log == ["started"]
+        assert server.engine.log == ["started", "draining"]
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{server.url}/health")
         assert caller.status() == 200
-    assert server.engine.log[:2] == ["started", "stopped"]
+    assert server.engine.log[:3] == ["started", "draining", "stopped"]
     assert server.engine.cancelled == {}
 
 
@@ -120,7 +120,7 @@ def test_signal_drains_a_process_that_never_imports_torch(number: signal.Signals
     out, err = process.communicate(timeout=15)
     caller.join(5)
     assert [answer.status_code for answer in answers] == [200]
-    assert out.split()[:3] == ["False", "started", "stopped"]
+    assert out.split()[:4] == ["False", "started", "draining", "stopped"]
     assert (process.returncode, err) == (0, "")
 
 

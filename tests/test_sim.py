@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from builders import poisson, request, simulate, table
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import poisson, request, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.events import GpuJoined, Submitted
 from tilework.core.interfaces import Admitted, Refused

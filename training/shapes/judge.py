@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+
 from drawing import COLOURS, PALETTE, SHAPES, signed_distance
 
 COLOUR_NAMES = list(COLOURS)
@@ -31,7 +32,9 @@ def judge(image: np.ndarray) -> Verdict:
     area, overlaps the foreground best (intersection over union).
     """
     indices = nearest_colours(image)
-    border = np.concatenate([indices[:3].ravel(), indices[-3:].ravel(), indices[:, :3].ravel(), indices[:, -3:].ravel()])
+    border = np.concatenate(
+        [indices[:3].ravel(), indices[-3:].ravel(), indices[:, :3].ravel(), indices[:, -3:].ravel()]
+    )
     background = int(np.bincount(border, minlength=len(PALETTE)).argmax())
     back = np.median(image[:, indices == background], axis=1)
     mask = np.square(image - back[:, None, None]).sum(0) > 0.04

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -11,9 +12,10 @@ from diffusers import (
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
 )
-from drawing import COLOURS, SHAPES, SIZES
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
+
+from drawing import COLOURS, SHAPES, SIZES
 
 WORDS = ("a", "an", "on", "background", *COLOURS, *SHAPES, *SIZES)
 MAX_TOKENS = 16
@@ -38,7 +40,9 @@ def build_tokenizer() -> CLIPTokenizer:
                 merges.append(pair)
                 pieces.append("".join(pair))
             letters = ["".join(pair), *letters[2:]]
-    vocabulary = {piece: index for index, piece in enumerate([*dict.fromkeys(pieces), "<|startoftext|>", "<|endoftext|>"])}
+    vocabulary = {
+        piece: index for index, piece in enumerate([*dict.fromkeys(pieces), "<|startoftext|>", "<|endoftext|>"])
+    }
     return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=MAX_TOKENS)
 
 
@@ -126,18 +130,20 @@ def build_pipeline() -> StableDiffusion3Pipeline:
     )
 
 
+# What a request gets that asks for nothing else. Without T5 there is nothing for its 256 tokens to say.
+DEFAULTS = {
+    "name": "shapes",
+    "steps": 20,
+    "guidance_scale": 4.0,
+    "height": 128,
+    "width": 128,
+    "max_sequence_length": 0,
+    "max_side": 256,
+}
+
+
 def save_half(pipeline: StableDiffusion3Pipeline, directory: Path) -> None:
-    """Save as fp16 safetensors in the ordinary diffusers layout."""
+    """Save as fp16 safetensors in the ordinary diffusers layout, with Tilework's defaults beside them."""
     pipeline.to(torch.float16).save_pretrained(directory, safe_serialization=True)
     pipeline.to(torch.float32)
-
-
-if __name__ == "__main__":
-    import sys
-    pipe = build_pipeline()
-    for name in ("transformer", "vae", "text_encoder", "text_encoder_2"):
-        print(name, sum(p.numel() for p in getattr(pipe, name).parameters()))
-    print(pipe.tokenizer("a small orange cross on a blue background")["input_ids"], pipe.tokenizer("hello")["input_ids"])
-    save_half(pipe, Path(sys.argv[1]))
-    again = StableDiffusion3Pipeline.from_pretrained(sys.argv[1], local_files_only=True)
-    print(again("a red circle", height=64, width=64, num_inference_steps=2, max_sequence_length=0, output_type="np").images.shape)
+    (directory / "tilework.json").write_text(json.dumps(DEFAULTS, indent=2) + "\n")

@@ -20,6 +20,9 @@ from random import Random
 import torch
 from diffusers import AutoencoderKL, StableDiffusion3Pipeline
 from diffusers.utils import logging as diffusers_logging
+from torch import Tensor
+from torch.nn import functional
+
 from drawing import TEMPLATES, Scene, caption, draw, split_scenes
 from model import (
     BASE_SHIFT,
@@ -31,8 +34,6 @@ from model import (
     build_pipeline,
     save_half,
 )
-from torch import Tensor
-from torch.nn import functional
 
 # (height, width) -> (batch, share of the steps once all sizes are trained)
 BUCKETS: dict[tuple[int, int], tuple[int, float]] = {
@@ -73,7 +74,7 @@ def schedule(step: int, total: int, warmup: int, constant_share: float) -> float
 
 
 def train_autoencoder(vae: AutoencoderKL, scenes: list[Scene], recipe: Recipe) -> None:
-    """Reconstruction (L1 + L2) with a little latent noise; each latent channel is kept near zero mean, unit variance."""
+    """Reconstruction (L1 + L2) with a little latent noise; latent channels are kept near zero mean, unit variance."""
     rng = Random(recipe.seed + 1)
     optimizer = torch.optim.AdamW(vae.parameters(), lr=2e-3, betas=(0.9, 0.99), weight_decay=0.0)
     sizes = [(64, 64), (64, 96), (96, 64), (128, 128), (64, 64), (96, 96), (192, 192)]
@@ -242,7 +243,9 @@ def train_transformer(trainer: Trainer, pools: dict[tuple[int, int], Pool], reci
         recent.append(trainer.train_step(pool.latents[picked].float(), captions, shift_of(*size)))
         if trainer.step % 100 == 0:
             minutes = (time.monotonic() - started) / 60
-            report("transformer", trainer.step, recipe.steps, f"loss {sum(recent) / len(recent):.4f}  {minutes:.1f} min")
+            report(
+                "transformer", trainer.step, recipe.steps, f"loss {sum(recent) / len(recent):.4f}  {minutes:.1f} min"
+            )
             recent.clear()
         if trainer.step % 500 == 0:
             torch.save(trainer.state(), checkpoint)
@@ -258,6 +261,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/shapes"), help="checkpoints; continued if present")
     parser.add_argument("--steps", type=int, default=Recipe.steps)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--export", action="store_true", help="save the newest checkpoint as it is, train no further")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     diffusers_logging.set_verbosity_error()
@@ -280,7 +284,8 @@ def main() -> None:
     checkpoint = arguments.work / "transformer.pt"
     if checkpoint.exists():
         trainer.restore(torch.load(checkpoint))
-    train_transformer(trainer, fill_pools(pipeline.vae, training_scenes, recipe), recipe, checkpoint)
+    if not arguments.export:
+        train_transformer(trainer, fill_pools(pipeline.vae, training_scenes, recipe), recipe, checkpoint)
     trainer.use_average()
     save_half(pipeline, arguments.out)
 

@@ -16,7 +16,6 @@ from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from tilework.control.controller import Controller, ControllerConfig
-from tilework.core import events
 from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.cost.table import CostTable, parse_table
@@ -35,6 +34,7 @@ class Entry:
     line: int
     now_ns: int
     event: Event
+    actions: tuple[Action, ...]
     text: str
 
 
@@ -97,8 +97,13 @@ def replay(lines: Iterable[str]) -> tuple[int, Difference | None]:
 def _entry(text: str, line: int) -> Entry:
     document = _load(text, line)
     try:
-        event = from_plain(document["event"], EVENTS[document["event"]["is"]])
-        return Entry(line=line, now_ns=document["t"], event=event, text=text.rstrip("\n"))
+        return Entry(
+            line=line,
+            now_ns=document["t"],
+            event=from_plain(document["event"], _KINDS[document["event"]["is"]]),
+            actions=tuple(from_plain(action, _KINDS[action["is"]]) for action in document["actions"]),
+            text=text.rstrip("\n"),
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise BadLog(f"line {line} is not an entry: {error!r}") from error
 
@@ -119,7 +124,7 @@ def _dump(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
-EVENTS: dict[str, type] = {kind.__name__: kind for kind in get_args(events.Event)}
+_KINDS: dict[str, type] = {kind.__name__: kind for union in (Event, Action) for kind in get_args(union)}
 
 
 def to_plain(value: Any) -> Any:

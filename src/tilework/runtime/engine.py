@@ -136,7 +136,8 @@ class Engine:
         rows = await self._executor.calibrate(shapes)
         if not rows:
             await self._executor.stop()
-            raise WorkerStartFailed(f"the model ran at none of {', '.join(map(str, shapes))}; see the log of the workers")
+            sizes = ", ".join(map(str, shapes))
+            raise WorkerStartFailed(f"the model ran at none of {sizes}; the workers' messages say why")
         table = CostTable(hardware=self._config.hardware, rows=rows)
         self._controller = Controller(self._config.controller, table)
         self._write(header_line(tilework.__version__, self._config.controller, table))

@@ -48,6 +48,9 @@ class Engine(Protocol):
 
     def now_ns(self) -> int: ...
     def health(self) -> Health: ...
+    def drain(self) -> None:
+        """Say in `health` that no new requests are wanted; those that are in go on."""
+
     async def start(self) -> None: ...
     async def stop(self) -> None:
         """Stop the devices; every open ticket resolves as cancelled. May be called twice, or without `start`."""

@@ -84,6 +84,7 @@ async def _run(server: _Server, engine: Engine, listener: socket.socket, signals
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await _first(serving, signals.stop.wait())
+        engine.drain()  # Connections that are kept alive may still bring requests: they get a 503.
         server.should_exit = True
         await _first(serving, signals.hurry.wait(), timeout_s=drain_s)
         await engine.stop()

@@ -54,11 +54,12 @@ class SimConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How one request ended; `eta_ns` is what admission predicted (None: it was rejected)."""
+    """How one request ended; `job_id` and `eta_ns`, what admission predicted, are None if it was rejected."""
 
     request: Request
     status: Status
     finish_ns: int
+    job_id: int | None
     eta_ns: int | None
     reason: str
 
@@ -97,9 +98,14 @@ class Simulation:
         self._sequence = 0
         self._requests: dict[str, Request] = {}
         self._jobs: dict[int, Request] = {}
-        self._etas: dict[str, int] = {}
+        self._accepted: dict[str, Accept] = {}
         self._endings: dict[str, Ending] = {}
         self._runs: list[Run] = []
+
+    @property
+    def num_ended(self) -> int:
+        """Requests that have ended so far."""
+        return len(self._endings)
 
     def run(
         self,
@@ -150,8 +156,8 @@ class Simulation:
 
     def _perform(self, action: Action, now_ns: int) -> None:
         match action:
-            case Accept(job_id, uid, eta_ns):
-                self._etas[uid] = eta_ns
+            case Accept(job_id, uid):
+                self._accepted[uid] = action
                 self._jobs[job_id] = self._requests[uid]
             case Reject(uid, reason, _):
                 self._end(uid, Status.REJECTED, now_ns, reason)
@@ -173,11 +179,13 @@ class Simulation:
 
     def _end(self, uid: str, status: Status, finish_ns: int, reason: str) -> None:
         assert uid not in self._endings, f"request {uid} ended twice"
+        accepted = self._accepted.get(uid)
         self._endings[uid] = Ending(
             request=self._requests[uid],
             status=status,
             finish_ns=finish_ns,
-            eta_ns=self._etas.get(uid),
+            job_id=None if accepted is None else accepted.job_id,
+            eta_ns=None if accepted is None else accepted.eta_ns,
             reason=reason,
         )
 

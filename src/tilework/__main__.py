@@ -1,0 +1,3 @@
+from tilework.cli import main
+
+main()

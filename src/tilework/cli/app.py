@@ -1,0 +1,46 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+import tilework
+from tilework.cli import demo, generate, replay, serve, simulate
+from tilework.cli.output import UserError, console
+
+app = typer.Typer(
+    name="tilework",
+    help="Serving for diffusion models that keeps each request's deadline.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("serve", epilog=serve.EXAMPLE)(serve.command)
+app.command("generate", epilog=generate.EXAMPLE)(generate.command)
+app.command("simulate", epilog=simulate.EXAMPLE)(simulate.command)
+app.command("replay", epilog=replay.EXAMPLE)(replay.command)
+app.command("demo", epilog=demo.EXAMPLE)(demo.command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(tilework.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+def run() -> None:
+    try:
+        app()
+    except UserError as error:
+        console.print(f"[red]error:[/red] {error}", highlight=False, markup=True, soft_wrap=True)
+        sys.exit(2)

@@ -1,0 +1,58 @@
+"""What the commands share: where output goes, and how a mistake of the user is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+console = Console(stderr=True)
+"""For people: progress, notes, errors. Results go to standard output."""
+
+out = Console()
+
+
+class UserError(Exception):
+    """The user can put this right; the message says how."""
+
+    def __init__(self, message: object) -> None:
+        super().__init__(escape(str(message)))
+
+
+@contextmanager
+def user_errors(*kinds: type[Exception]) -> Iterator[None]:
+    """Tell these exceptions to the user as they are; they are all typed and name field, value and remedy."""
+    try:
+        yield
+    except kinds as error:
+        raise UserError(error) from error
+
+
+def require_serve_extra() -> None:
+    """Raises UserError if the packages that run models are not installed."""
+    missing = [name for name in ("torch", "diffusers", "transformers", "fastapi", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise UserError(f"{', '.join(missing)} not installed; run: pip install 'tilework[serve]'")
+
+
+def print_json(document: Any) -> None:
+    print(json.dumps(document, ensure_ascii=False), flush=True)
+
+
+def progress(quiet: bool = False) -> Progress:
+    """A progress bar on stderr that goes away when it is done."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    )

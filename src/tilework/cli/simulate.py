@@ -1,0 +1,161 @@
+"""`tilework simulate`: the real controller on modelled devices."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+import typer
+
+from tilework.cli.output import UserError, out, print_json, progress, user_errors
+from tilework.cli.schedules import ServedRequest, schedule_of_trace, served_in, served_live
+from tilework.control.controller import ControllerConfig
+from tilework.control.history import dispatch_ns, profiled_table, read_history
+from tilework.control.log import BadLog
+from tilework.core.request import Request
+from tilework.core.workload import BadLine, RequestId, WorkloadRequest, read_workload
+from tilework.cost.table import BadCostTable, CostTable, read_table
+from tilework.policy.registry import UnknownPolicy, make_policy, policy_names
+from tilework.report.schedule import write_schedule
+from tilework.report.tables import attainment_table, summary
+from tilework.report.timeline import draw_timeline
+from tilework.sim.simulation import SimConfig, Simulation, Trace
+from tilework.sim.workload import to_requests
+
+EXAMPLE = (
+    "Examples: tilework simulate requests.jsonl --cost flux.json --gpus 8 --policy edf --timeline plan.png  |  "
+    "tilework simulate --log events.jsonl"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scenario:
+    """What is simulated. `live` is how the same requests went in reality, if they come from a log."""
+
+    requests: list[Request]
+    ids: dict[str, RequestId]
+    workload: tuple[WorkloadRequest, ...]
+    table: CostTable
+    policy: str
+    config: SimConfig
+    live: list[ServedRequest]
+
+
+def command(
+    requests: Annotated[Path | None, typer.Argument(help="Requests as JSON lines (docs/formats.md).")] = None,
+    cost: Annotated[Path | None, typer.Option(help="Cost table as JSON (docs/formats.md).")] = None,
+    log: Annotated[Path | None, typer.Option(help="Take requests and measured costs from a live run's log.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(policy_names())}; default edf, or the log's.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Number of devices; default 1, or the log's.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the jitter.")] = 0,
+    jitter: Annotated[float, typer.Option(min=0, max=1, help="Relative standard deviation of each duration.")] = 0.0,
+    schedule: Annotated[Path | None, typer.Option(help="Write what ran when, as JSON lines.")] = None,
+    timeline: Annotated[Path | None, typer.Option(help="Draw device x time as PNG.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Simulate a workload on modelled devices with the controller that serves. All times are simulated.
+
+    With --log, the costs are those that the run itself measured, and the result is set beside what really happened.
+    """
+    with user_errors(BadLine, BadCostTable, BadLog, UnknownPolicy, OSError):
+        scenario = _scenario(requests, cost, log, policy, gpus, SimConfig(num_gpus=gpus or 1, seed=seed, jitter=jitter))
+        make_policy(scenario.policy)
+    trace = _run(scenario, quiet=json)
+    plan = schedule_of_trace(trace, scenario.ids)
+    if schedule is not None:
+        write_schedule(schedule, plan)
+    if timeline is not None:
+        title = f"{scenario.policy} on {scenario.config.num_gpus} modelled devices (simulated)"
+        draw_timeline(timeline, plan, workload=scenario.workload, title=title, num_devices=scenario.config.num_gpus)
+    served = served_in(trace)
+    if json:
+        print_json(_document(scenario, served))
+        return
+    out.print(attainment_table(served, title=f"{scenario.policy}, {scenario.config.num_gpus} devices, simulated"))
+    if scenario.live:
+        out.print(attainment_table(scenario.live, title="the live run of the log"))
+        out.print(f"simulated / live mean latency: {_latency_ratio(served, scenario.live):.3f}")
+
+
+def _scenario(
+    requests: Path | None, cost: Path | None, log: Path | None, policy: str | None, gpus: int | None, config: SimConfig
+) -> _Scenario:
+    if log is not None:
+        if requests is not None or cost is not None:
+            raise UserError("--log brings its own requests and costs; leave out REQUESTS and --cost")
+        return _from_log(log, policy, gpus, config)
+    if requests is None or cost is None:
+        raise UserError("give REQUESTS and --cost, or --log; see tilework simulate --help")
+    workload, table = read_workload(requests), read_table(cost)
+    known = {row.pipeline for row in table.rows}
+    for line in workload:
+        if line.pipeline not in known:
+            names = ", ".join(sorted(known))
+            raise UserError(f"{requests}: pipeline {line.pipeline!r} is not in {cost}; it knows {names}")
+    return _Scenario(
+        requests=to_requests(workload),
+        ids={str(line.id): line.id for line in workload if line.id is not None},
+        workload=workload,
+        table=table,
+        policy=policy or "edf",
+        config=config,
+        live=[],
+    )
+
+
+def _from_log(log: Path, policy: str | None, gpus: int | None, config: SimConfig) -> _Scenario:
+    with log.open(encoding="utf-8") as lines:
+        history = read_history(lines)
+    live = served_live(history)
+    if not live:
+        raise UserError(f"{log} holds no finished request; serve something first")
+    return _Scenario(
+        requests=[one.request for one in live],
+        ids={one.request.uid: index for index, one in enumerate(live)},
+        workload=(),
+        table=profiled_table(history),
+        policy=policy or history.header.config.policy,
+        config=SimConfig(
+            num_gpus=gpus or history.num_gpus,
+            seed=config.seed,
+            jitter=config.jitter,
+            dispatch_ns=dispatch_ns(history),
+        ),
+        live=live,
+    )
+
+
+def _run(scenario: _Scenario, quiet: bool) -> Trace:
+    simulation = Simulation(ControllerConfig(policy=scenario.policy), scenario.table, scenario.config)
+    with progress(quiet) as bar:
+        task = bar.add_task("simulating", total=len(scenario.requests))
+
+        def observe(*_: Any) -> None:
+            bar.update(task, completed=simulation.num_ended)
+
+        return simulation.run(scenario.requests, observe=None if bar.disable else observe)
+
+
+def _latency_ratio(served: list[ServedRequest], live: list[ServedRequest]) -> float:
+    return _mean_latency_s(served) / _mean_latency_s(live)
+
+
+def _mean_latency_s(served: list[ServedRequest]) -> float:
+    return fmean(one.latency_s for one in served if one.status == "done" and one.latency_s is not None)
+
+
+def _document(scenario: _Scenario, served: list[ServedRequest]) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "simulated": True,
+        "policy": scenario.policy,
+        "config": asdict(scenario.config),
+        "result": summary(served),
+    }
+    if scenario.live:
+        document["live"] = summary(scenario.live)
+        document["mean_latency_ratio"] = _latency_ratio(served, scenario.live)
+    return document

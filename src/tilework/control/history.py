@@ -1,0 +1,116 @@
+"""What an event log says happened: which work ran when, how each request ended, and what work costs there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from statistics import median
+
+from tilework.control.log import Header, read_log
+from tilework.core.actions import Accept, Finish, Reject, RunStage, RunSteps
+from tilework.core.events import GpuJoined, StageFinished, StepsFinished, Stopped, Submitted
+from tilework.core.request import Request, Status
+from tilework.core.time import s_from_ns
+from tilework.core.wire import CostRow
+from tilework.core.work import Work
+from tilework.cost.table import CostTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastWork:
+    """One executed work. A stopped one tells only when it ended: its duration is not in the log."""
+
+    work: Work
+    end_ns: int
+    steps: int
+    run_ns: int | None
+
+    @property
+    def start_ns(self) -> int:
+        return self.end_ns - (self.run_ns or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRequest:
+    """One request and its end. `job_id` and `eta_ns` are None if it was rejected; a cut-off log leaves it open."""
+
+    request: Request
+    job_id: int | None = None
+    eta_ns: int | None = None
+    status: Status | None = None
+    finish_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    header: Header
+    num_gpus: int
+    works: tuple[PastWork, ...]
+    requests: tuple[PastRequest, ...]
+
+
+def read_history(lines: Iterable[str]) -> History:
+    """Read a whole log. Raises BadLog."""
+    header, entries = read_log(lines)
+    requests: dict[str, PastRequest] = {}
+    started: dict[int, Work] = {}
+    works: list[PastWork] = []
+    gpus: set[int] = set()
+    for entry in entries:
+        match entry.event:
+            case Submitted(request):
+                requests[request.uid] = PastRequest(request=request)
+            case StepsFinished(work_id, run_ns) | StageFinished(work_id, run_ns):
+                work = started[work_id]
+                works.append(PastWork(work=work, end_ns=entry.now_ns, steps=work.num_steps, run_ns=run_ns))
+            case Stopped(work_id, steps):
+                works.append(PastWork(work=started[work_id], end_ns=entry.now_ns, steps=steps, run_ns=None))
+            case GpuJoined(gpu):
+                gpus.add(gpu)
+        for action in entry.actions:
+            match action:
+                case RunStage(work) | RunSteps(work):
+                    started[work.work_id] = work
+                case Accept(job_id, uid, eta_ns):
+                    requests[uid] = replace(requests[uid], job_id=job_id, eta_ns=eta_ns)
+                case Reject(uid):
+                    requests[uid] = replace(requests[uid], status=Status.REJECTED, finish_ns=entry.now_ns)
+                case Finish(_, uid, status):
+                    requests[uid] = replace(requests[uid], status=status, finish_ns=entry.now_ns)
+    return History(header=header, num_gpus=len(gpus), works=tuple(works), requests=tuple(requests.values()))
+
+
+def profiled_table(history: History) -> CostTable:
+    """The cost table that this very run measured: median seconds per stage and shape, guided requests only.
+
+    Stages and shapes that did not run keep the row that the run started from.
+    """
+    requests = {past.job_id: past.request for past in history.requests}
+    seconds: dict[tuple[str, str, int, int, int], list[float]] = {}
+    for past in history.works:
+        request = requests.get(past.work.job_ids[0])
+        if request is not None and request.guided and past.run_ns is not None:
+            shape = request.shape
+            key = (request.pipeline, past.work.stage.name, shape.height, shape.width, shape.frames)
+            seconds.setdefault(key, []).append(s_from_ns(past.run_ns) / past.steps)
+    rows = tuple(
+        CostRow(pipeline=pipeline, stage=stage, height=height, width=width, frames=frames, seconds=median(values))
+        for (pipeline, stage, height, width, frames), values in sorted(seconds.items())
+    )
+    measured = {(row.stage, row.height * row.width * row.frames) for row in rows}
+    kept = tuple(
+        row for row in history.header.table.rows if (row.stage, row.height * row.width * row.frames) not in measured
+    )
+    return replace(history.header.table, rows=rows + kept)
+
+
+def dispatch_ns(history: History) -> int:
+    """Median gap on a device between a work and the one that was queued behind it; 0 if none was."""
+    ends = {past.work.work_id: past.end_ns for past in history.works}
+    gaps = [
+        past.start_ns - ends[before]
+        for past in history.works
+        for before in past.work.after
+        if before in ends and past.run_ns is not None
+    ]
+    return max(0, round(median(gaps))) if gaps else 0

@@ -1,0 +1,28 @@
+"""From the workload of a file to the requests of a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tilework.core.request import Request
+from tilework.core.time import ns_from_s
+from tilework.core.workload import WorkloadRequest
+
+
+def to_requests(workload: Iterable[WorkloadRequest]) -> list[Request]:
+    """Requests on the simulation's clock; the uid is the request's id as text."""
+    return [
+        Request(
+            uid=str(index if line.id is None else line.id),
+            pipeline=line.pipeline,
+            shape=line.shape,
+            steps=line.steps,
+            arrival_ns=ns_from_s(line.arrival_s),
+            seed=line.seed or 0,
+            deadline_ns=None if line.deadline_s is None else ns_from_s(line.deadline_s),
+            on_miss=line.on_miss,
+            tenant=line.tenant or "default",
+            priority=line.priority,
+        )
+        for index, line in enumerate(workload)
+    ]
