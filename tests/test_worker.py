@@ -54,11 +54,16 @@ class Bench:
         """Receive all commands, then execute them; returns the reports that they made."""
         known = len(self.reports)
         for command in commands:
-            if isinstance(command, Encode | Denoise | Decode):
-                self.works.open(command.work_id)
+            self.receive(command)
         for command in commands:
             self.worker.execute(command)
         return self.reports[known:]
+
+    def receive(self, command: Command) -> None:
+        if isinstance(command, Encode | Denoise | Decode):
+            self.works.open(command.work_id, command.job_id)
+        elif isinstance(command, ExportState):
+            self.works.ask_export(command)
 
     def export(self, conditioning: bool = True) -> bytes | None:
         [report] = self.run(ExportState(JOB, 1, conditioning))
@@ -246,6 +251,30 @@ def test_the_source_of_a_move_does_not_go_on_with_it(bench: Bench) -> None:
     bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 1))
     assert bench.export() is not None
     assert "was exported and has not come back" in reason_of(bench.run(Denoise(3, JOB, 1))[0])
+
+
+def test_a_job_leaves_between_two_steps_of_another(
+    family: Family, twin: Family, stock: Callable[..., np.ndarray]
+) -> None:
+    source = Bench(family)
+    source.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 2), Encode(3, JOB + 1, tiny.spec(seed=9)))
+    reports = source.run(Denoise(4, JOB + 1, 4), ExportState(JOB, 1, True))
+    kinds = [type(report) for report in reports]
+    assert kinds.index(Exported) < kinds.index(Ended), "the export waited for another job's work"
+    assert kinds.count(Exported) == 1
+    assert not len(source.works)
+    [blob] = [report.blob for report in reports if isinstance(report, Exported)]
+    target = Bench(twin)
+    [*_, last] = target.run(ImportState(JOB, blob), Denoise(5, JOB, 9), Decode(6, JOB))
+    assert np.array_equal(image_of(last), stock())
+
+
+def test_a_job_does_not_leave_before_its_own_works(family: Family) -> None:
+    bench = Bench(family)
+    bench.run(Encode(1, JOB, tiny.spec()), Encode(2, JOB + 1, tiny.spec()))
+    reports = bench.run(Denoise(3, JOB + 1, 3), Denoise(4, JOB, 2), ExportState(JOB, 1, True))
+    assert isinstance(reports[-1], Exported)
+    assert [type(report) for report in reports].count(Exported) == 1
 
 
 def test_a_job_that_was_never_here_exports_as_none(bench: Bench) -> None:

@@ -1,6 +1,6 @@
 """Messages between the runtime and a worker process, both ways; they are pickled onto a local pipe.
 
-A worker executes commands first in, first out; only `StopWork` overtakes.
+A worker executes commands first in, first out; only `StopWork` and, where it may, `ExportState` overtake.
 """
 
 from __future__ import annotations
@@ -105,7 +105,10 @@ class StopWork:
 
 @dataclass(frozen=True, slots=True)
 class ExportState:
-    """Hand over a job's mutable state, and its conditioning if asked for; answered by `Exported`."""
+    """Hand over a job's mutable state, and its conditioning if asked for; answered by `Exported`.
+
+    It follows the works of its own job, and goes between two steps of another job's.
+    """
 
     job_id: int
     transfer_id: int

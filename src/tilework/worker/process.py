@@ -16,6 +16,7 @@ from tilework.core.wire import (
     Decode,
     Denoise,
     Encode,
+    ExportState,
     Loaded,
     LoadFailed,
     ModelSource,
@@ -85,7 +86,10 @@ class _Link:
             case StopWork():
                 self.works.stop(command.work_id)
             case Encode() | Denoise() | Decode():
-                self.works.open(command.work_id)
+                self.works.open(command.work_id, command.job_id)
+                self.queue.put(command)
+            case ExportState():
+                self.works.ask_export(command)
                 self.queue.put(command)
             case _:
                 self.queue.put(command)

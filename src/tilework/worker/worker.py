@@ -38,7 +38,8 @@ _T = TypeVar("_T", bound=WorkCommand)
 class Worker:
     """Executes one command after another on one model, and says through `emit` how each work ended.
 
-    `works` knows the works that were received and which of them shall stop; `execute` closes those that it ends. An
+    `works` knows the works and exports that were received; `execute` closes the works that it ends. Between two steps
+    of a work, states of other jobs leave for other workers; nobody else has to wait for the end of the work. An
     error in a work is contained: the work answers `Failed`, its job is lost here, and so are the job's later works.
     """
 
@@ -63,7 +64,8 @@ class Worker:
             case Decode():
                 self._work(command, self._decode)
             case ExportState():
-                self._export(command)
+                if self._works.take_export(command.transfer_id):
+                    self._export(command)
             case ImportState():
                 self._import(command)
             case Forget():
@@ -108,6 +110,8 @@ class Worker:
                 if self._works.is_stopped(command.work_id):
                     return Ended(command.work_id, start_ns, self._now_ns(), seen - first, stopped=True)
                 self._emit(Progress(command.work_id, seen - first))
+                for export in self._works.early_exports():
+                    self._export(export)
             family.advance(state, family.predict([state])[0])
         return Ended(command.work_id, start_ns, self._now_ns(), last - first)
 
