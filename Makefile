@@ -18,7 +18,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "PYTHON=$(PYTHON)  TORCH=$(TORCH)  TORCH_INDEX=$(TORCH_INDEX)  OUT=$(OUT)  ARGS=$(ARGS)"
-	@echo "For the small CPU build of torch: make TORCH_INDEX=https://download.pytorch.org/whl/cpu demo"
+	@echo "For another build of torch, name the index that has it: make TORCH_INDEX=URL demo"
 
 demo: $(VENV)/serve ## Serve a mixed workload with deadlines and draw what happened, into OUT
 	@$(BIN)/tilework demo --out $(OUT) $(ARGS)

@@ -122,7 +122,7 @@ class Tracker:
             gpus=start.gpus,
             num_steps=start.num_steps,
             why=start.why,
-            after=start.after,
+            after=tuple(device.works[-1].work_id for gpu in start.gpus if (device := self.devices[gpu]).works),
         )
         self._next_work_id += 1
         for job in jobs:

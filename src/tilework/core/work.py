@@ -26,8 +26,8 @@ class StageId:
 class Start:
     """A policy's wish: a Work that is not yet numbered.
 
-    `num_steps` is 1 for stages without steps. `after` names the works that it is queued behind on its GPUs, so that
-    no bubble opens between them. `why` is the reason in words, for the decision log.
+    `num_steps` is 1 for stages without steps. On a GPU that has work it is queued behind it, so that no bubble opens
+    between them. `why` is the reason in words, for the decision log.
     """
 
     stage: StageId
@@ -35,12 +35,14 @@ class Start:
     gpus: Group
     num_steps: int
     why: str
-    after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A Start that the controller has accepted. `attempts[i]` is the attempt of `job_ids[i]` that it belongs to."""
+    """A Start that the controller has accepted.
+
+    `attempts[i]` is the attempt of `job_ids[i]` that it belongs to. `after` names the works that it is queued behind.
+    """
 
     work_id: int
     stage: StageId

@@ -54,14 +54,7 @@ class Slots:
         assert cursor.stage is not None, f"job {job.job_id} has nothing left to start"
         num_steps = self._chunk_steps(job, cursor)
         self.starts.append(
-            Start(
-                stage=cursor.stage,
-                job_ids=(job.job_id,),
-                gpus=(gpu.gpu,),
-                num_steps=num_steps,
-                why=why,
-                after=tuple(work.work_id for work in gpu.works[-1:]),
-            )
+            Start(stage=cursor.stage, job_ids=(job.job_id,), gpus=(gpu.gpu,), num_steps=num_steps, why=why)
         )
         self._cursors[job.job_id] = cursor.advanced(num_steps)
         self._tails[gpu.gpu] = job

@@ -73,7 +73,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """How the engine is doing, right now."""
+    """How the engine is doing, right now. A running job has work on a device, or queued there as the next one."""
 
     num_devices: int
     num_devices_up: int
@@ -147,9 +147,12 @@ class Engine:
     async def stop(self) -> None:
         """End every request that is still open as cancelled, then the workers."""
         self.drain()
-        for uid in list(self._job_ids):
-            self.cancel(uid, "the server was stopped")
+        self._end_all("the server was stopped")
         await self._executor.stop()
+
+    def _end_all(self, reason: str) -> None:
+        for uid in list(self._job_ids):
+            self.cancel(uid, reason)
 
     def drain(self) -> None:
         """Say in `health` that no new requests are wanted; those that are in go on."""
@@ -160,12 +163,12 @@ class Engine:
         return time.monotonic_ns() - self._origin_ns
 
     def health(self) -> Health:
-        tickets = [live.ticket for live in self._live.values()]
+        tracker = self._controller.tracker
         return Health(
             num_devices=self._executor.num_gpus,
             num_devices_up=len(self._up),
-            num_jobs=len(tickets),
-            num_running=sum(ticket.first_start_ns is not None for ticket in tickets),
+            num_jobs=tracker.num_jobs(),
+            num_running=tracker.num_jobs() - tracker.num_waiting(),
             draining=self._draining,
         )
 
@@ -221,6 +224,10 @@ class Engine:
             self._transfers.pop(transfer_id).resolve(None)
         self._works = {work_id: work for work_id, work in self._works.items() if gpu not in work.gpus}
         self._handle(GpuLost(gpu, reason))
+
+    def on_given_up(self) -> None:
+        """Nobody is left to serve what is in."""
+        self._end_all("every worker was lost, and none could be started again")
 
     def on_report(self, gpu: int, report: Report) -> None:
         match report:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import Protocol
 
 from tilework.core.request import Shape
 from tilework.core.wire import Calibrate, Calibrated, CostRow, Loaded, LoadFailed, ModelInfo, ModelSource, Report
 from tilework.runtime.worker_process import Outgoing, WorkerProcess
+
+_log = logging.getLogger(__name__)
 
 
 class WorkerStartFailed(RuntimeError):
@@ -21,6 +24,8 @@ class Listener(Protocol):
     def on_report(self, gpu: int, report: Report) -> None: ...
     def on_lost(self, gpu: int, reason: str) -> None: ...
     def on_joined(self, gpu: int) -> None: ...
+    def on_given_up(self) -> None:
+        """The last device is lost and will not come back."""
 
 
 class Executor(Protocol):
@@ -55,6 +60,7 @@ class LocalExecutor:
         self._config = config
         self._workers: dict[int, WorkerProcess] = {}
         self._failed_starts: dict[int, int] = {}
+        self._restarting: set[int] = set()
         self._loaded: dict[int, asyncio.Future[ModelInfo]] = {}
         self._calibrated: dict[int, asyncio.Future[tuple[CostRow, ...]]] = {}
         self._stopping = False
@@ -143,10 +149,16 @@ class LocalExecutor:
             calibrating.set_exception(WorkerStartFailed(f"worker {gpu} ended during calibration: {reason}"))
         self._listener.on_lost(gpu, reason)
         self._failed_starts[gpu] = self._failed_starts.get(gpu, 0) + 1
-        if self._failed_starts[gpu] <= self._config.max_restarts:
+        again = self._failed_starts[gpu] <= self._config.max_restarts
+        _log.warning("worker %d was lost: %s; %s", gpu, reason, "starting it again" if again else "giving it up")
+        if again:
+            self._restarting.add(gpu)
             self._loop.call_later(self._config.restart_delay_s, self._respawn, gpu)
+        elif not self._workers and not self._restarting:
+            self._listener.on_given_up()
 
     def _respawn(self, gpu: int) -> None:
+        self._restarting.discard(gpu)
         if not self._stopping:
             self._spawn(gpu)
 

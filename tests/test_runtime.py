@@ -1,0 +1,299 @@
+"""The live engine: real worker processes, real pipelines, every picture equal to the stock pipeline's."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+import tiny
+from tilework.control.controller import ControllerConfig
+from tilework.control.log import replay
+from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.request import OnMiss, Request, Status
+from tilework.core.time import NS_PER_MS
+from tilework.core.wire import ModelSource, Spec
+from tilework.core.work import DIFFUSE, Plan, Start
+from tilework.policy.registry import policy
+from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.executor import LocalConfig, LocalExecutor, WorkerStartFailed
+from tilework.runtime.ticket import Outcome, Refusal, Ticket
+
+T = TypeVar("T")
+
+
+@policy("ping-pong")
+@dataclass(frozen=True)
+class PingPong:
+    """Runs every job one step at a time, on the other device each time: as many moves as there can be."""
+
+    def urgency_ns(self, request: Request, set_aside: bool) -> int:
+        return request.arrival_ns
+
+    def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
+        starts: list[Start] = []
+        idle = {gpu.gpu for gpu in view.gpus if not gpu.works}
+        for job in view.waiting():
+            choices = sorted(idle - set(job.last_gpus)) or sorted(idle if len(view.gpus) == 1 else ())
+            if choices and job.stage is not None:
+                idle.discard(choices[0])
+                starts.append(
+                    Start(stage=job.stage, job_ids=(job.job_id,), gpus=(choices[0],), num_steps=1, why="moves")
+                )
+        return Plan(starts=tuple(starts))
+
+
+class Rig:
+    """An engine on a loop of its own, which runs only while a test waits for something."""
+
+    def __init__(self, source: ModelSource, policy: str, num_workers: int = 2) -> None:
+        self.runner = asyncio.Runner()
+        self.log = io.StringIO()
+        self.executor = LocalExecutor(
+            LocalConfig(num_workers=num_workers, source=source, restart_delay_s=0.05, max_restarts=1)
+        )
+        self.engine = Engine(EngineConfig(controller=ControllerConfig(policy=policy)), self.executor, self.log)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(asyncio.wait_for(work, 60))
+
+    def submit(self, spec: Spec, uid: str, **options: Any) -> Ticket | Refusal:
+        options = {"deadline_ns": None, "on_miss": OnMiss.BEST_EFFORT} | options
+        return self.engine.submit(spec, uid=uid, **options)
+
+    async def outcome(self, spec: Spec, uid: str) -> Outcome:
+        ticket = self.submit(spec, uid)
+        assert isinstance(ticket, Ticket)
+        return await ticket.outcome
+
+    def outcomes(self, specs: dict[str, Spec]) -> list[Outcome]:
+        async def all_of_them() -> list[Outcome]:
+            return await asyncio.gather(*(self.outcome(spec, uid) for uid, spec in specs.items()))
+
+        return self.run(all_of_them())
+
+    def close(self) -> None:
+        self.run(self.engine.stop())
+        self.runner.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tiny.prepare()
+    directory = tmp_path_factory.mktemp("sd3")
+    tiny.save_sd3(directory, "dpm")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def stock() -> Callable[[Spec], np.ndarray]:
+    tiny.prepare()
+    pipeline = tiny.build_sd3("dpm")
+    return lambda spec: tiny.run_stock(pipeline, spec).pixels
+
+
+@pytest.fixture(scope="module")
+def start(directory: Path) -> Iterator[Callable[..., Rig]]:
+    """Starts rigs on the tiny model; all of them end with the module."""
+    rigs: list[Rig] = []
+
+    def start(policy: str = "edf", num_workers: int = 2) -> Rig:
+        rig = Rig(ModelSource(path=str(directory)), policy, num_workers)
+        rigs.append(rig)
+        rig.run(rig.engine.start())
+        return rig
+
+    yield start
+    for rig in rigs:
+        rig.close()
+
+
+@pytest.fixture(scope="module")
+def rig(start: Callable[..., Rig]) -> Rig:
+    return start()
+
+
+def mixed_specs(prefix: str) -> dict[str, Spec]:
+    sizes = [(64, 64), (64, 96), (128, 64), (96, 96), (64, 64), (80, 112)]
+    return {
+        f"{prefix}{index}": tiny.spec(height=height, width=width, seed=index, steps=4 + index % 3)
+        for index, (height, width) in enumerate(sizes)
+    }
+
+
+def assert_equal_to_stock(outcomes: list[Outcome], specs: dict[str, Spec], stock: Callable[[Spec], np.ndarray]) -> None:
+    for outcome in outcomes:
+        assert outcome.status is Status.DONE, outcome.reason
+        assert outcome.image is not None
+        assert np.array_equal(tiny.pixels(outcome.image), stock(specs[outcome.uid])), f"{outcome.uid} differs"
+
+
+def test_pictures_of_many_sizes_equal_the_stock_pipelines(rig: Rig, stock: Callable[[Spec], np.ndarray]) -> None:
+    specs = mixed_specs("mix")
+    outcomes = rig.outcomes(specs)
+    assert_equal_to_stock(outcomes, specs, stock)
+    assert {gpu for outcome in outcomes for segment in outcome.segments for gpu in segment.gpus} == {0, 1}
+
+
+def test_pictures_that_move_after_every_step_equal_the_stock_pipelines(
+    start: Callable[..., Rig], stock: Callable[[Spec], np.ndarray]
+) -> None:
+    rig = start("ping-pong")
+    specs = mixed_specs("pong")
+    outcomes = rig.outcomes(specs)
+    assert_equal_to_stock(outcomes, specs, stock)
+    for outcome in outcomes:
+        devices = [segment.gpus for segment in outcome.segments]
+        assert all(first != second for first, second in pairwise(devices))
+    assert replay(rig.log.getvalue().splitlines())[1] is None
+
+
+def test_the_story_tells_what_ran_where_and_when(rig: Rig) -> None:
+    async def scenario() -> tuple[Ticket, Outcome]:
+        ticket = rig.submit(tiny.spec(steps=6), "story")
+        assert isinstance(ticket, Ticket)
+        return ticket, await ticket.outcome
+
+    ticket, outcome = rig.run(scenario())
+    assert [s.stage for s in outcome.segments if s.stage != DIFFUSE] == ["encode", "decode"]
+    assert sum(s.num_steps for s in outcome.segments if s.stage == DIFFUSE) == ticket.steps_done == 6
+    times = [t for segment in outcome.segments for t in (segment.start_ns, segment.end_ns)]
+    assert times == sorted(times)
+    assert ticket.request.arrival_ns <= times[0]
+    assert times[-1] <= outcome.finished_ns
+    assert ticket.queue_ns is not None
+    assert 0 <= ticket.queue_ns < 500 * NS_PER_MS
+
+
+def test_a_cancelled_request_ends_at_once_and_frees_its_device_at_the_next_step(rig: Rig) -> None:
+    async def scenario() -> tuple[Outcome, Outcome]:
+        endless = rig.submit(tiny.spec(steps=1000, height=128, width=128), "endless")
+        other = rig.submit(tiny.spec(steps=1000, height=128, width=128), "other")
+        assert isinstance(endless, Ticket)
+        assert isinstance(other, Ticket)
+        await until(lambda: endless.steps_done > 2 and other.steps_done > 2)
+        rig.engine.cancel("endless", "not wanted")
+        rig.engine.cancel("endless", "twice")
+        rig.engine.cancel("never heard of", "nobody")
+        outcome = await endless.outcome
+        following = await rig.outcome(tiny.spec(), "following")
+        rig.engine.cancel("other", "not wanted")
+        await other.outcome
+        return outcome, following
+
+    outcome, following = rig.run(scenario())
+    assert (outcome.status, outcome.reason, outcome.image) == (Status.CANCELLED, "not wanted", None)
+    assert following.status is Status.DONE
+
+
+def test_a_deadline_out_of_reach_is_refused_at_once(rig: Rig) -> None:
+    async def scenario() -> Ticket | Refusal:
+        deadline_ns = rig.engine.now_ns() + NS_PER_MS
+        return rig.submit(tiny.spec(steps=50), "hopeless", deadline_ns=deadline_ns, on_miss=OnMiss.REJECT)
+
+    refusal = rig.run(scenario())
+    assert isinstance(refusal, Refusal)
+    assert refusal.earliest_ns is not None
+    assert refusal.earliest_ns > rig.engine.now_ns()
+    assert rig.engine.health().num_jobs == 0
+
+
+def test_the_log_of_everything_so_far_replays(rig: Rig) -> None:
+    count, difference = replay(rig.log.getvalue().splitlines())
+    assert difference is None
+    assert count > 20
+    assert "circle" not in rig.log.getvalue(), "prompts stay out of the log"
+
+
+def kill(rig: Rig, gpu: int) -> None:
+    pid = rig.executor.pid(gpu)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_killed_worker_costs_time_but_no_picture(
+    start: Callable[..., Rig], stock: Callable[[Spec], np.ndarray], seed: int
+) -> None:
+    """Killed at a random step; the picture is made elsewhere, another request is not disturbed, the worker rejoins."""
+    rig = start()
+    specs = {"a": tiny.spec(steps=40, height=96, width=96), "b": tiny.spec(steps=40, height=96, width=96, seed=8)}
+
+    async def scenario() -> list[Outcome]:
+        tickets = [rig.submit(spec, uid) for uid, spec in specs.items()]
+        first, second = tickets
+        assert isinstance(first, Ticket)
+        assert isinstance(second, Ticket)
+        steps = Random(seed).randrange(2, 35)
+        await until(lambda: first.steps_done >= steps)
+        kill(rig, first.segments[0].gpus[0])
+        outcomes = [await first.outcome, await second.outcome]
+        await until(lambda: rig.engine.health().num_devices_up == 2)
+        return outcomes
+
+    killed, other = rig.run(scenario())
+    assert_equal_to_stock([killed, other], specs, stock)
+    assert sum(segment.stage == "encode" for segment in killed.segments) == 2
+    assert sum(segment.stage == "encode" for segment in other.segments) == 1
+    assert replay(rig.log.getvalue().splitlines())[1] is None
+
+
+def test_when_no_worker_can_be_started_again_open_requests_end(directory: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.symlink_to(directory)
+    rig = Rig(ModelSource(path=str(model)), "edf", num_workers=1)
+    rig.run(rig.engine.start())
+
+    async def scenario() -> Outcome:
+        ticket = rig.submit(tiny.spec(steps=1000), "orphan")
+        assert isinstance(ticket, Ticket)
+        model.unlink()  # From now on no worker can load.
+        kill(rig, 0)
+        return await ticket.outcome
+
+    outcome = rig.run(scenario())
+    assert outcome.status is Status.CANCELLED
+    assert outcome.reason.startswith("every worker was lost")
+    assert rig.engine.health().num_devices_up == 0
+    rig.close()
+
+
+def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    rig = Rig(ModelSource(path=str(tmp_path / "nowhere")), "edf")
+    with pytest.raises(WorkerStartFailed, match="nowhere"):
+        rig.run(rig.engine.start())
+    rig.close()
+
+
+def test_stopping_ends_open_requests_and_all_processes(start: Callable[..., Rig]) -> None:
+    rig = start()
+    pids = [rig.executor.pid(gpu) for gpu in range(2)]
+
+    async def scenario() -> Outcome:
+        ticket = rig.submit(tiny.spec(steps=1000), "open")
+        assert isinstance(ticket, Ticket)
+        await until(lambda: ticket.steps_done > 0)
+        await rig.engine.stop()
+        return await ticket.outcome
+
+    outcome = rig.run(scenario())
+    assert (outcome.status, outcome.reason) == (Status.CANCELLED, "the server was stopped")
+    for pid in pids:
+        assert pid is not None
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
