@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-console = Console(stderr=True)
+console = Console(stderr=True, emoji=False)  # Else "file:100:" shows a hundred-points sign.
 """For people: progress, notes, errors. Results go to standard output."""
 
-out = Console()
+out = Console(emoji=False)
 
 
 class UserError(Exception):

@@ -10,7 +10,6 @@ import typer
 from tilework.cli.output import UserError, out, print_json, user_errors
 from tilework.control.log import BadLog, Difference
 from tilework.control.log import replay as replay_log
-from tilework.cost.table import BadCostTable
 from tilework.policy.registry import UnknownPolicy
 
 EXAMPLE = "Example: tilework replay out/demo/events.jsonl"
@@ -24,8 +23,10 @@ def command(
 
     Exit status 1 if a decision differs.
     """
-    with user_errors(BadLog, BadCostTable, UnknownPolicy, OSError), log.open(encoding="utf-8") as lines:
+    with user_errors(BadLog, UnknownPolicy, OSError), log.open(encoding="utf-8", errors="replace") as lines:
         num_events, difference = replay_log(lines)
+    if num_events == 0 and difference is None:
+        raise UserError(f"{log} holds no events; was anything served?")
     if json:
         print_json(_document(num_events, difference))
     elif difference is None:
@@ -34,8 +35,6 @@ def command(
         out.print(f"line {difference.line} differs after {num_events} events that agree", style="red")
         out.print(f"logged:   {difference.logged}", markup=False, soft_wrap=True)
         out.print(f"replayed: {difference.replayed}", markup=False, soft_wrap=True)
-    if num_events == 0 and difference is None:
-        raise UserError(f"{log} holds no events; was anything served?")
     if difference is not None:
         raise typer.Exit(1)
 

@@ -65,7 +65,8 @@ def command(
             if json:
                 print_json({"url": url, "model": engine.info.name, "workers": workers, "ready_s": round(seconds, 3)})
                 return
-            out.print(f"{engine.info.name} on {workers} x {device}, policy {policy}: ready in {seconds:.1f} s at {url}")
-            out.print(f"  API documentation {url}/docs   metrics {url}/metrics   stop with Ctrl-C", style="dim")
+            ready = f"{engine.info.name} on {workers} x {device}, policy {policy}: ready in {seconds:.1f} s at {url}"
+            out.print(ready, soft_wrap=True)
+            out.print(f"  API documentation {url}/docs, metrics {url}/metrics; stop with Ctrl-C", soft_wrap=True)
 
         asyncio.run(serve_http(engine, config, on_ready=on_ready))

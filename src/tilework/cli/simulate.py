@@ -14,7 +14,7 @@ from tilework.cli.schedules import ServedRequest, schedule_of_trace, served_in, 
 from tilework.control.controller import ControllerConfig
 from tilework.control.history import dispatch_ns, profiled_table, read_history
 from tilework.control.log import BadLog
-from tilework.core.request import Request
+from tilework.core.request import Request, Status
 from tilework.core.workload import BadLine, RequestId, WorkloadRequest, read_workload
 from tilework.cost.table import BadCostTable, CostTable, read_table
 from tilework.policy.registry import UnknownPolicy, make_policy, policy_names
@@ -66,11 +66,12 @@ def command(
         make_policy(scenario.policy)
     trace = _run(scenario, quiet=json)
     plan = schedule_of_trace(trace, scenario.ids)
-    if schedule is not None:
-        write_schedule(schedule, plan)
-    if timeline is not None:
-        title = f"{scenario.policy} on {scenario.config.num_gpus} modelled devices (simulated)"
-        draw_timeline(timeline, plan, workload=scenario.workload, title=title, num_devices=scenario.config.num_gpus)
+    with user_errors(OSError, ValueError):
+        if schedule is not None:
+            write_schedule(schedule, plan)
+        if timeline is not None:
+            title = f"{scenario.policy} on {scenario.config.num_gpus} modelled devices (simulated)"
+            draw_timeline(timeline, plan, workload=scenario.workload, title=title, num_devices=scenario.config.num_gpus)
     served = served_in(trace)
     if json:
         print_json(_document(scenario, served))
@@ -78,7 +79,8 @@ def command(
     out.print(attainment_table(served, title=f"{scenario.policy}, {scenario.config.num_gpus} devices, simulated"))
     if scenario.live:
         out.print(attainment_table(scenario.live, title="the live run of the log"))
-        out.print(f"simulated / live mean latency: {_latency_ratio(served, scenario.live):.3f}")
+        ratio = _latency_ratio(served, scenario.live)
+        out.print(f"simulated / live mean latency: {'-' if ratio is None else f'{ratio:.3f}'}")
 
 
 def _scenario(
@@ -91,6 +93,11 @@ def _scenario(
     if requests is None or cost is None:
         raise UserError("give REQUESTS and --cost, or --log; see tilework simulate --help")
     workload, table = read_workload(requests), read_table(cost)
+    if not workload:
+        raise UserError(f"{requests} holds no requests; write one JSON object per line")
+    ids = {str(line.id): line.id for line in workload if line.id is not None}
+    if len(ids) < len(workload):
+        raise UserError(f"{requests}: an id stands there once as text and once as a number or a place; use other names")
     known = {row.pipeline for row in table.rows}
     for line in workload:
         if line.pipeline not in known:
@@ -98,7 +105,7 @@ def _scenario(
             raise UserError(f"{requests}: pipeline {line.pipeline!r} is not in {cost}; it knows {names}")
     return _Scenario(
         requests=to_requests(workload),
-        ids={str(line.id): line.id for line in workload if line.id is not None},
+        ids=ids,
         workload=workload,
         table=table,
         policy=policy or "edf",
@@ -108,7 +115,7 @@ def _scenario(
 
 
 def _from_log(log: Path, policy: str | None, gpus: int | None, config: SimConfig) -> _Scenario:
-    with log.open(encoding="utf-8") as lines:
+    with log.open(encoding="utf-8", errors="replace") as lines:
         history = read_history(lines)
     live = served_live(history)
     if not live:
@@ -120,7 +127,7 @@ def _from_log(log: Path, policy: str | None, gpus: int | None, config: SimConfig
         table=profiled_table(history),
         policy=policy or history.header.config.policy,
         config=SimConfig(
-            num_gpus=gpus or history.num_gpus,
+            num_gpus=gpus or history.num_gpus or 1,
             seed=config.seed,
             jitter=config.jitter,
             dispatch_ns=dispatch_ns(history),
@@ -140,12 +147,14 @@ def _run(scenario: _Scenario, quiet: bool) -> Trace:
         return simulation.run(scenario.requests, observe=None if bar.disable else observe)
 
 
-def _latency_ratio(served: list[ServedRequest], live: list[ServedRequest]) -> float:
-    return _mean_latency_s(served) / _mean_latency_s(live)
-
-
-def _mean_latency_s(served: list[ServedRequest]) -> float:
-    return fmean(one.latency_s for one in served if one.status == "done" and one.latency_s is not None)
+def _latency_ratio(served: list[ServedRequest], live: list[ServedRequest]) -> float | None:
+    """Ratio of the mean latencies of the requests that were done in both; None if there is none."""
+    pairs = [
+        (one.latency_s, real.latency_s)
+        for one, real in zip(served, live, strict=True)
+        if one.status == real.status == Status.DONE and one.latency_s is not None and real.latency_s is not None
+    ]
+    return fmean(one for one, _ in pairs) / fmean(real for _, real in pairs) if pairs else None
 
 
 def _document(scenario: _Scenario, served: list[ServedRequest]) -> dict[str, Any]:

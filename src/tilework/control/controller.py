@@ -152,7 +152,7 @@ class Controller:
         if gpu not in self.tracker.devices:
             return []
         self.tracker.remove_device(gpu)
-        victims = [job for job in self.tracker.jobs.values() if gpu in job.last_gpus]
+        victims = [job for job in self.tracker.jobs.values() if _needs(job, gpu)]
         for job in self.tracker.jobs.values():
             job.holders.discard(gpu)
         return [action for job in victims for action in self._retry(job, f"GPU {gpu} was lost: {reason}")]
@@ -215,3 +215,8 @@ class Controller:
                 moves.append(MoveState(job.job_id, job.last_gpus[0], gpu, gpu not in job.holders))
             job.holders.add(gpu)
         return moves
+
+
+def _needs(job: Job, gpu: int) -> bool:
+    """Whether a job's state is on this device, or will have been there when its committed works have ended."""
+    return gpu in job.last_gpus or any(gpu in work.gpus for work in job.works)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
 
-from tilework.control.log import Header, read_log
+from tilework.control.log import BadLog, Entry, Header, read_log
 from tilework.core.actions import Accept, Finish, Reject, RunStage, RunSteps
 from tilework.core.events import GpuJoined, StageFinished, StepsFinished, Stopped, Submitted
 from tilework.core.request import Request, Status
@@ -52,6 +52,14 @@ class History:
 def read_history(lines: Iterable[str]) -> History:
     """Read a whole log. Raises BadLog."""
     header, entries = read_log(lines)
+    try:
+        return _history(header, entries)
+    except KeyError as error:
+        raise BadLog(f"the log speaks of {error}, which no earlier line began; lines are missing or altered") from error
+
+
+def _history(header: Header, entries: Iterable[Entry]) -> History:
+    """Raises KeyError for a work that was not started or a request that was not submitted."""
     requests: dict[str, PastRequest] = {}
     started: dict[int, Work] = {}
     works: list[PastWork] = []
@@ -81,27 +89,39 @@ def read_history(lines: Iterable[str]) -> History:
 
 
 def profiled_table(history: History) -> CostTable:
-    """The cost table that this very run measured: median seconds per stage and shape, guided requests only.
+    """The cost table that this very run measured: median seconds per stage, shape and degree, guided requests that ran
+    alone only.
 
     Stages and shapes that did not run keep the row that the run started from.
     """
     requests = {past.job_id: past.request for past in history.requests}
-    seconds: dict[tuple[str, str, int, int, int], list[float]] = {}
+    seconds: dict[tuple[str, str, int, int, int, int], list[float]] = {}
     for past in history.works:
         request = requests.get(past.work.job_ids[0])
-        if request is not None and request.guided and past.run_ns is not None:
-            shape = request.shape
-            key = (request.pipeline, past.work.stage.name, shape.height, shape.width, shape.frames)
+        if request is not None and request.guided and past.run_ns is not None and len(past.work.job_ids) == 1:
+            shape, degree = request.shape, len(past.work.gpus)
+            key = (request.pipeline, past.work.stage.name, shape.height, shape.width, shape.frames, degree)
             seconds.setdefault(key, []).append(s_from_ns(past.run_ns) / past.steps)
     rows = tuple(
-        CostRow(pipeline=pipeline, stage=stage, height=height, width=width, frames=frames, seconds=median(values))
-        for (pipeline, stage, height, width, frames), values in sorted(seconds.items())
+        CostRow(
+            pipeline=pipeline,
+            stage=stage,
+            height=height,
+            width=width,
+            frames=frames,
+            degree=degree,
+            seconds=median(values),
+        )
+        for (pipeline, stage, height, width, frames, degree), values in sorted(seconds.items())
     )
-    measured = {(row.stage, row.height * row.width * row.frames) for row in rows}
-    kept = tuple(
-        row for row in history.header.table.rows if (row.stage, row.height * row.width * row.frames) not in measured
-    )
+    measured = {_profiled(row) for row in rows}
+    kept = tuple(row for row in history.header.table.rows if _profiled(row) not in measured)
     return replace(history.header.table, rows=rows + kept)
+
+
+def _profiled(row: CostRow) -> tuple[str, str, int, int, int]:
+    """What a table tells apart; rows that agree in it would be averaged."""
+    return row.pipeline, row.stage, row.height * row.width * row.frames, row.degree, row.batch
 
 
 def dispatch_ns(history: History) -> int:

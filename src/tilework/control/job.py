@@ -15,7 +15,7 @@ class Job:
 
     `done` is how far completed works brought it, `works` are committed to devices and not ended, `last_gpus` hold its
     state, `holders` are the devices that have seen its conditioning. A lost device or a failed work starts the next
-    `attempt` from the beginning.
+    `attempt` from the beginning. `remaining_ns` is kept by the tracker, which knows the costs.
     """
 
     job_id: int
@@ -25,6 +25,7 @@ class Job:
     done: Cursor
     attempt: int = 1
     set_aside: bool = False
+    remaining_ns: int = 0
     works: list[Work] = field(default_factory=list)
     last_gpus: Group = ()
     holders: set[int] = field(default_factory=set)

@@ -70,24 +70,42 @@ def read_log(lines: Iterable[str]) -> tuple[Header, Iterator[Entry]]:
         raise BadLog(
             f"line 1 is not the header of a log of format {FORMAT}; was this file written by `tilework serve`?"
         )
-    header = Header(
-        version=first["version"],
-        config=ControllerConfig(**first["config"]),
-        table=parse_table(first["cost_table"]),
-    )
-    return header, (_entry(text, line) for line, text in enumerate(iterator, start=2))
+    try:
+        config, table = ControllerConfig(**first["config"]), parse_table(first["cost_table"])
+        header = Header(version=first["version"], config=config, table=table)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadLog(f"line 1 is not the header of a log: {error!r}") from error
+    return header, _entries(iterator)
+
+
+def _entries(lines: Iterator[str]) -> Iterator[Entry]:
+    now_ns = 0
+    for line, text in enumerate(lines, start=2):
+        entry = _entry(text, line)
+        if entry.now_ns < now_ns:
+            raise BadLog(f"line {line} is of time {entry.now_ns}, before the line above it; lines were moved")
+        now_ns = entry.now_ns
+        yield entry
 
 
 def replay(lines: Iterable[str]) -> tuple[int, Difference | None]:
     """Feed a log's events to a fresh controller; returns the number of events and the first difference, if any.
 
-    The actions are recomputed from the events and the header alone, and the whole line is compared as text.
+    The actions are recomputed from the events and the header alone, and the whole line is compared as text. An event
+    that the controller cannot handle differs, too: the log's controller did handle it.
+
+    Raises:
+        BadLog: a line cannot be read.
+        UnknownPolicy: the log is of a policy that does not exist here.
     """
     header, entries = read_log(lines)
     controller = Controller(header.config, header.table)
     count = 0
     for entry in entries:
-        replayed = entry_line(entry.event, controller.handle(entry.event, entry.now_ns), entry.now_ns)
+        try:
+            replayed = entry_line(entry.event, controller.handle(entry.event, entry.now_ns), entry.now_ns)
+        except Exception as error:
+            replayed = f"the controller fails: {error!r}"
         if replayed != entry.text:
             return count, Difference(line=entry.line, logged=entry.text, replayed=replayed)
         count += 1
@@ -99,9 +117,9 @@ def _entry(text: str, line: int) -> Entry:
     try:
         return Entry(
             line=line,
-            now_ns=document["t"],
-            event=from_plain(document["event"], _KINDS[document["event"]["is"]]),
-            actions=tuple(from_plain(action, _KINDS[action["is"]]) for action in document["actions"]),
+            now_ns=from_plain(document["t"], int),
+            event=from_plain(document["event"], _EVENTS[document["event"]["is"]]),
+            actions=tuple(from_plain(action, _ACTIONS[action["is"]]) for action in document["actions"]),
             text=text.rstrip("\n"),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -124,7 +142,8 @@ def _dump(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
-_KINDS: dict[str, type] = {kind.__name__: kind for union in (Event, Action) for kind in get_args(union)}
+_EVENTS: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}
+_ACTIONS: dict[str, type] = {kind.__name__: kind for kind in get_args(Action)}
 
 
 def to_plain(value: Any) -> Any:
@@ -140,7 +159,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(plain: Any, kind: Any) -> Any:
-    """The inverse of `to_plain` for a value annotated as `kind`."""
+    """The inverse of `to_plain` for a value annotated as `kind`. Raises KeyError, TypeError or ValueError."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return None if plain is None else from_plain(plain, next(a for a in arguments if a is not type(None)))
@@ -149,6 +168,8 @@ def from_plain(plain: Any, kind: Any) -> Any:
     if isinstance(kind, EnumType):
         return kind(plain)
     if kind in (int, str, bool):
+        if type(plain) is not kind:
+            raise TypeError(f"{plain!r} is not of type {kind.__name__}")
         return plain
     hints = _hints(kind)
     return kind(**{name: from_plain(plain[name], hint) for name, hint in hints.items()})

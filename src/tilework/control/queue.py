@@ -30,11 +30,11 @@ class WaitingQueue:
         index = bisect_left(self._keys, _key(job))
         return index < len(self._jobs) and self._jobs[index] is job
 
-    def add(self, job: Job, remaining_ns: int) -> None:
+    def add(self, job: Job) -> None:
         index = bisect_left(self._keys, _key(job))
         self._keys.insert(index, _key(job))
         self._jobs.insert(index, job)
-        self._remaining_ns.insert(index, remaining_ns)
+        self._remaining_ns.insert(index, job.remaining_ns)
 
     def remove(self, job: Job) -> None:
         index = bisect_left(self._keys, _key(job))

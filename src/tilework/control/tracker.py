@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from tilework.control.device import Device
 from tilework.control.job import Job
 from tilework.control.queue import WaitingQueue
-from tilework.core.interfaces import CostModel, JobView
-from tilework.core.progress import Cursor
+from tilework.core.interfaces import CostModel
 from tilework.core.work import StageId, Start, Work
 
 
@@ -43,11 +42,6 @@ class Tracker:
     def job(self, job_id: int) -> Job | None:
         return self.jobs.get(job_id)
 
-    def remaining_ns(self, job: JobView) -> int:
-        shapes = (job.request.shape,)
-        pieces = Cursor(job.stage, job.num_steps_left).pieces()
-        return sum(self._costs.run_ns(stage, shapes, 1, num_steps) for stage, num_steps in pieces)
-
     def num_jobs(self) -> int:
         return len(self.jobs)
 
@@ -60,8 +54,8 @@ class Tracker:
     def ahead_ns(self, urgency_ns: int) -> Sequence[int]:
         """Waiting jobs and the uncommitted rest of running ones, in order of urgency."""
         waiting = self._waiting.ahead_ns(urgency_ns)
-        busy = sorted((job.urgency_ns, self.remaining_ns(job)) for job in self._busy.values())
-        rest = [remaining_ns for urgency, remaining_ns in busy if urgency <= urgency_ns and remaining_ns > 0]
+        busy = [job for job in self._busy.values() if job.urgency_ns <= urgency_ns]
+        rest = [job.remaining_ns for job in busy if job.remaining_ns > 0]
         # The running jobs come first: they are on average the most urgent, and exact order hardly moves the sum.
         return [*rest, *waiting]
 
@@ -90,7 +84,7 @@ class Tracker:
     def add_job(self, job: Job) -> None:
         self.jobs[job.job_id] = job
         self.job_ids[job.request.uid] = job.job_id
-        self._waiting.add(job, self.remaining_ns(job))
+        self._wait(job)
 
     def remove_job(self, job: Job) -> None:
         """Forget a job that has come to its end; works of it may still be in flight."""
@@ -103,13 +97,13 @@ class Tracker:
             self._waiting.remove(job)
         job.set_aside, job.urgency_ns = True, urgency_ns
         if was_waiting:
-            self._waiting.add(job, self.remaining_ns(job))
+            self._waiting.add(job)
 
     def restart(self, job: Job) -> None:
         """Put a job back to its beginning; works of its former attempt may still be in flight."""
         self._leave(job)
         job.restart()
-        self._waiting.add(job, self.remaining_ns(job))
+        self._wait(job)
 
     def commit(self, start: Start) -> Work:
         """Number a start, check that it is legal, and put it in flight. An illegal start is a bug of the policy."""
@@ -132,6 +126,7 @@ class Tracker:
             job.works.append(work)
             job.last_gpus = start.gpus
             self._busy[job.job_id] = job
+            self._predict(job)
         predicted_ns = self._costs.run_ns(
             start.stage, [j.request.shape for j in jobs], len(start.gpus), start.num_steps
         )
@@ -152,12 +147,20 @@ class Tracker:
             if not job.works:
                 self._busy.pop(job.job_id)
                 if job.done.stage is not None:
-                    self._waiting.add(job, self.remaining_ns(job))
+                    self._wait(job)
         return jobs
 
     def _members(self, work: Work) -> list[tuple[Job, int]]:
         members = zip(work.job_ids, work.attempts, strict=True)
         return [(self.jobs[job_id], attempt) for job_id, attempt in members if job_id in self.jobs]
+
+    def _predict(self, job: Job) -> None:
+        shapes, pieces = (job.request.shape,), job.committed.pieces()
+        job.remaining_ns = sum(self._costs.run_ns(stage, shapes, 1, num_steps) for stage, num_steps in pieces)
+
+    def _wait(self, job: Job) -> None:
+        self._predict(job)
+        self._waiting.add(job)
 
     def _leave(self, job: Job) -> None:
         if job in self._waiting:

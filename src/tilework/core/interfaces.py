@@ -26,6 +26,10 @@ class JobView(Protocol):
         """Denoising steps that no work covers yet."""
 
     @property
+    def remaining_ns(self) -> int:
+        """Predicted device time of what no work covers yet, at degree 1; as of the job's latest change."""
+
+    @property
     def urgency_ns(self) -> int:
         """The policy's own order, from `Policy.urgency_ns`; smaller is served first, ties by job id."""
 
@@ -68,9 +72,6 @@ class ClusterView(Protocol):
 
     def job(self, job_id: int) -> JobView | None:
         """A job that has not ended; a work may outlive its job, which was cancelled or restarted."""
-
-    def remaining_ns(self, job: JobView) -> int:
-        """Predicted device time of what no work covers yet, at degree 1."""
 
 
 class CostModel(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import CostRow
-from tilework.core.work import DIFFUSE, Group, StageId
+from tilework.core.work import Group, StageId
 
 
 class BadCostTable(ValueError):
@@ -40,6 +40,7 @@ class CostTable:
 
 
 _ROW_FIELDS = {field.name for field in fields(CostRow)}
+_TEXTS = ("pipeline", "stage", "link")
 _COUNTS = ("height", "width", "frames", "degree", "batch")
 
 
@@ -50,7 +51,7 @@ def read_table(path: Path) -> CostTable:
         BadCostTable: what is wrong, where, and what would be right.
     """
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise BadCostTable(f"{path}: {error}; expected a JSON cost table with hardware and rows") from error
     try:
@@ -64,7 +65,7 @@ def parse_table(document: object) -> CostTable:
     if not isinstance(document, dict) or not isinstance(document.get("rows"), list) or not document["rows"]:
         raise BadCostTable('expected an object with a non-empty list "rows"')
     gpus_per_node = document.get("gpus_per_node", 8)
-    if not isinstance(gpus_per_node, int) or gpus_per_node < 1:
+    if type(gpus_per_node) is not int or gpus_per_node < 1:
         raise BadCostTable(f"gpus_per_node is {gpus_per_node!r}; expected a whole number of at least 1")
     return CostTable(
         hardware=str(document.get("hardware", "unknown")),
@@ -79,20 +80,27 @@ def _parse_row(index: int, row: object) -> CostRow:
     missing = {"pipeline", "stage", "height", "width", "seconds"} - row.keys()
     if missing:
         raise BadCostTable(f"rows[{index}] lacks {', '.join(sorted(missing))}")
+    for name in _TEXTS:
+        if not isinstance(row.get(name, "none"), str) or not row.get(name, "none"):
+            raise BadCostTable(f"rows[{index}].{name} is {row[name]!r}; expected text that is not empty")
     for name in _COUNTS:
         if type(row.get(name, 1)) is not int or row.get(name, 1) < 1:
             raise BadCostTable(f"rows[{index}].{name} is {row[name]!r}; expected a whole number of at least 1")
     seconds = row["seconds"]
     if type(seconds) not in (int, float) or not 0 < seconds < 1e6:
         raise BadCostTable(f"rows[{index}].seconds is {seconds!r}; expected seconds above 0")
+    peak_bytes = row.get("peak_bytes")
+    if peak_bytes is not None and (type(peak_bytes) is not int or peak_bytes < 0):
+        raise BadCostTable(f"rows[{index}].peak_bytes is {peak_bytes!r}; expected a whole number of bytes, or null")
     return CostRow(**{key: value for key, value in row.items() if key in _ROW_FIELDS})
 
 
 class TableCosts:
     """The CostModel of a table: exact at profiled shapes, linear in pixels between them, corrected online.
 
-    Beyond the profiled range the nearest two points are extended, never below half the nearest value. A stage that no
-    row mentions costs nothing (design section 10); a pipeline that no row mentions raises UnknownCost.
+    Beyond the profiled range the nearest two points are extended, never below half the nearest value; a single point
+    is scaled in proportion to pixels. A stage that no row mentions costs nothing (design section 10); a pipeline that
+    no row mentions, or a stage at a degree at which it was not profiled, raises UnknownCost.
 
     The correction is an exponentially weighted mean of measured over predicted time, per stage, shape, degree and
     batch, each measurement weighing `weight`. It stays within [1/4, 4], so that one outlier cannot close the door.
@@ -127,7 +135,7 @@ class TableCosts:
         ratio = min(4.0, max(0.25, run_ns / base_ns))
         old = self._corrections.get(key)
         self._corrections[key] = ratio if old is None else old + self._weight * (ratio - old)
-        self._cache.pop((stage, tuple(shapes), degree), None)
+        self._cache.clear()  # Not this shape alone: one that is turned on its side has the same correction.
         self.version += 1
 
     def is_profiled(self, stage: StageId, shape: Shape, degree: int = 1) -> bool:
@@ -157,8 +165,8 @@ class TableCosts:
         single = self._points.get((stage, degree, 1))
         if single is not None:  # An unprofiled batch is priced as its members one after another.
             return sum(_interpolate(single, shape.pixels) for shape in shapes) * NS_PER_S
-        if degree > 1 and stage.name == DIFFUSE:
-            raise UnknownCost(f"{stage} was not profiled at degree {degree}")
+        if any(profiled == stage for profiled, _, _ in self._points):
+            raise UnknownCost(f"{stage} was not profiled at degree {degree} and batch {len(shapes)} or 1")
         return 0.0
 
 
@@ -187,5 +195,6 @@ def _interpolate(points: _Points, pixels: float) -> float:
     index = min(max(bisect_left(points, (pixels, 0.0)), 1), len(points) - 1)
     (x0, y0), (x1, y1) = points[index - 1], points[index]
     value = y0 + (y1 - y0) * (pixels - x0) / (x1 - x0)
-    nearest = y0 if pixels < x0 else y1
-    return max(value, nearest / 2)
+    if x0 <= pixels <= x1:
+        return value
+    return max(value, (y0 if pixels < x0 else y1) / 2)

@@ -37,7 +37,7 @@ class EarliestDeadlineFirst:
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         """Raises nothing; a plan that sets jobs aside starts nothing, and is asked for again in the new order."""
-        doomed = tuple(job.job_id for job in self._candidates(view) if _is_doomed(job, view, now_ns))
+        doomed = tuple(job.job_id for job in self._candidates(view) if _is_doomed(job, now_ns))
         if doomed:
             return Plan(set_aside=doomed)
         slots = Slots(view, costs, self.chunk_ns)
@@ -58,21 +58,24 @@ class EarliestDeadlineFirst:
         return Plan(starts=tuple(slots.starts))
 
     def _candidates(self, view: ClusterView) -> Iterator[JobView]:
-        """Jobs that this plan might start: those with a device, and as many from the head of the queue as may fit."""
-        with_device = {work.job_ids[0]: None for gpu in view.gpus for work in gpu.works}
-        yield from (job for job_id in with_device if (job := view.job(job_id)) is not None)
-        yield from islice(view.waiting(), WORKS_PER_GPU * len(view.gpus))
+        """Jobs that this plan might start: those with a device, and as many from the head of the queue as may fit.
+
+        Each comes once: a job that was begun again waits while a remnant of its former attempt still has a device.
+        """
+        ids = {work.job_ids[0]: None for gpu in view.gpus for work in gpu.works}
+        ids |= {job.job_id: None for job in islice(view.waiting(), WORKS_PER_GPU * len(view.gpus))}
+        yield from (job for job_id in ids if (job := view.job(job_id)) is not None)
 
 
 def _order(job: JobView) -> tuple[int, int]:
     return job.urgency_ns, job.job_id
 
 
-def _is_doomed(job: JobView, view: ClusterView, now_ns: int) -> bool:
+def _is_doomed(job: JobView, now_ns: int) -> bool:
     deadline_ns = job.request.deadline_ns
     if job.set_aside or deadline_ns is None or job.stage is None:
         return False
-    return now_ns + view.remaining_ns(job) > deadline_ns
+    return now_ns + job.remaining_ns > deadline_ns
 
 
 def _why(job: JobView, verb: str) -> str:

@@ -76,6 +76,7 @@ class _Server(uvicorn.Server):
         try:
             await super().startup(sockets)
         except OSError as error:  # Another process has listened since the port was bound.
+            await self.lifespan.shutdown()
             raise _in_use(self.config.host, self.config.port, error) from error
         self._on_started()
 
