@@ -52,6 +52,7 @@ class HostileDriver(RuleBasedStateMachine):
         self.queues: dict[int, list[Work]] = {}
         self.stopped: set[int] = set()
         self.lineages: dict[tuple[int, int], Lineage] = {}
+        self.seen: dict[int, set[int]] = {}
         self.requests: dict[str, int] = {}
         self.job_of: dict[str, int] = {}
         self.ends: Counter[str] = Counter()
@@ -77,19 +78,23 @@ class HostileDriver(RuleBasedStateMachine):
                 self.end(uid, Status.REJECTED)
             case Finish(job_id, uid, status, _):
                 assert self.job_of[uid] == job_id
+                assert not self.seen.get(job_id), "devices keep what they hold of a request that has ended"
                 self.end(uid, status)
             case RunStage(work) | RunSteps(work):
                 self.enqueue(work)
             case Stop(work_id):
                 assert any(w.work_id == work_id for queue in self.queues.values() for w in queue)
                 self.stopped.add(work_id)
-            case MoveState(job_id, source, target, _):
+            case MoveState(job_id, source, target, conditioning):
                 lineage = self.lineage(job_id)
                 assert lineage.state_on == source != target
                 assert {source, target} <= self.queues.keys(), "a move from or to a device that is down"
                 lineage.state_on = target
-            case DropState(_, gpus):
+                assert conditioning == (target not in self.seen[job_id])
+                self.seen[job_id].add(target)
+            case DropState(job_id, gpus):
                 assert set(gpus) <= self.queues.keys()
+                self.seen[job_id] -= set(gpus)
 
     def end(self, uid: str, status: Status) -> None:
         assert status.is_final
@@ -108,6 +113,9 @@ class HostileDriver(RuleBasedStateMachine):
         assert (lineage.state_on is None) == (work.stage.name == ENCODE)
         assert lineage.state_on in (None, gpu), "a work runs where the state is not"
         lineage.state_on = gpu
+        assert work.stage.name != ENCODE or not self.seen.get(job_id), "something of a former attempt was kept"
+        self.seen.setdefault(job_id, set()).add(gpu)
+        assert work.after == tuple(queued.work_id for queued in queue[-1:])
         queue.append(work)
 
     # What happens.
@@ -116,11 +124,16 @@ class HostileDriver(RuleBasedStateMachine):
         side=st.sampled_from(SIDES),
         steps=st.integers(1, 12),
         slo_ms=st.none() | st.integers(1, 20_000),
+        is_tight=st.booleans(),
         on_miss=st.sampled_from(OnMiss),
     )
-    def submit(self, side: int, steps: int, slo_ms: int | None, on_miss: OnMiss) -> None:
+    def submit(self, side: int, steps: int, slo_ms: int | None, is_tight: bool, on_miss: OnMiss) -> None:
+        """`is_tight`: the deadline lies a little after the earliest end, so that one mishap makes it unreachable."""
         uid = f"r{len(self.requests)}"
         slo_s = None if slo_ms is None else slo_ms / 1000
+        if is_tight and slo_s is not None:
+            alone = request(uid, side=side, steps=steps)
+            slo_s = slo_s / 20 + service_time_ns(alone, self.controller.costs) / 1e9
         new = request(uid, self.now_ns / 1e9, side=side, steps=steps, slo_s=slo_s, on_miss=on_miss)
         self.requests[uid] = steps
         was_idle = not self.job_of.keys() - self.ends.keys()
@@ -161,6 +174,8 @@ class HostileDriver(RuleBasedStateMachine):
     def lose_gpu(self, data: st.DataObject) -> None:
         gpu = data.draw(st.sampled_from(sorted(self.queues)))
         self.written_off += self.queues.pop(gpu)
+        for gpus in self.seen.values():
+            gpus.discard(gpu)
         self.tell(GpuLost(gpu, "broken on purpose"))
 
     @rule(gpu=st.integers(0, 2))

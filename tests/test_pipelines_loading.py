@@ -92,8 +92,8 @@ def test_a_directory_needs_no_network(saved: Path, monkeypatch: pytest.MonkeyPat
     assert calls == []
 
 
-def test_the_shipped_model_has_no_t5_and_loads(tmp_path: Path) -> None:
-    info = load(tiny.shapes_source(tmp_path)).info
+def test_the_shipped_model_has_no_t5_and_loads() -> None:
+    info = load(ModelSource(path="shapes")).info
     assert (info.name, info.side_multiple, info.default_height) == ("shapes", 8, 128)
     assert 3_000_000 < info.parameters < 8_000_000
 

@@ -40,13 +40,13 @@ class Model:
         return tiny.run_stock(self.stock, spec, self.max_sequence_length)
 
 
-@pytest.fixture(scope="module", params=[*tiny.SAMPLERS, "shapes"])
+@pytest.fixture(scope="module", params=[*tiny.SAMPLERS, "shapes", "shapes-dpm"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     directory = tmp_path_factory.mktemp(request.param)
     if request.param in tiny.SAMPLERS:
         stock = tiny.save_sd3(directory, request.param)
         return Model(stock, ModelSource(path=str(directory)), tiny.TEXT_LENGTH)
-    source = tiny.shapes_source(directory)
+    source = ModelSource(path="shapes") if request.param == "shapes" else tiny.shapes_with_sampler(directory, "dpm")
     stock = StableDiffusion3Pipeline.from_pretrained(
         shipped_directory() if source.path == "shapes" else directory,
         local_files_only=True,

@@ -72,6 +72,6 @@ def test_the_table_says_the_same():
     out = io.StringIO()
     Console(file=out, width=80).print(attainment_table(SEEN, "Demo"))
     rows = {words[0]: words[1:] for line in out.getvalue().splitlines() if (words := line.split())}
-    assert {"requests", "attainment"} <= set(rows["size"])
+    assert {"requests", "attained"} <= set(rows["size"])
     assert rows["all"] == ["5", "3", "1/3", "33.3%", "2.00", "2.00", "3.00", "3.00"]
     assert rows["192x192"] == ["1", "0", "-", "-", "-", "-", "-", "-"]

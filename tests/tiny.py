@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from diffusers import (
 )
 from transformers import T5Config, T5EncoderModel, T5Tokenizer
 
-from model import build_pipeline, build_text_encoder, build_tokenizer, save_half
+from model import build_text_encoder, build_tokenizer
 from tilework.core.wire import Image, ModelSource, Spec
 from tilework.pipelines.family import Conditioning, Family, StepState
 from tilework.pipelines.loading import INDEX, quiet, shipped_directory
@@ -74,17 +75,14 @@ def write_defaults(directory: Path, **defaults: Any) -> None:
     (directory / "tilework.json").write_text(json.dumps(defaults), encoding="utf-8")
 
 
-def shapes_source(directory: Path) -> ModelSource:
-    """The shipped model; while the package has none, one of its architecture with random weights, in `directory`."""
-    if (shipped_directory() / INDEX).is_file():
-        return ModelSource(path="shapes")
-    torch.manual_seed(0)
-    pipeline = build_pipeline()
-    pipeline.vae.register_to_config(scaling_factor=1.3, shift_factor=0.1)
-    # Training starts from a transformer that predicts zero, which would hide every error.
-    torch.nn.init.normal_(pipeline.transformer.proj_out.weight, std=0.1)
-    save_half(pipeline, directory)
-    write_defaults(directory, name="shapes", steps=12, guidance_scale=4.0, max_sequence_length=0)
+def shapes_with_sampler(directory: Path, sampler: str) -> ModelSource:
+    """A copy of the shipped model in `directory` with another sampler."""
+    shutil.copytree(shipped_directory(), directory, dirs_exist_ok=True)
+    replacement = SAMPLERS[sampler]()
+    replacement.save_pretrained(directory / "scheduler")
+    index = json.loads((directory / INDEX).read_text())
+    index["scheduler"] = ["diffusers", type(replacement).__name__]
+    (directory / INDEX).write_text(json.dumps(index))
     return ModelSource(path=str(directory))
 
 

@@ -87,7 +87,7 @@ def attainment_table(records: Sequence[Served], title: str = "") -> Table:
         caption_justify="left",
     )
     table.add_column("size")
-    for heading in ("requests", "done", "on time", "attainment", "mean", "p50", "p95", "p99"):
+    for heading in ("requests", "done", "on time", "attained", "mean", "p50", "p95", "p99"):
         table.add_column(heading, justify="right")
     for size, members in _by_size(records).items():
         table.add_row(size, *_cells(_figures(members)))

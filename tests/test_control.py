@@ -1,0 +1,354 @@
+"""The controller, case by case; `test_control_stateful` looks for what nobody thought of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from builders import ALL_STAGES, PIPELINE, request, table
+from tilework.control.controller import Controller, ControllerConfig
+from tilework.core.actions import (
+    Accept,
+    Action,
+    DropState,
+    Finish,
+    MoveState,
+    Reject,
+    RunStage,
+    RunSteps,
+    Stop,
+    WakeAt,
+)
+from tilework.core.events import (
+    Cancelled,
+    Event,
+    GpuJoined,
+    GpuLost,
+    StageFinished,
+    StepsFinished,
+    Stopped,
+    Submitted,
+    Woke,
+    WorkFailed,
+)
+from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.request import OnMiss, Request, Status
+from tilework.core.time import NS_PER_MS, ns_from_s
+from tilework.core.work import DECODE, DIFFUSE, ENCODE, Group, Plan, StageId, Start
+from tilework.policy import registry
+from tilework.policy.registry import policy_names
+
+SERVICE_S = 0.01 + 10 * 0.1 + 0.05
+
+
+class Script:
+    """A policy that says what it was told to say, then nothing."""
+
+    def __init__(self, plans: list[Plan]) -> None:
+        self.plans = iter(plans)
+
+    def urgency_ns(self, request: Request, set_aside: bool) -> int:
+        return request.arrival_ns + (10**9 if set_aside else 0)
+
+    def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
+        return next(self.plans, Plan())
+
+
+Scripted = Callable[..., Controller]
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
+    """A controller with two devices whose policy gives these plans, the first at the first event after them."""
+
+    def build(*plans: Plan) -> Controller:
+        monkeypatch.setitem(registry._REGISTRY, "script", lambda: Script([Plan(), Plan(), *plans]))
+        return controller("script", num_gpus=2)
+
+    return build
+
+
+def controller(policy: str = "edf", num_gpus: int = 1, **options: int) -> Controller:
+    built = Controller(ControllerConfig(policy=policy, **options), table())
+    for gpu in range(num_gpus):
+        assert built.handle(GpuJoined(gpu, 0, ALL_STAGES), 0) == ()
+    return built
+
+
+def start(stage: str, *gpus: int, steps: int = 1, job: int = 0) -> Start:
+    return Start(stage=StageId(PIPELINE, stage), job_ids=(job,), gpus=gpus, num_steps=steps, why="told to")
+
+
+def run(*starts: Start) -> Plan:
+    return Plan(starts=starts)
+
+
+def ran(actions: tuple[Action, ...]) -> list[tuple[int, str, int, Group]]:
+    """(work, stage, steps, devices) of each work that was started."""
+    works = [action.work for action in actions if isinstance(action, RunStage | RunSteps)]
+    return [(work.work_id, work.stage.name, work.num_steps, work.gpus) for work in works]
+
+
+def only(kind: type, actions: tuple[Action, ...]) -> list[Action]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+# A request's way.
+
+
+@pytest.mark.parametrize("policy", policy_names())
+def test_one_request_goes_through_its_stages_in_chunks_with_one_work_queued_ahead(policy: str) -> None:
+    """Steps of 0.1 s in chunks of 0.2 s: the next work is always queued before the running one ends."""
+    control = controller(policy)
+    begun = control.handle(Submitted(request("a", steps=5)), 0)
+    assert ran(begun) == [(1, ENCODE, 1, (0,)), (2, DIFFUSE, 2, (0,))]
+    assert begun[0] == Accept(0, "a", ns_from_s(0.01 + 5 * 0.1 + 0.05))
+    steps_ns = 200 * NS_PER_MS
+    later = [
+        control.handle(StageFinished(1, 10 * NS_PER_MS), 1),
+        control.handle(StepsFinished(2, steps_ns), 2),
+        control.handle(StepsFinished(3, steps_ns), 3),
+    ]
+    assert [ran(actions) for actions in later] == [
+        [(3, DIFFUSE, 2, (0,))],
+        [(4, DIFFUSE, 1, (0,))],
+        [(5, DECODE, 1, (0,))],
+    ]
+    afters = [action.work.after for actions in (begun, *later) for action in only(RunStage, actions)]
+    afters += [action.work.after for actions in (begun, *later) for action in only(RunSteps, actions)]
+    assert sorted(afters) == [(), (1,), (2,), (3,), (4,)], "each is queued behind the one before it"
+    assert control.handle(StepsFinished(4, steps_ns // 2), 4) == ()
+    assert control.handle(StageFinished(5, 50 * NS_PER_MS), 5) == (
+        DropState(0, (0,)),
+        Finish(0, "a", Status.DONE, ""),
+    )
+
+
+def test_a_request_that_is_not_known_any_more_cannot_be_cancelled() -> None:
+    control = controller()
+    assert control.handle(Cancelled("stranger", "why not"), 0) == ()
+    control.handle(Submitted(request("a")), 0)
+    stopped = control.handle(Cancelled("a", "the client went away"), 1)
+    assert stopped == (
+        Stop(1),
+        Stop(2),
+        DropState(0, (0,)),
+        Finish(0, "a", Status.CANCELLED, "the client went away"),
+    )
+    assert control.handle(Cancelled("a", "again"), 2) == ()
+    assert control.handle(Stopped(1, 0), 3) == control.handle(Stopped(2, 0), 4) == ()
+
+
+def test_a_waiting_request_is_cancelled_without_a_word_to_any_device() -> None:
+    control = controller(num_gpus=0)
+    control.handle(Submitted(request("a")), 0)
+    assert control.handle(Cancelled("a", "gone"), 1) == (Finish(0, "a", Status.CANCELLED, "gone"),)
+
+
+def test_requests_that_wait_for_a_device_begin_when_one_joins() -> None:
+    control = controller("fixed-sp1", num_gpus=0)
+    for uid in ("a", "b"):
+        (accepted,) = control.handle(Submitted(request(uid)), 0)
+        assert accepted == Accept(int(uid == "b"), uid, ns_from_s(SERVICE_S))
+    joined = control.handle(GpuJoined(3, 0, ALL_STAGES), 1)
+    assert [(stage, gpus) for _, stage, _, gpus in ran(joined)] == [(ENCODE, (3,)), (DIFFUSE, (3,))]
+
+
+# States that move.
+
+
+def test_conditioning_is_shipped_once_per_device(scripted: Scripted) -> None:
+    control = scripted(
+        run(start(ENCODE, 0)),
+        run(start(DIFFUSE, 1, steps=2)),
+        run(start(DIFFUSE, 0, steps=2)),
+        run(start(DIFFUSE, 1, steps=2)),
+        run(start(DIFFUSE, 1, steps=4)),
+    )
+    told = [control.handle(Submitted(request("a")), 0), control.handle(StageFinished(1, 1), 1)]
+    told += [control.handle(StepsFinished(work_id, 1), work_id) for work_id in (2, 3, 4)]
+    assert [only(MoveState, actions) for actions in told] == [
+        [],
+        [MoveState(0, 0, 1, conditioning=True)],
+        [MoveState(0, 1, 0, conditioning=False)],
+        [MoveState(0, 0, 1, conditioning=False)],
+        [],
+    ]
+    assert all(isinstance(actions[-1], RunStage | RunSteps) for actions in told), "the move comes before the work"
+    cancelled = control.handle(Cancelled("a", "gone"), 9)
+    assert cancelled[1] == DropState(0, (0, 1)), "both devices have something of it"
+
+
+# What breaks.
+
+
+def test_a_failed_work_begins_the_request_again_and_the_last_attempt_fails_it() -> None:
+    control = controller(max_attempts=2)
+    control.handle(Submitted(request("a")), 0)
+    again = control.handle(WorkFailed(1, "out of memory"), 1)
+    assert again[:2] == (Stop(2), DropState(0, (0,)))
+    assert ran(again) == [(3, ENCODE, 1, (0,))], "the remnant of the first attempt still has its place"
+    assert again[2].work.attempts == (2,)  # type: ignore[union-attr]
+    control.handle(Stopped(2, 0), 2)
+    failed = control.handle(WorkFailed(3, "out of memory"), 3)
+    assert failed[-1] == Finish(0, "a", Status.FAILED, "out of memory (attempt 2 of 2)")
+    assert not only(RunStage, failed)
+
+
+def test_a_lost_device_begins_its_requests_again_elsewhere() -> None:
+    control = controller("fixed-sp1", num_gpus=2)
+    for uid in ("a", "b"):
+        control.handle(Submitted(request(uid)), 0)
+    lost = control.handle(GpuLost(0, "it burns"), 1)
+    assert lost == (), "the other device has its hands full, and nothing is left to stop or to drop"
+    assert control.handle(StageFinished(1, 5), 2) == (), "too late"
+    assert ran(control.handle(GpuJoined(0, 0, ALL_STAGES), 3))[0][1:] == (ENCODE, 1, (0,))
+    assert control.handle(GpuLost(7, "never there"), 4) == ()
+
+
+def test_a_lost_device_that_still_worked_for_a_moved_request_begins_it_again(scripted: Scripted) -> None:
+    """The state is promised to device 1 but still being made on device 0 when that is lost."""
+    control = scripted(run(start(ENCODE, 0), start(DIFFUSE, 1, steps=2)))
+    begun = control.handle(Submitted(request("a")), 0)
+    assert only(MoveState, begun) == [MoveState(0, 0, 1, conditioning=True)]
+    assert control.handle(GpuLost(0, "it burns"), 1) == (Stop(2), DropState(0, (1,)))
+    job = control.tracker.jobs[0]
+    assert (job.attempt, job.works, list(control.tracker.waiting())) == (2, [], [job])
+
+
+def test_a_lost_device_fails_a_request_that_had_its_attempts() -> None:
+    control = controller(max_attempts=1)
+    control.handle(Submitted(request("a")), 0)
+    failed = Finish(0, "a", Status.FAILED, "GPU 0 was lost: it burns (attempt 1 of 1)")
+    assert control.handle(GpuLost(0, "it burns"), 1) == (failed,)
+
+
+def test_a_request_is_set_aside_once_though_a_remnant_of_it_still_has_a_device() -> None:
+    """After a failure too late to be on time: the job waits, and its stopped second work is still on the device."""
+    control = controller()
+    control.handle(Submitted(request("a", slo_s=1.3)), 0)
+    control.handle(StageFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
+    again = control.handle(WorkFailed(2, "broken"), 500 * NS_PER_MS)
+    assert ran(again) == [(4, ENCODE, 1, (0,))]
+    assert control.tracker.jobs[0].set_aside
+
+
+def test_a_work_that_was_stopped_at_a_step_goes_on_from_there(scripted: Scripted) -> None:
+    control = scripted(run(start(ENCODE, 0)), run(start(DIFFUSE, 0, steps=6)))
+    control.handle(Submitted(request("a")), 0)
+    control.handle(StageFinished(1, 1), 1)
+    control.handle(Stopped(2, 4), 2)
+    (job,) = control.tracker.waiting()
+    assert (job.stage, job.num_steps_left) == (StageId(PIPELINE, DIFFUSE), 6)
+
+
+# Plans.
+
+
+def test_a_wake_up_is_asked_for_once_unless_an_earlier_one_is_needed(scripted: Scripted) -> None:
+    control = scripted(*(Plan(wake_ns=wake_ns) for wake_ns in (100, 100, 120, 50, 100)), Plan(), Plan(wake_ns=100))
+    told = [control.handle(Cancelled("nobody", ""), 0) for _ in range(5)]
+    assert told == [(WakeAt(100),), (), (), (WakeAt(50),), ()]
+    assert control.handle(Woke(), 50) == ()
+    assert control.handle(Woke(), 60) == (WakeAt(100),)
+
+
+def test_setting_aside_asks_for_a_new_plan_in_the_new_order(scripted: Scripted) -> None:
+    control = scripted(Plan(), Plan(), Plan(set_aside=(0,)), run(start(ENCODE, 0, job=1)))
+    for uid in ("a", "b"):
+        control.handle(Submitted(request(uid)), 0)
+    assert [job.job_id for job in control.tracker.waiting()] == [0, 1]
+    assert ran(control.handle(Woke(), 1)) == [(1, ENCODE, 1, (0,))]
+    assert [(job.job_id, job.set_aside) for job in control.tracker.waiting()] == [(0, True)]
+    control.handle(Submitted(request("c")), 2)
+    assert [job.job_id for job in control.tracker.waiting()] == [2, 0], "behind those that can be on time"
+
+
+@pytest.mark.parametrize(
+    ("illegal", "complaint"),
+    [
+        (start(DIFFUSE, 0, steps=2), f"job 0 is at {PIPELINE}/encode, not at {PIPELINE}/diffuse"),
+        (start(ENCODE, 0, steps=2), "job 0 has 1 steps left, not 2"),
+        (start(ENCODE, 0, steps=0), "job 0 has 1 steps left, not 0"),
+    ],
+)
+def test_an_illegal_start_is_a_bug_of_the_policy(scripted: Scripted, illegal: Start, complaint: str) -> None:
+    control = scripted(run(illegal))
+    with pytest.raises(AssertionError, match=complaint):
+        control.handle(Submitted(request("a")), 0)
+
+
+def test_more_steps_than_are_left_are_a_bug_of_the_policy(scripted: Scripted) -> None:
+    control = scripted(run(start(ENCODE, 0), start(DIFFUSE, 0, steps=11)))
+    with pytest.raises(AssertionError, match="job 0 has 10 steps left, not 11"):
+        control.handle(Submitted(request("a")), 0)
+
+
+# Predictions.
+
+
+def learned(event: Event, asked: Request) -> float:
+    """What the controller makes of a first measured encode, relative to the table."""
+    control = controller()
+    control.handle(Submitted(asked), 0)
+    control.handle(event, 1)
+    return control.costs.run_ns(StageId(PIPELINE, ENCODE), (asked.shape,), 1) / (10 * NS_PER_MS)
+
+
+def test_measurements_correct_the_costs_of_guided_requests_only() -> None:
+    slow = StageFinished(1, 20 * NS_PER_MS)
+    assert learned(slow, request("a")) == 2.0
+    assert learned(slow, replace(request("a"), guided=False)) == 1.0
+    assert learned(Stopped(1, 0), request("a")) == 1.0
+
+
+def test_a_remnant_of_a_cancelled_request_corrects_nothing() -> None:
+    control = controller()
+    control.handle(Submitted(request("a")), 0)
+    control.handle(Cancelled("a", "gone"), 1)
+    control.handle(StageFinished(1, 20 * NS_PER_MS), 2)
+    assert control.costs.version == 0
+
+
+def test_a_device_is_expected_to_be_free_when_its_works_end_and_never_in_the_past() -> None:
+    control = controller()
+    control.handle(Submitted(request("a")), 0)
+    (device,) = control.tracker.gpus
+
+    def free_ms(now_ms: int) -> float:
+        control.handle(Woke(), now_ms * NS_PER_MS)
+        assert control.tracker.device_free_ns(now_ms * NS_PER_MS) == [device.free_ns]
+        return device.free_ns / NS_PER_MS
+
+    assert free_ms(4) == 10 + 200
+    assert free_ms(50) == 50 + 200, "the encode is late: it may end now at the earliest"
+    control.handle(StageFinished(1, 60 * NS_PER_MS), 60 * NS_PER_MS)
+    assert free_ms(100) == 60 + 200 + 200
+    control.handle(Cancelled("a", "gone"), 110 * NS_PER_MS)
+    control.handle(Stopped(3, 0), 120 * NS_PER_MS)
+    assert free_ms(130) == 60 + 200, "a revoked work is expected no more"
+    control.handle(Stopped(2, 1), 140 * NS_PER_MS)
+    assert free_ms(150) == 150
+
+
+def test_the_eta_counts_what_runs_and_what_waits_ahead() -> None:
+    control = controller("fixed-sp1")
+    etas = [control.handle(Submitted(request(uid, 0.0)), 0)[0].eta_ns for uid in "abc"]  # type: ignore[union-attr]
+    assert etas == [ns_from_s(count * SERVICE_S) for count in (1, 2, 3)]
+    control.handle(StageFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
+    (accepted,) = control.handle(Submitted(request("d", 0.01)), 10 * NS_PER_MS)
+    assert accepted == Accept(3, "d", ns_from_s(4 * SERVICE_S))
+
+
+def test_the_eta_of_an_urgent_request_does_not_count_the_patient_ones() -> None:
+    control = controller("edf")
+    for uid in ("a", "b", "c"):
+        control.handle(Submitted(request(uid, slo_s=60)), 0)
+    accepted, *_ = control.handle(Submitted(request("urgent", slo_s=5)), 0)
+    assert accepted == Accept(3, "urgent", ns_from_s(0.01 + 0.2 + SERVICE_S)), "after what the device was told to do"
+    refused, *_ = control.handle(Submitted(request("strict", slo_s=2.2, on_miss=OnMiss.REJECT)), 0)
+    assert isinstance(refused, Accept), "more urgent than the urgent one"
+    refused, *_ = control.handle(Submitted(request("late", slo_s=1.2, on_miss=OnMiss.REJECT)), 0)
+    assert refused == Reject("late", "it would be 0.07 s late behind 5 other requests", ns_from_s(0.21 + SERVICE_S))

@@ -1,0 +1,330 @@
+"""Cost tables: what a file must say, what lies between its rows, and how measurements correct it."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders import PIPELINE, SIDES, table
+from tilework.core.request import Shape
+from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.core.wire import CostRow
+from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, StageId
+from tilework.cost.table import BadCostTable, CostTable, TableCosts, UnknownCost, parse_table, read_table
+
+STEP = StageId(PIPELINE, DIFFUSE)
+GOOD_ROW = {"pipeline": PIPELINE, "stage": DIFFUSE, "height": 64, "width": 64, "seconds": 0.5}
+
+
+def row(pixels: int, seconds: float, **fields: Any) -> CostRow:
+    """A row of so many pixels, one pixel high."""
+    return CostRow(**({"pipeline": PIPELINE, "stage": DIFFUSE, "height": 1, "width": pixels} | fields), seconds=seconds)
+
+
+def costs(*rows: CostRow, **options: Any) -> TableCosts:
+    return TableCosts(CostTable(hardware="toy", rows=rows), **options)
+
+
+def step_s(model: TableCosts, pixels: int, **more: Any) -> float:
+    return model.run_ns(STEP, (Shape(1, pixels),), **({"degree": 1} | more)) / NS_PER_S
+
+
+# Files.
+
+
+def test_a_table_survives_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    full = CostTable(hardware="größer", gpus_per_node=2, rows=(row(9, 1.5, degree=2, link="pcie", peak_bytes=7),))
+    path.write_text(json.dumps(full.to_json(), ensure_ascii=False), "utf-8")
+    assert read_table(path) == full
+
+
+def test_what_a_file_may_leave_out_and_add() -> None:
+    parsed = parse_table({"source": "a paper", "rows": [GOOD_ROW | {"note": "measured twice", "seconds": 2}]})
+    assert parsed.rows == (CostRow(**(GOOD_ROW | {"seconds": 2})),)
+    assert (parsed.gpus_per_node, parsed.hardware) == (8, "unknown")
+    (read,) = parsed.rows
+    assert (read.frames, read.degree, read.batch, read.link, read.peak_bytes) == (1, 1, 1, "none", None)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "remedy"),
+    [
+        *((name, 0, "a whole number of at least 1") for name in ("height", "width", "frames", "degree", "batch")),
+        ("height", 1.0, "a whole number of at least 1"),
+        ("width", "64", "a whole number of at least 1"),
+        ("degree", True, "a whole number of at least 1"),
+        ("batch", None, "a whole number of at least 1"),
+        ("seconds", 0, "seconds above 0"),
+        ("seconds", -1.5, "seconds above 0"),
+        ("seconds", "fast", "seconds above 0"),
+        ("seconds", True, "seconds above 0"),
+        ("seconds", float("nan"), "seconds above 0"),
+        ("seconds", float("inf"), "seconds above 0"),
+        ("pipeline", 3, "text that is not empty"),
+        ("pipeline", "", "text that is not empty"),
+        ("stage", None, "text that is not empty"),
+        ("link", 5, "text that is not empty"),
+        ("peak_bytes", -1, "a whole number of bytes, or null"),
+        ("peak_bytes", 1.5, "a whole number of bytes, or null"),
+    ],
+)
+def test_a_wrong_field_is_named_with_file_row_value_and_remedy(
+    tmp_path: Path, field: str, value: object, remedy: str
+) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps({"rows": [GOOD_ROW, GOOD_ROW | {field: value}]}))
+    with pytest.raises(BadCostTable) as caught:
+        read_table(path)
+    assert str(caught.value) == f"{path}: rows[1].{field} is {value!r}; expected {remedy}"
+
+
+@pytest.mark.parametrize("field", sorted(GOOD_ROW))
+def test_a_missing_field_is_named(field: str) -> None:
+    with pytest.raises(BadCostTable, match=rf"^rows\[0\] lacks {field}$"):
+        parse_table({"rows": [{name: value for name, value in GOOD_ROW.items() if name != field}]})
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "expected a JSON cost table"),
+        ("[]", 'expected an object with a non-empty list "rows"'),
+        ('{"rows": []}', 'expected an object with a non-empty list "rows"'),
+        ('{"rows": {"0": {}}}', 'expected an object with a non-empty list "rows"'),
+        ('{"rows": [7]}', "rows[0] is 7; expected an object"),
+        ('{"rows": [{}], "gpus_per_node": 0}', "gpus_per_node is 0; expected a whole number of at least 1"),
+        ('{"rows": [{}], "gpus_per_node": true}', "gpus_per_node is True; expected a whole number of at least 1"),
+    ],
+)
+def test_a_file_that_is_no_table_is_named(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(text)
+    with pytest.raises(BadCostTable) as caught:
+        read_table(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert complaint in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for path in (tmp_path / "absent", tmp_path, tmp_path / "binary"):
+        with pytest.raises(BadCostTable, match=f"^{path}: "):
+            read_table(path)
+
+
+# Between and beyond the rows.
+
+
+def rows_of(data: dict[int, float]) -> tuple[CostRow, ...]:
+    return tuple(row(pixels, seconds) for pixels, seconds in data.items())
+
+
+POINTS = st.dictionaries(st.integers(1, 10_000), st.floats(1e-3, 1e3), min_size=1, max_size=6)
+
+
+@given(points=POINTS)
+def test_profiled_points_are_exact(points: dict[int, float]) -> None:
+    model = costs(*rows_of(points))
+    for pixels, seconds in points.items():
+        assert model.run_ns(STEP, (Shape(1, pixels),), 1) == ns_from_s(seconds)
+        assert model.is_profiled(STEP, Shape(1, pixels))
+
+
+@given(points=POINTS, pixels=st.lists(st.integers(1, 20_000), min_size=2, max_size=6))
+def test_a_monotone_table_gives_monotone_costs(points: dict[int, float], pixels: list[int]) -> None:
+    rising = dict(zip(sorted(points), sorted(points.values()), strict=True))
+    model = costs(*rows_of(rising))
+    answers = [model.run_ns(STEP, (Shape(1, count),), 1) for count in sorted(pixels)]
+    assert all(first <= second + 1 for first, second in pairwise(answers))
+
+
+@given(points=POINTS, pixels=st.integers(1, 20_000))
+def test_between_two_points_lies_a_value_between_theirs(points: dict[int, float], pixels: int) -> None:
+    below, above = (
+        max((p for p in points if p <= pixels), default=0),
+        min((p for p in points if p >= pixels), default=0),
+    )
+    answer = step_s(costs(*rows_of(points)), pixels)
+    if below and above:
+        low, high = sorted((points[below], points[above]))
+        assert low - 1e-9 <= answer <= high + 1e-9
+    else:
+        assert answer > 0
+
+
+def test_it_is_linear_between_points_and_beyond_them_but_never_below_half_the_nearest() -> None:
+    model = costs(row(100, 1.0), row(200, 5.0), row(300, 6.0))
+    assert step_s(model, 125) == 2.0
+    assert step_s(model, 260) == 5.6
+    assert step_s(model, 400) == 7.0, "the last two points are extended"
+    assert step_s(model, 90) == 0.6, "the first two points are extended"
+    assert step_s(model, 50) == 0.5, "half the nearest value; extended it would be negative"
+    falling = costs(row(100, 4.0), row(200, 2.0))
+    assert step_s(falling, 250) == 1.0
+    assert step_s(falling, 400) == 1.0
+
+
+def test_a_small_shape_is_not_priced_by_a_large_neighbour() -> None:
+    """Four times the pixels, four times the time: the smallest profiled size costs what was measured."""
+    model = TableCosts(table(step_s=0.1))
+    assert [model.run_ns(STEP, (Shape(side, side),), 1) / NS_PER_S for side in SIDES] == [0.025, 0.1, 0.225]
+
+
+def test_one_point_alone_is_scaled_by_pixels() -> None:
+    model = costs(row(100, 2.0))
+    assert (step_s(model, 50), step_s(model, 400)) == (1.0, 8.0)
+
+
+def test_frames_count_as_pixels_and_equal_pixels_are_averaged() -> None:
+    model = costs(row(10, 1.0, frames=4), row(20, 3.0, height=2))
+    assert step_s(model, 40) == 2.0
+    assert model.is_profiled(STEP, Shape(8, 5))
+    assert not model.is_profiled(STEP, Shape(1, 41))
+    assert not model.is_profiled(STEP, Shape(8, 5), degree=2)
+
+
+def test_steps_multiply() -> None:
+    assert step_s(costs(row(10, 0.5)), 10, num_steps=7) == 3.5
+
+
+def test_a_stage_that_no_row_mentions_costs_nothing() -> None:
+    model = costs(row(10, 1.0))
+    for stage in (ENCODE, DECODE):
+        assert model.run_ns(StageId(PIPELINE, stage), (Shape(1, 10),), 1) == 0
+    model.observe(StageId(PIPELINE, ENCODE), (Shape(1, 10),), 1, 1, NS_PER_S)
+    assert model.run_ns(StageId(PIPELINE, ENCODE), (Shape(1, 10),), 1) == 0, "nothing times any correction is nothing"
+    assert model.version == 0
+
+
+def test_an_unknown_pipeline_is_an_error_that_names_the_known_ones() -> None:
+    model = costs(row(10, 1.0, pipeline="b"), row(10, 1.0, pipeline="a"))
+    with pytest.raises(UnknownCost, match=r"pipeline 'c' is not in the cost table; it knows a, b$"):
+        model.run_ns(StageId("c", DIFFUSE), (Shape(1, 1),), 1)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_profiled_stage_at_an_unprofiled_degree_is_an_error_not_a_gift(stage: str) -> None:
+    model = costs(row(10, 1.0, stage=stage), row(10, 1.5, stage=stage, degree=4, batch=2))
+    with pytest.raises(UnknownCost, match=f"{PIPELINE}/{stage} was not profiled at degree 2"):
+        model.run_ns(StageId(PIPELINE, stage), (Shape(1, 10),), 2)
+    with pytest.raises(UnknownCost, match="degree 4"):
+        model.run_ns(StageId(PIPELINE, stage), (Shape(1, 10),), 4)
+
+
+def test_degrees_are_priced_by_their_own_rows() -> None:
+    model = costs(row(10, 1.0), row(20, 2.0), row(10, 0.6, degree=2), row(20, 1.1, degree=2))
+    assert (step_s(model, 10), step_s(model, 10, degree=2), step_s(model, 20, degree=2)) == (1.0, 0.6, 1.1)
+
+
+def test_a_profiled_batch_has_its_own_price_and_another_costs_its_members() -> None:
+    model = costs(row(10, 1.0), row(30, 4.0), row(10, 1.6, batch=2), row(30, 7.6, batch=2))
+
+    def batch_s(*pixels: int) -> float:
+        return model.run_ns(STEP, tuple(Shape(1, count) for count in pixels), 1) / NS_PER_S
+
+    assert batch_s(10, 10) == 1.6
+    assert batch_s(10, 30) == 4.6, "a mixed batch is priced at the mean of its pixels"
+    assert batch_s(10, 30, 10) == 6.0, "three were not profiled: one after another"
+
+
+def test_moving_costs_nothing_where_the_state_already_is() -> None:
+    model = costs(row(10, 1.0), move_ns=7)
+    assert [model.move_ns(*groups) for groups in (((), (0,)), ((0,), (0,)), ((0, 1), (1,)))] == [0, 0, 0]
+    assert [model.move_ns(*groups) for groups in (((0,), (1,)), ((0,), (0, 1)))] == [7, 7]
+
+
+# Corrections.
+
+
+def observe(model: TableCosts, pixels: int, factor: float, times: int = 1, num_steps: int = 1) -> None:
+    base_ns = TableCosts(model.table).run_ns(STEP, (Shape(1, pixels),), 1, num_steps)
+    for _ in range(times):
+        model.observe(STEP, (Shape(1, pixels),), 1, num_steps, round(base_ns * factor))
+
+
+@given(factor=st.floats(0.3, 3.9), start=st.floats(0.3, 3.9), num_steps=st.integers(1, 9))
+def test_the_correction_converges_to_what_is_observed(factor: float, start: float, num_steps: int) -> None:
+    model = costs(row(100, 1.0), row(200, 2.0))
+    observe(model, 100, start)
+    observe(model, 100, factor, times=80, num_steps=num_steps)
+    assert step_s(model, 100) == pytest.approx(factor, rel=0.01)
+
+
+def test_the_first_measurement_counts_in_full_and_later_ones_by_their_weight() -> None:
+    model = costs(row(100, 1.0), weight=0.25)
+    observe(model, 100, 2.0)
+    assert step_s(model, 100) == 2.0
+    observe(model, 100, 3.0)
+    assert step_s(model, 100) == 2.25
+
+
+@pytest.mark.parametrize(("factor", "held"), [(1000.0, 4.0), (0.001, 0.25)])
+def test_an_outlier_is_held_within_a_factor_of_four(factor: float, held: float) -> None:
+    model = costs(row(100, 1.0))
+    observe(model, 100, factor)
+    assert step_s(model, 100) == held
+
+
+@pytest.mark.parametrize("run_ns", [0, -5])
+def test_a_measurement_of_no_time_says_nothing(run_ns: int) -> None:
+    model = costs(row(100, 1.0))
+    model.observe(STEP, (Shape(1, 100),), 1, 1, run_ns)
+    assert (step_s(model, 100), model.version) == (1.0, 0)
+
+
+def test_every_observation_changes_the_version() -> None:
+    model = costs(row(100, 1.0))
+    versions = [model.version]
+    for _ in range(3):
+        observe(model, 100, 1.5)
+        versions.append(model.version)
+    assert len(set(versions)) == 4
+
+
+def test_an_observation_leaves_every_other_key_alone() -> None:
+    rows = [
+        row(p, p / 100, stage=s, degree=d, batch=b) for p in (100, 200) for s in STAGES for d in (1, 2) for b in (1, 2)
+    ]
+    model, fresh = costs(*rows), costs(*rows)
+    keys = [
+        (StageId(PIPELINE, stage), (Shape(1, pixels),) * batch, degree)
+        for pixels in (100, 200)
+        for stage in STAGES
+        for degree in (1, 2)
+        for batch in (1, 2)
+    ]
+    before = [model.run_ns(*key) for key in keys]
+    assert before == [fresh.run_ns(*key) for key in keys]
+    # 200 pixels in two of 100: neither the single of 200 nor the one of 100 may follow.
+    observed = (STEP, (Shape(1, 100),) * 2, 1)
+    model.observe(*observed, 1, 2 * fresh.run_ns(*observed))
+    changed = [key for key, old in zip(keys, before, strict=True) if model.run_ns(*key) != old]
+    assert changed == [observed]
+    assert model.run_ns(*observed) == 2 * fresh.run_ns(*observed)
+
+
+def test_a_shape_on_its_side_follows_the_correction_also_when_it_was_asked_for_before() -> None:
+    model = costs(row(100, 1.0))
+    tall, wide = (Shape(20, 5),), (Shape(5, 20),)
+    assert model.run_ns(STEP, tall, 1) == model.run_ns(STEP, wide, 1) == NS_PER_S
+    model.observe(STEP, tall, 1, 1, 3 * NS_PER_S)
+    assert model.run_ns(STEP, tall, 1) == model.run_ns(STEP, wide, 1) == 3 * NS_PER_S
+
+
+def test_the_corrected_table_prices_as_the_corrected_costs_do() -> None:
+    rows = (row(100, 1.0), row(200, 3.0, peak_bytes=5), row(100, 1.7, batch=2), row(100, 0.6, degree=2))
+    model = costs(*rows)
+    assert model.corrected() == model.table, "nothing was observed"
+    observe(model, 100, 1.5)
+    model.observe(STEP, (Shape(1, 100),) * 2, 1, 4, 4 * ns_from_s(1.7 * 2))
+    model.observe(STEP, (Shape(1, 100),), 2, 1, ns_from_s(0.3))
+    assert [r.seconds for r in model.corrected().rows] == pytest.approx([1.5, 3.0, 3.4, 0.3])
+    assert model.corrected().rows[1] == rows[1]
+    assert (step_s(model, 100), step_s(model, 200)) == (1.5, 3.0)

@@ -1,0 +1,40 @@
+"""The same exactness on a CUDA device. Skipped where there is none; no such run is on record yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+
+import tiny
+from tilework.core.wire import ModelSource
+from tilework.pipelines.loading import load
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tiny.prepare()
+    directory = tmp_path_factory.mktemp("sd3")
+    tiny.save_sd3(directory, "dpm")
+    return directory
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_split_and_moved_after_every_step_equals_the_stock_pipeline(directory: Path, dtype: str) -> None:
+    family = load(ModelSource(path=str(directory), device="cuda", dtype=dtype))
+    pipeline = StableDiffusion3Pipeline.from_pretrained(directory, dtype=getattr(torch, dtype)).to("cuda")
+    stock = tiny.run_stock(pipeline, tiny.spec())
+    state = tiny.begin(family, tiny.spec())
+    for latents in stock.latents:
+        tiny.iterate(family, state)
+        assert torch.equal(state.latents, latents)
+        state = tiny.move(family, family, state)
+    assert np.array_equal(tiny.pixels(family.decode(state)), stock.pixels)
