@@ -34,6 +34,8 @@ class StableDiffusion3:
     def __init__(self, pipeline: Any, name: str, overrides: Mapping[str, Any], library: str) -> None:
         _refuse_stochastic(pipeline.scheduler)
         self._pipeline = pipeline
+        # diffusers' own property walks all modules on each read: 0.5 ms, and a worker reads it after every step.
+        self._device: torch.device = pipeline.transformer.device
         self._side_multiple: int = pipeline.vae_scale_factor * pipeline.patch_size
         self._defaults = resolve(self._stock_defaults(name), overrides, self._side_multiple)
         self._info = self._describe(library)
@@ -44,8 +46,7 @@ class StableDiffusion3:
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self._pipeline.transformer.device
-        return device
+        return self._device
 
     @torch.no_grad()
     def encode(self, spec: Spec) -> Conditioning:

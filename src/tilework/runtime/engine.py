@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -41,6 +40,7 @@ from tilework.core.events import (
 from tilework.core.request import OnMiss, Request, Shape, Status
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import (
+    Command,
     Decode,
     Denoise,
     Encode,
@@ -92,16 +92,17 @@ class _Live:
     steps_before_work: int = 0
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Transfer:
-    """A job's state on its way; the blob is None if the source was lost."""
+    """A job's state on its way: what its target's queue waits for."""
 
+    job_id: int
     source: int
-    blob: Future[bytes | None] = field(default_factory=Future)
+    arrival: asyncio.Future[Command]
 
-    def resolve(self, blob: bytes | None) -> None:
-        if not self.blob.done():
-            self.blob.set_result(blob)
+    def arrive(self, blob: bytes | None) -> None:
+        """`blob` is None if the source was lost, or did not have the job."""
+        self.arrival.set_result(ImportState(self.job_id, blob))
 
 
 class Engine:
@@ -221,7 +222,7 @@ class Engine:
         self._up.remove(gpu)
         lost = [transfer_id for transfer_id, transfer in self._transfers.items() if transfer.source == gpu]
         for transfer_id in lost:
-            self._transfers.pop(transfer_id).resolve(None)
+            self._transfers.pop(transfer_id).arrive(None)
         self._works = {work_id: work for work_id, work in self._works.items() if gpu not in work.gpus}
         self._handle(GpuLost(gpu, reason))
 
@@ -239,7 +240,7 @@ class Engine:
                 if self._works.pop(work_id, None) is not None:
                     self._handle(WorkFailed(work_id, reason))
             case Exported(transfer_id, blob):
-                self._transfers.pop(transfer_id).resolve(blob)
+                self._transfers.pop(transfer_id).arrive(blob)
             case _:
                 raise AssertionError(f"unexpected report {report!r}")
 
@@ -343,9 +344,10 @@ class Engine:
         """The target's queue waits for the blob, as a future; the source exports behind its own queue."""
         transfer_id = self._next_transfer_id
         self._next_transfer_id += 1
-        transfer = self._transfers[transfer_id] = _Transfer(source=source)
+        arrival: asyncio.Future[Command] = self._loop.create_future()
+        self._transfers[transfer_id] = _Transfer(job_id=job_id, source=source, arrival=arrival)
         self._executor.send(source, ExportState(job_id, transfer_id, conditioning))
-        self._executor.send(target, lambda: ImportState(job_id, transfer.blob.result()))
+        self._executor.send(target, arrival)
 
     def _finish(self, job_id: int, uid: str, status: Status, reason: str) -> None:
         live = self._live.pop(job_id)

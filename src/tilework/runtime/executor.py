@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from tilework.core.request import Shape
@@ -112,14 +113,9 @@ class LocalExecutor:
     def _spawn(self, gpu: int) -> None:
         """Starts a process; its first message is Loaded or LoadFailed."""
 
-        def on_report(report: Report) -> None:
-            self._loop.call_soon_threadsafe(self._report, gpu, report)
-
-        def on_exit(reason: str) -> None:
-            if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._exited, gpu, reason)
-
-        self._workers[gpu] = WorkerProcess(gpu, self._config.source, on_report, on_exit)
+        self._workers[gpu] = WorkerProcess(
+            gpu, self._config.source, partial(self._report, gpu), partial(self._exited, gpu)
+        )
 
     def _report(self, gpu: int, report: Report) -> None:
         match report:

@@ -1,20 +1,23 @@
-"""One worker process seen from the runtime: its pipe, the thread that reads it and the thread that writes it."""
+"""One worker process seen from the runtime's event loop: its pipe and its end."""
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import pickle
-import threading
+from collections import deque
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
-from queue import SimpleQueue
+from threading import Lock
 
 from tilework.core.wire import Command, ModelSource, Quit, Report, StopWork
 
 PRELOAD = "tilework.worker.preload"
-Outgoing = Command | Callable[[], Command]
-"""A command, or a function that waits for what the command needs and then builds it."""
+SMALL_BYTES = 32 * 1024
+"""Up to here a message fits the pipe's buffer, and is written at once rather than on a thread."""
+
+Outgoing = Command | asyncio.Future[Command]
+"""A command, or one that is still to come, which those sent after it wait for."""
 
 
 def forkserver_context() -> ForkServerContext:
@@ -25,7 +28,11 @@ def forkserver_context() -> ForkServerContext:
 
 
 class WorkerProcess:
-    """Starts the process at once. Callbacks come from the reader thread, `on_exit` last and once."""
+    """Starts the process at once; to be used on the event loop's thread, where the callbacks come, too.
+
+    `on_exit` comes last and once. Reports are read by the loop itself, and small commands written by it: a thread
+    between them would cost two switches per message, at the moment when the worker begins its next work.
+    """
 
     def __init__(
         self,
@@ -36,45 +43,64 @@ class WorkerProcess:
     ) -> None:
         from tilework.worker.process import serve
 
-        self.gpu = gpu
         self._on_report, self._on_exit = on_report, on_exit
+        self._loop = asyncio.get_running_loop()
         self._connection, theirs = multiprocessing.Pipe()
-        self._send_lock = threading.Lock()
-        self._outbox: SimpleQueue[Outgoing | None] = SimpleQueue()
-        context = forkserver_context()
-        self._process = context.Process(
+        self._send_lock = Lock()
+        self._outbox: deque[Outgoing] = deque()
+        self._blocked = False
+        self._process = forkserver_context().Process(
             target=serve, args=(theirs, source, gpu), name=f"tilework-worker-{gpu}", daemon=True
         )
         self._process.start()
         theirs.close()
-        for name, target in (("read", self._read), ("write", self._write)):
-            threading.Thread(target=target, name=f"tilework-{name}-{gpu}", daemon=True).start()
+        self._loop.add_reader(self._connection.fileno(), self._read)
 
     @property
     def pid(self) -> int | None:
         return self._process.pid
 
     def send(self, outgoing: Outgoing) -> None:
-        """Queue a command behind the former ones; a StopWork overtakes them. Never blocks."""
+        """Send a command behind the former ones; a StopWork overtakes them."""
         if isinstance(outgoing, StopWork):
-            self._send_now(outgoing)
+            self._write(pickle.dumps(outgoing))
         else:
-            self._outbox.put(outgoing)
+            self._outbox.append(outgoing)
+            self._pump()
 
     def close(self, grace_s: float) -> None:
-        """Ask the process to quit, and kill it if it has not within `grace_s`. Blocks."""
-        self._send_now(Quit())
+        """Ask the process to quit, and kill it if it has not within `grace_s`. Blocks; may be called on a thread."""
+        self._write(pickle.dumps(Quit()))
         self._process.join(grace_s)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
 
-    def _write(self) -> None:
-        while (outgoing := self._outbox.get()) is not None:
-            self._send_now(outgoing() if callable(outgoing) else outgoing)
+    def _pump(self, _ready: object = None) -> None:
+        """Write what can be written; a command to come, or a large one under way, calls back."""
+        while self._outbox and not self._blocked:
+            outgoing = self._outbox[0]
+            if isinstance(outgoing, asyncio.Future):
+                if not outgoing.done():
+                    self._block_until(outgoing)
+                    return
+                outgoing = outgoing.result()
+            self._outbox.popleft()
+            data = pickle.dumps(outgoing, protocol=pickle.HIGHEST_PROTOCOL)
+            if len(data) <= SMALL_BYTES:
+                self._write(data)
+            else:
+                self._block_until(self._loop.run_in_executor(None, self._write, data))
 
-    def _send_now(self, command: Command) -> None:
-        data = pickle.dumps(command, protocol=pickle.HIGHEST_PROTOCOL)
+    def _block_until(self, future: asyncio.Future[Command] | asyncio.Future[None]) -> None:
+        self._blocked = True
+        future.add_done_callback(self._unblock)
+
+    def _unblock(self, _future: object) -> None:
+        self._blocked = False
+        self._pump()
+
+    def _write(self, data: bytes) -> None:
         try:
             with self._send_lock:
                 self._connection.send_bytes(data)
@@ -82,12 +108,16 @@ class WorkerProcess:
             return  # The process is gone; the reader finds out and says so.
 
     def _read(self) -> None:
-        connection: Connection = self._connection
+        """Take one report; the loop calls again while there are more."""
         try:
-            while True:
-                self._on_report(pickle.loads(connection.recv_bytes()))
+            report: Report = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
-            self._outbox.put(None)
-        self._process.join(5)
+            self._loop.remove_reader(self._connection.fileno())
+            self._burial = self._loop.create_task(self._bury())
+            return
+        self._on_report(report)
+
+    async def _bury(self) -> None:
+        await self._loop.run_in_executor(None, self._process.join, 5)
         code = self._process.exitcode
-        self._on_exit("it was killed by signal " + str(-code) if code is not None and code < 0 else f"exit code {code}")
+        self._on_exit(f"it was killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}")

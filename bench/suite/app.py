@@ -1,0 +1,100 @@
+"""The command line of the benchmarks."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+import time
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from suite.case import Case, CaseFailed
+from suite.cases.bubbles import Bubbles
+from suite.cases.controller import ControllerTime
+from suite.cases.queue import QueueLength
+from suite.cases.ready import Ready
+from suite.cases.simulate import Simulate
+from suite.cases.stack import Stack
+from suite.environment import environment
+from suite.tell import Result, show, write
+
+RESULTS = Path(__file__).parents[1] / "results"
+CASES: dict[str, tuple[str, type[Case]]] = {
+    "stack": ("One request at a time through the whole stack, against the stock pipeline", Stack),
+    "controller": ("Time of the controller per event", ControllerTime),
+    "queue": ("One more request behind 10,000 others: time and memory in the controller", QueueLength),
+    "bubbles": ("Idle time of busy workers between two works", Bubbles),
+    "ready": ("Time from the start of the server to ready", Ready),
+    "simulate": ("A live run against its own simulation", Simulate),
+}
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+_out = Console(width=None if sys.stdout.isatty() else 160)
+_err = Console(stderr=True, soft_wrap=True)
+
+
+@app.command(
+    help="Measure speed and memory; without CASES all of them, which takes under six minutes on two cores. "
+    "The machine should do nothing else. Exit status 1 if a goal is missed.\n\n"
+    + "\n\n".join(f"{name}: {title}." for name, (title, _) in CASES.items()),
+    epilog="Example: python bench/run.py stack bubbles --write",
+)
+def command(
+    cases: Annotated[list[str] | None, typer.Argument(metavar="[CASES]...", help=", ".join(CASES))] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Short and rough, to try the bench itself; cannot be written.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per case instead of tables.")] = False,
+    save: Annotated[bool, typer.Option("--write", help="Write bench/results/<theme>_<hardware>_<yyyymm>.md.")] = False,
+) -> None:
+    names = list(dict.fromkeys(cases or CASES))
+    for name in names:
+        if name not in CASES:
+            raise typer.BadParameter(f"{name!r} is no case; choose from {', '.join(CASES)}")
+    if quick and save:
+        raise typer.BadParameter("--quick is too rough to be kept; leave it or --write out")
+    results = [_measure(name, quick, _command_line(name, quick, save)) for name in names]
+    for result in results:
+        if json:
+            print(jsonlib.dumps(result.to_json(), ensure_ascii=False), flush=True)
+        else:
+            show(result, _out)
+        if save:
+            _err.print(f"wrote {write(result, RESULTS).name}")
+    raise typer.Exit(0 if all(result.finding.passed for result in results) else 1)
+
+
+def _measure(name: str, quick: bool, command_line: str) -> Result:
+    title, kind = CASES[name]
+    case = kind.make(quick)
+    assert is_dataclass(case)
+    place, start_s = environment(), time.monotonic()
+
+    def note(text: str) -> None:
+        _err.print(f"[dim]{time.monotonic() - start_s:6.1f} s  {name}: {text}[/dim]", highlight=False)
+
+    note("started")
+    try:
+        finding = case.measure(note)
+    except CaseFailed as error:
+        _err.print(f"[red]error:[/red] {name}: {error}", highlight=False)
+        raise typer.Exit(2) from error
+    return Result(
+        theme=name,
+        title=title,
+        command=command_line,
+        config=asdict(case),
+        environment=place,
+        wall_s=time.monotonic() - start_s,
+        quick=quick,
+        finding=finding,
+    )
+
+
+def _command_line(name: str, quick: bool, save: bool) -> str:
+    """The shortest command that measures this case so again."""
+    return " ".join(["python bench/run.py", name, *(["--quick"] if quick else []), *(["--write"] if save else [])])

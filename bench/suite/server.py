@@ -1,0 +1,82 @@
+"""A server of our own, started as a user starts it: `python -m tilework serve`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from suite.case import CaseFailed
+
+READY_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A server that is ready. `ready_s` counts from before its process was started to the first 200 of /ready."""
+
+    url: str
+    ready_s: float
+
+
+@contextmanager
+def serving(workers: int, log: Path | None = None) -> Iterator[Server]:
+    """The shipped model on `workers` processes of one thread each. Raises CaseFailed if it does not start."""
+    arguments = serve_arguments(workers) + ([] if log is None else ["--log", str(log)])
+    start_s = time.perf_counter()
+    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise CaseFailed("the server did not start; its message stands above")
+        url = json.loads(line)["url"]
+        _await_ready(url)
+        yield Server(url=url, ready_s=time.perf_counter() - start_s)
+    finally:
+        _stop(process)
+
+
+def serve_arguments(workers: int) -> list[str]:
+    return ["-m", "tilework", "serve", "shapes", "--workers", str(workers), "--threads", "1", "--port", "0", "--json"]
+
+
+def tilework_json(arguments: Sequence[str]) -> dict[str, Any]:
+    """Run a `tilework` command with --json and read its answer. Raises CaseFailed."""
+    run = [sys.executable, "-m", "tilework", *arguments, "--json"]
+    done = subprocess.run(run, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise CaseFailed(f"tilework {arguments[0]} ended with exit code {done.returncode}; its message stands above")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def _await_ready(url: str) -> None:
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        try:
+            if httpx.get(f"{url}/ready", trust_env=False).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.01)
+    raise CaseFailed(f"/ready did not become 200 within {READY_TIMEOUT_S:g} s")
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout=_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
