@@ -6,9 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from builders import ALL_STAGES, PIPELINE, request, table
 from tilework.control.controller import Controller, ControllerConfig
+from tilework.control.job import Job
+from tilework.control.queue import WaitingQueue
 from tilework.core.actions import (
     Accept,
     Action,
@@ -34,6 +38,7 @@ from tilework.core.events import (
     WorkFailed,
 )
 from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, Request, Status
 from tilework.core.time import NS_PER_MS, ns_from_s
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, Group, Plan, StageId, Start
@@ -87,6 +92,9 @@ def run(*starts: Start) -> Plan:
 
 def ran(actions: tuple[Action, ...]) -> list[tuple[int, str, int, Group]]:
     """(work, stage, steps, devices) of each work that was started."""
+    for action in only(RunSteps, actions) + only(RunStage, actions):
+        is_diffuse = action.work.stage.name == DIFFUSE  # type: ignore[union-attr]
+        assert is_diffuse == isinstance(action, RunSteps), "steps and stages have different commands"
     works = [action.work for action in actions if isinstance(action, RunStage | RunSteps)]
     return [(work.work_id, work.stage.name, work.num_steps, work.gpus) for work in works]
 
@@ -156,6 +164,20 @@ def test_requests_that_wait_for_a_device_begin_when_one_joins() -> None:
     assert [(stage, gpus) for _, stage, _, gpus in ran(joined)] == [(ENCODE, (3,)), (DIFFUSE, (3,))]
 
 
+def test_each_work_says_what_it_is_queued_behind(scripted: Scripted) -> None:
+    chunk = start(DIFFUSE, 0, steps=2)
+    begun = scripted(run(start(ENCODE, 0), chunk, chunk)).handle(Submitted(request("a")), 0)
+    works = [action.work for action in begun if isinstance(action, RunStage | RunSteps)]
+    assert [work.after for work in works] == [(), (1,), (2,)]
+
+
+def test_devices_are_seen_by_id_whatever_the_order_they_joined_in() -> None:
+    control = controller(num_gpus=0)
+    for gpu in (2, 0, 1):
+        control.handle(GpuJoined(gpu, 0, ALL_STAGES), 0)
+    assert [device.gpu for device in control.tracker.gpus] == [0, 1, 2]
+
+
 # States that move.
 
 
@@ -179,6 +201,15 @@ def test_conditioning_is_shipped_once_per_device(scripted: Scripted) -> None:
     assert all(isinstance(actions[-1], RunStage | RunSteps) for actions in told), "the move comes before the work"
     cancelled = control.handle(Cancelled("a", "gone"), 9)
     assert cancelled[1] == DropState(0, (0, 1)), "both devices have something of it"
+
+
+def test_the_next_attempt_ships_its_conditioning_again(scripted: Scripted) -> None:
+    attempt = (run(start(ENCODE, 0)), run(start(DIFFUSE, 1, steps=2)))
+    control = scripted(*attempt, *attempt)
+    control.handle(Submitted(request("a")), 0)
+    control.handle(StageFinished(1, 1), 1)
+    assert control.handle(WorkFailed(2, "broken"), 2)[0] == DropState(0, (0, 1))
+    assert control.handle(StageFinished(3, 1), 3)[0] == MoveState(0, 0, 1, conditioning=True)
 
 
 # What breaks.
@@ -216,6 +247,18 @@ def test_a_lost_device_that_still_worked_for_a_moved_request_begins_it_again(scr
     assert control.handle(GpuLost(0, "it burns"), 1) == (Stop(2), DropState(0, (1,)))
     job = control.tracker.jobs[0]
     assert (job.attempt, job.works, list(control.tracker.waiting())) == (2, [], [job])
+
+
+def test_a_lost_device_takes_the_state_of_a_waiting_request_with_it(scripted: Scripted) -> None:
+    control = scripted(run(start(ENCODE, 0)))
+    control.handle(Submitted(request("a")), 0)
+    control.handle(StageFinished(1, 1), 1)
+    (job,) = control.tracker.waiting()
+    assert job.stage == StageId(PIPELINE, DIFFUSE)
+    assert control.handle(GpuLost(1, "never used"), 2) == ()
+    assert (job.attempt, job.stage) == (1, StageId(PIPELINE, DIFFUSE))
+    control.handle(GpuLost(0, "it burns"), 3)
+    assert (job.attempt, job.stage) == (2, StageId(PIPELINE, ENCODE))
 
 
 def test_a_lost_device_fails_a_request_that_had_its_attempts() -> None:
@@ -256,14 +299,15 @@ def test_a_wake_up_is_asked_for_once_unless_an_earlier_one_is_needed(scripted: S
 
 
 def test_setting_aside_asks_for_a_new_plan_in_the_new_order(scripted: Scripted) -> None:
-    control = scripted(Plan(), Plan(), Plan(set_aside=(0,)), run(start(ENCODE, 0, job=1)))
-    for uid in ("a", "b"):
+    aside = (Plan(set_aside=(0,)), Plan(set_aside=(1,)))
+    control = scripted(Plan(), Plan(), Plan(), *aside, run(start(ENCODE, 0, job=2)))
+    for uid in ("a", "b", "c"):
         control.handle(Submitted(request(uid)), 0)
-    assert [job.job_id for job in control.tracker.waiting()] == [0, 1]
-    assert ran(control.handle(Woke(), 1)) == [(1, ENCODE, 1, (0,))]
-    assert [(job.job_id, job.set_aside) for job in control.tracker.waiting()] == [(0, True)]
-    control.handle(Submitted(request("c")), 2)
-    assert [job.job_id for job in control.tracker.waiting()] == [2, 0], "behind those that can be on time"
+    assert [job.job_id for job in control.tracker.waiting()] == [0, 1, 2]
+    assert ran(control.handle(Woke(), 1)) == [(1, ENCODE, 1, (0,))], "asked until nobody else is set aside"
+    assert [(job.job_id, job.set_aside) for job in control.tracker.waiting()] == [(0, True), (1, True)]
+    control.handle(Submitted(request("d")), 2)
+    assert [job.job_id for job in control.tracker.waiting()] == [3, 0, 1], "behind those that can be on time"
 
 
 @pytest.mark.parametrize(
@@ -312,6 +356,18 @@ def test_a_remnant_of_a_cancelled_request_corrects_nothing() -> None:
     assert control.costs.version == 0
 
 
+def test_a_batch_that_lost_a_member_corrects_nothing(scripted: Scripted) -> None:
+    batch = replace(start(ENCODE, 0), job_ids=(0, 1))
+    for cancelled, version in ((), 1), (("a",), 0):
+        control = scripted(Plan(), run(batch))
+        for uid in ("a", "b"):
+            control.handle(Submitted(request(uid)), 0)
+        for uid in cancelled:
+            control.handle(Cancelled(uid, "gone"), 1)
+        control.handle(StageFinished(1, 20 * NS_PER_MS), 2)
+        assert control.costs.version == version
+
+
 def test_a_device_is_expected_to_be_free_when_its_works_end_and_never_in_the_past() -> None:
     control = controller()
     control.handle(Submitted(request("a")), 0)
@@ -324,13 +380,58 @@ def test_a_device_is_expected_to_be_free_when_its_works_end_and_never_in_the_pas
 
     assert free_ms(4) == 10 + 200
     assert free_ms(50) == 50 + 200, "the encode is late: it may end now at the earliest"
-    control.handle(StageFinished(1, 60 * NS_PER_MS), 60 * NS_PER_MS)
+    control.handle(StageFinished(1, 10 * NS_PER_MS), 60 * NS_PER_MS)
     assert free_ms(100) == 60 + 200 + 200
     control.handle(Cancelled("a", "gone"), 110 * NS_PER_MS)
     control.handle(Stopped(3, 0), 120 * NS_PER_MS)
     assert free_ms(130) == 60 + 200, "a revoked work is expected no more"
     control.handle(Stopped(2, 1), 140 * NS_PER_MS)
     assert free_ms(150) == 150
+    control.handle(Submitted(request("b", steps=1)), 300 * NS_PER_MS)
+    assert free_ms(301) == 300 + 10 + 100
+    control.handle(StageFinished(4, 10 * NS_PER_MS), 310 * NS_PER_MS)
+    control.handle(StepsFinished(5, 100 * NS_PER_MS), 410 * NS_PER_MS)
+    control.handle(Submitted(request("c")), 430 * NS_PER_MS)
+    assert free_ms(431) == 410 + 50 + 10, "a work queued behind does not put off the running one"
+
+
+def test_a_device_that_joins_late_begins_late() -> None:
+    control = controller(num_gpus=0)
+    control.handle(Submitted(request("a")), 0)
+    control.handle(GpuJoined(0, 0, ALL_STAGES), 5000 * NS_PER_MS)
+    assert control.tracker.device_free_ns(0) == [(5000 + 10 + 200) * NS_PER_MS]
+
+
+@given(changes=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 100), st.booleans()), max_size=30))
+def test_the_queue_knows_the_work_ahead_of_each_place(changes: list[tuple[int, int, bool]]) -> None:
+    """Against a plain list: jobs of some urgency and remaining time come, and the first of an urgency goes."""
+    queue, model = WaitingQueue(), list[Job]()
+    for job_id, (urgency_ns, remaining_ns, comes) in enumerate(changes):
+        same = [job for job in model if job.urgency_ns == urgency_ns]
+        if comes or not same:
+            asked = request(str(job_id))
+            job = Job(
+                job_id=job_id,
+                request=asked,
+                urgency_ns=urgency_ns,
+                eta_ns=0,
+                done=Cursor.start(asked),
+                remaining_ns=remaining_ns,
+            )
+            assert job not in queue
+            queue.add(job)
+            model.append(job)
+        else:
+            queue.remove(same[0])
+            model.remove(same[0])
+            assert same[0] not in queue
+        model.sort(key=lambda job: (job.urgency_ns, job.job_id))
+        assert list(queue) == model
+        assert len(queue) == len(model)
+        assert all(job in queue for job in model)
+        for place_ns in range(-1, 7):
+            ahead = [job.remaining_ns for job in model if job.urgency_ns <= place_ns]
+            assert list(queue.ahead_ns(place_ns)) == ahead
 
 
 def test_the_eta_counts_what_runs_and_what_waits_ahead() -> None:

@@ -81,6 +81,7 @@ class HostileDriver(RuleBasedStateMachine):
                 assert not self.seen.get(job_id), "devices keep what they hold of a request that has ended"
                 self.end(uid, status)
             case RunStage(work) | RunSteps(work):
+                assert (work.stage.name == DIFFUSE) == isinstance(action, RunSteps)
                 self.enqueue(work)
             case Stop(work_id):
                 assert any(w.work_id == work_id for queue in self.queues.values() for w in queue)

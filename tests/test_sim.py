@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import poisson, request, simulate, table
+from builders import PIPELINE, poisson, request, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
-from tilework.core.events import GpuJoined, Submitted
+from tilework.core.actions import Action
+from tilework.core.events import Event, GpuJoined, Submitted
 from tilework.core.interfaces import Admitted, Refused
-from tilework.core.request import OnMiss, Request, Status
+from tilework.core.request import OnMiss, Request, Shape, Status
 from tilework.core.time import NS_PER_S
-from tilework.core.work import DIFFUSE
+from tilework.core.work import DECODE, DIFFUSE, StageId, Work
+from tilework.core.workload import WorkloadRequest
 from tilework.policy.admission import EtaAdmission, service_time_ns, start_ns
 from tilework.policy.registry import UnknownPolicy, make_policy, policy_names
-from tilework.sim.simulation import Trace
+from tilework.sim.device import ModelledGpu
+from tilework.sim.simulation import SimConfig, Simulation, Trace
+from tilework.sim.workload import to_requests
 
 SERVICE_S = 0.01 + 10 * 0.1 + 0.05
 
@@ -176,3 +181,179 @@ def test_an_unknown_pipeline_is_rejected_not_crashed_on() -> None:
 def test_an_unknown_policy_names_the_nearest() -> None:
     with pytest.raises(UnknownPolicy, match="did you mean 'edf'"):
         make_policy("edff")
+
+
+# Modelled devices.
+
+
+def work(work_id: int, job_id: int = 0, stage: str = DIFFUSE, num_steps: int = 4) -> Work:
+    return Work(
+        work_id=work_id,
+        stage=StageId(PIPELINE, stage),
+        job_ids=(job_id,),
+        attempts=(1,),
+        gpus=(0,),
+        num_steps=num_steps,
+        why="a test",
+    )
+
+
+@pytest.mark.parametrize(
+    ("now_ns", "steps", "end_ns"),
+    [(100, 1, 110), (109, 1, 110), (110, 2, 120), (111, 2, 120), (125, 3, 130), (139, 4, 143), (50, 1, 110)],
+)
+def test_a_stop_takes_effect_at_the_next_step_boundary(now_ns: int, steps: int, end_ns: int) -> None:
+    """Four steps of 10 ns from 100 on; the last takes the 3 ns that do not divide by four."""
+    gpu = ModelledGpu(gpu=0)
+    gpu.enqueue(work(1), 43)
+    gpu.begin_next(100)
+    run = gpu.stop(1, now_ns)
+    assert run is not None
+    assert (run.start_ns, run.end_ns, run.steps, run.stopped) == (100, end_ns, steps, True)
+    assert gpu.running is run
+    assert gpu.stop(1, now_ns) is None, "once is enough"
+
+
+def test_a_stage_without_steps_runs_to_its_end() -> None:
+    gpu = ModelledGpu(gpu=0)
+    gpu.enqueue(work(1, stage="encode", num_steps=1), 40)
+    run = gpu.begin_next(0)
+    assert gpu.stop(1, 10) is None
+    assert gpu.running is run
+
+
+def test_a_revoked_work_takes_no_time_and_a_stop_for_nobody_does_nothing() -> None:
+    gpu = ModelledGpu(gpu=0)
+    assert gpu.begin_next(0) is None
+    for work_id in (1, 2, 3):
+        gpu.enqueue(work(work_id), 40)
+    gpu.begin_next(0)
+    assert gpu.begin_next(5) is None, "one at a time"
+    assert gpu.stop(2, 5) is None
+    assert gpu.stop(9, 5) is None
+    gpu.end()
+    revoked = gpu.begin_next(40)
+    assert revoked is not None
+    assert (revoked.work.work_id, revoked.end_ns, revoked.steps, revoked.stopped) == (2, 40, 0, True)
+    gpu.end()
+    third = gpu.begin_next(40)
+    assert third is not None
+    assert (third.work.work_id, third.end_ns, third.steps, third.stopped) == (3, 80, 4, False)
+
+
+def test_a_work_waits_for_the_state_of_its_job_once() -> None:
+    gpu = ModelledGpu(gpu=0)
+    gpu.expect_state(7, 500)
+    for work_id in (1, 2):
+        gpu.enqueue(work(work_id, job_id=7), 40)
+    starts = []
+    for now_ns in (100, 200):  # The second time is earlier than the arrival: it must not be waited for again.
+        run = gpu.begin_next(now_ns)
+        assert run is not None
+        starts.append(run.start_ns)
+        gpu.end()
+    assert starts == [500, 200]
+
+
+def test_a_state_that_arrived_long_ago_is_not_waited_for() -> None:
+    gpu = ModelledGpu(gpu=0)
+    gpu.expect_state(7, 500)
+    gpu.enqueue(work(1, job_id=7), 40)
+    run = gpu.begin_next(800)
+    assert run is not None
+    assert (run.start_ns, run.end_ns) == (800, 840)
+
+
+def test_a_state_leaves_after_its_own_work_or_between_two_steps_of_anothers() -> None:
+    gpu = ModelledGpu(gpu=0)
+    assert gpu.state_ready_ns(8, 90) == 90
+    gpu.enqueue(work(1, job_id=7), 40)
+    gpu.begin_next(100)
+    assert gpu.state_ready_ns(7, 115) == 140
+    assert gpu.state_ready_ns(8, 115) == 120
+    gpu.end()
+    gpu.enqueue(work(2, job_id=7, stage=DECODE, num_steps=1), 40)
+    gpu.begin_next(140)
+    assert gpu.state_ready_ns(8, 150) == 180
+
+
+def test_what_a_device_and_an_answer_lose_is_added() -> None:
+    one = request("a", steps=2, slo_s=9)  # Three works: encode, one chunk of two steps, decode.
+    config = SimConfig(num_gpus=1, dispatch_ns=1000, result_ns=70)
+    (ending,) = Simulation(ControllerConfig(), table(), config).run([one]).endings
+    plain = simulate([one], num_gpus=1).endings[0].finish_ns
+    assert ending.finish_ns == plain + 3 * 1000 + 70
+
+
+def test_a_moved_job_pays_for_its_move() -> None:
+    """The long job is displaced on one device and goes on on the other, once that is free."""
+    requests = [
+        request("blocker", 0.0, steps=12, slo_s=1.6),
+        request("long", 0.0, steps=30, slo_s=60),
+        request("urgent", 0.15, steps=20, slo_s=2.4),
+    ]
+    trace = simulate(requests, num_gpus=2)
+    works = [run for run in trace.runs if run.work.job_ids == (1,)]
+    moves = [(a, b) for a, b in pairwise(works) if a.work.gpus != b.work.gpus]
+    assert moves
+    assert all(b.start_ns >= a.end_ns + 2_000_000 for a, b in moves)
+
+
+def test_devices_are_told_their_nodes() -> None:
+    joined: list[tuple[int, int]] = []
+
+    def observe(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
+        if isinstance(event, GpuJoined):
+            joined.append((event.gpu, event.node))
+
+    costs = replace(table(), gpus_per_node=2)
+    Simulation(ControllerConfig(), costs, SimConfig(num_gpus=5)).run([request("a")], observe=observe)
+    assert joined == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2)]
+
+
+def test_jitter_never_makes_time_run_backwards() -> None:
+    requests = [request(str(index), steps=2, slo_s=100) for index in range(60)]
+    trace = simulate(requests, num_gpus=1, jitter=1.0)
+    shares = [(run.end_ns - run.start_ns) / run.steps for run in trace.runs if run.work.stage.name == DIFFUSE]
+    assert min(shares) == pytest.approx(0.2 * 0.1 * NS_PER_S)
+
+
+def test_on_time_includes_the_deadline_itself() -> None:
+    ending = simulate([request("a")]).endings[0]
+    due = replace(ending, request=replace(ending.request, deadline_ns=ending.finish_ns))
+    assert due.on_time
+    assert not replace(due, finish_ns=due.finish_ns + 1).on_time
+    assert not replace(due, status=Status.CANCELLED).on_time
+
+
+def test_a_workload_becomes_requests_with_nothing_lost() -> None:
+    line = WorkloadRequest(
+        id="mine",
+        arrival_s=1.5,
+        pipeline=PIPELINE,
+        height=64,
+        width=128,
+        frames=2,
+        steps=9,
+        slo_s=2.0,
+        seed=5,
+        tenant="acme",
+        priority=3,
+        on_miss=OnMiss.REJECT,
+    )
+    bare = WorkloadRequest(arrival_s=0.0, pipeline=PIPELINE, height=64, width=64, steps=1)
+    assert to_requests([line, bare]) == [
+        Request(
+            uid="mine",
+            pipeline=PIPELINE,
+            shape=Shape(64, 128, 2),
+            steps=9,
+            arrival_ns=1_500_000_000,
+            seed=5,
+            deadline_ns=3_500_000_000,
+            on_miss=OnMiss.REJECT,
+            tenant="acme",
+            priority=3,
+        ),
+        Request(uid="1", pipeline=PIPELINE, shape=Shape(64, 64), steps=1, arrival_ns=0),
+    ]

@@ -42,11 +42,14 @@ class ModelledGpu:
         self._arrivals_ns[job_id] = arrival_ns
 
     def state_ready_ns(self, job_id: int, now_ns: int) -> int:
-        """When the state of a job that is to leave this device has been computed."""
+        """When the state of a job can leave this device: after its own work, or between two steps of another's."""
         assert all(job_id not in work.job_ids for work, _ in self._queue), "a job leaves before its own queued work"
-        if self.running is not None and job_id in self.running.work.job_ids:
-            return self.running.end_ns
-        return now_ns
+        run = self.running
+        if run is None or run.stopped:
+            return now_ns
+        if job_id in run.work.job_ids or run.work.stage.name != DIFFUSE:
+            return run.end_ns
+        return min(run.end_ns, run.start_ns + self._steps_begun(run, now_ns) * self._step_ns(run))
 
     def begin_next(self, now_ns: int) -> Run | None:
         """Begin the next work if the device is idle; returns the run that has begun."""
@@ -74,11 +77,18 @@ class ModelledGpu:
             return None
         if run.work.stage.name != DIFFUSE or run.stopped:
             return None
-        step_ns = max(1, (run.end_ns - run.start_ns) // run.steps)
-        steps = min(run.steps, max(0, now_ns - run.start_ns) // step_ns + 1)
-        end_ns = run.end_ns if steps == run.steps else run.start_ns + steps * step_ns
+        steps = self._steps_begun(run, now_ns)
+        end_ns = run.end_ns if steps == run.steps else run.start_ns + steps * self._step_ns(run)
         self.running = Run(work=run.work, start_ns=run.start_ns, end_ns=end_ns, steps=steps, stopped=True)
         return self.running
+
+    @staticmethod
+    def _step_ns(run: Run) -> int:
+        return max(1, (run.end_ns - run.start_ns) // run.steps)
+
+    def _steps_begun(self, run: Run, now_ns: int) -> int:
+        """Steps of the run that have begun by now; the first has, even if the run still waits for its state."""
+        return min(run.steps, max(0, now_ns - run.start_ns) // self._step_ns(run) + 1)
 
     def end(self) -> None:
         assert self.running is not None
