@@ -60,7 +60,7 @@ class Rig:
         self.runner = asyncio.Runner()
         self.log = io.StringIO()
         self.executor = LocalExecutor(
-            LocalConfig(num_workers=num_workers, source=source, restart_delay_s=0.05, max_restarts=1)
+            LocalConfig(num_workers=num_workers, source=source, restart_delay_s=0.05, max_restarts=1, stop_grace_s=1.0)
         )
         self.engine = Engine(EngineConfig(controller=ControllerConfig(policy=policy)), self.executor, self.log)
 
@@ -199,6 +199,8 @@ def test_a_cancelled_request_ends_at_once_and_frees_its_device_at_the_next_step(
     outcome, following = rig.run(scenario())
     assert (outcome.status, outcome.reason, outcome.image) == (Status.CANCELLED, "not wanted", None)
     assert following.status is Status.DONE
+    stops = [line for line in rig.log.getvalue().splitlines() if '"is":"Stopped"' in line]
+    assert stops, "a running work ends early, not with its chunk"
 
 
 def test_a_deadline_out_of_reach_is_refused_at_once(rig: Rig) -> None:
@@ -248,9 +250,35 @@ def test_a_killed_worker_costs_time_but_no_picture(
 
     killed, other = rig.run(scenario())
     assert_equal_to_stock([killed, other], specs, stock)
+    assert_nothing_is_left(rig.engine)
     assert sum(segment.stage == "encode" for segment in killed.segments) == 2
     assert sum(segment.stage == "encode" for segment in other.segments) == 1
     assert replay(rig.log.getvalue().splitlines())[1] is None
+
+
+def test_a_worker_killed_while_states_move_costs_no_picture(
+    start: Callable[..., Rig], stock: Callable[[Spec], np.ndarray]
+) -> None:
+    """With a move after every step, some state is on its way out of the killed worker, or into it."""
+    rig = start("ping-pong")
+    specs = {f"m{index}": tiny.spec(steps=12, seed=index) for index in range(4)}
+
+    async def scenario() -> list[Outcome]:
+        tickets = [rig.submit(spec, uid) for uid, spec in specs.items()]
+        first = tickets[0]
+        assert isinstance(first, Ticket)
+        await until(lambda: first.steps_done >= 5)
+        kill(rig, 0)
+        return [await ticket.outcome for ticket in tickets if isinstance(ticket, Ticket)]
+
+    assert_equal_to_stock(rig.run(scenario()), specs, stock)
+    assert_nothing_is_left(rig.engine)
+
+
+def assert_nothing_is_left(engine: Engine) -> None:
+    """An engine that serves nobody remembers nobody: a leak would show here first."""
+    left = {name: value for name, value in vars(engine).items() if isinstance(value, dict) and value}
+    assert not left
 
 
 def test_when_no_worker_can_be_started_again_open_requests_end(directory: Path, tmp_path: Path) -> None:
@@ -288,6 +316,8 @@ def test_stopping_ends_open_requests_and_all_processes(start: Callable[..., Rig]
         ticket = rig.submit(tiny.spec(steps=1000), "open")
         assert isinstance(ticket, Ticket)
         await until(lambda: ticket.steps_done > 0)
+        assert pids[0] is not None
+        os.kill(pids[0], signal.SIGSTOP)  # One that hangs is killed.
         await rig.engine.stop()
         return await ticket.outcome
 

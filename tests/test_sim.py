@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
@@ -13,12 +13,14 @@ from builders import PIPELINE, poisson, request, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
 from tilework.core.events import Event, GpuJoined, Submitted
-from tilework.core.interfaces import Admitted, Refused
+from tilework.core.interfaces import Admitted, ClusterView, CostModel, Refused
 from tilework.core.request import OnMiss, Request, Shape, Status
 from tilework.core.time import NS_PER_S
-from tilework.core.work import DECODE, DIFFUSE, StageId, Work
+from tilework.core.work import DECODE, DIFFUSE, Plan, StageId, Work
 from tilework.core.workload import WorkloadRequest
+from tilework.policy import registry
 from tilework.policy.admission import EtaAdmission, service_time_ns, start_ns
+from tilework.policy.fixed import FixedDegreeOne
 from tilework.policy.registry import UnknownPolicy, make_policy, policy_names
 from tilework.sim.device import ModelledGpu
 from tilework.sim.simulation import SimConfig, Simulation, Trace
@@ -285,18 +287,37 @@ def test_what_a_device_and_an_answer_lose_is_added() -> None:
     assert ending.finish_ns == plain + 3 * 1000 + 70
 
 
-def test_a_moved_job_pays_for_its_move() -> None:
-    """The long job is displaced on one device and goes on on the other, once that is free."""
+def test_a_moved_job_waits_until_its_state_has_arrived() -> None:
+    """The long job is displaced on one device and goes on on the other as soon as that has room."""
     requests = [
         request("blocker", 0.0, steps=12, slo_s=1.6),
         request("long", 0.0, steps=30, slo_s=60),
         request("urgent", 0.15, steps=20, slo_s=2.4),
     ]
-    trace = simulate(requests, num_gpus=2)
-    works = [run for run in trace.runs if run.work.job_ids == (1,)]
-    moves = [(a, b) for a, b in pairwise(works) if a.work.gpus != b.work.gpus]
-    assert moves
-    assert all(b.start_ns >= a.end_ns + 2_000_000 for a, b in moves)
+    config = SimConfig(num_gpus=2)
+    trace = Simulation(ControllerConfig(), table(decode_s=0.0001), config).run(requests)
+    blocking, moving = ([run for run in trace.runs if run.work.job_ids == (job_id,)] for job_id in (0, 1))
+    (arrived,) = [after for before, after in pairwise(moving) if before.work.gpus != after.work.gpus]
+    assert blocking[-1].work.gpus == arrived.work.gpus
+    # It is told to move when the blocker's last steps have ended; the decode behind them takes 0.1 ms.
+    assert arrived.start_ns == blocking[-2].end_ns + 2_000_000
+
+
+@dataclass(frozen=True)
+class Sleeper:
+    """Does nothing in the first second, then what `fixed-sp1` does."""
+
+    def urgency_ns(self, request: Request, set_aside: bool) -> int:
+        return request.arrival_ns
+
+    def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
+        return Plan(wake_ns=NS_PER_S) if now_ns < NS_PER_S else FixedDegreeOne().plan(view, costs, now_ns)
+
+
+def test_a_policy_is_woken_when_it_asked_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._REGISTRY, "sleeper", Sleeper)
+    (ending,) = simulate([request("a")], "sleeper").endings
+    assert ending.finish_ns == pytest.approx((1 + SERVICE_S) * NS_PER_S, abs=10)
 
 
 def test_devices_are_told_their_nodes() -> None:
