@@ -299,8 +299,9 @@ def test_a_moved_job_waits_until_its_state_has_arrived() -> None:
     blocking, moving = ([run for run in trace.runs if run.work.job_ids == (job_id,)] for job_id in (0, 1))
     (arrived,) = [after for before, after in pairwise(moving) if before.work.gpus != after.work.gpus]
     assert blocking[-1].work.gpus == arrived.work.gpus
-    # It is told to move when the blocker's last steps have ended; the decode behind them takes 0.1 ms.
-    assert arrived.start_ns == blocking[-2].end_ns + 2_000_000
+    # It is told to move when the blocker's last steps have ended, and leaves at the next boundary of the urgent steps.
+    assert blocking[-2].end_ns == 1_210_000_000
+    assert arrived.start_ns == 1_220_000_000 + 2_000_000
 
 
 @dataclass(frozen=True)
