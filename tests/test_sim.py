@@ -277,6 +277,16 @@ def test_a_state_leaves_after_its_own_work_or_between_two_steps_of_anothers() ->
     gpu.enqueue(work(2, job_id=7, stage=DECODE, num_steps=1), 40)
     gpu.begin_next(140)
     assert gpu.state_ready_ns(8, 150) == 180
+    gpu.end()
+    for work_id in (3, 4):
+        gpu.enqueue(work(work_id, job_id=7), 40)
+    gpu.begin_next(200)
+    for work_id in (3, 4):
+        gpu.stop(work_id, 215)
+    assert gpu.state_ready_ns(8, 216) == 220, "when the step at which the work stops has ended"
+    gpu.end()
+    gpu.begin_next(220)
+    assert gpu.state_ready_ns(8, 220) == 220, "a revoked work delays nobody"
 
 
 def test_what_a_device_and_an_answer_lose_is_added() -> None:

@@ -45,9 +45,9 @@ class ModelledGpu:
         """When the state of a job can leave this device: after its own work, or between two steps of another's."""
         assert all(job_id not in work.job_ids for work, _ in self._queue), "a job leaves before its own queued work"
         run = self.running
-        if run is None or run.stopped:
+        if run is None:
             return now_ns
-        if job_id in run.work.job_ids or run.work.stage.name != DIFFUSE:
+        if run.stopped or job_id in run.work.job_ids:  # A stopped run has one step left to end, or none.
             return run.end_ns
         return min(run.end_ns, run.start_ns + self._steps_begun(run, now_ns) * self._step_ns(run))
 
