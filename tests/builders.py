@@ -6,7 +6,7 @@ from random import Random
 
 from tilework.control.controller import ControllerConfig
 from tilework.core.request import OnMiss, Request, Shape
-from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.core.time import ns_from_s
 from tilework.core.wire import CostRow
 from tilework.core.work import STAGES, StageId
 from tilework.cost.table import CostTable
@@ -70,7 +70,3 @@ def simulate(
         ControllerConfig(policy=policy), table(), SimConfig(num_gpus=num_gpus, seed=seed, jitter=jitter)
     )
     return simulation.run(requests, cancels)
-
-
-def seconds(nanoseconds: int) -> float:
-    return nanoseconds / NS_PER_S

@@ -20,13 +20,13 @@ import tilework
 from builders import PIPELINE, poisson, request, table
 from tilework.cli import generate, main, output
 from tilework.cli.app import app
-from tilework.cli.schedules import served_in, workload_of
+from tilework.cli.schedules import ServedRequest, served_in
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import entry_line, header_line
 from tilework.core.actions import Action
 from tilework.core.events import Event, StageFinished, StepsFinished
 from tilework.core.request import Request
-from tilework.core.workload import write_workload
+from tilework.core.workload import WorkloadRequest, write_workload
 from tilework.report.schedule import read_schedule
 from tilework.sim.simulation import SimConfig, Simulation
 
@@ -46,6 +46,24 @@ def _plain_output(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(console, "_force_terminal", False)
         monkeypatch.setattr(console, "_color_system", None)
         monkeypatch.setattr(console, "width", 100)
+
+
+def workload_of(served: list[ServedRequest]) -> tuple[WorkloadRequest, ...]:
+    """The requests of a run as a workload, to be simulated or sent again."""
+    return tuple(
+        WorkloadRequest(
+            id=one.request.uid,
+            arrival_s=one.arrival_s,
+            pipeline=one.request.pipeline,
+            height=one.shape.height,
+            width=one.shape.width,
+            frames=one.shape.frames,
+            steps=one.request.steps,
+            slo_s=one.slo_s,
+            on_miss=one.request.on_miss,
+        )
+        for one in served
+    )
 
 
 @pytest.fixture(scope="module")

@@ -316,15 +316,3 @@ def test_a_shape_on_its_side_follows_the_correction_also_when_it_was_asked_for_b
     assert model.run_ns(STEP, tall, 1) == model.run_ns(STEP, wide, 1) == NS_PER_S
     model.observe(STEP, tall, 1, 1, 3 * NS_PER_S)
     assert model.run_ns(STEP, tall, 1) == model.run_ns(STEP, wide, 1) == 3 * NS_PER_S
-
-
-def test_the_corrected_table_prices_as_the_corrected_costs_do() -> None:
-    rows = (row(100, 1.0), row(200, 3.0, peak_bytes=5), row(100, 1.7, batch=2), row(100, 0.6, degree=2))
-    model = costs(*rows)
-    assert model.corrected() == model.table, "nothing was observed"
-    observe(model, 100, 1.5)
-    model.observe(STEP, (Shape(1, 100),) * 2, 1, 4, 4 * ns_from_s(1.7 * 2))
-    model.observe(STEP, (Shape(1, 100),), 2, 1, ns_from_s(0.3))
-    assert [r.seconds for r in model.corrected().rows] == pytest.approx([1.5, 3.0, 3.4, 0.3])
-    assert model.corrected().rows[1] == rows[1]
-    assert (step_s(model, 100), step_s(model, 200)) == (1.5, 3.0)

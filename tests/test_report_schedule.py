@@ -12,7 +12,6 @@ from tilework.report.schedule import (
     WeightsLine,
     WorkLine,
     read_schedule,
-    works_of_story,
     write_schedule,
 )
 
@@ -65,10 +64,3 @@ def test_a_wrong_line_is_named(tmp_path, line, field, words):
         read_schedule(written(tmp_path, WORK, line))
     assert (caught.value.line, caught.value.field) == (2, field)
     assert words in str(caught.value)
-
-
-def test_a_server_s_story_becomes_works():
-    story = {"segments": [{"stage": "diffuse", "devices": [1], "steps": 4, "start_s": 0.5, "end_s": 1.0}]}
-    expected = WorkLine(work=9, stage="diffuse", requests=("a",), gpus=(1,), start_s=2.5, end_s=3.0, steps=4)
-    assert works_of_story("a", story, shift_s=2.0, first_work=9) == (expected,)
-    assert works_of_story("a", {}) == ()

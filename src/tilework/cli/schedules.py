@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tilework.control.history import History
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import s_from_ns
-from tilework.core.workload import RequestId, WorkloadRequest
+from tilework.core.workload import RequestId
 from tilework.report.schedule import DROPPED, RequestLine, Schedule, WorkLine
 from tilework.sim.simulation import Trace
 
@@ -104,22 +104,4 @@ def _line(served: ServedRequest, ids: Mapping[str, RequestId], shift_s: float = 
         finish_s=s_from_ns(served.finish_ns) + shift_s,
         status=DROPPED if served.status == Status.REJECTED else str(served.status),
         on_time=served.on_time,
-    )
-
-
-def workload_of(served: list[ServedRequest]) -> tuple[WorkloadRequest, ...]:
-    """The requests of a run as a workload, to be simulated or sent again."""
-    return tuple(
-        WorkloadRequest(
-            id=one.request.uid,
-            arrival_s=one.arrival_s,
-            pipeline=one.request.pipeline,
-            height=one.shape.height,
-            width=one.shape.width,
-            frames=one.shape.frames,
-            steps=one.request.steps,
-            slo_s=one.slo_s,
-            on_miss=one.request.on_miss,
-        )
-        for one in served
     )

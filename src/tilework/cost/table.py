@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -141,15 +141,6 @@ class TableCosts:
     def is_profiled(self, stage: StageId, shape: Shape, degree: int = 1) -> bool:
         """Whether a row was measured for this very number of pixels, so that nothing is interpolated."""
         return any(pixels == shape.pixels for pixels, _ in self._points.get((stage, degree, 1), ()))
-
-    def corrected(self) -> CostTable:
-        """The table with every profiled row multiplied by what was observed of it."""
-        return replace(self.table, rows=tuple(self._corrected_row(row) for row in self.table.rows))
-
-    def _corrected_row(self, row: CostRow) -> CostRow:
-        shapes = (Shape(row.height, row.width, row.frames),) * row.batch
-        key = _correction_key(StageId(row.pipeline, row.stage), shapes, row.degree)
-        return replace(row, seconds=row.seconds * self._corrections.get(key, 1.0))
 
     def _unit_ns(self, stage: StageId, shapes: tuple[Shape, ...], degree: int) -> int:
         correction = self._corrections.get(_correction_key(stage, shapes, degree), 1.0)

@@ -7,7 +7,7 @@ on one clock, that of the workload's `arrival_s`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,28 +112,6 @@ def read_schedule(path: Path | str) -> Schedule:
 def write_schedule(path: Path | str, schedule: Schedule) -> None:
     """Write all works, then the ends of the requests, then moves and weights."""
     Path(path).write_text(dump_lines(schedule.lines), "utf-8")
-
-
-def works_of_story(
-    request: RequestId, story: Mapping[str, Any], *, shift_s: float = 0.0, first_work: int = 0
-) -> tuple[WorkLine, ...]:
-    """The `segments` of a server's `tilework` object as works, numbered from `first_work`, times moved by `shift_s`.
-
-    Raises:
-        KeyError: a segment lacks one of stage, devices, steps, start_s, end_s.
-    """
-    return tuple(
-        WorkLine(
-            work=first_work + index,
-            stage=segment["stage"],
-            requests=(request,),
-            gpus=tuple(segment["devices"]),
-            start_s=segment["start_s"] + shift_s,
-            end_s=segment["end_s"] + shift_s,
-            steps=segment["steps"],
-        )
-        for index, segment in enumerate(story.get("segments", ()))
-    )
 
 
 def dump_lines(lines: Iterable[ScheduleLine]) -> str:
