@@ -1,0 +1,98 @@
+"""All collectives, made of one operation: several pieces sent and received at once, point to point."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+
+PATIENCE = timedelta(hours=1)
+"""How long a member waits for another that is alive: it may be busy with other works, for minutes."""
+
+Piece = tuple[int, Tensor]
+"""A rank and what goes there, or comes from there."""
+
+
+class ExchangeComm(ABC):
+    """core.comm.Comm, but for `exchange`, `abort` and `close`. A group of one says nothing and copies.
+
+    Rejected: the backends' own collectives. A communicator that is shared by a whole node (NCCL) offers its subsets
+    point-to-point messages only; and gloo's collectives run on threads of their own, at half again the latency.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        assert 0 <= rank < size
+        self._rank, self._size = rank, size
+        self._peers = tuple((rank + distance) % size for distance in range(1, size))
+
+    @abstractmethod
+    def exchange(self, sends: Sequence[Piece], receives: Sequence[Piece]) -> None:
+        """Do all of these at once. None is empty; between two ranks there is at most one each way.
+
+        Raises GroupBroken.
+        """
+
+    @abstractmethod
+    def abort(self) -> None: ...
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def all_to_all(self, output: Tensor, source: Tensor, output_splits: list[int], source_splits: list[int]) -> None:
+        assert len(output_splits) == len(source_splits) == self._size
+        assert output_splits[self._rank] == source_splits[self._rank]
+        theirs, ours = _flat(output).split_with_sizes(output_splits), _flat(source).split_with_sizes(source_splits)
+        theirs[self._rank].copy_(ours[self._rank])
+        self._exchange_filled(ours, theirs)
+
+    def all_gather(self, output: Tensor, source: Tensor) -> None:
+        assert output.numel() == self._size * source.numel()
+        theirs = _flat(output).split_with_sizes([source.numel()] * self._size)
+        theirs[self._rank].copy_(_flat(source))
+        self._exchange_filled([source] * self._size, theirs)
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        if self._rank != root:
+            self.recv(tensor, root)
+        elif tensor.numel():
+            assert tensor.is_contiguous()
+            self.exchange([(peer, tensor) for peer in self._peers], [])
+
+    def send(self, tensor: Tensor, target: int) -> None:
+        assert tensor.is_contiguous()
+        if tensor.numel():
+            self.exchange([(target, tensor)], [])
+
+    def recv(self, tensor: Tensor, source: int) -> None:
+        assert tensor.is_contiguous()
+        if tensor.numel():
+            self.exchange([], [(source, tensor)])
+
+    def meet(self, device: str) -> None:
+        """Return when every member has called this; each has then heard from each other. Raises GroupBroken."""
+        hello = torch.zeros(1, dtype=torch.uint8, device=device)
+        heard = torch.empty(self._size, dtype=torch.uint8, device=device)
+        self.all_gather(heard, hello)
+        heard.tolist()  # On a GPU a call returns before it is done.
+
+    def _exchange_filled(self, ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
+        """What is empty is not sent: both ends know its length."""
+        sends = [(peer, ours[peer]) for peer in self._peers if ours[peer].numel()]
+        receives = [(peer, theirs[peer]) for peer in reversed(self._peers) if theirs[peer].numel()]
+        self.exchange(sends, receives)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    assert tensor.is_contiguous()
+    assert tensor.dim() == 1
+    return tensor

@@ -1,0 +1,149 @@
+"""A worker's groups: how they come together, are kept and end."""
+
+from __future__ import annotations
+
+from threading import Condition
+
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+from tilework.comm.exchange import ExchangeComm
+from tilework.comm.gloo import GlooComm
+from tilework.comm.nccl import NcclComm, NcclNode
+from tilework.comm.rendezvous import Meeting
+from tilework.core.comm import Comm, GroupBroken
+from tilework.core.wire import GroupRef
+
+_LEAST_PAUSE_S = 50e-6
+_LONGEST_PAUSE_S = 4e-3
+
+
+class Groups:
+    """The groups that the worker of device `gpu` belongs to; `address` says where they meet.
+
+    `open`, `close` and `enter` belong to one thread; `break_off` may come from any, at any time. A group is kept until
+    `close`: its members must agree on which groups there are, so the runtime decides, and tells all of them alike. With
+    an eviction of its own, one member would wait at the rendezvous for others that still have the group.
+
+    For `device` "cpu" each group connects by itself; for "cuda" it is a part of the node entered last.
+    """
+
+    def __init__(self, gpu: int, address: str, device: str = "cpu") -> None:
+        assert device in ("cpu", "cuda")
+        self._gpu, self._address, self._device = gpu, address, device
+        self._node: GroupRef | None = None
+        self._comms: dict[int, ExchangeComm] = {}
+        self._broken: set[int] = set()
+        self._ended = False
+        self._changed = Condition()
+
+    def open(self, ref: GroupRef) -> Comm:
+        """The group's communicator; when it is new, as soon as every member has come, however long that takes.
+
+        Raises GroupBroken, then and ever after, if the group was broken off, a member is lost while it connects, or
+        the rendezvous is gone.
+        """
+        self._check(ref.group_id)
+        if comm := self._comms.get(ref.group_id):
+            return comm
+        return self._form(ref) if self._device == "cpu" else self._part_of_node(ref)
+
+    def close(self, group_id: int) -> None:
+        """Forget the group, also that it was broken off. Nothing of it may be under way, or still to come."""
+        with self._changed:
+            comm = self._comms.pop(group_id, None)
+            was_broken = group_id in self._broken
+            self._broken.discard(group_id)
+        if comm is not None:
+            comm.close()
+        if was_broken:
+            self._meeting(group_id).end()
+
+    def break_off(self, group_id: int) -> None:
+        """Make the call of this group that is under way, and all later ones, raise GroupBroken.
+
+        While the members, all present, connect to each other, it takes effect when they have, or have failed to.
+        On "cuda" this breaks the whole node that the group is a part of.
+        """
+        with self._changed:
+            self._broken.add(group_id)
+            comm = self._comms.get(group_id)
+            self._changed.notify_all()
+        if comm is not None:
+            comm.abort()
+
+    def break_all(self) -> None:
+        """Break off every group, also those still to be opened: the worker is to end. From any thread."""
+        with self._changed:
+            self._ended = True
+            comms = list(self._comms.values())
+            self._changed.notify_all()
+        for comm in comms:
+            comm.abort()
+
+    def enter(self, node: GroupRef) -> None:
+        """Form the communicator of all workers of the node; the groups opened from now on are its subsets.
+
+        Every worker of the node does this, with the same `node`, before it opens a group, and again with a new one
+        when one of them was lost. What ran on the former node is broken off. Nothing happens for "cpu".
+
+        Raises GroupBroken.
+        """
+        if self._device == "cpu":
+            return
+        if self._node is not None:
+            self.break_off(self._node.group_id)
+            self.close(self._node.group_id)
+        self._node = node
+        self._form(node)
+
+    def _form(self, ref: GroupRef) -> Comm:
+        try:
+            self._await_members(ref)
+            comm = self._keep(ref, self._connect(ref))
+            comm.meet(self._device)
+            if comm.rank == 0 and self._device == "cpu":  # NCCL may look into its store again.
+                self._meeting(ref.group_id).end()
+        except (GroupBroken, FileNotFoundError) as error:
+            self.break_off(ref.group_id)
+            reason = str(error).partition("\n")[0]  # Torch appends its stack.
+            raise GroupBroken(f"group {ref.group_id} could not form: {reason}") from error
+        return comm
+
+    def _await_members(self, ref: GroupRef) -> None:
+        """Say that we are here, and look until all are; connecting has a time limit, this has none."""
+        meeting, pause_s = self._meeting(ref.group_id), _LEAST_PAUSE_S
+        meeting.come(self._gpu)
+        while not all(map(meeting.has_come, ref.gpus)):
+            with self._changed:
+                self._check(ref.group_id)
+                self._changed.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _connect(self, ref: GroupRef) -> ExchangeComm:
+        store, rank = FileStore(self._meeting(ref.group_id).store), ref.gpus.index(self._gpu)
+        if self._device == "cpu":
+            return GlooComm(store, rank, len(ref.gpus))
+        return NcclComm(NcclNode(store, rank, len(ref.gpus), self._gpu), rank, range(len(ref.gpus)))
+
+    def _part_of_node(self, ref: GroupRef) -> ExchangeComm:
+        assert self._node is not None, "enter comes before open"
+        self._check(self._node.group_id)
+        whole = self._comms[self._node.group_id]  # Or it could not form, and is broken.
+        assert isinstance(whole, NcclComm)
+        ranks = [self._node.gpus.index(gpu) for gpu in ref.gpus]
+        return self._keep(ref, NcclComm(whole.node, ref.gpus.index(self._gpu), ranks))
+
+    def _keep(self, ref: GroupRef, comm: ExchangeComm) -> ExchangeComm:
+        """From here on `break_off` finds it; one that came before is caught up with."""
+        with self._changed:
+            self._comms[ref.group_id] = comm
+        if self._ended or ref.group_id in self._broken:
+            comm.abort()
+        return comm
+
+    def _check(self, group_id: int) -> None:
+        if self._ended or group_id in self._broken:
+            raise GroupBroken(f"group {group_id} was broken off")
+
+    def _meeting(self, group_id: int) -> Meeting:
+        return Meeting(self._address, group_id)

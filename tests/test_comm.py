@@ -1,0 +1,299 @@
+"""Groups of real processes: what they say to each other, how they meet, and how they end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from comm_team import (
+    Team,
+    all_gather,
+    all_to_all,
+    break_all,
+    break_off,
+    broadcast,
+    close,
+    keep_error,
+    limit_connecting,
+    open_and_close,
+    raised,
+    relay,
+    remembered,
+    talk,
+    talk_as_part,
+    talk_for_ever,
+    talk_late,
+    values,
+)
+from tilework.comm.gloo import GlooComm
+from tilework.comm.rendezvous import Meeting
+from tilework.core.comm import GroupBroken
+
+NO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+BACKENDS = [pytest.param("cpu", id="gloo"), pytest.param("cuda", id="nccl", marks=[NO_GPUS, pytest.mark.gpu])]
+PIECES = {
+    "even": [[3] * 4] * 4,
+    "uneven": [[1, 5, 2, 7], [4, 0, 3, 1], [9, 2, 6, 0], [0, 8, 1, 3]],
+    "one speaks": [[2, 3, 4, 5], [0] * 4, [0] * 4, [0] * 4],
+    "nobody speaks": [[0] * 4] * 4,
+}
+"""PIECES[name][i][j] is the length of what rank i has for rank j."""
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def team(request: pytest.FixtureRequest) -> Iterator[Team]:
+    team = Team(request.param, 4 if request.param == "cpu" else min(4, torch.cuda.device_count()))
+    yield team
+    team.end()
+
+
+@pytest.fixture
+def mortals() -> Iterator[Team]:
+    """Three processes to be killed."""
+    team = Team("cpu", 3)
+    yield team
+    team.end()
+
+
+def everybody(team: Team) -> range:
+    return range(len(team.members))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize("pieces", PIECES)
+def test_all_to_all(team: Team, dtype: torch.dtype, pieces: str) -> None:
+    size = len(team.members)
+    lengths = PIECES[pieces]
+    answers = team.ask(everybody(team), all_to_all, team.new_group(*everybody(team)), dtype, lengths)
+    for rank, answer in enumerate(answers):
+        expected = [values(source, rank, lengths[source][rank]) for source in range(size)]
+        assert answer == np.concatenate(expected).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize("length", [0, 1, 1000])
+def test_all_gather_broadcast_send_and_recv(team: Team, dtype: torch.dtype, length: int) -> None:
+    everyone, ref = everybody(team), team.new_group(*everybody(team))
+    size = len(everyone)
+    everything = np.concatenate([values(rank, 0, length) for rank in everyone]).tolist()
+    assert team.ask(everyone, all_gather, ref, dtype, length) == [everything] * size
+    for root in everyone:
+        said = values(root, 0, 2 * length).tolist()
+        assert team.ask(everyone, broadcast, ref, dtype, length, root) == [said] * size
+    assert team.ask(everyone, relay, ref, dtype, length) == [values(9, 9, length).tolist()] * size
+
+
+def test_ranks_follow_the_order_of_the_group(team: Team) -> None:
+    first, last = 0, len(team.members) - 1
+    ref = team.new_group(last, first)
+    assert team.ask([last, first], relay, ref, torch.float32, 3) == [values(9, 9, 3).tolist()] * 2
+    team.tell([last, first], broadcast, ref, torch.float32, 1, 0)
+    assert [team.members[gpu].answer() for gpu in (first, last)] == [values(0, 0, 2).tolist()] * 2
+
+
+@pytest.mark.parametrize("team", ["cpu"], indirect=True)
+def test_overlapping_groups_in_one_global_order(team: Team) -> None:
+    """Members form different groups, and different numbers of them, and use them by turns."""
+    members = [(0, 1), (1, 2, 3), (0, 1, 2, 3), (2, 3), (0, 3), (0, 2, 3)]
+    refs = [team.new_group(*gpus) for gpus in members]
+    order = [refs[index] for index in (0, 1, 0, 2, 4, 1, 3, 5, 2, 0, 5, 4, 3, 1)]
+    for ref in order:
+        team.tell(ref.gpus, talk, ref)
+    for ref in order:
+        assert [team.members[gpu].answer() for gpu in ref.gpus] == [True] * len(ref.gpus)
+
+
+@pytest.mark.parametrize("team", ["cpu"], indirect=True)
+def test_parts_of_a_node_talk_on_its_communicator(team: Team) -> None:
+    """The part of the NCCL backend that needs no NCCL, on gloo's communicator of all members."""
+    node = team.new_group(0, 1, 2, 3)
+    assert team.ask(node.gpus, talk, node) == [True] * 4
+    for part in ([1, 3], [2, 3], [0, 1, 2], [3]):
+        assert team.ask(part, talk_as_part, node, part) == [True] * len(part)
+
+
+def test_a_member_may_come_late(team: Team) -> None:
+    """To the forming of the group and to a collective, with the others waiting."""
+    everyone, ref = everybody(team), team.new_group(*everybody(team))
+    for _ in range(2):
+        team.tell(everyone[:-1], talk, ref)
+        team.tell(everyone[-1:], talk_late, ref, 1.0)
+        assert [member.answer() for member in team.members] == [True] * len(everyone)
+
+
+@pytest.mark.parametrize("team", ["cpu"], indirect=True)
+def test_breaking_off_ends_a_call_whose_peer_never_comes(team: Team) -> None:
+    ref = team.new_group(0, 1, 2)
+    assert team.ask(ref.gpus, talk, ref) == [True] * 3
+    team.tell((0, 1), talk, ref)
+    time.sleep(0.2)
+    start_s = time.monotonic()
+    team.tell((0, 1), break_off, ref.group_id)
+    assert [type(team.members[gpu].answer()) for gpu in (0, 1)] == [GroupBroken] * 2
+    assert time.monotonic() - start_s < 0.5
+    # The third is told by the connections alone, also when it comes much later.
+    assert isinstance(team.members[2].ask(talk, ref), GroupBroken)
+
+
+@pytest.mark.parametrize("team", ["cpu"], indirect=True)
+def test_one_member_breaking_off_ends_the_calls_of_those_that_wait_for_it(team: Team) -> None:
+    ref = team.new_group(0, 1)
+    assert team.ask(ref.gpus, talk, ref) == [True] * 2
+    team.members[0].tell(talk, ref)
+    time.sleep(0.2)
+    team.members[1].tell(break_off, ref.group_id)
+    assert isinstance(team.members[0].answer(1.0), GroupBroken)
+
+
+@pytest.mark.parametrize("team", ["cpu"], indirect=True)
+def test_breaking_off_ends_the_wait_for_members_that_never_come(team: Team) -> None:
+    ref = team.new_group(0, 1, 2)
+    team.tell((0, 1), talk, ref)
+    time.sleep(0.2)
+    start_s = time.monotonic()
+    team.tell((0, 1), break_off, ref.group_id)
+    assert [type(team.members[gpu].answer()) for gpu in (0, 1)] == [GroupBroken] * 2
+    assert time.monotonic() - start_s < 0.5
+
+
+@pytest.mark.parametrize("team", ["cpu"], indirect=True)
+def test_a_broken_group_stays_broken_and_a_new_one_works(team: Team) -> None:
+    early, used, fresh = (team.new_group(0, 1) for _ in range(3))
+    team.members[0].tell(break_off, early.group_id)
+    assert isinstance(team.members[0].ask(talk, early), GroupBroken)
+    assert str(early.group_id) not in os.listdir(team.rendezvous.address)
+    assert team.ask((0, 1), talk, used) == [True] * 2
+    team.tell((0, 1), break_off, used.group_id)
+    for _ in range(2):
+        assert [type(answer) for answer in team.ask((0, 1), talk, used)] == [GroupBroken] * 2
+    assert team.ask((0, 1), close, early.group_id, used.group_id) == [None] * 2
+    assert team.ask((0, 1), talk, fresh) == [True] * 2
+
+
+@pytest.mark.parametrize("team", ["cpu"], indirect=True)
+def test_what_was_formed_and_closed_leaves_nothing(team: Team) -> None:
+    everyone = everybody(team)
+    before = team.ask(everyone, open_and_close, [team.new_group(*everyone)])
+    others = os.listdir(team.rendezvous.address)
+    for gpus, count in (((0, 1), 75), ((2, 3), 75), (everyone, 50)):
+        team.tell(gpus, open_and_close, [team.new_group(*gpus) for _ in range(count)])
+    for member in team.members:
+        member.answer()
+    assert [member.answer() for member in team.members] == before
+    assert os.listdir(team.rendezvous.address) == others
+
+
+def test_a_killed_member_is_seen_by_those_in_a_collective_with_it(mortals: Team) -> None:
+    ref = mortals.new_group(0, 1, 2)
+    mortals.tell(ref.gpus, talk_for_ever, ref)
+    time.sleep(0.5)
+    start_s = time.monotonic()
+    mortals.members[2].kill()
+    assert [type(mortals.members[gpu].answer()) for gpu in (0, 1)] == [GroupBroken] * 2
+    assert time.monotonic() - start_s < 1.0
+    survivors = mortals.new_group(0, 1)
+    assert mortals.ask((0, 1), talk, survivors) == [True] * 2
+
+
+def test_a_loss_is_passed_on_to_those_that_wait_for_a_survivor(mortals: Team) -> None:
+    ref = mortals.new_group(0, 1, 2)
+    assert mortals.ask(ref.gpus, talk, ref) == [True] * 3
+    mortals.tell((1, 2), relay, ref, torch.float32, 1)
+    time.sleep(0.2)
+    mortals.members[0].kill()
+    assert [type(mortals.members[gpu].answer(1.0)) for gpu in (1, 2)] == [GroupBroken] * 2
+
+
+def test_broken_groups_leave_nothing_but_their_number(mortals: Team) -> None:
+    """Also while somebody keeps the errors that they raised."""
+    before = mortals.ask((0, 1), open_and_close, [mortals.new_group(0, 1)])
+    for _ in range(20):
+        ref = mortals.new_group(0, 1)
+        assert mortals.ask((0, 1), talk, ref) == [True] * 2
+        mortals.members[0].tell(keep_error, ref)
+        mortals.members[1].tell(break_off, ref.group_id)
+        assert mortals.members[0].answer() is None
+        assert mortals.ask((0, 1), close, ref.group_id) == [None] * 2
+    never = mortals.new_group(0, 1, 2)
+    mortals.members[0].tell(talk, never)
+    time.sleep(0.1)
+    mortals.members[0].tell(break_off, never.group_id)
+    assert isinstance(mortals.members[0].answer(), GroupBroken)
+    mortals.members[0].ask(close, never.group_id)
+    assert mortals.ask((0, 1), open_and_close, [mortals.new_group(0, 1)]) == before
+    assert mortals.ask((0, 1), remembered) == [0, 0]
+    assert os.listdir(mortals.rendezvous.address) == []
+
+
+def test_only_connecting_has_a_time_limit(mortals: Team) -> None:
+    """And a member that is lost between coming and connecting does not hold the others for longer."""
+    mortals.ask((0, 1, 2), limit_connecting, 0.5)
+    ref = mortals.new_group(0, 1, 2)
+    for _ in range(2):
+        mortals.tell((0, 1), talk, ref)
+        mortals.members[2].tell(talk_late, ref, 1.0)
+        assert [member.answer() for member in mortals.members] == [True] * 3
+    lost = mortals.new_group(0, 1)
+    Meeting(mortals.rendezvous.address, lost.group_id).come(1)
+    assert isinstance(mortals.members[0].ask(talk, lost), GroupBroken)
+
+
+def test_breaking_all_ends_what_waits_and_whatever_comes(mortals: Team) -> None:
+    """In a collective and for a group to form."""
+    ref, forming, later = (mortals.new_group(0, 1, 2) for _ in range(3))
+    assert mortals.ask(ref.gpus, talk, ref) == [True] * 3
+    mortals.members[0].tell(talk, ref)
+    mortals.members[1].tell(talk, forming)
+    time.sleep(0.2)
+    mortals.tell((0, 1), break_all)
+    assert [type(mortals.members[gpu].answer(1.0)) for gpu in (0, 1)] == [GroupBroken] * 2
+    assert [type(answer) for answer in mortals.ask((0, 1), talk, later)] == [GroupBroken] * 2
+
+
+def test_break_off_ends_the_wait_for_a_dead_member(mortals: Team) -> None:
+    ref = mortals.new_group(0, 1, 2)
+    mortals.members[2].kill()
+    mortals.tell((0, 1), talk, ref)
+    time.sleep(0.2)
+    mortals.tell((0, 1), break_off, ref.group_id)
+    assert [type(mortals.members[gpu].answer(1.0)) for gpu in (0, 1)] == [GroupBroken] * 2
+
+
+def test_a_member_that_missed_the_loss_learns_of_it_in_its_next_call(mortals: Team) -> None:
+    ref = mortals.new_group(0, 1, 2)
+    assert mortals.ask(ref.gpus, talk, ref) == [True] * 3
+    mortals.members[2].kill()
+    assert mortals.ask((0, 1), raised, ref) == [["broken"] * 2] * 2
+
+
+def test_without_a_rendezvous_no_group_forms(mortals: Team) -> None:
+    mortals.rendezvous.close()
+    answer = mortals.members[0].ask(talk, mortals.new_group(0, 1))
+    assert isinstance(answer, GroupBroken)
+
+
+def test_the_server_can_host_a_rendezvous_without_torch() -> None:
+    block = (
+        "import sys; sys.modules['torch'] = None; from tilework.comm.rendezvous import Rendezvous; Rendezvous().close()"
+    )
+    subprocess.run([sys.executable, "-c", block], check=True)
+
+
+def test_a_group_of_one_copies_and_misuse_is_no_broken_group() -> None:
+    comm = GlooComm(HashStore(), 0, 1)
+    output = torch.empty(3)
+    comm.all_to_all(output, torch.arange(3.0), [3], [3])
+    assert output.tolist() == [0, 1, 2]
+    with pytest.raises(AssertionError):
+        comm.all_gather(torch.empty(2), torch.arange(3.0))
+    comm.close()
+    with pytest.raises(GroupBroken):
+        comm.all_gather(output, output)
