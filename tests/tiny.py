@@ -13,20 +13,33 @@ import torch
 from diffusers import (
     AutoencoderKL,
     DPMSolverMultistepScheduler,
+    EulerAncestralDiscreteScheduler,
+    EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
     FlowMatchHeunDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
+    StableDiffusionXLPipeline,
+    UNet2DConditionModel,
 )
-from transformers import T5Config, T5EncoderModel, T5Tokenizer
+from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 
 from model import build_text_encoder, build_tokenizer
 from tilework.core.wire import Image, ModelSource, Spec
 from tilework.pipelines.family import Conditioning, Family, StepState
 from tilework.pipelines.loading import INDEX, quiet, shipped_directory
 
-# By name: the sampler of Stable Diffusion 3, one that depends on the picture's size, one with two forwards per step,
-# one that remembers earlier predictions.
+_SCALED_LINEAR = {
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "beta_schedule": "scaled_linear",
+    "steps_offset": 1,
+    "timestep_spacing": "leading",
+}
+# By name: the sampler of Stable Diffusion 3, one that depends on the picture's size (that of FLUX), one with two
+# forwards per step, one that remembers earlier predictions; that of Stable Diffusion XL, and one that draws noise.
 SAMPLERS = {
     "euler": lambda: FlowMatchEulerDiscreteScheduler(shift=3.0),
     "shifting": lambda: FlowMatchEulerDiscreteScheduler(
@@ -36,6 +49,8 @@ SAMPLERS = {
     "dpm": lambda: DPMSolverMultistepScheduler(
         prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0, solver_order=2
     ),
+    "sdxl-euler": lambda: EulerDiscreteScheduler(**_SCALED_LINEAR),
+    "sdxl-ancestral": lambda: EulerAncestralDiscreteScheduler(**_SCALED_LINEAR),
 }
 TEXT_LENGTH = 16
 
@@ -46,14 +61,17 @@ def prepare() -> None:
     quiet()
 
 
-def build_sd3(sampler: str = "euler") -> StableDiffusion3Pipeline:
-    """Stable Diffusion 3 in miniature (0.3M weights), with T5; SAMPLERS has the choices. 16 px per token."""
+def build_sd3(sampler: str = "euler", max_side: int = 192, num_heads: int = 2, dual: bool = False) -> Any:
+    """Stable Diffusion 3 in miniature (0.3M weights), with T5; SAMPLERS has the choices. 16 px per token.
+
+    `dual` adds what version 3.5 has: a second attention over the image alone, and normalised queries and keys.
+    """
     torch.manual_seed(0)
     tokenizer, t5_tokenizer = build_tokenizer(), _t5_tokenizer()
     return StableDiffusion3Pipeline(
-        transformer=_transformer(),
+        transformer=_sd3_transformer(max_side // 16, num_heads, dual),
         scheduler=SAMPLERS[sampler](),
-        vae=_autoencoder(),
+        vae=_autoencoder(shift_factor=0.06, use_quant_conv=False, use_post_quant_conv=False),
         text_encoder=build_text_encoder(tokenizer).eval(),
         tokenizer=tokenizer,
         text_encoder_2=build_text_encoder(tokenizer).eval(),
@@ -63,12 +81,46 @@ def build_sd3(sampler: str = "euler") -> StableDiffusion3Pipeline:
     )
 
 
-def save_sd3(directory: Path, sampler: str = "euler") -> StableDiffusion3Pipeline:
-    """Save `build_sd3` in `directory`, with defaults; returns the very pipeline, which was never on disk."""
-    pipeline = build_sd3(sampler)
+def build_flux(sampler: str = "shifting", guidance_embeds: bool = True) -> Any:
+    """FLUX in miniature (0.5M weights, 5 heads); without `guidance_embeds` as its variant schnell. 16 px per token."""
+    torch.manual_seed(0)
+    tokenizer, t5_tokenizer = build_tokenizer(), _t5_tokenizer()
+    return FluxPipeline(
+        transformer=_flux_transformer(guidance_embeds),
+        scheduler=SAMPLERS[sampler](),
+        vae=_autoencoder(shift_factor=0.06, use_quant_conv=False, use_post_quant_conv=False),
+        text_encoder=CLIPTextModel(build_text_encoder(tokenizer).config).eval(),
+        tokenizer=tokenizer,
+        text_encoder_2=_t5(len(t5_tokenizer)),
+        tokenizer_2=t5_tokenizer,
+    )
+
+
+def build_sdxl(sampler: str = "sdxl-euler", distilled: bool = False) -> Any:
+    """Stable Diffusion XL in miniature (0.4M weights); `distilled` has the guidance scale as an input."""
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer()
+    return StableDiffusionXLPipeline(
+        unet=_unet(time_cond_proj_dim=8 if distilled else None),
+        scheduler=SAMPLERS[sampler](),
+        vae=_autoencoder(),
+        text_encoder=CLIPTextModel(build_text_encoder(tokenizer).config).eval(),
+        tokenizer=tokenizer,
+        text_encoder_2=build_text_encoder(tokenizer).eval(),
+        tokenizer_2=build_tokenizer(),
+        add_watermarker=False,
+    )
+
+
+def save(pipeline: Any, directory: Path, name: str) -> Any:
+    """Save a tiny pipeline in `directory`, with defaults; returns the very pipeline, which was never on disk."""
     pipeline.save_pretrained(directory, safe_serialization=True)
-    write_defaults(directory, name="tiny-sd3", steps=4, height=64, width=64, max_sequence_length=TEXT_LENGTH)
+    write_defaults(directory, name=name, steps=4, height=64, width=64, max_sequence_length=TEXT_LENGTH)
     return pipeline
+
+
+def save_sd3(directory: Path, sampler: str = "euler") -> StableDiffusion3Pipeline:
+    return save(build_sd3(sampler), directory, "tiny-sd3")
 
 
 def write_defaults(directory: Path, **defaults: Any) -> None:
@@ -108,7 +160,13 @@ class Stock:
     pixels: np.ndarray
 
 
-def run_stock(pipeline: StableDiffusion3Pipeline, request: Spec, max_sequence_length: int = TEXT_LENGTH) -> Stock:
+def run_stock(
+    pipeline: Any,
+    request: Spec,
+    max_sequence_length: int = TEXT_LENGTH,
+    generator: torch.Generator | None = None,
+) -> Stock:
+    """Run a stock pipeline of any family; `generator` is of the request's seed unless given."""
     latents: list[torch.Tensor] = []
 
     def keep(_pipeline: Any, _index: int, _time: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -118,14 +176,13 @@ def run_stock(pipeline: StableDiffusion3Pipeline, request: Spec, max_sequence_le
     pipeline.set_progress_bar_config(disable=True)
     picture = pipeline(
         request.prompt,
-        negative_prompt=request.negative_prompt,
         height=request.height,
         width=request.width,
         num_inference_steps=request.steps,
         guidance_scale=request.guidance_scale,
-        generator=torch.Generator("cpu").manual_seed(request.seed),
-        max_sequence_length=max_sequence_length,
+        generator=generator or torch.Generator("cpu").manual_seed(request.seed),
         callback_on_step_end=keep,
+        **_text_arguments(pipeline, request, max_sequence_length),
     ).images[0]
     return Stock(latents, np.asarray(picture))
 
@@ -156,7 +213,15 @@ def pixels(image: Image) -> np.ndarray:
     return np.frombuffer(image.pixels, dtype=np.uint8).reshape(image.height, image.width, 3)
 
 
-def _transformer() -> SD3Transformer2DModel:
+def _text_arguments(pipeline: Any, request: Spec, max_sequence_length: int) -> dict[str, Any]:
+    if isinstance(pipeline, FluxPipeline):
+        return {"max_sequence_length": max_sequence_length}
+    if isinstance(pipeline, StableDiffusionXLPipeline):
+        return {"negative_prompt": request.negative_prompt or None}
+    return {"negative_prompt": request.negative_prompt, "max_sequence_length": max_sequence_length}
+
+
+def _sd3_transformer(pos_embed_max_size: int, num_heads: int, dual: bool) -> SD3Transformer2DModel:
     return SD3Transformer2DModel(
         sample_size=8,
         patch_size=2,
@@ -164,15 +229,50 @@ def _transformer() -> SD3Transformer2DModel:
         out_channels=4,
         num_layers=2,
         attention_head_dim=16,
-        num_attention_heads=2,
+        num_attention_heads=num_heads,
         joint_attention_dim=128,
-        caption_projection_dim=32,
+        caption_projection_dim=16 * num_heads,
         pooled_projection_dim=128,
-        pos_embed_max_size=12,
+        pos_embed_max_size=pos_embed_max_size,
+        dual_attention_layers=(0,) if dual else (),
+        qk_norm="rms_norm" if dual else None,
     ).eval()
 
 
-def _autoencoder() -> AutoencoderKL:
+def _flux_transformer(guidance_embeds: bool) -> FluxTransformer2DModel:
+    return FluxTransformer2DModel(
+        patch_size=1,
+        in_channels=16,
+        num_layers=1,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=5,
+        joint_attention_dim=128,
+        pooled_projection_dim=64,
+        guidance_embeds=guidance_embeds,
+        axes_dims_rope=(4, 6, 6),
+    ).eval()
+
+
+def _unet(time_cond_proj_dim: int | None) -> UNet2DConditionModel:
+    return UNet2DConditionModel(
+        sample_size=8,
+        block_out_channels=(16, 32),
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=(2, 4),
+        norm_num_groups=4,
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=6 * 8 + 64,
+        cross_attention_dim=128,
+        time_cond_proj_dim=time_cond_proj_dim,
+    ).eval()
+
+
+def _autoencoder(**options: Any) -> AutoencoderKL:
     return AutoencoderKL(
         block_out_channels=(8, 8, 8, 8),
         down_block_types=("DownEncoderBlock2D",) * 4,
@@ -180,10 +280,8 @@ def _autoencoder() -> AutoencoderKL:
         layers_per_block=1,
         latent_channels=4,
         norm_num_groups=4,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
         scaling_factor=1.5,
-        shift_factor=0.06,
+        **options,
     ).eval()
 
 

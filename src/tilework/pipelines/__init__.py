@@ -1,4 +1,4 @@
-"""Owns the model families: one thin adapter per diffusers pipeline class, and loading from disk or hub.
+"""Owns the model families: one thin adapter per diffusers pipeline class, how a group shares a step, and loading.
 
 Knows nothing of jobs, queues or processes.
 """

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from tilework.core.wire import Image, ModelInfo, Spec
+from tilework.pipelines.freight import Freight
+from tilework.pipelines.parallel import Parallel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditioning:
-    """What the text says, for all steps: inputs of the denoiser by argument name. Nobody writes to it.
+    """What the text and the size say, for all steps: inputs of the denoiser by name. Nobody writes to it.
 
     With guidance on, the negative half comes first along the batch dimension, as in the stock pipelines.
     """
@@ -28,7 +30,9 @@ class Conditioning:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StepState:
-    """A request under way: the mutable latents and sampler, and the conditioning that they refer to.
+    """A request under way: the mutable latents, sampler and generator, and the conditioning that they refer to.
+
+    `generator` drew the initial latents and draws what a stochastic sampler needs; it lives on the CPU.
 
     The stock loop iterates over `sampler.timesteps`, once per forward. A *step*, which is what requests and works
     count, is `sampler.order` iterations, as on the stock progress bar: a Heun step is two, its last one is one. The
@@ -40,6 +44,7 @@ class StepState:
     conditioning: Conditioning
     latents: Tensor
     sampler: Any
+    generator: torch.Generator
     iteration_index: int = 0
 
     @property
@@ -64,6 +69,10 @@ class Family(Protocol):
     def info(self) -> ModelInfo: ...
     @property
     def device(self) -> torch.device: ...
+    @property
+    def parallel(self) -> Parallel:
+        """Join a group here before `predict`, and leave it afterwards; all else is the same at any degree."""
+
     def encode(self, spec: Spec) -> Conditioning: ...
     def begin(self, spec: Spec, conditioning: Conditioning) -> StepState:
         """Draw the initial latents from `spec.seed` and give the request a sampler of its own."""
@@ -71,18 +80,21 @@ class Family(Protocol):
     def predict(self, states: Sequence[StepState]) -> list[Tensor]:
         """The guided prediction for the next iteration of each state, in order; any mix of shapes and times.
 
-        Changes no state.
+        In a group every rank gives the same states and gets the same predictions. Changes no state.
+
+        Raises:
+            GroupBroken: a member of the group is gone; the states are as before.
         """
 
     def advance(self, state: StepState, prediction: Tensor) -> None:
         """Take the iteration that `prediction` is for."""
 
     def decode(self, state: StepState) -> Image: ...
-    def export(self, state: StepState) -> bytes:
-        """The mutable part: latents, sampler, position. All that `restore` needs besides spec and conditioning."""
+    def export(self, state: StepState) -> Freight:
+        """The mutable part, which is all that `restore` needs besides spec and conditioning."""
 
-    def restore(self, blob: bytes, spec: Spec, conditioning: Conditioning) -> StepState:
+    def restore(self, blob: Freight, spec: Spec, conditioning: Conditioning) -> StepState:
         """Undo `export`, on this family's device. `blob` must come from a worker: reading it can run code."""
 
-    def export_conditioning(self, conditioning: Conditioning) -> bytes: ...
-    def restore_conditioning(self, blob: bytes) -> Conditioning: ...
+    def export_conditioning(self, conditioning: Conditioning) -> Freight: ...
+    def restore_conditioning(self, blob: Freight) -> Conditioning: ...

@@ -3,25 +3,87 @@
 from __future__ import annotations
 
 import io
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.serialization import default_restore_location
+from torch import Tensor
+
+_IN_BAND_BYTES = 4096
 
 
-def pack(contents: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(contents, buffer)
-    return buffer.getvalue()
+@dataclass(frozen=True, slots=True)
+class Freight:
+    """What `pack` made: a small pickle, and beside it the memory of the large tensors, which is not copied again."""
+
+    head: bytes
+    buffers: Sequence[memoryview]
 
 
-def unpack(blob: bytes, device: torch.device) -> Any:
+def pack(contents: Any) -> Freight:
+    """Take `contents` down; nothing of it may be written to while the result is in use."""
+    file = io.BytesIO()
+    buffers: list[memoryview] = []
+
+    def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
+        with buffer.raw() as memory:
+            if memory.nbytes <= _IN_BAND_BYTES:
+                return True
+        buffers.append(buffer.raw())
+        return False
+
+    _Pickler(file, protocol=5, buffer_callback=keep_in_band).dump(contents)
+    return Freight(file.getvalue(), buffers)
+
+
+def unpack(freight: Freight, device: torch.device) -> Any:
     """Undo `pack`. What was on an accelerator lands on `device`; what a sampler keeps on the CPU stays there.
 
-    Runs code from `blob` where it holds a sampler, so it must come from a worker.
+    The tensors use the memory of `freight.buffers`. Runs code from `freight` where it holds a sampler, so it must come
+    from a worker.
     """
+    return _Unpickler(io.BytesIO(freight.head), device, freight.buffers).load()
 
-    def place(storage: Any, location: str) -> Any:
-        return storage if location == "cpu" else default_restore_location(storage, str(device))  # type: ignore[no-untyped-call]
 
-    return torch.load(io.BytesIO(blob), map_location=place, weights_only=False)
+def room(num_bytes: int) -> memoryview:
+    """Memory to read a buffer into, aligned as torch aligns its own: unaligned inputs may round differently."""
+    memory: Any = torch.empty(num_bytes, dtype=torch.uint8).numpy()
+    return memoryview(memory)
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, contents: Any) -> Any:
+        if type(contents) is not Tensor:
+            return NotImplemented
+        plain = contents.detach().contiguous().cpu()
+        memory: Any = plain.flatten().view(torch.uint8).numpy() if plain.numel() else b""
+        where = "cpu" if contents.device.type == "cpu" else "device"
+        return _tensor, (_Place(where), plain.dtype, tuple(plain.shape), pickle.PickleBuffer(memory))
+
+    def persistent_id(self, contents: Any) -> Any:
+        return contents.where if isinstance(contents, _Place) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    where: str
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, device: torch.device, buffers: Sequence[memoryview]) -> None:
+        super().__init__(file, buffers=buffers)
+        self._device = device
+
+    def persistent_load(self, where: Any) -> torch.device:
+        return torch.device("cpu") if where == "cpu" else self._device
+
+
+def _tensor(device: torch.device, dtype: torch.dtype, shape: tuple[int, ...], memory: Any) -> Tensor:
+    if not len(memory):
+        return torch.empty(shape, dtype=dtype, device=device)
+    flat = torch.frombuffer(memory, dtype=torch.uint8)
+    # Small tensors lie in the pickle, at any address.
+    owned = flat.clone() if len(memory) <= _IN_BAND_BYTES else flat
+    return owned.view(dtype).reshape(shape).to(device)

@@ -22,7 +22,11 @@ from tilework.pipelines.family import Family
 SHIPPED = "shapes"
 INDEX = "model_index.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-ADAPTERS = {"StableDiffusion3Pipeline": "tilework.pipelines.sd3:StableDiffusion3"}
+ADAPTERS = {
+    "FluxPipeline": "tilework.pipelines.flux:Flux",
+    "StableDiffusion3Pipeline": "tilework.pipelines.sd3:StableDiffusion3",
+    "StableDiffusionXLPipeline": "tilework.pipelines.sdxl:StableDiffusionXL",
+}
 """Adapter by class name of the stock pipeline; called with (pipeline, name, overrides, library)."""
 _PICKLED = (".bin", ".ckpt", ".pt", ".pth")
 
@@ -148,10 +152,11 @@ def _load_pipeline(path: str, directory: Path | None, index: Mapping[str, Any], 
 
 @torch.no_grad()
 def _settle(module: torch.nn.Module) -> None:
-    """Freeze `module` and give every weight memory of its own.
+    """Give every weight memory of its own.
 
-    Safetensors are mapped from the file, where weights lie unaligned; kernels then round differently, by 6e-7.
+    Safetensors are mapped from the file, where weights lie unaligned; kernels then round differently, by 6e-7. The
+    weights are not marked as frozen: convolutions in float16 on CPUs then round differently from stock, by 8e-3.
     """
-    module.eval().requires_grad_(False)
+    module.eval()
     for tensor in (*module.parameters(), *module.buffers()):
         tensor.data = tensor.data.clone()

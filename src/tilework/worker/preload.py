@@ -12,15 +12,23 @@ from tilework.pipelines.loading import quiet
 _NAMES = (
     "diffusers:AutoencoderKL",
     "diffusers:DPMSolverMultistepScheduler",
+    "diffusers:EulerDiscreteScheduler",
     "diffusers:FlowMatchEulerDiscreteScheduler",
+    "diffusers:FluxPipeline",
+    "diffusers:FluxTransformer2DModel",
     "diffusers:SD3Transformer2DModel",
     "diffusers:StableDiffusion3Pipeline",
+    "diffusers:StableDiffusionXLPipeline",
+    "diffusers:UNet2DConditionModel",
     "diffusers.guiders",
+    "transformers:CLIPTextModel",
     "transformers:CLIPTextModelWithProjection",
     "transformers:CLIPTokenizer",
     "transformers:T5EncoderModel",
     "transformers:T5Tokenizer",
+    "tilework.pipelines.flux",
     "tilework.pipelines.sd3",
+    "tilework.pipelines.sdxl",
     "tilework.worker.process",
 )
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from diffusers import FlowMatchLCMScheduler, StableDiffusion3Pipeline
+from diffusers import StableDiffusion3Pipeline, StableDiffusionXLPipeline
 
 import tiny
 from tilework.core.wire import ModelSource, Spec
-from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load, shipped_directory
-from tilework.pipelines.sd3 import StableDiffusion3
 
 SPECS = {
     "guided": tiny.spec(),
@@ -28,10 +30,21 @@ def _prepared() -> None:
     tiny.prepare()
 
 
+STOCK = {
+    **{f"sd3-{sampler}": partial(tiny.build_sd3, sampler) for sampler in ("euler", "shifting", "heun", "dpm")},
+    "sd3.5": partial(tiny.build_sd3, dual=True),
+    "flux": tiny.build_flux,
+    "schnell": partial(tiny.build_flux, "euler", guidance_embeds=False),
+    "sdxl": tiny.build_sdxl,
+    "sdxl-noisy": partial(tiny.build_sdxl, "sdxl-ancestral"),
+    "sdxl-distilled": partial(tiny.build_sdxl, distilled=True),
+}
+
+
 class Model:
     """A stock pipeline and two instances of the family, loaded one after the other from the same directory."""
 
-    def __init__(self, stock: StableDiffusion3Pipeline, source: ModelSource, max_sequence_length: int) -> None:
+    def __init__(self, stock: Any, source: ModelSource, max_sequence_length: int) -> None:
         self.stock = stock
         self.here, self.there = load(source), load(source)
         self.max_sequence_length = max_sequence_length
@@ -40,11 +53,11 @@ class Model:
         return tiny.run_stock(self.stock, spec, self.max_sequence_length)
 
 
-@pytest.fixture(scope="module", params=[*tiny.SAMPLERS, "shapes", "shapes-dpm"])
+@pytest.fixture(scope="module", params=[*STOCK, "shapes", "shapes-dpm"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     directory = tmp_path_factory.mktemp(request.param)
-    if request.param in tiny.SAMPLERS:
-        stock = tiny.save_sd3(directory, request.param)
+    if request.param in STOCK:
+        stock = tiny.save(STOCK[request.param](), directory, "tiny")
         return Model(stock, ModelSource(path=str(directory)), tiny.TEXT_LENGTH)
     source = ModelSource(path="shapes") if request.param == "shapes" else tiny.shapes_with_sampler(directory, "dpm")
     stock = StableDiffusion3Pipeline.from_pretrained(
@@ -101,6 +114,19 @@ def test_what_stays_behind_is_not_touched_by_what_moved(model: Model) -> None:
     assert_same(model.here, state, model.run_stock(SPECS["guided"]))
 
 
+def test_in_half_precision_the_autoencoder_of_sdxl_runs_in_float32_as_in_stock(tmp_path: Path) -> None:
+    tiny.save(tiny.build_sdxl(), tmp_path, "tiny")
+    stock = StableDiffusionXLPipeline.from_pretrained(
+        tmp_path, local_files_only=True, dtype=torch.float16, add_watermarker=False
+    )
+    assert stock.vae.config.force_upcast
+    model = Model(stock, ModelSource(path=str(tmp_path), dtype="float16"), 0)
+    state = tiny.begin(model.here, tiny.spec())
+    tiny.finish(model.here, state)
+    assert state.latents.dtype == torch.float16
+    assert_same(model.here, state, model.run_stock(tiny.spec()))
+
+
 def test_steps_are_counted_as_on_the_stock_progress_bar(model: Model) -> None:
     state = tiny.begin(model.here, SPECS["guided"])
     counts = [state.steps_done]
@@ -114,15 +140,3 @@ def test_steps_are_counted_as_on_the_stock_progress_bar(model: Model) -> None:
 def test_the_seed_decides_the_picture(model: Model) -> None:
     first, second = (tiny.begin(model.here, tiny.spec(seed=seed)).latents for seed in (1, 2))
     assert not torch.equal(first, second)
-
-
-def test_a_sampler_that_draws_noise_is_refused() -> None:
-    for sampler in (
-        FlowMatchLCMScheduler(),
-        tiny.FlowMatchEulerDiscreteScheduler(stochastic_sampling=True),
-        tiny.DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++", use_flow_sigmas=True),
-    ):
-        pipeline = tiny.build_sd3()
-        pipeline.scheduler = sampler
-        with pytest.raises(UnsupportedModel, match=type(sampler).__name__):
-            StableDiffusion3(pipeline, "noisy", {}, "")

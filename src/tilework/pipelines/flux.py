@@ -1,0 +1,136 @@
+"""FLUX: diffusers' `FluxPipeline.__call__` in parts, over its own components."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.pipelines.flux.pipeline_flux import calculate_shift, retrieve_timesteps
+from torch import Tensor
+
+from tilework.core.wire import Spec
+from tilework.pipelines.defaults import Defaults
+from tilework.pipelines.family import Conditioning, StepState
+from tilework.pipelines.hooks import share_sequence
+from tilework.pipelines.staged import StagedPipeline
+
+
+class Flux(StagedPipeline):
+    """The family of `FluxPipeline` (dev, and schnell, which has no guidance).
+
+    The guidance scale is an input of the model, not a second pass; the negative prompt is not used, as in stock
+    without `true_cfg_scale`. Latents are packed: (1, tokens, channels x 4).
+    """
+
+    def __init__(self, pipeline: Any, name: str, overrides: Mapping[str, Any], library: str) -> None:
+        transformer = pipeline.transformer
+        super().__init__(
+            pipeline,
+            transformer,
+            _stock_defaults(pipeline, name),
+            overrides,
+            library,
+            family="flux",
+            side_multiple=pipeline.vae_scale_factor * 2,
+            two_passes=False,
+            max_degree=transformer.config.num_attention_heads,
+        )
+        share_sequence(
+            transformer,
+            self._parallel,
+            image="x_embedder",
+            text="context_embedder",
+            rotary="pos_embed",
+            output="proj_out",
+        )
+
+    @torch.no_grad()
+    def encode(self, spec: Spec) -> Conditioning:
+        text, pooled, text_ids = self._pipeline.encode_prompt(
+            prompt=spec.prompt,
+            prompt_2=None,
+            device=self.device,
+            max_sequence_length=self._defaults.max_sequence_length,
+        )
+        # Given latents, stock draws none and only adds the ids that belong to the size.
+        _, image_ids = self._prepare(spec, text.dtype, latents=torch.empty(0))
+        tensors = {
+            "encoder_hidden_states": text,
+            "pooled_projections": pooled,
+            "txt_ids": text_ids,
+            "img_ids": image_ids,
+        }
+        if self._pipeline.transformer.config.guidance_embeds:
+            tensors["guidance"] = torch.full([1], spec.guidance_scale, device=self.device, dtype=torch.float32)
+        return Conditioning(tensors)
+
+    def _set_timesteps(self, sampler: Any, spec: Spec) -> None:
+        config, side = sampler.config, self._info.side_multiple
+        sigmas = None if config.get("use_flow_sigmas", False) else np.linspace(1.0, 1 / spec.steps, spec.steps)
+        mu = calculate_shift(
+            (spec.height // side) * (spec.width // side),
+            config.get("base_image_seq_len", 256),
+            config.get("max_image_seq_len", 4096),
+            config.get("base_shift", 0.5),
+            config.get("max_shift", 1.15),
+        )
+        retrieve_timesteps(sampler, spec.steps, self.device, sigmas=sigmas, mu=mu)
+        sampler.set_begin_index(0)
+
+    def _draw_latents(self, spec: Spec, dtype: torch.dtype, sampler: Any, generator: torch.Generator) -> Tensor:
+        return self._prepare(spec, dtype, generator=generator)[0]
+
+    def _prepare(
+        self,
+        spec: Spec,
+        dtype: torch.dtype,
+        generator: torch.Generator | None = None,
+        latents: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        prepared: tuple[Tensor, Tensor] = self._pipeline.prepare_latents(
+            1,
+            self._pipeline.transformer.config.in_channels // 4,
+            spec.height,
+            spec.width,
+            dtype,
+            self.device,
+            generator,
+            latents,
+        )
+        return prepared
+
+    def _forward(self, state: StepState, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
+        timestep = state.timestep.expand(latents.shape[0]).to(latents.dtype)
+        prediction: Tensor = self._pipeline.transformer(
+            hidden_states=latents,
+            timestep=timestep / 1000,
+            return_dict=False,
+            **conditioning,
+        )[0]
+        return prediction
+
+    def _decode(self, state: StepState) -> Tensor:
+        vae, side = self._pipeline.vae, self._info.side_multiple
+        rows, columns = state.spec.height // side, state.spec.width // side
+        # Each token is a square of 2 x 2 latents, channels first.
+        squares = state.latents.view(1, rows, columns, -1, 2, 2).permute(0, 3, 1, 4, 2, 5)
+        latents = squares.reshape(1, -1, 2 * rows, 2 * columns)
+        latents = (latents / vae.config.scaling_factor) + vae.config.shift_factor
+        decoded: Tensor = vae.decode(latents, return_dict=False)[0]
+        return decoded
+
+
+def _stock_defaults(pipeline: Any, name: str) -> Defaults:
+    """What `FluxPipeline.__call__` assumes. The model could draw any size; beyond twice this side it was never good."""
+    side = pipeline.default_sample_size * pipeline.vae_scale_factor
+    return Defaults(
+        name=name,
+        steps=28,
+        guidance_scale=3.5,
+        height=side,
+        width=side,
+        max_side=2 * side,
+        max_sequence_length=512,
+    )

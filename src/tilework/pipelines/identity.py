@@ -1,0 +1,49 @@
+"""Which model exactly: what was measured of one holds for another only if they are the same."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+from tilework.core.wire import ModelSource
+from tilework.pipelines.loading import INDEX, SHIPPED, shipped_directory
+
+_READ = (".json", ".txt", ".model")
+
+
+def model_identity(source: ModelSource) -> str:
+    """NAME@DIGEST of a directory, ID@REVISION of a model from the hub (the id alone if no revision is at hand).
+
+    The digest covers names and contents of configurations and tokenizers, and names, sizes and modification times of
+    all other files: weights are gigabytes, and every server reads this when it starts.
+    """
+    path = Path(source.path)
+    if source.path == SHIPPED:
+        return f"{SHIPPED}@{_digest(shipped_directory())}"
+    if path.is_dir():
+        return f"{path.resolve().name}@{_digest(path)}"
+    revision = _revision(source.path)
+    return source.path if revision is None else f"{source.path}@{revision}"
+
+
+def _digest(directory: Path) -> str:
+    digest = sha256()
+    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(directory)}\0".encode())
+        digest.update(_essence(path))
+    return digest.hexdigest()[:12]
+
+
+def _essence(path: Path) -> bytes:
+    if path.suffix in _READ:
+        return sha256(path.read_bytes()).digest()
+    status = path.stat()
+    return f"{status.st_size} {status.st_mtime_ns}\0".encode()
+
+
+def _revision(hub_id: str) -> str | None:
+    """The commit that lies in the local cache, from which the model was loaded."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(hub_id, INDEX)
+    return Path(found).parent.name[:12] if isinstance(found, str) else None

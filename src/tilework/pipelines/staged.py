@@ -1,0 +1,205 @@
+"""What the families have in common: a stock pipeline, taken apart into stages and steps over its own components."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilework.core.wire import Image, ModelInfo, Spec
+from tilework.pipelines import freight
+from tilework.pipelines.defaults import Defaults, resolve
+from tilework.pipelines.errors import UnsupportedModel
+from tilework.pipelines.family import Conditioning, StepState
+from tilework.pipelines.parallel import Parallel
+
+# These draw from a Brownian tree (of the package torchsde), which takes no generator and cannot be moved.
+_BROWNIAN = ("CosineDPMSolverMultistepScheduler", "DPMSolverSDEScheduler")
+
+
+class StagedPipeline(ABC):
+    """A family over the stock `pipeline`; see `family.Family` for the contract. `denoiser` is its largest component.
+
+    Any sampler that the stock pipeline accepts is served. What a stochastic one draws in a step comes from the
+    request's generator, behind the initial latents. Stock SDXL does the same; stock SD3 and FLUX hand their samplers
+    no generator, so that there the picture depends on what else the process drew, and here the seed decides it.
+
+    Raises:
+        UnsupportedModel: the sampler draws noise that no seed decides, or does not fit the pipeline.
+        InvalidDefaults: see `defaults.resolve`.
+    """
+
+    def __init__(
+        self,
+        pipeline: Any,
+        denoiser: Any,
+        stock: Defaults,
+        overrides: Mapping[str, Any],
+        library: str,
+        *,
+        family: str,
+        side_multiple: int,
+        two_passes: bool,
+        max_degree: int,
+    ) -> None:
+        self._pipeline = pipeline
+        # diffusers' own property walks all modules on each read: 0.5 ms, and a worker reads it in each step.
+        self._device: torch.device = denoiser.device
+        self._parallel = Parallel()
+        self._defaults = resolve(stock, overrides, side_multiple)
+        self._info = ModelInfo(
+            name=self._defaults.name,
+            family=family,
+            side_multiple=side_multiple,
+            max_side=self._defaults.max_side,
+            default_height=self._defaults.height,
+            default_width=self._defaults.width,
+            default_steps=self._defaults.steps,
+            default_guidance_scale=float(self._defaults.guidance_scale),
+            parameters=_num_parameters(pipeline),
+            library=library,
+            two_passes=two_passes,
+            max_degree=max_degree,
+        )
+        self._step_arguments = self._accepted_by(pipeline.scheduler)
+        self._check_sampler()
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def parallel(self) -> Parallel:
+        return self._parallel
+
+    @abstractmethod
+    def encode(self, spec: Spec) -> Conditioning: ...
+    @abstractmethod
+    def _set_timesteps(self, sampler: Any, spec: Spec) -> None: ...
+    @abstractmethod
+    def _draw_latents(self, spec: Spec, dtype: torch.dtype, sampler: Any, generator: torch.Generator) -> Tensor:
+        """The initial latents, of the conditioning's `dtype`, scaled for `sampler`."""
+
+    @abstractmethod
+    def _forward(self, state: StepState, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
+        """One forward pass for this rank's rows; returns the prediction for all rows."""
+
+    @abstractmethod
+    def _decode(self, state: StepState) -> Tensor:
+        """The picture as a tensor, before the stock pipeline's `image_processor`."""
+
+    @torch.no_grad()
+    def begin(self, spec: Spec, conditioning: Conditioning) -> StepState:
+        sampler, generator = self._sampler(spec), torch.Generator("cpu").manual_seed(spec.seed)
+        num_iterations = len(sampler.timesteps)
+        if num_iterations <= (spec.steps - 1) * sampler.order:
+            name = type(sampler).__name__
+            raise UnsupportedModel(f"{name} makes {num_iterations} iterations of {spec.steps} steps; ask for fewer")
+        dtype = conditioning.tensors["encoder_hidden_states"].dtype
+        latents = self._draw_latents(spec, dtype, sampler, generator)
+        return StepState(spec=spec, conditioning=conditioning, latents=latents, sampler=sampler, generator=generator)
+
+    @torch.no_grad()
+    def predict(self, states: Sequence[StepState]) -> list[Tensor]:
+        return [self._predict_one(state) for state in states]
+
+    @torch.no_grad()
+    def advance(self, state: StepState, prediction: Tensor) -> None:
+        arguments = dict(self._step_arguments)
+        if "generator" in arguments:
+            arguments["generator"] = state.generator
+        step = state.sampler.step(prediction, state.timestep, state.latents, return_dict=False, **arguments)
+        state.latents = step[0]
+        state.iteration_index += 1
+
+    @torch.no_grad()
+    def decode(self, state: StepState) -> Image:
+        picture = self._pipeline.image_processor.postprocess(self._decode(state), output_type="pil")[0]
+        return Image(height=picture.height, width=picture.width, pixels=picture.tobytes())
+
+    def export(self, state: StepState) -> freight.Freight:
+        return freight.pack((state.latents, _memory(state.sampler), state.iteration_index, state.generator.get_state()))
+
+    def restore(self, blob: freight.Freight, spec: Spec, conditioning: Conditioning) -> StepState:
+        latents, memory, iteration_index, randomness = freight.unpack(blob, self.device)
+        sampler, generator = copy.deepcopy(self._pipeline.scheduler), torch.Generator("cpu")
+        vars(sampler).update(memory)
+        generator.set_state(randomness)
+        return StepState(
+            spec=spec,
+            conditioning=conditioning,
+            latents=latents,
+            sampler=sampler,
+            generator=generator,
+            iteration_index=iteration_index,
+        )
+
+    def export_conditioning(self, conditioning: Conditioning) -> freight.Freight:
+        return freight.pack(dict(conditioning.tensors))
+
+    def restore_conditioning(self, blob: freight.Freight) -> Conditioning:
+        return Conditioning(freight.unpack(blob, self.device))
+
+    def _is_guided(self, spec: Spec) -> bool:
+        return self._info.two_passes and spec.guidance_scale > 1
+
+    def _predict_one(self, state: StepState) -> Tensor:
+        guided, rows = self._is_guided(state.spec), self._parallel.rows
+        latents = torch.cat([state.latents] * 2) if guided else state.latents
+        conditioning = {name: rows(tensor) for name, tensor in state.conditioning.tensors.items()}
+        prediction = self._forward(state, rows(latents), conditioning)
+        if guided:
+            negative, positive = prediction.chunk(2)
+            prediction = negative + state.spec.guidance_scale * (positive - negative)
+        return prediction
+
+    def _sampler(self, spec: Spec) -> Any:
+        """A sampler of the request's own, at its first step."""
+        sampler = copy.deepcopy(self._pipeline.scheduler)
+        self._set_timesteps(sampler, spec)
+        return sampler
+
+    def _accepted_by(self, sampler: Any) -> Mapping[str, Any]:
+        """Arguments of `sampler.step` beyond the ordinary; the generator is each request's own."""
+        return {"generator": None} if "generator" in inspect.signature(sampler.step).parameters else {}
+
+    def _check_sampler(self) -> None:
+        sampler, info = self._pipeline.scheduler, self._info
+        name = f"scheduler/scheduler_config.json: {type(sampler).__name__}"
+        if type(sampler).__name__ in _BROWNIAN:
+            raise UnsupportedModel(f"{name} draws noise that no seed decides; choose another sampler")
+        spec = Spec(
+            prompt="",
+            negative_prompt="",
+            height=info.default_height,
+            width=info.default_width,
+            steps=info.default_steps,
+            guidance_scale=info.default_guidance_scale,
+            seed=0,
+        )
+        try:
+            self._sampler(spec)
+        except (AssertionError, TypeError, ValueError) as error:
+            raise UnsupportedModel(
+                f"{name} does not fit {type(self._pipeline).__name__}; choose another sampler or its flow options "
+                f"({error})"
+            ) from error
+
+
+def _memory(sampler: Any) -> dict[str, Any]:
+    """What a sampler knows beyond its class, without functions: SASolver keeps one, which cannot be pickled."""
+    return {name: value for name, value in vars(sampler).items() if not callable(value)}
+
+
+def _num_parameters(pipeline: Any) -> int:
+    modules = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())

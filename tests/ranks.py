@@ -1,0 +1,68 @@
+"""Processes that form groups with each other, for tests of what a group does together."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilework.comm.groups import Groups
+from tilework.comm.rendezvous import Rendezvous
+from tilework.core.wire import GroupRef
+
+
+class Ranks:
+    """`num_ranks` processes, each of which is the rank of its number in every group."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._rendezvous = Rendezvous()
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([f"tilework.pipelines.{family}" for family in ("flux", "sd3", "sdxl")])
+        self._pipes = []
+        self._processes = []
+        for rank in range(num_ranks):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, self._rendezvous.address, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        self._num_groups = 0
+
+    def run(self, size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What function(comm, *arguments) returns on each of the first `size` ranks, in a new group of them.
+
+        `function` must be importable by name. Raises AssertionError with the traces of the ranks on which it failed.
+        """
+        self._num_groups += 1
+        ref = GroupRef(self._num_groups, tuple(range(size)))
+        for pipe in self._pipes[:size]:
+            pipe.send((ref, function, arguments))
+        results: Sequence[tuple[Any, str]] = [pipe.recv() for pipe in self._pipes[:size]]
+        errors = [f"rank {rank}:\n{error}" for rank, (_, error) in enumerate(results) if error]
+        assert not errors, "\n".join(errors)
+        return [result for result, _ in results]
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(10)
+            process.kill()
+        self._rendezvous.close()
+
+
+def _serve(rank: int, address: str, pipe: Any) -> None:
+    import tiny
+
+    tiny.prepare()
+    groups = Groups(rank, address)
+    while (order := pipe.recv()) is not None:
+        ref, function, arguments = order
+        try:
+            pipe.send((function(groups.open(ref), *arguments), ""))
+        except Exception:
+            groups.break_off(ref.group_id)  # The others must not wait.
+            pipe.send((None, traceback.format_exc()))
+        groups.close(ref.group_id)
