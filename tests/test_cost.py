@@ -16,6 +16,7 @@ from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, StageId
+from tilework.cost.shipped import shipped_names
 from tilework.cost.table import BadCostTable, CostTable, TableCosts, UnknownCost, parse_table, read_table
 
 STEP = StageId(PIPELINE, DIFFUSE)
@@ -40,7 +41,15 @@ def step_s(model: TableCosts, pixels: int, **more: Any) -> float:
 
 def test_a_table_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    full = CostTable(hardware="größer", gpus_per_node=2, rows=(row(9, 1.5, degree=2, link="pcie", peak_bytes=7),))
+    measured = row(9, 1.5, degree=2, link="pcie", peak_bytes=7, p99_seconds=1.75, num_runs=20)
+    full = CostTable(
+        hardware="größer",
+        gpus_per_node=2,
+        source="a paper",
+        steps=28,
+        slo_s={"9x1": 2.5},
+        rows=(measured, row(9, 1.5)),
+    )
     path.write_text(json.dumps(full.to_json(), ensure_ascii=False), "utf-8")
     assert read_table(path) == full
 
@@ -48,9 +57,11 @@ def test_a_table_survives_its_file(tmp_path: Path) -> None:
 def test_what_a_file_may_leave_out_and_add() -> None:
     parsed = parse_table({"source": "a paper", "rows": [GOOD_ROW | {"note": "measured twice", "seconds": 2}]})
     assert parsed.rows == (CostRow(**(GOOD_ROW | {"seconds": 2})),)
-    assert (parsed.gpus_per_node, parsed.hardware) == (8, "unknown")
+    assert (parsed.gpus_per_node, parsed.hardware, parsed.source) == (8, "unknown", "a paper")
+    assert (parsed.steps, parsed.slo_s) == (None, {})
     (read,) = parsed.rows
-    assert (read.frames, read.degree, read.batch, read.link, read.peak_bytes) == (1, 1, 1, "none", None)
+    assert (read.frames, read.degree, read.batch, read.link) == (1, 1, 1, "none")
+    assert (read.peak_bytes, read.p99_seconds, read.num_runs) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +84,11 @@ def test_what_a_file_may_leave_out_and_add() -> None:
         ("link", 5, "text that is not empty"),
         ("peak_bytes", -1, "a whole number of bytes, or null"),
         ("peak_bytes", 1.5, "a whole number of bytes, or null"),
+        ("num_runs", 0, "a whole number of at least 1, or null"),
+        ("num_runs", True, "a whole number of at least 1, or null"),
+        ("p99_seconds", 0.25, "seconds, at least the median 0.5, or null"),
+        ("p99_seconds", "slow", "seconds, at least the median 0.5, or null"),
+        ("p99_seconds", float("nan"), "seconds, at least the median 0.5, or null"),
     ],
 )
 def test_a_wrong_field_is_named_with_file_row_value_and_remedy(
@@ -83,6 +99,23 @@ def test_a_wrong_field_is_named_with_file_row_value_and_remedy(
     with pytest.raises(BadCostTable) as caught:
         read_table(path)
     assert str(caught.value) == f"{path}: rows[1].{field} is {value!r}; expected {remedy}"
+
+
+@pytest.mark.parametrize(
+    ("stray", "meant"),
+    [("degre", "degree"), ("Degree", "degree"), ("batch_size", "batch"), ("num_frames", "frames"), ("links", "link")],
+)
+def test_a_misspelt_field_that_would_take_its_default_is_named_with_what_was_meant(stray: str, meant: str) -> None:
+    with pytest.raises(
+        BadCostTable, match=rf"^rows\[0\]\.{stray} is not a field; rename it to {meant}, or leave it out$"
+    ):
+        parse_table({"rows": [GOOD_ROW | {stray: 4}]})
+    assert parse_table({"rows": [GOOD_ROW | {meant: "pcie" if meant == "link" else 2, stray: 4}]})
+
+
+@pytest.mark.parametrize("stray", ["note", "std_seconds", "mean_seconds", "min_seconds", "gpu", "measured_at", "peak"])
+def test_other_keys_of_a_row_are_allowed(stray: str) -> None:
+    assert parse_table({"rows": [GOOD_ROW | {stray: 4}]}).rows == (CostRow(**GOOD_ROW),)
 
 
 @pytest.mark.parametrize("field", sorted(GOOD_ROW))
@@ -100,6 +133,9 @@ def test_a_missing_field_is_named(field: str) -> None:
         ('{"rows": {"0": {}}}', 'expected an object with a non-empty list "rows"'),
         ('{"rows": [7]}', "rows[0] is 7; expected an object"),
         ('{"rows": [{}], "gpus_per_node": 0}', "gpus_per_node is 0; expected a whole number of at least 1"),
+        ('{"rows": [{}], "steps": "20"}', "steps is '20'; expected a whole number of at least 1"),
+        ('{"rows": [{}], "slo_s": {"512x512": 0}}', "slo_s is {'512x512': 0}; expected an object of seconds above 0"),
+        ('{"rows": [{}], "slo_s": [1.5]}', "slo_s is [1.5]; expected an object of seconds above 0"),
         ('{"rows": [{}], "gpus_per_node": true}', "gpus_per_node is True; expected a whole number of at least 1"),
     ],
 )
@@ -117,6 +153,47 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "absent", tmp_path, tmp_path / "binary"):
         with pytest.raises(BadCostTable, match=f"^{path}: "):
             read_table(path)
+
+
+# Tables that come with the package.
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_a_shipped_table_says_where_it_is_from_and_covers_its_evaluation(name: str) -> None:
+    shipped = read_table(name)
+    assert shipped.source
+    assert shipped.hardware.endswith("(approximation)")
+    assert shipped.steps is not None
+    stage = StageId(shipped.rows[0].pipeline, DIFFUSE)
+    assert TableCosts(shipped).degrees(stage) == (1, 2, 4, 8)
+    sizes = {str(Shape(row.height, row.width, row.frames)) for row in shipped.rows}
+    assert set(shipped.slo_s) == sizes
+
+
+def test_every_shipped_table_meets_its_slos_at_its_best_degree_alone() -> None:
+    """Else no policy could: the tables and their SLOs belong together, size by size."""
+    for shipped in map(read_table, shipped_names()):
+        costs, steps = TableCosts(shipped), shipped.steps or 0
+        for row in shipped.rows:
+            shape = Shape(row.height, row.width, row.frames)
+            diffuse, decode = (StageId(row.pipeline, stage) for stage in (DIFFUSE, DECODE))
+            best_ns = min(costs.run_ns(diffuse, (shape,), degree, steps) for degree in costs.degrees(diffuse))
+            assert best_ns + costs.run_ns(decode, (shape,), 1) <= ns_from_s(shipped.slo_s[str(shape)]), (row, shipped)
+
+
+def test_the_names_of_the_shipped_tables() -> None:
+    assert shipped_names() == ("flux1_l20", "flux1dev_h100_eager", "hunyuanvideo_l20", "opensora_h800")
+
+
+def test_a_file_with_the_name_of_a_shipped_table_is_reached_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("flux1_l20").write_text(json.dumps({"rows": [GOOD_ROW], "hardware": "mine"}))
+    assert read_table("./flux1_l20").hardware == "mine"
+    assert read_table("flux1_l20").hardware != "mine"
+    with pytest.raises(BadCostTable, match=r"^flux1_l2: "):
+        read_table("flux1_l2")
 
 
 # Between and beyond the rows.
@@ -210,12 +287,31 @@ def test_an_unknown_pipeline_is_an_error_that_names_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_profiled_stage_at_an_unprofiled_degree_is_an_error_not_a_gift(stage: str) -> None:
-    model = costs(row(10, 1.0, stage=stage), row(10, 1.5, stage=stage, degree=4, batch=2))
-    with pytest.raises(UnknownCost, match=f"{PIPELINE}/{stage} was not profiled at degree 2"):
-        model.run_ns(StageId(PIPELINE, stage), (Shape(1, 10),), 2)
-    with pytest.raises(UnknownCost, match="degree 4"):
-        model.run_ns(StageId(PIPELINE, stage), (Shape(1, 10),), 4)
+def test_a_profiled_stage_at_an_unprofiled_degree_is_as_fast_as_the_next_narrower_one(stage: str) -> None:
+    known, shapes = StageId(PIPELINE, stage), (Shape(1, 10),)
+    model = costs(*(row(10, seconds, stage=stage, degree=degree) for degree, seconds in ((2, 1.0), (4, 0.6))))
+    assert [model.run_ns(known, shapes, degree) / NS_PER_S for degree in (2, 3, 4, 5, 8)] == [1.0, 1.0, 0.6, 0.6, 0.6]
+    assert model.run_ns(known, shapes * 2, 3) == 2 * NS_PER_S
+    assert model.degrees(known) == (2, 4)
+    with pytest.raises(UnknownCost, match=f"{PIPELINE}/{stage} was not profiled at degree 1, nor below it"):
+        model.run_ns(known, shapes, 1)
+
+
+def test_the_degrees_are_those_at_which_single_requests_have_a_price() -> None:
+    model = costs(
+        row(10, 0.4, degree=4),
+        row(10, 1.0),
+        row(20, 2.0),
+        row(10, 0.3, degree=8, batch=2),
+        row(10, 0.7, stage=DECODE, degree=2),
+    )
+    assert model.degrees(STEP) == (1, 4)
+    assert model.degrees(StageId(PIPELINE, DECODE)) == (2,)
+    assert model.degrees(StageId(PIPELINE, ENCODE)) == (1,), "it costs nothing"
+    for stage in (STEP, StageId(PIPELINE, DECODE)):
+        assert all(model.run_ns(stage, (Shape(1, 10),), degree) for degree in model.degrees(stage))
+    with pytest.raises(UnknownCost, match=r"pipeline 'c' is not in the cost table; it knows toy$"):
+        model.degrees(StageId("c", ENCODE))
 
 
 def test_degrees_are_priced_by_their_own_rows() -> None:

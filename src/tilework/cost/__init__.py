@@ -1,4 +1,4 @@
-"""Owns predicted durations: profile tables, interpolation between profiled shapes, correction by measurements.
+"""Owns predicted durations: profile tables and their database, interpolation, correction by measurements.
 
 Knows nothing of queues, policies or devices' states.
 """

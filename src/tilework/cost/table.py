@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import CostRow
 from tilework.core.work import Group, StageId
+from tilework.cost.shipped import shipped_path
 
 
 class BadCostTable(ValueError):
@@ -25,31 +27,46 @@ class UnknownCost(LookupError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostTable:
-    """What was measured on one kind of hardware; the file format of design section 10."""
+    """What was measured on one kind of hardware; the file format of design section 10.
+
+    `source` says where the figures come from. Tables made for a published evaluation also carry its `steps` per
+    request and its base SLOs, seconds by `str(Shape)`.
+    """
 
     hardware: str
     rows: tuple[CostRow, ...]
     gpus_per_node: int = 8
+    source: str = ""
+    steps: int | None = None
+    slo_s: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
+        """Without what is not known, but always with `peak_bytes`."""
+        rows = [asdict(row) for row in self.rows]
         return {
             "hardware": self.hardware,
+            **({"source": self.source} if self.source else {}),
             "gpus_per_node": self.gpus_per_node,
-            "rows": [asdict(row) for row in self.rows],
+            **({"steps": self.steps} if self.steps is not None else {}),
+            **({"slo_s": dict(self.slo_s)} if self.slo_s else {}),
+            "rows": [{key: row[key] for key in row if row[key] is not None or key == "peak_bytes"} for row in rows],
         }
 
 
-_ROW_FIELDS = {field.name for field in fields(CostRow)}
+_ROW_FIELDS = {column.name for column in fields(CostRow)}
 _TEXTS = ("pipeline", "stage", "link")
 _COUNTS = ("height", "width", "frames", "degree", "batch")
+_OPTIONAL_COUNTS = (("peak_bytes", 0, "a whole number of bytes"), ("num_runs", 1, "a whole number of at least 1"))
+_DEFAULTED = ("frames", "degree", "batch", "link")
 
 
-def read_table(path: Path) -> CostTable:
-    """Read a cost table file.
+def read_table(place: Path | str) -> CostTable:
+    """Read a cost table: a file, or one of `shipped_names()` (then a file of that name is reached as ./NAME).
 
     Raises:
         BadCostTable: what is wrong, where, and what would be right.
     """
+    path = shipped_path(str(place)) or Path(place)
     try:
         document = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -61,46 +78,83 @@ def read_table(path: Path) -> CostTable:
 
 
 def parse_table(document: object) -> CostTable:
-    """Check and convert the decoded JSON of a cost table. Other keys (source, notes) are allowed and ignored."""
+    """Check and convert the decoded JSON of a cost table.
+
+    Other keys (notes, a standard deviation) are allowed and ignored, since the files of other tools have them; in a
+    row, one that looks like a misspelt field is an error if that field would then silently take its default.
+    """
     if not isinstance(document, dict) or not isinstance(document.get("rows"), list) or not document["rows"]:
         raise BadCostTable('expected an object with a non-empty list "rows"')
-    gpus_per_node = document.get("gpus_per_node", 8)
-    if type(gpus_per_node) is not int or gpus_per_node < 1:
-        raise BadCostTable(f"gpus_per_node is {gpus_per_node!r}; expected a whole number of at least 1")
+    for name in ("gpus_per_node", "steps"):
+        if name in document and (type(document[name]) is not int or document[name] < 1):
+            raise BadCostTable(f"{name} is {document[name]!r}; expected a whole number of at least 1")
     return CostTable(
         hardware=str(document.get("hardware", "unknown")),
-        gpus_per_node=gpus_per_node,
-        rows=tuple(_parse_row(index, row) for index, row in enumerate(document["rows"])),
+        source=str(document.get("source", "")),
+        gpus_per_node=document.get("gpus_per_node", 8),
+        steps=document.get("steps"),
+        slo_s=_parse_slos(document.get("slo_s", {})),
+        rows=tuple(_parse_row(f"rows[{index}]", row) for index, row in enumerate(document["rows"])),
     )
 
 
-def _parse_row(index: int, row: object) -> CostRow:
+def _parse_slos(slo_s: object) -> dict[str, float]:
+    if not isinstance(slo_s, dict) or not all(_is_seconds(value) for value in slo_s.values()):
+        raise BadCostTable(f"slo_s is {slo_s!r}; expected an object of seconds above 0 by size, as 1024x1024")
+    return slo_s
+
+
+def _parse_row(place: str, row: object) -> CostRow:
+    """`place` names the row in messages."""
     if not isinstance(row, dict):
-        raise BadCostTable(f"rows[{index}] is {row!r}; expected an object")
+        raise BadCostTable(f"{place} is {row!r}; expected an object")
     missing = {"pipeline", "stage", "height", "width", "seconds"} - row.keys()
     if missing:
-        raise BadCostTable(f"rows[{index}] lacks {', '.join(sorted(missing))}")
+        raise BadCostTable(f"{place} lacks {', '.join(sorted(missing))}")
+    _check_strays(place, row)
     for name in _TEXTS:
         if not isinstance(row.get(name, "none"), str) or not row.get(name, "none"):
-            raise BadCostTable(f"rows[{index}].{name} is {row[name]!r}; expected text that is not empty")
+            raise BadCostTable(f"{place}.{name} is {row[name]!r}; expected text that is not empty")
     for name in _COUNTS:
         if type(row.get(name, 1)) is not int or row.get(name, 1) < 1:
-            raise BadCostTable(f"rows[{index}].{name} is {row[name]!r}; expected a whole number of at least 1")
-    seconds = row["seconds"]
-    if type(seconds) not in (int, float) or not 0 < seconds < 1e6:
-        raise BadCostTable(f"rows[{index}].seconds is {seconds!r}; expected seconds above 0")
-    peak_bytes = row.get("peak_bytes")
-    if peak_bytes is not None and (type(peak_bytes) is not int or peak_bytes < 0):
-        raise BadCostTable(f"rows[{index}].peak_bytes is {peak_bytes!r}; expected a whole number of bytes, or null")
+            raise BadCostTable(f"{place}.{name} is {row[name]!r}; expected a whole number of at least 1")
+    _check_measured(place, row)
     return CostRow(**{key: value for key, value in row.items() if key in _ROW_FIELDS})
+
+
+def _check_strays(place: str, row: Mapping[str, Any]) -> None:
+    """A misspelt `degree` would be a row of degree 1."""
+    absent = [name for name in _DEFAULTED if name not in row]
+    for key in row.keys() - _ROW_FIELDS:
+        for near in get_close_matches(str(key).lower(), absent, n=1, cutoff=0.65):
+            raise BadCostTable(f"{place}.{key} is not a field; rename it to {near}, or leave it out")
+
+
+def _check_measured(place: str, row: Mapping[str, Any]) -> None:
+    seconds, p99_seconds = row["seconds"], row.get("p99_seconds")
+    if not _is_seconds(seconds):
+        raise BadCostTable(f"{place}.seconds is {seconds!r}; expected seconds above 0")
+    if p99_seconds is not None and (not _is_seconds(p99_seconds) or p99_seconds < seconds):
+        raise BadCostTable(
+            f"{place}.p99_seconds is {p99_seconds!r}; expected seconds, at least the median {seconds!r}, or null"
+        )
+    for name, least, wanted in _OPTIONAL_COUNTS:
+        value = row.get(name)
+        if value is not None and (type(value) is not int or value < least):
+            raise BadCostTable(f"{place}.{name} is {value!r}; expected {wanted}, or null")
+
+
+def _is_seconds(value: object) -> bool:
+    return type(value) in (int, float) and 0 < value < 1e6  # type: ignore[operator]
 
 
 class TableCosts:
     """The CostModel of a table: exact at profiled shapes, linear in pixels between them, corrected online.
 
     Beyond the profiled range the nearest two points are extended, never below half the nearest value; a single point
-    is scaled in proportion to pixels. A stage that no row mentions costs nothing (design section 10); a pipeline that
-    no row mentions, or a stage at a degree at which it was not profiled, raises UnknownCost.
+    is scaled in proportion to pixels. A group of an unprofiled degree is as fast as the next narrower profiled one. A
+    stage that no row mentions costs nothing (design section 10); a pipeline that no row mentions, or a stage at a
+    degree below all profiled ones, raises UnknownCost.
 
     The correction is an exponentially weighted mean of measured over predicted time, per stage, shape, degree and
     batch, each measurement weighing `weight`. It stays within [1/4, 4], so that one outlier cannot close the door.
@@ -112,6 +166,7 @@ class TableCosts:
         self._move_ns = move_ns
         self._weight = weight
         self._points = _points(table.rows)
+        self._degrees = _degrees(self._points)
         self._pipelines = {row.pipeline for row in table.rows}
         self._corrections: dict[tuple[StageId, int, int, int], float] = {}
         self._cache: dict[tuple[StageId, tuple[Shape, ...], int], int] = {}
@@ -123,6 +178,14 @@ class TableCosts:
         if unit_ns is None:
             unit_ns = self._cache[key] = self._unit_ns(stage, tuple(shapes), degree)
         return unit_ns * num_steps
+
+    def degrees(self, stage: StageId) -> tuple[int, ...]:
+        """The degrees at which single requests were profiled, ascending. Raises UnknownCost for an unknown pipeline.
+
+        (1,) for a stage that costs nothing. A degree that was profiled in batches only is left out.
+        """
+        self._check_pipeline(stage)
+        return self._degrees.get(stage, (1,))
 
     def move_ns(self, source: Group, target: Group) -> int:
         return 0 if not source or set(target) <= set(source) else self._move_ns
@@ -147,18 +210,24 @@ class TableCosts:
         return round(self._base_ns(stage, shapes, degree) * correction)
 
     def _base_ns(self, stage: StageId, shapes: tuple[Shape, ...], degree: int) -> float:
-        if stage.pipeline not in self._pipelines:
-            known = ", ".join(sorted(self._pipelines))
-            raise UnknownCost(f"pipeline {stage.pipeline!r} is not in the cost table; it knows {known}")
+        self._check_pipeline(stage)
         points = self._points.get((stage, degree, len(shapes)))
         if points is not None:
             return _interpolate(points, sum(shape.pixels for shape in shapes) / len(shapes)) * NS_PER_S
         single = self._points.get((stage, degree, 1))
         if single is not None:  # An unprofiled batch is priced as its members one after another.
             return sum(_interpolate(single, shape.pixels) for shape in shapes) * NS_PER_S
-        if any(profiled == stage for profiled, _, _ in self._points):
-            raise UnknownCost(f"{stage} was not profiled at degree {degree} and batch {len(shapes)} or 1")
+        narrower = max((known for known in self._degrees.get(stage, ()) if known < degree), default=None)
+        if narrower is not None:
+            return self._base_ns(stage, shapes, narrower)
+        if stage in self._degrees:
+            raise UnknownCost(f"{stage} was not profiled at degree {degree}, nor below it, at batch {len(shapes)} or 1")
         return 0.0
+
+    def _check_pipeline(self, stage: StageId) -> None:
+        if stage.pipeline not in self._pipelines:
+            known = ", ".join(sorted(self._pipelines))
+            raise UnknownCost(f"pipeline {stage.pipeline!r} is not in the cost table; it knows {known}")
 
 
 def _correction_key(stage: StageId, shapes: tuple[Shape, ...], degree: int) -> tuple[StageId, int, int, int]:
@@ -178,6 +247,14 @@ def _points(rows: Iterable[CostRow]) -> dict[tuple[StageId, int, int], _Points]:
         key: sorted((pixels, sum(values) / len(values)) for pixels, values in by_pixels.items())
         for key, by_pixels in gathered.items()
     }
+
+
+def _degrees(points: Iterable[tuple[StageId, int, int]]) -> dict[StageId, tuple[int, ...]]:
+    """Degrees with a price for single requests, ascending, by stage; also of a stage that has none."""
+    found: dict[StageId, set[int]] = {}
+    for stage, degree, batch in points:
+        found.setdefault(stage, set()).update({degree} if batch == 1 else ())
+    return {stage: tuple(sorted(degrees)) for stage, degrees in found.items()}
 
 
 def _interpolate(points: _Points, pixels: float) -> float:

@@ -1,0 +1,147 @@
+"""What the commands about costs share: sizes, the place of the profile database, the table that is shown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from tilework.cli.output import UserError
+from tilework.core.request import Shape
+from tilework.core.wire import CostRow
+from tilework.core.work import STAGES
+from tilework.cost.profiles import Profiles
+
+ProfilesFile = Annotated[
+    Path | None,
+    typer.Option("--profiles", envvar="TILEWORK_PROFILES", help="Profile database; default in the user's cache."),
+]
+
+
+def open_profiles(path: Path | None) -> Profiles:
+    """The database at `path`, else at tilework/costs.sqlite in $XDG_CACHE_HOME, which is ~/.cache if not set."""
+    if path is not None:
+        return Profiles(path)
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return Profiles((Path(cache) if cache else Path.home() / ".cache") / "tilework" / "costs.sqlite")
+
+
+def parse_size(text: str) -> Shape:
+    """WIDTHxHEIGHT, WIDTHxHEIGHTxFRAMES, or SIDE for a square. Raises UserError."""
+    parts = text.strip().split("x")
+    if len(parts) > 3 or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+        raise UserError(f"size is {text!r}; use WIDTHxHEIGHT, such as 1024x768, or one number for a square")
+    width, *others = (int(part) for part in parts)
+    height, *frames = others or [width]
+    return Shape(height, width, *frames)
+
+
+_UNKNOWN = "-"
+
+
+class Scaling:
+    """How much faster a stage is on a group than alone, by rows of one table."""
+
+    def __init__(self, rows: Sequence[CostRow]) -> None:
+        self._alone_s = {_what(row): row.seconds for row in rows if row.degree == 1}
+
+    def speedup(self, row: CostRow) -> float | None:
+        """T(1) / T(k); None if it was not measured alone."""
+        alone_s = self._alone_s.get(_what(row))
+        return None if alone_s is None else alone_s / row.seconds
+
+    def efficiency(self, row: CostRow) -> float | None:
+        """T(1) / (k T(k)): the share of the group's time that one device would have needed."""
+        speedup = self.speedup(row)
+        return None if speedup is None else speedup / row.degree
+
+
+def in_order(rows: Sequence[CostRow]) -> list[CostRow]:
+    """By pipeline, stage, size, batch and degree."""
+    return sorted(rows, key=lambda row: (row.pipeline, _stage_index(row), *_size_key(row), row.batch, row.degree))
+
+
+def cost_table(rows: Sequence[CostRow], title: str, origins: Sequence[str] = ()) -> Table:
+    """One line per row in the order given; `origins`, one word per row, says how each is known. Fits 80 columns.
+
+    Stages are named with their pipeline if there are several; a column that tells nothing is left out.
+    """
+    scaling, several = Scaling(rows), len({row.pipeline for row in rows}) > 1
+    lines = [_cells(row, scaling, several) for row in rows]
+    if origins:
+        lines = [line | {"known": origin} for line, origin in zip(lines, origins, strict=True)]
+    shown = [heading for heading in lines[0] if _tells(heading, {line[heading] for line in lines})]
+    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in shown:
+        table.add_column(heading, justify="left" if heading in ("stage", "size", "known") else "right", no_wrap=True)
+    for index, (row, line) in enumerate(zip(rows, lines, strict=True)):
+        is_last = all(_stage(after) != _stage(row) for after in rows[index + 1 : index + 2])
+        table.add_row(*(line[heading] for heading in shown), end_section=is_last)
+    return table
+
+
+def row_json(row: CostRow, scaling: Scaling) -> dict[str, Any]:
+    """A row with what it amounts to, for --json."""
+    return {
+        "pipeline": row.pipeline,
+        "stage": row.stage,
+        "size": str(_shape(row)),
+        "degree": row.degree,
+        "batch": row.batch,
+        "link": row.link,
+        "seconds": row.seconds,
+        "p99_seconds": row.p99_seconds,
+        "num_runs": row.num_runs,
+        "peak_bytes": row.peak_bytes,
+        "speedup": scaling.speedup(row),
+        "efficiency": scaling.efficiency(row),
+    }
+
+
+def _cells(row: CostRow, scaling: Scaling, with_pipeline: bool) -> dict[str, str]:
+    speedup, efficiency = scaling.speedup(row), scaling.efficiency(row)
+    return {
+        "stage": f"{row.pipeline}/{row.stage}" if with_pipeline else row.stage,
+        "size": str(_shape(row)),
+        "degree": str(row.degree),
+        "batch": str(row.batch),
+        "median ms": _ms(row.seconds),
+        "p99 ms": _UNKNOWN if row.p99_seconds is None else _ms(row.p99_seconds),
+        "speed-up": _UNKNOWN if speedup is None else f"{speedup:.2f}",
+        "efficiency": _UNKNOWN if efficiency is None else f"{efficiency:.2f}",
+        "peak GiB": _UNKNOWN if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}",
+    }
+
+
+def _tells(heading: str, cells: set[str]) -> bool:
+    return not cells <= ({"1"} if heading == "batch" else {_UNKNOWN})
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g}" if seconds < 0.1 else f"{seconds * 1e3:,.0f}"
+
+
+def _shape(row: CostRow) -> Shape:
+    return Shape(row.height, row.width, row.frames)
+
+
+def _size_key(row: CostRow) -> tuple[int, Shape]:
+    return _shape(row).pixels, _shape(row)
+
+
+def _stage(row: CostRow) -> tuple[str, str]:
+    return row.pipeline, row.stage
+
+
+def _stage_index(row: CostRow) -> tuple[int, str]:
+    return (STAGES.index(row.stage) if row.stage in STAGES else len(STAGES)), row.stage
+
+
+def _what(row: CostRow) -> tuple[str, str, Shape, int]:
+    return row.pipeline, row.stage, _shape(row), row.batch

@@ -1,0 +1,20 @@
+"""Reference tables for published hardware, which come with the package; each states its source and its assumptions."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+
+def shipped_names() -> tuple[str, ...]:
+    """In alphabetical order."""
+    return tuple(sorted(path.stem for path in _directory().glob("*.json")))
+
+
+def shipped_path(name: str) -> Path | None:
+    """The file of a shipped table; None if there is none of this name."""
+    return _directory() / f"{name}.json" if name in shipped_names() else None
+
+
+def _directory() -> Path:
+    return Path(str(resources.files("tilework"))) / "data" / "cost"

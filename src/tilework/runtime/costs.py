@@ -1,0 +1,130 @@
+"""The cost table that a server starts from: what is known of this machine and model, and measurements of the rest."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import tilework
+from tilework.core.request import Shape
+from tilework.core.wire import CostRow, Loaded, ModelInfo, ModelSource, Source
+from tilework.cost.profiles import Kind, Profile, ProfileKey, Profiles, ProfilesUnavailable
+from tilework.cost.rows import merge_rows, missing_shapes, place_of
+from tilework.cost.table import CostTable
+
+_log = logging.getLogger(__name__)
+Progress = Callable[[int, int], None]
+
+
+class Measurer(Protocol):
+    """Devices that can be measured; an executor that has been started."""
+
+    @property
+    def profile_key(self) -> ProfileKey:
+        """Under what circumstances they measure."""
+
+    async def calibrate(
+        self, shapes: tuple[Shape, ...], degree: int = 1, num_runs: int | None = None
+    ) -> tuple[CostRow, ...]:
+        """Measure at this degree on all devices at once, in disjoint groups; the rows of all groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostCache:
+    """Where measured costs are kept from one start to the next. `refresh` ignores what is there and measures anew."""
+
+    profiles: Profiles
+    refresh: bool = False
+
+
+def profile_key(source: Source, num_workers: int, loaded: Loaded) -> ProfileKey:
+    """Workers on CPUs share them and their memory, and so slow each other down; each GPU is a worker's own."""
+    return ProfileKey(
+        hardware=loaded.hardware,
+        model=loaded.identity,
+        dtype=source.dtype if isinstance(source, ModelSource) else "modelled",
+        threads=source.threads,
+        workers=num_workers if source.device == "cpu" else 1,
+        libraries=loaded.info.library,
+    )
+
+
+def calibration_shapes(info: ModelInfo) -> tuple[Shape, ...]:
+    """Squares of half, one and one and a half times the default size, as far as the model goes."""
+    sides = {round(info.default_height * share / info.side_multiple) * info.side_multiple for share in (0.5, 1.0, 1.5)}
+    return tuple(Shape(side, side) for side in sorted(sides) if info.side_multiple <= side <= info.max_side)
+
+
+async def measure(
+    measurer: Measurer,
+    wanted: Sequence[tuple[Shape, int]],
+    num_runs: int | None = None,
+    on_progress: Progress | None = None,
+) -> tuple[CostRow, ...]:
+    """Measure shapes at degrees, one after another; one row for each that runs, out of those of all groups.
+
+    `on_progress` gets how many are done and how many there are, at first and after each.
+    """
+    on_progress = on_progress or (lambda _done, _all: None)
+    rows: list[CostRow] = []
+    on_progress(0, len(wanted))
+    for num_done, (shape, degree) in enumerate(wanted, start=1):
+        rows += merge_rows(await measurer.calibrate((shape,), degree, num_runs))
+        on_progress(num_done, len(wanted))
+    return tuple(rows)
+
+
+async def start_costs(
+    measurer: Measurer,
+    info: ModelInfo,
+    degrees: Sequence[int],
+    cache: CostCache | None = None,
+    on_progress: Progress | None = None,
+) -> CostTable | None:
+    """The table for a start: all that is known under the measurer's key, and measured now what that lacks.
+
+    It has every stage at the calibration shapes and each of `degrees`, except where a shape cannot run; what was
+    measured is saved for the next start. None if nothing is known and no shape runs. Every device is warm afterwards,
+    also when nothing had to be measured. A cache that cannot be used is a warning: the server then measures at every
+    start.
+    """
+    key, shapes = measurer.profile_key, calibration_shapes(info)
+    known = _load(cache, key)
+    missing = [(shape, degree) for degree in degrees for shape in missing_shapes(known, info.name, shapes, degree)]
+    fresh = await measure(measurer, missing, on_progress=on_progress)
+    _save(cache, key, fresh)
+    if all(degree > 1 for _, degree in missing):  # Encode and decode have not run: a first picture would pay for it.
+        await measurer.calibrate(shapes[:1])
+    rows = {place_of(row): row for row in (*fresh, *known)}
+    return key.table(tuple(rows.values())) if rows else None
+
+
+def _load(cache: CostCache | None, key: ProfileKey) -> tuple[CostRow, ...]:
+    if cache is None or cache.refresh:
+        return ()
+    try:
+        table = cache.profiles.latest(key)
+    except ProfilesUnavailable as error:
+        _log.warning("measured costs of earlier starts cannot be used: %s", error)
+        return ()
+    return () if table is None else table.rows
+
+
+def _save(cache: CostCache | None, key: ProfileKey, rows: tuple[CostRow, ...]) -> None:
+    if cache is None or not rows:
+        return
+    try:
+        cache.profiles.save(
+            Profile(
+                key=key,
+                kind=Kind.CALIBRATION,
+                rows=rows,
+                tilework=tilework.__version__,
+                created_unix_ns=time.time_ns(),
+            )
+        )
+    except ProfilesUnavailable as error:
+        _log.warning("the next start will have to measure again: %s", error)

@@ -1,0 +1,28 @@
+"""What kind of device a worker has, in words that tell two kinds of machine apart."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def describe_hardware(device: torch.device) -> str:
+    """Name of the GPU, or name and number of cores of the CPUs that this process may run on."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores"
+
+
+def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
+    """The first "model name" that the kernel tells; without one (ARM, for instance) the architecture."""
+    try:
+        lines = cpuinfo.read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (value.strip() for key, _, value in (line.partition(":") for line in lines) if key.strip() == "model name")
+    return next((name for name in names if name), platform.machine())

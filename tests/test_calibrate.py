@@ -1,0 +1,297 @@
+"""What a worker measures, alone and in a group, and how it tells its hardware and its model."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Barrier, BrokenBarrierError
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tilework.core.comm import GroupBroken
+from tilework.core.request import Shape
+from tilework.core.wire import CostRow, ModelInfo, ModelSource
+from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES
+from tilework.pipelines.identity import model_identity
+from tilework.worker import calibrate as calibrate_module
+from tilework.worker.calibrate import calibrate
+from tilework.worker.hardware import cpu_name, describe_hardware
+
+INFO = ModelInfo(
+    name="toy",
+    family="none",
+    side_multiple=16,
+    max_side=192,
+    default_height=128,
+    default_width=128,
+    default_steps=4,
+    default_guidance_scale=1.5,
+    parameters=1,
+    library="torch 2",
+    max_degree=4,
+)
+SMALL, LARGE = Shape(64, 64), Shape(128, 128)
+
+
+# What a worker times.
+
+
+class Room:
+    """Where the members of a group meet; nobody waits for ever."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.barrier = Barrier(size)
+        self.told = 0
+
+    def meet(self) -> None:
+        try:
+            self.barrier.wait(10)
+        except BrokenBarrierError:
+            raise GroupBroken("somebody has gone") from None
+
+
+@dataclass
+class FakeComm:
+    room: Room
+    rank: int
+    num_aborts: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.room.size
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        if self.rank == root:
+            self.room.told = int(tensor.item())
+        self.room.meet()
+        tensor.fill_(self.room.told)
+
+    def abort(self) -> None:
+        self.num_aborts += 1
+        self.room.barrier.abort()
+
+
+@dataclass
+class FakeParallel:
+    comm: FakeComm | None = None
+    guided: bool | None = None
+    num_left: int = 0
+
+    def join(self, comm: FakeComm, guided: bool) -> None:
+        self.comm, self.guided = comm, guided
+
+    def leave(self) -> None:
+        self.comm = None
+        self.num_left += 1
+
+
+@dataclass
+class FakeFamily:
+    """A model whose iterations take `iteration_s`, `order` of them per step; in a group each waits for the others."""
+
+    iteration_s: float = 0.0
+    order: int = 1
+    too_large: Shape | None = None
+    info: ModelInfo = INFO
+    parallel: FakeParallel = field(default_factory=FakeParallel)
+    calls: list[str] = field(default_factory=list)
+    specs: list[Any] = field(default_factory=list)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def encode(self, spec: Any) -> None:
+        self.calls.append(ENCODE)
+        self.specs.append(spec)
+
+    def begin(self, spec: Any, conditioning: None) -> Any:
+        self.calls.append("begin")
+        return SimpleNamespace(steps_done=0, iteration=0, spec=spec)
+
+    def predict(self, states: Sequence[Any]) -> list[None]:
+        assert states[0].steps_done < states[0].spec.steps - 1, "the last step may be a shorter one"
+        if states[0].spec.shape == self.too_large:
+            raise MemoryError("too large")
+        if self.parallel.comm is not None:
+            self.parallel.comm.room.meet()
+        time.sleep(self.iteration_s)
+        return [None]
+
+    def advance(self, state: Any, prediction: None) -> None:
+        self.calls.append(DIFFUSE)
+        state.iteration += 1
+        state.steps_done = state.iteration // self.order
+
+    def decode(self, state: Any) -> None:
+        self.calls.append(DECODE)
+
+
+def in_group(families: list[FakeFamily], *shapes: Shape, num_runs: int | None = None) -> list[tuple[CostRow, ...]]:
+    room = Room(len(families))
+    comms = [FakeComm(room, rank) for rank in range(len(families))]
+    with ThreadPoolExecutor() as threads:
+        futures = [
+            threads.submit(calibrate, one, shapes, comm, num_runs) for one, comm in zip(families, comms, strict=True)
+        ]
+        return [future.result(30) for future in futures]
+
+
+def test_alone_every_stage_is_timed_as_often_as_asked() -> None:
+    family = FakeFamily()
+    rows = calibrate(family, (SMALL, LARGE), num_runs=7)
+    assert [(row.stage, row.height, row.degree, row.num_runs) for row in rows] == [
+        (stage, side, 1, 7) for side in (64, 128) for stage in STAGES
+    ]
+    once = [ENCODE, "begin", *(stage for stage in STAGES for _ in range(3 + 7))]
+    assert family.calls == once * 2, "three to warm up, then seven"
+    assert all(spec.guidance_scale > 1 for spec in family.specs), "costs are those of guided steps"
+    assert family.parallel.comm is None
+
+
+@pytest.mark.parametrize(("iteration_s", "num_runs"), [(0.0, 5), (0.03, 3), (0.2, 1)])
+def test_a_short_calibration_stops_after_a_tenth_of_a_second(iteration_s: float, num_runs: int) -> None:
+    family = FakeFamily(iteration_s)
+    step = next(row for row in calibrate(family, (SMALL,)) if row.stage == DIFFUSE)
+    assert step.num_runs == num_runs
+    assert family.calls.count(DIFFUSE) == 1 + num_runs, "one to warm up"
+
+
+def test_the_median_and_the_longest_of_a_few_runs() -> None:
+    family = FakeFamily()
+    durations_s = iter([0.09] * 3 + [0.01, 0.05, 0.01, 0.02, 0.03])
+    family.predict = lambda states: time.sleep(next(durations_s)) or [None]  # type: ignore[assignment, func-returns-value]
+    step = next(row for row in calibrate(family, (SMALL,), num_runs=5) if row.stage == DIFFUSE)
+    assert step.seconds == pytest.approx(0.02, abs=0.008)
+    assert step.p99_seconds == pytest.approx(0.05, abs=0.015)
+
+
+def test_the_p99_of_many_runs_is_the_nearest_rank() -> None:
+    assert calibrate_module._p99(list(range(1, 201))) == 198
+    assert calibrate_module._p99([3, 9, 1]) == 9
+
+
+def test_a_step_has_all_the_iterations_of_its_sampler() -> None:
+    family = FakeFamily(iteration_s=0.02, order=2)
+    step = next(row for row in calibrate(family, (SMALL,), num_runs=3) if row.stage == DIFFUSE)
+    assert 0.04 <= step.seconds < 0.08
+    assert family.calls.count(DIFFUSE) == 2 * (3 + 3)
+
+
+def test_a_group_times_steps_only_and_leaves_afterwards() -> None:
+    families = [FakeFamily(info=replace(INFO, two_passes=two_passes)) for two_passes in (True, False)]
+    results = in_group(families, SMALL, LARGE, num_runs=4)
+    for family, rows in zip(families, results, strict=True):
+        assert [(row.stage, row.height, row.degree, row.num_runs) for row in rows] == [
+            (DIFFUSE, 64, 2, 4),
+            (DIFFUSE, 128, 2, 4),
+        ]
+        assert family.parallel.guided is family.info.two_passes
+        assert (family.parallel.comm, family.parallel.num_left) == (None, 2)
+        assert DECODE not in family.calls
+
+
+@pytest.mark.parametrize("slow_rank", [0, 1])
+def test_all_members_of_a_group_make_the_same_number_of_runs(slow_rank: int) -> None:
+    """One of them is held up in the first run that counts. By its own clock, the other would go on without it."""
+    families = [FakeFamily(), FakeFamily()]
+    advance = families[slow_rank].advance
+
+    def slowly(state: Any, prediction: None) -> None:
+        time.sleep(0.2 if state.iteration == 1 else 0)
+        advance(state, prediction)
+
+    families[slow_rank].advance = slowly  # type: ignore[method-assign]
+    results = in_group(families, SMALL)
+    expected = 1 if slow_rank == 0 else 5
+    assert [[row.num_runs for row in rows] for rows in results] == [[expected], [expected]], "by the first one's clock"
+    assert families[0].calls == families[1].calls
+
+
+def test_a_member_that_fails_breaks_the_group_and_keeps_what_was_measured() -> None:
+    families = [FakeFamily(), FakeFamily(too_large=LARGE)]
+    start_s = time.monotonic()
+    results = in_group(families, SMALL, LARGE, SMALL, num_runs=2)
+    assert [[row.height for row in rows] for rows in results] == [[64], [64]]
+    assert time.monotonic() - start_s < 5, "nobody waits for the one that failed"
+    assert [family.parallel.comm for family in families] == [None, None]
+
+
+def test_alone_a_shape_that_does_not_fit_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    rows = calibrate(FakeFamily(too_large=SMALL), (SMALL, LARGE), num_runs=1)
+    assert {row.height for row in rows} == {128}
+    assert "64x64 cannot run here" in caplog.text
+
+
+# Which hardware, which model.
+
+
+def test_a_cpu_has_a_name_and_a_number_of_cores(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nmodel\t\t: 85\nmodel name\t: Some CPU: fast @ 2 GHz\n\nmodel name\t: other\n")
+    assert cpu_name(cpuinfo) == "Some CPU: fast @ 2 GHz"
+    assert cpu_name(tmp_path / "absent") == os.uname().machine
+    assert describe_hardware(torch.device("cpu")) == f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    directory = tmp_path / "my-model"
+    (directory / "transformer").mkdir(parents=True)
+    (directory / "model_index.json").write_text("{}")
+    (directory / "transformer" / "config.json").write_text('{"layers": 2}')
+    weights = directory / "transformer" / "weights.safetensors"
+    weights.write_bytes(b"123")
+    os.utime(weights, ns=(1, 1))
+    return directory
+
+
+def identity(directory: Path) -> str:
+    return model_identity(ModelSource(path=str(directory)))
+
+
+def test_the_identity_of_a_directory_changes_with_its_files_only(model: Path) -> None:
+    before = identity(model)
+    assert before.startswith("my-model@")
+    assert identity(model / "." / "transformer" / "..") == before
+    for path in model.rglob("*.json"):
+        os.utime(path, ns=(5, 5))
+    assert identity(model) == before, "configurations are read: when they were written does not matter"
+    config = model / "transformer" / "config.json"
+    config.write_text('{"layers": 3}')
+    assert identity(model) != before
+    config.write_text('{"layers": 2}')
+    config.rename(config.with_name("other.json"))
+    assert identity(model) != before
+
+
+@pytest.mark.parametrize(("content", "mtime_ns", "same"), [(b"456", 1, True), (b"1234", 1, False), (b"123", 2, False)])
+def test_weights_are_told_apart_by_size_and_time_and_not_read(
+    model: Path, content: bytes, mtime_ns: int, same: bool
+) -> None:
+    before, weights = identity(model), model / "transformer" / "weights.safetensors"
+    weights.write_bytes(content)
+    os.utime(weights, ns=(mtime_ns, mtime_ns))
+    assert (identity(model) == before) is same
+
+
+def test_the_identity_of_the_shipped_model_and_of_one_from_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert model_identity(ModelSource(path="shapes")).startswith("shapes@")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert model_identity(ModelSource(path="some/model")) == "some/model"
+    cache, commit = tmp_path / "models--some--model", "0123456789abcdef0123456789abcdef01234567"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text(commit)
+    (cache / "snapshots" / commit).mkdir(parents=True)
+    (cache / "snapshots" / commit / "model_index.json").write_text("{}")
+    assert model_identity(ModelSource(path="some/model")) == "some/model@0123456789ab"
