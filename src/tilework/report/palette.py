@@ -14,6 +14,8 @@ Rgb = tuple[float, float, float]
 HUES = ("#56B4E9", "#009E73", "#F0C419", "#E69F00", "#D55E00", "#CC79A7", "#0072B2")
 SHADES = (0.0, 0.38, 0.2)
 PLAIN_HUE = "#999999"
+# How a request ended; the shape of the mark says it too.
+GOOD, BAD, NEUTRAL = "#00664B", "#B3261E", "#5F6368"
 
 
 def size_classes(shapes: Iterable[Shape], limit: int = len(HUES)) -> dict[Shape, str]:

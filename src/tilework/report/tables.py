@@ -61,20 +61,19 @@ def latencies_s(records: Sequence[Served]) -> list[float]:
 
 def throughput_per_s(records: Sequence[Served]) -> float | None:
     """Pictures per second from the first arrival to the last picture; None without a picture."""
-    ends_s = [r.arrival_s + r.latency_s for r in records if r.status == DONE and r.latency_s is not None]
-    if not ends_s:
-        return None
-    length_s = max(ends_s) - min(record.arrival_s for record in records)
-    return len(ends_s) / length_s if length_s > 0 else None
+    return _rates(records, _length_s(records))["throughput_per_s"]
 
 
 def summary(records: Sequence[Served]) -> dict[str, Any]:
-    """The whole story as plain JSON: counts, attainment, latency, throughput, and the same `by_size`.
+    """The whole story as plain JSON: counts, attainment, latency, rates, and the same `by_size`.
 
-    `latency_s` is None without a picture, else {"mean", "p50", "p95", "p99"}; see `percentile`.
+    `latency_s` is None without a picture, else {"mean", "p50", "p95", "p99"}; see `percentile`. Rates, also those of
+    one size, are per second of the whole run, from its first arrival to its last picture: `throughput_per_s` and
+    `megapixels_per_s` of all pictures, `goodput_per_s` of those on time (None without deadlines).
     """
-    by_size = {size: _figures(members) for size, members in _by_size(records).items()}
-    return _figures(records) | {"throughput_per_s": throughput_per_s(records), "by_size": by_size}
+    length_s = _length_s(records)
+    by_size = {size: _figures(members) | _rates(members, length_s) for size, members in _by_size(records).items()}
+    return _figures(records) | _rates(records, length_s) | {"by_size": by_size}
 
 
 def attainment_table(records: Sequence[Served], title: str = "") -> Table:
@@ -93,6 +92,20 @@ def attainment_table(records: Sequence[Served], title: str = "") -> Table:
         table.add_row(size, *_cells(_figures(members)))
     table.add_section()
     table.add_row("all", *_cells(_figures(records)), style="bold")
+    return table
+
+
+def throughput_table(records: Sequence[Served]) -> Table:
+    """One row per size, smallest first, and a total: pictures per minute, those on time, megapixels per second."""
+    table = Table(box=box.SIMPLE_HEAD, caption="good: on time", caption_justify="left")
+    table.add_column("size")
+    for heading in ("pictures/min", "good/min", "megapixels/s"):
+        table.add_column(heading, justify="right")
+    length_s = _length_s(records)
+    for size, members in _by_size(records).items():
+        table.add_row(size, *_rate_cells(_rates(members, length_s)))
+    table.add_section()
+    table.add_row("all", *_rate_cells(_rates(records, length_s)), style="bold")
     return table
 
 
@@ -116,6 +129,25 @@ def _figures(records: Sequence[Served]) -> dict[str, Any]:
     }
 
 
+def _length_s(records: Sequence[Served]) -> float:
+    """From the first arrival to the last picture; 0 without a picture."""
+    ends_s = [r.arrival_s + r.latency_s for r in records if r.status == DONE and r.latency_s is not None]
+    return max(ends_s) - min(record.arrival_s for record in records) if ends_s else 0.0
+
+
+def _rates(records: Sequence[Served], length_s: float) -> dict[str, float | None]:
+    done = [record for record in records if record.status == DONE]
+    promised = any(record.slo_s is not None for record in records)
+    amounts = {
+        "throughput_per_s": len(done),
+        "goodput_per_s": sum(_is_on_time(record) for record in records) if promised else None,
+        "megapixels_per_s": sum(record.shape.pixels for record in done) / 1e6,
+    }
+    return {
+        name: amount / length_s if amount is not None and length_s > 0 else None for name, amount in amounts.items()
+    }
+
+
 def _latency(values: Sequence[float]) -> dict[str, float] | None:
     if not values:
         return None
@@ -135,3 +167,8 @@ def _cells(figures: dict[str, Any]) -> list[str]:
         "-" if share is None else f"{share:.1%}",
         *(["-"] * 4 if latency is None else [f"{value:.2f}" for value in latency.values()]),
     ]
+
+
+def _rate_cells(rates: dict[str, float | None]) -> list[str]:
+    scales = {"throughput_per_s": 60, "goodput_per_s": 60, "megapixels_per_s": 1}
+    return ["-" if (rate := rates[name]) is None else f"{scale * rate:.2f}" for name, scale in scales.items()]

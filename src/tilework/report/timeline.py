@@ -10,14 +10,15 @@ from typing import Any
 from tilework.core.request import Status
 from tilework.core.work import DECODE, ENCODE
 from tilework.core.workload import RequestId, WorkloadRequest, by_id
-from tilework.report.palette import Rgb, class_hues, darker, ink_on, request_colours
+from tilework.report.lanes import OWN_ROW_LIMIT, RequestBar, draw_requests
+from tilework.report.palette import BAD, GOOD, NEUTRAL, Rgb, class_hues, darker, ink_on, request_colours
 from tilework.report.schedule import RequestLine, Schedule, WorkLine
 
 WIDTH_INCHES = 15.0
 PLOT_SHARE = 0.88  # Of the width, without labels and busy shares; exact enough to judge what fits.
-GOOD, BAD, NEUTRAL = "#00664B", "#B3261E", "#5F6368"
 HATCHES = {ENCODE: "....", DECODE: "////"}
 BAR_HEIGHT = 0.8
+PLAIN_INCHES = 0.1  # A narrower bar has neither label nor hatch; thousands of them are drawn at once.
 
 
 def busy_shares(works: Iterable[WorkLine], start_s: float, end_s: float) -> dict[int, float]:
@@ -41,30 +42,40 @@ def draw_timeline(
     """Write a PNG with one row per device and one bar per executed work.
 
     `workload` (matched by request id) adds colours by size, arrivals and deadlines; `num_devices` shows idle devices
-    that no work names. Ends of requests, if the schedule has any, are drawn in a panel above the devices, one thin
-    line per request in order of arrival. Labels give way where they would not fit.
+    that no work names. Ends of requests, if the schedule has any, are drawn in a panel above the devices, see
+    `report.lanes`. A schedule that knows of ends only, not of devices, is drawn as that panel.
+    Labels give way where they would not fit.
 
     Raises:
-        ValueError: the schedule has no work.
+        ValueError: the schedule has neither works nor ends of requests.
     """
-    if not schedule.works:
-        raise ValueError("the schedule has no work to draw")
+    if not schedule.works and not schedule.requests:
+        raise ValueError("the schedule has no work and no ends of requests to draw")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     picture = _lay_out(schedule, by_id(workload), num_devices)
-    panels = 1 if not schedule.requests else 2
-    heights = [_requests_inches(len(schedule.requests))] * (panels - 1) + [_devices_inches(len(picture.rows))]
+    heights = [_requests_inches(len(schedule.requests))] if schedule.requests else []
+    heights += [_devices_inches(len(picture.rows))] if schedule.works else []
     figure = Figure(figsize=(WIDTH_INCHES, sum(heights) + 1.35), dpi=110, layout=ConstrainedLayoutEngine(w_pad=0.1))
     FigureCanvasAgg(figure)
-    axes = figure.subplots(panels, 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
-    if panels == 2:
-        _draw_requests(axes[0], schedule.requests, picture)
-    _draw_devices(axes[-1], schedule.works, picture)
+    axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+    if schedule.requests:
+        draw_requests(axes[0], [_request_bar(line, picture) for line in schedule.requests])
+        axes[0].tick_params(labelbottom=False)
+        _clean(axes[0])
+    if schedule.works:
+        _draw_devices(axes[-1], schedule.works, picture)
     axes[-1].set_xlim(*_limits_s(schedule, picture))
     axes[-1].set_xlabel("seconds")
-    axes[0].set_title(title or "Devices over time", loc="left", fontsize=13, fontweight="bold")
+    axes[-1].tick_params(labelbottom=True)
+    axes[0].set_title(
+        title or ("Devices over time" if schedule.works else "Requests over time"),
+        loc="left",
+        fontsize=13,
+        fontweight="bold",
+    )
     _draw_legend(figure, picture, schedule)
     figure.savefig(path)
 
@@ -91,11 +102,15 @@ def _lay_out(schedule: Schedule, requests: dict[RequestId, WorkloadRequest], num
     for work in works:
         for request in work.requests:
             starts_s.setdefault(request, work.start_s)
+    if not works:
+        starts_s = {
+            line.request: requests[line.request].arrival_s for line in schedule.requests if line.request in requests
+        }
     gpus = {gpu for work in works for gpu in work.gpus} | set(range(num_devices or 0))
     ids = [*requests, *(i for i in starts_s if i not in requests)]
     return _Picture(
         rows={gpu: row for row, gpu in enumerate(sorted(gpus))},
-        start_s=min([works[0].start_s, *(requests[i].arrival_s for i in starts_s if i in requests)]),
+        start_s=min([*starts_s.values(), *(requests[i].arrival_s for i in starts_s if i in requests)], default=0.0),
         end_s=max([*(work.end_s for work in works), *(line.finish_s for line in schedule.requests)]),
         requests=requests,
         colours=request_colours(ids, {i: request.shape for i, request in requests.items()}),
@@ -104,8 +119,21 @@ def _lay_out(schedule: Schedule, requests: dict[RequestId, WorkloadRequest], num
 
 
 def _draw_devices(axes: Any, works: Sequence[WorkLine], picture: _Picture) -> None:
+    from matplotlib.collections import PolyCollection
+
+    narrow = [work for work in works if picture.inches(work) < PLAIN_INCHES]
+    plain = [(corners, work) for work in narrow for corners in _corners(work, picture)]
     for work in works:
-        _draw_work(axes, work, picture)
+        if picture.inches(work) >= PLAIN_INCHES:
+            _draw_work(axes, work, picture)
+    axes.add_collection(
+        PolyCollection(
+            [corners for corners, _ in plain],
+            facecolors=[_bar_colour(work, picture) for _, work in plain],
+            edgecolors="white",
+            linewidths=[_outline(work, picture) for _, work in plain],
+        )
+    )
     shares = busy_shares(works, picture.start_s, picture.end_s)
     right = axes.get_yaxis_transform()
     for gpu, row in picture.rows.items():
@@ -116,21 +144,31 @@ def _draw_devices(axes: Any, works: Sequence[WorkLine], picture: _Picture) -> No
 
 
 def _draw_work(axes: Any, work: WorkLine, picture: _Picture) -> None:
-    """A bar over each unbroken run of the work's devices. Outline, hatch and label go where they would hide it."""
-    from matplotlib.patches import Rectangle
+    """A bar over each unbroken run of the work's devices. Hatch and label go where they would hide it."""
+    from matplotlib.patches import Polygon
 
     colour = _bar_colour(work, picture)
     inches = picture.inches(work)
-    for first, last in _row_runs(sorted(picture.rows[gpu] for gpu in work.gpus)):
-        bar = Rectangle((work.start_s, first - BAR_HEIGHT / 2), work.end_s - work.start_s, last - first + BAR_HEIGHT)
-        bar.set(facecolor=colour, edgecolor="white", linewidth=0.6 if inches >= 0.06 else 0)
+    for corners in _corners(work, picture):
+        bar = Polygon(corners, facecolor=colour, edgecolor="white", linewidth=_outline(work, picture))
         if work.stage in HATCHES and inches >= 0.2:
             bar.set_hatch(HATCHES[work.stage])
         axes.add_patch(bar)
-        label = _label(work, inches)
-        middle_s = (work.start_s + work.end_s) / 2
+        middle = [(low + high) / 2 for low, high in zip(corners[0], corners[2], strict=True)]
         style = {"ha": "center", "va": "center", "fontsize": 7.5, "linespacing": 1.1, "clip_on": True}
-        axes.text(middle_s, (first + last) / 2, label, color=ink_on(colour), **style)
+        axes.text(*middle, _label(work, inches), color=ink_on(colour), **style)
+
+
+def _corners(work: WorkLine, picture: _Picture) -> list[tuple[tuple[float, float], ...]]:
+    """The rectangle of each unbroken run of the work's devices; first and third corner are opposite."""
+    spans = _row_runs(sorted(picture.rows[gpu] for gpu in work.gpus))
+    edges = [(first - BAR_HEIGHT / 2, last + BAR_HEIGHT / 2) for first, last in spans]
+    left, right = work.start_s, work.end_s
+    return [((left, top), (right, top), (right, bottom), (left, bottom)) for top, bottom in edges]
+
+
+def _outline(work: WorkLine, picture: _Picture) -> float:
+    return 0.6 if picture.inches(work) >= 0.06 else 0.0
 
 
 def _label(work: WorkLine, inches: float) -> str:
@@ -144,35 +182,17 @@ def _label(work: WorkLine, inches: float) -> str:
     return f"{name}\n{steps}" if inches >= 0.06 * len(steps) + 0.04 else name
 
 
-def _draw_requests(axes: Any, lines: Sequence[RequestLine], picture: _Picture) -> None:
-    """One line per request: faint while it waits, in its colour from its first work to its end."""
-    ordered = sorted(lines, key=lambda line: (_arrival_s(line, picture), str(line.request)))
-    thin = len(lines) > 60
-    for row, line in enumerate(ordered):
-        arrival_s = _arrival_s(line, picture)
-        start_s = min(picture.starts_s.get(line.request, line.finish_s), line.finish_s)
-        axes.plot([arrival_s, start_s], [row, row], color="#C4C7C5", linewidth=0.5 if thin else 1.2, zorder=1)
-        colour = darker(picture.colours[line.request], 0.1) if line.request in picture.colours else NEUTRAL
-        axes.plot([start_s, line.finish_s], [row, row], color=colour, linewidth=1.5 if thin else 3.5, zorder=2)
-        request = picture.requests.get(line.request)
-        if request is not None and request.deadline_s is not None:
-            axes.plot(request.deadline_s, row, "|", color="black", markersize=4 if thin else 8, zorder=3)
-        marker, ink, _ = _mark(line)
-        axes.plot(
-            line.finish_s,
-            row,
-            marker,
-            color=ink,
-            markersize=3 if thin else 5.5,
-            markeredgewidth=0.8 if thin else 1.6,
-            zorder=4,
-        )
-    labels = [] if thin else [str(line.request)[:8] for line in ordered]
-    axes.set_yticks(range(len(labels)), labels, fontsize=7)
-    axes.set_ylabel("requests")
-    axes.set_ylim(len(ordered) - 0.4, -0.6)
-    axes.tick_params(labelbottom=False)
-    _clean(axes)
+def _request_bar(line: RequestLine, picture: _Picture) -> RequestBar:
+    request = picture.requests.get(line.request)
+    return RequestBar(
+        name=str(line.request),
+        arrival_s=_arrival_s(line, picture),
+        start_s=min(picture.starts_s.get(line.request, line.finish_s), line.finish_s),
+        finish_s=line.finish_s,
+        deadline_s=None if request is None else request.deadline_s,
+        colour=darker(picture.colours[line.request], 0.1) if line.request in picture.colours else NEUTRAL,
+        mark=_mark(line),
+    )
 
 
 def _mark(line: RequestLine) -> tuple[str, str, str]:
@@ -198,7 +218,8 @@ def _draw_legend(figure: Any, picture: _Picture, schedule: Schedule) -> None:
     ]
     marks = dict.fromkeys(_mark(line) for line in schedule.requests)
     handles += [Line2D([], [], marker=m, color=ink, linestyle="", label=text) for m, ink, text in sorted(marks)]
-    if schedule.requests and any(request.deadline_s is not None for request in picture.requests.values()):
+    promised = any(request.deadline_s is not None for request in picture.requests.values())
+    if promised and 0 < len(schedule.requests) <= OWN_ROW_LIMIT:
         handles.append(Line2D([], [], marker="|", color="black", linestyle="", label="deadline"))
     if handles:
         figure.legend(

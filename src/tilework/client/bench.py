@@ -1,0 +1,215 @@
+"""One measurement of one server: what is asked of it, what its idle latencies are, and what came back under load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any, Literal
+
+from tilework.client.about import ServerInfo, ServerUnusable, ask_server
+from tilework.client.arrivals import constant_s, first_s, paced, poisson_s, read_trace
+from tilework.client.dialect import Dialect, ResponseFormat
+from tilework.client.drive import OnResult, drive
+from tilework.client.mix import mixed_workload, parse_sizes, parse_slo, skewed, with_slo
+from tilework.client.prompts import PROMPTS, read_prompts
+from tilework.client.record import Ending, Record
+from tilework.core.request import OnMiss, Shape
+from tilework.core.workload import WorkloadRequest
+
+OTHERS_SIZE, OTHERS_STEPS = "1024", 50  # For servers that do not say what they like.
+NUM_REQUESTS = 100
+OnProbe = Callable[[Shape], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchConfig:
+    """The options of `tilework bench`, under the names and with the meaning that its help gives them.
+
+    None means: to be found out (`model`, `plain`, `steps`, `sizes`), or not limited, or not given.
+    """
+
+    url: str
+    requests: str | None = None
+    arrivals: Literal["poisson", "constant"] = "poisson"
+    rate_per_s: float | None = None
+    num_requests: int | None = None
+    duration_s: float | None = None
+    seed: int = 0
+    sizes: str | None = None
+    mix: Literal["uniform", "skewed"] = "uniform"
+    steps: int | None = None
+    guidance_scale: float | None = None
+    prompts: str | None = None
+    slo: str | None = None
+    slo_scale: float = 1.0
+    on_miss: OnMiss | None = None
+    model: str | None = None
+    plain: bool | None = None
+    response_format: ResponseFormat = "b64_json"
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    timeout_s: float | None = None
+    warmup: int = 1
+
+    @property
+    def dialect(self) -> Dialect:
+        guidance = {} if self.guidance_scale is None else {"guidance_scale": self.guidance_scale}
+        return Dialect(
+            model=self.model,
+            response_format=self.response_format,
+            plain=bool(self.plain),
+            extra_body=guidance | dict(self.extra_body),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """A measurement that is ready to run: `config` has no open ends, `workload` no deadlines of the rule yet."""
+
+    config: BenchConfig
+    server: ServerInfo
+    workload: tuple[WorkloadRequest, ...]
+    api_key: str | None = field(default=None, repr=False)
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Every size once, small ones first."""
+        return sorted({request.shape for request in self.workload}, key=lambda shape: (shape.pixels, shape))
+
+    @property
+    def probes_per_size(self) -> int:
+        return self.config.warmup + self._needs_unloaded
+
+    @property
+    def _needs_unloaded(self) -> bool:
+        return self.config.slo is not None and parse_slo(self.config.slo).factor is not None
+
+    async def probe(self, on_probe: OnProbe = lambda _shape: None) -> dict[Shape, float]:
+        """Ask for each size, one at a time: `warmup` unmeasured requests and, if the rule is "auto", a measured one.
+
+        Returns the latencies in seconds of the measured ones; none where the rule needs none.
+
+        Raises:
+            ServerUnusable: a picture did not come.
+        """
+        unloaded_s: dict[Shape, float] = {}
+        for shape in self.shapes:
+            sample = next(request for request in self.workload if request.shape == shape)
+            for number in range(self.probes_per_size):
+                latency_s = await self._probe(replace(sample, arrival_s=0.0, slo_s=None))
+                if number == self.config.warmup:
+                    unloaded_s[shape] = latency_s
+                on_probe(shape)
+        return unloaded_s
+
+    async def send(self, workload: Sequence[WorkloadRequest], on_result: OnResult | None = None) -> list[Record]:
+        """Send what `due` made and wait for all ends; pictures are not kept."""
+        return await drive(
+            self.config.url,
+            workload,
+            dialect=self.config.dialect,
+            api_key=self.api_key,
+            timeout_s=self.config.timeout_s,
+            keep_images=False,
+            on_result=on_result,
+        )
+
+    def due(self, unloaded_s: Mapping[Shape, float]) -> tuple[WorkloadRequest, ...]:
+        """The workload with its deadlines. Raises ValueError if the rule says nothing of a size."""
+        config = self.config
+        rule = None if config.slo is None else parse_slo(config.slo)
+        return with_slo(self.workload, rule, unloaded_s=unloaded_s, scale=config.slo_scale, on_miss=config.on_miss)
+
+    async def _probe(self, request: WorkloadRequest) -> float:
+        (record,) = await self.send([request])
+        if record.status is not Ending.DONE:
+            raise ServerUnusable(
+                f"the server, idle, did not draw {record.shape} ({record.cause}: {record.detail}); "
+                "ask for what it can draw, or leave out the warm-up by --warmup 0"
+            )
+        return record.latency_s
+
+
+async def prepare(config: BenchConfig, api_key: str | None = None) -> Bench:
+    """Ask the server what it is, settle what `config` leaves open, and make the workload.
+
+    Raises:
+        ServerUnusable: nothing answers at the URL, or not to this key.
+        ValueError, OSError: an option or a file is of no use.
+    """
+    if config.slo is not None:
+        parse_slo(config.slo)
+    server = await ask_server(config.url, api_key, config.model)
+    settled = _settled(config, server)
+    bench = Bench(config=settled, server=server, workload=make_workload(settled), api_key=api_key)
+    if not bench.workload:
+        raise ValueError("there are no requests to send; raise --num-requests, --duration or the rate")
+    bench.due(dict.fromkeys(bench.shapes, 1.0))
+    return bench
+
+
+def _settled(config: BenchConfig, server: ServerInfo) -> BenchConfig:
+    """`config` with what it leaves open taken from the server, else from the defaults."""
+    if config.model is None and not server.models:
+        raise ValueError("there is no model and the server lists none; give --model")
+    made = config.requests is None
+    unbounded = made and config.num_requests is None and config.duration_s is None
+    return replace(
+        config,
+        model=config.model or server.models[0],
+        plain=not server.is_tilework if config.plain is None else config.plain,
+        num_requests=NUM_REQUESTS if unbounded else config.num_requests,
+        steps=config.steps or (server.default_steps or OTHERS_STEPS if made else None),
+        sizes=config.sizes or (server.default_size or OTHERS_SIZE if made else None),
+    )
+
+
+def make_workload(config: BenchConfig) -> tuple[WorkloadRequest, ...]:
+    """The requests of a settled `config` in order of arrival, by a trace or by chance, without the rule's deadlines.
+
+    Raises:
+        ValueError, OSError: an option or a file is of no use.
+    """
+    if config.requests is not None:
+        return _traced(config, config.requests)
+    if config.rate_per_s is None:
+        raise ValueError("there is no rate; give --rate, --rpm or --requests")
+    assert config.sizes is not None
+    assert config.steps is not None
+    if config.arrivals == "poisson":
+        arrivals_s = poisson_s(config.rate_per_s, Random(f"arrivals {config.seed}"))
+    else:
+        arrivals_s = constant_s(config.rate_per_s)
+    shares = parse_sizes(config.sizes)
+    return mixed_workload(
+        first_s(arrivals_s, config.num_requests, config.duration_s),
+        skewed(shares) if config.mix == "skewed" else shares,
+        pipeline=config.model or "",
+        steps=config.steps,
+        prompts=_prompts(config),
+        seed=config.seed,
+    )
+
+
+def _traced(config: BenchConfig, path: str) -> tuple[WorkloadRequest, ...]:
+    """The trace at the pace, of the length and with the steps that were asked for; seeds and prompts are filled in."""
+    trace = read_trace(path, config.model or "")
+    if trace and config.rate_per_s is not None:
+        trace = paced(trace, config.rate_per_s)
+    kept = [r for r in trace if config.duration_s is None or r.arrival_s < config.duration_s][: config.num_requests]
+    rng, prompts = Random(f"mix {config.seed}"), _prompts(config)
+    return tuple(
+        replace(
+            request,
+            id=index if request.id is None else request.id,
+            pipeline=config.model or request.pipeline,
+            steps=config.steps or request.steps,
+            seed=rng.randrange(2**31) if request.seed is None else request.seed,
+            prompt=request.prompt or rng.choice(prompts),
+        )
+        for index, request in enumerate(kept)
+    )
+
+
+def _prompts(config: BenchConfig) -> Sequence[str]:
+    return PROMPTS if config.prompts is None else read_prompts(config.prompts)

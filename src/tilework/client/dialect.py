@@ -1,0 +1,99 @@
+"""How one request reads on the wire and what its answer came to: OpenAI's images API, and ours on top of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tilework.client.record import Ending
+from tilework.core.workload import WorkloadRequest
+
+PATH = "/v1/images/generations"
+DEFAULT_PROMPT = "a picture"
+ResponseFormat = Literal["b64_json", "url", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """What to ask for, the same for all requests of a drive.
+
+    `model` replaces the requests' `pipeline`. `response_format` "none" leaves the field out. `plain` leaves out
+    `slo_s` and `on_miss`, which only Tilework knows. `extra_body` is laid over each body; a value of None takes the
+    field out, whoever put it there (OpenAI's own service refuses `num_inference_steps` and `seed`).
+    """
+
+    model: str | None = None
+    response_format: ResponseFormat = "b64_json"
+    plain: bool = False
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+
+    def body_of(self, request: WorkloadRequest) -> dict[str, Any]:
+        """The JSON body for one request; fields that the workload leaves open are left to the server."""
+        body: dict[str, Any] = {
+            "model": self.model or request.pipeline,
+            "prompt": request.prompt or DEFAULT_PROMPT,
+            "n": 1,
+            "size": f"{request.width}x{request.height}",
+            "num_inference_steps": request.steps,
+            "response_format": None if self.response_format == "none" else self.response_format,
+            "seed": request.seed,
+            "user": request.tenant,
+        }
+        if request.slo_s is not None and not self.plain:
+            body |= {"slo_s": request.slo_s, "on_miss": str(request.on_miss)}
+        return {name: value for name, value in (body | dict(self.extra_body)).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one HTTP answer came to. `cause` and `detail` as in `Record`; `image` only if it was wanted and sent."""
+
+    status: Ending
+    image: bytes | None = None
+    story: Mapping[str, Any] | None = None
+    cause: str = ""
+    detail: str = ""
+
+
+def read_answer(status_code: int, content: bytes, *, response_format: str = "b64_json", decode: bool = True) -> Answer:
+    """Judge an HTTP answer; one that is not what the API promises is an error, whatever its status code.
+
+    With `response_format` "b64_json" the first of `data` must hold a picture under that name, else a picture or a
+    `url`. Without `decode` the picture is taken on trust and dropped.
+    """
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError):
+        values = None
+    if status_code != 200:
+        ending = Ending.REJECTED if status_code == 429 else Ending.FAILED
+        return Answer(ending, cause=f"http {status_code}", detail=_error_text(status_code, values))
+    try:
+        first = values["data"][0]
+        image = _picture(first, response_format, decode)
+        story = first.get("tilework")
+    except (TypeError, LookupError, ValueError, AttributeError) as error:
+        wanted = "b64_json" if response_format == "b64_json" else "b64_json or url"
+        return Answer(Ending.ERROR, cause="answer", detail=f"the answer holds no data[0].{wanted} ({error!r})")
+    return Answer(Ending.DONE, image=image, story=story if isinstance(story, dict) else None)
+
+
+def _picture(first: Any, response_format: str, decode: bool) -> bytes | None:
+    """Raises one of LookupError, TypeError, ValueError if there is none."""
+    text = first.get("b64_json")
+    if text is None and response_format != "b64_json":
+        text, decode = first["url"], False
+    if not isinstance(text, str) or not text:
+        raise ValueError("no picture")
+    return base64.b64decode(text, validate=True) if decode else None
+
+
+def _error_text(status_code: int, values: Any) -> str:
+    """Code and message of an error in OpenAI's shape, or the status code alone."""
+    error = values.get("error") if isinstance(values, dict) else None
+    if not isinstance(error, dict):
+        return f"HTTP {status_code}"
+    return f"HTTP {status_code} {error.get('code') or ''}: {error.get('message') or ''}".replace(" :", ":")

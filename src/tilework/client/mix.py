@@ -1,0 +1,167 @@
+"""Which sizes are asked for, how often, and by when: the options `--sizes`, `--mix` and `--slo` as numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from tilework.core.request import OnMiss, Shape
+from tilework.core.workload import WorkloadRequest
+
+SIZES_EXAMPLE = "256,512x768:2,1024"
+SLO_EXAMPLE = "256=1.5,512=2, 3 for all sizes, auto, or auto:2.5"
+AUTO_FACTOR = 2.5  # AlpaServe's rule, which TridentServe (section 8) takes over.
+PIXELS_PER_TOKEN = 16 * 16
+_SIZE = re.compile(r"([1-9]\d{0,5})(?:x([1-9]\d{0,5}))?")
+
+Shares = Mapping[Shape, float]
+
+
+def parse_size(text: str) -> Shape:
+    """ "512" is a square, "512x768" is WIDTHxHEIGHT as in the API. Raises ValueError naming the text."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"size is {text!r}; write 512, or WIDTHxHEIGHT as in 512x768")
+    return Shape(height=int(match[2] or match[1]), width=int(match[1]))
+
+
+def parse_sizes(text: str) -> dict[Shape, float]:
+    """Sizes and how often each is asked for, such as "256,512x768:2,1024"; a weight left out is 1.
+
+    Raises:
+        ValueError: an entry is no size or has no weight above 0, or a size comes twice.
+    """
+    shares: dict[Shape, float] = {}
+    for entry in text.split(","):
+        size, _, weight = entry.partition(":")
+        shape = parse_size(size)
+        if shape in shares:
+            raise ValueError(f"sizes has {size.strip()!r} twice; name each size once, as in {SIZES_EXAMPLE}")
+        shares[shape] = _positive(f"the weight in sizes entry {entry.strip()!r}", weight or "1")
+    return shares
+
+
+def skewed(shares: Shares, alpha: float = 1.0) -> dict[Shape, float]:
+    """Multiply each weight by exp(alpha * L / L_max), L the latent tokens (pixels / 256): large sizes come more often.
+
+    Source: TetriServe section 6.1, "Skewed", there with alpha = 1 and equal weights.
+    """
+    longest = max(shape.pixels for shape in shares) / PIXELS_PER_TOKEN
+    return {s: weight * math.exp(alpha * s.pixels / PIXELS_PER_TOKEN / longest) for s, weight in shares.items()}
+
+
+def dealt(shares: Shares, count: int, rng: Random) -> list[Shape]:
+    """`count` sizes in the proportions of `shares`, to within one request each, in random order.
+
+    What rounding leaves over goes to the largest remainders, of equal ones to the first. TetriServe draws each size
+    independently; dealt proportions are the same on average and differ less between seeds.
+    """
+    total = math.fsum(shares.values())
+    quotas = {shape: count * weight / total for shape, weight in shares.items()}
+    counts = {shape: math.floor(quota) for shape, quota in quotas.items()}
+    by_remainder = sorted(shares, key=lambda shape: counts[shape] - quotas[shape])
+    for shape in by_remainder[: count - sum(counts.values())]:
+        counts[shape] += 1
+    deck = [shape for shape, number in counts.items() for _ in range(number)]
+    rng.shuffle(deck)
+    return deck
+
+
+def mixed_workload(
+    arrivals_s: Sequence[float],
+    shares: Shares,
+    *,
+    pipeline: str,
+    steps: int,
+    prompts: Sequence[str],
+    seed: int,
+) -> tuple[WorkloadRequest, ...]:
+    """One request per arrival, without deadlines; the same arguments give the same workload."""
+    rng = Random(f"mix {seed}")
+    return tuple(
+        WorkloadRequest(
+            id=index,
+            arrival_s=arrival_s,
+            pipeline=pipeline,
+            height=shape.height,
+            width=shape.width,
+            steps=steps,
+            seed=rng.randrange(2**31),
+            prompt=rng.choice(prompts),
+        )
+        for index, (arrival_s, shape) in enumerate(zip(arrivals_s, dealt(shares, len(arrivals_s), rng), strict=True))
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SloRule:
+    """How a size gets its deadline: by name, else `others_s`; or `factor` times its latency on the idle server."""
+
+    by_shape: Mapping[Shape, float] = field(default_factory=dict)
+    others_s: float | None = None
+    factor: float | None = None
+
+    def slo_s(self, shape: Shape, unloaded_s: Mapping[Shape, float]) -> float:
+        """Raises ValueError if the rule says nothing of this size."""
+        if self.factor is not None:
+            return self.factor * unloaded_s[shape]
+        named_s = self.by_shape.get(shape, self.others_s)
+        if named_s is None:
+            raise ValueError(f"slo says nothing of size {shape}; add {shape}=SECONDS, or a number for all other sizes")
+        return named_s
+
+
+def parse_slo(text: str) -> SloRule:
+    """Read "256=1.5,512x768=2", with a bare number for all other sizes, or "auto", or "auto:FACTOR".
+
+    Raises:
+        ValueError: an entry is none of these, or its seconds are not above 0.
+    """
+    kind, _, factor = text.strip().partition(":")
+    if kind == "auto":
+        return SloRule(factor=_positive(f"the factor in slo {text!r}", factor or str(AUTO_FACTOR)))
+    by_shape: dict[Shape, float] = {}
+    others_s = None
+    for entry in text.split(","):
+        size, equals, seconds = entry.rpartition("=")
+        value_s = _positive(f"slo has {entry.strip()!r}, whose time", seconds, f"write slo as in {SLO_EXAMPLE}")
+        if equals:
+            by_shape[parse_size(size)] = value_s
+        else:
+            others_s = value_s
+    return SloRule(by_shape=by_shape, others_s=others_s)
+
+
+def with_slo(
+    workload: Sequence[WorkloadRequest],
+    rule: SloRule | None,
+    *,
+    unloaded_s: Mapping[Shape, float],
+    scale: float,
+    on_miss: OnMiss | None,
+) -> tuple[WorkloadRequest, ...]:
+    """The same requests with the rule's deadlines, times `scale`; None keeps those that they have, times `scale`.
+
+    Raises:
+        ValueError: the rule says nothing of a size that occurs.
+    """
+
+    def adapted(request: WorkloadRequest) -> WorkloadRequest:
+        slo_s = request.slo_s if rule is None else rule.slo_s(request.shape, unloaded_s)
+        slo_s = None if slo_s is None else slo_s * scale
+        return replace(request, slo_s=slo_s, on_miss=on_miss or request.on_miss)
+
+    return tuple(adapted(request) for request in workload)
+
+
+def _positive(what: str, text: str, remedy: str = "use a number above 0") -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise ValueError(f"{what} is {text.strip()!r}; {remedy}")
+    return value

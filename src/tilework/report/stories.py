@@ -1,0 +1,132 @@
+"""What a server tells of its own work with each answer (`tilework` in the response): a schedule, and figures of it.
+
+The server counts from the arrival of each request there, which the client does not see: it is taken to be when the
+client began to send. Bars may thus be off by the network's delay. A story that is not as `docs/serving.md` says, from a
+server of another version, is left out and not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeGuard
+
+from tilework.core.request import Shape, Status
+from tilework.core.work import DIFFUSE
+from tilework.core.workload import RequestId
+from tilework.report.schedule import DROPPED, RequestLine, Schedule, WorkLine
+from tilework.report.tables import DONE, percentile
+
+REFUSED = "rejected"
+Segment = Mapping[str, Any]
+
+
+class Told(Protocol):
+    """One request as the client saw it; `story` is the server's object, None if it sent none."""
+
+    @property
+    def shape(self) -> Shape: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def arrival_s(self) -> float: ...
+    @property
+    def lag_s(self) -> float: ...
+    @property
+    def latency_s(self) -> float: ...
+    @property
+    def on_time(self) -> bool | None: ...
+    @property
+    def story(self) -> Mapping[str, Any] | None: ...
+
+
+def schedule_of_stories(records: Iterable[tuple[RequestId, Told]]) -> Schedule:
+    """One work per segment and request, numbered by start; ends of requests are the client's.
+
+    Without a single story the schedule has ends only.
+    """
+    records = list(records)
+    works = [
+        _work(request, record.arrival_s + record.lag_s, segment)
+        for request, record in records
+        for segment in segments(record)
+    ]
+    ordered = sorted(enumerate(works), key=lambda item: (item[1]["start_s"], item[0]))
+    return Schedule(
+        works=tuple(WorkLine(work=number, **work) for number, (_, work) in enumerate(ordered)),
+        requests=tuple(_end(request, record) for request, record in records),
+    )
+
+
+def segments(record: Told) -> Sequence[Segment]:
+    """The segments of a story that can be read; none of one that cannot."""
+    found = None if record.story is None else record.story.get("segments")
+    return found if isinstance(found, list) and all(_is_segment(segment) for segment in found) else ()
+
+
+def served_figures(records: Sequence[Told]) -> dict[str, Any] | None:
+    """What the servers' stories add to the client's view, over the pictures that came; None without any story.
+
+    `queue_s` {"mean", "p50", "p99"}: from arrival to the first work. `device_s` {"mean"}: device seconds of one
+    picture. `mean_degree`: devices per denoising step. `steps_by_degree`: steps done on so many devices.
+    """
+    told = [record for record in records if record.status == DONE and segments(record)]
+    if not told:
+        return None
+    queue_s = [record.story["queue_s"] for record in told if record.story and _is_number(record.story.get("queue_s"))]
+    all_segments = [segment for record in told for segment in segments(record)]
+    degrees: dict[int, int] = {}
+    for segment in all_segments:
+        if segment["stage"] == DIFFUSE:
+            degree = len(segment["devices"])
+            degrees[degree] = degrees.get(degree, 0) + segment["steps"]
+    steps = sum(degrees.values())
+    device_s = math.fsum((s["end_s"] - s["start_s"]) * len(s["devices"]) for s in all_segments)
+    return {
+        "stories": len(told),
+        "queue_s": _latency(queue_s) if queue_s else None,
+        "device_s": {"mean": device_s / len(told)},
+        "mean_degree": sum(degree * number for degree, number in degrees.items()) / steps if steps else None,
+        "steps_by_degree": {str(degree): degrees[degree] for degree in sorted(degrees)},
+    }
+
+
+def _latency(values: Sequence[float]) -> dict[str, float]:
+    return {"mean": math.fsum(values) / len(values)} | {f"p{p}": percentile(values, p) for p in (50, 99)}
+
+
+def _work(request: RequestId, origin_s: float, segment: Segment) -> dict[str, Any]:
+    return {
+        "stage": segment["stage"],
+        "requests": (request,),
+        "gpus": tuple(sorted(segment["devices"])),
+        "start_s": round(origin_s + segment["start_s"], 6),
+        "end_s": round(origin_s + segment["end_s"], 6),
+        "steps": segment["steps"],
+    }
+
+
+def _end(request: RequestId, record: Told) -> RequestLine:
+    status = DONE if record.status == DONE else DROPPED if record.status == REFUSED else str(Status.FAILED)
+    finish_s = round(record.arrival_s + record.latency_s, 6)
+    return RequestLine(request=request, finish_s=finish_s, status=status, on_time=record.on_time)
+
+
+def _is_segment(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    devices, steps, start_s, end_s = (value.get(name) for name in ("devices", "steps", "start_s", "end_s"))
+    return (
+        isinstance(value.get("stage"), str)
+        and isinstance(devices, list)
+        and bool(devices)
+        and all(isinstance(device, int) for device in devices)
+        and isinstance(steps, int)
+        and _is_number(start_s)
+        and _is_number(end_s)
+        and bool(start_s <= end_s)
+    )
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and math.isfinite(value)
