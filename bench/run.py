@@ -2,4 +2,5 @@
 
 from suite.app import app
 
-app()
+if __name__ == "__main__":  # Some cases start processes, which import this file.
+    app()

@@ -72,6 +72,7 @@ class FakeEngine:
     cancelled: dict[str, str] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
     info: ModelInfo = INFO
+    policy: str = "edf"
 
     def submit(
         self,

@@ -15,12 +15,13 @@ ROOT = Path(tilework.__file__).parent
 EDGE = {"core", "cost", "policy", "control"}
 ARROWS: dict[str, set[str]] = {
     "core": set(),
+    "comm": {"core"},
     "cost": {"core"},
     "policy": {"core", "cost"},
     "control": {"core", "cost", "policy"},
     "sim": EDGE,
-    "runtime": EDGE | {"worker"},
-    "worker": {"core", "pipelines"},
+    "runtime": EDGE | {"worker", "comm"},
+    "worker": {"core", "cost", "pipelines", "comm"},
     "pipelines": {"core"},
     "store": {"core"},
     "server": EDGE | {"runtime", "store", "worker", "pipelines"},

@@ -27,11 +27,12 @@ from tilework.core.actions import Action
 from tilework.core.events import Event, StageFinished, StepsFinished
 from tilework.core.request import Request
 from tilework.core.workload import WorkloadRequest, write_workload
+from tilework.policy.registry import policy_names
 from tilework.report.schedule import read_schedule
 from tilework.sim.simulation import SimConfig, Simulation
 
 HEAVY = ("torch", "diffusers", "transformers", "fastapi", "uvicorn", "starlette", "prometheus_client")
-COMMANDS = ("serve", "generate", "simulate", "replay", "demo")
+COMMANDS = ("serve", "generate", "simulate", "replay", "bench", "profile", "demo")
 NUM_REQUESTS = 30
 
 
@@ -301,7 +302,8 @@ def test_a_mistake_at_the_entry_point_is_one_line_and_status_2(files: Path) -> N
     command = [sys.executable, "-m", "tilework", *arguments]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == ("error: policy 'edg' does not exist; did you mean 'edf'? choose one of edf, fixed-sp1\n")
+    names = ", ".join(policy_names())
+    assert result.stderr == f"error: policy 'edg' does not exist; did you mean 'edf'? choose one of {names}\n"
 
 
 @pytest.mark.parametrize(("option", "value"), [("--gpus", "0"), ("--jitter", "1.5"), ("--seed", "x"), ("--gpu", "1")])
@@ -415,9 +417,9 @@ def test_a_log_without_events_is_told(files: Path, tmp_path: Path, mistake: Call
 
 def test_a_log_of_a_policy_that_is_gone_is_told(files: Path, tmp_path: Path, mistake: Callable[..., str]) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_text((files / "events.jsonl").read_text().replace('"policy":"fixed-sp1"', '"policy":"fixed-sp3"'))
+    path.write_text((files / "events.jsonl").read_text().replace('"policy":"fixed-sp1"', '"policy":"edg"'))
     for command in (("replay",), ("simulate", "--log")):
-        assert "policy 'fixed-sp3' does not exist; did you mean 'fixed-sp1'?" in mistake(*command, path)
+        assert "policy 'edg' does not exist; did you mean 'edf'?" in mistake(*command, path)
 
 
 @pytest.mark.parametrize("name", ["picture", "picture.gif", "picture.png.txt"])

@@ -26,6 +26,7 @@ from tilework.core.actions import (
     WakeAt,
 )
 from tilework.core.events import (
+    Broken,
     Cancelled,
     Event,
     GpuJoined,
@@ -37,12 +38,13 @@ from tilework.core.events import (
     Woke,
     WorkFailed,
 )
-from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.interfaces import ClusterView, CostModel, Demand
 from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, Request, Status
 from tilework.core.time import NS_PER_MS, ns_from_s
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, Group, Plan, StageId, Start
 from tilework.policy import registry
+from tilework.policy.demand import demand_at
 from tilework.policy.registry import policy_names
 
 SERVICE_S = 0.01 + 10 * 0.1 + 0.05
@@ -57,6 +59,9 @@ class Script:
     def urgency_ns(self, request: Request, set_aside: bool) -> int:
         return request.arrival_ns + (10**9 if set_aside else 0)
 
+    def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
+        return demand_at(request, left, 1, costs)
+
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         return next(self.plans, Plan())
 
@@ -66,17 +71,17 @@ Scripted = Callable[..., Controller]
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
-    """A controller with two devices whose policy gives these plans, the first at the first event after them."""
+    """A controller whose policy gives these plans, the first at the first event after its devices have joined."""
 
-    def build(*plans: Plan) -> Controller:
-        monkeypatch.setitem(registry._REGISTRY, "script", lambda: Script([Plan(), Plan(), *plans]))
-        return controller("script", num_gpus=2)
+    def build(*plans: Plan, num_gpus: int = 2) -> Controller:
+        monkeypatch.setitem(registry._REGISTRY, "script", lambda: Script([Plan()] * num_gpus + list(plans)))
+        return controller("script", num_gpus=num_gpus, degrees=(1, 2, 3, 4))
 
     return build
 
 
-def controller(policy: str = "edf", num_gpus: int = 1, **options: int) -> Controller:
-    built = Controller(ControllerConfig(policy=policy, **options), table())
+def controller(policy: str = "edf", num_gpus: int = 1, degrees: tuple[int, ...] = (1,), **options: int) -> Controller:
+    built = Controller(ControllerConfig(policy=policy, **options), table(degrees=degrees))
     for gpu in range(num_gpus):
         assert built.handle(GpuJoined(gpu, 0, ALL_STAGES), 0) == ()
     return built
@@ -106,7 +111,7 @@ def only(kind: type, actions: tuple[Action, ...]) -> list[Action]:
 # A request's way.
 
 
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("policy", [name for name in policy_names() if name == "edf" or name.startswith("fixed")])
 def test_one_request_goes_through_its_stages_in_chunks_with_one_work_queued_ahead(policy: str) -> None:
     """Steps of 0.1 s in chunks of 0.2 s: the next work is always queued before the running one ends."""
     control = controller(policy)
@@ -193,9 +198,9 @@ def test_conditioning_is_shipped_once_per_device(scripted: Scripted) -> None:
     told += [control.handle(StepsFinished(work_id, 1), work_id) for work_id in (2, 3, 4)]
     assert [only(MoveState, actions) for actions in told] == [
         [],
-        [MoveState(0, 0, 1, conditioning=True)],
-        [MoveState(0, 1, 0, conditioning=False)],
-        [MoveState(0, 0, 1, conditioning=False)],
+        [MoveState(0, (1,), conditioning=True)],
+        [MoveState(0, (0,), conditioning=False)],
+        [MoveState(0, (1,), conditioning=False)],
         [],
     ]
     assert all(isinstance(actions[-1], RunStage | RunSteps) for actions in told), "the move comes before the work"
@@ -203,13 +208,38 @@ def test_conditioning_is_shipped_once_per_device(scripted: Scripted) -> None:
     assert cancelled[1] == DropState(0, (0, 1)), "both devices have something of it"
 
 
+def test_a_state_goes_to_those_of_a_group_that_lack_it(scripted: Scripted) -> None:
+    control = scripted(
+        run(start(ENCODE, 1)),
+        run(start(DIFFUSE, 0, 1, steps=2)),
+        run(start(DIFFUSE, 2, steps=2)),
+        run(start(DIFFUSE, 0, 1, 2, 3, steps=2), start(DIFFUSE, 1, steps=2), start(DIFFUSE, 1, 3, steps=2)),
+        num_gpus=4,
+    )
+    told = [control.handle(Submitted(request("a")), 0), control.handle(StageFinished(1, 1), 1)]
+    told += [control.handle(StepsFinished(work_id, 1), work_id) for work_id in (2, 3)]
+    assert [only(MoveState, actions) for actions in told] == [
+        [],
+        [MoveState(0, (0,), conditioning=True)],
+        [MoveState(0, (2,), conditioning=True)],
+        [
+            MoveState(0, (3,), conditioning=True),
+            MoveState(0, (0, 1), conditioning=False),
+            MoveState(0, (3,), conditioning=False),
+        ],
+    ], "one that stays in the group keeps what it has; one that comes back has an old state"
+    works = [action.work for action in told[-1] if isinstance(action, RunSteps)]
+    assert [work.first_steps for work in works] == [(4,), (6,), (8,)]
+
+
 def test_the_next_attempt_ships_its_conditioning_again(scripted: Scripted) -> None:
-    attempt = (run(start(ENCODE, 0)), run(start(DIFFUSE, 1, steps=2)))
-    control = scripted(*attempt, *attempt)
+    control = scripted(run(start(ENCODE, 0)), *[run(start(DIFFUSE, 1, steps=2))] * 3)
     control.handle(Submitted(request("a")), 0)
     control.handle(StageFinished(1, 1), 1)
-    assert control.handle(WorkFailed(2, "broken"), 2)[0] == DropState(0, (0, 1))
-    assert control.handle(StageFinished(3, 1), 3)[0] == MoveState(0, 0, 1, conditioning=True)
+    control.handle(StepsFinished(2, 1), 2)
+    again = control.handle(WorkFailed(3, "broken"), 3)
+    assert again[:2] == (DropState(0, (0, 1)), MoveState(0, (1,), conditioning=True))
+    assert again[2].work.first_steps == (2,), "what was done is not done again"  # type: ignore[union-attr]
 
 
 # What breaks.
@@ -243,22 +273,65 @@ def test_a_lost_device_that_still_worked_for_a_moved_request_begins_it_again(scr
     """The state is promised to device 1 but still being made on device 0 when that is lost."""
     control = scripted(run(start(ENCODE, 0), start(DIFFUSE, 1, steps=2)))
     begun = control.handle(Submitted(request("a")), 0)
-    assert only(MoveState, begun) == [MoveState(0, 0, 1, conditioning=True)]
+    assert only(MoveState, begun) == [MoveState(0, (1,), conditioning=True)]
     assert control.handle(GpuLost(0, "it burns"), 1) == (Stop(2), DropState(0, (1,)))
     job = control.tracker.jobs[0]
     assert (job.attempt, job.works, list(control.tracker.waiting())) == (2, [], [job])
 
 
-def test_a_lost_device_takes_the_state_of_a_waiting_request_with_it(scripted: Scripted) -> None:
-    control = scripted(run(start(ENCODE, 0)))
+def test_a_waiting_request_goes_on_though_all_devices_that_knew_it_are_lost(scripted: Scripted) -> None:
+    control = scripted(run(start(ENCODE, 0)), run(start(DIFFUSE, 0, 1, steps=4)), Plan(), Plan(), Plan())
     control.handle(Submitted(request("a")), 0)
     control.handle(StageFinished(1, 1), 1)
+    control.handle(StepsFinished(2, 1), 2)
     (job,) = control.tracker.waiting()
-    assert job.stage == StageId(PIPELINE, DIFFUSE)
-    assert control.handle(GpuLost(1, "never used"), 2) == ()
-    assert (job.attempt, job.stage) == (1, StageId(PIPELINE, DIFFUSE))
-    control.handle(GpuLost(0, "it burns"), 3)
-    assert (job.attempt, job.stage) == (2, StageId(PIPELINE, ENCODE))
+    assert control.handle(GpuLost(0, "it burns"), 3) == ()
+    assert (job.last_gpus, job.holders) == ((1,), {1})
+    assert control.handle(GpuLost(1, "it burns"), 4) == ()
+    assert (job.last_gpus, job.holders, job.attempt) == ((), set(), 1)
+    assert (job.stage, job.num_steps_left) == (StageId(PIPELINE, DIFFUSE), 6), "its state was put down"
+
+
+def test_a_work_of_a_broken_group_holds_the_survivors_until_they_have_reported(scripted: Scripted) -> None:
+    control = scripted(
+        run(start(ENCODE, 0), start(DIFFUSE, 0, 1, 2, steps=4)), *[Plan()] * 3, run(start(DIFFUSE, 1, 2)), num_gpus=3
+    )
+    control.handle(Submitted(request("a")), 0)
+    control.handle(StageFinished(1, 1), 1)
+    assert control.handle(GpuLost(0, "it burns"), 2) == ()
+    assert [[work.work_id for work in device.works] for device in control.tracker.gpus] == [[2], [2]]
+    control.handle(GpuJoined(0, 0, ALL_STAGES), 3)
+    assert not control.tracker.devices[0].works, "a device that comes back knows nothing of it"
+    went_on = control.handle(Broken(2, 3), 4)
+    assert went_on[:2] == (DropState(0, (1, 2)), MoveState(0, (1, 2), conditioning=True))
+    assert went_on[2].work.first_steps == (3,)  # type: ignore[union-attr]
+    assert control.handle(Broken(2, 3), 5) == (), "known already"
+
+
+def test_a_group_of_which_nobody_is_left_is_lost_with_its_last_member(scripted: Scripted) -> None:
+    control = scripted(run(start(ENCODE, 0), start(DIFFUSE, 0, 1, steps=4)), *[Plan()] * 4)
+    control.handle(Submitted(request("a")), 0)
+    control.handle(StageFinished(1, 1), 1)
+    control.handle(GpuLost(0, "it burns"), 2)
+    control.handle(GpuLost(1, "it burns"), 3)
+    (job,) = control.tracker.waiting()
+    assert (job.attempt, job.num_steps_left, control.tracker.works) == (2, 10, {})
+
+
+def test_progress_forgives_former_failures() -> None:
+    control = controller("fixed-sp1", max_attempts=2)
+    control.handle(Submitted(request("a", steps=6)), 0)
+    control.handle(StageFinished(1, 1), 1)
+    retried = control.handle(WorkFailed(2, "bad luck"), 2)
+    work_id = ran(retried)[0][0]
+    control.handle(Stopped(3, 0), 3)
+    control.handle(StepsFinished(work_id, 1), 4)
+    failed = control.handle(WorkFailed(work_id + 1, "bad luck"), 5)
+    assert not only(Finish, failed), "the second failure in all, but the first since progress"
+    again = ran(failed)[0][0]
+    assert only(Finish, control.handle(WorkFailed(again, "bad luck"), 6)) == [
+        Finish(0, "a", Status.FAILED, "bad luck (attempt 2 of 2)")
+    ]
 
 
 def test_a_lost_device_fails_a_request_that_had_its_attempts() -> None:
@@ -274,7 +347,7 @@ def test_a_request_is_set_aside_once_though_a_remnant_of_it_still_has_a_device()
     control.handle(Submitted(request("a", slo_s=1.3)), 0)
     control.handle(StageFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
     again = control.handle(WorkFailed(2, "broken"), 500 * NS_PER_MS)
-    assert ran(again) == [(4, ENCODE, 1, (0,))]
+    assert ran(again) == [(4, DIFFUSE, 2, (0,))]
     assert control.tracker.jobs[0].set_aside
 
 
@@ -316,6 +389,9 @@ def test_setting_aside_asks_for_a_new_plan_in_the_new_order(scripted: Scripted) 
         (start(DIFFUSE, 0, steps=2), f"job 0 is at {PIPELINE}/encode, not at {PIPELINE}/diffuse"),
         (start(ENCODE, 0, steps=2), "job 0 has 1 steps left, not 2"),
         (start(ENCODE, 0, steps=0), "job 0 has 1 steps left, not 0"),
+        (start(ENCODE, 0, 1), f"{PIPELINE}/encode of job 0 is to run on 2 devices"),
+        (start(ENCODE, 1, 0), r"the group \(1, 0\) is not sorted"),
+        (start(ENCODE, 1, 1), r"the group \(1, 1\) is not sorted"),
     ],
 )
 def test_an_illegal_start_is_a_bug_of_the_policy(scripted: Scripted, illegal: Start, complaint: str) -> None:
@@ -406,7 +482,7 @@ def test_a_device_that_joins_late_begins_late() -> None:
 def test_the_queue_knows_the_work_ahead_of_each_place(changes: list[tuple[int, int, bool]]) -> None:
     """Against a plain list: jobs of some urgency and remaining time come, and the first of an urgency goes."""
     queue, model = WaitingQueue(), list[Job]()
-    for job_id, (urgency_ns, remaining_ns, comes) in enumerate(changes):
+    for job_id, (urgency_ns, run_ns, comes) in enumerate(changes):
         same = [job for job in model if job.urgency_ns == urgency_ns]
         if comes or not same:
             asked = request(str(job_id))
@@ -416,7 +492,7 @@ def test_the_queue_knows_the_work_ahead_of_each_place(changes: list[tuple[int, i
                 urgency_ns=urgency_ns,
                 eta_ns=0,
                 done=Cursor.start(asked),
-                remaining_ns=remaining_ns,
+                demand=Demand(1, run_ns),
             )
             assert job not in queue
             queue.add(job)
@@ -430,8 +506,8 @@ def test_the_queue_knows_the_work_ahead_of_each_place(changes: list[tuple[int, i
         assert len(queue) == len(model)
         assert all(job in queue for job in model)
         for place_ns in range(-1, 7):
-            ahead = [job.remaining_ns for job in model if job.urgency_ns <= place_ns]
-            assert list(queue.ahead_ns(place_ns)) == ahead
+            ahead = [job.demand for job in model if job.urgency_ns <= place_ns]
+            assert list(queue.ahead(place_ns)) == ahead
 
 
 def test_the_eta_counts_what_runs_and_what_waits_ahead() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from diffusers import StableDiffusion3Pipeline
+from diffusers import DiffusionPipeline
 
 import tiny
 from tilework.core.wire import ModelSource
@@ -19,18 +20,21 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+BUILDERS = {"sd3": partial(tiny.build_sd3, "dpm"), "flux": tiny.build_flux, "sdxl": tiny.build_sdxl}
+
+
+@pytest.fixture(scope="module", params=BUILDERS)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny.prepare()
-    directory = tmp_path_factory.mktemp("sd3")
-    tiny.save_sd3(directory, "dpm")
+    directory = tmp_path_factory.mktemp(request.param)
+    tiny.save(BUILDERS[request.param](), directory, request.param)
     return directory
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_split_and_moved_after_every_step_equals_the_stock_pipeline(directory: Path, dtype: str) -> None:
     family = load(ModelSource(path=str(directory), device="cuda", dtype=dtype))
-    pipeline = StableDiffusion3Pipeline.from_pretrained(directory, dtype=getattr(torch, dtype)).to("cuda")
+    pipeline = DiffusionPipeline.from_pretrained(directory, dtype=getattr(torch, dtype)).to("cuda")
     stock = tiny.run_stock(pipeline, tiny.spec())
     state = tiny.begin(family, tiny.spec())
     for latents in stock.latents:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,30 +14,39 @@ from tilework.control.job import Job
 from tilework.control.tracker import Tracker
 from tilework.core.actions import RunStage, RunSteps
 from tilework.core.events import GpuJoined, StageFinished, StepsFinished, Submitted, WorkFailed
-from tilework.core.interfaces import Admitted, Refused
+from tilework.core.interfaces import Admitted, Demand, Refused
 from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, Request
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
 from tilework.core.work import DECODE, ENCODE, Plan, StageId
 from tilework.cost.table import TableCosts
-from tilework.policy.admission import EtaAdmission, service_time_ns, start_ns
-from tilework.policy.chunks import Slots
+from tilework.policy.admission import EtaAdmission, finish_ns
+from tilework.policy.chunks import Lane, Slots
+from tilework.policy.demand import demand_at
 from tilework.policy.edf import EarliestDeadlineFirst
-from tilework.policy.fixed import FixedDegreeOne
+from tilework.policy.fixed import FixedDegree
 
 COSTS = TableCosts(table())
+WIDE_COSTS = TableCosts(table(degrees=(1, 2, 4)))
 SERVICE_S = 0.01 + 10 * 0.1 + 0.05
+ALONE = Demand(1, ns_from_s(SERVICE_S))
 
 
-def planned(policy: Any, requests: list[Request], num_gpus: int = 1) -> Plan:
-    """What a policy plans when all these wait and all devices are idle."""
-    tracker = Tracker(COSTS)
-    for gpu in range(num_gpus):
-        tracker.add_device(gpu, 0, ALL_STAGES)
+def service_time_ns(asked: Request) -> int:
+    return demand_at(asked, Cursor.start(asked), 1, COSTS).run_ns
+
+
+def planned(
+    policy: Any, requests: list[Request], num_gpus: int = 1, costs: TableCosts = COSTS, gpus: tuple[int, ...] = ()
+) -> Plan:
+    """What a policy plans when all these wait and all devices, of nodes of eight, are idle."""
+    tracker = Tracker(policy, costs)
+    for gpu in gpus or range(num_gpus):
+        tracker.add_device(gpu, gpu // 8, ALL_STAGES)
     for job_id, asked in enumerate(requests):
         urgency_ns = policy.urgency_ns(asked, False)
         tracker.add_job(Job(job_id=job_id, request=asked, urgency_ns=urgency_ns, eta_ns=0, done=Cursor.start(asked)))
-    plan: Plan = policy.plan(tracker, COSTS, 0)
+    plan: Plan = policy.plan(tracker, costs, 0)
     return plan
 
 
@@ -47,11 +57,25 @@ def told(plan: Plan) -> list[tuple[int, int, str, int]]:
 # Devices and chunks.
 
 
+@dataclass(eq=False)
+class Device:
+    gpu: int
+    works: list[None]
+    free_ns: int
+
+
 def test_devices_with_room_come_idle_first_then_soonest_free_then_by_id() -> None:
     works = {0: (1, 50), 1: (1, 40), 2: (0, 60), 3: (2, 5), 4: (1, 40), 5: (0, 60)}
-    gpus = [SimpleNamespace(gpu=gpu, works=[None] * count, free_ns=free) for gpu, (count, free) in works.items()]
+    gpus: list[Any] = [Device(gpu, [None] * count, free) for gpu, (count, free) in works.items()]
+    lanes = [Lane((gpu,)) for gpu in gpus]
     view: Any = SimpleNamespace(gpus=gpus)
-    assert [gpu.gpu for gpu in Slots(view, COSTS, 1).free()] == [2, 5, 1, 4, 0]
+    assert [lane.ids for lane in Slots(view, lanes, COSTS, 1).free()] == [(2,), (5,), (1,), (4,), (0,)]
+
+
+def test_a_lane_is_as_busy_as_its_busiest_device() -> None:
+    gpus: list[Any] = [Device(0, [None], 50), Device(1, [], 0), Device(2, [None, None], 70), Device(3, [None], 90)]
+    lane = Lane(tuple(gpus))
+    assert (lane.ids, lane.num_works, lane.free_ns) == ((0, 1, 2, 3), 2, 90)
 
 
 @pytest.mark.parametrize(
@@ -59,12 +83,12 @@ def test_devices_with_room_come_idle_first_then_soonest_free_then_by_id() -> Non
     [(200, 10, 2), (299, 10, 2), (300, 10, 3), (1, 10, 1), (5000, 10, 10), (200, 1, 1)],
 )
 def test_a_chunk_has_as_many_steps_as_fit_and_at_least_one(chunk_ms: int, steps_left: int, num_steps: int) -> None:
-    policy = FixedDegreeOne(chunk_ns=chunk_ms * NS_PER_MS)
+    policy = FixedDegree(degree=1, chunk_ns=chunk_ms * NS_PER_MS)
     plan = planned(policy, [request("a", steps=steps_left)])
     assert told(plan) == [(0, 0, ENCODE, 1), (0, 0, "diffuse", num_steps)]
 
 
-@pytest.mark.parametrize("policy", [FixedDegreeOne(), EarliestDeadlineFirst()])
+@pytest.mark.parametrize("policy", [FixedDegree(degree=1), EarliestDeadlineFirst()])
 def test_each_idle_device_gets_a_job_before_any_gets_a_second_work(policy: Any) -> None:
     plan = planned(policy, [request(uid, slo_s=9) for uid in "abc"], num_gpus=2)
     assert told(plan)[:2] == [(0, 0, ENCODE, 1), (1, 1, ENCODE, 1)]
@@ -95,7 +119,7 @@ def test_urgency_is_the_deadline_and_patience_without_one() -> None:
 
 @pytest.mark.parametrize(("slack_ns", "doomed"), [(0, ()), (-1, (0,))])
 def test_only_what_would_be_late_even_alone_is_set_aside(slack_ns: int, doomed: tuple[int, ...]) -> None:
-    asked = request("a", slo_s=(service_time_ns(request("a"), COSTS) + slack_ns) / NS_PER_S)
+    asked = request("a", slo_s=(service_time_ns(request("a")) + slack_ns) / NS_PER_S)
     plan = planned(EarliestDeadlineFirst(), [asked])
     assert plan.set_aside == doomed
     assert bool(plan.starts) == (not doomed), "a plan that sets aside starts nothing"
@@ -145,33 +169,81 @@ def test_every_start_says_why(asked: Request, set_aside: bool, why: str) -> None
     assert control.tracker.jobs[0].set_aside == set_aside
 
 
+# Fixed degrees.
+
+
+@pytest.mark.parametrize(
+    ("gpus", "groups"),
+    [
+        (range(8), [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        ((0, 1, 2, 3, 5, 6, 7), [(0, 1, 2, 3), (6, 7), (5,)]),
+        ((1, 2, 3, 4, 5), [(1, 2, 3, 4), (5,)]),
+        ((0, 1, 8, 9, 10), [(0, 1), (8, 9), (10,)]),
+    ],
+)
+def test_the_gpus_of_a_node_are_divided_into_groups(gpus: Any, groups: list[tuple[int, ...]]) -> None:
+    requests = [request(str(index)) for index in range(3)]
+    plan = planned(FixedDegree(degree=4), requests, costs=WIDE_COSTS, gpus=tuple(gpus))
+    steps = [start for start in plan.starts if start.stage.name == "diffuse"]
+    assert [start.gpus for start in sorted(steps, key=lambda start: start.job_ids)] == groups
+    for start in steps:
+        shortage = f"; its node has only {len(start.gpus)} GPUs left for a group" if len(start.gpus) < 4 else ""
+        assert start.why == f"keeps its group until it is finished{shortage}"
+
+
+def test_encode_and_decode_run_on_the_first_gpu_of_the_group() -> None:
+    plan = planned(FixedDegree(degree=2, chunk_ns=NS_PER_S), [request("a", steps=3)], costs=WIDE_COSTS, num_gpus=2)
+    assert [(start.stage.name, start.gpus) for start in plan.starts] == [(ENCODE, (0,)), ("diffuse", (0, 1))]
+
+
+def test_a_pipeline_takes_as_many_gpus_as_it_was_profiled_for() -> None:
+    plan = planned(FixedDegree(degree=8), [request("a")], costs=WIDE_COSTS, num_gpus=8)
+    assert [start.gpus for start in plan.starts] == [(0,), (0, 1, 2, 3)]
+    assert plan.starts[0].why == "has waited longest; its pipeline was profiled for 4 GPUs at most"
+
+
+def test_a_chunk_at_a_wide_degree_has_more_steps() -> None:
+    """A step takes 100 ms on one GPU and 62.5 ms on two."""
+    (_, steps) = planned(FixedDegree(degree=2), [request("a")], costs=WIDE_COSTS, num_gpus=2).starts
+    assert steps.num_steps == 3
+
+
+def test_what_a_fixed_degree_expects_to_take() -> None:
+    asked = request("a", steps=4)
+    seconds = 0.01 + 4 * 0.1 / 1.6**2 + 0.05
+    assert FixedDegree(degree=4).demand(asked, Cursor.start(asked), WIDE_COSTS) == Demand(4, ns_from_s(seconds))
+    assert FixedDegree(degree=8).demand(asked, Cursor.start(asked), WIDE_COSTS).width == 4
+
+
 # Admission.
 
 
 class Backlog:
-    """Two devices, busy for one and two seconds; half a second of work is ahead of whoever is less urgent than 50."""
+    """Three devices, free after 1, 2 and 4 s; ahead of whoever is less urgent than 50, two of them for 1 s."""
 
     def num_jobs(self) -> int:
         return 3
 
     def device_free_ns(self, now_ns: int) -> list[int]:
-        return [ns_from_s(2), ns_from_s(1)]
+        return [ns_from_s(4), ns_from_s(2), ns_from_s(1)]
 
-    def ahead_ns(self, urgency_ns: int) -> list[int]:
-        return [ns_from_s(0.5)] if urgency_ns > 50 else []
+    def ahead(self, urgency_ns: int) -> list[Demand]:
+        return [Demand(2, ns_from_s(1))] if urgency_ns > 50 else []
 
 
-@pytest.mark.parametrize(("urgency_ns", "start_s"), [(99, 1.5), (9, 1.0)])
-def test_the_eta_is_the_first_free_device_after_those_ahead(urgency_ns: int, start_s: float) -> None:
-    answer = EtaAdmission().admit(request("a"), urgency_ns, Backlog(), COSTS, 0)
-    assert answer == Admitted(ns_from_s(start_s + SERVICE_S))
+@pytest.mark.parametrize(
+    ("urgency_ns", "width", "start_s"), [(99, 1, 3), (9, 1, 1), (9, 2, 2), (99, 2, 3), (9, 3, 4), (99, 3, 4), (9, 8, 4)]
+)
+def test_the_eta_counts_those_ahead_and_the_devices_that_all_need(urgency_ns: int, width: int, start_s: float) -> None:
+    answer = EtaAdmission().admit(request("a"), urgency_ns, Demand(width, NS_PER_S), Backlog(), 0)
+    assert answer == Admitted(ns_from_s(start_s + 1))
 
 
 def test_a_promise_is_given_up_to_the_very_deadline() -> None:
     def answer(slo_s: float, on_miss: OnMiss = OnMiss.REJECT) -> Admitted | Refused:
-        return EtaAdmission().admit(request("a", slo_s=slo_s, on_miss=on_miss), 99, Backlog(), COSTS, 0)
+        return EtaAdmission().admit(request("a", slo_s=slo_s, on_miss=on_miss), 99, ALONE, Backlog(), 0)
 
-    eta_ns = ns_from_s(1.5 + SERVICE_S)
+    eta_ns = ns_from_s(3 + SERVICE_S)
     assert answer(eta_ns / NS_PER_S) == Admitted(eta_ns)
     refused = Refused("it would be 0.00 s late behind 3 other requests", eta_ns)
     assert answer((eta_ns - 1) / NS_PER_S) == refused
@@ -183,7 +255,7 @@ def test_without_devices_the_eta_counts_from_now() -> None:
         def device_free_ns(self, now_ns: int) -> list[int]:
             return []
 
-    answer = EtaAdmission().admit(request("a"), 0, Nothing(), COSTS, 7 * NS_PER_S)
+    answer = EtaAdmission().admit(request("a"), 0, ALONE, Nothing(), 7 * NS_PER_S)
     assert answer == Admitted(ns_from_s(7 + SERVICE_S))
 
 
@@ -193,15 +265,17 @@ def test_up_to_128_jobs_are_placed_exactly() -> None:
     exact = list(free)
     for job_ns in ahead:
         exact[exact.index(min(exact))] += job_ns
-    assert start_ns(free, ahead) == min(exact)
+    assert finish_ns(free, [Demand(1, job_ns) for job_ns in ahead], Demand(1, 3)) == min(exact) + 3
 
 
 def test_pouring_fills_the_lowest_first() -> None:
-    assert start_ns([0, 1000], [2] * 100 + [0] * 128) == 200
-    assert start_ns([0, 100], [3] * 100 + [0] * 128) == 200
+    nothing, last = [Demand(1, 0)] * 128, Demand(1, 0)
+    assert finish_ns([0, 1000], [Demand(1, 2)] * 100 + nothing, last) == 200
+    assert finish_ns([0, 100], [Demand(1, 3)] * 100 + nothing, last) == 200
+    assert finish_ns([0, 100], [Demand(2, 3)] * 50 + nothing, last) == 200, "a wide block weighs its width"
 
 
 def test_a_service_time_counts_every_stage() -> None:
     asked = request("a", steps=3)
-    assert service_time_ns(asked, COSTS) == ns_from_s(0.01 + 0.3 + 0.05)
+    assert service_time_ns(asked) == ns_from_s(0.01 + 0.3 + 0.05)
     assert COSTS.run_ns(StageId(PIPELINE, DECODE), (asked.shape,), 1) == ns_from_s(0.05)

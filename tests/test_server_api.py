@@ -176,6 +176,9 @@ def test_async_client_overlaps_its_calls(server: Served) -> None:
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [INFO.name]
     assert client.models.retrieve(INFO.name).owned_by == "tilework"
+    card = client.models.retrieve(INFO.name).model_extra
+    assert card is not None
+    assert (card["tilework"]["policy"], card["tilework"]["default_size"]) == ("edf", "48x64")
     with pytest.raises(openai.NotFoundError, match=INFO.name):
         client.models.retrieve("black-forest/other")
 

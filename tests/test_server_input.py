@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fake_engine import FakeEngine, Served, serving
+from fake_engine import INFO, FakeEngine, Served, serving
 from tilework.server.errors import shown
 
 MAX_SEED = 2**63 - 1
@@ -267,3 +268,13 @@ def test_no_bytes_bring_the_server_down(server: Served, content: bytes) -> None:
     answer = server.http.post("/v1/images/generations", content=content, headers=headers)
     assert answer.status_code == 400
     error_of(answer)
+
+
+def test_a_negative_prompt_for_a_model_without_a_second_pass_is_refused() -> None:
+    with serving(FakeEngine(info=replace(INFO, two_passes=False))) as served:
+        answer = served.post({"prompt": "a cat", "negative_prompt": "dogs"})
+        assert answer.status_code == 400
+        error = error_of(answer)
+        assert (error["param"], error["code"]) == ("negative_prompt", "unsupported_value")
+        assert "leave it out" in error["message"]
+        assert served.post({"prompt": "a cat", "negative_prompt": ""}).status_code == 200

@@ -12,17 +12,19 @@ from hypothesis import strategies as st
 from builders import PIPELINE, poisson, request, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
-from tilework.core.events import Event, GpuJoined, Submitted
-from tilework.core.interfaces import Admitted, ClusterView, CostModel, Refused
+from tilework.core.events import Event, GpuJoined, Stopped, Submitted
+from tilework.core.interfaces import Admitted, ClusterView, CostModel, Demand, Refused
+from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, Request, Shape, Status
 from tilework.core.time import NS_PER_S
-from tilework.core.work import DECODE, DIFFUSE, Plan, StageId, Work
+from tilework.core.work import DIFFUSE, Plan, StageId, Start, Work
 from tilework.core.workload import WorkloadRequest
 from tilework.policy import registry
-from tilework.policy.admission import EtaAdmission, service_time_ns, start_ns
-from tilework.policy.fixed import FixedDegreeOne
+from tilework.policy.admission import EtaAdmission, finish_ns
+from tilework.policy.demand import demand_at
+from tilework.policy.fixed import FixedDegree
 from tilework.policy.registry import UnknownPolicy, make_policy, policy_names
-from tilework.sim.device import ModelledGpu
+from tilework.sim.device import Fleet, Run
 from tilework.sim.simulation import SimConfig, Simulation, Trace
 from tilework.sim.workload import to_requests
 
@@ -88,24 +90,45 @@ def test_same_seed_same_trace_and_another_seed_another(policy: str) -> None:
 @given(
     seed=st.integers(0, 10_000),
     rate=st.floats(0.3, 4),
-    num_gpus=st.integers(1, 4),
+    num_gpus=st.integers(1, 9),
+    degrees=st.sampled_from([(1,), (1, 2), (1, 2, 4), (1, 2, 4, 8)]),
+    gpus_per_node=st.sampled_from([1, 3, 4, 8]),
     data=st.data(),
 )
-def test_every_trace_is_legal(policy: str, seed: int, rate: float, num_gpus: int, data: st.DataObject) -> None:
-    """A device runs one work at a time, nothing runs before it arrived, a request's works follow one another."""
+def test_every_trace_is_legal(
+    policy: str,
+    seed: int,
+    rate: float,
+    num_gpus: int,
+    degrees: tuple[int, ...],
+    gpus_per_node: int,
+    data: st.DataObject,
+) -> None:
+    """Devices run one work at a time, groups together on one node; a request's works follow one another, and all end.
+
+    That nobody starves is part of it: a simulation ends only when nothing is left to happen, and looks for all endings.
+    """
     requests = poisson(25, rate, seed)
     cancelled = data.draw(st.lists(st.sampled_from(requests), max_size=4))
     cancels = tuple((r.arrival_ns + data.draw(st.integers(0, 5 * NS_PER_S)), r.uid) for r in cancelled)
-    trace = simulate(requests, policy, num_gpus=num_gpus, jitter=0.1, seed=seed, cancels=cancels)
+    costs = replace(table(degrees=degrees), gpus_per_node=gpus_per_node)
+    trace = simulate(requests, policy, num_gpus=num_gpus, jitter=0.1, seed=seed, cancels=cancels, costs=costs)
     for gpu in range(num_gpus):
         runs = sorted((run.start_ns, run.end_ns) for run in trace.runs if gpu in run.work.gpus)
         assert all(first[1] <= second[0] for first, second in pairwise(runs))
+    for run in trace.runs:
+        assert len({gpu // gpus_per_node for gpu in run.work.gpus}) == 1
+        assert len(run.work.gpus) in (degrees if run.work.stage.name == DIFFUSE else (1,))
     for job_id, ending in enumerate(trace.endings):
         runs_of_job = sorted((r for r in trace.runs if job_id in r.work.job_ids), key=lambda r: r.start_ns)
         assert all(run.start_ns >= ending.request.arrival_ns for run in runs_of_job)
         assert all(first.end_ns <= second.start_ns for first, second in pairwise(runs_of_job))
+        steps = [run for run in runs_of_job if run.work.stage.name == DIFFUSE]
+        done = [sum(run.steps for run in steps[:index]) for index in range(len(steps))]
+        assert [run.work.first_steps[0] for run in steps] == done, "each step once, in order"
         if ending.status is Status.DONE:
-            assert sum(run.steps for run in runs_of_job if run.work.stage.name == DIFFUSE) == ending.request.steps
+            assert sum(run.steps for run in steps) == ending.request.steps
+        assert ending.status is Status.DONE or ending.request in cancelled
 
 
 def test_a_cancelled_request_frees_its_device_at_the_next_step() -> None:
@@ -150,7 +173,8 @@ def test_pouring_many_jobs_is_close_to_placing_each(free: list[int], ahead: list
     exact = list(free)
     for job_ns in ahead:
         exact[exact.index(min(exact))] += job_ns
-    assert abs(start_ns(free, ahead) - min(exact)) <= 2 * max(ahead)
+    blocks = [Demand(1, job_ns) for job_ns in ahead]
+    assert abs(finish_ns(free, blocks, Demand(1, 0)) - min(exact)) <= 2 * max(ahead)
 
 
 class NoDevices:
@@ -160,16 +184,15 @@ class NoDevices:
     def device_free_ns(self, now_ns: int) -> list[int]:
         return []
 
-    def ahead_ns(self, urgency_ns: int) -> list[int]:
+    def ahead(self, urgency_ns: int) -> list[Demand]:
         return []
 
 
 def test_without_devices_only_a_promise_is_refused() -> None:
-    costs = Controller(ControllerConfig(), table()).costs
-    admit = EtaAdmission().admit
+    admit, alone = EtaAdmission().admit, Demand(1, 70)
     patient, strict = request("a", slo_s=9.0), request("b", slo_s=9.0, on_miss=OnMiss.REJECT)
-    assert admit(patient, 0, NoDevices(), costs, 0) == Admitted(service_time_ns(patient, costs))
-    assert admit(strict, 0, NoDevices(), costs, 0) == Refused("no device is up", None)
+    assert admit(patient, 0, alone, NoDevices(), 5) == Admitted(75)
+    assert admit(strict, 0, alone, NoDevices(), 5) == Refused("no device is up", None)
 
 
 def test_an_unknown_pipeline_is_rejected_not_crashed_on() -> None:
@@ -188,105 +211,152 @@ def test_an_unknown_policy_names_the_nearest() -> None:
 # Modelled devices.
 
 
-def work(work_id: int, job_id: int = 0, stage: str = DIFFUSE, num_steps: int = 4) -> Work:
+def work(work_id: int, job_id: int = 0, stage: str = DIFFUSE, num_steps: int = 4, gpus: tuple[int, ...] = (0,)) -> Work:
     return Work(
         work_id=work_id,
         stage=StageId(PIPELINE, stage),
         job_ids=(job_id,),
         attempts=(1,),
-        gpus=(0,),
+        first_steps=(0,),
+        gpus=gpus,
         num_steps=num_steps,
         why="a test",
     )
 
 
+def begun(fleet: Fleet, now_ns: int, gpus: tuple[int, ...] = (0,)) -> Run:
+    (run,) = fleet.begin_next(gpus, now_ns)
+    return run
+
+
+@pytest.mark.parametrize("gpus", [(0,), (0, 1, 2)])
 @pytest.mark.parametrize(
     ("now_ns", "steps", "end_ns"),
     [(100, 1, 110), (109, 1, 110), (110, 2, 120), (111, 2, 120), (125, 3, 130), (139, 4, 143), (50, 1, 110)],
 )
-def test_a_stop_takes_effect_at_the_next_step_boundary(now_ns: int, steps: int, end_ns: int) -> None:
+def test_a_stop_takes_effect_at_the_next_step_boundary(
+    now_ns: int, steps: int, end_ns: int, gpus: tuple[int, ...]
+) -> None:
     """Four steps of 10 ns from 100 on; the last takes the 3 ns that do not divide by four."""
-    gpu = ModelledGpu(gpu=0)
-    gpu.enqueue(work(1), 43)
-    gpu.begin_next(100)
-    run = gpu.stop(1, now_ns)
+    fleet, one = Fleet(), work(1, gpus=gpus)
+    fleet.enqueue(one, 43)
+    former = begun(fleet, 100, gpus)
+    run = fleet.stop(one, now_ns)
     assert run is not None
     assert (run.start_ns, run.end_ns, run.steps, run.stopped) == (100, end_ns, steps, True)
-    assert gpu.running is run
-    assert gpu.stop(1, now_ns) is None, "once is enough"
+    assert all(fleet.running(gpu) is run for gpu in gpus)
+    assert fleet.end(former) == [], "the former end is out of date"
+    assert fleet.stop(one, now_ns) is None, "once is enough"
+    assert fleet.end(run) == list(gpus)
 
 
 def test_a_stage_without_steps_runs_to_its_end() -> None:
-    gpu = ModelledGpu(gpu=0)
-    gpu.enqueue(work(1, stage="encode", num_steps=1), 40)
-    run = gpu.begin_next(0)
-    assert gpu.stop(1, 10) is None
-    assert gpu.running is run
+    fleet, one = Fleet(), work(1, stage="encode", num_steps=1)
+    fleet.enqueue(one, 40)
+    run = begun(fleet, 0)
+    assert fleet.stop(one, 10) is None
+    assert fleet.running(0) is run
 
 
 def test_a_revoked_work_takes_no_time_and_a_stop_for_nobody_does_nothing() -> None:
-    gpu = ModelledGpu(gpu=0)
-    assert gpu.begin_next(0) is None
-    for work_id in (1, 2, 3):
-        gpu.enqueue(work(work_id), 40)
-    gpu.begin_next(0)
-    assert gpu.begin_next(5) is None, "one at a time"
-    assert gpu.stop(2, 5) is None
-    assert gpu.stop(9, 5) is None
-    gpu.end()
-    revoked = gpu.begin_next(40)
-    assert revoked is not None
+    fleet, works = Fleet(), [work(work_id) for work_id in (1, 2, 3)]
+    assert fleet.begin_next((0,), 0) == []
+    for one in works:
+        fleet.enqueue(one, 40)
+    first = begun(fleet, 0)
+    assert fleet.begin_next((0,), 5) == [], "one at a time"
+    assert fleet.stop(works[1], 5) is None
+    assert fleet.stop(work(9), 5) is None
+    fleet.end(first)
+    revoked = begun(fleet, 40)
     assert (revoked.work.work_id, revoked.end_ns, revoked.steps, revoked.stopped) == (2, 40, 0, True)
-    gpu.end()
-    third = gpu.begin_next(40)
-    assert third is not None
+    fleet.end(revoked)
+    third = begun(fleet, 40)
     assert (third.work.work_id, third.end_ns, third.steps, third.stopped) == (3, 80, 4, False)
+    assert fleet.stop(works[0], 50) is None, "what has ended is left alone"
+
+
+def test_a_group_begins_when_all_its_devices_are_free_and_ends_on_all() -> None:
+    """Device 0 is free at 40, device 1 at 70; what is queued behind the group waits for it."""
+    fleet = Fleet()
+    for one, duration_ns in (
+        (work(1), 40),
+        (work(2, 1, gpus=(1,)), 70),
+        (work(3, 2, gpus=(0, 1)), 10),
+        (work(4, 3), 5),
+    ):
+        fleet.enqueue(one, duration_ns)
+    first, second = fleet.begin_next((0, 1), 0)
+    assert fleet.begin_next(fleet.end(first), 40) == [], "the other member is busy, and nobody overtakes"
+    group = begun(fleet, 70, tuple(fleet.end(second)))
+    assert (group.start_ns, group.end_ns) == (70, 80)
+    assert fleet.running(0) is fleet.running(1) is group
+    last = begun(fleet, 80, tuple(fleet.end(group)))
+    assert (last.work.work_id, last.start_ns) == (4, 80)
+
+
+def test_a_group_does_not_overtake_what_is_queued_before_it_on_one_of_its_devices() -> None:
+    fleet = Fleet()
+    for one in (work(1), work(2, 1, gpus=(0, 1))):
+        fleet.enqueue(one, 40)
+    assert [run.work.work_id for run in fleet.begin_next((1, 0), 0)] == [1]
 
 
 def test_a_work_waits_for_the_state_of_its_job_once() -> None:
-    gpu = ModelledGpu(gpu=0)
-    gpu.expect_state(7, 500)
+    fleet = Fleet()
+    fleet.move(7, 0, 500, now_ns=0)
     for work_id in (1, 2):
-        gpu.enqueue(work(work_id, job_id=7), 40)
+        fleet.enqueue(work(work_id, job_id=7), 40)
     starts = []
     for now_ns in (100, 200):  # The second time is earlier than the arrival: it must not be waited for again.
-        run = gpu.begin_next(now_ns)
-        assert run is not None
+        run = begun(fleet, now_ns)
         starts.append(run.start_ns)
-        gpu.end()
+        fleet.end(run)
     assert starts == [500, 200]
 
 
 def test_a_state_that_arrived_long_ago_is_not_waited_for() -> None:
-    gpu = ModelledGpu(gpu=0)
-    gpu.expect_state(7, 500)
-    gpu.enqueue(work(1, job_id=7), 40)
-    run = gpu.begin_next(800)
-    assert run is not None
+    fleet = Fleet()
+    fleet.move(7, 0, 500, now_ns=0)
+    fleet.enqueue(work(1, job_id=7), 40)
+    run = begun(fleet, 800)
     assert (run.start_ns, run.end_ns) == (800, 840)
 
 
-def test_a_state_leaves_after_its_own_work_or_between_two_steps_of_anothers() -> None:
-    gpu = ModelledGpu(gpu=0)
-    assert gpu.state_ready_ns(8, 90) == 90
-    gpu.enqueue(work(1, job_id=7), 40)
-    gpu.begin_next(100)
-    assert gpu.state_ready_ns(7, 115) == 140
-    assert gpu.state_ready_ns(8, 115) == 120
-    gpu.end()
-    gpu.enqueue(work(2, job_id=7, stage=DECODE, num_steps=1), 40)
-    gpu.begin_next(140)
-    assert gpu.state_ready_ns(8, 150) == 180
-    gpu.end()
-    for work_id in (3, 4):
-        gpu.enqueue(work(work_id, job_id=7), 40)
-    gpu.begin_next(200)
-    for work_id in (3, 4):
-        gpu.stop(work_id, 215)
-    assert gpu.state_ready_ns(8, 216) == 220, "when the step at which the work stops has ended"
-    gpu.end()
-    gpu.begin_next(220)
-    assert gpu.state_ready_ns(8, 220) == 220, "a revoked work delays nobody"
+def test_a_state_leaves_at_the_end_of_its_jobs_latest_work() -> None:
+    """Two works on device 0 are told; the third, on 1 and 2, takes over 5 ns after the second has ended."""
+    fleet = Fleet()
+    for work_id in (1, 2):
+        fleet.enqueue(work(work_id, job_id=7), 40)
+    for target in (1, 2):
+        fleet.move(7, target, 5, now_ns=0)
+    fleet.enqueue(work(3, job_id=7, gpus=(1, 2)), 40)
+    assert fleet.begin_next((1, 2), 0) == []
+    touched = fleet.end(begun(fleet, 0))
+    assert touched == [0], "the first work of two does not send it off"
+    assert fleet.end(second := begun(fleet, 40)) == [0, 1, 2]
+    assert (begun(fleet, 80, (1, 2)).start_ns, second.end_ns) == (85, 80)
+
+
+def test_a_stop_sends_the_state_off_earlier() -> None:
+    fleet, one = Fleet(), work(1, job_id=7)
+    fleet.enqueue(one, 40)
+    begun(fleet, 0)
+    fleet.move(7, 1, 5, now_ns=2)
+    fleet.enqueue(work(2, job_id=7, gpus=(1,)), 40)
+    stopped = fleet.stop(one, 13)
+    assert stopped is not None
+    assert begun(fleet, 20, tuple(fleet.end(stopped))).start_ns == 25
+
+
+def test_a_revoked_work_does_not_wait_for_its_jobs_state() -> None:
+    fleet, follower = Fleet(), work(2, job_id=7, gpus=(1,))
+    fleet.enqueue(work(1, job_id=7), 40)
+    begun(fleet, 0)
+    fleet.move(7, 1, 5, now_ns=0)
+    fleet.enqueue(follower, 40)
+    fleet.stop(follower, 10)
+    assert begun(fleet, 10, (1,)).end_ns == 10
 
 
 def test_what_a_device_and_an_answer_lose_is_added() -> None:
@@ -298,20 +368,28 @@ def test_what_a_device_and_an_answer_lose_is_added() -> None:
 
 
 def test_a_moved_job_waits_until_its_state_has_arrived() -> None:
-    """The long job is displaced on one device and goes on on the other as soon as that has room."""
+    """The long job is displaced on one device and goes on on the other, 2 ms after it is told to."""
     requests = [
         request("blocker", 0.0, steps=12, slo_s=1.6),
         request("long", 0.0, steps=30, slo_s=60),
         request("urgent", 0.15, steps=20, slo_s=2.4),
     ]
     config = SimConfig(num_gpus=2)
-    trace = Simulation(ControllerConfig(), table(decode_s=0.0001), config).run(requests)
+    trace = Simulation(ControllerConfig(policy="edf"), table(decode_s=0.0001), config).run(requests)
     blocking, moving = ([run for run in trace.runs if run.work.job_ids == (job_id,)] for job_id in (0, 1))
     (arrived,) = [after for before, after in pairwise(moving) if before.work.gpus != after.work.gpus]
     assert blocking[-1].work.gpus == arrived.work.gpus
-    # It is told to move when the blocker's last steps have ended, and leaves at the next boundary of the urgent steps.
+    # It is told to move when the blocker's last steps have ended; its state was put down long before.
     assert blocking[-2].end_ns == 1_210_000_000
-    assert arrived.start_ns == 1_220_000_000 + 2_000_000
+    assert arrived.start_ns == 1_210_000_000 + 2_000_000
+
+
+def test_a_group_waits_for_the_conditioning_from_its_first_member() -> None:
+    trace = simulate([request("a", steps=2)], "fixed-sp4", num_gpus=4, costs=table(degrees=(1, 2, 4)))
+    encode, steps, decode = trace.runs
+    assert (encode.work.gpus, steps.work.gpus, decode.work.gpus) == ((0,), (0, 1, 2, 3), (0,))
+    assert steps.start_ns == encode.end_ns + 2_000_000
+    assert decode.start_ns == steps.end_ns, "the first member has the state"
 
 
 @dataclass(frozen=True)
@@ -321,14 +399,44 @@ class Sleeper:
     def urgency_ns(self, request: Request, set_aside: bool) -> int:
         return request.arrival_ns
 
+    def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
+        return demand_at(request, left, 1, costs)
+
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        return Plan(wake_ns=NS_PER_S) if now_ns < NS_PER_S else FixedDegreeOne().plan(view, costs, now_ns)
+        return Plan(wake_ns=NS_PER_S) if now_ns < NS_PER_S else FixedDegree(degree=1).plan(view, costs, now_ns)
 
 
 def test_a_policy_is_woken_when_it_asked_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._REGISTRY, "sleeper", Sleeper)
     (ending,) = simulate([request("a")], "sleeper").endings
     assert ending.finish_ns == pytest.approx((1 + SERVICE_S) * NS_PER_S, abs=10)
+
+
+@dataclass(frozen=True)
+class Mover(Sleeper):
+    """Sends its only job over device 0 for all but its last steps, and these to device 1."""
+
+    def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
+        starts = [
+            Start(stage=StageId(PIPELINE, stage), job_ids=(job.job_id,), gpus=gpus, num_steps=num_steps, why="a test")
+            for job in view.waiting()
+            if len(view.gpus) == 2
+            for stage, gpus, num_steps in (("encode", (0,), 1), (DIFFUSE, (0,), 8), (DIFFUSE, (1,), 2))
+        ]
+        return Plan(starts=tuple(starts))
+
+
+def test_what_is_revoked_frees_its_device_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._REGISTRY, "mover", Mover)
+    stopped: list[tuple[int, int]] = []
+
+    def observe(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
+        if isinstance(event, Stopped):
+            stopped.append((event.work_id, now_ns))
+
+    simulation = Simulation(ControllerConfig(policy="mover"), table(), SimConfig(num_gpus=2))
+    simulation.run([request("a")], [(150_000_000, "a")], observe)
+    assert stopped == [(3, 150_000_000), (2, 210_000_000)]
 
 
 def test_devices_are_told_their_nodes() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import tiny
+from tilework.comm.groups import Groups
 from tilework.core.request import Shape
 from tilework.core.wire import (
     Calibrate,
@@ -23,18 +24,19 @@ from tilework.core.wire import (
     Denoise,
     Encode,
     Ended,
-    Exported,
-    ExportState,
     Failed,
     Forget,
     ImportState,
     ModelSource,
+    Parcel,
     Progress,
     Quit,
     Report,
 )
+from tilework.pipelines import freight
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
+from tilework.worker.parcels import Parcels
 from tilework.worker.worker import Worker
 from tilework.worker.works import OpenWorks
 
@@ -44,31 +46,29 @@ JOB = 5
 class Bench:
     """A worker with the reports that it has made; `on_report` may react to one at once, as a receiver would."""
 
-    def __init__(self, family: Family, on_report: Callable[[Report], None] = lambda report: None) -> None:
+    def __init__(
+        self, family: Family, directory: Path, on_report: Callable[[Report], None] = lambda report: None
+    ) -> None:
         self.works = OpenWorks()
         self.reports: list[Report] = []
         self.on_report = on_report
-        self.worker = Worker(family, self.works, self._emit)
+        self.parcels = Parcels(directory, 0)
+        self.worker = Worker(family, self.works, Groups(0, "", "cpu"), self.parcels, self._emit)
 
     def run(self, *commands: Command) -> list[Report]:
         """Receive all commands, then execute them; returns the reports that they made."""
         known = len(self.reports)
         for command in commands:
-            self.receive(command)
+            if isinstance(command, Encode | Denoise | Decode):
+                self.works.open(command.work_id)
         for command in commands:
             self.worker.execute(command)
         return self.reports[known:]
 
-    def receive(self, command: Command) -> None:
-        if isinstance(command, Encode | Denoise | Decode):
-            self.works.open(command.work_id, command.job_id)
-        elif isinstance(command, ExportState):
-            self.works.ask_export(command)
-
-    def export(self, conditioning: bool = True) -> bytes | None:
-        [report] = self.run(ExportState(JOB, 1, conditioning))
-        assert isinstance(report, Exported)
-        return report.blob
+    def latest(self, work_ids: Container[int]) -> Parcel | None:
+        """What the latest of these works has put down; None if none of them has run."""
+        ended = [report for report in self.reports if isinstance(report, Ended) and report.work_id in work_ids]
+        return ended[-1].parcel if ended else None
 
     def _emit(self, report: Report) -> None:
         self.reports.append(report)
@@ -100,8 +100,8 @@ def stock() -> Callable[..., np.ndarray]:
 
 
 @pytest.fixture
-def bench(family: Family) -> Bench:
-    return Bench(family)
+def bench(family: Family, tmp_path: Path) -> Bench:
+    return Bench(family, tmp_path)
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def reason_of(report: Report) -> str:
 
 
 def test_a_request_in_chunks_equals_the_stock_pipeline(bench: Bench, stock: Callable[..., np.ndarray]) -> None:
-    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 3), Denoise(3, JOB, 1), Decode(4, JOB))
+    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 3), Denoise(3, JOB, 3, 1), Decode(4, JOB))
     assert [report.work_id for report in reports if isinstance(report, Ended)] == [1, 2, 3, 4]
     assert reports[1:3] == [Progress(2, 1), Progress(2, 2)]
     assert [end_of(reports[index]) for index in (0, 3, 4, 5)] == [(1, False), (3, False), (1, False), (1, False)]
@@ -142,7 +142,7 @@ def test_a_request_in_chunks_equals_the_stock_pipeline(bench: Bench, stock: Call
 
 
 def test_times_are_of_the_work_alone(bench: Bench) -> None:
-    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 4), Decode(3, JOB))
+    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 4), Decode(3, JOB))
     ended = [report for report in reports if isinstance(report, Ended)]
     assert all(report.start_ns < report.end_ns for report in ended)
     assert all(before.end_ns <= after.start_ns for before, after in pairwise(ended))
@@ -152,8 +152,9 @@ def test_jobs_that_take_turns_do_not_touch_each_other(bench: Bench, stock: Calla
     changes: list[dict[str, Any]] = [{}, {"width": 96, "steps": 3, "guidance_scale": 1.0, "seed": 2}]
     for job, change in enumerate(changes):
         bench.run(Encode(job, job, tiny.spec(**change)))
-    for turn in range(4):
-        bench.run(Denoise(10 + turn, 0, 1), Denoise(20 + turn, 1, 1))
+    for turn in range(3):
+        bench.run(Denoise(10 + turn, 0, turn, 1), Denoise(20 + turn, 1, turn, 1))
+    bench.run(Denoise(14, 0, 3, 1))
     for job, change in enumerate(changes):
         assert np.array_equal(image_of(bench.run(Decode(30 + job, job))[0]), stock(**change))
 
@@ -162,141 +163,133 @@ def test_a_stop_ends_a_work_between_steps_and_the_rest_can_follow(
     bench: Bench, stock: Callable[..., np.ndarray]
 ) -> None:
     bench.on_report = lambda report: bench.works.stop(2) if report == Progress(2, 1) else None
-    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 4))
+    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 4))
     assert end_of(reports[-1]) == (2, True)
-    assert end_of(bench.run(Denoise(3, JOB, 2))[-1]) == (2, False)
+    assert end_of(bench.run(Denoise(3, JOB, 2, 2))[-1]) == (2, False)
     assert np.array_equal(image_of(bench.run(Decode(4, JOB))[0]), stock())
 
 
 def test_a_work_that_was_stopped_in_the_queue_is_skipped(bench: Bench) -> None:
     bench.on_report = lambda report: [bench.works.stop(work) for work in (2, 3)] and None
-    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 4), Decode(3, JOB), Denoise(4, JOB, 4))
+    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 4), Decode(3, JOB), Denoise(4, JOB, 0, 4))
     assert [end_of(report) for report in reports[1:3]] == [(0, True), (0, True)]
     assert end_of(reports[-1]) == (4, False)
 
 
 def test_a_stop_that_comes_too_late_or_for_nobody_leaves_nothing(bench: Bench) -> None:
-    bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 1))
+    bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 1))
     for work_id in range(100):
         bench.works.stop(work_id)
     assert len(bench.works) == 0
-    assert end_of(bench.run(Denoise(3, JOB, 2))[-1]) == (2, False)
+    assert end_of(bench.run(Denoise(3, JOB, 1, 2))[-1]) == (2, False)
     assert len(bench.works) == 0
 
 
 def test_a_work_does_no_more_steps_than_its_request_has(bench: Bench) -> None:
-    reports = bench.run(Encode(1, JOB, tiny.spec(steps=2)), Denoise(2, JOB, 9), Denoise(3, JOB, 9))
-    assert [end_of(report) for report in reports if isinstance(report, Ended)] == [(1, False), (2, False), (0, False)]
+    reports = bench.run(Encode(1, JOB, tiny.spec(steps=2)), Denoise(2, JOB, 0, 9))
+    assert [end_of(report) for report in reports if isinstance(report, Ended)] == [(1, False), (2, False)]
 
 
 def test_an_error_is_contained(broken: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    reports = broken.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 4), Denoise(3, JOB, 1), Decode(4, JOB))
+    reports = broken.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 4), Denoise(3, JOB, 4, 1), Decode(4, JOB))
     assert reason_of(reports[-3]) == "RuntimeError: out of luck"
     assert "work 2 failed with RuntimeError: out of luck" in reason_of(reports[-2])
     assert reason_of(reports[-1]) == reason_of(reports[-2])
     assert broken.worker.num_jobs == len(broken.works) == 0
     monkeypatch.undo()
-    again = broken.run(Encode(5, JOB, tiny.spec()), Denoise(6, JOB, 4), Decode(7, JOB))
+    again = broken.run(Encode(5, JOB, tiny.spec()), Denoise(6, JOB, 0, 4), Decode(7, JOB))
     assert image_of(again[-1]).shape == (64, 64, 3)
 
 
 def test_an_error_of_one_job_spares_the_others(broken: Bench) -> None:
-    broken.run(Encode(1, 1, tiny.spec()), Denoise(2, 1, 1), Encode(3, 2, tiny.spec()))
-    assert isinstance(broken.run(Denoise(4, 1, 1))[0], Failed)
-    assert end_of(broken.run(Denoise(5, 2, 1))[0]) == (1, False)
+    broken.run(Encode(1, 1, tiny.spec()), Denoise(2, 1, 0, 1), Encode(3, 2, tiny.spec()))
+    assert isinstance(broken.run(Denoise(4, 1, 1, 1))[0], Failed)
+    assert end_of(broken.run(Denoise(5, 2, 0, 1))[0]) == (1, False)
 
 
 def test_a_decode_before_the_last_step_fails(bench: Bench) -> None:
-    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 3), Decode(3, JOB))
-    assert "job 5 has 3 of 4 steps" in reason_of(reports[-1])
+    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 3), Decode(3, JOB))
+    assert "the state of job 5 here is after step 3, not 4" in reason_of(reports[-1])
+
+
+def test_a_work_does_not_begin_anywhere_but_where_it_was_meant_to(bench: Bench) -> None:
+    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 2), Denoise(3, JOB, 1, 2))
+    assert "is after step 2, not 1" in reason_of(reports[-1])
+    assert end_of(bench.run(Denoise(4, JOB, 2, 1))[-1]) == (1, False), "the state itself is as good as before"
 
 
 def test_works_of_a_job_that_was_never_here_fail(bench: Bench) -> None:
-    for report in bench.run(Denoise(1, JOB, 1), Decode(2, JOB)):
+    for report in bench.run(Denoise(1, JOB, 0, 1), Decode(2, JOB)):
         assert "job 5 is not on this worker: it was never encoded" in reason_of(report)
 
 
 @pytest.mark.parametrize("steps_before", range(5))
 def test_a_job_moves_between_workers(
-    family: Family, twin: Family, stock: Callable[..., np.ndarray], steps_before: int
+    family: Family, twin: Family, stock: Callable[..., np.ndarray], tmp_path: Path, steps_before: int
 ) -> None:
-    source, target = Bench(family), Bench(twin)
+    source, target = Bench(family, tmp_path), Bench(twin, tmp_path)
     source.run(Encode(1, JOB, tiny.spec()))
     if steps_before:
-        source.run(Denoise(2, JOB, steps_before))
-    target.run(ImportState(JOB, source.export()))
+        source.run(Denoise(2, JOB, 0, steps_before))
+    target.run(ImportState(JOB, tiny.spec(), source.latest({1}), source.latest({2})))
     if steps_before < 4:
-        assert end_of(target.run(Denoise(3, JOB, 4))[-1]) == (4 - steps_before, False)
+        assert end_of(target.run(Denoise(3, JOB, steps_before, 4))[-1]) == (4 - steps_before, False)
     assert np.array_equal(image_of(target.run(Decode(4, JOB))[0]), stock())
 
 
 def test_a_job_comes_back_to_the_conditioning_it_left(
-    family: Family, twin: Family, stock: Callable[..., np.ndarray]
+    family: Family, twin: Family, stock: Callable[..., np.ndarray], tmp_path: Path
 ) -> None:
-    here, there = Bench(family), Bench(twin)
-    here.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 1))
-    heavy = here.export()
-    assert here.export() is None, "what has been handed over cannot be handed over again"
-    there.run(ImportState(JOB, heavy), Denoise(3, JOB, 1))
-    light = there.export(conditioning=False)
-    here.run(ImportState(JOB, light), Denoise(4, JOB, 2))
+    here, there = Bench(family, tmp_path), Bench(twin, tmp_path)
+    here.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 1))
+    there.run(ImportState(JOB, tiny.spec(), here.latest({1}), here.latest({2})), Denoise(3, JOB, 1, 1))
+    here.run(ImportState(JOB, tiny.spec(), None, there.latest({3})), Denoise(4, JOB, 2, 2))
     assert np.array_equal(image_of(here.run(Decode(5, JOB))[0]), stock())
+    heavy, light = here.latest({1}), here.latest({2})
     assert heavy is not None
     assert light is not None
-    conditioning_bytes = sum(tensor.nbytes for tensor in family.encode(tiny.spec()).tensors.values())
-    assert len(heavy) - len(light) > conditioning_bytes / 2, "the conditioning travelled although nobody asked for it"
+    assert heavy.num_bytes > sum(tensor.nbytes for tensor in family.encode(tiny.spec()).tensors.values())
+    assert light.num_bytes < heavy.num_bytes, "the conditioning travels with every state"
 
 
-def test_the_source_of_a_move_does_not_go_on_with_it(bench: Bench) -> None:
-    bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 1))
-    assert bench.export() is not None
-    assert "was exported and has not come back" in reason_of(bench.run(Denoise(3, JOB, 1))[0])
-
-
-def test_a_job_leaves_between_two_steps_of_another(
-    family: Family, twin: Family, stock: Callable[..., np.ndarray]
+def test_a_stopped_work_puts_its_state_down_too(
+    family: Family, twin: Family, stock: Callable[..., np.ndarray], tmp_path: Path
 ) -> None:
-    source = Bench(family)
-    source.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 2), Encode(3, JOB + 1, tiny.spec(seed=9)))
-    reports = source.run(Denoise(4, JOB + 1, 4), ExportState(JOB, 1, True))
-    kinds = [type(report) for report in reports]
-    assert kinds.index(Exported) < kinds.index(Ended), "the export waited for another job's work"
-    assert kinds.count(Exported) == 1
-    assert not len(source.works)
-    [blob] = [report.blob for report in reports if isinstance(report, Exported)]
-    target = Bench(twin)
-    [*_, last] = target.run(ImportState(JOB, blob), Denoise(5, JOB, 9), Decode(6, JOB))
-    assert np.array_equal(image_of(last), stock())
+    here, there = Bench(family, tmp_path), Bench(twin, tmp_path)
+    here.on_report = lambda report: here.works.stop(2) if report == Progress(2, 1) else None
+    here.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 4))
+    there.run(ImportState(JOB, tiny.spec(), here.latest({1}), here.latest({2})), Denoise(3, JOB, 2, 2))
+    assert np.array_equal(image_of(there.run(Decode(4, JOB))[0]), stock())
 
 
-def test_a_job_does_not_leave_before_its_own_works(family: Family) -> None:
-    bench = Bench(family)
-    bench.run(Encode(1, JOB, tiny.spec()), Encode(2, JOB + 1, tiny.spec()))
-    reports = bench.run(Denoise(3, JOB + 1, 3), Denoise(4, JOB, 2), ExportState(JOB, 1, True))
-    assert isinstance(reports[-1], Exported)
-    assert [type(report) for report in reports].count(Exported) == 1
+def test_a_parcel_that_is_gone_loses_the_job_here(bench: Bench) -> None:
+    bench.run(Encode(1, JOB, tiny.spec()), ImportState(JOB, tiny.spec(), None, Parcel("gone", 1)))
+    for report in bench.run(Denoise(2, JOB, 0, 1), Decode(3, JOB)):
+        assert "it went on without this worker" in reason_of(report)
+    assert end_of(bench.run(Encode(4, JOB, tiny.spec()), Denoise(5, JOB, 0, 1))[-1]) == (1, False)
 
 
-def test_a_job_that_was_never_here_exports_as_none(bench: Bench) -> None:
-    assert bench.export() is None
+def test_a_parcel_that_is_no_state_loses_the_job_here(bench: Bench) -> None:
+    rubbish = bench.parcels.put(freight.Freight(b"rubbish", []))
+    bench.run(Encode(1, JOB, tiny.spec()), ImportState(JOB, tiny.spec(), None, rubbish))
+    assert "its import failed with" in reason_of(bench.run(Denoise(2, JOB, 0, 1))[0])
 
 
-@pytest.mark.parametrize(
-    ("blob", "reason"),
-    [(None, "could not hand it over"), (b"rubbish", "its import failed with")],
-)
-def test_a_move_that_failed_loses_the_job_here(bench: Bench, blob: bytes | None, reason: str) -> None:
-    bench.run(Encode(1, JOB, tiny.spec()), ImportState(JOB, blob))
-    for report in bench.run(Denoise(2, JOB, 1), Decode(3, JOB)):
-        assert reason in reason_of(report)
-    assert end_of(bench.run(Encode(4, JOB, tiny.spec()), Denoise(5, JOB, 1))[-1]) == (1, False)
+def test_a_move_without_conditioning_to_a_stranger_loses_the_job(family: Family, twin: Family, tmp_path: Path) -> None:
+    source, target = Bench(family, tmp_path), Bench(twin, tmp_path)
+    source.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 1))
+    target.run(ImportState(JOB, tiny.spec(), None, source.latest({2})))
+    assert "moved without its conditioning" in reason_of(target.run(Denoise(3, JOB, 1, 1))[0])
 
 
-def test_a_move_without_conditioning_to_a_stranger_loses_the_job(family: Family, twin: Family) -> None:
-    source, target = Bench(family), Bench(twin)
-    source.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 1))
-    target.run(ImportState(JOB, source.export(conditioning=False)))
-    assert "moved without its conditioning" in reason_of(target.run(Denoise(3, JOB, 1))[0])
+def test_a_state_that_cannot_be_put_down_fails_the_work(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.run(Encode(1, JOB, tiny.spec()))
+
+    def full(_freight: freight.Freight) -> Parcel:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(bench.parcels, "put", full)
+    assert "No space left on device" in reason_of(bench.run(Denoise(2, JOB, 0, 1))[0])
 
 
 def test_forget_frees_what_a_job_held(bench: Bench, family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +299,7 @@ def test_forget_frees_what_a_job_held(bench: Bench, family: Family, monkeypatch:
         def call(*arguments: Any) -> Any:
             result = function(*arguments)
             held.append(
-                weakref.ref(result.latents if hasattr(result, "latents") else next(iter(result.tensors.values())))
+                weakref.ref(result.sampler if hasattr(result, "sampler") else next(iter(result.tensors.values())))
             )
             return result
 
@@ -314,7 +307,7 @@ def test_forget_frees_what_a_job_held(bench: Bench, family: Family, monkeypatch:
 
     monkeypatch.setattr(family, "encode", keep(family.encode))
     monkeypatch.setattr(family, "begin", keep(family.begin))
-    bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0))
+    bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 1))
     assert [reference() is not None for reference in held] == [True, True]
     bench.run(Forget(JOB), Forget(99))
     gc.collect()
@@ -324,9 +317,9 @@ def test_forget_frees_what_a_job_held(bench: Bench, family: Family, monkeypatch:
 
 def test_reasons_of_lost_jobs_are_bounded(bench: Bench) -> None:
     for job in range(3000):
-        bench.run(ImportState(job, None))
+        bench.run(ImportState(job, tiny.spec(), Parcel("gone", 1), None))
     assert len(bench.worker._jobs._lost) == 1024
-    assert "could not hand it over" in reason_of(bench.run(Decode(1, 2999))[0])
+    assert "it went on without this worker" in reason_of(bench.run(Decode(1, 2999))[0])
     assert "is not on this worker" in reason_of(bench.run(Decode(2, 0))[0])
 
 

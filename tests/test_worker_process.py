@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -29,10 +30,12 @@ from tilework.core.wire import (
     Progress,
     Quit,
     Report,
+    Site,
     StopWork,
 )
 from tilework.worker.process import serve
 
+SITE = Site(gpu=0, parcels=tempfile.mkdtemp(prefix="tilework-test-"))
 PATIENCE_S = 30.0
 MARKER = "tilework.worker.preload"
 
@@ -45,9 +48,9 @@ def report_birth(connection: Connection) -> None:
 
 def parent_of_a_worker(connection: Connection, source: ModelSource) -> None:
     """Body of a process that starts a worker, sets it a long work, says so, and then waits to be killed."""
-    worker = Child(serve, source, 0)
+    worker = Child(serve, source, SITE)
     assert isinstance(worker.receive(), Loaded)
-    worker.send(Encode(1, 1, tiny.spec(steps=100_000)), Denoise(2, 1, 100_000))
+    worker.send(Encode(1, 1, tiny.spec(steps=100_000)), Denoise(2, 1, 0, 100_000))
     worker.receive(), worker.receive()
     connection.send(worker.process.pid)
     time.sleep(PATIENCE_S)
@@ -56,7 +59,7 @@ def parent_of_a_worker(connection: Connection, source: ModelSource) -> None:
 def serve_interruptibly(connection: Connection, source: ModelSource) -> None:
     """Body of a worker whose shell has not set it to ignore Ctrl-C already."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    serve(connection, source, 0)
+    serve(connection, source, SITE)
 
 
 class Child:
@@ -99,7 +102,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
 
 @pytest.fixture
 def worker(source: ModelSource) -> Iterator[Child]:
-    child = Child(serve, source, 0)
+    child = Child(serve, source, SITE)
     assert isinstance(child.receive(), Loaded)
     yield child
     if child.process.is_alive():
@@ -117,7 +120,7 @@ def test_the_preload_took_effect() -> None:
 
 
 def test_a_request_through_the_pipe_equals_the_stock_pipeline(worker: Child) -> None:
-    worker.send(Encode(1, 1, tiny.spec()), Denoise(2, 1, 4), Decode(3, 1))
+    worker.send(Encode(1, 1, tiny.spec()), Denoise(2, 1, 0, 4), Decode(3, 1))
     reports = worker.receive_until_end_of(3)
     assert [report for report in reports if isinstance(report, Progress)] == [Progress(2, step) for step in (1, 2, 3)]
     assert isinstance(reports[-1], Ended)
@@ -128,7 +131,12 @@ def test_a_request_through_the_pipe_equals_the_stock_pipeline(worker: Child) -> 
 
 
 def test_a_stop_overtakes_what_is_queued(worker: Child) -> None:
-    worker.send(Encode(1, 1, tiny.spec(steps=100_000)), Denoise(2, 1, 100_000), Denoise(3, 1, 1), Denoise(4, 1, 1))
+    worker.send(
+        Encode(1, 1, tiny.spec(steps=100_000)),
+        Denoise(2, 1, 0, 100_000),
+        Denoise(3, 1, 9, 1),
+        Encode(4, 2, tiny.spec()),
+    )
     while worker.receive() != Progress(2, 1):
         pass
     worker.send(StopWork(3), StopWork(2))
@@ -149,7 +157,7 @@ def test_ctrl_c_is_left_to_the_parent(source: ModelSource) -> None:
 
 
 def test_a_closed_pipe_ends_the_process_in_the_middle_of_a_work(worker: Child) -> None:
-    worker.send(Encode(1, 1, tiny.spec(steps=100_000)), Denoise(2, 1, 100_000))
+    worker.send(Encode(1, 1, tiny.spec(steps=100_000)), Denoise(2, 1, 0, 100_000))
     while worker.receive() != Progress(2, 1):
         pass
     worker.connection.close()
@@ -168,7 +176,7 @@ def test_a_killed_parent_takes_its_worker_along(source: ModelSource) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_is_reported(source: ModelSource) -> None:
-    child = Child(serve, ModelSource(path="/nowhere"), 0)
+    child = Child(serve, ModelSource(path="/nowhere"), SITE)
     report = child.receive()
     assert isinstance(report, LoadFailed)
     assert report.reason.startswith("ModelNotFound: path is '/nowhere'")

@@ -22,7 +22,7 @@ class Check:
 
     what: str
     measured: Interval
-    high: float
+    high: float = float("inf")
     low: float = float("-inf")
     unit: str = ""
 
@@ -39,7 +39,9 @@ class Check:
     @property
     def goal(self) -> str:
         unit = f" {self.unit}" if self.unit else ""
-        return f"≤ {self.high:g}{unit}" if self.low == float("-inf") else f"{self.low:g} to {self.high:g}{unit}"
+        if self.low == float("-inf"):
+            return f"≤ {self.high:g}{unit}"
+        return f"≥ {self.low:g}{unit}" if self.high == float("inf") else f"{self.low:g} to {self.high:g}{unit}"
 
     @property
     def verdict(self) -> str:
@@ -60,6 +62,14 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A PNG that is written beside the result, under the result's name with `name` behind it."""
+
+    name: str
+    png: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """What a case found. `method` says what is included and how it was measured, one sentence per entry."""
 
@@ -67,6 +77,7 @@ class Finding:
     method: tuple[str, ...]
     tables: tuple[Table, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
+    pictures: tuple[Picture, ...] = ()
 
     @property
     def passed(self) -> bool:

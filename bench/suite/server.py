@@ -32,7 +32,21 @@ class Server:
 @contextmanager
 def serving(workers: int, log: Path | None = None) -> Iterator[Server]:
     """The shipped model on `workers` processes of one thread each. Raises CaseFailed if it does not start."""
-    arguments = serve_arguments(workers) + ([] if log is None else ["--log", str(log)])
+    with _started(serve_arguments(workers) + ([] if log is None else ["--log", str(log)])) as server:
+        yield server
+
+
+@contextmanager
+def serving_modelled(gpus: int, table: Path, policy: str, log: Path) -> Iterator[Server]:
+    """Workers that take as long as the cost table says. Raises CaseFailed if it does not start."""
+    backend = ["--backend", "modelled", "--gpus", str(gpus), "--cost", str(table)]
+    options = ["--policy", policy, "--log", str(log), "--port", "0", "--json"]
+    with _started(["-m", "tilework", "serve", *backend, *options]) as server:
+        yield server
+
+
+@contextmanager
+def _started(arguments: Sequence[str]) -> Iterator[Server]:
     start_s = time.perf_counter()
     process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
     try:

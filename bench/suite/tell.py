@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import textwrap
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class Result:
     finding: Finding
 
     def to_json(self) -> dict[str, Any]:
-        values = asdict(self)
+        values = asdict(replace(self, finding=replace(self.finding, pictures=())))
         values["finding"] = {
             "passed": self.finding.passed,
             "checks": [check.to_json() for check in self.finding.checks],
@@ -56,16 +57,20 @@ def show(result: Result, console: Console) -> None:
 
 
 def write(result: Result, directory: Path) -> Path:
-    """Write `<theme>_<hardware>_<yyyymm>.md`, over the one of the same month."""
+    """Write `<theme>_<hardware>_<yyyymm>.md` and its pictures, over those of the same month."""
     place = result.environment
     month = str(place["date"])[:7].replace("-", "")
     path = directory / f"{result.theme}_{hardware_slug(place)}_{month}.md"
     directory.mkdir(parents=True, exist_ok=True)
-    path.write_text(_markdown(result), encoding="utf-8")
+    names = {picture.name: f"{path.stem}_{picture.name}.png" for picture in result.finding.pictures}
+    path.write_text(_markdown(result, names), encoding="utf-8")
+    for picture in result.finding.pictures:
+        (directory / names[picture.name]).write_bytes(picture.png)
     return path
 
 
-def _markdown(result: Result) -> str:
+def _markdown(result: Result, pictures: Mapping[str, str]) -> str:
+    """`pictures` are file names by what they show."""
     finding, place = result.finding, result.environment
     parts = [
         f"# {result.title}",
@@ -73,6 +78,7 @@ def _markdown(result: Result) -> str:
         "\n".join(textwrap.fill(f"- {line}", 120, subsequent_indent="  ") for line in finding.method),
         *(f"## {table.title}\n\n{_grid(table)}" for table in finding.tables),
     ]
+    parts += [f"![{name}]({file})" for name, file in pictures.items()]
     if finding.facts:
         parts.append("\n".join(f"- {name}: {value}" for name, value in finding.facts.items()))
     parts += [

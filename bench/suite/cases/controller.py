@@ -19,7 +19,7 @@ from tilework.sim.simulation import SimConfig, Simulation
 class ControllerTime:
     """Every policy on every number of devices, `len(seeds)` times, with `requests_per_device` at `load`."""
 
-    policies: tuple[str, ...] = ("edf", "fixed-sp1")
+    policies: tuple[str, ...] = ("edf", "fixed-sp1", "tetriserve")
     devices: tuple[int, ...] = (2, 8, 64)
     load: float = 0.9
     least_requests: int = 400

@@ -7,7 +7,7 @@ import sys
 import typer
 
 import tilework
-from tilework.cli import demo, generate, replay, serve, simulate
+from tilework.cli import bench, cost, demo, generate, profile, replay, serve, simulate
 from tilework.cli.output import UserError, console
 
 app = typer.Typer(
@@ -21,7 +21,10 @@ app = typer.Typer(
 app.command("serve", epilog=serve.EXAMPLE)(serve.command)
 app.command("generate", epilog=generate.EXAMPLE)(generate.command)
 app.command("simulate", epilog=simulate.EXAMPLE)(simulate.command)
+app.command("bench", epilog=bench.EXAMPLE)(bench.command)
 app.command("replay", epilog=replay.EXAMPLE)(replay.command)
+app.command("profile", epilog=profile.EXAMPLE)(profile.command)
+app.add_typer(cost.app, name="cost")
 app.command("demo", epilog=demo.EXAMPLE)(demo.command)
 
 

@@ -73,9 +73,8 @@ def command(
 def _server(workers: int, policy: str, log: Path) -> Iterator[str]:
     """A server of our own on a free port; yields its URL and stops it gracefully."""
     arguments = ["serve", "shapes", "--workers", str(workers), "--policy", policy, "--port", "0"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tilework", *arguments, "--log", str(log), "--json"], stdout=subprocess.PIPE, text=True
-    )
+    arguments += ["--profiles", str(log.with_name("costs.sqlite")), "--recalibrate", "--log", str(log), "--json"]
+    process = subprocess.Popen([sys.executable, "-m", "tilework", *arguments], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         with console.status(f"starting a server with {workers} workers"):

@@ -45,7 +45,9 @@ class _Scenario:
 
 def command(
     requests: Annotated[Path | None, typer.Argument(help="Requests as JSON lines (docs/formats.md).")] = None,
-    cost: Annotated[Path | None, typer.Option(help="Cost table as JSON (docs/formats.md).")] = None,
+    cost: Annotated[
+        str | None, typer.Option(help="Cost table: a JSON file (docs/formats.md), or a name of `tilework cost list`.")
+    ] = None,
     log: Annotated[Path | None, typer.Option(help="Take requests and measured costs from a live run's log.")] = None,
     policy: Annotated[
         str | None, typer.Option(help=f"One of {', '.join(policy_names())}; default edf, or the log's.")
@@ -84,7 +86,7 @@ def command(
 
 
 def _scenario(
-    requests: Path | None, cost: Path | None, log: Path | None, policy: str | None, gpus: int | None, config: SimConfig
+    requests: Path | None, cost: str | None, log: Path | None, policy: str | None, gpus: int | None, config: SimConfig
 ) -> _Scenario:
     if log is not None:
         if requests is not None or cost is not None:

@@ -30,6 +30,7 @@ from tilework.core.actions import (
     WakeAt,
 )
 from tilework.core.events import (
+    Broken,
     Cancelled,
     Event,
     GpuJoined,
@@ -44,7 +45,7 @@ from tilework.core.events import (
 from tilework.core.interfaces import Admission, Admitted, Policy
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, Status
-from tilework.core.work import DIFFUSE, Plan, Start, Work
+from tilework.core.work import DIFFUSE, ENCODE, Plan, Start, Work
 from tilework.cost.table import CostTable, TableCosts, UnknownCost
 from tilework.policy.admission import EtaAdmission
 from tilework.policy.registry import make_policy
@@ -52,7 +53,7 @@ from tilework.policy.registry import make_policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
-    """`max_attempts`: how often a request is begun, in all, before lost devices or failed works fail it."""
+    """`max_attempts`: how often in a row a request may lose a work without progress, until that fails it."""
 
     policy: str = "edf"
     max_attempts: int = 3
@@ -65,8 +66,8 @@ class Controller:
         """Raises UnknownPolicy."""
         self.config = config
         self.costs = TableCosts(table)
-        self.tracker = Tracker(self.costs)
         self._policy: Policy = make_policy(config.policy)
+        self.tracker = Tracker(self._policy, self.costs)
         self._admission: Admission = EtaAdmission()
         self._next_job_id = 0
         self._wake_ns: int | None = None
@@ -88,7 +89,9 @@ class Controller:
             case Stopped(work_id, steps_done):
                 return self._stopped(work_id, steps_done)
             case WorkFailed(work_id, reason):
-                return self._failed(work_id, reason)
+                return self._interrupted(work_id, 0, reason)
+            case Broken(work_id, steps_done):
+                return self._interrupted(work_id, steps_done, "a device of its group was lost")
             case Cancelled(uid, reason):
                 job_id = self.tracker.job_ids.get(uid)
                 return [] if job_id is None else self._end(self.tracker.jobs[job_id], Status.CANCELLED, reason)
@@ -104,9 +107,10 @@ class Controller:
     def _admit(self, request: Request, now_ns: int) -> list[Action]:
         urgency_ns = self._policy.urgency_ns(request, False)
         try:
-            answer = self._admission.admit(request, urgency_ns, self.tracker, self.costs, now_ns)
+            demand = self._policy.demand(request, Cursor.start(request), self.costs)
         except UnknownCost as error:
             return [Reject(request.uid, str(error), None)]
+        answer = self._admission.admit(request, urgency_ns, demand, self.tracker, now_ns)
         if not isinstance(answer, Admitted):
             return [Reject(request.uid, answer.reason, answer.earliest_ns)]
         job = Job(
@@ -141,26 +145,29 @@ class Controller:
             self.tracker.end_work(work, steps_done)
         return []
 
-    def _failed(self, work_id: int, reason: str) -> list[Action]:
+    def _interrupted(self, work_id: int, steps_done: int, reason: str) -> list[Action]:
         work = self.tracker.works.get(work_id)
         if work is None:
             return []
-        jobs = self.tracker.end_work(work, 0)
+        jobs = self.tracker.end_work(work, steps_done)
         return [action for job in jobs for action in self._retry(job, reason)]
 
     def _lose(self, gpu: int, reason: str) -> list[Action]:
+        """Works that only this device had are lost; those with survivors end by `Broken`, when these have reported."""
         if gpu not in self.tracker.devices:
             return []
-        self.tracker.remove_device(gpu)
-        victims = [job for job in self.tracker.jobs.values() if _needs(job, gpu)]
+        lost = self.tracker.remove_device(gpu)
         for job in self.tracker.jobs.values():
             job.holders.discard(gpu)
-        return [action for job in victims for action in self._retry(job, f"GPU {gpu} was lost: {reason}")]
+            job.last_gpus = tuple(member for member in job.last_gpus if member != gpu)
+        victims = {job.job_id: job for work in lost for job in self.tracker.members(work)}
+        return [action for job in victims.values() for action in self._retry(job, f"GPU {gpu} was lost: {reason}")]
 
     def _retry(self, job: Job, reason: str) -> list[Action]:
-        """Begin a job again from its conditioning and seed, or fail it when it has had its attempts."""
-        if job.attempt >= self.config.max_attempts:
-            return self._end(job, Status.FAILED, f"{reason} (attempt {job.attempt} of {self.config.max_attempts})")
+        """Go on from where completed works brought a job, or fail it when it makes no progress."""
+        job.failures += 1
+        if job.failures >= self.config.max_attempts:
+            return self._end(job, Status.FAILED, f"{reason} (attempt {job.failures} of {self.config.max_attempts})")
         actions = self._abandon(job)
         self.tracker.restart(job)
         return actions
@@ -208,15 +215,10 @@ class Controller:
         return [*moves, run]
 
     def _moves(self, job: Job, start: Start) -> list[Action]:
-        """Bring a job's state to those devices of the start that lack it; the encode stage needs none."""
-        moves: list[Action] = []
-        for gpu in start.gpus:
-            if job.last_gpus and gpu not in job.last_gpus:
-                moves.append(MoveState(job.job_id, job.last_gpus[0], gpu, gpu not in job.holders))
-            job.holders.add(gpu)
-        return moves
-
-
-def _needs(job: Job, gpu: int) -> bool:
-    """Whether a job's state is on this device, or will have been there when its committed works have ended."""
-    return gpu in job.last_gpus or any(gpu in work.gpus for work in job.works)
+        """Bring a job's state to those devices of the start that will lack it; the encode stage needs none."""
+        targets = [gpu for gpu in start.gpus if gpu not in job.last_gpus and start.stage.name != ENCODE]
+        new = tuple(gpu for gpu in targets if gpu not in job.holders)
+        known = tuple(gpu for gpu in targets if gpu in job.holders)
+        job.holders.update(start.gpus)
+        moves = ((new, True), (known, False))
+        return [MoveState(job.job_id, gpus, conditioning) for gpus, conditioning in moves if gpus]

@@ -27,7 +27,9 @@ class Device:
         head_end_ns = max(self.now_ns, self._head_start_ns + self._predicted_ns[0])
         return head_end_ns + sum(self._predicted_ns[1:])
 
-    def push(self, work: Work, predicted_ns: int) -> None:
+    def push(self, work: Work, end_ns: int) -> None:
+        """Append a work that is predicted to end at `end_ns`, which includes waiting for the rest of its group."""
+        predicted_ns = end_ns - self.free_ns
         if not self.works:
             self._head_start_ns = self.now_ns
         self.works.append(work)

@@ -125,12 +125,11 @@ def _profiled(row: CostRow) -> tuple[str, str, int, int, int]:
 
 
 def dispatch_ns(history: History) -> int:
-    """Median gap on a device between a work and the one that was queued behind it; 0 if none was."""
+    """Median gap between the last of the works that another was queued behind and that one; 0 if none was."""
     ends = {past.work.work_id: past.end_ns for past in history.works}
     gaps = [
-        past.start_ns - ends[before]
+        past.start_ns - max(ends[before] for before in past.work.after)
         for past in history.works
-        for before in past.work.after
-        if before in ends and past.run_ns is not None
+        if past.work.after and past.run_ns is not None and ends.keys() >= set(past.work.after)
     ]
     return max(0, round(median(gaps))) if gaps else 0

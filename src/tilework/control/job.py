@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tilework.core.interfaces import Demand
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.work import Group, StageId, Work
+
+_NOTHING = Demand(width=1, run_ns=0)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
     """Mutable record of one accepted request; a `JobView` to policies.
 
-    `done` is how far completed works brought it, `works` are committed to devices and not ended, `last_gpus` hold its
-    state, `holders` are the devices that have seen its conditioning. A lost device or a failed work starts the next
-    `attempt` from the beginning. `remaining_ns` is kept by the tracker, which knows the costs.
+    `done` is how far completed works brought it, and so where the state stands that was put down last; `works` are
+    committed to devices and not ended; `last_gpus` will have its state when they have; `holders` are the devices that
+    have seen its conditioning. A lost device or a failed work starts the next `attempt`, from `done`; `failures` counts
+    those since the last progress. `demand` is kept by the tracker, which knows policy and costs.
     """
 
     job_id: int
@@ -24,8 +28,9 @@ class Job:
     eta_ns: int
     done: Cursor
     attempt: int = 1
+    failures: int = 0
     set_aside: bool = False
-    remaining_ns: int = 0
+    demand: Demand = _NOTHING
     works: list[Work] = field(default_factory=list)
     last_gpus: Group = ()
     holders: set[int] = field(default_factory=set)
@@ -47,9 +52,8 @@ class Job:
         return self.committed.num_steps_left
 
     def restart(self) -> None:
-        """Begin the next attempt; nothing of the former one is kept."""
+        """Begin the next attempt where completed works have brought it; no device is taken to have anything of it."""
         self.attempt += 1
-        self.done = Cursor.start(self.request)
         self.works.clear()
         self.last_gpus = ()
         self.holders.clear()

@@ -6,10 +6,11 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 from tilework.control.job import Job
+from tilework.core.interfaces import Demand
 
 
 class WaitingQueue:
-    """Jobs sorted by (urgency_ns, job_id), with the predicted device time of each beside them.
+    """Jobs sorted by (urgency_ns, job_id), with the demand of each beside them.
 
     Parallel sorted lists: an insertion moves at most 8 bytes per waiting job and list, which at 10,000 jobs takes
     microseconds, and the work ahead of a place is one slice.
@@ -18,7 +19,7 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._keys: list[tuple[int, int]] = []
         self._jobs: list[Job] = []
-        self._remaining_ns: list[int] = []
+        self._demands: list[Demand] = []
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -34,16 +35,16 @@ class WaitingQueue:
         index = bisect_left(self._keys, _key(job))
         self._keys.insert(index, _key(job))
         self._jobs.insert(index, job)
-        self._remaining_ns.insert(index, job.remaining_ns)
+        self._demands.insert(index, job.demand)
 
     def remove(self, job: Job) -> None:
         index = bisect_left(self._keys, _key(job))
         assert self._jobs[index] is job, f"job {job.job_id} is not where its urgency says"
-        del self._keys[index], self._jobs[index], self._remaining_ns[index]
+        del self._keys[index], self._jobs[index], self._demands[index]
 
-    def ahead_ns(self, urgency_ns: int) -> Sequence[int]:
-        """Predicted device time of each job served before a newcomer of this urgency, in order."""
-        return self._remaining_ns[: bisect_left(self._keys, (urgency_ns + 1, -1))]
+    def ahead(self, urgency_ns: int) -> Sequence[Demand]:
+        """What each job takes that is served before a newcomer of this urgency, in order."""
+        return self._demands[: bisect_left(self._keys, (urgency_ns + 1, -1))]
 
 
 def _key(job: Job) -> tuple[int, int]:

@@ -7,22 +7,23 @@ from collections.abc import Iterable, Sequence
 from tilework.control.device import Device
 from tilework.control.job import Job
 from tilework.control.queue import WaitingQueue
-from tilework.core.interfaces import CostModel
-from tilework.core.work import StageId, Start, Work
+from tilework.core.interfaces import CostModel, Demand, Policy
+from tilework.core.work import DIFFUSE, StageId, Start, Work
 
 
 class Tracker:
     """A `ClusterView` to policies and a `Backlog` to admission.
 
-    A job is in `waiting` exactly when none of its works is in flight. A work stays in flight until its device has
-    reported on it, even when its job has ended or begun another attempt meanwhile.
+    A job is in `waiting` exactly when none of its works is in flight. A work stays in flight until its devices have
+    reported on it or are all lost, even when its job has ended or begun another attempt meanwhile.
     """
 
-    def __init__(self, costs: CostModel) -> None:
+    def __init__(self, policy: Policy, costs: CostModel) -> None:
         self.jobs: dict[int, Job] = {}
         self.job_ids: dict[str, int] = {}
         self.works: dict[int, Work] = {}
         self.devices: dict[int, Device] = {}
+        self._policy = policy
         self._costs = costs
         self._waiting = WaitingQueue()
         self._busy: dict[int, Job] = {}
@@ -51,11 +52,11 @@ class Tracker:
     def device_free_ns(self, now_ns: int) -> list[int]:
         return [device.free_ns for device in self._sorted_devices]
 
-    def ahead_ns(self, urgency_ns: int) -> Sequence[int]:
+    def ahead(self, urgency_ns: int) -> Sequence[Demand]:
         """Waiting jobs and the uncommitted rest of running ones, in order of urgency."""
-        waiting = self._waiting.ahead_ns(urgency_ns)
+        waiting = self._waiting.ahead(urgency_ns)
         busy = [job for job in self._busy.values() if job.urgency_ns <= urgency_ns]
-        rest = [job.remaining_ns for job in busy if job.remaining_ns > 0]
+        rest = [job.demand for job in busy if job.demand.run_ns > 0]
         # The running jobs come first: they are on average the most urgent, and exact order hardly moves the sum.
         return [*rest, *waiting]
 
@@ -71,12 +72,18 @@ class Tracker:
         self.devices[gpu] = Device(gpu=gpu, node=node, stages=stages, now_ns=self._now_ns)
         self._sort_devices()
 
-    def remove_device(self, gpu: int) -> None:
-        """Forget a device; its works are no longer in flight."""
+    def remove_device(self, gpu: int) -> list[Work]:
+        """Forget a device; returns the works whose whole group is lost by it, which are no longer in flight."""
         device = self.devices.pop(gpu)
-        for work in device.works:
-            del self.works[work.work_id]
         self._sort_devices()
+        lost = [work for work in device.works if not any(self._carries(member, work) for member in work.gpus)]
+        for work in lost:
+            del self.works[work.work_id]
+        return lost
+
+    def _carries(self, gpu: int, work: Work) -> bool:
+        """Whether a device still has this work; one that was lost and came back has not."""
+        return gpu in self.devices and work in self.devices[gpu].works
 
     def _sort_devices(self) -> None:
         self._sorted_devices = tuple(self.devices[gpu] for gpu in sorted(self.devices))
@@ -100,7 +107,7 @@ class Tracker:
             self._waiting.add(job)
 
     def restart(self, job: Job) -> None:
-        """Put a job back to its beginning; works of its former attempt may still be in flight."""
+        """Begin a job's next attempt; works of its former one may still be in flight."""
         self._leave(job)
         job.restart()
         self._wait(job)
@@ -108,55 +115,65 @@ class Tracker:
     def commit(self, start: Start) -> Work:
         """Number a start, check that it is legal, and put it in flight. An illegal start is a bug of the policy."""
         jobs = [self.jobs[job_id] for job_id in start.job_ids]
+        for job in jobs:
+            _check(job, start)
+        devices = [self.devices[gpu] for gpu in start.gpus]
+        assert len({device.node for device in devices}) == 1, f"the group {start.gpus} spans nodes"
         work = Work(
             work_id=self._next_work_id,
             stage=start.stage,
             job_ids=start.job_ids,
             attempts=tuple(job.attempt for job in jobs),
+            first_steps=tuple(job.request.steps - job.num_steps_left for job in jobs),
             gpus=start.gpus,
             num_steps=start.num_steps,
             why=start.why,
-            after=tuple(device.works[-1].work_id for gpu in start.gpus if (device := self.devices[gpu]).works),
+            after=tuple(sorted({device.works[-1].work_id for device in devices if device.works})),
         )
         self._next_work_id += 1
         for job in jobs:
-            _check(job, start)
             if job in self._waiting:
                 self._waiting.remove(job)
             job.works.append(work)
             job.last_gpus = start.gpus
             self._busy[job.job_id] = job
             self._predict(job)
-        predicted_ns = self._costs.run_ns(
-            start.stage, [j.request.shape for j in jobs], len(start.gpus), start.num_steps
-        )
-        for gpu in start.gpus:
-            self.devices[gpu].push(work, predicted_ns)
-        self.works[work.work_id] = work
+        self._occupy(devices, work, jobs)
         return work
+
+    def _occupy(self, devices: list[Device], work: Work, jobs: list[Job]) -> None:
+        """Put a work on its devices; it begins when the last of them is free."""
+        shapes = [job.request.shape for job in jobs]
+        end_ns = max(device.free_ns for device in devices)
+        end_ns += self._costs.run_ns(work.stage, shapes, len(work.gpus), work.num_steps)
+        for device in devices:
+            device.push(work, end_ns)
+        self.works[work.work_id] = work
 
     def end_work(self, work: Work, steps_done: int) -> list[Job]:
         """Take a work out of flight; returns those of its jobs that it still belongs to, advanced by it."""
         del self.works[work.work_id]
         for gpu in work.gpus:
-            self.devices[gpu].pop(work)
-        jobs = [job for job, attempt in self._members(work) if job.attempt == attempt]
+            if self._carries(gpu, work):
+                self.devices[gpu].pop(work)
+        jobs = self.members(work)
         for job in jobs:
             job.works.remove(work)
             job.done = job.done.advanced(steps_done)
+            job.failures = 0 if steps_done else job.failures
             if not job.works:
                 self._busy.pop(job.job_id)
                 if job.done.stage is not None:
                     self._wait(job)
         return jobs
 
-    def _members(self, work: Work) -> list[tuple[Job, int]]:
-        members = zip(work.job_ids, work.attempts, strict=True)
-        return [(self.jobs[job_id], attempt) for job_id, attempt in members if job_id in self.jobs]
+    def members(self, work: Work) -> list[Job]:
+        """The jobs that a work still belongs to: neither ended nor in another attempt."""
+        jobs = [(self.jobs.get(job_id), attempt) for job_id, attempt in zip(work.job_ids, work.attempts, strict=True)]
+        return [job for job, attempt in jobs if job is not None and job.attempt == attempt]
 
     def _predict(self, job: Job) -> None:
-        shapes, pieces = (job.request.shape,), job.committed.pieces()
-        job.remaining_ns = sum(self._costs.run_ns(stage, shapes, 1, num_steps) for stage, num_steps in pieces)
+        job.demand = self._policy.demand(job.request, job.committed, self._costs)
 
     def _wait(self, job: Job) -> None:
         self._predict(job)
@@ -169,7 +186,9 @@ class Tracker:
 
 
 def _check(job: Job, start: Start) -> None:
-    committed = job.committed
+    committed, diffuse = job.committed, start.stage.name == DIFFUSE
     assert committed.stage == start.stage, f"job {job.job_id} is at {committed.stage}, not at {start.stage}"
-    limit = committed.num_steps_left if start.stage.name == "diffuse" else 1
+    limit = committed.num_steps_left if diffuse else 1
     assert 1 <= start.num_steps <= limit, f"job {job.job_id} has {limit} steps left, not {start.num_steps}"
+    assert list(start.gpus) == sorted(set(start.gpus)), f"the group {start.gpus} is not sorted"
+    assert diffuse or len(start.gpus) == 1, f"{start.stage} of job {job.job_id} is to run on {len(start.gpus)} devices"

@@ -52,15 +52,14 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class MoveState:
-    """Bring a job's state from `source` to `target`, behind what the source has been told to do before.
+    """Bring a job's state, as it will be when the job's works so far have ended, to `targets`.
 
-    Works for the job on `target` that follow this action wait for it. `conditioning` says that the target has not
-    yet seen the (immutable) conditioning.
+    Works for the job that follow this action wait for it there. `conditioning` says that the targets have not yet
+    seen the (immutable) conditioning.
     """
 
     job_id: int
-    source: int
-    target: int
+    targets: tuple[int, ...]
     conditioning: bool
 
 

@@ -50,10 +50,21 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed:
-    """A work raised an error; the state of its jobs on its GPUs is lost."""
+    """A work raised an error; what its GPUs have of its jobs is lost."""
 
     work_id: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A work broke off because a member of its group was lost; a survivor has the state after `steps_done` steps.
+
+    Follows the `GpuLost` of that member, if it has survivors; until then the work holds their devices.
+    """
+
+    work_id: int
+    steps_done: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,4 +87,6 @@ class Woke:
     """The time asked for by `WakeAt` has come."""
 
 
-Event = Submitted | Cancelled | StepsFinished | StageFinished | Stopped | WorkFailed | GpuJoined | GpuLost | Woke
+Event = (
+    Submitted | Cancelled | StepsFinished | StageFinished | Stopped | WorkFailed | Broken | GpuJoined | GpuLost | Woke
+)

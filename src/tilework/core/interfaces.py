@@ -6,8 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape
 from tilework.core.work import Group, Plan, StageId, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What is left of a job, as a block of the GPU x time plane: `width` devices for `run_ns`."""
+
+    width: int
+    run_ns: int
 
 
 class JobView(Protocol):
@@ -26,8 +35,8 @@ class JobView(Protocol):
         """Denoising steps that no work covers yet."""
 
     @property
-    def remaining_ns(self) -> int:
-        """Predicted device time of what no work covers yet, at degree 1; as of the job's latest change."""
+    def demand(self) -> Demand:
+        """What the policy expects that no work covers yet will take; as of the job's latest change."""
 
     @property
     def urgency_ns(self) -> int:
@@ -37,7 +46,7 @@ class JobView(Protocol):
     def set_aside(self) -> bool: ...
     @property
     def last_gpus(self) -> Group:
-        """The group of its latest work; empty before the first. Its state lives there."""
+        """Devices that will have its state when its works have ended: the group of the latest, without lost ones."""
 
     @property
     def works(self) -> Sequence[Work]:
@@ -79,17 +88,28 @@ class CostModel(Protocol):
 
     @property
     def version(self) -> int: ...
-    def run_ns(self, stage: StageId, shapes: Sequence[Shape], degree: int, num_steps: int = 1) -> int: ...
+    def run_ns(self, stage: StageId, shapes: Sequence[Shape], degree: int, num_steps: int = 1) -> int:
+        """Raises UnknownCost if nothing is known of the stage at this degree."""
+
+    def degrees(self, stage: StageId) -> tuple[int, ...]:
+        """The degrees at which the stage was profiled, ascending; (1,) for a stage that costs nothing."""
+
     def move_ns(self, source: Group, target: Group) -> int: ...
     def observe(self, stage: StageId, shapes: Sequence[Shape], degree: int, num_steps: int, run_ns: int) -> None:
         """Correct the prediction by a measurement."""
 
 
 class Policy(Protocol):
-    """A rule that decides what runs where. Deterministic: same view, costs and time, same plan."""
+    """A rule that decides what runs where. Deterministic: the same calls, the same plans.
+
+    It may remember (the end of a round), and so belongs to one controller.
+    """
 
     def urgency_ns(self, request: Request, set_aside: bool) -> int:
         """Place of a request in the order of service; asked once, and again when it is set aside."""
+
+    def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
+        """How it expects to run what is left of a request. Raises UnknownCost."""
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan: ...
 
@@ -116,11 +136,11 @@ class Backlog(Protocol):
     def device_free_ns(self, now_ns: int) -> list[int]:
         """For each device that is up, the predicted end of its committed works."""
 
-    def ahead_ns(self, urgency_ns: int) -> Sequence[int]:
-        """Predicted device time of each job that is served before one of this urgency, in order of service."""
+    def ahead(self, urgency_ns: int) -> Sequence[Demand]:
+        """What each job takes that is served before one of this urgency, in order of service."""
 
 
 class Admission(Protocol):
     def admit(
-        self, request: Request, urgency_ns: int, backlog: Backlog, costs: CostModel, now_ns: int
+        self, request: Request, urgency_ns: int, demand: Demand, backlog: Backlog, now_ns: int
     ) -> Admitted | Refused: ...

@@ -1,6 +1,9 @@
 """Messages between the runtime and a worker process, both ways; they are pickled onto a local pipe.
 
-A worker executes commands first in, first out; only `StopWork` and, where it may, `ExportState` overtake.
+A worker executes commands first in, first out; only `StopWork` and `BreakGroup` overtake.
+
+A job's state travels as a parcel: a worker puts it down where all workers of the node can read it, and names it in its
+report; whoever needs it is told the name.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilework.core.request import Shape
+from tilework.core.work import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +45,27 @@ class ModelSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelledSource:
+    """A pretended device: a worker that sleeps for as long as `rows` say, and returns pictures of one colour."""
+
+    pipeline: str
+    hardware: str
+    steps: int
+    rows: tuple[CostRow, ...] = field(repr=False)
+    device: str = "cpu"
+    threads: int = 1
+
+
+Source = ModelSource | ModelledSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """What the edges need to know of a loaded model: its limits and the defaults of a request.
 
-    Sides are in pixels, multiples of `side_multiple`, at most `max_side`.
+    Sides are in pixels, multiples of `side_multiple`, at most `max_side`. `two_passes` says that a guidance scale
+    above 1 adds a second pass to each step (classifier-free guidance), rather than being an input of the model.
+    `max_degree` is how many devices can share one request's steps.
     """
 
     name: str
@@ -57,11 +78,44 @@ class ModelInfo:
     default_guidance_scale: float
     parameters: int
     library: str
+    two_passes: bool = True
+    max_degree: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where a worker lives: its device, the directory of parcels, and where groups meet.
+
+    `rendezvous` is the directory at which groups meet, empty where none are formed.
+    """
+
+    gpu: int
+    parcels: str
+    rendezvous: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRef:
+    """A group that can communicate. An id is never used again, so nobody can meet a former member under it."""
+
+    group_id: int
+    gpus: Group
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """The name of what a worker has put down, in the directory of parcels of its node."""
+
+    name: str
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRow:
-    """One line of a cost table (design section 10): seconds per step (diffuse) or per request (other stages)."""
+    """One line of a cost table (design section 10): seconds per step (diffuse) or per request (other stages).
+
+    `seconds` is the median of `num_runs` runs. Below 100 of them `p99_seconds` is the longest.
+    """
 
     pipeline: str
     stage: str
@@ -72,7 +126,9 @@ class CostRow:
     batch: int = 1
     link: str = "none"
     seconds: float
+    p99_seconds: float | None = None
     peak_bytes: int | None = None
+    num_runs: int | None = None
 
 
 # Commands, runtime -> worker.
@@ -87,9 +143,16 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class Denoise:
+    """Run `num_steps` steps from `first_step` on, which must be where the state is; with a group, in lockstep.
+
+    The first of the group decides whether and where it stops.
+    """
+
     work_id: int
     job_id: int
+    first_step: int
     num_steps: int
+    group: GroupRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +167,37 @@ class StopWork:
 
 
 @dataclass(frozen=True, slots=True)
-class ExportState:
-    """Hand over a job's mutable state, and its conditioning if asked for; answered by `Exported`.
+class ImportState:
+    """Take a job over from parcels. Without `conditioning` the worker has it already; without `state` there is none.
 
-    It follows the works of its own job, and goes between two steps of another job's.
+    What the worker had of the state before is replaced.
     """
 
     job_id: int
-    transfer_id: int
-    conditioning: bool
+    spec: Spec
+    conditioning: Parcel | None
+    state: Parcel | None
 
 
 @dataclass(frozen=True, slots=True)
-class ImportState:
-    """Take a job over. `blob` is what `Exported` carried, or None when the export failed: its works then fail."""
+class EnterNode:
+    """Meet all workers of the node, of which the groups used from now on are parts; only accelerators need it."""
 
-    job_id: int
-    blob: bytes | None
+    node: GroupRef
+
+
+@dataclass(frozen=True, slots=True)
+class CloseGroup:
+    """Forget a group that will not be used again."""
+
+    group_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class BreakGroup:
+    """A member of this group is lost: end what is running in it, and do not begin what is queued for it."""
+
+    group_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +207,14 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Calibrate:
-    """Warm up and time every stage for these shapes; answered by `Calibrated`."""
+    """Warm up and time the stages for these shapes, with a group at its degree; answered by `Calibrated`.
+
+    Encode and decode are timed without a group only. `num_runs` None means a few, within a short time.
+    """
 
     shapes: tuple[Shape, ...]
+    group: GroupRef | None = None
+    num_runs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +222,19 @@ class Quit:
     pass
 
 
-Command = Encode | Denoise | Decode | StopWork | ExportState | ImportState | Forget | Calibrate | Quit
+Command = (
+    Encode
+    | Denoise
+    | Decode
+    | StopWork
+    | ImportState
+    | EnterNode
+    | CloseGroup
+    | BreakGroup
+    | Forget
+    | Calibrate
+    | Quit
+)
 
 
 # Reports, worker -> runtime. Times are of the machine-wide monotonic clock.
@@ -148,8 +242,12 @@ Command = Encode | Denoise | Decode | StopWork | ExportState | ImportState | For
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
+    """`hardware` describes the device, `identity` tells this model from another of the same name."""
+
     info: ModelInfo
     load_ns: int
+    hardware: str = "unknown"
+    identity: str = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +279,19 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A work is done, or was stopped after `steps_done` steps (`stopped`)."""
+    """A work is done, was stopped after `steps_done` steps (`stopped`), or broke off there with its group (`broken`).
+
+    `parcel` is what the work brought about: conditioning (encode) or state (denoise). The first of a group puts it
+    down; when the group breaks, every survivor does.
+    """
 
     work_id: int
     start_ns: int
     end_ns: int
     steps_done: int
     stopped: bool = False
+    broken: bool = False
+    parcel: Parcel | None = None
     image: Image | None = None
 
 
@@ -197,10 +301,4 @@ class Failed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
-    transfer_id: int
-    blob: bytes | None = field(repr=False)
-
-
-Report = Loaded | LoadFailed | Calibrated | Progress | Ended | Failed | Exported
+Report = Loaded | LoadFailed | Calibrated | Progress | Ended | Failed

@@ -27,7 +27,7 @@ class Start:
     """A policy's wish: a Work that is not yet numbered.
 
     `num_steps` is 1 for stages without steps. On a GPU that has work it is queued behind it, so that no bubble opens
-    between them. `why` is the reason in words, for the decision log.
+    between them. Encode and decode run on one GPU. `why` is the reason in words, for the decision log.
     """
 
     stage: StageId
@@ -41,13 +41,15 @@ class Start:
 class Work:
     """A Start that the controller has accepted.
 
-    `attempts[i]` is the attempt of `job_ids[i]` that it belongs to. `after` names the works that it is queued behind.
+    `attempts[i]` is the attempt of `job_ids[i]` that it belongs to, `first_steps[i]` the number of denoising steps
+    that this job has behind it when the work begins. `after` names the works that it is queued behind.
     """
 
     work_id: int
     stage: StageId
     job_ids: tuple[int, ...]
     attempts: tuple[int, ...]
+    first_steps: tuple[int, ...]
     gpus: Group
     num_steps: int
     why: str

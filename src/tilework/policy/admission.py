@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heapify, heapreplace
+from heapq import heappop, heappush
 
-from tilework.core.interfaces import Admitted, Backlog, CostModel, Refused
-from tilework.core.progress import Cursor
+from tilework.core.interfaces import Admitted, Backlog, Demand, Refused
 from tilework.core.request import OnMiss, Request
 from tilework.core.time import s_from_ns
 
@@ -19,48 +18,52 @@ _PLACED_ONE_BY_ONE = 128
 class EtaAdmission:
     """Accept everything but a request with `on_miss: reject` whose predicted finish lies after its deadline.
 
-    The prediction lets all jobs that are served before it take, in order, the device that is free first.
+    The prediction lets all jobs that are served before it take, in order, as many devices as the policy would give
+    them, those that are free first.
     """
 
     def admit(
-        self, request: Request, urgency_ns: int, backlog: Backlog, costs: CostModel, now_ns: int
+        self, request: Request, urgency_ns: int, demand: Demand, backlog: Backlog, now_ns: int
     ) -> Admitted | Refused:
-        """Raises UnknownCost if nothing is known of the request's pipeline."""
-        service_ns = service_time_ns(request, costs)
         free_ns = backlog.device_free_ns(now_ns)
         must_be_on_time = request.on_miss is OnMiss.REJECT and request.deadline_ns is not None
         if not free_ns:
             if must_be_on_time:
                 return Refused("no device is up", None)
-            return Admitted(now_ns + service_ns)
-        eta_ns = start_ns(free_ns, backlog.ahead_ns(urgency_ns)) + service_ns
+            return Admitted(now_ns + demand.run_ns)
+        eta_ns = finish_ns(free_ns, backlog.ahead(urgency_ns), demand)
         if must_be_on_time and request.deadline_ns is not None and eta_ns > request.deadline_ns:
             late_s = s_from_ns(eta_ns - request.deadline_ns)
             return Refused(f"it would be {late_s:.2f} s late behind {backlog.num_jobs()} other requests", eta_ns)
         return Admitted(eta_ns)
 
 
-def service_time_ns(request: Request, costs: CostModel) -> int:
-    """Predicted device time of the whole request at degree 1."""
-    return sum(
-        costs.run_ns(stage, (request.shape,), 1, num_steps) for stage, num_steps in Cursor.start(request).pieces()
-    )
+def finish_ns(free_ns: Sequence[int], ahead: Sequence[Demand], last: Demand) -> int:
+    """When `last` is done, after the jobs ahead have each taken, in order, the devices that are free first.
 
-
-def start_ns(free_ns: Sequence[int], ahead_ns: Sequence[int]) -> int:
-    """When a device takes up a new job, after the jobs ahead have each taken the first free device in order."""
-    heap = list(free_ns)
-    poured = len(ahead_ns) - _PLACED_ONE_BY_ONE
+    A block begins when enough devices are free, and holds all of them to its end. One that is wider than there are
+    devices takes them all.
+    """
+    poured = len(ahead) - _PLACED_ONE_BY_ONE
+    levels = sorted(free_ns)
     if poured > 0:
-        heap = _pour(sorted(heap), sum(ahead_ns[:poured]))
-    heapify(heap)
-    for job_ns in ahead_ns[max(0, poured) :]:
-        heapreplace(heap, heap[0] + job_ns)
-    return heap[0]
+        levels = _pour(levels, sum(block.width * block.run_ns for block in ahead[:poured]))
+    for block in ahead[max(0, poured) :]:
+        _place(levels, block)
+    return _place(levels, last)
+
+
+def _place(heap: list[int], block: Demand) -> int:
+    """Let a block take the devices that are free first; returns its end. `heap` holds when each device is free."""
+    width = min(block.width, len(heap))
+    start_ns = max(heappop(heap) for _ in range(width))
+    for _ in range(width):
+        heappush(heap, start_ns + block.run_ns)
+    return start_ns + block.run_ns
 
 
 def _pour(free_ns: list[int], volume_ns: int) -> list[int]:
-    """Level the devices' free times from below with `volume_ns` of work; `free_ns` is sorted."""
+    """Level the devices' free times from below with `volume_ns` of work; `free_ns` is sorted, and so is the answer."""
     for count in range(1, len(free_ns) + 1):
         level_ns = (sum(free_ns[:count]) + volume_ns) // count
         if count == len(free_ns) or level_ns <= free_ns[count]:

@@ -1,36 +1,69 @@
-"""First come, first served, one device per request: what diffusion servers do today (xDiT, vLLM-Omni at degree 1)."""
+"""First come, first served, a fixed number of GPUs per request: what diffusion servers do today (xDiT, vLLM-Omni)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
-from tilework.core.interfaces import ClusterView, CostModel, GpuView
+from tilework.core.interfaces import ClusterView, CostModel, Demand
+from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import Plan
-from tilework.policy.chunks import Choice, Slots, fill
+from tilework.core.work import DIFFUSE, Plan, StageId
+from tilework.policy.allocator import Allocator, nodes
+from tilework.policy.chunks import Choice, Lane, Slots, fill
+from tilework.policy.demand import demand_at, usable_degree
 from tilework.policy.registry import policy
 
 
-@policy("fixed-sp1")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FixedDegreeOne:
-    """Serve in order of arrival; a device keeps a request until it is finished. Deadlines are ignored."""
+class FixedDegree:
+    """Serve in order of arrival; a group of `degree` GPUs keeps a request until it is finished. Deadlines are ignored.
 
+    The GPUs of a node that is short of some are divided into groups as wide as they go. A request takes as many GPUs
+    of its group as its pipeline was profiled for.
+    """
+
+    degree: int
     chunk_ns: int = 200 * NS_PER_MS
 
     def urgency_ns(self, request: Request, set_aside: bool) -> int:
         return request.arrival_ns
 
+    def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
+        diffuse = StageId(request.pipeline, DIFFUSE)
+        return demand_at(request, left, usable_degree(diffuse, self.degree, costs), costs)
+
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        slots = Slots(view, costs, self.chunk_ns)
+        slots = Slots(view, list(self._lanes(view)), costs, self.chunk_ns)
         waiting = iter(view.waiting())
 
-        def choose(gpu: GpuView) -> Choice | None:
-            if job := slots.continued(gpu):
-                return job, "keeps its device until it is finished"
-            job = next(waiting, None)
-            return None if job is None else (job, "has waited longest")
+        def choose(lane: Lane) -> Choice | None:
+            job, reason = slots.continued(lane), "keeps its group until it is finished"
+            if job is None:
+                job, reason = next(waiting, None), "has waited longest"
+            return None if job is None else (job, reason + self._narrower(lane, job.request, costs))
 
         fill(slots, choose)
         return Plan(starts=tuple(slots.starts))
+
+    def _lanes(self, view: ClusterView) -> Iterable[Lane]:
+        """Groups of `degree` GPUs, aligned ones first; then of half of that, and so on."""
+        devices = {gpu.gpu: gpu for gpu in view.gpus}
+        allocator, width = Allocator(nodes(view.gpus)), self.degree
+        while width:
+            while group := allocator.take(width):
+                yield Lane(tuple(devices[gpu] for gpu in group))
+            width //= 2
+
+    def _narrower(self, lane: Lane, request: Request, costs: CostModel) -> str:
+        """Why a request gets fewer GPUs than it should; empty if it gets them."""
+        if len(lane.gpus) < self.degree:
+            return f"; its node has only {len(lane.gpus)} GPUs left for a group"
+        profiled = usable_degree(StageId(request.pipeline, DIFFUSE), self.degree, costs)
+        return "" if profiled == self.degree else f"; its pipeline was profiled for {profiled} GPUs at most"
+
+
+for _degree in (1, 2, 4, 8):
+    policy(f"fixed-sp{_degree}")(partial(FixedDegree, degree=_degree))

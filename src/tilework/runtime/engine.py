@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -26,6 +27,7 @@ from tilework.core.actions import (
     WakeAt,
 )
 from tilework.core.events import (
+    Broken,
     Cancelled,
     Event,
     GpuJoined,
@@ -37,7 +39,7 @@ from tilework.core.events import (
     Woke,
     WorkFailed,
 )
-from tilework.core.request import OnMiss, Request, Shape, Status
+from tilework.core.request import OnMiss, Request, Status
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import (
     Command,
@@ -45,30 +47,31 @@ from tilework.core.wire import (
     Denoise,
     Encode,
     Ended,
-    Exported,
-    ExportState,
     Failed,
     Forget,
     Image,
-    ImportState,
     ModelInfo,
     Progress,
     Report,
     Spec,
     StopWork,
 )
-from tilework.core.work import DIFFUSE, ENCODE, STAGES, StageId, Work
+from tilework.core.work import DIFFUSE, STAGES, StageId, Work
 from tilework.cost.table import CostTable
+from tilework.runtime.cargo import Cargo
+from tilework.runtime.costs import CostCache, calibration_shapes, start_costs
 from tilework.runtime.executor import Executor, WorkerStartFailed
+from tilework.runtime.flights import Flight, Flights, Landing
 from tilework.runtime.ticket import Outcome, Refusal, Segment, Ticket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """`hardware` names what the cost table was measured on."""
+    """`table` is used as it is; without one the devices are measured, as far as `cache` does not know them."""
 
     controller: ControllerConfig = field(default_factory=ControllerConfig)
-    hardware: str = "cpu"
+    table: CostTable | None = None
+    cache: CostCache | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,66 +87,67 @@ class Health:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Live:
-    """What the engine keeps of an accepted request beside its ticket."""
+    """What the engine keeps of an accepted request beside its ticket; `last_work` is its latest."""
 
     spec: Spec
     ticket: Ticket
     image: Image | None = None
-    steps_before_work: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Transfer:
-    """A job's state on its way: what its target's queue waits for."""
-
-    job_id: int
-    source: int
-    arrival: asyncio.Future[Command]
-
-    def arrive(self, blob: bytes | None) -> None:
-        """`blob` is None if the source was lost, or did not have the job."""
-        self.arrival.set_result(ImportState(self.job_id, blob))
+    last_work: Work | None = None
 
 
 class Engine:
     """One controller over one executor. `start` before anything else; `submit` answers at once.
 
-    `log`, if given, receives the event log (`control.log`).
+    `log`, if given, receives the event log (`control.log`); `on_measured`, while it starts, how many of how many
+    measurements are done.
     """
 
     info: ModelInfo
 
-    def __init__(self, config: EngineConfig, executor: Executor, log: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        log: TextIO | None = None,
+        on_measured: Callable[[int, int], None] | None = None,
+    ) -> None:
         self._config = config
         self._executor = executor
         self._log = log
+        self._on_measured = on_measured
         self._origin_ns = time.monotonic_ns()
         self._incoming: dict[str, tuple[Request, Spec]] = {}
         self._live: dict[int, _Live] = {}
         self._job_ids: dict[str, int] = {}
-        self._works: dict[int, Work] = {}
-        self._transfers: dict[int, _Transfer] = {}
-        self._next_transfer_id = 0
+        self._flights = Flights()
+        self._cargo = Cargo(executor)
         self._up: set[int] = set()
         self._draining = False
 
     # For the server.
 
+    @property
+    def policy(self) -> str:
+        return self._config.controller.policy
+
     async def start(self) -> None:
         """Load the model on every device and measure it. Raises WorkerStartFailed, UnknownPolicy."""
         self._loop = asyncio.get_running_loop()
         self.info = await self._executor.start(self)
-        shapes = calibration_shapes(self.info)
-        rows = await self._executor.calibrate(shapes)
-        if not rows:
+        table = self._config.table or await start_costs(self._executor, self.info, self._degrees(), self._config.cache)
+        if table is None:
             await self._executor.stop()
-            sizes = ", ".join(map(str, shapes))
+            sizes = ", ".join(map(str, calibration_shapes(self.info)))
             raise WorkerStartFailed(f"the model ran at none of {sizes}; the workers' messages say why")
-        table = CostTable(hardware=self._config.hardware, rows=rows)
         self._controller = Controller(self._config.controller, table)
         self._write(header_line(tilework.__version__, self._config.controller, table))
         for gpu in range(self._executor.num_gpus):
             self.on_joined(gpu)
+
+    def _degrees(self) -> tuple[int, ...]:
+        """Powers of two, as policies use them."""
+        most = min(self.info.max_degree, self._executor.num_gpus)
+        return tuple(1 << power for power in range(most.bit_length()))
 
     async def stop(self) -> None:
         """End every request that is still open as cancelled, then the workers."""
@@ -196,7 +200,7 @@ class Engine:
             on_miss=on_miss,
             tenant=tenant,
             priority=priority,
-            guided=spec.guidance_scale > 1,
+            guided=spec.guidance_scale > 1 or not self.info.two_passes,
         )
         self._incoming[uid] = request, spec
         answer = self._handle(Submitted(request), request.arrival_ns)[0]
@@ -220,11 +224,12 @@ class Engine:
         if gpu not in self._up:
             return
         self._up.remove(gpu)
-        lost = [transfer_id for transfer_id, transfer in self._transfers.items() if transfer.source == gpu]
-        for transfer_id in lost:
-            self._transfers.pop(transfer_id).arrive(None)
-        self._works = {work_id: work for work_id, work in self._works.items() if gpu not in work.gpus}
+        orphans, landings = self._flights.lose(gpu)
+        for flight in orphans:
+            self._write_off(flight)
         self._handle(GpuLost(gpu, reason))
+        for landing in landings:
+            self._land(landing)
 
     def on_given_up(self) -> None:
         """Nobody is left to serve what is in."""
@@ -235,37 +240,65 @@ class Engine:
             case Progress(work_id, steps_done):
                 self._progress(work_id, steps_done)
             case Ended():
-                self._ended(report)
+                self._ended(gpu, report)
             case Failed(work_id, reason):
-                if self._works.pop(work_id, None) is not None:
-                    self._handle(WorkFailed(work_id, reason))
-            case Exported(transfer_id, blob):
-                self._transfers.pop(transfer_id).arrive(blob)
+                self._failed(work_id, reason)
             case _:
                 raise AssertionError(f"unexpected report {report!r}")
 
     def _progress(self, work_id: int, steps_done: int) -> None:
-        for live in self._members(self._works.get(work_id)):
-            live.ticket.steps_done = live.steps_before_work + steps_done
+        if flight := self._flights.get(work_id):
+            for job_id, first_step in self._members(flight.work).items():
+                self._live[job_id].ticket.steps_done = first_step + steps_done
 
-    def _ended(self, ended: Ended) -> None:
-        work = self._works.pop(ended.work_id, None)
-        if work is None:  # From a worker already declared lost.
-            return
-        for live in self._members(work):
-            self._record(live, work, ended)
+    def _ended(self, gpu: int, ended: Ended) -> None:
+        if ended.work_id not in self._flights:  # Written off, or a follower's report after its leader's.
+            self._cargo.discard({ended.parcel})
+        elif landing := self._flights.report(gpu, ended):
+            self._land(landing)
+
+    def _land(self, landing: Landing) -> None:
+        """Take over what a work has brought about, tell who waits for it, then the controller."""
+        work, ended = landing.work, landing.ended
+        members = self._members(work)
+        for job_id, first_step in members.items():
+            self._record(self._live[job_id].ticket, first_step, work, ended)
+            self._live[job_id].image = ended.image
+            if ended.parcel is not None:
+                self._cargo.adopt(job_id, work.stage.name, ended.parcel)
+        self._cargo.discard(landing.spare if members else landing.spare | {ended.parcel})
+        self._cargo.arrive(work, usable=() if ended.stopped or ended.broken else members)
         run_ns = ended.end_ns - ended.start_ns
-        if ended.stopped:
+        if ended.broken:
+            self._handle(Broken(work.work_id, ended.steps_done))
+        elif ended.stopped:
             self._handle(Stopped(work.work_id, ended.steps_done))
         elif work.stage.name == DIFFUSE:
             self._handle(StepsFinished(work.work_id, run_ns))
         else:
             self._handle(StageFinished(work.work_id, run_ns))
 
-    def _members(self, work: Work | None) -> list[_Live]:
-        return [self._live[job_id] for job_id in work.job_ids if job_id in self._live] if work else []
+    def _failed(self, work_id: int, reason: str) -> None:
+        flight = self._flights.end(work_id)
+        if flight is None:
+            return
+        if flight.group is not None:
+            self._executor.break_off(flight.group)
+        self._write_off(flight)
+        self._handle(WorkFailed(work_id, reason))
 
-    def _record(self, live: _Live, work: Work, ended: Ended) -> None:
+    def _write_off(self, flight: Flight) -> None:
+        """Nothing of a work is of use."""
+        self._cargo.discard(flight.parcels)
+        self._cargo.arrive(flight.work, usable=())
+
+    def _members(self, work: Work) -> dict[int, int]:
+        """The jobs that a work still belongs to, each with the number of steps that it had before the work."""
+        wanted = {job.job_id for job in self._controller.tracker.members(work)}
+        first_steps = zip(work.job_ids, work.first_steps, strict=True)
+        return {job_id: first_step for job_id, first_step in first_steps if job_id in wanted}
+
+    def _record(self, ticket: Ticket, first_step: int, work: Work, ended: Ended) -> None:
         """Add a finished work to the story of a request."""
         segment = Segment(
             stage=work.stage.name,
@@ -274,16 +307,11 @@ class Engine:
             start_ns=ended.start_ns - self._origin_ns,
             end_ns=ended.end_ns - self._origin_ns,
         )
-        ticket = live.ticket
         ticket.segments.append(segment)
         if ticket.first_start_ns is None:
             ticket.first_start_ns = segment.start_ns
-        if work.stage.name == ENCODE:  # A new attempt begins its steps again.
-            live.steps_before_work = 0
-        elif work.stage.name == DIFFUSE:
-            live.steps_before_work += ended.steps_done
-        ticket.steps_done = live.steps_before_work
-        live.image = ended.image
+        if work.stage.name == DIFFUSE:
+            ticket.steps_done = first_step + ended.steps_done
 
     # The controller and its actions.
 
@@ -307,13 +335,11 @@ class Engine:
             case Reject(uid):
                 del self._incoming[uid]
             case RunStage(work) | RunSteps(work):
-                self._works[work.work_id] = work
                 self._send_work(work)
             case Stop(work_id):
-                for gpu in self._works[work_id].gpus:
-                    self._executor.send(gpu, StopWork(work_id))
-            case MoveState(job_id, source, target, conditioning):
-                self._move(job_id, source, target, conditioning)
+                self._stop_work(work_id)
+            case MoveState(job_id, targets, conditioning):
+                self._move(job_id, targets, conditioning)
             case DropState(job_id, gpus):
                 for gpu in gpus:
                     self._executor.send(gpu, Forget(job_id))
@@ -327,31 +353,40 @@ class Engine:
         request, spec = self._incoming.pop(uid)
         ticket = Ticket(request=request, eta_ns=eta_ns, outcome=self._loop.create_future())
         self._live[job_id] = _Live(spec=spec, ticket=ticket)
+        self._cargo.begin(job_id, spec)
         self._job_ids[uid] = job_id
 
     def _send_work(self, work: Work) -> None:
-        (job_id,) = work.job_ids
+        (job_id,), (first_step,) = work.job_ids, work.first_steps
+        live, group = self._live[job_id], None
+        live.last_work = work
+        match work.stage.name:
+            case "encode":
+                command: Command = Encode(work.work_id, job_id, live.spec)
+            case "diffuse":
+                group = self._executor.group(work.gpus) if len(work.gpus) > 1 else None
+                command = Denoise(work.work_id, job_id, first_step, work.num_steps, group)
+            case _:
+                command = Decode(work.work_id, job_id)
+        self._flights.begin(work, group)
         for gpu in work.gpus:
-            match work.stage.name:
-                case "encode":
-                    self._executor.send(gpu, Encode(work.work_id, job_id, self._live[job_id].spec))
-                case "diffuse":
-                    self._executor.send(gpu, Denoise(work.work_id, job_id, work.num_steps))
-                case "decode":
-                    self._executor.send(gpu, Decode(work.work_id, job_id))
+            self._executor.send(gpu, command)
 
-    def _move(self, job_id: int, source: int, target: int, conditioning: bool) -> None:
-        """The target's queue waits for the blob, as a future; the source exports behind its own queue."""
-        transfer_id = self._next_transfer_id
-        self._next_transfer_id += 1
-        arrival: asyncio.Future[Command] = self._loop.create_future()
-        self._transfers[transfer_id] = _Transfer(job_id=job_id, source=source, arrival=arrival)
-        self._executor.send(source, ExportState(job_id, transfer_id, conditioning))
-        self._executor.send(target, arrival)
+    def _stop_work(self, work_id: int) -> None:
+        """The leader's word counts; if it is lost, the work breaks off anyway."""
+        flight = self._flights.get(work_id)
+        if flight is not None and flight.work.gpus[0] in self._up:
+            self._executor.send(flight.work.gpus[0], StopWork(work_id))
+
+    def _move(self, job_id: int, targets: tuple[int, ...], conditioning: bool) -> None:
+        behind = self._live[job_id].last_work
+        is_awaited = behind is not None and behind.work_id in self._flights and job_id in self._members(behind)
+        self._cargo.move(job_id, targets, conditioning, behind if is_awaited else None)
 
     def _finish(self, job_id: int, uid: str, status: Status, reason: str) -> None:
         live = self._live.pop(job_id)
         del self._job_ids[uid]
+        self._cargo.end(job_id)
         outcome = Outcome(
             uid=uid,
             status=status,
@@ -362,9 +397,3 @@ class Engine:
         )
         if not live.ticket.outcome.done():  # The waiter may have been cancelled itself.
             live.ticket.outcome.set_result(outcome)
-
-
-def calibration_shapes(info: ModelInfo) -> tuple[Shape, ...]:
-    """Squares of half, one and one and a half times the default size, as far as the model goes."""
-    sides = {round(info.default_height * share / info.side_multiple) * info.side_multiple for share in (0.5, 1.0, 1.5)}
-    return tuple(Shape(side, side) for side in sorted(sides) if info.side_multiple <= side <= info.max_side)

@@ -4,12 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from tilework.comm.rendezvous import Rendezvous
 from tilework.core.request import Shape
-from tilework.core.wire import Calibrate, Calibrated, CostRow, Loaded, LoadFailed, ModelInfo, ModelSource, Report
+from tilework.core.wire import (
+    BreakGroup,
+    Calibrate,
+    Calibrated,
+    CloseGroup,
+    CostRow,
+    EnterNode,
+    GroupRef,
+    Loaded,
+    LoadFailed,
+    ModelInfo,
+    Parcel,
+    Report,
+    Site,
+    Source,
+)
+from tilework.core.work import Group
+from tilework.cost.profiles import ProfileKey
+from tilework.runtime.costs import profile_key
+from tilework.runtime.groups import GroupTable
+from tilework.runtime.parcels import ParcelDirectory
 from tilework.runtime.worker_process import Outgoing, WorkerProcess
 
 _log = logging.getLogger(__name__)
@@ -34,11 +56,28 @@ class Executor(Protocol):
 
     @property
     def num_gpus(self) -> int: ...
+    @property
+    def profile_key(self) -> ProfileKey:
+        """Under what circumstances the devices work; known once they are up."""
+
     async def start(self, listener: Listener) -> ModelInfo:
         """Bring every device up. Raises WorkerStartFailed."""
 
-    async def calibrate(self, shapes: tuple[Shape, ...]) -> tuple[CostRow, ...]: ...
+    async def calibrate(
+        self, shapes: tuple[Shape, ...], degree: int = 1, num_runs: int | None = None
+    ) -> tuple[CostRow, ...]:
+        """Measure on all devices at the same time, in groups of `degree`. Raises WorkerStartFailed."""
+
     def send(self, gpu: int, outgoing: Outgoing) -> None: ...
+    def group(self, gpus: Group) -> GroupRef:
+        """The group of these devices, for commands that are sent next."""
+
+    def break_off(self, ref: GroupRef) -> None:
+        """End a group of which a member does not go on as the others do."""
+
+    def discard(self, parcel: Parcel) -> None:
+        """Remove what nobody needs any more."""
+
     async def stop(self) -> None: ...
 
 
@@ -47,7 +86,7 @@ class LocalConfig:
     """`max_restarts`: how often in a row a worker may die before it has loaded its model, until it is given up."""
 
     num_workers: int
-    source: ModelSource
+    source: Source
     restart_delay_s: float = 0.5
     max_restarts: int = 3
     start_timeout_s: float = 600.0
@@ -62,13 +101,20 @@ class LocalExecutor:
         self._workers: dict[int, WorkerProcess] = {}
         self._failed_starts: dict[int, int] = {}
         self._restarting: set[int] = set()
-        self._loaded: dict[int, asyncio.Future[ModelInfo]] = {}
+        self._up: set[int] = set()
+        self._loaded: dict[int, asyncio.Future[Loaded]] = {}
         self._calibrated: dict[int, asyncio.Future[tuple[CostRow, ...]]] = {}
+        self._groups = GroupTable()
+        self._resources = ExitStack()
         self._stopping = False
 
     @property
     def num_gpus(self) -> int:
         return self._config.num_workers
+
+    @property
+    def profile_key(self) -> ProfileKey:
+        return self._key
 
     def pid(self, gpu: int) -> int | None:
         """Process id of a device's worker, for tests and operators."""
@@ -78,49 +124,86 @@ class LocalExecutor:
     async def start(self, listener: Listener) -> ModelInfo:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
+        self._parcels = self._resources.enter_context(closing(ParcelDirectory()))
+        self._rendezvous = self._resources.enter_context(closing(Rendezvous(self._parcels.path)))
         gpus = range(self._config.num_workers)
         self._loaded = {gpu: self._loop.create_future() for gpu in gpus}
         for gpu in gpus:
             self._spawn(gpu)
         timeout_s = self._config.start_timeout_s
         try:
-            infos = await asyncio.wait_for(asyncio.gather(*self._loaded.values()), timeout_s)
+            loaded = await asyncio.wait_for(asyncio.gather(*self._loaded.values()), timeout_s)
         except TimeoutError:
             await self.stop()
             raise WorkerStartFailed(f"the workers did not load within {timeout_s:g} s") from None
         except WorkerStartFailed:
             await self.stop()
             raise
-        return infos[0]
+        self._key = profile_key(self._config.source, self._config.num_workers, loaded[0])
+        self._meet()
+        return loaded[0].info
 
-    async def calibrate(self, shapes: tuple[Shape, ...]) -> tuple[CostRow, ...]:
-        """Warm all workers up at the same time, as they will run, and gather what they measured."""
-        self._calibrated = {gpu: self._loop.create_future() for gpu in self._workers}
-        for gpu in self._workers:
-            self.send(gpu, Calibrate(shapes))
-        rows = await asyncio.gather(*self._calibrated.values())
-        return tuple(row for part in rows for row in part)
+    async def calibrate(
+        self, shapes: tuple[Shape, ...], degree: int = 1, num_runs: int | None = None
+    ) -> tuple[CostRow, ...]:
+        up = sorted(self._up)
+        groups = [tuple(up[first : first + degree]) for first in range(0, len(up) - degree + 1, degree)]
+        self._calibrated = {gpu: self._loop.create_future() for group in groups for gpu in group}
+        refs = {group: None if degree == 1 else self.group(group) for group in groups}
+        for group, ref in refs.items():
+            for gpu in group:
+                self.send(gpu, Calibrate(shapes, ref, num_runs))
+        await asyncio.gather(*self._calibrated.values())
+        for group, ref in refs.items():
+            if ref is not None and any(len(self._calibrated[gpu].result()) < len(shapes) for gpu in group):
+                self.break_off(ref)  # A member that could not run a shape has left the others.
+        return tuple(row for future in self._calibrated.values() for row in future.result())
 
     def send(self, gpu: int, outgoing: Outgoing) -> None:
         self._workers[gpu].send(outgoing)
+
+    def group(self, gpus: Group) -> GroupRef:
+        ref, closed = self._groups.use(gpus)
+        for old in closed:
+            self._tell(old, CloseGroup(old.group_id))
+        return ref
+
+    def break_off(self, ref: GroupRef) -> None:
+        if self._groups.break_off(ref):
+            self._break(ref)
+
+    def _break(self, ref: GroupRef) -> None:
+        """What is under way in the group ends now; behind what was queued for it, it is forgotten."""
+        self._tell(ref, BreakGroup(ref.group_id))
+        self._tell(ref, CloseGroup(ref.group_id))
+
+    def _tell(self, ref: GroupRef, command: BreakGroup | CloseGroup) -> None:
+        for gpu in ref.gpus:
+            if gpu in self._workers:
+                self.send(gpu, command)
+
+    def discard(self, parcel: Parcel) -> None:
+        self._parcels.discard(parcel)
 
     async def stop(self) -> None:
         self._stopping = True
         grace_s = self._config.stop_grace_s
         await asyncio.gather(*(asyncio.to_thread(worker.close, grace_s) for worker in self._workers.values()))
         self._workers.clear()
+        self._resources.close()
 
     def _spawn(self, gpu: int) -> None:
         """Starts a process; its first message is Loaded or LoadFailed."""
 
+        site = Site(gpu=gpu, parcels=str(self._parcels.path), rendezvous=self._rendezvous.address)
         self._workers[gpu] = WorkerProcess(
-            gpu, self._config.source, partial(self._report, gpu), partial(self._exited, gpu)
+            site, self._config.source, partial(self._report, gpu), partial(self._exited, gpu)
         )
 
     def _report(self, gpu: int, report: Report) -> None:
         match report:
-            case Loaded(info, _):
-                self._on_loaded(gpu, info)
+            case Loaded():
+                self._on_loaded(gpu, report)
             case LoadFailed(reason):
                 self._fail_start(gpu, reason)
             case Calibrated(rows):
@@ -128,12 +211,22 @@ class LocalExecutor:
             case _:
                 self._listener.on_report(gpu, report)
 
-    def _on_loaded(self, gpu: int, info: ModelInfo) -> None:
+    def _on_loaded(self, gpu: int, loaded: Loaded) -> None:
         self._failed_starts[gpu] = 0
+        self._up.add(gpu)
         if self._loaded[gpu].done():
+            self._meet()
             self._listener.on_joined(gpu)
         else:
-            self._loaded[gpu].set_result(info)
+            self._loaded[gpu].set_result(loaded)
+
+    def _meet(self) -> None:
+        """Let the workers that are up form the communicator of which GPUs' groups are parts."""
+        if self._config.source.device != "cuda" or len(self._up) < 2:
+            return
+        node = self._groups.unique(tuple(sorted(self._up)))
+        for gpu in node.gpus:
+            self.send(gpu, EnterNode(node))
 
     def _exited(self, gpu: int, reason: str) -> None:
         if self._stopping:
@@ -143,6 +236,10 @@ class LocalExecutor:
         calibrating = self._calibrated.get(gpu)
         if calibrating is not None and not calibrating.done():
             calibrating.set_exception(WorkerStartFailed(f"worker {gpu} ended during calibration: {reason}"))
+        self._up.discard(gpu)
+        for ref in self._groups.break_with(gpu):
+            self._break(ref)
+        self._meet()
         self._listener.on_lost(gpu, reason)
         self._failed_starts[gpu] = self._failed_starts.get(gpu, 0) + 1
         again = self._failed_starts[gpu] <= self._config.max_restarts

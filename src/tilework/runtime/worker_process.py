@@ -10,7 +10,7 @@ from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 from threading import Lock
 
-from tilework.core.wire import Command, ModelSource, Quit, Report, StopWork
+from tilework.core.wire import BreakGroup, Command, Quit, Report, Site, Source, StopWork
 
 PRELOAD = "tilework.worker.preload"
 SMALL_BYTES = 32 * 1024
@@ -36,8 +36,8 @@ class WorkerProcess:
 
     def __init__(
         self,
-        gpu: int,
-        source: ModelSource,
+        site: Site,
+        source: Source,
         on_report: Callable[[Report], None],
         on_exit: Callable[[str], None],
     ) -> None:
@@ -50,7 +50,7 @@ class WorkerProcess:
         self._outbox: deque[Outgoing] = deque()
         self._blocked = False
         self._process = forkserver_context().Process(
-            target=serve, args=(theirs, source, gpu), name=f"tilework-worker-{gpu}", daemon=True
+            target=serve, args=(theirs, source, site), name=f"tilework-worker-{site.gpu}", daemon=True
         )
         self._process.start()
         theirs.close()
@@ -61,8 +61,8 @@ class WorkerProcess:
         return self._process.pid
 
     def send(self, outgoing: Outgoing) -> None:
-        """Send a command behind the former ones; a StopWork overtakes them."""
-        if isinstance(outgoing, StopWork):
+        """Send a command behind the former ones; StopWork and BreakGroup overtake them."""
+        if isinstance(outgoing, StopWork | BreakGroup):
             self._write(pickle.dumps(outgoing))
         else:
             self._outbox.append(outgoing)

@@ -14,7 +14,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 import tilework
 from tilework.core.time import ns_from_s
-from tilework.core.wire import ModelInfo
 from tilework.server.calls import check_model
 from tilework.server.config import ServerConfig
 from tilework.server.encode import Threads
@@ -91,16 +90,17 @@ def _add_model_routes(app: FastAPI, engine: Engine, created: int) -> None:
     @app.get("/v1/models", tags=["models"])
     async def list_models() -> JSONResponse:
         require_ready(engine)
-        return JSONResponse({"object": "list", "data": [_model_card(engine.info, created)]})
+        return JSONResponse({"object": "list", "data": [_model_card(engine, created)]})
 
     @app.get("/v1/models/{model_id:path}", tags=["models"])
     async def retrieve_model(model_id: str) -> JSONResponse:
         require_ready(engine)
         check_model(model_id, engine.info)
-        return JSONResponse(_model_card(engine.info, created))
+        return JSONResponse(_model_card(engine, created))
 
 
-def _model_card(info: ModelInfo, created: int) -> dict[str, object]:
+def _model_card(engine: Engine, created: int) -> dict[str, object]:
+    info = engine.info
     limits = {
         "family": info.family,
         "parameters": info.parameters,
@@ -109,6 +109,7 @@ def _model_card(info: ModelInfo, created: int) -> dict[str, object]:
         "default_size": f"{info.default_width}x{info.default_height}",
         "default_steps": info.default_steps,
         "default_guidance_scale": info.default_guidance_scale,
+        "policy": engine.policy,
     }
     return {"id": info.name, "object": "model", "created": created, "owned_by": "tilework", "tilework": limits}
 

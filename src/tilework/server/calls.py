@@ -41,6 +41,7 @@ def image_call(body: Mapping[str, object], info: ModelInfo, config: ServerConfig
     ask = _parsed(body)
     check_model(ask.model, info)
     _check_texts(ask, config.max_prompt_chars)
+    _check_negative(ask, info)
     _check_limits(ask, config)
     return ImageCall(
         specs=_specs(ask, info, rng),
@@ -79,6 +80,12 @@ def _check_texts(ask: ImageRequest, max_chars: int) -> None:
             raise invalid(name, text, f"Give at most {max_chars} characters; these are {len(text)}.")
         if not _is_unicode(text):
             raise invalid(name, text, "Give valid Unicode: it holds half of a surrogate pair.")
+
+
+def _check_negative(ask: ImageRequest, info: ModelInfo) -> None:
+    if ask.negative_prompt and not info.two_passes:
+        remedy = f"{info.name} has no second pass that it could guide away from: leave it out."
+        raise invalid("negative_prompt", ask.negative_prompt, remedy, code="unsupported_value")
 
 
 def _is_unicode(text: str) -> bool:

@@ -33,6 +33,10 @@ class Engine(Protocol):
     def info(self) -> ModelInfo:
         """The served model; known once the engine has started."""
 
+    @property
+    def policy(self) -> str:
+        """The name of the scheduling policy."""
+
     def submit(
         self,
         spec: Spec,

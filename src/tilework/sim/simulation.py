@@ -31,9 +31,9 @@ from tilework.core.events import (
     Woke,
 )
 from tilework.core.request import Request, Status
-from tilework.core.work import DIFFUSE, StageId, Work
+from tilework.core.work import DIFFUSE, Group, StageId, Work
 from tilework.cost.table import CostTable, TableCosts
-from tilework.sim.device import ModelledGpu, Run
+from tilework.sim.device import Fleet, Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +93,9 @@ class Simulation:
         self._costs = TableCosts(table)  # The devices' true costs; the controller's own drift with what it observes.
         self._config = config
         self._random = Random(config.seed)
-        self._gpus = [ModelledGpu(gpu=gpu) for gpu in range(config.num_gpus)]
-        self._heap: list[tuple[int, int, Event | tuple[ModelledGpu, Run]]] = []
+        self._fleet = Fleet()
+        self._works: dict[int, Work] = {}
+        self._heap: list[tuple[int, int, Event | Run]] = []
         self._sequence = 0
         self._requests: dict[str, Request] = {}
         self._jobs: dict[int, Request] = {}
@@ -125,7 +126,7 @@ class Simulation:
         num_events = 0
         while self._heap:
             now_ns, _, due = heappop(self._heap)
-            event = self._end_run(*due, now_ns) if isinstance(due, tuple) else due
+            event = self._end_run(due, now_ns) if isinstance(due, Run) else due
             if event is None:
                 continue
             num_events += 1
@@ -139,8 +140,8 @@ class Simulation:
 
     def _schedule_start(self, requests: list[Request], cancels: Iterable[tuple[int, str]]) -> None:
         stages = frozenset(StageId(row.pipeline, row.stage) for row in self._table.rows)
-        for modelled in self._gpus:
-            self._schedule(0, GpuJoined(modelled.gpu, modelled.gpu // self._table.gpus_per_node, stages))
+        for gpu in range(self._config.num_gpus):
+            self._schedule(0, GpuJoined(gpu, gpu // self._table.gpus_per_node, stages))
         for request in requests:
             assert request.uid not in self._requests, f"two requests have the uid {request.uid}"
             self._requests[request.uid] = request
@@ -148,7 +149,7 @@ class Simulation:
         for at_ns, uid in cancels:
             self._schedule(at_ns, Cancelled(uid, "the client went away"))
 
-    def _schedule(self, at_ns: int, due: Event | tuple[ModelledGpu, Run]) -> None:
+    def _schedule(self, at_ns: int, due: Event | Run) -> None:
         self._sequence += 1
         heappush(self._heap, (at_ns, self._sequence, due))
 
@@ -164,14 +165,13 @@ class Simulation:
             case Finish(job_id, uid, status, reason):
                 self._end(uid, status, now_ns + self._config.result_ns, reason)
             case RunStage(work) | RunSteps(work):
-                modelled = self._device_of(work)
-                modelled.enqueue(work, self._duration_ns(work))
-                self._begin_next(modelled, now_ns)
+                self._works[work.work_id] = work
+                self._fleet.enqueue(work, self._duration_ns(work))
+                self._begin_next(work.gpus, now_ns)
             case Stop(work_id):
-                self._stop(work_id, now_ns)
-            case MoveState(job_id, source, target, _):
-                ready_ns = self._gpus[source].state_ready_ns(job_id, now_ns)
-                self._gpus[target].expect_state(job_id, ready_ns + self._costs.move_ns((source,), (target,)))
+                self._stop(self._works[work_id], now_ns)
+            case MoveState(job_id, targets, _):
+                self._move(job_id, targets, now_ns)
             case WakeAt(at_ns):
                 self._schedule(at_ns, Woke())
             case DropState():
@@ -191,10 +191,6 @@ class Simulation:
 
     # Devices.
 
-    def _device_of(self, work: Work) -> ModelledGpu:
-        (gpu,) = work.gpus
-        return self._gpus[gpu]
-
     def _duration_ns(self, work: Work) -> int:
         shapes = [self._jobs[job_id].shape for job_id in work.job_ids]
         nominal_ns = self._costs.run_ns(work.stage, shapes, len(work.gpus), work.num_steps)
@@ -202,23 +198,29 @@ class Simulation:
             nominal_ns = round(nominal_ns * max(0.2, self._random.gauss(1.0, self._config.jitter)))
         return nominal_ns + self._config.dispatch_ns
 
-    def _begin_next(self, modelled: ModelledGpu, now_ns: int) -> None:
-        run = modelled.begin_next(now_ns)
+    def _move(self, job_id: int, targets: Group, now_ns: int) -> None:
+        latest = self._fleet.latest(job_id)
+        source = () if latest is None else latest.gpus
+        for target in targets:
+            self._fleet.move(job_id, target, self._costs.move_ns(source, (target,)), now_ns)
+
+    def _begin_next(self, gpus: Iterable[int], now_ns: int) -> None:
+        for run in self._fleet.begin_next(gpus, now_ns):
+            self._schedule(run.end_ns, run)
+
+    def _stop(self, work: Work, now_ns: int) -> None:
+        run = self._fleet.stop(work, now_ns)
         if run is not None:
-            self._schedule(run.end_ns, (modelled, run))
+            self._schedule(run.end_ns, run)
+        self._begin_next(work.gpus, now_ns)  # A revoked work need not wait for its job's state.
 
-    def _stop(self, work_id: int, now_ns: int) -> None:
-        for modelled in self._gpus:
-            run = modelled.stop(work_id, now_ns)
-            if run is not None:
-                self._schedule(run.end_ns, (modelled, run))
-
-    def _end_run(self, modelled: ModelledGpu, run: Run, now_ns: int) -> Event | None:
+    def _end_run(self, run: Run, now_ns: int) -> Event | None:
         """The event of a run's end; None if a stop has shortened the run meanwhile."""
-        if modelled.running is not run:
+        touched = self._fleet.end(run)
+        if not touched:
             return None
-        modelled.end()
-        self._begin_next(modelled, now_ns)
+        del self._works[run.work.work_id]
+        self._begin_next(touched, now_ns)
         if run.steps:
             self._runs.append(run)
         work_id, run_ns = run.work.work_id, run.end_ns - run.start_ns

@@ -16,12 +16,15 @@ class JobMissing(Exception):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
-    """A job after its encode. `state` is None before its first step and while it is `away` on another worker."""
+    """A job after its encode. `state` is None before its first step; when the job goes on elsewhere, it grows old."""
 
     spec: Spec
     conditioning: Conditioning
     state: StepState | None = None
-    away: bool = False
+
+    @property
+    def steps_done(self) -> int:
+        return 0 if self.state is None else self.state.steps_done
 
 
 class Jobs:
@@ -48,11 +51,11 @@ class Jobs:
             raise JobMissing(f"job {job_id} is not on this worker: {why}")
         return self._jobs[job_id]
 
-    def present(self, job_id: int) -> Job:
-        """Like `get`, for works that touch the state: it must not be away."""
+    def at_step(self, job_id: int, num_steps: int) -> Job:
+        """Like `get`, for works that touch the state: it must be the one after `num_steps` steps."""
         job = self.get(job_id)
-        if job.away:
-            raise JobMissing(f"the state of job {job_id} was exported and has not come back; import it first")
+        if job.steps_done != num_steps:
+            raise JobMissing(f"the state of job {job_id} here is after step {job.steps_done}, not {num_steps}")
         return job
 
     def forget(self, job_id: int) -> None:

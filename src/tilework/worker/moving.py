@@ -1,43 +1,36 @@
-"""A job in a parcel: how its state goes from one worker to another."""
+"""A job's way from one worker to another: its conditioning and its state, as parcels."""
 
 from __future__ import annotations
 
-import pickle
-from dataclasses import dataclass
-
-from tilework.core.wire import Spec
-from tilework.pipelines.family import Family
+from tilework.core.wire import ImportState, Parcel
+from tilework.pipelines.family import Conditioning, Family
 from tilework.worker.jobs import Job, JobMissing, Jobs
+from tilework.worker.parcels import Parcels
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parcel:
-    spec: Spec
-    conditioning: bytes | None
-    state: bytes | None
+def put_conditioning(family: Family, parcels: Parcels, conditioning: Conditioning) -> Parcel:
+    return parcels.put(family.export_conditioning(conditioning))
 
 
-def export_job(family: Family, job: Job, conditioning: bool) -> bytes:
-    """Pack a job, with its conditioning if asked for. The caller must not run it any more."""
-    parcel = _Parcel(
-        spec=job.spec,
-        conditioning=family.export_conditioning(job.conditioning) if conditioning else None,
-        state=None if job.state is None else family.export(job.state),
-    )
-    return pickle.dumps(parcel)
+def put_state(family: Family, parcels: Parcels, job: Job) -> Parcel | None:
+    """None if the job has not begun its first step."""
+    return None if job.state is None else parcels.put(family.export(job.state))
 
 
-def import_job(family: Family, jobs: Jobs, job_id: int, blob: bytes) -> Job:
-    """Unpack a job. A parcel without conditioning refers to what `jobs` still knows of it.
+def take_job(family: Family, parcels: Parcels, jobs: Jobs, command: ImportState) -> Job:
+    """Read what `command` names; without conditioning there, what `jobs` still has of it is used.
 
-    Raises JobMissing if that is nothing.
+    Raises:
+        JobMissing: neither has it.
+        FileNotFoundError: a parcel has been removed, since its job went on without this worker or has ended.
     """
-    parcel: _Parcel = pickle.loads(blob)
-    if parcel.conditioning is not None:
-        conditioning = family.restore_conditioning(parcel.conditioning)
-    elif job_id in jobs:
-        conditioning = jobs.get(job_id).conditioning
+    if command.conditioning is not None:
+        conditioning = family.restore_conditioning(parcels.take(command.conditioning))
+    elif command.job_id in jobs:
+        conditioning = jobs.get(command.job_id).conditioning
     else:
-        raise JobMissing(f"job {job_id} was moved without its conditioning to a worker that has none for it")
-    state = None if parcel.state is None else family.restore(parcel.state, parcel.spec, conditioning)
-    return Job(spec=parcel.spec, conditioning=conditioning, state=state)
+        raise JobMissing(f"job {command.job_id} was moved without its conditioning to a worker that has none for it")
+    state = None
+    if command.state is not None:
+        state = family.restore(parcels.take(command.state), command.spec, conditioning)
+    return Job(spec=command.spec, conditioning=conditioning, state=state)

@@ -6,52 +6,69 @@ import signal
 import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 
 import torch
 
+from tilework.comm.groups import Groups
 from tilework.core.wire import (
+    BreakGroup,
     Command,
     Decode,
     Denoise,
     Encode,
-    ExportState,
     Loaded,
     LoadFailed,
+    ModelledSource,
     ModelSource,
     Quit,
     Report,
+    Site,
+    Source,
     StopWork,
 )
+from tilework.pipelines.family import Family
+from tilework.pipelines.identity import model_identity
 from tilework.pipelines.loading import load, quiet
+from tilework.worker.hardware import describe_hardware
+from tilework.worker.modelled import ModelledFamily
+from tilework.worker.parcels import Parcels
 from tilework.worker.worker import Worker, describe
 from tilework.worker.works import OpenWorks
 
 
-def serve(connection: Connection, source: ModelSource, gpu: int) -> None:
+def serve(connection: Connection, source: Source, site: Site) -> None:
     """Load the model and execute commands from `connection`, one pickled message each way at a time.
 
     Answers first `Loaded` or `LoadFailed` (and returns). Returns on `Quit`, and when the other end is closed, for
-    which the running work is stopped at its next step. `gpu` chooses the device for source.device "cuda".
+    which the running work is stopped at its next step. `site.gpu` chooses the device for source.device "cuda".
     """
     # Ctrl-C reaches the whole process group; when to end is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    link = _Link(connection)
+    groups = Groups(site.gpu, site.rendezvous, source.device)
+    link = _Link(connection, groups)
     start_ns = time.monotonic_ns()
     try:
-        _prepare(source, gpu)
-        family = load(source)
+        _prepare(source, site.gpu)
+        family = load(source) if isinstance(source, ModelSource) else ModelledFamily(source)
     except Exception as error:
         link.send(LoadFailed(describe(error)))
         return
-    link.send(Loaded(family.info, time.monotonic_ns() - start_ns))
-    worker = Worker(family, link.works, link.send)
+    link.send(_loaded(family, source, time.monotonic_ns() - start_ns))
+    worker = Worker(family, link.works, groups, Parcels(Path(site.parcels), site.gpu), link.send)
     while not isinstance(command := link.queue.get(), Quit):
         worker.execute(command)
 
 
-def _prepare(source: ModelSource, gpu: int) -> None:
+def _loaded(family: Family, source: Source, load_ns: int) -> Loaded:
+    if isinstance(source, ModelledSource):
+        return Loaded(family.info, load_ns, hardware=source.hardware, identity=source.pipeline)
+    return Loaded(family.info, load_ns, describe_hardware(family.device), model_identity(source))
+
+
+def _prepare(source: Source, gpu: int) -> None:
     quiet()
     torch.set_num_threads(source.threads)
     if source.device == "cuda":
@@ -59,9 +76,10 @@ def _prepare(source: ModelSource, gpu: int) -> None:
 
 
 class _Link:
-    """The worker's end of the pipe. A thread of its own receives, so that `StopWork` overtakes what is queued."""
+    """The worker's end of the pipe. A thread of its own receives, so that some commands overtake what is queued."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, groups: Groups) -> None:
+        self._groups = groups
         self.queue: SimpleQueue[Command] = SimpleQueue()
         self.works = OpenWorks()
         self._connection = connection
@@ -78,6 +96,7 @@ class _Link:
                 self._route(self._connection.recv())
         except (EOFError, ConnectionResetError):
             self.works.stop_all()
+            self._groups.break_all()
         finally:
             self.queue.put(Quit())
 
@@ -85,11 +104,10 @@ class _Link:
         match command:
             case StopWork():
                 self.works.stop(command.work_id)
+            case BreakGroup():
+                self._groups.break_off(command.group_id)
             case Encode() | Denoise() | Decode():
-                self.works.open(command.work_id, command.job_id)
-                self.queue.put(command)
-            case ExportState():
-                self.works.ask_export(command)
+                self.works.open(command.work_id)
                 self.queue.put(command)
             case _:
                 self.queue.put(command)

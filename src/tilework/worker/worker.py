@@ -7,18 +7,22 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from tilework.comm.groups import Groups
+from tilework.core.comm import Comm, GroupBroken
 from tilework.core.wire import (
     Calibrate,
     Calibrated,
+    CloseGroup,
     Command,
+    CostRow,
     Decode,
     Denoise,
     Encode,
     Ended,
-    Exported,
-    ExportState,
+    EnterNode,
     Failed,
     Forget,
+    GroupRef,
     ImportState,
     Progress,
     Report,
@@ -26,7 +30,9 @@ from tilework.core.wire import (
 from tilework.pipelines.family import Family
 from tilework.worker.calibrate import calibrate
 from tilework.worker.jobs import Job, JobMissing, Jobs
-from tilework.worker.moving import export_job, import_job
+from tilework.worker.moving import put_conditioning, put_state, take_job
+from tilework.worker.muster import muster
+from tilework.worker.parcels import Parcels
 from tilework.worker.settle import settle
 from tilework.worker.works import OpenWorks
 
@@ -38,14 +44,19 @@ _T = TypeVar("_T", bound=WorkCommand)
 class Worker:
     """Executes one command after another on one model, and says through `emit` how each work ended.
 
-    `works` knows the works and exports that were received; `execute` closes the works that it ends. Between two steps
-    of a work, states of other jobs leave for other workers; nobody else has to wait for the end of the work. An
-    error in a work is contained: the work answers `Failed`, its job is lost here, and so are the job's later works.
+    `works` knows the works that were received; `execute` closes those that it ends. A denoise work of a group runs in
+    lockstep with the other members, whose first decides when to stop. An error in a work is contained: the work answers
+    `Failed`, its job is lost here, and so are the job's later works; the other members' work breaks off. A group that
+    breaks leaves the state intact where it was.
     """
 
-    def __init__(self, family: Family, works: OpenWorks, emit: Callable[[Report], None]) -> None:
+    def __init__(
+        self, family: Family, works: OpenWorks, groups: Groups, parcels: Parcels, emit: Callable[[Report], None]
+    ) -> None:
         self._family = family
         self._works = works
+        self._groups = groups
+        self._parcels = parcels
         self._emit = emit
         self._jobs = Jobs()
 
@@ -55,7 +66,7 @@ class Worker:
         return len(self._jobs)
 
     def execute(self, command: Command) -> None:
-        """Do what `command` says; `StopWork` and `Quit` are the receiver's affair."""
+        """Do what `command` says; `StopWork`, `BreakGroup` and `Quit` are the receiver's affair."""
         match command:
             case Encode():
                 self._work(command, self._encode)
@@ -63,26 +74,23 @@ class Worker:
                 self._work(command, self._denoise)
             case Decode():
                 self._work(command, self._decode)
-            case ExportState():
-                if self._works.take_export(command.transfer_id):
-                    self._export(command)
             case ImportState():
                 self._import(command)
             case Forget():
                 self._jobs.forget(command.job_id)
+            case EnterNode():
+                self._enter(command.node)
+            case CloseGroup():
+                self._groups.close(command.group_id)
             case Calibrate():
-                self._emit(Calibrated(calibrate(self._family, command.shapes)))
+                self._emit(Calibrated(self._calibrate(command)))
             case _:
                 raise TypeError(f"a worker does not execute {type(command).__name__}")
 
-    def _work(self, command: _T, run: Callable[[_T, int], Ended]) -> None:
-        """Run a work, or skip it if it was stopped in the queue, and report its end."""
-        start_ns = time.monotonic_ns()
+    def _work(self, command: _T, run: Callable[[_T], Ended]) -> None:
+        """Run a work and report its end."""
         try:
-            if self._works.is_stopped(command.work_id):
-                report: Report = Ended(command.work_id, start_ns, start_ns, steps_done=0, stopped=True)
-            else:
-                report = run(command, start_ns)
+            report: Report = run(command)
         except JobMissing as error:
             report = Failed(command.work_id, describe(error))
         except Exception as error:
@@ -92,65 +100,123 @@ class Worker:
         self._works.close(command.work_id)
         self._emit(report)
 
-    def _encode(self, command: Encode, start_ns: int) -> Ended:
+    def _encode(self, command: Encode) -> Ended:
+        start_ns = time.monotonic_ns()
+        if self._works.is_stopped(command.work_id):
+            return _revoked(command.work_id)
         conditioning = self._family.encode(command.spec)
         self._jobs.put(command.job_id, Job(spec=command.spec, conditioning=conditioning))
-        return Ended(command.work_id, start_ns, self._now_ns(), steps_done=1)
+        end_ns = self._now_ns()
+        parcel = put_conditioning(self._family, self._parcels, conditioning)
+        return Ended(command.work_id, start_ns, end_ns, steps_done=1, parcel=parcel)
 
-    def _denoise(self, command: Denoise, start_ns: int) -> Ended:
-        """Run up to `num_steps` steps, fewer if the request has no more or a stop is seen between two of them."""
-        family, job = self._family, self._jobs.present(command.job_id)
+    def _denoise(self, command: Denoise) -> Ended:
+        """Run `num_steps` steps; fewer if a stop is agreed between two of them, or if the group breaks."""
+        if command.group is None:
+            return self._denoise_with(command, None)
+        try:
+            return self._denoise_with(command, self._groups.open(command.group))
+        except GroupBroken as error:
+            _log.warning("work %d of job %d broke off: %s", command.work_id, command.job_id, error)
+            return self._broken(command)
+        except JobMissing:
+            raise
+        except Exception:
+            self._groups.break_off(command.group.group_id)
+            raise
+
+    def _denoise_with(self, command: Denoise, comm: Comm | None) -> Ended:
+        job = muster(self._jobs, command, comm, self._family.device, self._works.is_stopped(command.work_id))
+        if job is None:
+            return _revoked(command.work_id)
+        start_ns = time.monotonic_ns()
+        leads = comm is None or comm.rank == 0
+        parallel = self._family.parallel
+        if comm is not None:
+            parallel.join(comm, self._family.info.two_passes and job.spec.guidance_scale > 1)
+        try:
+            stopped = self._steps(command, job, leads)
+        finally:
+            parallel.leave()
+        end_ns = self._now_ns()
+        parcel = put_state(self._family, self._parcels, job) if leads else None
+        steps_done = job.steps_done - command.first_step
+        return Ended(command.work_id, start_ns, end_ns, steps_done, stopped=stopped, parcel=parcel)
+
+    def _steps(self, command: Denoise, job: Job, leads: bool) -> bool:
+        """Returns whether the steps were stopped before the last of them."""
+        family = self._family
         state = job.state = job.state or family.begin(job.spec, job.conditioning)
-        first = seen = state.steps_done
-        last = min(first + command.num_steps, job.spec.steps)
-        while state.steps_done < last:
-            if state.steps_done > seen:
-                seen = state.steps_done
-                settle(family.device)
-                if self._works.is_stopped(command.work_id):
-                    return Ended(command.work_id, start_ns, self._now_ns(), seen - first, stopped=True)
-                self._emit(Progress(command.work_id, seen - first))
-                for export in self._works.early_exports():
-                    self._export(export)
-            family.advance(state, family.predict([state])[0])
-        return Ended(command.work_id, start_ns, self._now_ns(), last - first)
+        last = min(command.first_step + command.num_steps, job.spec.steps)
+        parallel = family.parallel
+        while True:
+            before = state.steps_done
+            while state.steps_done == before:  # A step may take several iterations.
+                parallel.wants_stop = self._works.is_stopped(command.work_id)
+                family.advance(state, family.predict([state])[0])
+            if state.steps_done >= last:
+                return False
+            settle(family.device)
+            parallel.wants_stop = self._works.is_stopped(command.work_id)  # Alone, this is what counts.
+            if parallel.stop_agreed:
+                return True
+            if leads:
+                self._emit(Progress(command.work_id, state.steps_done - command.first_step))
 
-    def _decode(self, command: Decode, start_ns: int) -> Ended:
-        job = self._jobs.present(command.job_id)
-        steps_done = 0 if job.state is None else job.state.steps_done
-        if job.state is None or steps_done < job.spec.steps:
-            raise ValueError(f"job {command.job_id} has {steps_done} of {job.spec.steps} steps; denoise it first")
+    def _broken(self, command: Denoise) -> Ended:
+        """How far this member came; its state may be ahead of the others' by one step."""
+        now_ns = time.monotonic_ns()
+        if command.job_id not in self._jobs:
+            return Ended(command.work_id, now_ns, now_ns, steps_done=0, broken=True)
+        job = self._jobs.get(command.job_id)
+        steps_done = job.steps_done - command.first_step
+        if steps_done <= 0:
+            return Ended(command.work_id, now_ns, now_ns, steps_done=0, broken=True)
+        parcel = put_state(self._family, self._parcels, job)
+        return Ended(command.work_id, now_ns, self._now_ns(), steps_done, broken=True, parcel=parcel)
+
+    def _decode(self, command: Decode) -> Ended:
+        start_ns = time.monotonic_ns()
+        if self._works.is_stopped(command.work_id):
+            return _revoked(command.work_id)
+        job = self._jobs.get(command.job_id)
+        job = self._jobs.at_step(command.job_id, job.spec.steps)
+        assert job.state is not None
         image = self._family.decode(job.state)
         return Ended(command.work_id, start_ns, self._now_ns(), steps_done=1, image=image)
 
-    def _export(self, command: ExportState) -> None:
-        """Answer with the job, or with None if it is not here; its conditioning stays for a later return."""
-        blob = None
-        try:
-            job = self._jobs.present(command.job_id)
-            blob = export_job(self._family, job, command.conditioning)
-            job.state, job.away = None, True
-        except JobMissing:
-            _log.warning("job %d is to be exported but is not here", command.job_id)
-        except Exception as error:
-            _log.exception("export of job %d failed", command.job_id)
-            self._jobs.lose(command.job_id, f"its export failed with {describe(error)}")
-        self._emit(Exported(command.transfer_id, blob))
-
     def _import(self, command: ImportState) -> None:
         job_id = command.job_id
-        if command.blob is None:
-            self._jobs.lose(job_id, "the worker that had its state could not hand it over")
-            return
         try:
-            self._jobs.put(job_id, import_job(self._family, self._jobs, job_id, command.blob))
+            self._jobs.put(job_id, take_job(self._family, self._parcels, self._jobs, command))
+        except FileNotFoundError:
+            self._jobs.lose(job_id, "it went on without this worker before it could be taken over")
         except Exception as error:
             _log.exception("import of job %d failed", job_id)
             self._jobs.lose(job_id, f"its import failed with {describe(error)}")
 
+    def _enter(self, node: GroupRef) -> None:
+        try:
+            self._groups.enter(node)
+        except GroupBroken as error:  # A worker was lost meanwhile; the next node is about to be announced.
+            _log.warning("the workers of this node did not meet: %s", error)
+
+    def _calibrate(self, command: Calibrate) -> tuple[CostRow, ...]:
+        try:
+            comm = None if command.group is None else self._groups.open(command.group)
+            return calibrate(self._family, command.shapes, comm, command.num_runs)
+        except GroupBroken:
+            _log.warning("a measurement broke off with its group")
+            return ()
+
     def _now_ns(self) -> int:
         settle(self._family.device)
         return time.monotonic_ns()
+
+
+def _revoked(work_id: int) -> Ended:
+    now_ns = time.monotonic_ns()
+    return Ended(work_id, now_ns, now_ns, steps_done=0, stopped=True)
 
 
 def describe(error: Exception) -> str:

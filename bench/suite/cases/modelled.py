@@ -1,0 +1,153 @@
+"""A whole server with eight modelled GPUs under mixed load: who keeps deadlines, and whether `simulate` agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from suite.case import Check, Finding, Note, Picture, Table
+from suite.modelled import LiveRun, faster, run, uniform_workload, write_table
+from suite.pictures import attainment_bars, timeline
+from suite.stats import Interval, extremes, fmean
+from tilework.cost.table import read_table
+
+Runs = dict[str, list[LiveRun]]
+"""By policy, one run per seed, in the order of the seeds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modelled:
+    """`requests` at `rate_per_min`, Poisson, of all sizes of the table alike, due after their SLO x `slo_scale`.
+
+    Table, arrivals and SLOs are `time_scale` times as fast, to save time; what Tilework itself takes is not, so it
+    weighs that much more.
+    """
+
+    policy: str = "tetriserve"
+    fixed: tuple[str, ...] = ("fixed-sp1", "fixed-sp2", "fixed-sp4", "fixed-sp8")
+    table: str = "flux1dev_h100_eager"
+    gpus: int = 8
+    requests: int = 60
+    rate_per_min: float = 12.0
+    slo_scale: float = 1.2
+    time_scale: float = 2.0
+    seeds: tuple[int, ...] = (1, 2, 3)
+
+    @classmethod
+    def make(cls, quick: bool) -> Modelled:
+        return cls(requests=20, time_scale=4.0, seeds=(1,)) if quick else cls()
+
+    def measure(self, note: Note) -> Finding:
+        with TemporaryDirectory() as folder:
+            runs = self._runs(Path(folder), note)
+        best = max(self.fixed, key=lambda policy: fmean(_attained(runs[policy])))
+        return Finding(
+            checks=(*self._policy_checks(runs, best), *_simulation_checks(runs)),
+            method=self._method(),
+            tables=(_live_table(runs), _simulated_table(runs)),
+            facts={"best fixed degree": best} | {f"{p}, all seeds: simulated - live": _together(runs[p]) for p in runs},
+            pictures=(
+                Picture(name="attainment", png=attainment_bars({policy: _attained(runs[policy]) for policy in runs})),
+                *(Picture(name=policy, png=timeline(runs[policy][0], self.gpus)) for policy in (best, self.policy)),
+            ),
+        )
+
+    def _runs(self, folder: Path, note: Note) -> Runs:
+        table, path = faster(read_table(self.table), self.time_scale), folder / "table.json"
+        write_table(path, table)
+        runs: Runs = {policy: [] for policy in (*self.fixed, self.policy)}
+        for seed in self.seeds:
+            rate_per_s = self.rate_per_min / 60 * self.time_scale
+            workload = uniform_workload(table, self.requests, rate_per_s, self.slo_scale, seed)
+            for policy, done in runs.items():
+                done.append(run(policy, seed, self.gpus, path, workload, folder))
+                note(f"seed {seed}: {policy} attained {_attained(done)[-1]:.0%}")
+        return runs
+
+    def _policy_checks(self, runs: Runs, best: str) -> list[Check]:
+        """In requests, since shares that differ by one are not to be told apart by rounding."""
+        checks = [Check(what=f"{best} attains", measured=_percent(runs[best]), low=50, high=90, unit="%")]
+        for index, seed in enumerate(self.seeds):
+            fixed = max(runs[policy][index].seen["on_time"] for policy in self.fixed)
+            more = runs[self.policy][index].seen["on_time"] - fixed
+            what = f"seed {seed}: on time by {self.policy}, more than by the best fixed degree"
+            checks.append(Check(what=what, measured=extremes([more]), low=1, unit=f"of {self.requests}"))
+        return checks
+
+    def _method(self) -> tuple[str, ...]:
+        return (
+            f"`tilework serve --backend modelled --gpus {self.gpus}`: HTTP, engine, controller, messages, groups and "
+            "parcels are real; a step sleeps for as long as the table says. All of it, and the client, share the cores "
+            "of this machine: waking eight processes on few cores takes milliseconds per work, which wide groups feel "
+            "most, and which GPUs with a core each would not.",
+            f"Times of the table, SLOs and gaps between arrivals are divided by {self.time_scale:g}; what Tilework "
+            f"takes is not and so weighs {self.time_scale:g} times as much. Times below are as measured, not scaled "
+            "back.",
+            "All policies get the same requests at the same times, open loop, without warm-up. Attainment and latency "
+            "are the client's, from the planned arrival to the end of the answer.",
+            "Simulated: `simulate --log` on what the run itself measured, against the live run by its log, where a "
+            "request ends with its last work. The deviation of a policy is the largest of its seeds. Foretold: "
+            "`simulate` on the table alone, without anything measured.",
+        )
+
+
+def _simulation_checks(runs: Runs) -> list[Check]:
+    checks = []
+    for policy, done in runs.items():
+        points = [abs(one.attainment_points) for one in done]
+        percent = [100 * abs(one.latency_ratio - 1) for one in done]
+        checks += [
+            Check(what=f"{policy}: |simulated - live| attainment", measured=_worst(points), high=3, unit="points"),
+            Check(what=f"{policy}: |simulated / live - 1| mean latency", measured=_worst(percent), high=5, unit="%"),
+        ]
+    return checks
+
+
+def _together(runs: Sequence[LiveRun]) -> str:
+    """How far the simulations are off on average, with their signs."""
+    points, ratio = fmean(run.attainment_points for run in runs), fmean(run.latency_ratio for run in runs)
+    return f"{points:+.2f} points, mean latency {100 * (ratio - 1):+.2f}%"
+
+
+def _attained(runs: Sequence[LiveRun]) -> list[float]:
+    return [run.seen["attainment"] for run in runs]
+
+
+def _percent(runs: Sequence[LiveRun]) -> Interval:
+    return extremes([100 * share for share in _attained(runs)], fmean)
+
+
+def _worst(values: Sequence[float]) -> Interval:
+    return extremes(values, max)
+
+
+def _live_table(runs: Runs) -> Table:
+    columns = ("policy, seed", "attained", "mean", "p50", "p95", "p99", "devices per step")
+    return Table(
+        title="Live, as the client saw it; latency in s",
+        columns=columns,
+        rows=tuple(_live_row(one) for done in runs.values() for one in done),
+    )
+
+
+def _live_row(run: LiveRun) -> tuple[str, ...]:
+    latency = (f"{run.seen['latency_s'][name]:.3f}" for name in ("mean", "p50", "p95", "p99"))
+    return f"{run.policy}, {run.seed}", f"{run.seen['attainment']:.1%}", *latency, f"{run.mean_degree:.2f}"
+
+
+def _simulated_table(runs: Runs) -> Table:
+    columns = ("policy, seed", "live", "simulated", "foretold", "live mean", "simulated / live", "foretold / live")
+    return Table(
+        title="Attainment and mean latency in s: live by the log, simulated on what the run measured, foretold",
+        columns=columns,
+        rows=tuple(_simulated_row(one) for done in runs.values() for one in done),
+    )
+
+
+def _simulated_row(run: LiveRun) -> tuple[str, ...]:
+    shares = (f"{answer['attainment']:.1%}" for answer in (run.live, run.simulated, run.foretold))
+    live_s, foretold_s = (answer["latency_s"]["mean"] for answer in (run.live, run.foretold))
+    ratios = (f"{ratio:.3f}" for ratio in (run.latency_ratio, foretold_s / live_s))
+    return f"{run.policy}, {run.seed}", *shares, f"{live_s:.3f}", *ratios

@@ -1,0 +1,123 @@
+"""Real workers, told directly what to run when: the engine's part without server, controller and policy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+
+from suite.case import CaseFailed
+from tilework.core.wire import Command, Denoise, Encode, Ended, Failed, Forget, ImportState, Report, Source, Spec
+from tilework.core.work import Group
+from tilework.runtime.executor import LocalConfig, LocalExecutor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Awaited:
+    """A work in flight: `moves` are what other workers' queues wait for, to be the state that it leaves."""
+
+    job_id: int
+    spec: Spec
+    leader: int
+    end: asyncio.Future[Ended]
+    moves: list[asyncio.Future[Command]]
+
+
+class Chains:
+    """An executor's listener that runs requests one at a time, all works of a request queued at once."""
+
+    def __init__(self, executor: LocalExecutor) -> None:
+        self._executor = executor
+        self._gpus = tuple(range(executor.num_gpus))
+        self._job_ids, self._work_ids = count(1), count(1)
+        self._works: dict[int, _Awaited] = {}
+
+    async def run(self, spec: Spec, route: Sequence[Group], steps_each: int) -> list[Ended]:
+        """Denoise `steps_each` steps on each group of the route; returns the leaders' reports in its order.
+
+        Every worker has the conditioning before the first step. Where the route comes to a worker that was not in the
+        group before, that one's queue waits for the state as for a future, like the engine's. Raises CaseFailed.
+        """
+        job_id = next(self._job_ids)
+        encoded = await self._encode(job_id, spec)
+        for gpu in self._gpus[1:]:
+            self._executor.send(gpu, ImportState(job_id, spec, encoded.parcel, None))
+        works: list[_Awaited] = []
+        for index, group in enumerate(route):
+            if works:
+                self._bring(works[-1], set(group).difference(route[index - 1]))
+            works.append(self._denoise(job_id, spec, group, index * steps_each, steps_each))
+        reports: list[Ended] = []
+        for work in works:
+            reports.append(await work.end)
+            self._discard(reports[-2:-1])  # Whoever needed it has begun, and ended, its next work.
+        self._discard([encoded, reports[-1]])
+        self._works.clear()
+        for gpu in self._gpus:
+            self._executor.send(gpu, Forget(job_id))
+        return reports
+
+    # For the executor.
+
+    def on_report(self, gpu: int, report: Report) -> None:
+        work = self._works.get(getattr(report, "work_id", 0))
+        if isinstance(report, Failed) and work is not None and not work.end.done():
+            work.end.set_exception(CaseFailed(f"a work failed: {report.reason}"))
+        if isinstance(report, Ended) and work is not None and gpu == work.leader:
+            for move in work.moves:
+                move.set_result(ImportState(work.job_id, work.spec, None, report.parcel))
+            work.end.set_result(report)
+
+    def on_lost(self, gpu: int, reason: str) -> None:
+        for work in self._works.values():
+            if not work.end.done():
+                work.end.set_exception(CaseFailed(f"worker {gpu} was lost: {reason}"))
+
+    def on_joined(self, gpu: int) -> None: ...
+
+    def on_given_up(self) -> None: ...
+
+    # Works.
+
+    async def _encode(self, job_id: int, spec: Spec) -> Ended:
+        work_id, work = self._begin(job_id, spec, self._gpus[0])
+        self._executor.send(work.leader, Encode(work_id, job_id, spec))
+        return await work.end
+
+    def _bring(self, latest: _Awaited, newcomers: Iterable[int]) -> None:
+        for gpu in sorted(newcomers):
+            move: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+            latest.moves.append(move)
+            self._executor.send(gpu, move)
+
+    def _denoise(self, job_id: int, spec: Spec, group: Group, first_step: int, num_steps: int) -> _Awaited:
+        work_id, work = self._begin(job_id, spec, group[0])
+        ref = self._executor.group(group) if len(group) > 1 else None
+        for gpu in group:
+            self._executor.send(gpu, Denoise(work_id, job_id, first_step, num_steps, ref))
+        return work
+
+    def _begin(self, job_id: int, spec: Spec, leader: int) -> tuple[int, _Awaited]:
+        end: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        work_id, work = next(self._work_ids), _Awaited(job_id=job_id, spec=spec, leader=leader, end=end, moves=[])
+        self._works[work_id] = work
+        return work_id, work
+
+    def _discard(self, reports: Iterable[Ended]) -> None:
+        for report in reports:
+            if report.parcel is not None:
+                self._executor.discard(report.parcel)
+
+
+@asynccontextmanager
+async def chains(num_workers: int, source: Source) -> AsyncIterator[Chains]:
+    """That many workers, up. Raises WorkerStartFailed."""
+    executor = LocalExecutor(LocalConfig(num_workers=num_workers, source=source))
+    driver = Chains(executor)
+    await executor.start(driver)
+    try:
+        yield driver
+    finally:
+        await executor.stop()

@@ -1,0 +1,111 @@
+"""What moving a state costs, against its bytes by the same transport: two processes that hand things over.
+
+One side packs a state, puts the parcel down and reports it; this process passes the report on as a command; the other
+side takes the parcel and unpacks it. Bare, it is a file of as many bytes, written and read at once, in the same
+directory, and a message each way.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tilework.core.wire import Ended, ImportState, Parcel, Spec
+from tilework.pipelines import freight
+from tilework.runtime.parcels import ParcelDirectory
+from tilework.runtime.worker_process import forkserver_context
+from tilework.worker.parcels import Parcels
+
+CPU = torch.device("cpu")
+SPEC = Spec(prompt="", negative_prompt="", height=8, width=8, steps=1, guidance_scale=1.0, seed=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is to be handed over next: tensors of `num_bytes` in all, or as many bytes bare."""
+
+    num_bytes: int
+    num_tensors: int
+    bare: bool
+
+
+class Haul:
+    """The two processes, ready. `seconds` may be called again and again."""
+
+    def __init__(self, source: Connection, target: Connection, parcels: ParcelDirectory) -> None:
+        self._source, self._target, self._parcels = source, target, parcels
+
+    def seconds(self, load: Load) -> float:
+        """From the source's first move to when the target could begin; on the machine's one monotonic clock."""
+        self._target.send(load)
+        self._source.send(load)
+        report: Ended = self._source.recv()
+        assert report.parcel is not None
+        self._target.send(ImportState(1, SPEC, None, report.parcel))
+        end_ns: int = self._target.recv()
+        self._parcels.discard(report.parcel)
+        return (end_ns - report.start_ns) / 1e9
+
+
+@contextmanager
+def hauling() -> Iterator[Haul]:
+    parcels = ParcelDirectory()
+    pipes = [multiprocessing.Pipe() for _ in range(2)]
+    context = forkserver_context()
+    members = [
+        context.Process(target=member, args=(theirs, parcels.path, gpu), daemon=True)
+        for gpu, (member, (_, theirs)) in enumerate(zip((_source, _target), pipes, strict=True))
+    ]
+    for member in members:
+        member.start()
+    try:
+        yield Haul(pipes[0][0], pipes[1][0], parcels)
+    finally:
+        for ours, _ in pipes:
+            ours.send(None)
+        for member in members:
+            member.join()
+        parcels.close()
+
+
+def _source(connection: Connection, directory: Path, gpu: int) -> None:
+    torch.set_num_threads(1)
+    parcels = Parcels(directory, gpu)
+    for load in iter(connection.recv, None):
+        state = _tensors(load)
+        whole = b"x" * load.num_bytes
+        start_ns = time.monotonic_ns()
+        if load.bare:
+            parcel = Parcel("bare", load.num_bytes)
+            (directory / parcel.name).write_bytes(whole)
+        else:
+            parcel = parcels.put(freight.pack(state))
+        connection.send(Ended(1, start_ns, time.monotonic_ns(), steps_done=1, parcel=parcel))
+
+
+def _target(connection: Connection, directory: Path, gpu: int) -> None:
+    torch.set_num_threads(1)
+    parcels = Parcels(directory, gpu)
+    for load in iter(connection.recv, None):
+        command: ImportState = connection.recv()
+        assert command.state is not None
+        if load.bare:
+            taken: Any = (directory / command.state.name).read_bytes()
+        else:
+            taken = freight.unpack(parcels.take(command.state), CPU)
+        connection.send(time.monotonic_ns())
+        assert len(taken) == (load.num_bytes if load.bare else load.num_tensors)
+
+
+def _tensors(load: Load) -> dict[str, torch.Tensor]:
+    """As a state or a conditioning holds them: in half precision."""
+    numbers = load.num_bytes // load.num_tensors // 2
+    return {f"tensor {index}": torch.ones(numbers, dtype=torch.bfloat16) for index in range(load.num_tensors)}

@@ -1,0 +1,98 @@
+"""What is left of a request as a block of GPUs x time, and the degrees that meet its deadline with the least of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from math import ceil
+
+from tilework.core.interfaces import CostModel, Demand
+from tilework.core.progress import Cursor
+from tilework.core.request import Request
+from tilework.core.work import DIFFUSE, StageId
+
+
+def demand_at(request: Request, left: Cursor, degree: int, costs: CostModel) -> Demand:
+    """What is left if it denoises at `degree`. Encode and decode run on one GPU, but the group is kept meanwhile.
+
+    Raises UnknownCost.
+    """
+    shapes = (request.shape,)
+    return Demand(
+        degree,
+        sum(
+            costs.run_ns(stage, shapes, degree if stage.name == DIFFUSE else 1, num_steps)
+            for stage, num_steps in left.pieces()
+        ),
+    )
+
+
+def usable_degree(stage: StageId, width: int, costs: CostModel) -> int:
+    """The widest profiled degree that `width` GPUs can run; 1 for a stage that was profiled at wider degrees only."""
+    return max((degree for degree in costs.degrees(stage) if degree <= width), default=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How long one step takes at a degree."""
+
+    degree: int
+    step_ns: int
+
+    @property
+    def gpu_ns(self) -> int:
+        """GPU-time of one step."""
+        return self.degree * self.step_ns
+
+
+def step_speeds(request: Request, costs: CostModel, max_degree: int) -> tuple[Speed, ...]:
+    """The degrees at which a request's steps were profiled, up to a limit, ascending. Raises UnknownCost."""
+    stage, shapes = StageId(request.pipeline, DIFFUSE), (request.shape,)
+    degrees = [degree for degree in costs.degrees(stage) if degree <= max_degree]
+    return tuple(Speed(degree, costs.run_ns(stage, shapes, degree)) for degree in degrees)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Some of a request's steps in a row at one degree."""
+
+    num_steps: int
+    degree: int
+
+
+def min_gpu_allocation(speeds: Sequence[Speed], num_steps: int, budget_ns: float) -> tuple[Segment, ...]:
+    """Choose the cheapest degrees, in GPU-time, at which `num_steps` steps take at most `budget_ns`.
+
+    Returns at most two segments, the slower first; empty if even the fastest degree takes longer. Among equally cheap
+    ones the quicker is chosen, then the narrower. The slower comes first because the need for the faster one may pass:
+    whoever is early needs fewer steps of it, and it is easier to find room for few GPUs now than for many.
+
+    Source: TetriServe §4.2.1; unlike it, the caller charges encode and decode to the deadline, by the budget. A mix of
+    two degrees is optimal but for the rounding to whole steps (it is a linear program with two constraints).
+    """
+    singles = ((num_steps * speed.gpu_ns, num_steps * speed.step_ns, speed.degree, 0, speed, speed) for speed in speeds)
+    best = min((single for single in singles if single[1] <= budget_ns), key=_rank, default=None)
+    for slow, fast in permutations(speeds, 2):
+        if slow.step_ns <= fast.step_ns or slow.gpu_ns >= fast.gpu_ns:  # Then the faster alone is cheaper.
+            continue
+        num_fast = ceil((num_steps * slow.step_ns - budget_ns) / (slow.step_ns - fast.step_ns))
+        if not 0 < num_fast < num_steps:
+            continue
+        num_slow = num_steps - num_fast
+        gpu_ns = num_slow * slow.gpu_ns + num_fast * fast.gpu_ns
+        run_ns = num_slow * slow.step_ns + num_fast * fast.step_ns
+        mixed = (gpu_ns, run_ns, slow.degree, num_fast, slow, fast)
+        best = mixed if best is None else min(best, mixed, key=_rank)
+    if best is None:
+        return ()
+    _, _, _, num_fast, slow, fast = best
+    parts = Segment(num_steps - num_fast, slow.degree), Segment(num_fast, fast.degree)
+    return tuple(part for part in parts if part.num_steps)
+
+
+_Mix = tuple[int, int, int, int, Speed, Speed]
+
+
+def _rank(mix: _Mix) -> tuple[int, int, int, int]:
+    return mix[:4]

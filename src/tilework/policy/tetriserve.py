@@ -1,0 +1,129 @@
+"""TetriServe: the degree of a request is chosen anew in every round, as low as its deadline allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tilework.core.interfaces import ClusterView, CostModel, Demand
+from tilework.core.progress import Cursor
+from tilework.core.request import Request, Shape
+from tilework.core.time import NS_PER_MS
+from tilework.core.work import DIFFUSE, Plan, StageId
+from tilework.policy.demand import Speed, demand_at
+from tilework.policy.order import DeadlineOrder, by_urgency, is_doomed, jobs_at_hand
+from tilework.policy.registry import policy
+from tilework.policy.round_plan import RoundPlan
+from tilework.policy.rounds import Kind, choose_round_ns
+from tilework.policy.tasks import Task, read_task
+
+_MOST_KINDS = 8
+# Rounds after which their length is thought over, with news of the requests and without.
+_SOONEST, _LATEST = 4, 256
+
+
+@policy("tetriserve")
+@dataclass(slots=True, kw_only=True)
+class TetriServe:
+    """Plan in rounds: everything that runs in one is decided at its beginning (see `RoundPlan`).
+
+    A round that nobody of is left to wait for its end is over when an arrival finds all devices idle. The length of
+    a round follows from the requests seen lately (see `choose_round_ns`), unless `round_ns` fixes it. At the end of
+    each round, `margin_ns` is left free: what dispatch, moves and small delays take must not push steps over it.
+
+    Jobs that cannot be on time any more, even at full speed from now on, are set aside; they and jobs without a
+    deadline are served by the patience of `DeadlineOrder`.
+
+    Source: TetriServe §4.2. Departures: encode and decode are charged; what a step costs includes its share of the
+    tail that whole steps leave in a round.
+    """
+
+    round_ns: int | None = None
+    margin_ns: int = 10 * NS_PER_MS
+    order: DeadlineOrder = field(default_factory=DeadlineOrder)
+    _end_ns: int = field(default=0, init=False)
+    _chosen_ns: int = field(default=0, init=False)
+    _age: int = field(default=0, init=False)
+    _has_news: bool = field(default=False, init=False)
+    _kinds: dict[tuple[str, Shape, int], Kind] = field(default_factory=dict, init=False)
+
+    def urgency_ns(self, request: Request, set_aside: bool) -> int:
+        return self.order.urgency_ns(request, set_aside)
+
+    def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
+        """The cheapest degree that would meet the deadline from the arrival on; the quickest if none would."""
+        degrees = costs.degrees(StageId(request.pipeline, DIFFUSE)) if left.num_steps_left else (1,)
+        blocks = [demand_at(request, left, degree, costs) for degree in degrees]
+        budget_ns = self.urgency_ns(request, False) - request.arrival_ns
+        in_time = [block for block in blocks if block.run_ns <= budget_ns]
+        if in_time:
+            return min(in_time, key=lambda block: (block.width * block.run_ns, block.width))
+        return min(blocks, key=lambda block: (block.run_ns, block.width))
+
+    def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
+        if now_ns < self._end_ns and not _is_deserted(view):
+            return Plan(wake_ns=self._end_ns)
+        tasks = _tasks(view, costs, now_ns)
+        doomed = tuple(task.job.job_id for task in tasks if is_doomed(task.job, task.earliest_ns))
+        if doomed:
+            return Plan(set_aside=doomed)
+        round_ns = self.round_ns or self._adapted_round_ns(tasks)
+        starts = RoundPlan(view, tasks, now_ns, round_ns, self.margin_ns).starts()
+        if not starts:  # Whatever is still running ends with an event, and the next round begins then.
+            return Plan()
+        self._end_ns = now_ns + round_ns
+        return Plan(starts=starts, wake_ns=self._end_ns)
+
+    def _adapted_round_ns(self, tasks: Sequence[Task]) -> int:
+        """The length chosen last; thought over when there is news, but not in every round, since it takes long."""
+        self._has_news |= self._remember(tasks)
+        self._age += 1
+        if not self._chosen_ns or self._age >= (_SOONEST if self._has_news else _LATEST):
+            self._chosen_ns = choose_round_ns(list(self._kinds.values()), self.margin_ns)
+            self._has_news, self._age = False, 0
+        return self._chosen_ns
+
+    def _remember(self, tasks: Sequence[Task]) -> bool:
+        """Keep the kinds seen last, each with the mean of its latest budgets; returns whether one is new or changed."""
+        is_news = False
+        for task in tasks:
+            request = task.job.request
+            key = (request.pipeline, request.shape, request.steps)
+            old = self._kinds.get(key)
+            is_changed = old is None or _differ(old.speeds, task.speeds)
+            if not task.num_steps or (task.job.last_gpus and not is_changed):
+                continue
+            budget_ns = self.urgency_ns(request, False) - request.arrival_ns - task.encode_ns - task.decode_ns
+            if old is not None:
+                budget_ns = old.budget_ns + (budget_ns - old.budget_ns) // 8
+            is_news |= is_changed
+            self._kinds.pop(key, None)
+            self._kinds[key] = Kind(task.speeds if old is None or is_changed else old.speeds, request.steps, budget_ns)
+        while len(self._kinds) > _MOST_KINDS:
+            del self._kinds[next(iter(self._kinds))]
+        return is_news
+
+
+def _differ(old: Sequence[Speed], new: Sequence[Speed]) -> bool:
+    """Whether the length of a round should be thought over: other degrees, or steps that changed by more than 1%."""
+    if len(old) != len(new):
+        return True
+    return any(abs(one.step_ns - other.step_ns) > 0.01 * one.step_ns for one, other in zip(old, new, strict=True))
+
+
+def _is_deserted(view: ClusterView) -> bool:
+    """Whether all devices are idle and nobody waits for the end of the round who has a state on some."""
+    return not any(gpu.works for gpu in view.gpus) and not any(job.last_gpus for job in view.waiting())
+
+
+def _tasks(view: ClusterView, costs: CostModel, now_ns: int) -> list[Task]:
+    """The running jobs and the most urgent waiting ones, in order of urgency."""
+    if not view.gpus:
+        return []
+    sizes: dict[int, int] = {}
+    for gpu in view.gpus:
+        sizes[gpu.node] = sizes.get(gpu.node, 0) + 1
+    free_ns, max_degree = {gpu.gpu: gpu.free_ns for gpu in view.gpus}, max(sizes.values())
+    jobs = sorted(jobs_at_hand(view, max(32, 4 * len(view.gpus))), key=by_urgency)
+    tasks = (read_task(job, free_ns, costs, max_degree, now_ns) for job in jobs)
+    return [task for task in tasks if task is not None]

@@ -1,0 +1,84 @@
+"""Where the states of jobs lie, and which devices' queues wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from tilework.core.wire import Command, Forget, ImportState, Parcel, Spec
+from tilework.core.work import ENCODE, Work
+from tilework.runtime.executor import Executor
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Load:
+    """What a job's works have put down last."""
+
+    spec: Spec
+    conditioning: Parcel | None = None
+    state: Parcel | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arrival:
+    """What devices' queues wait for: the state of a job, as a work that is still in flight will leave it."""
+
+    job_id: int
+    conditioning: bool
+    command: asyncio.Future[Command]
+
+
+class Cargo:
+    """The parcels of all jobs. Each is discarded when a newer one takes its place, or when its job ends."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._loads: dict[int, _Load] = {}
+        self._arrivals: dict[int, list[_Arrival]] = {}
+
+    def begin(self, job_id: int, spec: Spec) -> None:
+        self._loads[job_id] = _Load(spec=spec)
+
+    def end(self, job_id: int) -> None:
+        load = self._loads.pop(job_id)
+        self.discard((load.conditioning, load.state))
+
+    def adopt(self, job_id: int, stage: str, parcel: Parcel) -> None:
+        """Keep what a work of the job has put down."""
+        load = self._loads[job_id]
+        if stage == ENCODE:
+            old, load.conditioning = load.conditioning, parcel
+        else:
+            old, load.state = load.state, parcel
+        self.discard((old,))
+
+    def discard(self, parcels: Iterable[Parcel | None]) -> None:
+        for parcel in parcels:
+            if parcel is not None:
+                self._executor.discard(parcel)
+
+    def move(self, job_id: int, targets: tuple[int, ...], conditioning: bool, behind: Work | None) -> None:
+        """Let the targets take a job over, when the work `behind`, if there is one, has ended."""
+        command: Command | asyncio.Future[Command]
+        if behind is None:
+            command = self._import(job_id, conditioning)
+        else:
+            command = asyncio.get_running_loop().create_future()
+            arrival = _Arrival(job_id=job_id, conditioning=conditioning, command=command)
+            self._arrivals.setdefault(behind.work_id, []).append(arrival)
+        for gpu in targets:
+            self._executor.send(gpu, command)
+
+    def arrive(self, work: Work, usable: Collection[int]) -> None:
+        """A work has ended; of its jobs, `usable` are as they were meant to be. What was to follow has been revoked
+        for the others."""
+        for arrival in self._arrivals.pop(work.work_id, ()):
+            if arrival.job_id in usable:
+                arrival.command.set_result(self._import(arrival.job_id, arrival.conditioning))
+            else:
+                arrival.command.set_result(Forget(arrival.job_id))
+
+    def _import(self, job_id: int, conditioning: bool) -> ImportState:
+        load = self._loads[job_id]
+        return ImportState(job_id, load.spec, load.conditioning if conditioning else None, load.state)

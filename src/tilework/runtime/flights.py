@@ -1,0 +1,96 @@
+"""Works in flight, and what their groups' reports amount to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from tilework.core.wire import Ended, GroupRef, Parcel
+from tilework.core.work import Work
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Flight:
+    """A work that devices have been told to run. `group` is None for a device alone."""
+
+    work: Work
+    group: GroupRef | None
+    reports: dict[int, Ended] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every member has reported or is lost."""
+        return self.reports.keys() | self.lost == set(self.work.gpus)
+
+    @property
+    def parcels(self) -> set[Parcel]:
+        """What members have put down for it so far."""
+        return {ended.parcel for ended in self.reports.values() if ended.parcel is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """How a work ended: by its leader's report; or, if it broke off, by that of the survivor who came farthest.
+
+    `spare` is what others have put down for it.
+    """
+
+    work: Work
+    ended: Ended
+    spare: frozenset[Parcel] = frozenset()
+
+
+class Flights:
+    """The leader, a group's first, speaks for its group. When a group breaks, all its survivors are heard."""
+
+    def __init__(self) -> None:
+        self._flights: dict[int, Flight] = {}
+
+    def __contains__(self, work_id: int) -> bool:
+        return work_id in self._flights
+
+    def begin(self, work: Work, group: GroupRef | None) -> None:
+        self._flights[work.work_id] = Flight(work=work, group=group)
+
+    def get(self, work_id: int) -> Flight | None:
+        return self._flights.get(work_id)
+
+    def end(self, work_id: int) -> Flight | None:
+        """Take a work out, for instance because it failed; None if it is not in flight (any more)."""
+        return self._flights.pop(work_id, None)
+
+    def report(self, gpu: int, ended: Ended) -> Landing | None:
+        """Take a member's report; None as long as others are to be heard."""
+        flight = self._flights[ended.work_id]
+        if gpu == flight.work.gpus[0] and not ended.broken:
+            del self._flights[ended.work_id]
+            return Landing(flight.work, ended)
+        flight.reports[gpu] = ended
+        return self._land_if_settled(flight)
+
+    def lose(self, gpu: int) -> tuple[list[Flight], list[Landing]]:
+        """A device is lost: what nobody is left to report on, and what has broken off by it."""
+        affected = [flight for flight in self._flights.values() if gpu in flight.work.gpus]
+        for flight in affected:
+            flight.lost.add(gpu)
+        orphans = [flight for flight in affected if flight.lost == set(flight.work.gpus)]
+        for flight in orphans:
+            del self._flights[flight.work.work_id]
+        rest = [flight for flight in affected if flight not in orphans]
+        landings = [self._land_if_settled(flight) for flight in rest]
+        return orphans, [landing for landing in landings if landing is not None]
+
+    def _land_if_settled(self, flight: Flight) -> Landing | None:
+        if not flight.is_settled:
+            return None
+        work = flight.work
+        del self._flights[work.work_id]
+        reports = [flight.reports[gpu] for gpu in work.gpus if gpu in flight.reports]
+        best = max(reports, key=_steps_kept)
+        ended = replace(best, broken=True, steps_done=_steps_kept(best))
+        return Landing(work, ended, frozenset(flight.parcels - {best.parcel}))
+
+
+def _steps_kept(ended: Ended) -> int:
+    """Steps whose result can be taken over: a member that was done when the leader was lost has put nothing down."""
+    return ended.steps_done if ended.parcel is not None else 0

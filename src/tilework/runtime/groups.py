@@ -1,0 +1,57 @@
+"""Which groups of a node can communicate, under which id."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from tilework.core.wire import GroupRef
+from tilework.core.work import Group
+
+MAX_PER_WORKER = 32
+
+
+class GroupTable:
+    """Gives ids to groups, and says which to close so that no worker holds more than `max_per_worker`.
+
+    The least recently used one is closed, by all its members alike: were each to choose for itself, one member could
+    wait in a group that another has forgotten. Ids are never used again.
+    """
+
+    def __init__(self, max_per_worker: int = MAX_PER_WORKER) -> None:
+        self._max = max_per_worker
+        self._refs: OrderedDict[Group, GroupRef] = OrderedDict()
+        self._next_id = 1
+
+    def use(self, gpus: Group) -> tuple[GroupRef, list[GroupRef]]:
+        """The group of these devices, and the groups to close before it is used."""
+        if gpus in self._refs:
+            self._refs.move_to_end(gpus)
+            return self._refs[gpus], []
+        closed = [self._close_oldest(gpu) for gpu in gpus if self._count(gpu) >= self._max]
+        ref = self._refs[gpus] = self.unique(gpus)
+        return ref, [old for old in closed if old is not None]
+
+    def unique(self, gpus: Group) -> GroupRef:
+        """A group that nobody else is told of, and that `use` does not return."""
+        self._next_id += 1
+        return GroupRef(self._next_id - 1, gpus)
+
+    def break_with(self, gpu: int) -> list[GroupRef]:
+        """Forget the groups of a lost device."""
+        return [self._refs.pop(gpus) for gpus in list(self._refs) if gpu in gpus]
+
+    def break_off(self, ref: GroupRef) -> bool:
+        """Forget one group; False if it was forgotten before."""
+        known = self._refs.get(ref.gpus) == ref
+        if known:
+            del self._refs[ref.gpus]
+        return known
+
+    def _count(self, gpu: int) -> int:
+        return sum(gpu in gpus for gpus in self._refs)
+
+    def _close_oldest(self, gpu: int) -> GroupRef | None:
+        """None if closing for another member has made room already."""
+        if self._count(gpu) < self._max:
+            return None
+        return self._refs.pop(next(gpus for gpus in self._refs if gpu in gpus))

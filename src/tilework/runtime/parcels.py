@@ -1,0 +1,56 @@
+"""The directory where the workers of this node put their parcels down."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from tilework.core.wire import Parcel
+
+_PREFIX = "tilework-"
+_LOCK = "lock"
+
+
+class ParcelDirectory:
+    """A new directory in shared memory; where there is none, among the temporary files.
+
+    Its lock is held as long as the process lives. Directories whose lock is free belonged to processes that were
+    killed, and are removed here; the process id would not do, since containers may share the memory but not the ids.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        root = root or _shared_memory()
+        _remove_abandoned(root)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+        self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def discard(self, parcel: Parcel) -> None:
+        (self.path / parcel.name).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _shared_memory() -> Path:
+    shared = Path("/dev/shm")
+    return shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def _remove_abandoned(root: Path) -> None:
+    for lock in root.glob(f"{_PREFIX}*/{_LOCK}"):
+        try:
+            descriptor = os.open(lock, os.O_RDWR)
+        except OSError:  # Another user's, or just removed.
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(descriptor)

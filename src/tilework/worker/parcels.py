@@ -1,0 +1,67 @@
+"""Parcels: freight that lies in a directory of the node's shared memory until the runtime removes it."""
+
+from __future__ import annotations
+
+import os
+import struct
+from itertools import count
+from pathlib import Path
+
+from tilework.core.wire import Parcel
+from tilework.pipelines.freight import Freight, room
+
+_COUNT = struct.Struct("<I")
+_LENGTH = struct.Struct("<Q")
+
+
+class Parcels:
+    """One worker's way to put parcels down and to read its own and others'.
+
+    A file holds the number of pieces, their lengths, and the pieces: the head of the freight and its buffers. It
+    appears under its name only when it is complete.
+    """
+
+    def __init__(self, directory: Path, gpu: int) -> None:
+        self._directory = directory
+        self._prefix = f"{gpu}-{os.getpid()}"
+        self._numbers = count()
+
+    def put(self, freight: Freight) -> Parcel:
+        """Raises OSError, for instance when the memory is full."""
+        name = f"{self._prefix}-{next(self._numbers)}"
+        pieces = [memoryview(freight.head), *freight.buffers]
+        head = _COUNT.pack(len(pieces)) + b"".join(_LENGTH.pack(len(piece)) for piece in pieces)
+        hidden = self._directory / f".{name}"
+        try:
+            with hidden.open("wb", buffering=0) as file:
+                num_bytes = sum(_write_all(file.fileno(), piece) for piece in (memoryview(head), *pieces))
+            hidden.rename(self._directory / name)
+        except OSError:
+            hidden.unlink(missing_ok=True)
+            raise
+        return Parcel(name, num_bytes)
+
+    def take(self, parcel: Parcel) -> Freight:
+        """Read a parcel, which stays where it is. Raises FileNotFoundError if the runtime has removed it."""
+        with (self._directory / parcel.name).open("rb", buffering=0) as file:
+            (num_pieces,) = _COUNT.unpack(file.read(_COUNT.size))
+            lengths = [_LENGTH.unpack(file.read(_LENGTH.size))[0] for _ in range(num_pieces)]
+            head, *buffers = (_read_all(file.fileno(), length) for length in lengths)
+        return Freight(bytes(head), buffers)
+
+
+def _write_all(descriptor: int, piece: memoryview) -> int:
+    written = 0
+    while written < len(piece):
+        written += os.write(descriptor, piece[written:])
+    return written
+
+
+def _read_all(descriptor: int, length: int) -> memoryview:
+    memory, filled = room(length), 0
+    while filled < length:
+        got = os.readv(descriptor, [memory[filled:]])
+        if not got:
+            raise OSError(f"a parcel ends after {filled} of {length} bytes")
+        filled += got
+    return memory

@@ -1,0 +1,173 @@
+"""Parts of the runtime that need no worker: flights, groups, the directory of parcels."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilework.core.wire import Ended, GroupRef, Parcel
+from tilework.core.work import DIFFUSE, Group, StageId, Work
+from tilework.pipelines import freight
+from tilework.runtime.flights import Flights
+from tilework.runtime.groups import GroupTable
+from tilework.runtime.parcels import ParcelDirectory
+from tilework.worker.parcels import Parcels
+
+CPU = torch.device("cpu")
+
+
+def work(work_id: int = 1, gpus: Group = (0, 1, 2)) -> Work:
+    return Work(
+        work_id=work_id,
+        stage=StageId("toy", DIFFUSE),
+        job_ids=(7,),
+        attempts=(1,),
+        first_steps=(0,),
+        gpus=gpus,
+        num_steps=5,
+        why="",
+    )
+
+
+def flights(*gpus: int) -> Flights:
+    result = Flights()
+    result.begin(work(gpus=gpus), GroupRef(1, gpus) if len(gpus) > 1 else None)
+    return result
+
+
+def ended(steps: int, *, broken: bool = False, parcel: str = "") -> Ended:
+    return Ended(1, 0, 0, steps, broken=broken, parcel=Parcel(parcel, 1) if parcel else None)
+
+
+def test_the_leader_speaks_for_its_group() -> None:
+    flown = flights(0, 1, 2)
+    assert flown.report(1, ended(5)) is None
+    landing = flown.report(0, ended(5, parcel="state"))
+    assert landing is not None
+    assert landing.ended.parcel == Parcel("state", 1)
+    assert 1 not in flown
+
+
+def test_all_survivors_of_a_broken_group_are_heard_and_the_farthest_counts() -> None:
+    flown = flights(0, 1, 2)
+    assert flown.report(2, ended(3, broken=True, parcel="far")) is None
+    assert flown.lose(0) == ([], []), "rank 1 may have come farther"
+    landing = flown.report(1, ended(2, broken=True, parcel="near"))
+    assert landing is not None
+    assert (landing.ended.steps_done, landing.spare) == (3, {Parcel("near", 1)})
+
+
+def test_a_loss_lands_the_work_if_the_others_have_reported() -> None:
+    flown = flights(0, 1)
+    assert flown.report(0, ended(2, broken=True, parcel="state")) is None
+    orphans, [landing] = flown.lose(1)
+    assert not orphans
+    assert landing.ended.steps_done == 2
+
+
+def test_a_follower_that_was_done_has_nothing_to_take_over() -> None:
+    flown = flights(0, 1, 2)
+    flown.report(1, ended(5))
+    flown.report(2, ended(4, broken=True, parcel="state"))
+    [landing] = flown.lose(0)[1]
+    assert landing.ended.parcel == Parcel("state", 1), "five steps of which nothing is left are worth less than four"
+
+
+def test_without_the_leader_a_work_is_not_done_though_all_others_are() -> None:
+    flown = flights(0, 1, 2)
+    flown.report(1, ended(5))
+    flown.report(2, ended(5))
+    [landing] = flown.lose(0)[1]
+    assert landing.ended.broken
+    assert landing.ended.steps_done == 0
+
+
+def test_a_group_that_breaks_though_nobody_is_lost_lands_too() -> None:
+    flown = flights(0, 1)
+    assert flown.report(0, ended(0, broken=True)) is None
+    landing = flown.report(1, ended(0, broken=True))
+    assert landing is not None
+    assert landing.ended.broken
+
+
+def test_works_without_survivors_are_orphans() -> None:
+    flown = flights(0, 1)
+    assert flown.lose(1) == ([], [])
+    [orphan] = flown.lose(0)[0]
+    assert orphan.work == work(gpus=(0, 1))
+    assert 1 not in flown
+
+
+groups = st.lists(st.integers(0, 5), min_size=2, max_size=4, unique=True).map(lambda gpus: tuple(sorted(gpus)))
+
+
+@given(st.lists(groups, max_size=40), st.integers(1, 4))
+def test_members_agree_on_few_groups(uses: list[Group], limit: int) -> None:
+    table, held = GroupTable(max_per_worker=limit), dict[int, GroupRef]()
+    seen: set[int] = set()
+    for gpus in uses:
+        ref, closed = table.use(gpus)
+        for old in closed:
+            del held[old.group_id]
+        assert ref.gpus == gpus
+        assert (ref.group_id in held) == (ref.group_id in seen), "a closed id was used again"
+        seen.add(ref.group_id)
+        held[ref.group_id] = ref
+        assert all(sum(gpu in ref.gpus for ref in held.values()) <= limit for gpu in range(6))
+
+
+def test_groups_in_use_stay_and_broken_ones_get_a_new_id() -> None:
+    table = GroupTable(max_per_worker=2)
+    first, second = table.use((0, 1))[0], table.use((0, 2))[0]
+    assert table.use((0, 1)) == (first, [])
+    assert table.use((0, 3))[1] == [second], "not the least recently used"
+    assert table.break_with(1) == [first]
+    assert table.use((0, 1))[0].group_id > first.group_id
+    again = table.use((0, 1))[0]
+    assert table.break_off(again)
+    assert not table.break_off(again)
+
+
+def test_parcels_carry_tensors_of_any_kind(tmp_path: Path) -> None:
+    contents = {
+        "large": torch.randn(3, 5000),
+        "half": torch.randn(7, 3).bfloat16(),
+        "view": torch.randn(100, 100).t(),
+        "empty": torch.empty(0, 4),
+        "scalar": torch.tensor(5),
+        "plain": [1, "two", (3.0, None)],
+    }
+    parcel = Parcels(tmp_path, 0).put(freight.pack(contents))
+    assert parcel.num_bytes == (tmp_path / parcel.name).stat().st_size
+    taken = freight.unpack(Parcels(tmp_path, 1).take(parcel), CPU)
+    assert taken["plain"] == contents["plain"]
+    for name in ("large", "half", "view", "empty", "scalar"):
+        assert taken[name].dtype == contents[name].dtype  # type: ignore[union-attr]
+        assert torch.equal(taken[name], contents[name]), name  # type: ignore[arg-type]
+        assert taken[name].numel() == 0 or taken[name].data_ptr() % 64 == 0, f"{name} lies unaligned"
+    taken["small"] = taken["scalar"].add_(1)  # What is taken may be written to.
+
+
+def test_a_killed_process_leaves_no_parcels_behind(tmp_path: Path) -> None:
+    code = "import sys, time; from pathlib import Path; from tilework.runtime.parcels import ParcelDirectory\n"
+    code += "print(ParcelDirectory(Path(sys.argv[1])).path, flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    theirs = Path(process.stdout.readline().strip())
+    ours = ParcelDirectory(tmp_path)
+    assert theirs.is_dir(), "a directory in use was removed"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    ParcelDirectory(tmp_path).close()
+    assert not theirs.exists()
+    assert ours.path.is_dir()
+    ours.close()
+    assert not list(tmp_path.iterdir())

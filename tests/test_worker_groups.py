@@ -1,0 +1,190 @@
+"""One member of a group, in this process: what it does when the others stop, fail or are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tiny
+from tilework.core.comm import GroupBroken
+from tilework.core.wire import (
+    Command,
+    Denoise,
+    Encode,
+    Ended,
+    Failed,
+    GroupRef,
+    ModelSource,
+    Parcel,
+    Progress,
+    Report,
+)
+from tilework.pipelines import freight
+from tilework.pipelines.family import Family
+from tilework.pipelines.loading import load
+from tilework.worker.parcels import Parcels
+from tilework.worker.worker import Worker
+from tilework.worker.works import OpenWorks
+
+JOB = 5
+GROUP = GroupRef(9, (0, 1))
+MUSTER, STEP = 1, 1
+READY, STOPPED, ABSENT = 0, 1, 2
+
+
+class EchoComm:
+    """A group of two in which the other member says whatever this one says, until `calls_left` is used up."""
+
+    def __init__(self, rank: int, calls_left: int, other_flag: int | None) -> None:
+        self.rank, self.size = rank, 2
+        self.calls_left = calls_left
+        self.other_flag = other_flag
+
+    def all_gather(self, output: Tensor, source: Tensor) -> None:
+        if self.calls_left == 0:
+            raise GroupBroken("the other member is gone")
+        self.calls_left -= 1
+        output.view(self.size, -1)[:] = source
+        if self.other_flag is not None and source.dtype is torch.uint8:
+            output[1 - self.rank] = self.other_flag
+
+
+class EchoGroups:
+    """Opens one group; remembers which were broken off."""
+
+    def __init__(self, rank: int = 0, calls_left: int = 100, other_flag: int | None = None) -> None:
+        self.comm = EchoComm(rank, calls_left, other_flag)
+        self.broken: list[int] = []
+
+    def open(self, ref: GroupRef) -> EchoComm:
+        assert ref == GROUP
+        return self.comm
+
+    def break_off(self, group_id: int) -> None:
+        self.broken.append(group_id)
+
+
+class Member:
+    def __init__(self, family: Family, directory: Path) -> None:
+        self.family = family
+        self.works = OpenWorks()
+        self.reports: list[Report] = []
+        self.on_report: Callable[[Report], object] = lambda report: None
+        self.parcels = Parcels(directory, 0)
+        self.groups = EchoGroups()
+        self.worker = Worker(family, self.works, self.groups, self.parcels, self._emit)  # type: ignore[arg-type]
+        self.run(Encode(1, JOB, tiny.spec()))
+
+    def run(self, command: Command, **group: Any) -> list[Report]:
+        self.worker._groups = self.groups = EchoGroups(**group)  # type: ignore[assignment]
+        known = len(self.reports)
+        assert isinstance(command, Encode | Denoise)
+        self.works.open(command.work_id)
+        self.worker.execute(command)
+        return self.reports[known:]
+
+    def steps_in(self, parcel: Parcel | None) -> int:
+        """How many steps the state in a parcel has behind it."""
+        assert parcel is not None
+        position: int = freight.unpack(self.parcels.take(parcel), torch.device("cpu"))[2]
+        return position
+
+    def _emit(self, report: Report) -> None:
+        self.reports.append(report)
+        self.on_report(report)
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
+    tiny.prepare()
+    directory = tmp_path_factory.mktemp("sd3")
+    tiny.save_sd3(directory)
+    return load(ModelSource(path=str(directory)))
+
+
+@pytest.fixture
+def member(family: Family, tmp_path: Path) -> Iterator[Member]:
+    yield Member(family, tmp_path)
+    assert family.parallel.degree == 1, "a work left the model at its group's degree"
+
+
+def test_the_leader_tells_and_puts_down_what_the_group_has_done(member: Member) -> None:
+    *progress, ended = member.run(Denoise(2, JOB, 0, 3, GROUP))
+    assert progress == [Progress(2, 1), Progress(2, 2)]
+    assert isinstance(ended, Ended)
+    assert (ended.steps_done, ended.stopped, ended.broken) == (3, False, False)
+    assert member.steps_in(ended.parcel) == 3
+
+
+def test_a_follower_keeps_quiet(member: Member) -> None:
+    (ended,) = member.run(Denoise(2, JOB, 0, 3, GROUP), rank=1)
+    assert isinstance(ended, Ended)
+    assert (ended.steps_done, ended.parcel) == (3, None)
+
+
+def test_a_survivor_puts_down_what_it_has_and_can_go_on_from_there(member: Member) -> None:
+    for rank, work_id, first_step in ((1, 2, 0), (0, 3, 1)):
+        *_, ended = member.run(Denoise(work_id, JOB, first_step, 3, GROUP), rank=rank, calls_left=MUSTER + STEP)
+        assert isinstance(ended, Ended)
+        assert (ended.steps_done, ended.broken) == (1, True)
+        assert member.steps_in(ended.parcel) == first_step + 1
+    alone = member.run(Denoise(4, JOB, 2, 2))[-1]
+    assert isinstance(alone, Ended)
+    assert alone.steps_done == 2
+
+
+def test_a_group_that_breaks_before_the_first_step_leaves_nothing(member: Member) -> None:
+    (ended,) = member.run(Denoise(2, JOB, 0, 3, GROUP), calls_left=0)
+    assert isinstance(ended, Ended)
+    assert (ended.steps_done, ended.broken, ended.parcel) == (0, True, None)
+    assert len(member.works) == 0
+
+
+def test_nobody_begins_without_the_one_who_lacks_the_state(member: Member) -> None:
+    (ended,) = member.run(Denoise(2, JOB, 0, 3, GROUP), other_flag=ABSENT)
+    assert isinstance(ended, Ended)
+    assert (ended.steps_done, ended.broken) == (0, True)
+
+
+def test_one_who_lacks_the_state_says_so_to_the_others_and_why_to_the_runtime(member: Member) -> None:
+    (failed,) = member.run(Denoise(2, JOB, 2, 1, GROUP))
+    assert isinstance(failed, Failed)
+    assert "is after step 0, not 2" in failed.reason
+    assert member.groups.comm.calls_left == 99, "the others were left waiting"
+    assert not member.groups.broken
+
+
+def test_a_queued_work_is_revoked_if_the_leader_knows_of_it(member: Member) -> None:
+    (revoked,) = member.run(Denoise(2, JOB, 0, 3, GROUP), rank=1, other_flag=STOPPED)
+    assert isinstance(revoked, Ended)
+    assert (revoked.steps_done, revoked.stopped, revoked.broken) == (0, True, False)
+    member.works.open(3)
+    member.works.stop(3)
+    member.works.open = lambda work_id: None  # type: ignore[method-assign]  # It is open, and stopped.
+    (run,) = member.run(Denoise(3, JOB, 0, 3, GROUP), rank=1, other_flag=READY)
+    assert isinstance(run, Ended)
+    assert run.steps_done == 1, "the leader began, so this one does, too; the echo then agrees to stop"
+
+
+def test_a_running_group_stops_where_its_leader_wants_to(member: Member) -> None:
+    member.on_report = lambda report: member.works.stop(2) if report == Progress(2, 1) else None
+    *_, ended = member.run(Denoise(2, JOB, 0, 4, GROUP))
+    assert isinstance(ended, Ended)
+    assert (ended.steps_done, ended.stopped) == (2, True)
+    assert member.steps_in(ended.parcel) == 2
+
+
+def test_an_error_in_the_model_breaks_the_group_off(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    def predict(_states: Any) -> list[Tensor]:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(member.family, "predict", predict)
+    (failed,) = member.run(Denoise(2, JOB, 0, 3, GROUP))
+    assert isinstance(failed, Failed)
+    assert failed.reason == "RuntimeError: out of luck"
+    assert member.groups.broken == [GROUP.group_id], "the others wait for one who has given up"
