@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ from tilework.cli.schedules import ServedRequest, served_in
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import entry_line, header_line
 from tilework.core.actions import Action
-from tilework.core.events import Event, StageFinished, StepsFinished
-from tilework.core.request import Request
+from tilework.core.events import Event
+from tilework.core.request import OnMiss, Request
 from tilework.core.workload import WorkloadRequest, write_workload
 from tilework.policy.registry import policy_names
 from tilework.report.schedule import read_schedule
@@ -86,8 +85,6 @@ def write_log(path: Path, requests: list[Request], *, dispatch_ns: int = 0, num_
         lines.write(header_line(tilework.__version__, config, table()) + "\n")
 
         def observe(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
-            if dispatch_ns and isinstance(event, StepsFinished | StageFinished):
-                event = replace(event, run_ns=event.run_ns - dispatch_ns)
             lines.write(entry_line(event, actions, now_ns) + "\n")
 
         return simulation.run(requests, observe=observe, **more)
@@ -222,7 +219,7 @@ def test_a_live_run_is_simulated_from_its_log(tmp_path: Path) -> None:
     write_log(path, poisson(80, 1.5, seed=6), dispatch_ns=4_000_000)
     document = json.loads(invoke("simulate", "--log", path, "--json").stdout)
     assert document["policy"] == "fixed-sp1"
-    assert (document["config"]["num_gpus"], document["config"]["dispatch_ns"]) == (2, 4_000_000)
+    assert (document["config"]["num_gpus"], document["config"]["dispatch_ns"]) == (2, {"1": 4_000_000})
     assert document["live"]["requests"] == document["result"]["requests"] == 80
     assert document["mean_latency_ratio"] == pytest.approx(1.0, abs=0.05)
     assert document["mean_latency_ratio"] == pytest.approx(
@@ -232,6 +229,23 @@ def test_a_live_run_is_simulated_from_its_log(tmp_path: Path) -> None:
     assert "the live run of the log" in text
     assert f"simulated / live mean latency: {document['mean_latency_ratio']:.3f}" in text
     assert len(read_schedule(tmp_path / "schedule.jsonl").requests) == 80
+
+
+def test_the_controller_starts_from_the_costs_that_the_live_one_started_from(tmp_path: Path) -> None:
+    """The live devices took twice the table's time, which the controller learnt from the first request."""
+    path = tmp_path / "events.jsonl"
+    config, true = ControllerConfig(policy="fixed-sp1"), table(encode_s=0.02, step_s=0.2, decode_s=0.1)
+    lines = [header_line(tilework.__version__, config, table())]
+
+    def observe(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
+        lines.append(entry_line(event, actions, now_ns))
+
+    requests = [request(uid, at_s, slo_s=1.5, on_miss=OnMiss.REJECT) for uid, at_s in (("a", 0.0), ("b", 9.0))]
+    trace = Simulation(config, table(), SimConfig(num_gpus=1), true).run(requests, observe=observe)
+    path.write_text("\n".join(lines) + "\n")
+    assert [ending.status for ending in trace.endings] == ["done", "rejected"]
+    document = json.loads(invoke("simulate", "--log", path, "--json").stdout)
+    assert (document["result"]["done"], document["mean_latency_ratio"]) == (1, pytest.approx(1.0))
 
 
 def test_options_overrule_the_log(files: Path) -> None:

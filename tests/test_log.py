@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from builders import PIPELINE, poisson, request, table
 from tilework.control.controller import ControllerConfig
-from tilework.control.history import dispatch_ns, profiled_table, read_history
+from tilework.control.history import PastWork, dispatch_ns, profiled_table, read_history
 from tilework.control.log import BadLog, Difference, entry_line, header_line, read_log, replay
 from tilework.core.actions import Action, Reject
 from tilework.core.events import (
@@ -31,7 +31,7 @@ from tilework.core.events import (
 from tilework.core.request import OnMiss, Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.wire import Spec
-from tilework.core.work import DIFFUSE
+from tilework.core.work import DIFFUSE, StageId, Work
 from tilework.cost.table import CostTable
 from tilework.policy.registry import UnknownPolicy, policy_names
 from tilework.sim.simulation import SimConfig, Simulation, Trace
@@ -47,15 +47,12 @@ def record(
     sim: SimConfig | None = None,
     cancels: Iterable[tuple[int, str]] = (),
     costs: CostTable | None = None,
-    hidden_ns: int = 0,
 ) -> tuple[list[str], Trace]:
-    """Simulate and write down; `hidden_ns` of each work is not reported, as a live device does not see its queue."""
+    """Simulate and write down."""
     config, costs = ControllerConfig(policy=policy), costs or table()
     lines = [header_line("1.0", config, costs)]
 
     def observe(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
-        if isinstance(event, StepsFinished | StageFinished):
-            event = replace(event, run_ns=event.run_ns - hidden_ns)
         lines.append(entry_line(event, actions, now_ns))
 
     trace = Simulation(config, costs, sim or SimConfig(num_gpus=1)).run(requests, cancels, observe)
@@ -394,16 +391,15 @@ def seconds_of(costs: CostTable) -> dict[tuple[str, str, int, int], float]:
 
 def test_the_profiled_table_recovers_what_the_devices_cost() -> None:
     """Jitter averages out; what each work waits in its device's queue is told apart from what it costs."""
-    hidden_ns = 3 * NS_PER_MS
     requests = [request(str(index), index * 0.5, side=(64, 128)[index % 2], steps=20) for index in range(120)]
-    sim = SimConfig(num_gpus=1, jitter=0.1, dispatch_ns=hidden_ns)
-    history = read_history(record(requests, sim=sim, hidden_ns=hidden_ns)[0])
+    sim = SimConfig(num_gpus=1, jitter=0.1, dispatch_ns=30 * NS_PER_MS)
+    history = read_history(record(requests, sim=sim)[0])
     true, found = seconds_of(table()), seconds_of(profiled_table(history))
     assert found.keys() == true.keys()
     for key, seconds in found.items():
         assert seconds == pytest.approx(true[key], rel=0.05)
         assert (seconds == true[key]) == (key[2] == 192), "sizes that did not run keep their row"
-    assert dispatch_ns(history) == hidden_ns
+    assert dispatch_ns(history) == {1: 30 * NS_PER_MS}
 
 
 def test_a_profiled_size_is_the_median_of_its_works_by_step() -> None:
@@ -429,7 +425,44 @@ def test_profiling_keeps_other_pipelines_and_degrees_and_ignores_unguided_reques
 
 
 def test_a_run_without_a_queue_has_no_dispatch_time() -> None:
-    assert dispatch_ns(read_history([HEADER])) == 0
+    assert dispatch_ns(read_history([HEADER])) == {}
+
+
+def past(work_id: int, start_ns: int, gpus: tuple[int, ...], after: tuple[int, ...] = ()) -> PastWork:
+    """A work of 100 ns."""
+    work = Work(
+        work_id=work_id,
+        stage=StageId(PIPELINE, DIFFUSE),
+        job_ids=(0,),
+        attempts=(0,),
+        first_steps=(0,),
+        gpus=gpus,
+        num_steps=1,
+        why="a test",
+        after=after,
+    )
+    return PastWork(work=work, end_ns=start_ns + 100, steps=1, run_ns=100)
+
+
+def test_dispatch_is_the_mean_gap_by_degree_behind_the_last_of_those_before() -> None:
+    works = (
+        past(0, 0, (0,)),
+        past(1, 50, (1,)),
+        past(2, 106, (0,), (0,)),
+        past(3, 300, (0, 1), (2, 1)),
+        past(4, 420, (0, 1), (3,)),
+        past(5, 900, (0, 1)),
+        past(6, 1030, (0,), (5,)),
+        past(7, 1133, (0,), (6,)),
+    )
+    assert dispatch_ns(replace(read_history([HEADER]), works=works)) == {1: 13, 2: 57}
+
+
+def test_the_largest_hundredth_of_the_gaps_is_left_out() -> None:
+    behind = [past(index, 100 + gap, (0,), (0,)) for index, gap in enumerate([10_000] * 2 + [5, 9] * 99, start=1)]
+    history = replace(read_history([HEADER]), works=(past(0, 0, (0,)), *behind))
+    assert dispatch_ns(history) == {1: 7}
+    assert dispatch_ns(replace(history, works=history.works[:2])) == {1: 10_000}
 
 
 @pytest.mark.parametrize(

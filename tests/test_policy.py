@@ -18,10 +18,10 @@ from tilework.core.interfaces import Admitted, Demand, Refused
 from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, Request
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
-from tilework.core.work import DECODE, ENCODE, Plan, StageId
+from tilework.core.work import DECODE, ENCODE, Group, Plan, StageId
 from tilework.cost.table import TableCosts
 from tilework.policy.admission import EtaAdmission, finish_ns
-from tilework.policy.chunks import Lane, Slots
+from tilework.policy.chunks import Lane, Slots, fill
 from tilework.policy.demand import demand_at
 from tilework.policy.edf import EarliestDeadlineFirst
 from tilework.policy.fixed import FixedDegree
@@ -69,7 +69,9 @@ def test_devices_with_room_come_idle_first_then_soonest_free_then_by_id() -> Non
     gpus: list[Any] = [Device(gpu, [None] * count, free) for gpu, (count, free) in works.items()]
     lanes = [Lane((gpu,)) for gpu in gpus]
     view: Any = SimpleNamespace(gpus=gpus)
-    assert [lane.ids for lane in Slots(view, lanes, COSTS, 1).free()] == [(2,), (5,), (1,), (4,), (0,)]
+    asked: list[Group] = []
+    fill(Slots(view, lanes, COSTS, 1), lambda lane: asked.append(lane.ids))
+    assert asked == [(2,), (5,), (1,), (4,), (0,)]
 
 
 def test_a_lane_is_as_busy_as_its_busiest_device() -> None:

@@ -324,8 +324,8 @@ def test_a_device_that_is_still_busy_takes_no_part(monkeypatch: pytest.MonkeyPat
         (DIFFUSE, 2, (1,), 4),
         (DECODE, 2, (1,), 1),
     ]
-    first, encode, overdue, other_encode, steps, decode = rounds.works
-    for now_ms, works in ((510, (encode, other_encode)), (995, (first, steps))):
+    first, encode, overdue, other_encode, chunk, decode = rounds.works
+    for now_ms, works in ((510, (encode, other_encode)), (995, (first, chunk))):
         rounds.works = list(works)
         assert rounds.finish(now_ms) == []
     assert decode.gpus == (1,)

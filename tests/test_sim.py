@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from builders import PIPELINE, poisson, request, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
-from tilework.core.events import Event, GpuJoined, Stopped, Submitted
+from tilework.core.events import Event, GpuJoined, StageFinished, StepsFinished, Stopped, Submitted
 from tilework.core.interfaces import Admitted, ClusterView, CostModel, Demand, Refused
 from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, Request, Shape, Status
@@ -365,6 +365,67 @@ def test_what_a_device_and_an_answer_lose_is_added() -> None:
     (ending,) = Simulation(ControllerConfig(), table(), config).run([one]).endings
     plain = simulate([one], num_gpus=1).endings[0].finish_ns
     assert ending.finish_ns == plain + 3 * 1000 + 70
+
+
+def reported(simulation: Simulation, requests: list[Request]) -> tuple[Trace, list[int]]:
+    """The trace, and the run times that the controller is told."""
+    told: list[int] = []
+
+    def observe(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
+        if isinstance(event, StepsFinished | StageFinished):
+            told.append(event.run_ns)
+
+    return simulation.run(requests, observe=observe), told
+
+
+def test_dispatch_lies_before_a_run_and_is_not_reported() -> None:
+    config = SimConfig(num_gpus=1, dispatch_ns=1000)
+    simulation = Simulation(ControllerConfig(policy="fixed-sp1"), table(), config)
+    trace, told = reported(simulation, [request("a", steps=2)])
+    assert told == [10_000_000, 200_000_000, 50_000_000]
+    assert [run.end_ns - run.start_ns for run in trace.runs] == told
+    assert [run.start_ns for run in trace.runs] == [1000, 10_002_000, 210_003_000]
+
+
+def test_a_state_travels_while_its_next_work_is_dispatched() -> None:
+    for dispatch_ns, start_ns in ((30, 130), (700, 800)):
+        fleet = Fleet()
+        fleet.move(7, 0, 120, now_ns=0)
+        fleet.enqueue(work(1, job_id=7), 40, dispatch_ns)
+        run = begun(fleet, 100)
+        assert (run.start_ns, run.end_ns) == (start_ns, start_ns + 40)
+        assert fleet.running(0) is run, "occupied meanwhile"
+
+
+@pytest.mark.parametrize(
+    ("dispatch_ns", "lost_ns"),
+    [
+        (7, [7, 7, 7]),
+        ({1: 5, 2: 30, 8: 90}, [5, 30, 90]),
+        ({2: 30}, [30, 30, 30]),
+        ({}, [0, 0, 0]),
+    ],
+)
+def test_dispatch_goes_by_degree(dispatch_ns: int | dict[int, int], lost_ns: list[int]) -> None:
+    """A degree that is not listed is like the nearest narrower one, or like the narrowest."""
+    config = SimConfig(num_gpus=8, dispatch_ns=dispatch_ns)
+    assert [config.dispatch_ns_at(degree) for degree in (1, 4, 8)] == lost_ns
+
+
+def test_a_groups_work_loses_what_its_degree_does() -> None:
+    config = SimConfig(num_gpus=4, dispatch_ns={1: 1000, 4: 9_000_000})
+    policy = ControllerConfig(policy="fixed-sp4")
+    encode, steps, decode = Simulation(policy, table(degrees=(1, 4)), config).run([request("a", steps=2)]).runs
+    assert (encode.start_ns, steps.start_ns - encode.end_ns, decode.start_ns - steps.end_ns) == (1000, 9_000_000, 1000)
+
+
+def test_devices_may_cost_other_than_the_controller_believes() -> None:
+    one = request("a", steps=2, slo_s=9)
+    policy = ControllerConfig(policy="fixed-sp1")
+    simulation = Simulation(policy, table(), SimConfig(num_gpus=1), table(step_s=0.3))
+    trace, told = reported(simulation, [one])
+    assert told == [10_000_000, 600_000_000, 50_000_000]
+    assert trace.endings[0].eta_ns == pytest.approx(260_000_000)
 
 
 def test_a_moved_job_waits_until_its_state_has_arrived() -> None:

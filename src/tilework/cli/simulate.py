@@ -32,12 +32,16 @@ EXAMPLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scenario:
-    """What is simulated. `live` is how the same requests went in reality, if they come from a log."""
+    """What is simulated: a controller that starts from `table` on devices that cost what `devices` says.
+
+    `live` is how the same requests went in reality, if they come from a log.
+    """
 
     requests: list[Request]
     ids: dict[str, RequestId]
     workload: tuple[WorkloadRequest, ...]
     table: CostTable
+    devices: CostTable
     policy: str
     config: SimConfig
     live: list[ServedRequest]
@@ -61,7 +65,8 @@ def command(
 ) -> None:
     """Simulate a workload on modelled devices with the controller that serves. All times are simulated.
 
-    With --log, the costs are those that the run itself measured, and the result is set beside what really happened.
+    With --log, the devices cost what the run itself measured, the controller starts from the costs that the run started
+    from, and the result is set beside what really happened.
     """
     with user_errors(BadLine, BadCostTable, BadLog, UnknownPolicy, OSError):
         scenario = _scenario(requests, cost, log, policy, gpus, SimConfig(num_gpus=gpus or 1, seed=seed, jitter=jitter))
@@ -110,6 +115,7 @@ def _scenario(
         ids=ids,
         workload=workload,
         table=table,
+        devices=table,
         policy=policy or "edf",
         config=config,
         live=[],
@@ -126,7 +132,8 @@ def _from_log(log: Path, policy: str | None, gpus: int | None, config: SimConfig
         requests=[one.request for one in live],
         ids={one.request.uid: index for index, one in enumerate(live)},
         workload=(),
-        table=profiled_table(history),
+        table=history.header.table,
+        devices=profiled_table(history),
         policy=policy or history.header.config.policy,
         config=SimConfig(
             num_gpus=gpus or history.num_gpus or 1,
@@ -139,7 +146,8 @@ def _from_log(log: Path, policy: str | None, gpus: int | None, config: SimConfig
 
 
 def _run(scenario: _Scenario, quiet: bool) -> Trace:
-    simulation = Simulation(ControllerConfig(policy=scenario.policy), scenario.table, scenario.config)
+    controller = ControllerConfig(policy=scenario.policy)
+    simulation = Simulation(controller, scenario.table, scenario.config, scenario.devices)
     with progress(quiet) as bar:
         task = bar.add_task("simulating", total=len(scenario.requests))
 

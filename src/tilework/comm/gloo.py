@@ -18,6 +18,10 @@ from tilework.core.comm import GroupBroken
 
 CONNECT_S = 10.0
 
+# gloo sometimes forgets to wake whoever waits for a sending when the connection breaks at that moment. Once all pieces
+# have been received, whom we have heard is ready for ours, so this is long enough for members in lockstep.
+_SEND_LIMIT = timedelta(seconds=10)
+
 
 class GlooComm(ExchangeComm):
     """core.comm.Comm for CPU tensors of any type. Made by the members alone; there is no world that they belong to.
@@ -48,10 +52,12 @@ class GlooComm(ExchangeComm):
         if self._broken:
             raise GroupBroken("the group was broken off")
         try:
-            works = [self._backend.recv([tensor], rank, 0) for rank, tensor in receives]
-            works += [self._backend.send([tensor], rank, 0) for rank, tensor in sends]
-            for work in works:
+            receiving = [self._backend.recv([tensor], rank, 0) for rank, tensor in receives]
+            sending = [self._backend.send([tensor], rank, 0) for rank, tensor in sends]
+            for work in receiving:
                 work.wait(PATIENCE)
+            for work in sending:
+                work.wait(_SEND_LIMIT)
         except RuntimeError as error:
             self.abort()
             raise GroupBroken("the connection to a member was lost") from error

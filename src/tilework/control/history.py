@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 
 from tilework.control.log import BadLog, Entry, Header, read_log
 from tilework.core.actions import Accept, Finish, Reject, RunStage, RunSteps
@@ -124,12 +124,21 @@ def _profiled(row: CostRow) -> tuple[str, str, int, int, int]:
     return row.pipeline, row.stage, row.height * row.width * row.frames, row.degree, row.batch
 
 
-def dispatch_ns(history: History) -> int:
-    """Median gap between the last of the works that another was queued behind and that one; 0 if none was."""
+def dispatch_ns(history: History) -> dict[int, int]:
+    """Mean gap, by degree, between the last of the works that another was queued behind and that one.
+
+    The largest hundredth of each degree's gaps is left out: a moment in which the machine did something else. Degrees
+    without such works are not listed.
+    """
     ends = {past.work.work_id: past.end_ns for past in history.works}
-    gaps = [
-        past.start_ns - max(ends[before] for before in past.work.after)
-        for past in history.works
-        if past.work.after and past.run_ns is not None and ends.keys() >= set(past.work.after)
-    ]
-    return max(0, round(median(gaps))) if gaps else 0
+    gaps: dict[int, list[int]] = {}
+    for past in history.works:
+        if past.work.after and past.run_ns is not None and ends.keys() >= set(past.work.after):
+            gap_ns = past.start_ns - max(ends[before] for before in past.work.after)
+            gaps.setdefault(len(past.work.gpus), []).append(gap_ns)
+    return {degree: max(0, round(_trimmed_mean(values))) for degree, values in sorted(gaps.items())}
+
+
+def _trimmed_mean(values: list[int]) -> float:
+    """The mean of all but the largest hundredth; of fewer than a hundred values, of all."""
+    return fmean(sorted(values)[: len(values) - len(values) // 100])

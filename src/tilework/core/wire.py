@@ -223,17 +223,7 @@ class Quit:
 
 
 Command = (
-    Encode
-    | Denoise
-    | Decode
-    | StopWork
-    | ImportState
-    | EnterNode
-    | CloseGroup
-    | BreakGroup
-    | Forget
-    | Calibrate
-    | Quit
+    Encode | Denoise | Decode | StopWork | ImportState | EnterNode | CloseGroup | BreakGroup | Forget | Calibrate | Quit
 )
 
 

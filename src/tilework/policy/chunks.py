@@ -6,8 +6,9 @@ waits for two chunks at most.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
 
 from tilework.core.interfaces import ClusterView, CostModel, GpuView, JobView
 from tilework.core.progress import Cursor
@@ -19,7 +20,10 @@ WORKS_PER_LANE = 2
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """GPUs of one node that serve one job at a time: steps on all of them, encode and decode on the first."""
+    """GPUs of one node that serve one job at a time: steps on all of them, encode and decode on the first.
+
+    No GPU is in two lanes.
+    """
 
     gpus: tuple[GpuView, ...]
 
@@ -29,15 +33,19 @@ class Lane:
 
     @property
     def num_works(self) -> int:
-        return max(len(gpu.works) for gpu in self.gpus)
+        return max([len(gpu.works) for gpu in self.gpus])
 
     @property
     def free_ns(self) -> int:
-        return max(gpu.free_ns for gpu in self.gpus)
+        return max([gpu.free_ns for gpu in self.gpus])
 
 
-def single_lanes(view: ClusterView) -> list[Lane]:
-    return [Lane((gpu,)) for gpu in view.gpus]
+def open_lanes(view: ClusterView, groups: Iterable[Group] | None = None) -> list[Lane]:
+    """Lanes of these groups, by default of each device alone; only those with room, since under load most have none."""
+    room = {gpu.gpu: gpu for gpu in view.gpus if len(gpu.works) < WORKS_PER_LANE}
+    if groups is None:
+        return [Lane((gpu,)) for gpu in room.values()]
+    return [Lane(tuple([room[gpu] for gpu in group])) for group in groups if all(gpu in room for gpu in group)]
 
 
 @dataclass(slots=True)
@@ -50,20 +58,11 @@ class Slots:
     chunk_ns: int
     starts: list[Start] = field(default_factory=list)
     _cursors: dict[int, Cursor] = field(default_factory=dict)
-    _tails: dict[Lane, JobView] = field(default_factory=dict)
-    _counts: dict[Lane, int] = field(default_factory=dict)
-
-    def free(self) -> Iterator[Lane]:
-        """Lanes with room for one more work: idle ones first, then those that end soonest, the widest, by id."""
-        room = [lane for lane in self.lanes if self.num_works(lane) < WORKS_PER_LANE]
-        yield from sorted(room, key=lambda lane: (self.num_works(lane), lane.free_ns, -len(lane.gpus), lane.ids))
-
-    def num_works(self, lane: Lane) -> int:
-        return lane.num_works + self._counts.get(lane, 0)
+    _tails: dict[int, JobView] = field(default_factory=dict)
 
     def continued(self, lane: Lane) -> JobView | None:
         """The job that the lane works on last, if something of it is left to start."""
-        job = self._tails.get(lane) or self._committed_tail(lane)
+        job = self._tails.get(lane.gpus[0].gpu) or self._committed_tail(lane)
         return job if job is not None and self._cursor(job).stage is not None else None
 
     def _committed_tail(self, lane: Lane) -> JobView | None:
@@ -88,8 +87,7 @@ class Slots:
             Start(stage=cursor.stage, job_ids=(job.job_id,), gpus=lane.ids[:degree], num_steps=num_steps, why=why)
         )
         self._cursors[job.job_id] = cursor.advanced(num_steps)
-        self._tails[lane] = job
-        self._counts[lane] = self._counts.get(lane, 0) + 1
+        self._tails[lane.gpus[0].gpu] = job
 
     def _cursor(self, job: JobView) -> Cursor:
         return self._cursors.get(job.job_id) or Cursor(job.stage, job.num_steps_left)
@@ -99,14 +97,23 @@ Choice = tuple[JobView, str]
 
 
 def fill(slots: Slots, choose: Callable[[Lane], Choice | None]) -> None:
-    """Give free slots to what `choose` picks, one after another, until it picks nothing for any lane."""
-    while choice := _first_choice(slots, choose):
-        lane, (job, why) = choice
-        slots.start(job, lane, why)
+    """Give free slots to what `choose` picks, one after another, until it picks nothing for any lane.
 
-
-def _first_choice(slots: Slots, choose: Callable[[Lane], Choice | None]) -> tuple[Lane, Choice] | None:
-    for lane in slots.free():
-        if choice := choose(lane):
-            return lane, choice
-    return None
+    Idle lanes come first, then those that end soonest, the widest, by id. A lane for which `choose` picks nothing once
+    is not asked for again.
+    """
+    heap = [
+        (num_works, lane.free_ns, -len(lane.gpus), lane.ids, lane)
+        for lane in slots.lanes
+        if (num_works := lane.num_works) < WORKS_PER_LANE
+    ]
+    heapify(heap)
+    while heap:
+        num_works, free_ns, width, ids, lane = heap[0]
+        choice = choose(lane)
+        if choice is not None:
+            slots.start(choice[0], lane, choice[1])
+        if choice is not None and num_works + 1 < WORKS_PER_LANE:
+            heapreplace(heap, (num_works + 1, free_ns, width, ids, lane))
+        else:
+            heappop(heap)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import permutations
 from math import ceil
 
@@ -35,15 +35,14 @@ def usable_degree(stage: StageId, width: int, costs: CostModel) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How long one step takes at a degree."""
+    """How long one step takes at a degree, and its GPU-time."""
 
     degree: int
     step_ns: int
+    gpu_ns: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def gpu_ns(self) -> int:
-        """GPU-time of one step."""
-        return self.degree * self.step_ns
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gpu_ns", self.degree * self.step_ns)
 
 
 def step_speeds(request: Request, costs: CostModel, max_degree: int) -> tuple[Speed, ...]:

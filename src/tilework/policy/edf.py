@@ -9,7 +9,7 @@ from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
-from tilework.policy.chunks import WORKS_PER_LANE, Choice, Lane, Slots, fill, single_lanes
+from tilework.policy.chunks import WORKS_PER_LANE, Choice, Lane, Slots, fill, open_lanes
 from tilework.policy.demand import demand_at
 from tilework.policy.order import DeadlineOrder, by_urgency, explain, is_doomed, jobs_at_hand
 from tilework.policy.registry import policy
@@ -38,11 +38,11 @@ class EarliestDeadlineFirst:
         doomed = tuple(
             job.job_id
             for job in jobs_at_hand(view, WORKS_PER_LANE * len(view.gpus))
-            if job.stage is not None and is_doomed(job, now_ns + job.demand.run_ns)
+            if is_doomed(job, now_ns + job.demand.run_ns) and job.stage is not None
         )
         if doomed:
             return Plan(set_aside=doomed)
-        slots = Slots(view, single_lanes(view), costs, self.chunk_ns)
+        slots = Slots(view, open_lanes(view), costs, self.chunk_ns)
         waiting = iter(view.waiting())
         head = next(waiting, None)
 

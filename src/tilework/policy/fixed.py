@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 from tilework.core.interfaces import ClusterView, CostModel, Demand
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import DIFFUSE, Plan, StageId
+from tilework.core.work import DIFFUSE, Group, Plan, StageId
 from tilework.policy.allocator import Allocator, nodes
-from tilework.policy.chunks import Choice, Lane, Slots, fill
+from tilework.policy.chunks import Choice, Lane, Slots, fill, open_lanes
 from tilework.policy.demand import demand_at, usable_degree
 from tilework.policy.registry import policy
 
@@ -36,7 +35,8 @@ class FixedDegree:
         return demand_at(request, left, usable_degree(diffuse, self.degree, costs), costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        slots = Slots(view, list(self._lanes(view)), costs, self.chunk_ns)
+        groups = [group for gpus in nodes(view.gpus) for group in _groups(tuple(gpus), self.degree)]
+        slots = Slots(view, open_lanes(view, groups), costs, self.chunk_ns)
         waiting = iter(view.waiting())
 
         def choose(lane: Lane) -> Choice | None:
@@ -48,21 +48,26 @@ class FixedDegree:
         fill(slots, choose)
         return Plan(starts=tuple(slots.starts))
 
-    def _lanes(self, view: ClusterView) -> Iterable[Lane]:
-        """Groups of `degree` GPUs, aligned ones first; then of half of that, and so on."""
-        devices = {gpu.gpu: gpu for gpu in view.gpus}
-        allocator, width = Allocator(nodes(view.gpus)), self.degree
-        while width:
-            while group := allocator.take(width):
-                yield Lane(tuple(devices[gpu] for gpu in group))
-            width //= 2
-
     def _narrower(self, lane: Lane, request: Request, costs: CostModel) -> str:
         """Why a request gets fewer GPUs than it should; empty if it gets them."""
         if len(lane.gpus) < self.degree:
             return f"; its node has only {len(lane.gpus)} GPUs left for a group"
         profiled = usable_degree(StageId(request.pipeline, DIFFUSE), self.degree, costs)
         return "" if profiled == self.degree else f"; its pipeline was profiled for {profiled} GPUs at most"
+
+
+@lru_cache(maxsize=1024)
+def _groups(gpus: Group, degree: int) -> tuple[Group, ...]:
+    """The GPUs of a node in groups of `degree`, aligned ones first; then of half of that, and so on.
+
+    Remembered, since every event asks for them and they seldom change.
+    """
+    allocator, groups, width = Allocator([gpus]), [], degree
+    while width:
+        while group := allocator.take(width):
+            groups.append(group)
+        width //= 2
+    return tuple(groups)
 
 
 for _degree in (1, 2, 4, 8):

@@ -56,6 +56,7 @@ class RoundPlan:
         self._free_ns = {gpu.gpu: gpu.free_ns for gpu in view.gpus}
         self._nodes = nodes(gpu for gpu in view.gpus if self._takes_part(gpu.free_ns, len(gpu.works)))
         self._allocator = Allocator(self._nodes)
+        self._in_rounds: dict[tuple[Speed, ...], tuple[Speed, ...]] = {}
         self._entries = [entry for task in tasks if (entry := self._entry(task)) is not None]
 
     def starts(self) -> tuple[Start, ...]:
@@ -88,7 +89,9 @@ class RoundPlan:
     def _parts(self, task: Task) -> tuple[Segment, ...]:
         """The minimal allocation: by what steps cost in rounds, or, if that is too slow, by what they take."""
         budget_ns = task.due_ns - self._now_ns - task.encode_ns - task.decode_ns
-        in_rounds = whole_steps(task.speeds, self._round_ns, self._margin_ns)
+        in_rounds = self._in_rounds.get(task.speeds)
+        if in_rounds is None:
+            in_rounds = self._in_rounds[task.speeds] = whole_steps(task.speeds, self._round_ns, self._margin_ns)
         return min_gpu_allocation(in_rounds, task.num_steps, budget_ns) or min_gpu_allocation(
             task.speeds, task.num_steps, budget_ns
         )

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from math import log
+from math import ceil, log
 
 from tilework.core.time import NS_PER_MS, NS_PER_S
-from tilework.policy.demand import Segment, Speed, min_gpu_allocation
+from tilework.policy.demand import Speed
 
 _SHORTEST_NS, _LONGEST_NS = 100 * NS_PER_MS, 2 * NS_PER_S
 _WAIT, _MISSED_WEIGHT = 1.5, 2.0
 _NEARLY_AS_GOOD = 1.02
 _ROOM_FOR_ERRORS = 1.02
+_GRID, _TRIALS_AT_ONCE = 8, 64  # One length in eight is in the coarse grid; lengths x kinds tried at once.
+_BUCKETS_NS = [
+    ceil(1.05 ** (index + 0.5))
+    for index in range(round(log(_SHORTEST_NS) / log(1.05)), round(log(_LONGEST_NS) / log(1.05)))
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +57,77 @@ def choose_round_ns(kinds: Sequence[Kind], margin_ns: int) -> int:
     Source: TetriServe §4.2.2 ("adapts to the step execution times ... so that requests with heterogeneous step lengths
     can finish around the same round boundary"), which leaves the rule open.
     """
-    if not kinds:
-        return _LONGEST_NS
-    kinds = sorted(kinds, key=_least_gpu_ns, reverse=True)
-    scores = {round_ns: _score(kinds, round_ns, margin_ns) for round_ns in _lengths(kinds, margin_ns)}
-    limit = _NEARLY_AS_GOOD * min(scores.values())
-    return min(round_ns for round_ns, score in scores.items() if score <= limit)
+    search = RoundSearch(kinds, margin_ns)
+    while not search.is_over:
+        search.proceed()
+    return search.best_ns()
 
 
-def _score(kinds: Sequence[Kind], round_ns: int, margin_ns: int) -> float:
-    total_ns, missed, wait_ns = 0, 0.0, _WAIT * round_ns
-    for kind in kinds:
-        speeds = {speed.degree: speed for speed in whole_steps(kind.speeds, round_ns, margin_ns)}
-        fastest = min(speeds.values(), key=lambda speed: speed.step_ns)
-        parts = min_gpu_allocation(tuple(speeds.values()), kind.num_steps, kind.budget_ns - wait_ns)
-        parts = parts or (Segment(kind.num_steps, fastest.degree),)
-        total_ns += sum(part.num_steps * speeds[part.degree].gpu_ns for part in parts)
-        slack_ns = kind.budget_ns - kind.num_steps * fastest.step_ns
-        missed += min(1.0, max(0.0, 1 - slack_ns / wait_ns))
-    return total_ns / sum(map(_least_gpu_ns, kinds)) + _MISSED_WEIGHT * missed / len(kinds)
+class RoundSearch:
+    """`choose_round_ns` in pieces of about half a millisecond, since whoever chooses must not keep others waiting.
+
+    Lengths are tried in a coarse grid first, then in what it left out.
+    """
+
+    def __init__(self, kinds: Sequence[Kind], margin_ns: int) -> None:
+        self._kinds = sorted(kinds, key=_least_gpu_ns, reverse=True)
+        self._least_ns = sum(map(_least_gpu_ns, kinds))
+        self._margin_ns = margin_ns
+        lengths = sorted(_lengths(self._kinds, margin_ns)) if kinds else []
+        self._left = [length for first in range(_GRID) for length in lengths[first::_GRID]]
+        self._scores: dict[int, float] = {}
+
+    @property
+    def is_over(self) -> bool:
+        return not self._left
+
+    def proceed(self) -> None:
+        """Try some more lengths."""
+        count = max(1, _TRIALS_AT_ONCE // max(1, len(self._kinds)))
+        self._scores |= {round_ns: self._score(round_ns) for round_ns in self._left[:count]}
+        del self._left[:count]
+
+    def best_ns(self) -> int:
+        """The best length of those tried."""
+        if not self._scores:
+            return _LONGEST_NS
+        limit = _NEARLY_AS_GOOD * min(self._scores.values())
+        return min(round_ns for round_ns, score in self._scores.items() if score <= limit)
+
+    def _score(self, round_ns: int) -> float:
+        total_ns, missed, wait_ns = 0, 0.0, _WAIT * round_ns
+        for kind in self._kinds:
+            steps = [
+                (step_ns := _in_rounds_ns(speed.step_ns, round_ns, self._margin_ns), speed.degree * step_ns)
+                for speed in kind.speeds
+            ]
+            fastest_ns, fastest_gpu_ns = min(steps)
+            gpu_ns = _cheapest_ns(steps, kind.num_steps, kind.budget_ns - wait_ns)
+            total_ns += kind.num_steps * fastest_gpu_ns if gpu_ns is None else gpu_ns
+            slack_ns = kind.budget_ns - kind.num_steps * fastest_ns
+            missed += min(1.0, max(0.0, 1 - slack_ns / wait_ns))
+        return total_ns / self._least_ns + _MISSED_WEIGHT * missed / len(self._kinds)
+
+
+def _cheapest_ns(steps: Sequence[tuple[int, int]], num_steps: int, budget_ns: float) -> int | None:
+    """The GPU-time of `min_gpu_allocation`, without naming the degrees, which takes several times as long.
+
+    `steps`: the time and the GPU-time of one step, for each degree.
+    """
+    best = min((gpu_ns for step_ns, gpu_ns in steps if num_steps * step_ns <= budget_ns), default=None)
+    best = None if best is None else num_steps * best
+    for slow_ns, slow_gpu_ns in steps:
+        lack_ns = num_steps * slow_ns - budget_ns
+        if lack_ns <= 0:
+            continue
+        for fast_ns, fast_gpu_ns in steps:
+            if slow_ns <= fast_ns or slow_gpu_ns >= fast_gpu_ns:
+                continue
+            num_fast = ceil(lack_ns / (slow_ns - fast_ns))
+            if num_fast < num_steps:
+                gpu_ns = (num_steps - num_fast) * slow_gpu_ns + num_fast * fast_gpu_ns
+                best = gpu_ns if best is None or gpu_ns < best else best
+    return best
 
 
 def _least_gpu_ns(kind: Kind) -> int:
@@ -82,16 +140,16 @@ def _lengths(kinds: Iterable[Kind], margin_ns: int) -> Collection[int]:
     Steps may take 2% longer than predicted before one less fits: a length without this room attains .75 instead of
     .86 when 5 ms pass between two works.
     """
-    chosen = {_bucket(_LONGEST_NS): _LONGEST_NS}
+    chosen = {bisect_right(_BUCKETS_NS, _LONGEST_NS): _LONGEST_NS}
     for kind in kinds:
         for speed in kind.speeds:
+            if len(chosen) > len(_BUCKETS_NS):
+                return chosen.values()
             step_ns = max(round(speed.step_ns * _ROOM_FOR_ERRORS), NS_PER_MS)
-            first = max(1, -(-(_SHORTEST_NS - margin_ns) // step_ns))
-            for count in range(first, (_LONGEST_NS - margin_ns) // step_ns + 1):
-                round_ns = count * step_ns + margin_ns
-                chosen.setdefault(_bucket(round_ns), round_ns)
+            count = max(1, -(-(_SHORTEST_NS - margin_ns) // step_ns))
+            while (round_ns := count * step_ns + margin_ns) <= _LONGEST_NS:
+                bucket = bisect_right(_BUCKETS_NS, round_ns)
+                chosen.setdefault(bucket, round_ns)
+                to_next_ns = _BUCKETS_NS[bucket] - margin_ns if bucket < len(_BUCKETS_NS) else _LONGEST_NS
+                count = max(count + 1, -(-to_next_ns // step_ns))
     return chosen.values()
-
-
-def _bucket(round_ns: int) -> int:
-    return round(log(round_ns) / log(1.05))

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tilework.core.interfaces import CostModel, JobView
-from tilework.core.progress import Cursor
+from tilework.core.request import Request, Shape
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, Group, StageId, Start
 from tilework.policy.demand import Speed, step_speeds
+
+_NO_SPEED = Speed(1, 0)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Task:
     """A job's uncommitted rest: encode (0 once it is done), steps at each degree, decode; not before `ready_ns`.
 
-    `speeds` are ascending in degree, and empty when no steps are left.
+    `speeds` are ascending in degree, and empty when no steps are left; `fastest` is the narrowest of the quickest.
+    `earliest_ns` is when it ends if it runs at that degree from now on.
     """
 
     job: JobView
@@ -24,20 +27,17 @@ class Task:
     num_steps: int
     speeds: tuple[Speed, ...]
     decode_ns: int
+    fastest: Speed = field(init=False)
+    earliest_ns: int = field(init=False)
 
     @property
     def due_ns(self) -> int:
         return self.job.urgency_ns
 
-    @property
-    def fastest(self) -> Speed:
-        return min(self.speeds, key=lambda speed: (speed.step_ns, speed.degree))
-
-    @property
-    def earliest_ns(self) -> int:
-        """When it ends if it runs at its fastest degree from now on."""
-        steps_ns = self.num_steps * self.fastest.step_ns if self.num_steps else 0
-        return self.ready_ns + self.encode_ns + steps_ns + self.decode_ns
+    def __post_init__(self) -> None:
+        self.fastest = min(self.speeds, key=lambda speed: (speed.step_ns, speed.degree), default=_NO_SPEED)
+        steps_ns = self.num_steps * self.fastest.step_ns
+        self.earliest_ns = self.ready_ns + self.encode_ns + steps_ns + self.decode_ns
 
     def starts(self, group: Group, num_steps: int, why: str) -> Iterator[Start]:
         """Encode if it is due, `num_steps` steps on the group, and decode if these are the last."""
@@ -53,24 +53,44 @@ class Task:
             yield Start(stage=decode, job_ids=jobs, gpus=group[:1], num_steps=1, why=why)
 
 
-def read_task(job: JobView, free_ns: Mapping[int, int], costs: CostModel, max_degree: int, now_ns: int) -> Task | None:
-    """The task of a job at a time; None if all of it is committed, or no degree up to `max_degree` was profiled.
+class TaskReader:
+    """Reads the tasks of jobs at one time.
 
-    `free_ns` says when each device is free that is up. Raises UnknownCost.
+    What requests of a shape cost is looked up once: there are many jobs, and few shapes.
     """
-    if job.stage is None:
-        return None
-    pipeline, shapes = job.stage.pipeline, (job.request.shape,)
-    left = {stage.name: num_steps for stage, num_steps in Cursor(job.stage, job.num_steps_left).pieces()}
-    speeds = step_speeds(job.request, costs, max_degree) if DIFFUSE in left else ()
-    if DIFFUSE in left and not speeds:
-        return None
-    ends_ns = [free_ns[gpu] for work in job.works for gpu in work.gpus if gpu in free_ns]
-    return Task(
-        job=job,
-        ready_ns=max([now_ns, *ends_ns]),
-        encode_ns=costs.run_ns(StageId(pipeline, ENCODE), shapes, 1) if ENCODE in left else 0,
-        num_steps=left.get(DIFFUSE, 0),
-        speeds=speeds,
-        decode_ns=costs.run_ns(StageId(pipeline, DECODE), shapes, 1),
-    )
+
+    def __init__(self, free_ns: Mapping[int, int], costs: CostModel, max_degree: int, now_ns: int) -> None:
+        """`free_ns` says when each device is free that is up."""
+        self._free_ns, self._costs, self._max_degree, self._now_ns = free_ns, costs, max_degree, now_ns
+        self._prices: dict[tuple[str, Shape], tuple[int, tuple[Speed, ...], int]] = {}
+
+    def read(self, job: JobView) -> Task | None:
+        """The task of a job; None if all of it is committed, or no degree up to `max_degree` was profiled.
+
+        Raises UnknownCost.
+        """
+        if job.stage is None:
+            return None
+        encode_ns, speeds, decode_ns = self._price(job.request)
+        has_steps = job.stage.name in (ENCODE, DIFFUSE)
+        if has_steps and not speeds:
+            return None
+        ends_ns = [self._free_ns[gpu] for work in job.works for gpu in work.gpus if gpu in self._free_ns]
+        return Task(
+            job=job,
+            ready_ns=max([self._now_ns, *ends_ns]),
+            encode_ns=encode_ns if job.stage.name == ENCODE else 0,
+            num_steps=job.num_steps_left if has_steps else 0,
+            speeds=speeds if has_steps else (),
+            decode_ns=decode_ns,
+        )
+
+    def _price(self, request: Request) -> tuple[int, tuple[Speed, ...], int]:
+        """Times of the encode, of a step at each degree, and of the decode."""
+        key = request.pipeline, request.shape
+        if key not in self._prices:
+            encode_ns, decode_ns = (
+                self._costs.run_ns(StageId(request.pipeline, stage), (request.shape,), 1) for stage in (ENCODE, DECODE)
+            )
+            self._prices[key] = encode_ns, step_speeds(request, self._costs, self._max_degree), decode_ns
+        return self._prices[key]

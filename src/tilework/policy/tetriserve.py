@@ -14,8 +14,8 @@ from tilework.policy.demand import Speed, demand_at
 from tilework.policy.order import DeadlineOrder, by_urgency, is_doomed, jobs_at_hand
 from tilework.policy.registry import policy
 from tilework.policy.round_plan import RoundPlan
-from tilework.policy.rounds import Kind, choose_round_ns
-from tilework.policy.tasks import Task, read_task
+from tilework.policy.rounds import Kind, RoundSearch
+from tilework.policy.tasks import Task, TaskReader
 
 _MOST_KINDS = 8
 # Rounds after which their length is thought over, with news of the requests and without.
@@ -43,7 +43,8 @@ class TetriServe:
     order: DeadlineOrder = field(default_factory=DeadlineOrder)
     _end_ns: int = field(default=0, init=False)
     _chosen_ns: int = field(default=0, init=False)
-    _age: int = field(default=0, init=False)
+    _age: int = field(default=_LATEST, init=False)
+    _search: RoundSearch | None = field(default=None, init=False)
     _has_news: bool = field(default=False, init=False)
     _kinds: dict[tuple[str, Shape, int], Kind] = field(default_factory=dict, init=False)
 
@@ -75,12 +76,18 @@ class TetriServe:
         return Plan(starts=starts, wake_ns=self._end_ns)
 
     def _adapted_round_ns(self, tasks: Sequence[Task]) -> int:
-        """The length chosen last; thought over when there is news, but not in every round, since it takes long."""
+        """The length chosen last; thought over when there is news, a little in each of the next rounds."""
         self._has_news |= self._remember(tasks)
         self._age += 1
-        if not self._chosen_ns or self._age >= (_SOONEST if self._has_news else _LATEST):
-            self._chosen_ns = choose_round_ns(list(self._kinds.values()), self.margin_ns)
+        if self._search is None and self._age >= (_SOONEST if self._has_news else _LATEST):
+            self._search = RoundSearch(list(self._kinds.values()), self.margin_ns)
             self._has_news, self._age = False, 0
+        if self._search is not None:
+            self._search.proceed()
+            if self._search.is_over or not self._chosen_ns:
+                self._chosen_ns = self._search.best_ns()
+            if self._search.is_over:
+                self._search = None
         return self._chosen_ns
 
     def _remember(self, tasks: Sequence[Task]) -> bool:
@@ -125,5 +132,5 @@ def _tasks(view: ClusterView, costs: CostModel, now_ns: int) -> list[Task]:
         sizes[gpu.node] = sizes.get(gpu.node, 0) + 1
     free_ns, max_degree = {gpu.gpu: gpu.free_ns for gpu in view.gpus}, max(sizes.values())
     jobs = sorted(jobs_at_hand(view, max(32, 4 * len(view.gpus))), key=by_urgency)
-    tasks = (read_task(job, free_ns, costs, max_degree, now_ns) for job in jobs)
-    return [task for task in tasks if task is not None]
+    reader = TaskReader(free_ns, costs, max_degree, now_ns)
+    return [task for job in jobs if (task := reader.read(job)) is not None]

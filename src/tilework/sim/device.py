@@ -34,15 +34,17 @@ class Fleet:
     """The queues and the running works of all devices.
 
     A work begins when it is first in the queue of each of its devices, all of them are idle and the state of its jobs
-    has arrived at them; it occupies them all until its end. Whoever drives the fleet asks `begin_next` after each
-    change, and calls `end` when the virtual clock reaches a run's `end_ns`; a stop replaces a run by a shorter one, so
-    a run that is not `is` the current one is out of date.
+    has arrived at them; it occupies them all until its end. Its `dispatch_ns`, what is lost between two works, passes
+    before its run starts and while its state is still on the way. Whoever drives the fleet asks `begin_next` after
+    each change, and calls `end` when the virtual clock reaches a run's `end_ns`; a stop replaces a run by a shorter
+    one, so a run that is not `is` the current one is out of date.
 
     The state of a job is put down at the end of each of its works, and travels to other devices from there.
     """
 
     _queues: defaultdict[int, deque[Work]] = field(default_factory=lambda: defaultdict(deque))
     _durations_ns: dict[int, int] = field(default_factory=dict)
+    _dispatch_ns: dict[int, int] = field(default_factory=dict)
     _running: dict[int, Run] = field(default_factory=dict)
     _latest: dict[int, Work] = field(default_factory=dict)
     _ends_ns: dict[int, int] = field(default_factory=dict)
@@ -50,8 +52,9 @@ class Fleet:
     _followers: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     _revoked: set[int] = field(default_factory=set)
 
-    def enqueue(self, work: Work, duration_ns: int) -> None:
+    def enqueue(self, work: Work, duration_ns: int, dispatch_ns: int = 0) -> None:
         self._durations_ns[work.work_id] = duration_ns
+        self._dispatch_ns[work.work_id] = dispatch_ns
         for gpu in work.gpus:
             self._queues[gpu].append(work)
         for job_id in work.job_ids:
@@ -89,11 +92,12 @@ class Fleet:
         return [(place, self._moves[place]) for place in places if place in self._moves]
 
     def _begin(self, work: Work, now_ns: int) -> Run:
-        duration_ns, start_ns, steps = self._durations_ns.pop(work.work_id), now_ns, work.num_steps
+        duration_ns, steps = self._durations_ns.pop(work.work_id), work.num_steps
+        start_ns = now_ns + self._dispatch_ns.pop(work.work_id)
         is_revoked = work.work_id in self._revoked
         if is_revoked:
             self._revoked.remove(work.work_id)
-            duration_ns, steps = 0, 0
+            duration_ns, start_ns, steps = 0, now_ns, 0
         else:
             for place, move in self._moves_to(work):
                 left_ns = move.asked_ns if move.behind is None else max(move.asked_ns, self._ends_ns[move.behind])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
@@ -40,16 +40,25 @@ from tilework.sim.device import Fleet, Run
 class SimConfig:
     """What the modelled devices are like.
 
-    `jitter` is the relative standard deviation of each work's duration (0: exactly its table time). `dispatch_ns` is
-    added to every work: what a live device loses between two works. `result_ns` lies between the end of a request's
-    last work and the client's answer.
+    `jitter` is the relative standard deviation of each work's duration (0: exactly its table time). `dispatch_ns` lies
+    before every work and is not part of its run: what live devices lose between two works, one number or by degree
+    (a degree that is not listed loses what the nearest narrower one does, or the narrowest). `result_ns` lies between
+    the end of a request's last work and the client's answer.
     """
 
     num_gpus: int
     seed: int = 0
     jitter: float = 0.0
-    dispatch_ns: int = 0
+    dispatch_ns: int | Mapping[int, int] = 0
     result_ns: int = 0
+
+    def dispatch_ns_at(self, degree: int) -> int:
+        """What a work on so many devices loses before it runs."""
+        if isinstance(self.dispatch_ns, int):
+            return self.dispatch_ns
+        known = self.dispatch_ns.keys()
+        nearest = max((one for one in known if one <= degree), default=min(known, default=None))
+        return 0 if nearest is None else self.dispatch_ns[nearest]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +95,18 @@ class Trace:
 class Simulation:
     """One run of the controller on modelled devices. Same arguments, same trace. `run` may be called once."""
 
-    def __init__(self, controller: ControllerConfig, table: CostTable, config: SimConfig) -> None:
-        """Raises UnknownPolicy."""
+    def __init__(
+        self, controller: ControllerConfig, table: CostTable, config: SimConfig, devices: CostTable | None = None
+    ) -> None:
+        """Raises UnknownPolicy.
+
+        Args:
+            table: what the controller believes at first; its costs drift with what it observes.
+            devices: what work truly costs on the modelled devices; the same by default.
+        """
         self.controller = Controller(controller, table)
-        self._table = table
-        self._costs = TableCosts(table)  # The devices' true costs; the controller's own drift with what it observes.
+        self._devices = devices or table
+        self._costs = TableCosts(self._devices)
         self._config = config
         self._random = Random(config.seed)
         self._fleet = Fleet()
@@ -139,9 +155,9 @@ class Simulation:
         return Trace(runs=tuple(self._runs), endings=endings, num_events=num_events)
 
     def _schedule_start(self, requests: list[Request], cancels: Iterable[tuple[int, str]]) -> None:
-        stages = frozenset(StageId(row.pipeline, row.stage) for row in self._table.rows)
+        stages = frozenset(StageId(row.pipeline, row.stage) for row in self._devices.rows)
         for gpu in range(self._config.num_gpus):
-            self._schedule(0, GpuJoined(gpu, gpu // self._table.gpus_per_node, stages))
+            self._schedule(0, GpuJoined(gpu, gpu // self._devices.gpus_per_node, stages))
         for request in requests:
             assert request.uid not in self._requests, f"two requests have the uid {request.uid}"
             self._requests[request.uid] = request
@@ -166,7 +182,7 @@ class Simulation:
                 self._end(uid, status, now_ns + self._config.result_ns, reason)
             case RunStage(work) | RunSteps(work):
                 self._works[work.work_id] = work
-                self._fleet.enqueue(work, self._duration_ns(work))
+                self._fleet.enqueue(work, self._duration_ns(work), self._config.dispatch_ns_at(len(work.gpus)))
                 self._begin_next(work.gpus, now_ns)
             case Stop(work_id):
                 self._stop(self._works[work_id], now_ns)
@@ -196,7 +212,7 @@ class Simulation:
         nominal_ns = self._costs.run_ns(work.stage, shapes, len(work.gpus), work.num_steps)
         if self._config.jitter:
             nominal_ns = round(nominal_ns * max(0.2, self._random.gauss(1.0, self._config.jitter)))
-        return nominal_ns + self._config.dispatch_ns
+        return nominal_ns
 
     def _move(self, job_id: int, targets: Group, now_ns: int) -> None:
         latest = self._fleet.latest(job_id)

@@ -76,9 +76,10 @@ class ModelledFamily:
 
     def predict(self, states: Sequence[StepState]) -> list[Tensor]:
         for state in states:
-            if self._parallel.degree > 1:
+            due_ns = self._parallel.next_due_ns(self._run_ns(DIFFUSE, state.spec, self._parallel.degree))
+            if self._parallel.degree > 1:  # The table's step time contains what the ranks say to each other.
                 self._parallel.gather(torch.zeros(1, 1), None)
-            self._parallel.step(self._run_ns(DIFFUSE, state.spec, self._parallel.degree))
+            time.sleep(max(0, due_ns - time.monotonic_ns()) / NS_PER_S)
         return [state.latents for state in states]
 
     def advance(self, state: StepState, prediction: Tensor) -> None:
@@ -119,7 +120,7 @@ class _Clocked(Parallel):
         super().leave()
         self._due_ns: int | None = None
 
-    def step(self, run_ns: int) -> None:
-        now_ns = time.monotonic_ns()
-        self._due_ns = (now_ns if self._due_ns is None else self._due_ns) + run_ns
-        time.sleep(max(0, self._due_ns - now_ns) / NS_PER_S)
+    def next_due_ns(self, run_ns: int) -> int:
+        begin_ns = time.monotonic_ns() if self._due_ns is None else self._due_ns
+        self._due_ns = begin_ns + run_ns
+        return self._due_ns
