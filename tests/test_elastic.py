@@ -29,9 +29,9 @@ from tilework.core.wire import Ended, Forget, ImportState, ModelSource, Parcel, 
 from tilework.core.work import DIFFUSE, Group, Plan, Start
 from tilework.pipelines import freight
 from tilework.pipelines.loading import shipped_directory
+from tilework.policy import registry
 from tilework.policy.demand import demand_at
 from tilework.policy.order import jobs_at_hand
-from tilework.policy.registry import policy
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor
 from tilework.runtime.ticket import Outcome, Ticket
@@ -48,7 +48,6 @@ STEPS_EACH = 2
 STEPS = STEPS_EACH * len(ROUTE)
 
 
-@policy("route")
 @dataclass(frozen=True)
 class Route:
     """Runs the steps of every job on the groups of ROUTE, two on each; encodes on device 0, decodes on 1.
@@ -83,6 +82,14 @@ class Route:
                 left = left.advanced(steps)
                 room |= {gpu: room[gpu] - 1 for gpu in gpus}
         return Plan(starts=tuple(starts))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registered() -> Iterator[None]:
+    """The policy of these tests, for these tests only."""
+    registry._REGISTRY["route"] = Route
+    yield
+    del registry._REGISTRY["route"]
 
 
 class KeepingExecutor(LocalExecutor):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations_with_replacement, product
 from statistics import fmean
 
@@ -26,7 +26,7 @@ from tilework.cost.table import CostTable, TableCosts, read_table
 from tilework.policy import registry
 from tilework.policy.demand import Segment, Speed, min_gpu_allocation, step_speeds
 from tilework.policy.packing import Option, pack
-from tilework.policy.rounds import Kind, choose_round_ns, whole_steps
+from tilework.policy.rounds import Kind, RoundSearch, cheapest_ns, choose_round_ns, whole_steps
 from tilework.policy.tetriserve import TetriServe
 from tilework.sim.simulation import Trace
 
@@ -146,6 +146,39 @@ def test_the_chosen_round_is_among_the_best_there_are(
 def test_deadlines_decide_which_steps_must_fill_a_round(scale: float, round_ms: float) -> None:
     """2048 px on eight GPUs, 181 ms, if all of them must run so; else 1024 px on four, 98 ms."""
     assert choose_round_ns(flux_kinds(scale), MARGIN_NS) == round(round_ms * NS_PER_MS)
+
+
+@given(speeds=SPEEDS, num_steps=st.integers(1, 6), budget_ns=st.integers(-50, 300))
+def test_the_search_scores_by_the_minimal_allocation(speeds: tuple[Speed, ...], num_steps: int, budget_ns: int) -> None:
+    parts = min_gpu_allocation(speeds, num_steps, budget_ns)
+    found_ns = cheapest_ns([(speed.step_ns, speed.gpu_ns) for speed in speeds], num_steps, budget_ns)
+    assert found_ns == (gpu_ns(speeds, parts) if parts else None)
+
+
+@pytest.mark.parametrize("num_kinds", [1, 4, 8])
+def test_a_search_tries_few_lengths_at_once_and_first_some_of_all_sizes(
+    monkeypatch: pytest.MonkeyPatch, num_kinds: int
+) -> None:
+    kinds, tried = (flux_kinds(1.0) * 2)[:num_kinds], list[int]()
+
+    def score(
+        search: RoundSearch, round_ns: int, of: Callable[[RoundSearch, int], float] = RoundSearch._score
+    ) -> float:
+        tried.append(round_ns)
+        return of(search, round_ns)
+
+    monkeypatch.setattr(RoundSearch, "_score", score)
+    search, most = RoundSearch(kinds, MARGIN_NS), 64 // num_kinds
+    search.proceed()
+    assert len(tried) <= most
+    assert min(tried) < 0.2 * NS_PER_S
+    assert max(tried) > 1.3 * NS_PER_S
+    while not search.is_over:
+        before = len(tried)
+        search.proceed()
+        assert len(tried) - before <= most
+    assert len(tried) == len(set(tried)), "none is tried twice"
+    assert search.best_ns() == choose_round_ns(kinds, MARGIN_NS)
 
 
 def test_without_requests_a_round_is_long() -> None:

@@ -25,8 +25,8 @@ from tilework.core.request import OnMiss, Request, Status
 from tilework.core.time import NS_PER_MS
 from tilework.core.wire import ModelSource, Spec
 from tilework.core.work import DIFFUSE, Plan, Start
+from tilework.policy import registry
 from tilework.policy.demand import demand_at
-from tilework.policy.registry import policy
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor, WorkerStartFailed
 from tilework.runtime.ticket import Outcome, Refusal, Ticket
@@ -34,7 +34,6 @@ from tilework.runtime.ticket import Outcome, Refusal, Ticket
 T = TypeVar("T")
 
 
-@policy("ping-pong")
 @dataclass(frozen=True)
 class PingPong:
     """Runs every job one step at a time, on the other device each time: as many moves as there can be."""
@@ -56,6 +55,14 @@ class PingPong:
                     Start(stage=job.stage, job_ids=(job.job_id,), gpus=(choices[0],), num_steps=1, why="moves")
                 )
         return Plan(starts=tuple(starts))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registered() -> Iterator[None]:
+    """The policy of these tests, for these tests only."""
+    registry._REGISTRY["ping-pong"] = PingPong
+    yield
+    del registry._REGISTRY["ping-pong"]
 
 
 class Rig:

@@ -29,10 +29,10 @@ class Modelled:
     fixed: tuple[str, ...] = ("fixed-sp1", "fixed-sp2", "fixed-sp4", "fixed-sp8")
     table: str = "flux1dev_h100_eager"
     gpus: int = 8
-    requests: int = 60
+    requests: int = 40
     rate_per_min: float = 12.0
     slo_scale: float = 1.2
-    time_scale: float = 2.0
+    time_scale: float = 3.0
     seeds: tuple[int, ...] = (1, 2, 3)
 
     @classmethod

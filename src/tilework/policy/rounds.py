@@ -102,14 +102,14 @@ class RoundSearch:
                 for speed in kind.speeds
             ]
             fastest_ns, fastest_gpu_ns = min(steps)
-            gpu_ns = _cheapest_ns(steps, kind.num_steps, kind.budget_ns - wait_ns)
+            gpu_ns = cheapest_ns(steps, kind.num_steps, kind.budget_ns - wait_ns)
             total_ns += kind.num_steps * fastest_gpu_ns if gpu_ns is None else gpu_ns
             slack_ns = kind.budget_ns - kind.num_steps * fastest_ns
             missed += min(1.0, max(0.0, 1 - slack_ns / wait_ns))
         return total_ns / self._least_ns + _MISSED_WEIGHT * missed / len(self._kinds)
 
 
-def _cheapest_ns(steps: Sequence[tuple[int, int]], num_steps: int, budget_ns: float) -> int | None:
+def cheapest_ns(steps: Sequence[tuple[int, int]], num_steps: int, budget_ns: float) -> int | None:
     """The GPU-time of `min_gpu_allocation`, without naming the degrees, which takes several times as long.
 
     `steps`: the time and the GPU-time of one step, for each degree.
