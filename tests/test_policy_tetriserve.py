@@ -26,12 +26,20 @@ from tilework.cost.table import CostTable, TableCosts, read_table
 from tilework.policy import registry
 from tilework.policy.demand import Segment, Speed, min_gpu_allocation, step_speeds
 from tilework.policy.packing import Option, pack
-from tilework.policy.rounds import Kind, RoundSearch, cheapest_ns, choose_round_ns, whole_steps
+from tilework.policy.rounds import Kind, RoundSearch, cheapest_ns, whole_steps
 from tilework.policy.tetriserve import TetriServe
 from tilework.sim.simulation import Trace
 
 MARGIN_NS = 10 * NS_PER_MS
 WIDE = table(degrees=(1, 2, 4))  # A step of 128 px takes 100, 62.5 and 39.1 ms; encode 10 ms, decode 50 ms.
+
+
+def choose_round_ns(kinds: Sequence[Kind], margin_ns: int) -> int:
+    """What the whole search finds."""
+    search = RoundSearch(kinds, margin_ns)
+    while not search.is_over:
+        search.proceed()
+    return search.best_ns()
 
 
 def flux_table() -> CostTable:

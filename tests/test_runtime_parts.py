@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from tilework.core.wire import Ended, GroupRef, Parcel
 from tilework.core.work import DIFFUSE, Group, StageId, Work
 from tilework.pipelines import freight
+from tilework.runtime import parcels
 from tilework.runtime.flights import Flights
 from tilework.runtime.groups import GroupTable
 from tilework.runtime.parcels import ParcelDirectory
@@ -153,6 +156,16 @@ def test_parcels_carry_tensors_of_any_kind(tmp_path: Path) -> None:
         assert torch.equal(taken[name], contents[name]), name  # type: ignore[arg-type]
         assert taken[name].numel() == 0 or taken[name].data_ptr() % 64 == 0, f"{name} lies unaligned"
     taken["small"] = taken["scalar"].add_(1)  # What is taken may be written to.
+
+
+def test_parcels_lie_in_shared_memory_unless_it_is_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(parcels.tempfile, "tempdir", str(tmp_path))
+    for free, root in ((64 << 20, tmp_path), (2 << 30, Path("/dev/shm"))):
+        usage = SimpleNamespace(total=free, used=0, free=free)
+        monkeypatch.setattr(parcels.shutil, "disk_usage", lambda path, usage=usage: usage)
+        directory = ParcelDirectory()
+        assert directory.path.parent == root
+        directory.close()
 
 
 def test_a_killed_process_leaves_no_parcels_behind(tmp_path: Path) -> None:

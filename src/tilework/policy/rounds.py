@@ -45,8 +45,8 @@ def _in_rounds_ns(step_ns: int, round_ns: int, margin_ns: int) -> int:
     return -(-(step_ns + margin_ns) // round_ns) * round_ns
 
 
-def choose_round_ns(kinds: Sequence[Kind], margin_ns: int) -> int:
-    """Choose the length of a round for these kinds of requests, between 0.1 and 2 s; 2 s for none.
+class RoundSearch:
+    """The search for the best length of a round for these kinds of requests, between 0.1 and 2 s; 2 s for none.
 
     Two things are added up. One is the GPU-time of a request of each kind, in whole steps of whole rounds, at the
     cheapest degrees that meet its deadline after a wait of one and a half rounds (half a one until the next begins,
@@ -56,17 +56,9 @@ def choose_round_ns(kinds: Sequence[Kind], margin_ns: int) -> int:
 
     Source: TetriServe §4.2.2 ("adapts to the step execution times ... so that requests with heterogeneous step lengths
     can finish around the same round boundary"), which leaves the rule open.
-    """
-    search = RoundSearch(kinds, margin_ns)
-    while not search.is_over:
-        search.proceed()
-    return search.best_ns()
 
-
-class RoundSearch:
-    """`choose_round_ns` in pieces of about half a millisecond, since whoever chooses must not keep others waiting.
-
-    Lengths are tried in a coarse grid first, then in what it left out.
+    It goes in pieces of about half a millisecond, since whoever decides must not keep others waiting: lengths are tried
+    in a coarse grid first, then in what it left out.
     """
 
     def __init__(self, kinds: Sequence[Kind], margin_ns: int) -> None:

@@ -28,7 +28,7 @@ class TetriServe:
     """Plan in rounds: everything that runs in one is decided at its beginning (see `RoundPlan`).
 
     A round that nobody of is left to wait for its end is over when an arrival finds all devices idle. The length of
-    a round follows from the requests seen lately (see `choose_round_ns`), unless `round_ns` fixes it. At the end of
+    a round follows from the requests seen lately (see `RoundSearch`), unless `round_ns` fixes it. At the end of
     each round, `margin_ns` is left free: what dispatch, moves and small delays take must not push steps over it.
 
     Jobs that cannot be on time any more, even at full speed from now on, are set aside; they and jobs without a

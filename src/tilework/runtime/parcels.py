@@ -10,12 +10,16 @@ from pathlib import Path
 
 from tilework.core.wire import Parcel
 
+_LEAST_FREE_BYTES = 1 << 30
 _PREFIX = "tilework-"
 _LOCK = "lock"
 
 
 class ParcelDirectory:
-    """A new directory in shared memory; where there is none, among the temporary files.
+    """A new directory in shared memory; where there is none, or too little of it, among the temporary files.
+
+    Each request that has begun takes the bytes of its conditioning and its latents: 5 MB for FLUX at 1024 px. A
+    container's shared memory is 64 MB unless it was given more.
 
     Its lock is held as long as the process lives. Directories whose lock is free belonged to processes that were
     killed, and are removed here; the process id would not do, since containers may share the memory but not the ids.
@@ -38,7 +42,8 @@ class ParcelDirectory:
 
 def _shared_memory() -> Path:
     shared = Path("/dev/shm")
-    return shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+    is_fit = os.access(shared, os.W_OK) and shutil.disk_usage(shared).free >= _LEAST_FREE_BYTES
+    return shared if is_fit else Path(tempfile.gettempdir())
 
 
 def _remove_abandoned(root: Path) -> None:
