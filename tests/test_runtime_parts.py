@@ -168,6 +168,17 @@ def test_parcels_lie_in_shared_memory_unless_it_is_small(monkeypatch: pytest.Mon
         directory.close()
 
 
+def test_what_a_lost_worker_did_not_report_is_swept_away(tmp_path: Path) -> None:
+    directory = ParcelDirectory(tmp_path)
+    for name in ("1-77-0", "1-77-1", ".1-77-2", "2-77-0", "11-77-0", "1-770-0"):
+        (directory.path / name).touch()
+    directory.know(Parcel("1-77-0", 0))
+    directory.sweep(1, 77)
+    left = {path.name for path in directory.path.iterdir()} - {"lock"}
+    assert left == {"1-77-0", "2-77-0", "11-77-0", "1-770-0"}
+    directory.close()
+
+
 def test_a_killed_process_leaves_no_parcels_behind(tmp_path: Path) -> None:
     code = "import sys, time; from pathlib import Path; from tilework.runtime.parcels import ParcelDirectory\n"
     code += "print(ParcelDirectory(Path(sys.argv[1])).path, flush=True); time.sleep(60)"

@@ -17,6 +17,7 @@ from tilework.core.wire import (
     Calibrated,
     CloseGroup,
     CostRow,
+    Ended,
     EnterNode,
     GroupRef,
     Loaded,
@@ -209,6 +210,8 @@ class LocalExecutor:
             case Calibrated(rows):
                 self._calibrated[gpu].set_result(rows)
             case _:
+                if isinstance(report, Ended) and report.parcel is not None:
+                    self._parcels.know(report.parcel)
                 self._listener.on_report(gpu, report)
 
     def _on_loaded(self, gpu: int, loaded: Loaded) -> None:
@@ -231,7 +234,7 @@ class LocalExecutor:
     def _exited(self, gpu: int, reason: str) -> None:
         if self._stopping:
             return
-        del self._workers[gpu]
+        self._parcels.sweep(gpu, self._workers.pop(gpu).pid)
         self._fail_start(gpu, f"worker {gpu} ended while it loaded the model: {reason}")
         calibrating = self._calibrated.get(gpu)
         if calibrating is not None and not calibrating.done():

@@ -31,8 +31,21 @@ class ParcelDirectory:
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
         self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._known: set[str] = set()
+
+    def know(self, parcel: Parcel) -> None:
+        """A worker has reported this parcel; it stays until it is discarded."""
+        self._known.add(parcel.name)
+
+    def sweep(self, gpu: int, pid: int | None) -> None:
+        """Remove what a worker that has ended put down and did not live to report."""
+        for pattern in (f"{gpu}-{pid}-*", f".{gpu}-{pid}-*"):  # The latter are not complete.
+            for path in self.path.glob(pattern):
+                if path.name not in self._known:
+                    path.unlink(missing_ok=True)
 
     def discard(self, parcel: Parcel) -> None:
+        self._known.discard(parcel.name)
         (self.path / parcel.name).unlink(missing_ok=True)
 
     def close(self) -> None:
