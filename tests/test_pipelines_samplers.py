@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable
 from functools import cache
@@ -132,6 +133,60 @@ def test_a_request_that_moves_after_every_iteration_ends_alike(kind: str, name: 
         moving = tiny.move(model, model, moving)
         tiny.iterate(model, moving)
     assert torch.equal(moving.latents, staying.latents)
+
+
+@every_sampler
+def test_asking_for_previews_changes_nothing(kind: str, name: str) -> None:
+    model, request = family(kind, name), tiny.spec()
+    alone, watched = tiny.begin(model, request), tiny.begin(model, request)
+    tiny.finish(model, alone)
+    while watched.steps_done < request.steps:
+        prediction = model.predict([watched])[0]
+        model.preview(watched, prediction)
+        model.advance(watched, prediction)
+    assert torch.equal(watched.latents, alone.latents)
+    assert torch.equal(watched.generator.get_state(), alone.generator.get_state())
+
+
+def own_estimate(model: Any, state: tiny.StepState, prediction: torch.Tensor) -> torch.Tensor | None:
+    """What the sampler itself takes for the clean latents, if it says so."""
+    arguments = {"generator": torch.Generator()} if "generator" in model._step_arguments else {}
+    sampler = copy.deepcopy(state.sampler)
+    sampler.register_to_config(clip_sample=False)  # A habit of models that draw pixels; these draw latents.
+    output = sampler.step(prediction, state.timestep, state.latents, **arguments)
+    estimate: torch.Tensor | None = getattr(output, "pred_original_sample", None)
+    return getattr(output, "denoised", estimate)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "options", "tolerance"),
+    [
+        ("DDIMScheduler", {}, 1e-5),
+        ("DDPMScheduler", {}, 1e-5),
+        ("EDMEulerScheduler", {}, 1e-5),
+        ("EulerDiscreteScheduler", {}, 1e-5),
+        ("EulerDiscreteScheduler", {"prediction_type": "v_prediction"}, 1e-5),
+        ("EulerDiscreteScheduler", {"prediction_type": "sample"}, 1e-5),
+        ("EulerDiscreteScheduler", {"use_karras_sigmas": True}, 2e-3),
+        ("HeunDiscreteScheduler", {}, 1e-5),
+        ("LCMScheduler", {}, 1e-5),
+    ],
+)
+def test_the_estimate_is_that_of_the_samplers_that_have_one(
+    name: str, options: dict[str, Any], tolerance: float
+) -> None:
+    stock = tiny.build_sdxl()
+    stock.scheduler = getattr(diffusers, name).from_config(stock.scheduler.config, **options)
+    model = StableDiffusionXL(stock, "tiny", {}, "")
+    state = tiny.begin(model, tiny.spec())
+    while state.steps_done < state.spec.steps:
+        prediction = model.predict([state])[0]
+        expected = own_estimate(model, state, prediction)
+        assert expected is not None
+        error = (model._estimate(state, prediction) - expected).abs().max() / expected.abs().max()
+        assert error < tolerance
+        model.advance(state, prediction)
 
 
 @pytest.mark.parametrize("kind", ["sd3", "flux"])

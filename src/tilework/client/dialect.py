@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tilework.client.record import Ending
+from tilework.core.classes import DEFAULT_CLASS
 from tilework.core.workload import WorkloadRequest
 
 PATH = "/v1/images/generations"
@@ -21,8 +22,8 @@ class Dialect:
     """What to ask for, the same for all requests of a drive.
 
     `model` replaces the requests' `pipeline`. `response_format` "none" leaves the field out. `plain` leaves out
-    `slo_s` and `on_miss`, which only Tilework knows. `extra_body` is laid over each body; a value of None takes the
-    field out, whoever put it there (OpenAI's own service refuses `num_inference_steps` and `seed`).
+    `slo_s`, `on_miss` and `priority`, which only Tilework knows. `extra_body` is laid over each body; a value of None
+    takes the field out, whoever put it there (OpenAI's own service refuses `num_inference_steps` and `seed`).
     """
 
     model: str | None = None
@@ -44,6 +45,8 @@ class Dialect:
         }
         if request.slo_s is not None and not self.plain:
             body |= {"slo_s": request.slo_s, "on_miss": str(request.on_miss)}
+        if request.priority != DEFAULT_CLASS and not self.plain:
+            body["priority"] = request.priority
         return {name: value for name, value in (body | dict(self.extra_body)).items() if value is not None}
 
 

@@ -26,6 +26,7 @@ from tilework.core.actions import (
     Reject,
     RunStage,
     RunSteps,
+    SetAside,
     Stop,
     WakeAt,
 )
@@ -44,19 +45,26 @@ from tilework.core.events import (
 )
 from tilework.core.interfaces import Admission, Admitted, Policy
 from tilework.core.progress import Cursor
-from tilework.core.request import Request, Status
+from tilework.core.request import RefusalCode, Request, Status
 from tilework.core.work import DIFFUSE, ENCODE, Plan, Start, Work
 from tilework.cost.table import CostTable, TableCosts, UnknownCost
 from tilework.policy.admission import EtaAdmission
+from tilework.policy.guard import Guard
 from tilework.policy.registry import make_policy
+
+_MOST_PLANS = 3  # In answer to one event.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
-    """`max_attempts`: how often in a row a request may lose a work without progress, until that fails it."""
+    """`max_attempts`: how often in a row a request may lose a work without progress, until that fails it.
+
+    `max_jobs`: how many requests may be waiting or running at a time.
+    """
 
     policy: str = "edf"
     max_attempts: int = 3
+    max_jobs: int = 25_000
 
 
 class Controller:
@@ -68,15 +76,22 @@ class Controller:
         self.costs = TableCosts(table)
         self._policy: Policy = make_policy(config.policy)
         self.tracker = Tracker(self._policy, self.costs)
-        self._admission: Admission = EtaAdmission()
+        self._admission: Admission = EtaAdmission(max_jobs=config.max_jobs)
+        self._guard = Guard()
         self._next_job_id = 0
-        self._wake_ns: int | None = None
+        self._wakes_ns: list[int] = []  # Asked for and not come yet, ascending.
 
     def handle(self, event: Event, now_ns: int) -> tuple[Action, ...]:
         self.tracker.at(now_ns)
         actions = self._record(event, now_ns)
         actions += self._plan(now_ns)
         return tuple(actions)
+
+    def eta_ns(self, job_id: int, now_ns: int) -> int:
+        """When a job that has not ended is expected to be done; the same rule as at its admission."""
+        self.tracker.at(now_ns)
+        job = self.tracker.jobs[job_id]
+        return self._admission.eta_ns(job, self.tracker, now_ns)
 
     # 1. Record.
 
@@ -85,7 +100,7 @@ class Controller:
             case Submitted(request):
                 return self._admit(request, now_ns)
             case StepsFinished(work_id, run_ns) | StageFinished(work_id, run_ns):
-                return self._complete(work_id, run_ns)
+                return self._complete(work_id, run_ns, now_ns)
             case Stopped(work_id, steps_done):
                 return self._stopped(work_id, steps_done)
             case WorkFailed(work_id, reason):
@@ -101,43 +116,48 @@ class Controller:
             case GpuLost(gpu, reason):
                 return self._lose(gpu, reason)
             case Woke():
-                self._wake_ns = None
+                self._wakes_ns = [at_ns for at_ns in self._wakes_ns if at_ns > now_ns]
                 return []
 
     def _admit(self, request: Request, now_ns: int) -> list[Action]:
-        urgency_ns = self._policy.urgency_ns(request, False)
         try:
-            demand = self._policy.demand(request, Cursor.start(request), self.costs)
+            answer = self._admission.admit(request, self._policy, self.costs, self.tracker, now_ns)
         except UnknownCost as error:
-            return [Reject(request.uid, str(error), None)]
-        answer = self._admission.admit(request, urgency_ns, demand, self.tracker, now_ns)
+            return [Reject(request.uid, str(error), None, RefusalCode.UNKNOWN_COST)]
         if not isinstance(answer, Admitted):
-            return [Reject(request.uid, answer.reason, answer.earliest_ns)]
+            return [Reject(request.uid, answer.reason, answer.earliest_ns, answer.code)]
         job = Job(
             job_id=self._next_job_id,
             request=request,
-            urgency_ns=urgency_ns,
+            urgency_ns=self._policy.urgency_ns(request, False),
+            promised=answer.promised,
             eta_ns=answer.eta_ns,
+            forecast=answer.forecast,
             done=Cursor.start(request),
         )
         self._next_job_id += 1
         self.tracker.add_job(job)
-        return [Accept(job.job_id, request.uid, answer.eta_ns)]
+        if job.promised is not None:
+            self._guard.recheck()
+        return [Accept(job.job_id, request.uid, answer.eta_ns, answer.why)]
 
-    def _complete(self, work_id: int, run_ns: int) -> list[Action]:
+    def _complete(self, work_id: int, run_ns: int, now_ns: int) -> list[Action]:
         work = self.tracker.works.get(work_id)
         if work is None:  # From a device already declared lost.
             return []
         jobs = self.tracker.end_work(work, work.num_steps)
         self._learn(work, jobs, run_ns)
-        return [action for job in jobs if job.done.stage is None for action in self._end(job, Status.DONE, "")]
+        finished = [job for job in jobs if job.done.stage is None]
+        for job in finished:
+            self._admission.learn(job.request, job.forecast, now_ns - job.request.arrival_ns)
+        return [action for job in finished for action in self._end(job, Status.DONE, "")]
 
     def _learn(self, work: Work, jobs: list[Job], run_ns: int) -> None:
-        """Correct the costs, unless a job has ended meanwhile (its shape is gone) or runs without guidance."""
-        if len(jobs) != len(work.job_ids) or not all(job.request.guided for job in jobs):
+        """Correct the costs, unless a job has ended meanwhile: what it was is gone."""
+        if len(jobs) != len(work.job_ids):
             return
-        shapes = [job.request.shape for job in jobs]
-        self.costs.observe(work.stage, shapes, len(work.gpus), work.num_steps, run_ns)
+        requests = [job.request for job in jobs]
+        self.costs.observe(work.stage, requests, len(work.gpus), work.num_steps, run_ns)
 
     def _stopped(self, work_id: int, steps_done: int) -> list[Action]:
         work = self.tracker.works.get(work_id)
@@ -187,26 +207,43 @@ class Controller:
     # 2. Plan.
 
     def _plan(self, now_ns: int) -> list[Action]:
-        plan = self._policy.plan(self.tracker, self.costs, now_ns)
-        while plan.set_aside:
-            self._set_aside(plan)
+        """Ask the policy; after what promises force to be started, ask again whether something may run beside it."""
+        actions: list[Action] = []
+        for _ in range(_MOST_PLANS):
             plan = self._policy.plan(self.tracker, self.costs, now_ns)
-        return self._perform(plan)
+            while plan.set_aside:
+                actions += self._set_aside(plan)
+                plan = self._policy.plan(self.tracker, self.costs, now_ns)
+            starts = self._guard.review(plan.starts, self.tracker, self.costs, now_ns)
+            actions += [action for start in starts for action in self._start(start)]
+            forced = self._forced(now_ns)
+            actions += [action for start in forced for action in self._start(start)]
+            if not forced:
+                break
+        return actions + self._wake(plan.wake_ns, self._guard.wake_ns(self.tracker, now_ns))
 
-    def _set_aside(self, plan: Plan) -> None:
-        for job_id in plan.set_aside:
+    def _forced(self, now_ns: int) -> tuple[Start, ...]:
+        wider = self._guard.widened(self.tracker, self.costs, self._policy.degrees, now_ns)
+        for job_id, demand in wider.items():
+            self.tracker.jobs[job_id].promised = demand
+        return self._guard.forced(self.tracker, self.costs, now_ns)
+
+    def _set_aside(self, plan: Plan) -> list[Action]:
+        for job_id, _ in plan.set_aside:
             job = self.tracker.jobs[job_id]
             assert not job.set_aside, f"job {job_id} is set aside twice"
             self.tracker.set_aside(job, self._policy.urgency_ns(job.request, True))
+        return [SetAside(job_id, why) for job_id, why in plan.set_aside]
 
     # 3. Perform.
 
-    def _perform(self, plan: Plan) -> list[Action]:
-        actions = [action for start in plan.starts for action in self._start(start)]
-        if plan.wake_ns is not None and (self._wake_ns is None or plan.wake_ns < self._wake_ns):
-            self._wake_ns = plan.wake_ns
-            actions.append(WakeAt(plan.wake_ns))
-        return actions
+    def _wake(self, *wanted_ns: int | None) -> list[Action]:
+        """Ask for the earliest of these times, unless the driver will wake the controller by then anyway."""
+        at_ns = min((wanted for wanted in wanted_ns if wanted is not None), default=None)
+        if at_ns is None or (self._wakes_ns and self._wakes_ns[0] <= at_ns):
+            return []
+        self._wakes_ns.insert(0, at_ns)
+        return [WakeAt(at_ns)]
 
     def _start(self, start: Start) -> list[Action]:
         moves = [move for job_id in start.job_ids for move in self._moves(self.tracker.jobs[job_id], start)]

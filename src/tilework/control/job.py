@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tilework.core.interfaces import Demand
+from tilework.core.interfaces import Demand, Forecast
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.work import Group, StageId, Work
@@ -19,18 +19,21 @@ class Job:
     `done` is how far completed works brought it, and so where the state stands that was put down last; `works` are
     committed to devices and not ended; `last_gpus` will have its state when they have; `holders` are the devices that
     have seen its conditioning. A lost device or a failed work starts the next `attempt`, from `done`; `failures` counts
-    those since the last progress. `demand` is kept by the tracker, which knows policy and costs.
+    those since the last progress. `demand` and `promised` are kept by the tracker, which knows
+    policy and costs.
     """
 
     job_id: int
     request: Request
     urgency_ns: int
     eta_ns: int
+    forecast: Forecast
     done: Cursor
     attempt: int = 1
     failures: int = 0
     set_aside: bool = False
     demand: Demand = _NOTHING
+    promised: Demand | None = None
     works: list[Work] = field(default_factory=list)
     last_gpus: Group = ()
     holders: set[int] = field(default_factory=set)

@@ -42,9 +42,9 @@ class WaitingQueue:
         assert self._jobs[index] is job, f"job {job.job_id} is not where its urgency says"
         del self._keys[index], self._jobs[index], self._demands[index]
 
-    def ahead(self, urgency_ns: int) -> Sequence[Demand]:
-        """What each job takes that is served before a newcomer of this urgency, in order."""
-        return self._demands[: bisect_left(self._keys, (urgency_ns + 1, -1))]
+    def ahead(self, key: tuple[int, int]) -> Sequence[Demand]:
+        """What each job takes that is served before one of this urgency and id, in order."""
+        return self._demands[: bisect_left(self._keys, key)]
 
 
 def _key(job: Job) -> tuple[int, int]:

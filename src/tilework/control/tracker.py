@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 
 from tilework.control.device import Device
@@ -9,6 +10,7 @@ from tilework.control.job import Job
 from tilework.control.queue import WaitingQueue
 from tilework.core.interfaces import CostModel, Demand, Policy
 from tilework.core.work import DIFFUSE, StageId, Start, Work
+from tilework.policy.demand import demand_at
 
 
 class Tracker:
@@ -26,6 +28,7 @@ class Tracker:
         self._policy = policy
         self._costs = costs
         self._waiting = WaitingQueue()
+        self._promised: list[Job] = []
         self._busy: dict[int, Job] = {}
         self._sorted_devices: tuple[Device, ...] = ()
         self._next_work_id = 1
@@ -49,16 +52,17 @@ class Tracker:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def device_free_ns(self, now_ns: int) -> list[int]:
-        return [device.free_ns for device in self._sorted_devices]
-
-    def ahead(self, urgency_ns: int) -> Sequence[Demand]:
+    def ahead(self, urgency_ns: int, job_id: int | None = None) -> Sequence[Demand]:
         """Waiting jobs and the uncommitted rest of running ones, in order of urgency."""
-        waiting = self._waiting.ahead(urgency_ns)
-        busy = [job for job in self._busy.values() if job.urgency_ns <= urgency_ns]
+        key = (urgency_ns + 1, -1) if job_id is None else (urgency_ns, job_id)
+        waiting = self._waiting.ahead(key)
+        busy = [job for job in self._busy.values() if (job.urgency_ns, job.job_id) < key]
         rest = [job.demand for job in busy if job.demand.run_ns > 0]
         # The running jobs come first: they are on average the most urgent, and exact order hardly moves the sum.
         return [*rest, *waiting]
+
+    def promised(self) -> Sequence[Job]:
+        return self._promised
 
     # What the controller records.
 
@@ -91,11 +95,14 @@ class Tracker:
     def add_job(self, job: Job) -> None:
         self.jobs[job.job_id] = job
         self.job_ids[job.request.uid] = job.job_id
+        if job.promised is not None:
+            insort(self._promised, job, key=_due)
         self._wait(job)
 
     def remove_job(self, job: Job) -> None:
         """Forget a job that has come to its end; works of it may still be in flight."""
         self._leave(job)
+        self._release(job)
         del self.jobs[job.job_id], self.job_ids[job.request.uid]
 
     def set_aside(self, job: Job, urgency_ns: int) -> None:
@@ -103,6 +110,7 @@ class Tracker:
         if was_waiting:
             self._waiting.remove(job)
         job.set_aside, job.urgency_ns = True, urgency_ns
+        self._release(job)
         if was_waiting:
             self._waiting.add(job)
 
@@ -143,9 +151,8 @@ class Tracker:
 
     def _occupy(self, devices: list[Device], work: Work, jobs: list[Job]) -> None:
         """Put a work on its devices; it begins when the last of them is free."""
-        shapes = [job.request.shape for job in jobs]
         end_ns = max(device.free_ns for device in devices)
-        end_ns += self._costs.run_ns(work.stage, shapes, len(work.gpus), work.num_steps)
+        end_ns += self._costs.work_ns(work.stage, [job.request for job in jobs], len(work.gpus), work.num_steps)
         for device in devices:
             device.push(work, end_ns)
         self.works[work.work_id] = work
@@ -172,8 +179,16 @@ class Tracker:
         jobs = [(self.jobs.get(job_id), attempt) for job_id, attempt in zip(work.job_ids, work.attempts, strict=True)]
         return [job for job, attempt in jobs if job is not None and job.attempt == attempt]
 
+    def _release(self, job: Job) -> None:
+        """Give up what is reserved for a job."""
+        if job.promised is not None:
+            job.promised = None
+            del self._promised[bisect_left(self._promised, _due(job), key=_due)]
+
     def _predict(self, job: Job) -> None:
         job.demand = self._policy.demand(job.request, job.committed, self._costs)
+        if job.promised is not None:
+            job.promised = demand_at(job.request, job.committed, job.promised.width, self._costs)
 
     def _wait(self, job: Job) -> None:
         self._predict(job)
@@ -183,6 +198,11 @@ class Tracker:
         if job in self._waiting:
             self._waiting.remove(job)
         self._busy.pop(job.job_id, None)
+
+
+def _due(job: Job) -> tuple[int, int]:
+    assert job.request.deadline_ns is not None
+    return job.request.deadline_ns, job.job_id
 
 
 def _check(job: Job, start: Start) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilework.core.request import Status
+from tilework.core.request import RefusalCode, Status
 from tilework.core.work import Work
 
 
@@ -18,15 +18,25 @@ class Accept:
     job_id: int
     uid: str
     eta_ns: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Tell the client no. `earliest_ns` is the earliest deadline that could be met (None: no device is up)."""
+    """Tell the client no. `earliest_ns` is the earliest deadline that could be met, if there is one."""
 
     uid: str
     reason: str
     earliest_ns: int | None
+    code: RefusalCode
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """Tell whoever asks that a job cannot be on time any more; it is served after those that can."""
+
+    job_id: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,4 +98,15 @@ class WakeAt:
     at_ns: int
 
 
-Action = Accept | Reject | RunStage | RunSteps | Stop | MoveState | DropState | Finish | WakeAt
+def jobs_of(action: Action) -> tuple[int, ...]:
+    """The jobs that an action concerns."""
+    match action:
+        case RunStage(work) | RunSteps(work):
+            return work.job_ids
+        case Accept(job_id) | SetAside(job_id) | MoveState(job_id) | DropState(job_id) | Finish(job_id):
+            return (job_id,)
+        case _:
+            return ()
+
+
+Action = Accept | Reject | SetAside | RunStage | RunSteps | Stop | MoveState | DropState | Finish | WakeAt

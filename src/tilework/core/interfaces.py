@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tilework.core.progress import Cursor
-from tilework.core.request import Request, Shape
+from tilework.core.request import RefusalCode, Request
 from tilework.core.work import Group, Plan, StageId, Work
 
 
@@ -37,6 +37,12 @@ class JobView(Protocol):
     @property
     def demand(self) -> Demand:
         """What the policy expects that no work covers yet will take; as of the job's latest change."""
+
+    @property
+    def forecast(self) -> Forecast: ...
+    @property
+    def promised(self) -> Demand | None:
+        """The block that is reserved for what no work covers yet, if its deadline is promised."""
 
     @property
     def urgency_ns(self) -> int:
@@ -79,6 +85,9 @@ class ClusterView(Protocol):
     def waiting(self) -> Iterable[JobView]:
         """Jobs without a committed work, by (urgency_ns, job_id)."""
 
+    def promised(self) -> Sequence[JobView]:
+        """Jobs whose deadline is promised and can be kept, by (deadline, job id)."""
+
     def job(self, job_id: int) -> JobView | None:
         """A job that has not ended; a work may outlive its job, which was cancelled or restarted."""
 
@@ -88,14 +97,14 @@ class CostModel(Protocol):
 
     @property
     def version(self) -> int: ...
-    def run_ns(self, stage: StageId, shapes: Sequence[Shape], degree: int, num_steps: int = 1) -> int:
-        """Raises UnknownCost if nothing is known of the stage at this degree."""
+    def work_ns(self, stage: StageId, requests: Sequence[Request], degree: int, num_steps: int = 1) -> int:
+        """Device time of a work, without what passes between two of them. Raises UnknownCost."""
 
     def degrees(self, stage: StageId) -> tuple[int, ...]:
         """The degrees at which the stage was profiled, ascending; (1,) for a stage that costs nothing."""
 
     def move_ns(self, source: Group, target: Group) -> int: ...
-    def observe(self, stage: StageId, shapes: Sequence[Shape], degree: int, num_steps: int, run_ns: int) -> None:
+    def observe(self, stage: StageId, requests: Sequence[Request], degree: int, num_steps: int, run_ns: int) -> None:
         """Correct the prediction by a measurement."""
 
 
@@ -108,6 +117,9 @@ class Policy(Protocol):
     def urgency_ns(self, request: Request, set_aside: bool) -> int:
         """Place of a request in the order of service; asked once, and again when it is set aside."""
 
+    def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
+        """The degrees at which it may run the steps of a request. Raises UnknownCost."""
+
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
         """How it expects to run what is left of a request. Raises UnknownCost."""
 
@@ -116,9 +128,25 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The request may come in and is expected to finish at `eta_ns`."""
+    """The request may come in and is expected to finish at `eta_ns`; `why` says what that is made of.
+
+    `promised` is the block of the plane with which its deadline is promised, if it is; `forecast` what the prediction
+    was made of, for `Admission.learn`.
+    """
 
     eta_ns: int
+    why: str
+    forecast: Forecast
+    promised: Demand | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A prediction before its correction: to finish `predicted_ns` after the arrival, beside `num_jobs` others."""
+
+    predicted_ns: int
+    num_jobs: int
+    ratio: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,20 +155,35 @@ class Refused:
 
     reason: str
     earliest_ns: int | None
+    code: RefusalCode
 
 
 class Backlog(Protocol):
     """What admission needs to know of the work that is already in the system."""
 
-    def num_jobs(self) -> int: ...
-    def device_free_ns(self, now_ns: int) -> list[int]:
-        """For each device that is up, the predicted end of its committed works."""
+    @property
+    def gpus(self) -> Sequence[GpuView]:
+        """Devices that are up."""
 
-    def ahead(self, urgency_ns: int) -> Sequence[Demand]:
-        """What each job takes that is served before one of this urgency, in order of service."""
+    def num_jobs(self) -> int: ...
+    def ahead(self, urgency_ns: int, job_id: int | None = None) -> Sequence[Demand]:
+        """What each job takes that is served before one of this urgency, in order of service.
+
+        Without a job id, before a newcomer.
+        """
+
+    def promised(self) -> Sequence[JobView]:
+        """Jobs whose deadline is promised, by (deadline, job id)."""
 
 
 class Admission(Protocol):
     def admit(
-        self, request: Request, urgency_ns: int, demand: Demand, backlog: Backlog, now_ns: int
-    ) -> Admitted | Refused: ...
+        self, request: Request, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int
+    ) -> Admitted | Refused:
+        """Raises UnknownCost."""
+
+    def eta_ns(self, job: JobView, backlog: Backlog, now_ns: int) -> int:
+        """When a job that is in is expected to end, as of now."""
+
+    def learn(self, request: Request, forecast: Forecast, actual_ns: int) -> None:
+        """A request has been finished, `actual_ns` after its arrival."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tilework.core.classes import DEFAULT_CLASS
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
@@ -35,7 +37,8 @@ class Request:
     """One picture (or clip) to make.
 
     `deadline_ns` is absolute on the controller's clock; None means best effort. `guided` says that classifier-free
-    guidance doubles each step; cost tables describe guided steps.
+    guidance doubles each step; cost tables describe guided steps. `priority` names its class and `weight` is what class
+    and tenant make it weigh (see `core.classes`). After every `preview_every` steps a preview is decoded (0: never).
     """
 
     uid: str
@@ -47,8 +50,24 @@ class Request:
     deadline_ns: int | None = None
     on_miss: OnMiss = OnMiss.BEST_EFFORT
     tenant: str = "default"
-    priority: int = 0
+    priority: str = DEFAULT_CLASS
+    weight: float = 1.0
     guided: bool = True
+    preview_every: int = 0
+
+    @property
+    def is_promise(self) -> bool:
+        """Whether it comes in only with the promise that its deadline will be met."""
+        return self.on_miss is OnMiss.REJECT and self.deadline_ns is not None
+
+
+class RefusalCode(StrEnum):
+    """Why a request does not come in."""
+
+    DEADLINE = "deadline_unreachable"
+    QUEUE = "queue_full"
+    NO_DEVICE = "no_device"
+    UNKNOWN_COST = "unknown_cost"
 
 
 class Status(StrEnum):

@@ -18,6 +18,9 @@ from tilework.core.work import Group
 class Spec:
     """What to draw: everything about a request that the scheduler must not care about.
 
+    After every `preview_every` denoising steps, but not after the last one, the client sees what the picture is
+    becoming; 0: never. It costs time, and changes nothing of the picture.
+
     Raises nothing; the server has checked the values against `ModelInfo`.
     """
 
@@ -28,6 +31,7 @@ class Spec:
     steps: int
     guidance_scale: float
     seed: int
+    preview_every: int = 0
 
     @property
     def shape(self) -> Shape:
@@ -268,6 +272,19 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Preview:
+    """What the picture is becoming as of a step of a running work; sent before the `Progress` or `Ended` of that step.
+
+    Only the first of a group sends it. `steps_done` counts within the work, as in `Progress`; the size of `image` is
+    that of `core.preview.preview_shape`.
+    """
+
+    work_id: int
+    steps_done: int
+    image: Image
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """A work is done, was stopped after `steps_done` steps (`stopped`), or broke off there with its group (`broken`).
 
@@ -291,4 +308,4 @@ class Failed:
     reason: str
 
 
-Report = Loaded | LoadFailed | Calibrated | Progress | Ended | Failed
+Report = Loaded | LoadFailed | Calibrated | Progress | Preview | Ended | Failed

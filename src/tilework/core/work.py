@@ -60,9 +60,10 @@ class Work:
 class Plan:
     """What a policy wants now; an empty plan changes nothing.
 
-    `set_aside` names jobs that cannot be on time any more: they are served after those that can, and never starve.
+    `set_aside` names jobs that cannot be on time any more, each with the reason in words: they are served after those
+    that can, and never starve.
     """
 
     starts: tuple[Start, ...] = ()
-    set_aside: tuple[int, ...] = ()
+    set_aside: tuple[tuple[int, str], ...] = ()
     wake_ns: int | None = None

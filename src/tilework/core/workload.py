@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tilework.core.classes import DEFAULT_CLASS
 from tilework.core.request import OnMiss, Shape
 
 RequestId = int | str
@@ -154,7 +155,7 @@ class WorkloadRequest:
     id: RequestId | None = None
     seed: int | None = None
     tenant: str | None = None
-    priority: int = 0
+    priority: str = DEFAULT_CLASS
     on_miss: OnMiss = OnMiss.BEST_EFFORT
     prompt: str | None = None
 
@@ -170,7 +171,6 @@ class WorkloadRequest:
 
 _FIELDS = tuple(field.name for field in fields(WorkloadRequest))
 _DEFAULTS = {field.name: field.default for field in fields(WorkloadRequest)}
-_LEAST_PRIORITY = -(2**31)
 
 
 def by_id(requests: Sequence[WorkloadRequest]) -> dict[RequestId, WorkloadRequest]:
@@ -215,7 +215,7 @@ def _parse(line: JsonLine) -> WorkloadRequest:
         id=line.request_id("id") if line.given("id") else line.line - 1,
         seed=line.integer("seed", least=0) if line.given("seed") else None,
         tenant=line.text("tenant") if line.given("tenant") else None,
-        priority=line.integer("priority", 0, least=_LEAST_PRIORITY),
+        priority=line.text("priority") if line.given("priority") else DEFAULT_CLASS,
         on_miss=OnMiss(line.choice("on_miss", OnMiss, OnMiss.BEST_EFFORT)),
         prompt=line.text("prompt") if line.given("prompt") else None,
     )

@@ -10,10 +10,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from tilework.core.request import Shape
+from tilework.core.preview import preview_shape
+from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import CostRow
-from tilework.core.work import Group, StageId
+from tilework.core.work import DECODE, DIFFUSE, Group, StageId
 from tilework.cost.shipped import shipped_path
 
 
@@ -58,6 +59,7 @@ _TEXTS = ("pipeline", "stage", "link")
 _COUNTS = ("height", "width", "frames", "degree", "batch")
 _OPTIONAL_COUNTS = (("peak_bytes", 0, "a whole number of bytes"), ("num_runs", 1, "a whole number of at least 1"))
 _DEFAULTED = ("frames", "degree", "batch", "link")
+_UNGUIDED = 0.5
 
 
 def read_table(place: Path | str) -> CostTable:
@@ -156,8 +158,9 @@ class TableCosts:
     stage that no row mentions costs nothing (design section 10); a pipeline that no row mentions, or a stage at a
     degree below all profiled ones, raises UnknownCost.
 
-    The correction is an exponentially weighted mean of measured over predicted time, per stage, shape, degree and
-    batch, each measurement weighing `weight`. It stays within [1/4, 4], so that one outlier cannot close the door.
+    The correction is an exponentially weighted mean of measured over predicted time, per stage, shape, degree, batch
+    and guidance, each measurement weighing `weight`. It stays within [1/4, 4], so that one outlier cannot close the
+    door. Tables describe guided steps; unguided ones are taken to cost half as much until some have been measured.
     """
 
     def __init__(self, table: CostTable, *, move_ns: int = 2_000_000, weight: float = 0.1) -> None:
@@ -168,16 +171,33 @@ class TableCosts:
         self._points = _points(table.rows)
         self._degrees = _degrees(self._points)
         self._pipelines = {row.pipeline for row in table.rows}
-        self._corrections: dict[tuple[StageId, int, int, int], float] = {}
-        self._cache: dict[tuple[StageId, tuple[Shape, ...], int], int] = {}
+        self._corrections: dict[_Place, float] = {}
+        self._cache: dict[tuple[StageId, tuple[Shape, ...], int, bool], int] = {}
 
-    def run_ns(self, stage: StageId, shapes: Sequence[Shape], degree: int, num_steps: int = 1) -> int:
-        """Predicted device time of one work. Raises UnknownCost."""
-        key = (stage, tuple(shapes), degree)
+    def run_ns(
+        self, stage: StageId, shapes: Sequence[Shape], degree: int, num_steps: int = 1, guided: bool = True
+    ) -> int:
+        """Predicted device time of works on outputs of these shapes, without previews. Raises UnknownCost."""
+        key = (stage, tuple(shapes), degree, guided)
         unit_ns = self._cache.get(key)
         if unit_ns is None:
-            unit_ns = self._cache[key] = self._unit_ns(stage, tuple(shapes), degree)
+            unit_ns = self._cache[key] = self._unit_ns(stage, tuple(shapes), degree, guided)
         return unit_ns * num_steps
+
+    def work_ns(self, stage: StageId, requests: Sequence[Request], degree: int, num_steps: int = 1) -> int:
+        """Predicted device time of one work; previews are spread evenly over the steps. Raises UnknownCost."""
+        run_ns = self.run_ns(stage, [one.shape for one in requests], degree, num_steps, _is_guided(requests))
+        return run_ns + self._previews_ns(stage, requests, num_steps)
+
+    def _previews_ns(self, stage: StageId, requests: Sequence[Request], num_steps: int) -> int:
+        if stage.name != DIFFUSE:
+            return 0
+        decode = StageId(stage.pipeline, DECODE)
+        return sum(
+            self.run_ns(decode, (preview_shape(one.shape),), 1) * num_steps // one.preview_every
+            for one in requests
+            if one.preview_every
+        )
 
     def degrees(self, stage: StageId) -> tuple[int, ...]:
         """The degrees at which single requests were profiled, ascending. Raises UnknownCost for an unknown pipeline.
@@ -190,11 +210,15 @@ class TableCosts:
     def move_ns(self, source: Group, target: Group) -> int:
         return 0 if not source or set(target) <= set(source) else self._move_ns
 
-    def observe(self, stage: StageId, shapes: Sequence[Shape], degree: int, num_steps: int, run_ns: int) -> None:
-        base_ns = self._base_ns(stage, tuple(shapes), degree) * num_steps
+    def observe(self, stage: StageId, requests: Sequence[Request], degree: int, num_steps: int, run_ns: int) -> None:
+        """Learn from a work; one with previews or of guided and unguided requests together tells nothing of either."""
+        if any(one.preview_every for one in requests) or len({one.guided for one in requests}) > 1:
+            return
+        shapes = tuple(one.shape for one in requests)
+        base_ns = self._base_ns(stage, shapes, degree) * num_steps
         if base_ns <= 0 or run_ns <= 0:
             return
-        key = _correction_key(stage, tuple(shapes), degree)
+        key = _place(stage, shapes, degree, _is_guided(requests))
         ratio = min(4.0, max(0.25, run_ns / base_ns))
         old = self._corrections.get(key)
         self._corrections[key] = ratio if old is None else old + self._weight * (ratio - old)
@@ -205,8 +229,9 @@ class TableCosts:
         """Whether a row was measured for this very number of pixels, so that nothing is interpolated."""
         return any(pixels == shape.pixels for pixels, _ in self._points.get((stage, degree, 1), ()))
 
-    def _unit_ns(self, stage: StageId, shapes: tuple[Shape, ...], degree: int) -> int:
-        correction = self._corrections.get(_correction_key(stage, shapes, degree), 1.0)
+    def _unit_ns(self, stage: StageId, shapes: tuple[Shape, ...], degree: int, guided: bool) -> int:
+        unknown = 1.0 if guided or stage.name != DIFFUSE else _UNGUIDED
+        correction = self._corrections.get(_place(stage, shapes, degree, guided), unknown)
         return round(self._base_ns(stage, shapes, degree) * correction)
 
     def _base_ns(self, stage: StageId, shapes: tuple[Shape, ...], degree: int) -> float:
@@ -230,8 +255,17 @@ class TableCosts:
             raise UnknownCost(f"pipeline {stage.pipeline!r} is not in the cost table; it knows {known}")
 
 
-def _correction_key(stage: StageId, shapes: tuple[Shape, ...], degree: int) -> tuple[StageId, int, int, int]:
-    return stage, sum(shape.pixels for shape in shapes), degree, len(shapes)
+_Place = tuple[StageId, int, int, int, bool]
+
+
+def _place(stage: StageId, shapes: tuple[Shape, ...], degree: int, guided: bool) -> _Place:
+    """What has a correction of its own. Guidance concerns steps only."""
+    return stage, sum(shape.pixels for shape in shapes), degree, len(shapes), guided or stage.name != DIFFUSE
+
+
+def _is_guided(requests: Sequence[Request]) -> bool:
+    """A work of guided and unguided requests is priced as if all were guided."""
+    return any(one.guided for one in requests)
 
 
 _Points = list[tuple[int, float]]

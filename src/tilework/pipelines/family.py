@@ -50,16 +50,24 @@ class StepState:
     @property
     def steps_done(self) -> int:
         """Whole steps done; `spec.steps` if and only if no iteration is left."""
-        if self.iteration_index == len(self.sampler.timesteps):
-            return self.spec.steps
-        order: int = self.sampler.order
-        return min(self.iteration_index // order, self.spec.steps - 1)
+        return self._steps_after(self.iteration_index)
+
+    @property
+    def steps_done_next(self) -> int:
+        """What `steps_done` will be after the next iteration."""
+        return self._steps_after(self.iteration_index + 1)
 
     @property
     def timestep(self) -> Tensor:
         """Time of the next iteration, without dimensions."""
         timestep: Tensor = self.sampler.timesteps[self.iteration_index]
         return timestep
+
+    def _steps_after(self, num_iterations: int) -> int:
+        if num_iterations == len(self.sampler.timesteps):
+            return self.spec.steps
+        order: int = self.sampler.order
+        return min(num_iterations // order, self.spec.steps - 1)
 
 
 class Family(Protocol):
@@ -88,6 +96,13 @@ class Family(Protocol):
 
     def advance(self, state: StepState, prediction: Tensor) -> None:
         """Take the iteration that `prediction` is for."""
+
+    def preview(self, state: StepState, prediction: Tensor) -> Image:
+        """What the picture is becoming, as large as `core.preview.preview_shape` says, for people to look at.
+
+        It is the clean image that the model believes in by `prediction`, the one for the state's next iteration; ask
+        before `advance`. Changes no state; in a group, a rank's own affair.
+        """
 
     def decode(self, state: StepState) -> Image: ...
     def export(self, state: StepState) -> Freight:

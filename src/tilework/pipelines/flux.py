@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tilework.core.wire import Spec
 from tilework.pipelines.defaults import Defaults
+from tilework.pipelines.estimate import clean_by_flow
 from tilework.pipelines.family import Conditioning, StepState
 from tilework.pipelines.hooks import share_sequence
 from tilework.pipelines.staged import StagedPipeline
@@ -111,12 +112,18 @@ class Flux(StagedPipeline):
         )[0]
         return prediction
 
-    def _decode(self, state: StepState) -> Tensor:
-        vae, side = self._pipeline.vae, self._info.side_multiple
-        rows, columns = state.spec.height // side, state.spec.width // side
+    def _estimate(self, state: StepState, prediction: Tensor) -> Tensor:
+        return clean_by_flow(state, prediction)
+
+    def _unpack(self, latents: Tensor, spec: Spec) -> Tensor:
+        side = self._info.side_multiple
+        rows, columns = spec.height // side, spec.width // side
         # Each token is a square of 2 x 2 latents, channels first.
-        squares = state.latents.view(1, rows, columns, -1, 2, 2).permute(0, 3, 1, 4, 2, 5)
-        latents = squares.reshape(1, -1, 2 * rows, 2 * columns)
+        squares = latents.view(1, rows, columns, -1, 2, 2).permute(0, 3, 1, 4, 2, 5)
+        return squares.reshape(1, -1, 2 * rows, 2 * columns)
+
+    def _decode(self, latents: Tensor) -> Tensor:
+        vae = self._pipeline.vae
         latents = (latents / vae.config.scaling_factor) + vae.config.shift_factor
         decoded: Tensor = vae.decode(latents, return_dict=False)[0]
         return decoded

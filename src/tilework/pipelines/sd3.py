@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tilework.core.wire import Spec
 from tilework.pipelines.defaults import Defaults
+from tilework.pipelines.estimate import clean_by_flow
 from tilework.pipelines.family import Conditioning, StepState
 from tilework.pipelines.hooks import share_sequence
 from tilework.pipelines.staged import StagedPipeline
@@ -89,9 +90,12 @@ class StableDiffusion3(StagedPipeline):
         )[0]
         return prediction
 
-    def _decode(self, state: StepState) -> Tensor:
+    def _estimate(self, state: StepState, prediction: Tensor) -> Tensor:
+        return clean_by_flow(state, prediction)
+
+    def _decode(self, latents: Tensor) -> Tensor:
         vae = self._pipeline.vae
-        latents = (state.latents / vae.config.scaling_factor) + vae.config.shift_factor
+        latents = (latents / vae.config.scaling_factor) + vae.config.shift_factor
         decoded: Tensor = vae.decode(latents, return_dict=False)[0]
         return decoded
 

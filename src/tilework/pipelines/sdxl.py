@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tilework.core.wire import Spec
 from tilework.pipelines.defaults import Defaults
+from tilework.pipelines.estimate import clean_by_noise
 from tilework.pipelines.family import Conditioning, StepState
 from tilework.pipelines.hooks import share_passes
 from tilework.pipelines.staged import StagedPipeline
@@ -100,9 +101,12 @@ class StableDiffusionXL(StagedPipeline):
         eta = {"eta": 0.0} if "eta" in inspect.signature(sampler.step).parameters else {}
         return {**super()._accepted_by(sampler), **eta}
 
-    def _decode(self, state: StepState) -> Tensor:
+    def _estimate(self, state: StepState, prediction: Tensor) -> Tensor:
+        return clean_by_noise(state, prediction)
+
+    def _decode(self, latents: Tensor) -> Tensor:
         pipeline, config = self._pipeline, self._pipeline.vae.config
-        latents = state.latents.to(pipeline.vae.dtype)
+        latents = latents.to(pipeline.vae.dtype)
         if config.get("latents_mean") is not None and config.get("latents_std") is not None:
             mean, std = (
                 torch.tensor(numbers).view(1, -1, 1, 1).to(latents.device, latents.dtype)

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
+from tilework.core.preview import preview_shape
 from tilework.core.wire import Image, ModelInfo, Spec
 from tilework.pipelines import freight
 from tilework.pipelines.defaults import Defaults, resolve
@@ -94,8 +96,15 @@ class StagedPipeline(ABC):
         """One forward pass for this rank's rows; returns the prediction for all rows."""
 
     @abstractmethod
-    def _decode(self, state: StepState) -> Tensor:
-        """The picture as a tensor, before the stock pipeline's `image_processor`."""
+    def _estimate(self, state: StepState, prediction: Tensor) -> Tensor:
+        """The clean latents that the model believes in, by its prediction for the next iteration; float32."""
+
+    @abstractmethod
+    def _decode(self, latents: Tensor) -> Tensor:
+        """The picture of any size as a tensor, before the stock pipeline's `image_processor`; `latents` lie as in it.
+
+        (1, channels, rows, columns), of the type that `begin` draws.
+        """
 
     @torch.no_grad()
     def begin(self, spec: Spec, conditioning: Conditioning) -> StepState:
@@ -122,9 +131,17 @@ class StagedPipeline(ABC):
         state.iteration_index += 1
 
     @torch.no_grad()
+    def preview(self, state: StepState, prediction: Tensor) -> Image:
+        whole, small = state.spec.shape, preview_shape(state.spec.shape)
+        latents = self._unpack(self._estimate(state, prediction), state.spec)
+        rows, columns = latents.shape[-2:]
+        # The mean of latents decodes to about the mean of the pixels, at a fraction of the cost.
+        size = (rows * small.height // whole.height, columns * small.width // whole.width)
+        return self._image(self._decode(interpolate(latents, size, mode="area").to(state.latents.dtype)))
+
+    @torch.no_grad()
     def decode(self, state: StepState) -> Image:
-        picture = self._pipeline.image_processor.postprocess(self._decode(state), output_type="pil")[0]
-        return Image(height=picture.height, width=picture.width, pixels=picture.tobytes())
+        return self._image(self._decode(self._unpack(state.latents, state.spec)))
 
     def export(self, state: StepState) -> freight.Freight:
         return freight.pack((state.latents, _memory(state.sampler), state.iteration_index, state.generator.get_state()))
@@ -148,6 +165,14 @@ class StagedPipeline(ABC):
 
     def restore_conditioning(self, blob: freight.Freight) -> Conditioning:
         return Conditioning(freight.unpack(blob, self.device))
+
+    def _unpack(self, latents: Tensor, spec: Spec) -> Tensor:
+        """Latents as they lie in the picture, (1, channels, rows, columns), for a family that packs them otherwise."""
+        return latents
+
+    def _image(self, decoded: Tensor) -> Image:
+        picture = self._pipeline.image_processor.postprocess(decoded, output_type="pil")[0]
+        return Image(height=picture.height, width=picture.width, pixels=picture.tobytes())
 
     def _is_guided(self, spec: Spec) -> bool:
         return self._info.two_passes and spec.guidance_scale > 1

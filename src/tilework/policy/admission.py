@@ -3,69 +3,140 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from heapq import heappop, heappush
+from dataclasses import dataclass, field, replace
 
-from tilework.core.interfaces import Admitted, Backlog, Demand, Refused
-from tilework.core.request import OnMiss, Request
+from tilework.core.interfaces import Admitted, Backlog, CostModel, Demand, Forecast, JobView, Policy, Refused
+from tilework.core.progress import Cursor
+from tilework.core.request import RefusalCode, Request
 from tilework.core.time import s_from_ns
+from tilework.policy.demand import demand_at
+from tilework.policy.experience import Experience
+from tilework.policy.guard import blocks_of
+from tilework.policy.plane import finish_ns, levels_of
+from tilework.policy.promises import Promises
 
-# Beyond this many jobs ahead, the first ones are poured over the devices like a fluid; the rest are placed one by one.
-_PLACED_ONE_BY_ONE = 128
+_TRIALS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtaAdmission:
-    """Accept everything but a request with `on_miss: reject` whose predicted finish lies after its deadline.
+    """Accept everything but promises that could not be kept, or would break others, and what finds no room to wait.
 
-    The prediction lets all jobs that are served before it take, in order, as many devices as the policy would give
-    them, those that are free first.
+    The predicted finish lets all jobs that are served before the newcomer take, in order, as many devices as the policy
+    would give them, those that are free first; it is corrected by experience (see `policy.experience`). A promise
+    (`on_miss: reject`) needs more than a good prediction: a certificate that later arrivals cannot take away (see
+    `policy.promises`). `max_jobs` is how many jobs may be in the system at a time.
     """
+
+    max_jobs: int
+    _experience: Experience = field(default_factory=Experience, init=False)
 
     def admit(
-        self, request: Request, urgency_ns: int, demand: Demand, backlog: Backlog, now_ns: int
+        self, request: Request, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int
     ) -> Admitted | Refused:
-        free_ns = backlog.device_free_ns(now_ns)
-        must_be_on_time = request.on_miss is OnMiss.REJECT and request.deadline_ns is not None
-        if not free_ns:
-            if must_be_on_time:
-                return Refused("no device is up", None)
-            return Admitted(now_ns + demand.run_ns)
-        eta_ns = finish_ns(free_ns, backlog.ahead(urgency_ns), demand)
-        if must_be_on_time and request.deadline_ns is not None and eta_ns > request.deadline_ns:
+        """Raises UnknownCost."""
+        demand = policy.demand(request, Cursor.start(request), costs)
+        if backlog.num_jobs() >= self.max_jobs:
+            reason = f"{backlog.num_jobs()} requests are waiting or running, and no more may"
+            return Refused(reason, None, RefusalCode.QUEUE)
+        if not backlog.gpus:
+            if request.is_promise:
+                return Refused("no device is up", None, RefusalCode.NO_DEVICE)
+            why = "no device is up; the time counts from now"
+            return Admitted(now_ns + demand.run_ns, why, Forecast(demand.run_ns, 0, 1.0))
+        ask = _Ask(request, policy, costs, backlog, now_ns)
+        plain_ns = ask.eta_ns(request)
+        num_jobs = backlog.num_jobs()
+        forecast = Forecast(plain_ns - now_ns, num_jobs, self._experience.ratio(request, num_jobs))
+        eta_ns = now_ns + int(forecast.ratio * forecast.predicted_ns)
+        if not request.is_promise:
+            return Admitted(eta_ns, _why(demand, backlog), forecast)
+        assert request.deadline_ns is not None
+        promised = ask.promised(request)
+        if plain_ns > request.deadline_ns or promised is None:
+            return self._refused(ask, plain_ns)
+        why = f"{_why(demand, backlog)}; its deadline is promised"
+        return Admitted(min(eta_ns, request.deadline_ns), why, forecast, promised)
+
+    def learn(self, request: Request, forecast: Forecast, actual_ns: int) -> None:
+        """Correct the predictions for requests of this kind by how one has come out."""
+        self._experience.learn(request, forecast.num_jobs, forecast.predicted_ns, actual_ns)
+
+    def eta_ns(self, job: JobView, backlog: Backlog, now_ns: int) -> int:
+        """When a job that is in is expected to end, by the same rule."""
+        plain_ns = self._plain_ns(job, backlog, now_ns)
+        return max(now_ns, now_ns + int(job.forecast.ratio * (plain_ns - now_ns)))
+
+    def _plain_ns(self, job: JobView, backlog: Backlog, now_ns: int) -> int:
+        if not backlog.gpus:
+            return now_ns + job.demand.run_ns
+        free_ns = {gpu.gpu: gpu.free_ns for gpu in backlog.gpus}
+        ready_ns = max((free_ns[gpu] for work in job.works for gpu in work.gpus if gpu in free_ns), default=now_ns)
+        if job.stage is None:
+            return ready_ns
+        return finish_ns(free_ns.values(), backlog.ahead(job.urgency_ns, job.job_id), job.demand, ready_ns)
+
+    def _refused(self, ask: _Ask, eta_ns: int) -> Refused:
+        request, earliest_ns = ask.request, ask.earliest_ns()
+        assert request.deadline_ns is not None
+        if eta_ns > request.deadline_ns:
             late_s = s_from_ns(eta_ns - request.deadline_ns)
-            return Refused(f"it would be {late_s:.2f} s late behind {backlog.num_jobs()} other requests", eta_ns)
-        return Admitted(eta_ns)
+            reason = f"it would be {late_s:.2f} s late behind {ask.backlog.num_jobs()} other requests"
+        else:
+            reason = f"what is promised to {len(ask.backlog.promised())} other requests leaves no room for it"
+        return Refused(reason, earliest_ns, RefusalCode.DEADLINE)
 
 
-def finish_ns(free_ns: Sequence[int], ahead: Sequence[Demand], last: Demand) -> int:
-    """When `last` is done, after the jobs ahead have each taken, in order, the devices that are free first.
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """A request at the door, and what is behind it."""
 
-    A block begins when enough devices are free, and holds all of them to its end. One that is wider than there are
-    devices takes them all.
-    """
-    poured = len(ahead) - _PLACED_ONE_BY_ONE
-    levels = sorted(free_ns)
-    if poured > 0:
-        levels = _pour(levels, sum(block.width * block.run_ns for block in ahead[:poured]))
-    for block in ahead[max(0, poured) :]:
-        _place(levels, block)
-    return _place(levels, last)
+    request: Request
+    policy: Policy
+    costs: CostModel
+    backlog: Backlog
+    now_ns: int
+
+    def eta_ns(self, request: Request) -> int:
+        """When the policy would be done with it."""
+        ahead = self.backlog.ahead(self.policy.urgency_ns(request, False))
+        demand = self.policy.demand(request, Cursor.start(request), self.costs)
+        return finish_ns([gpu.free_ns for gpu in self.backlog.gpus], ahead, demand)
+
+    def promised(self, request: Request) -> Demand | None:
+        """The cheapest block, in GPU-time, with which its deadline can be promised."""
+        assert request.deadline_ns is not None
+        promises = self._promises()
+        for block in self._blocks():
+            if promises.end_ns(request.deadline_ns, block) is not None:
+                return block
+        return None
+
+    def earliest_ns(self) -> int:
+        """The earliest deadline with which it would be let in; a later one may put it further behind others."""
+        promises, blocks, due_ns = self._promises(), self._blocks(), self.now_ns
+        for _ in range(_TRIALS):
+            due_ns = min(promises.earliest_ns(block, due_ns) for block in blocks)
+            eta_ns = self.eta_ns(replace(self.request, deadline_ns=due_ns))
+            if eta_ns <= due_ns:
+                break
+            due_ns = eta_ns
+        return due_ns
+
+    def _blocks(self) -> Sequence[Demand]:
+        start = Cursor.start(self.request)
+        blocks = [
+            demand_at(self.request, start, degree, self.costs)
+            for degree in self.policy.degrees(self.request, self.costs)
+        ]
+        return sorted(blocks, key=lambda block: (block.width * block.run_ns, block.width))
+
+    def _promises(self) -> Promises:
+        return Promises(
+            levels_of(self.backlog.gpus), blocks_of(self.backlog.gpus, self.backlog.promised()), self.now_ns
+        )
 
 
-def _place(heap: list[int], block: Demand) -> int:
-    """Let a block take the devices that are free first; returns its end. `heap` holds when each device is free."""
-    width = min(block.width, len(heap))
-    start_ns = max(heappop(heap) for _ in range(width))
-    for _ in range(width):
-        heappush(heap, start_ns + block.run_ns)
-    return start_ns + block.run_ns
-
-
-def _pour(free_ns: list[int], volume_ns: int) -> list[int]:
-    """Level the devices' free times from below with `volume_ns` of work; `free_ns` is sorted, and so is the answer."""
-    for count in range(1, len(free_ns) + 1):
-        level_ns = (sum(free_ns[:count]) + volume_ns) // count
-        if count == len(free_ns) or level_ns <= free_ns[count]:
-            return [level_ns] * count + free_ns[count:]
-    raise AssertionError("no device to pour work on")
+def _why(demand: Demand, backlog: Backlog) -> str:
+    gpus = "1 GPU" if demand.width == 1 else f"{demand.width} GPUs"
+    return f"it needs {s_from_ns(demand.run_ns):.2f} s of {gpus}, beside {backlog.num_jobs()} other requests"

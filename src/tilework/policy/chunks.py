@@ -81,7 +81,7 @@ class Slots:
         degree, num_steps = 1, 1
         if cursor.stage.name == DIFFUSE:
             degree = usable_degree(cursor.stage, len(lane.gpus), self.costs)
-            step_ns = self.costs.run_ns(cursor.stage, (job.request.shape,), degree)
+            step_ns = self.costs.work_ns(cursor.stage, (job.request,), degree)
             num_steps = max(1, min(cursor.num_steps_left, self.chunk_ns // max(1, step_ns)))
         self.starts.append(
             Start(stage=cursor.stage, job_ids=(job.job_id,), gpus=lane.ids[:degree], num_steps=num_steps, why=why)

@@ -18,11 +18,10 @@ def demand_at(request: Request, left: Cursor, degree: int, costs: CostModel) -> 
 
     Raises UnknownCost.
     """
-    shapes = (request.shape,)
     return Demand(
         degree,
         sum(
-            costs.run_ns(stage, shapes, degree if stage.name == DIFFUSE else 1, num_steps)
+            costs.work_ns(stage, (request,), degree if stage.name == DIFFUSE else 1, num_steps)
             for stage, num_steps in left.pieces()
         ),
     )
@@ -47,9 +46,9 @@ class Speed:
 
 def step_speeds(request: Request, costs: CostModel, max_degree: int) -> tuple[Speed, ...]:
     """The degrees at which a request's steps were profiled, up to a limit, ascending. Raises UnknownCost."""
-    stage, shapes = StageId(request.pipeline, DIFFUSE), (request.shape,)
+    stage = StageId(request.pipeline, DIFFUSE)
     degrees = [degree for degree in costs.degrees(stage) if degree <= max_degree]
-    return tuple(Speed(degree, costs.run_ns(stage, shapes, degree)) for degree in degrees)
+    return tuple(Speed(degree, costs.work_ns(stage, (request,), degree)) for degree in degrees)
 
 
 @dataclass(frozen=True, slots=True)

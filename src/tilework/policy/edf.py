@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tilework.core.interfaces import ClusterView, CostModel, Demand
@@ -11,7 +12,7 @@ from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
 from tilework.policy.chunks import WORKS_PER_LANE, Choice, Lane, Slots, fill, open_lanes
 from tilework.policy.demand import demand_at
-from tilework.policy.order import DeadlineOrder, by_urgency, explain, is_doomed, jobs_at_hand
+from tilework.policy.order import DeadlineOrder, by_urgency, doom, explain, jobs_at_hand
 from tilework.policy.registry import policy
 
 
@@ -30,15 +31,18 @@ class EarliestDeadlineFirst:
     def urgency_ns(self, request: Request, set_aside: bool) -> int:
         return self.order.urgency_ns(request, set_aside)
 
+    def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
+        return (1,)
+
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
         return demand_at(request, left, 1, costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         """Raises nothing; a plan that sets jobs aside starts nothing, and is asked for again in the new order."""
         doomed = tuple(
-            job.job_id
+            (job.job_id, why)
             for job in jobs_at_hand(view, WORKS_PER_LANE * len(view.gpus))
-            if is_doomed(job, now_ns + job.demand.run_ns) and job.stage is not None
+            if job.stage is not None and (why := doom(job, now_ns + job.demand.run_ns)) is not None
         )
         if doomed:
             return Plan(set_aside=doomed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -30,9 +31,12 @@ class FixedDegree:
     def urgency_ns(self, request: Request, set_aside: bool) -> int:
         return request.arrival_ns
 
+    def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
+        return (usable_degree(StageId(request.pipeline, DIFFUSE), self.degree, costs),)
+
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        diffuse = StageId(request.pipeline, DIFFUSE)
-        return demand_at(request, left, usable_degree(diffuse, self.degree, costs), costs)
+        (degree,) = self.degrees(request, costs)
+        return demand_at(request, left, degree, costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         groups = [group for gpus in nodes(view.gpus) for group in _groups(tuple(gpus), self.degree)]

@@ -16,9 +16,10 @@ class DeadlineOrder:
     """Earliest deadline first, with a deadline for everybody.
 
     A job that cannot be on time any more is set aside: it is served as if its deadline were `late_patience_ns` after
-    its arrival. A job without a deadline is served as if it had one after `patience_ns`. Deadlines of later arrivals
-    pass these points in time, so nobody starves; under an overload that outlasts them, the late displace those that
-    could be on time, which only refusing requests (`on_miss: reject`) prevents.
+    its arrival. A job without a deadline is served as if it had one after `patience_ns`. Both are divided by the weight
+    of the request. Deadlines of later arrivals pass these points in time, so nobody starves; under an overload that
+    outlasts them, the late displace those that could be on time, which only refusing requests (`on_miss: reject`)
+    prevents.
     """
 
     patience_ns: int = 60 * NS_PER_S
@@ -26,8 +27,10 @@ class DeadlineOrder:
 
     def urgency_ns(self, request: Request, set_aside: bool) -> int:
         if request.deadline_ns is None:
-            return request.arrival_ns + self.patience_ns
-        return request.arrival_ns + self.late_patience_ns if set_aside else request.deadline_ns
+            return request.arrival_ns + int(self.patience_ns / request.weight)
+        if not set_aside:
+            return request.deadline_ns
+        return max(request.deadline_ns, request.arrival_ns + int(self.late_patience_ns / request.weight))
 
 
 def by_urgency(job: JobView) -> tuple[int, int]:
@@ -44,10 +47,15 @@ def jobs_at_hand(view: ClusterView, num_waiting: int) -> Iterator[JobView]:
     yield from (job for job_id in ids if (job := view.job(job_id)) is not None)
 
 
-def is_doomed(job: JobView, finish_ns: int) -> bool:
-    """Whether a job that is not yet set aside must be, since it ends at `finish_ns` at the earliest."""
+def doom(job: JobView, finish_ns: int) -> str | None:
+    """Why a job that is not yet set aside must be, if it must, since it ends at `finish_ns` at the earliest.
+
+    A promised one stays where it is: if its promise is broken, it is by as little as possible.
+    """
     deadline_ns = job.request.deadline_ns
-    return deadline_ns is not None and not job.set_aside and finish_ns > deadline_ns
+    if deadline_ns is None or job.set_aside or job.request.is_promise or finish_ns <= deadline_ns:
+        return None
+    return f"even if nothing else ran, it would finish {s_from_ns(finish_ns - deadline_ns):.2f} s late"
 
 
 def explain(job: JobView, verb: str) -> str:

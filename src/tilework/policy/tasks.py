@@ -62,7 +62,7 @@ class TaskReader:
     def __init__(self, free_ns: Mapping[int, int], costs: CostModel, max_degree: int, now_ns: int) -> None:
         """`free_ns` says when each device is free that is up."""
         self._free_ns, self._costs, self._max_degree, self._now_ns = free_ns, costs, max_degree, now_ns
-        self._prices: dict[tuple[str, Shape], tuple[int, tuple[Speed, ...], int]] = {}
+        self._prices: dict[tuple[str, Shape, bool, int], tuple[int, tuple[Speed, ...], int]] = {}
 
     def read(self, job: JobView) -> Task | None:
         """The task of a job; None if all of it is committed, or no degree up to `max_degree` was profiled.
@@ -87,10 +87,10 @@ class TaskReader:
 
     def _price(self, request: Request) -> tuple[int, tuple[Speed, ...], int]:
         """Times of the encode, of a step at each degree, and of the decode."""
-        key = request.pipeline, request.shape
+        key = request.pipeline, request.shape, request.guided, request.preview_every
         if key not in self._prices:
             encode_ns, decode_ns = (
-                self._costs.run_ns(StageId(request.pipeline, stage), (request.shape,), 1) for stage in (ENCODE, DECODE)
+                self._costs.work_ns(StageId(request.pipeline, stage), (request,), 1) for stage in (ENCODE, DECODE)
             )
             self._prices[key] = encode_ns, step_speeds(request, self._costs, self._max_degree), decode_ns
         return self._prices[key]

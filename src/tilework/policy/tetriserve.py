@@ -11,7 +11,7 @@ from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import DIFFUSE, Plan, StageId
 from tilework.policy.demand import Speed, demand_at
-from tilework.policy.order import DeadlineOrder, by_urgency, is_doomed, jobs_at_hand
+from tilework.policy.order import DeadlineOrder, by_urgency, doom, jobs_at_hand
 from tilework.policy.registry import policy
 from tilework.policy.round_plan import RoundPlan
 from tilework.policy.rounds import Kind, RoundSearch
@@ -46,14 +46,17 @@ class TetriServe:
     _age: int = field(default=_LATEST, init=False)
     _search: RoundSearch | None = field(default=None, init=False)
     _has_news: bool = field(default=False, init=False)
-    _kinds: dict[tuple[str, Shape, int], Kind] = field(default_factory=dict, init=False)
+    _kinds: dict[tuple[str, Shape, int, bool, int], Kind] = field(default_factory=dict, init=False)
 
     def urgency_ns(self, request: Request, set_aside: bool) -> int:
         return self.order.urgency_ns(request, set_aside)
 
+    def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
+        return costs.degrees(StageId(request.pipeline, DIFFUSE))
+
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
         """The cheapest degree that would meet the deadline from the arrival on; the quickest if none would."""
-        degrees = costs.degrees(StageId(request.pipeline, DIFFUSE)) if left.num_steps_left else (1,)
+        degrees = self.degrees(request, costs) if left.num_steps_left else (1,)
         blocks = [demand_at(request, left, degree, costs) for degree in degrees]
         budget_ns = self.urgency_ns(request, False) - request.arrival_ns
         in_time = [block for block in blocks if block.run_ns <= budget_ns]
@@ -65,7 +68,9 @@ class TetriServe:
         if now_ns < self._end_ns and not _is_deserted(view):
             return Plan(wake_ns=self._end_ns)
         tasks = _tasks(view, costs, now_ns)
-        doomed = tuple(task.job.job_id for task in tasks if is_doomed(task.job, task.earliest_ns))
+        doomed = tuple(
+            (task.job.job_id, why) for task in tasks if (why := doom(task.job, task.earliest_ns)) is not None
+        )
         if doomed:
             return Plan(set_aside=doomed)
         round_ns = self.round_ns or self._adapted_round_ns(tasks)
@@ -95,7 +100,7 @@ class TetriServe:
         is_news = False
         for task in tasks:
             request = task.job.request
-            key = (request.pipeline, request.shape, request.steps)
+            key = (request.pipeline, request.shape, request.steps, request.guided, request.preview_every)
             old = self._kinds.get(key)
             is_changed = old is None or _differ(old.speeds, task.speeds)
             if not task.num_steps or (task.job.last_gpus and not is_changed):

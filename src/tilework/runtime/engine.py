@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -23,9 +23,12 @@ from tilework.core.actions import (
     Reject,
     RunStage,
     RunSteps,
+    SetAside,
     Stop,
     WakeAt,
+    jobs_of,
 )
+from tilework.core.classes import DEFAULT_CLASS
 from tilework.core.events import (
     Broken,
     Cancelled,
@@ -51,6 +54,7 @@ from tilework.core.wire import (
     Forget,
     Image,
     ModelInfo,
+    Preview,
     Progress,
     Report,
     Spec,
@@ -63,6 +67,7 @@ from tilework.runtime.costs import CostCache, calibration_shapes, start_costs
 from tilework.runtime.executor import Executor, WorkerStartFailed
 from tilework.runtime.flights import Flight, Flights, Landing
 from tilework.runtime.ticket import Outcome, Refusal, Segment, Ticket
+from tilework.runtime.ticket import Preview as TicketPreview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +190,8 @@ class Engine:
         deadline_ns: int | None,
         on_miss: OnMiss,
         tenant: str = "default",
-        priority: int = 0,
+        priority: str = DEFAULT_CLASS,
+        weight: float = 1.0,
     ) -> Ticket | Refusal:
         """Bring a request in. `uid` must be new; `deadline_ns` is on the engine's clock."""
         assert uid not in self._job_ids, f"two requests have the uid {uid}"
@@ -200,18 +206,25 @@ class Engine:
             on_miss=on_miss,
             tenant=tenant,
             priority=priority,
+            weight=weight,
+            preview_every=spec.preview_every,
             guided=spec.guidance_scale > 1 or not self.info.two_passes,
         )
         self._incoming[uid] = request, spec
         answer = self._handle(Submitted(request), request.arrival_ns)[0]
         if isinstance(answer, Reject):
-            return Refusal(uid=uid, reason=answer.reason, earliest_ns=answer.earliest_ns)
+            return Refusal(uid=uid, reason=answer.reason, earliest_ns=answer.earliest_ns, code=answer.code)
         return self._live[self._job_ids[uid]].ticket
 
     def cancel(self, uid: str, reason: str) -> None:
         """End a request now; its device is free at the next step boundary. Unknown or ended uids are ignored."""
         if uid in self._job_ids:
             self._handle(Cancelled(uid, reason))
+
+    def eta_ns(self, uid: str) -> int | None:
+        """When an open request is expected to be done, as of now; None once it has ended."""
+        job_id = self._job_ids.get(uid)
+        return None if job_id is None else self._controller.eta_ns(job_id, self.now_ns())
 
     # For the executor.
 
@@ -228,6 +241,7 @@ class Engine:
         for flight in orphans:
             self._write_off(flight)
         self._handle(GpuLost(gpu, reason))
+        self._pause(job_id for flight in orphans for job_id in flight.work.job_ids)
         for landing in landings:
             self._land(landing)
 
@@ -239,6 +253,8 @@ class Engine:
         match report:
             case Progress(work_id, steps_done):
                 self._progress(work_id, steps_done)
+            case Preview(work_id, steps_done, image):
+                self._previewed(work_id, steps_done, image)
             case Ended():
                 self._ended(gpu, report)
             case Failed(work_id, reason):
@@ -249,7 +265,12 @@ class Engine:
     def _progress(self, work_id: int, steps_done: int) -> None:
         if flight := self._flights.get(work_id):
             for job_id, first_step in self._members(flight.work).items():
-                self._live[job_id].ticket.steps_done = first_step + steps_done
+                self._live[job_id].ticket.progress(first_step + steps_done)
+
+    def _previewed(self, work_id: int, steps_done: int, image: Image) -> None:
+        if flight := self._flights.get(work_id):
+            for job_id, first_step in self._members(flight.work).items():
+                self._live[job_id].ticket.show(TicketPreview(first_step + steps_done, image))
 
     def _ended(self, gpu: int, ended: Ended) -> None:
         if ended.work_id not in self._flights:  # Written off, or a follower's report after its leader's.
@@ -277,6 +298,14 @@ class Engine:
             self._handle(StepsFinished(work.work_id, run_ns))
         else:
             self._handle(StageFinished(work.work_id, run_ns))
+        self._pause(members)
+
+    def _pause(self, job_ids: Iterable[int]) -> None:
+        """Those of these jobs that have nothing in flight now do not run any more."""
+        jobs = self._controller.tracker.jobs
+        for job_id in job_ids:
+            if job_id in jobs and not jobs[job_id].works:
+                self._live[job_id].ticket.pause()
 
     def _failed(self, work_id: int, reason: str) -> None:
         flight = self._flights.end(work_id)
@@ -286,6 +315,7 @@ class Engine:
             self._executor.break_off(flight.group)
         self._write_off(flight)
         self._handle(WorkFailed(work_id, reason))
+        self._pause(flight.work.job_ids)
 
     def _write_off(self, flight: Flight) -> None:
         """Nothing of a work is of use."""
@@ -307,11 +337,7 @@ class Engine:
             start_ns=ended.start_ns - self._origin_ns,
             end_ns=ended.end_ns - self._origin_ns,
         )
-        ticket.segments.append(segment)
-        if ticket.first_start_ns is None:
-            ticket.first_start_ns = segment.start_ns
-        if work.stage.name == DIFFUSE:
-            ticket.steps_done = first_step + ended.steps_done
+        ticket.add(segment, first_step)
 
     # The controller and its actions.
 
@@ -321,7 +347,14 @@ class Engine:
         self._write(entry_line(event, actions, now_ns))
         for action in actions:
             self._perform(action)
+            self._note(action, now_ns)
         return actions
+
+    def _note(self, action: Action, now_ns: int) -> None:
+        """Keep an action for whoever asks why; the last one, `Finish`, is in the outcome."""
+        for job_id in jobs_of(action):
+            if live := self._live.get(job_id):
+                live.ticket.note(now_ns, action)
 
     def _write(self, line: str) -> None:
         if self._log is not None:
@@ -340,6 +373,8 @@ class Engine:
                 self._stop_work(work_id)
             case MoveState(job_id, targets, conditioning):
                 self._move(job_id, targets, conditioning)
+            case SetAside():
+                pass
             case DropState(job_id, gpus):
                 for gpu in gpus:
                     self._executor.send(gpu, Forget(job_id))
@@ -395,5 +430,4 @@ class Engine:
             image=live.image if status is Status.DONE else None,
             segments=tuple(live.ticket.segments),
         )
-        if not live.ticket.outcome.done():  # The waiter may have been cancelled itself.
-            live.ticket.outcome.set_result(outcome)
+        live.ticket.end(outcome)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tilework.core.request import Request, Status
+from tilework.core.actions import Action, RunStage, RunSteps
+from tilework.core.request import RefusalCode, Request, Status
 from tilework.core.wire import Image
-from tilework.core.work import Group
+from tilework.core.work import DIFFUSE, Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,18 +42,91 @@ class Refusal:
     uid: str
     reason: str
     earliest_ns: int | None
+    code: RefusalCode
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a picture looked like after `steps_done` of its request's steps."""
+
+    steps_done: int
+    image: Image = field(repr=False)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Ticket:
-    """An accepted request. `outcome` resolves exactly once; `steps_done` follows the running work."""
+    """An accepted request. `outcome` resolves exactly once; `steps_done` follows the running work.
+
+    `eta_ns` is what admission promised, `history` every action that concerned the request, with its time, and
+    `preview` the latest.
+    """
 
     request: Request
     eta_ns: int
     outcome: asyncio.Future[Outcome]
     segments: list[Segment] = field(default_factory=list)
+    history: list[tuple[int, Action]] = field(default_factory=list)
     steps_done: int = 0
     first_start_ns: int | None = None
+    preview: Preview | None = None
+    is_running: bool = False
+    _watchers: dict[int, Callable[[], None]] = field(default_factory=dict)
+    _next_watcher: int = 0
+
+    @property
+    def status(self) -> Status:
+        """A job that has begun and has no work now is paused."""
+        if self.outcome.done() and not self.outcome.cancelled():
+            return self.outcome.result().status
+        if self.is_running:
+            return Status.RUNNING
+        return Status.QUEUED if self.first_start_ns is None else Status.PAUSED
+
+    def watch(self, on_change: Callable[[], None]) -> Callable[[], None]:
+        """Call `on_change` after every change, the end included; returns what ends that.
+
+        It is told that something has changed, not what: who is slow reads the latest state, and nothing piles up.
+        """
+        number, self._next_watcher = self._next_watcher, self._next_watcher + 1
+        self._watchers[number] = on_change
+        return lambda: self._watchers.pop(number, None) and None
+
+    def note(self, at_ns: int, action: Action) -> None:
+        """Keep an action that concerns the request."""
+        self.history.append((at_ns, action))
+        self.is_running |= isinstance(action, RunStage | RunSteps)
+        self._tell()
+
+    def progress(self, steps_done: int) -> None:
+        self.steps_done = steps_done
+        self._tell()
+
+    def show(self, preview: Preview) -> None:
+        self.preview = preview
+        self._tell()
+
+    def add(self, segment: Segment, first_step: int) -> None:
+        """Add a finished work, which began when `first_step` steps were done."""
+        self.segments.append(segment)
+        if self.first_start_ns is None:
+            self.first_start_ns = segment.start_ns
+        if segment.stage == DIFFUSE:
+            self.steps_done = first_step + segment.num_steps
+        self._tell()
+
+    def pause(self) -> None:
+        """None of its works is in flight any more."""
+        self.is_running = False
+        self._tell()
+
+    def end(self, outcome: Outcome) -> None:
+        if not self.outcome.done():  # The waiter may have been cancelled itself.
+            self.outcome.set_result(outcome)
+        self._tell()
+
+    def _tell(self) -> None:
+        for on_change in tuple(self._watchers.values()):
+            on_change()
 
     @property
     def queue_ns(self) -> int | None:

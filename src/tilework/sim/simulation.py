@@ -17,6 +17,7 @@ from tilework.core.actions import (
     Reject,
     RunStage,
     RunSteps,
+    SetAside,
     Stop,
     WakeAt,
 )
@@ -176,7 +177,7 @@ class Simulation:
             case Accept(job_id, uid):
                 self._accepted[uid] = action
                 self._jobs[job_id] = self._requests[uid]
-            case Reject(uid, reason, _):
+            case Reject(uid, reason):
                 self._end(uid, Status.REJECTED, now_ns, reason)
             case Finish(job_id, uid, status, reason):
                 self._end(uid, status, now_ns + self._config.result_ns, reason)
@@ -190,7 +191,7 @@ class Simulation:
                 self._move(job_id, targets, now_ns)
             case WakeAt(at_ns):
                 self._schedule(at_ns, Woke())
-            case DropState():
+            case DropState() | SetAside():
                 pass
 
     def _end(self, uid: str, status: Status, finish_ns: int, reason: str) -> None:
@@ -208,8 +209,8 @@ class Simulation:
     # Devices.
 
     def _duration_ns(self, work: Work) -> int:
-        shapes = [self._jobs[job_id].shape for job_id in work.job_ids]
-        nominal_ns = self._costs.run_ns(work.stage, shapes, len(work.gpus), work.num_steps)
+        requests = [self._jobs[job_id] for job_id in work.job_ids]
+        nominal_ns = self._costs.work_ns(work.stage, requests, len(work.gpus), work.num_steps)
         if self._config.jitter:
             nominal_ns = round(nominal_ns * max(0.2, self._random.gauss(1.0, self._config.jitter)))
         return nominal_ns

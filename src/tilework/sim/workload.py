@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tilework.core.classes import DEFAULT_CLASSES
 from tilework.core.request import Request
 from tilework.core.time import ns_from_s
 from tilework.core.workload import WorkloadRequest
 
 
 def to_requests(workload: Iterable[WorkloadRequest]) -> list[Request]:
-    """Requests on the simulation's clock; the uid is the request's id as text."""
+    """Requests on the simulation's clock; the uid is the request's id as text. Unknown classes weigh 1."""
     return [
         Request(
             uid=str(index if line.id is None else line.id),
@@ -23,6 +24,7 @@ def to_requests(workload: Iterable[WorkloadRequest]) -> list[Request]:
             on_miss=line.on_miss,
             tenant=line.tenant or "default",
             priority=line.priority,
+            weight=DEFAULT_CLASSES.get(line.priority, 1.0),
         )
         for index, line in enumerate(workload)
     ]

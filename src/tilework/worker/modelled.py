@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from tilework.core.preview import preview_shape
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import Image, ModelInfo, ModelledSource, Spec
@@ -26,7 +27,8 @@ class ModelledFamily:
     """A `Family` that sleeps. Groups, messages and parcels are real; states are as large as FLUX's in half precision.
 
     Within a work the steps follow the table's clock: what the worker does between two steps is hidden in the sleep, as
-    it would be behind an accelerator. What it does between two works is not.
+    it would be behind an accelerator. What it does between two works is not. In a group this is the clock of its first
+    member, which may have to draw previews.
     """
 
     def __init__(self, source: ModelledSource) -> None:
@@ -76,21 +78,22 @@ class ModelledFamily:
 
     def predict(self, states: Sequence[StepState]) -> list[Tensor]:
         for state in states:
-            due_ns = self._parallel.next_due_ns(self._run_ns(DIFFUSE, state.spec, self._parallel.degree))
-            if self._parallel.degree > 1:  # The table's step time contains what the ranks say to each other.
-                self._parallel.gather(torch.zeros(1, 1), None)
-            time.sleep(max(0, due_ns - time.monotonic_ns()) / NS_PER_S)
+            self._parallel.take_step(self._run_ns(DIFFUSE, state.spec.shape, self._parallel.degree))
         return [state.latents for state in states]
 
     def advance(self, state: StepState, prediction: Tensor) -> None:
         state.iteration_index += 1
 
+    def preview(self, state: StepState, prediction: Tensor) -> Image:
+        """The decoded picture, only smaller."""
+        shape = preview_shape(state.spec.shape)
+        self._parallel.take(self._run_ns(DECODE, shape, 1))
+        return _flat(shape, state.spec.seed)
+
     def decode(self, state: StepState) -> Image:
         """A picture of one colour, which the seed chooses."""
-        spec = state.spec
-        self._sleep(DECODE, spec)
-        colour = bytes((64 + 37 * spec.seed * channel) % 256 for channel in (1, 3, 7))
-        return Image(height=spec.height, width=spec.width, pixels=colour * (spec.height * spec.width))
+        self._sleep(DECODE, state.spec)
+        return _flat(state.spec.shape, state.spec.seed)
 
     def export(self, state: StepState) -> freight.Freight:
         return freight.pack((state.latents, state.iteration_index))
@@ -106,21 +109,39 @@ class ModelledFamily:
     def restore_conditioning(self, blob: freight.Freight) -> Conditioning:
         return Conditioning(freight.unpack(blob, self.device))
 
-    def _run_ns(self, stage: str, spec: Spec, degree: int) -> int:
-        return self._costs.run_ns(StageId(self._pipeline, stage), (spec.shape,), degree)
+    def _run_ns(self, stage: str, shape: Shape, degree: int) -> int:
+        return self._costs.run_ns(StageId(self._pipeline, stage), (shape,), degree)
 
     def _sleep(self, stage: str, spec: Spec) -> None:
-        time.sleep(self._run_ns(stage, spec, 1) / NS_PER_S)
+        time.sleep(self._run_ns(stage, spec.shape, 1) / NS_PER_S)
+
+
+def _flat(shape: Shape, seed: int) -> Image:
+    colour = bytes((64 + 37 * seed * channel) % 256 for channel in (1, 3, 7))
+    return Image(height=shape.height, width=shape.width, pixels=colour * (shape.height * shape.width))
 
 
 class _Clocked(Parallel):
-    """A `Parallel` that knows when the next step of the running work is due."""
+    """A `Parallel` that knows until when the running work is busy."""
 
     def leave(self) -> None:
         super().leave()
         self._due_ns: int | None = None
 
-    def next_due_ns(self, run_ns: int) -> int:
-        begin_ns = time.monotonic_ns() if self._due_ns is None else self._due_ns
-        self._due_ns = begin_ns + run_ns
-        return self._due_ns
+    def take(self, run_ns: int) -> None:
+        """Be busy for as long as this, from the end of what was taken before."""
+        self._sleep_until(self._due_after(run_ns))
+
+    def take_step(self, run_ns: int) -> None:
+        """The same in lockstep, until the first member's step ends: the others wait for it as long as it takes."""
+        due_ns = self._due_after(run_ns)
+        if self.degree > 1:  # The table's step time contains what the ranks say to each other.
+            due_ns = int(self.gather(torch.tensor([[due_ns]], dtype=torch.float64), None).item())
+        self._sleep_until(due_ns)
+
+    def _due_after(self, run_ns: int) -> int:
+        return run_ns + (time.monotonic_ns() if self._due_ns is None else self._due_ns)
+
+    def _sleep_until(self, due_ns: int) -> None:
+        self._due_ns = due_ns
+        time.sleep(max(0, due_ns - time.monotonic_ns()) / NS_PER_S)

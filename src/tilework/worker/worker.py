@@ -33,6 +33,7 @@ from tilework.worker.jobs import Job, JobMissing, Jobs
 from tilework.worker.moving import put_conditioning, put_state, take_job
 from tilework.worker.muster import muster
 from tilework.worker.parcels import Parcels
+from tilework.worker.previews import Previews
 from tilework.worker.settle import settle
 from tilework.worker.works import OpenWorks
 
@@ -147,13 +148,16 @@ class Worker:
         """Returns whether the steps were stopped before the last of them."""
         family = self._family
         state = job.state = job.state or family.begin(job.spec, job.conditioning)
+        previews = Previews(family, command, job.spec.preview_every if leads else 0, self._emit)
         last = min(command.first_step + command.num_steps, job.spec.steps)
         parallel = family.parallel
         while True:
             before = state.steps_done
             while state.steps_done == before:  # A step may take several iterations.
                 parallel.wants_stop = self._works.is_stopped(command.work_id)
-                family.advance(state, family.predict([state])[0])
+                prediction = family.predict([state])[0]
+                previews.show(state, prediction)
+                family.advance(state, prediction)
             if state.steps_done >= last:
                 return False
             settle(family.device)

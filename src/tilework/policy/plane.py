@@ -1,0 +1,64 @@
+"""The GPU x time plane: when blocks end that take, one after another, the devices that are free first."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+
+from tilework.core.interfaces import Demand, GpuView
+
+# Beyond this many blocks, the first ones are poured over the devices like a fluid; the rest are placed one by one.
+_PLACED_ONE_BY_ONE = 128
+
+Levels = list[list[int]]
+"""When the devices of each node are free, ascending."""
+
+
+def levels_of(gpus: Iterable[GpuView]) -> Levels:
+    by_node: dict[int, list[int]] = {}
+    for gpu in gpus:
+        by_node.setdefault(gpu.node, []).append(gpu.free_ns)
+    return [sorted(free_ns) for free_ns in by_node.values()]
+
+
+def place(levels: Levels, block: Demand, ready_ns: int = 0) -> int:
+    """Let a block take `width` devices of one node; returns its end.
+
+    It goes where it can begin first: when enough devices are free, not before `ready_ns`. It holds all of them to its
+    end; one that is wider than a node takes all of it. Of the devices that are free by its beginning it takes those
+    that became free last, so that the others are left to whoever comes next.
+    """
+    node = levels[0] if len(levels) == 1 else min(levels, key=lambda free_ns: _start_ns(free_ns, block.width))
+    width = min(block.width, len(node))
+    start_ns = max(node[width - 1], ready_ns)
+    stop = bisect_right(node, start_ns)
+    del node[stop - width : stop]
+    end_ns = start_ns + block.run_ns
+    index = bisect_left(node, end_ns)
+    node[index:index] = [end_ns] * width
+    return end_ns
+
+
+def _start_ns(free_ns: list[int], width: int) -> tuple[bool, int]:
+    """Where a block begins in a node; nodes that are too narrow come last."""
+    return width > len(free_ns), free_ns[min(width, len(free_ns)) - 1]
+
+
+def finish_ns(free_ns: Iterable[int], ahead: Sequence[Demand], last: Demand, ready_ns: int = 0) -> int:
+    """When `last` is done, after the blocks ahead have been placed in order on devices that are taken for one node."""
+    poured = len(ahead) - _PLACED_ONE_BY_ONE
+    levels = [sorted(free_ns)]
+    if poured > 0:
+        levels = [_pour(levels[0], sum(block.width * block.run_ns for block in ahead[:poured]))]
+    for block in ahead[max(0, poured) :]:
+        place(levels, block)
+    return place(levels, last, ready_ns)
+
+
+def _pour(free_ns: list[int], volume_ns: int) -> list[int]:
+    """Level the devices' free times from below with `volume_ns` of work; `free_ns` is sorted, and so is the answer."""
+    for count in range(1, len(free_ns) + 1):
+        level_ns = (sum(free_ns[:count]) + volume_ns) // count
+        if count == len(free_ns) or level_ns <= free_ns[count]:
+            return [level_ns] * count + free_ns[count:]
+    raise AssertionError("no device to pour work on")

@@ -1,0 +1,42 @@
+"""The previews of one running work."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from torch import Tensor
+
+from tilework.core.wire import Denoise, Preview, Report
+from tilework.pipelines.family import Family, StepState
+
+_log = logging.getLogger(__name__)
+
+
+class Previews:
+    """Draws and emits a preview after every `every` steps of the request, but not after its last one; 0: never.
+
+    The picture comes first: when a preview fails, for want of memory say, the work goes on without further ones.
+    """
+
+    def __init__(self, family: Family, command: Denoise, every: int, emit: Callable[[Report], None]) -> None:
+        self._family = family
+        self._command = command
+        self._every = every
+        self._emit = emit
+
+    def show(self, state: StepState, prediction: Tensor) -> None:
+        """Call before each `advance`: a preview of the step, if its last iteration comes next and it is due."""
+        if not self._every or not self._is_due(state):
+            return
+        try:
+            image = self._family.preview(state, prediction)
+        except Exception:
+            _log.warning("work %d goes on without previews: one failed", self._command.work_id, exc_info=True)
+            self._every = 0
+            return
+        self._emit(Preview(self._command.work_id, state.steps_done_next - self._command.first_step, image))
+
+    def _is_due(self, state: StepState) -> bool:
+        steps_done = state.steps_done_next
+        return state.steps_done < steps_done < state.spec.steps and steps_done % self._every == 0
