@@ -31,7 +31,7 @@ from tilework.report.schedule import read_schedule
 from tilework.sim.simulation import SimConfig, Simulation
 
 HEAVY = ("torch", "diffusers", "transformers", "fastapi", "uvicorn", "starlette", "prometheus_client")
-COMMANDS = ("serve", "generate", "simulate", "replay", "bench", "profile", "demo")
+COMMANDS = ("serve", "generate", "simulate", "replay", "timeline", "explain", "bench", "profile", "demo")
 NUM_REQUESTS = 30
 
 
@@ -356,7 +356,7 @@ def test_a_picture_format_that_does_not_exist_is_named(
     files: Path, tmp_path: Path, mistake: Callable[..., str]
 ) -> None:
     given = (files / "requests.jsonl", "--cost", files / "costs.json", "--timeline", tmp_path / "plan.docx")
-    assert "'docx' is not supported" in mistake("simulate", *given)
+    assert "plan.docx ends in '.docx'; a timeline is one of .html, .png, .json" in mistake("simulate", *given)
 
 
 def test_a_bad_request_is_named_with_its_line(files: Path, tmp_path: Path, mistake: Callable[..., str]) -> None:

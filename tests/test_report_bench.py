@@ -10,6 +10,7 @@ from PIL import Image
 
 from tilework.core.request import Shape
 from tilework.core.workload import WorkloadRequest
+from tilework.report.chart import chart_of_schedule
 from tilework.report.compare import comparison, differences
 from tilework.report.lanes import pack
 from tilework.report.latency import draw_latency
@@ -127,7 +128,7 @@ def test_requests_are_drawn_without_devices(tmp_path, count):
     asked = {"pipeline": "m", "height": 64, "width": 64, "steps": 1, "slo_s": 1.0}
     workload = [WorkloadRequest(arrival_s=i / 10, **asked) for i in range(count)]
     ends = [RequestLine(request=i, finish_s=i / 10 + 2, status="done", on_time=False) for i in range(count)]
-    draw_timeline(tmp_path / "t.png", Schedule(requests=tuple(ends)), workload=workload)
+    draw_timeline(tmp_path / "t.png", chart_of_schedule(Schedule(requests=tuple(ends)), workload))
     with Image.open(tmp_path / "t.png") as picture:
         colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 24)}
     assert (179, 38, 30) in colours  # The mark of a late one.

@@ -11,10 +11,11 @@ from PIL import Image, ImageFont
 
 from tilework.core.request import Shape
 from tilework.core.workload import WorkloadRequest
+from tilework.report.chart import busy_shares, chart_of_schedule
 from tilework.report.contact_sheet import BAD, GAP, GOOD, MAT, Frame, draw_contact_sheet, wrap
 from tilework.report.palette import class_hues, ink_on, request_colours, size_classes
 from tilework.report.schedule import RequestLine, Schedule, WorkLine
-from tilework.report.timeline import busy_shares, draw_timeline
+from tilework.report.timeline import draw_timeline
 
 
 def work(number, gpus, start_s, end_s, *, stage="diffuse", request=0):
@@ -75,7 +76,7 @@ def test_ink_reads_on_every_colour():
 def test_timeline_shows_bars_where_they_ran(tmp_path):
     """Request 1 (second colour) runs three times as long as request 0, and on two devices."""
     path = tmp_path / "timeline.png"
-    draw_timeline(path, Schedule((work(0, (0,), 0.0, 1.0), work(1, (0, 1), 1.0, 4.0, request=1))))
+    draw_timeline(path, chart_of_schedule(Schedule((work(0, (0,), 0.0, 1.0), work(1, (0, 1), 1.0, 4.0, request=1)))))
     colours = request_colours((0, 1), {})
     with Image.open(path) as image:
         narrow, wide = count(image, colours[0]), count(image, colours[1])
@@ -93,17 +94,17 @@ def test_timeline_marks_ends_and_survives_density(tmp_path, chunks):
         status = "failed" if i == 3 else "done"
         ends.append(RequestLine(request=i, finish_s=i + 1.0, status=status, on_time=i < 2))
     path = tmp_path / "timeline.png"
-    draw_timeline(path, Schedule(tuple(works), tuple(ends)), workload=requests, num_devices=6, title="Twelve")
+    draw_timeline(path, chart_of_schedule(Schedule(tuple(works), tuple(ends)), requests, 6), title="Twelve")
     with Image.open(path) as image:
         assert image.size[0] == 1650
         good = count(image, hex_rgb(GOOD))
         assert good > 50
         assert count(image, hex_rgb(BAD)) > 50
     better = [replace(line, on_time=True) for line in ends]
-    draw_timeline(path, Schedule(tuple(works), tuple(better)), workload=requests, num_devices=6, title="Twelve")
+    draw_timeline(path, chart_of_schedule(Schedule(tuple(works), tuple(better)), requests, 6), title="Twelve")
     with Image.open(path) as image:
         assert count(image, hex_rgb(GOOD)) > 3 * good
-    draw_timeline(path, Schedule(tuple(works)), workload=requests)
+    draw_timeline(path, chart_of_schedule(Schedule(tuple(works)), requests))
     with Image.open(path) as image:
         assert count(image, hex_rgb(GOOD)) < 10
 
@@ -112,10 +113,10 @@ def test_timeline_is_the_same_each_time_and_refuses_nothing_to_draw(tmp_path):
     schedule = Schedule((work(0, (0,), 0.0, 0.0), work(1, (0, 2), 0.0, 1.0, stage="decode", request="uid-1")))
     paths = [tmp_path / name for name in ("a.png", "b.png")]
     for path in paths:
-        draw_timeline(path, schedule)
+        draw_timeline(path, chart_of_schedule(schedule))
     assert paths[0].read_bytes() == paths[1].read_bytes()
     with pytest.raises(ValueError, match="no work"):
-        draw_timeline(tmp_path / "c.png", Schedule())
+        draw_timeline(tmp_path / "c.png", chart_of_schedule(Schedule()))
 
 
 def test_contact_sheet_keeps_aspect_and_marks_outcomes(tmp_path):

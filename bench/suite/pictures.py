@@ -9,6 +9,7 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 
 from suite.modelled import LiveRun
+from tilework.report.chart import chart_of_schedule
 from tilework.report.palette import HUES, NEUTRAL
 from tilework.report.stories import schedule_of_stories
 from tilework.report.timeline import draw_timeline
@@ -42,11 +43,7 @@ def timeline(run: LiveRun, num_devices: int) -> bytes:
     """Device x time of a live run."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "timeline.png"
-        draw_timeline(
-            path,
-            schedule_of_stories((record.index, record) for record in run.records),
-            workload=[record.request for record in run.records],
-            title=f"{run.policy}, seed {run.seed}: {run.seen['attainment']:.0%} on time",
-            num_devices=num_devices,
-        )
+        schedule = schedule_of_stories((record.index, record) for record in run.records)
+        chart = chart_of_schedule(schedule, [record.request for record in run.records], num_devices)
+        draw_timeline(path, chart, title=f"{run.policy}, seed {run.seed}: {run.seen['attainment']:.0%} on time")
         return path.read_bytes()

@@ -7,7 +7,7 @@ import sys
 import typer
 
 import tilework
-from tilework.cli import bench, cost, demo, generate, profile, replay, serve, simulate
+from tilework.cli import bench, cost, demo, explain, generate, profile, replay, serve, simulate, timeline
 from tilework.cli.output import UserError, console
 
 app = typer.Typer(
@@ -23,6 +23,8 @@ app.command("generate", epilog=generate.EXAMPLE)(generate.command)
 app.command("simulate", epilog=simulate.EXAMPLE)(simulate.command)
 app.command("bench", epilog=bench.EXAMPLE)(bench.command)
 app.command("replay", epilog=replay.EXAMPLE)(replay.command)
+app.command("timeline", epilog=timeline.EXAMPLE)(timeline.command)
+app.command("explain", epilog=explain.EXAMPLE)(explain.command)
 app.command("profile", epilog=profile.EXAMPLE)(profile.command)
 app.add_typer(cost.app, name="cost")
 app.command("demo", epilog=demo.EXAMPLE)(demo.command)

@@ -17,6 +17,7 @@ from tilework.client.bench import Bench
 from tilework.client.record import Record
 from tilework.core.request import Shape
 from tilework.core.workload import WorkloadRequest, write_workload
+from tilework.report.chart import chart_of_schedule
 from tilework.report.latency import draw_latency
 from tilework.report.schedule import Schedule, write_schedule
 from tilework.report.stories import schedule_of_stories, served_figures
@@ -81,13 +82,8 @@ def write_files(directory: Path, run: Run, result: Mapping[str, Any]) -> None:
     schedule = _schedule(run)
     if schedule.works:
         write_schedule(directory / "schedule.jsonl", schedule)
-    draw_timeline(
-        directory / "timeline.png",
-        schedule,
-        workload=run.workload,
-        title=run.title,
-        num_devices=run.bench.server.num_devices if schedule.works else None,
-    )
+    chart = chart_of_schedule(schedule, run.workload, run.bench.server.num_devices if schedule.works else None)
+    draw_timeline(directory / "timeline.png", chart, title=run.title)
     draw_latency(directory / "latency.png", run.records, title=run.title)
 
 

@@ -24,6 +24,7 @@ from tilework.control.history import read_history
 from tilework.control.log import replay
 from tilework.core.time import s_from_ns
 from tilework.core.workload import WorkloadRequest, write_workload
+from tilework.report.chart import chart_of_schedule
 from tilework.report.contact_sheet import Frame, draw_contact_sheet
 from tilework.report.schedule import Schedule, write_schedule
 from tilework.report.tables import attainment_table, summary
@@ -127,7 +128,7 @@ def _draw(
         schedule = _schedule(records, log)
         write_schedule(directory / "schedule.jsonl", schedule)
         title = f"{len(records)} pictures on {workers} CPU workers, policy {policy}"
-        draw_timeline(directory / "timeline.png", schedule, workload=workload, title=title, num_devices=workers)
+        draw_timeline(directory / "timeline.png", chart_of_schedule(schedule, workload, workers), title=title)
 
 
 def _frame(record: Record) -> Frame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Annotated
@@ -93,11 +94,13 @@ def _generate(source: ModelSource, fields: dict[str, object], output: Path, quie
 
 def _spec(fields: dict[str, object], info: ModelInfo) -> Spec:
     """Check the values as the server would."""
-    from tilework.server.calls import image_call
+    from tilework.server.calls import Rules, image_call
     from tilework.server.config import ServerConfig
     from tilework.server.errors import ApiError
+    from tilework.server.tenants import Tenant, Tenants
 
+    rules = Rules(info=info, config=ServerConfig(), tenants=Tenants(), tenant=Tenant(), now=datetime.now(UTC))
     try:
-        return image_call(fields, info, ServerConfig(), Random()).specs[0]
+        return image_call(fields, rules, Random()).specs[0]
     except ApiError as error:
         raise UserError(error.message) from error

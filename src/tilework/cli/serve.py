@@ -63,6 +63,9 @@ def command(
     api_key: Annotated[
         str | None, typer.Option(help="Ask clients for this key. Better set TILEWORK_API_KEY: it shows in no list.")
     ] = None,
+    tenants: Annotated[
+        Path | None, typer.Option(help="TOML file of tenants: their keys, weights and limits (docs/serving.md).")
+    ] = None,
     log: Annotated[Path | None, typer.Option(help="Write the event log here, for replay and simulate.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line when ready, instead of text.")] = False,
 ) -> None:
@@ -93,7 +96,9 @@ def command(
                 path=model or "shapes", device=device, dtype=dtype or default_dtype(device), threads=threads
             )
         kind = backend.value if backend is Backend.MODELLED else device
-        config = load_config(os.environ, {"host": host, "port": port, "api_key": api_key}, others=("profiles",))
+        file = None if tenants is None else str(tenants)
+        overrides = {"host": host, "port": port, "api_key": api_key, "tenants": file}
+        config = load_config(os.environ, overrides, others=("profiles",))
         lines = stack.enter_context(log.open("w", encoding="utf-8")) if log else None
         executor = LocalExecutor(LocalConfig(num_workers=workers, source=source))
         cache = CostCache(open_profiles(profiles), refresh=recalibrate)

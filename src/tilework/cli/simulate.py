@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -9,23 +11,28 @@ from typing import Annotated, Any
 
 import typer
 
+import tilework
+from tilework.cli.charts import chart_of_history, check_timeline_files, draw_chart
+from tilework.cli.logs import load_history
 from tilework.cli.output import UserError, out, print_json, progress, user_errors
 from tilework.cli.schedules import ServedRequest, schedule_of_trace, served_in, served_live
 from tilework.control.controller import ControllerConfig
-from tilework.control.history import dispatch_ns, profiled_table, read_history
-from tilework.control.log import BadLog
+from tilework.control.history import Recorder
+from tilework.control.log import Header, entry_line, header_line
+from tilework.control.measured import dispatch_ns, profiled_table
+from tilework.core.actions import Action
+from tilework.core.events import Event
 from tilework.core.request import Request, Status
-from tilework.core.workload import BadLine, RequestId, WorkloadRequest, read_workload
+from tilework.core.workload import BadLine, RequestId, read_workload
 from tilework.cost.table import BadCostTable, CostTable, read_table
 from tilework.policy.registry import UnknownPolicy, make_policy, policy_names
 from tilework.report.schedule import write_schedule
 from tilework.report.tables import attainment_table, summary
-from tilework.report.timeline import draw_timeline
 from tilework.sim.simulation import SimConfig, Simulation, Trace
 from tilework.sim.workload import to_requests
 
 EXAMPLE = (
-    "Examples: tilework simulate requests.jsonl --cost flux.json --gpus 8 --policy edf --timeline plan.png  |  "
+    "Examples: tilework simulate requests.jsonl --cost flux.json --gpus 8 --policy edf --timeline plan.html  |  "
     "tilework simulate --log events.jsonl"
 )
 
@@ -39,7 +46,6 @@ class _Scenario:
 
     requests: list[Request]
     ids: dict[str, RequestId]
-    workload: tuple[WorkloadRequest, ...]
     table: CostTable
     devices: CostTable
     policy: str
@@ -60,7 +66,13 @@ def command(
     seed: Annotated[int, typer.Option(help="Seed of the jitter.")] = 0,
     jitter: Annotated[float, typer.Option(min=0, max=1, help="Relative standard deviation of each duration.")] = 0.0,
     schedule: Annotated[Path | None, typer.Option(help="Write what ran when, as JSON lines.")] = None,
-    timeline: Annotated[Path | None, typer.Option(help="Draw device x time as PNG.")] = None,
+    timeline: Annotated[
+        list[Path] | None,
+        typer.Option(help="Draw device x time: .html, .png or .json (for Perfetto), as often as you like."),
+    ] = None,
+    events: Annotated[
+        Path | None, typer.Option(help="Write the event log, for explain, timeline and replay, as serve --log does.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Simulate a workload on modelled devices with the controller that serves. All times are simulated.
@@ -68,17 +80,23 @@ def command(
     With --log, the devices cost what the run itself measured, the controller starts from the costs that the run started
     from, and the result is set beside what really happened.
     """
-    with user_errors(BadLine, BadCostTable, BadLog, UnknownPolicy, OSError):
-        scenario = _scenario(requests, cost, log, policy, gpus, SimConfig(num_gpus=gpus or 1, seed=seed, jitter=jitter))
+    config = SimConfig(num_gpus=gpus or 1, seed=seed, jitter=jitter)
+    with user_errors(BadLine, BadCostTable, UnknownPolicy, OSError):
+        scenario = _scenario(requests, cost, log, policy, gpus, config, quiet=json)
         make_policy(scenario.policy)
-    trace = _run(scenario, quiet=json)
-    plan = schedule_of_trace(trace, scenario.ids)
-    with user_errors(OSError, ValueError):
+        pictures = check_timeline_files(timeline or [])
+        header = Header(
+            version=tilework.__version__, config=ControllerConfig(policy=scenario.policy), table=scenario.table
+        )
+        recorder = Recorder(header) if pictures else None
+        trace = _run(scenario, header, recorder, events, quiet=json)
         if schedule is not None:
-            write_schedule(schedule, plan)
-        if timeline is not None:
+            write_schedule(schedule, schedule_of_trace(trace, scenario.ids))
+    if recorder is not None:
+        chart = chart_of_history(recorder.history(), scenario.ids)
+        for picture in pictures:
             title = f"{scenario.policy} on {scenario.config.num_gpus} modelled devices (simulated)"
-            draw_timeline(timeline, plan, workload=scenario.workload, title=title, num_devices=scenario.config.num_gpus)
+            draw_chart(picture, chart, title=title)
     served = served_in(trace)
     if json:
         print_json(_document(scenario, served))
@@ -91,12 +109,18 @@ def command(
 
 
 def _scenario(
-    requests: Path | None, cost: str | None, log: Path | None, policy: str | None, gpus: int | None, config: SimConfig
+    requests: Path | None,
+    cost: str | None,
+    log: Path | None,
+    policy: str | None,
+    gpus: int | None,
+    config: SimConfig,
+    quiet: bool,
 ) -> _Scenario:
     if log is not None:
         if requests is not None or cost is not None:
             raise UserError("--log brings its own requests and costs; leave out REQUESTS and --cost")
-        return _from_log(log, policy, gpus, config)
+        return _from_log(log, policy, gpus, config, quiet)
     if requests is None or cost is None:
         raise UserError("give REQUESTS and --cost, or --log; see tilework simulate --help")
     workload, table = read_workload(requests), read_table(cost)
@@ -113,7 +137,6 @@ def _scenario(
     return _Scenario(
         requests=to_requests(workload),
         ids=ids,
-        workload=workload,
         table=table,
         devices=table,
         policy=policy or "edf",
@@ -122,16 +145,14 @@ def _scenario(
     )
 
 
-def _from_log(log: Path, policy: str | None, gpus: int | None, config: SimConfig) -> _Scenario:
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        history = read_history(lines)
+def _from_log(log: Path, policy: str | None, gpus: int | None, config: SimConfig, quiet: bool) -> _Scenario:
+    history = load_history(log, quiet)
     live = served_live(history)
     if not live:
         raise UserError(f"{log} holds no finished request; serve something first")
     return _Scenario(
         requests=[one.request for one in live],
         ids={one.request.uid: index for index, one in enumerate(live)},
-        workload=(),
         table=history.header.table,
         devices=profiled_table(history),
         policy=policy or history.header.config.policy,
@@ -145,16 +166,25 @@ def _from_log(log: Path, policy: str | None, gpus: int | None, config: SimConfig
     )
 
 
-def _run(scenario: _Scenario, quiet: bool) -> Trace:
-    controller = ControllerConfig(policy=scenario.policy)
-    simulation = Simulation(controller, scenario.table, scenario.config, scenario.devices)
-    with progress(quiet) as bar:
-        task = bar.add_task("simulating", total=len(scenario.requests))
+def _run(scenario: _Scenario, header: Header, recorder: Recorder | None, events: Path | None, quiet: bool) -> Trace:
+    """Raises OSError if the event log cannot be written."""
+    simulation = Simulation(header.config, scenario.table, scenario.config, scenario.devices)
+    observers: list[Callable[[Event, tuple[Action, ...], int], Any]] = [] if recorder is None else [recorder.add]
+    with ExitStack() as stack:
+        if events is not None:
+            lines = stack.enter_context(events.open("w", encoding="utf-8"))
+            lines.write(header_line(header.version, header.config, header.table) + "\n")
+            observers.append(lambda event, actions, now_ns: lines.write(entry_line(event, actions, now_ns) + "\n"))
+        bar = stack.enter_context(progress(quiet))
+        if not bar.disable:
+            task = bar.add_task("simulating", total=len(scenario.requests))
+            observers.append(lambda *_: bar.update(task, completed=simulation.num_ended))
 
-        def observe(*_: Any) -> None:
-            bar.update(task, completed=simulation.num_ended)
+        def observe(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
+            for tell in observers:
+                tell(event, actions, now_ns)
 
-        return simulation.run(scenario.requests, observe=None if bar.disable else observe)
+        return simulation.run(scenario.requests, observe=observe if observers else None)
 
 
 def _latency_ratio(served: list[ServedRequest], live: list[ServedRequest]) -> float | None:

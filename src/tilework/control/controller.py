@@ -43,7 +43,7 @@ from tilework.core.events import (
     Woke,
     WorkFailed,
 )
-from tilework.core.interfaces import Admission, Admitted, Policy
+from tilework.core.interfaces import Admission, Admitted, Block, Demand, Policy
 from tilework.core.progress import Cursor
 from tilework.core.request import RefusalCode, Request, Status
 from tilework.core.work import DIFFUSE, ENCODE, Plan, Start, Work
@@ -130,7 +130,7 @@ class Controller:
             job_id=self._next_job_id,
             request=request,
             urgency_ns=self._policy.urgency_ns(request, False),
-            promised=answer.promised,
+            promised=_reserved(request, answer.promised),
             eta_ns=answer.eta_ns,
             forecast=answer.forecast,
             done=Cursor.start(request),
@@ -224,8 +224,8 @@ class Controller:
 
     def _forced(self, now_ns: int) -> tuple[Start, ...]:
         wider = self._guard.widened(self.tracker, self.costs, self._policy.degrees, now_ns)
-        for job_id, demand in wider.items():
-            self.tracker.jobs[job_id].promised = demand
+        for job_id, width in wider.items():
+            self.tracker.reserve(self.tracker.jobs[job_id], width)
         return self._guard.forced(self.tracker, self.costs, now_ns)
 
     def _set_aside(self, plan: Plan) -> list[Action]:
@@ -259,3 +259,9 @@ class Controller:
         job.holders.update(start.gpus)
         moves = ((new, True), (known, False))
         return [MoveState(job.job_id, gpus, conditioning) for gpus, conditioning in moves if gpus]
+
+
+def _reserved(request: Request, promised: Demand | None) -> Block | None:
+    if promised is None or request.deadline_ns is None:
+        return None
+    return Block(request.deadline_ns, 0, promised)

@@ -22,10 +22,11 @@ class Device:
     @property
     def free_ns(self) -> int:
         """The running work is expected to end now at the earliest, however late it already is."""
-        if not self.works:
-            return self.now_ns
+        return self.end_ns(self.works[-1]) if self.works else self.now_ns
+
+    def end_ns(self, work: Work) -> int:
         head_end_ns = max(self.now_ns, self._head_start_ns + self._predicted_ns[0])
-        return head_end_ns + sum(self._predicted_ns[1:])
+        return head_end_ns + sum(self._predicted_ns[1 : self.works.index(work) + 1])
 
     def push(self, work: Work, end_ns: int) -> None:
         """Append a work that is predicted to end at `end_ns`, which includes waiting for the rest of its group."""

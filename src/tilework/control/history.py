@@ -4,141 +4,287 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from statistics import fmean, median
 
-from tilework.control.log import BadLog, Entry, Header, read_log
-from tilework.core.actions import Accept, Finish, Reject, RunStage, RunSteps
-from tilework.core.events import GpuJoined, StageFinished, StepsFinished, Stopped, Submitted
+from tilework.control.log import BadLog, Header, read_log
+from tilework.core.actions import (
+    Accept,
+    Action,
+    Finish,
+    MoveState,
+    Reject,
+    RunStage,
+    RunSteps,
+    SetAside,
+    Stop,
+)
+from tilework.core.events import (
+    Broken,
+    Event,
+    GpuJoined,
+    GpuLost,
+    StageFinished,
+    StepsFinished,
+    Stopped,
+    Submitted,
+    WorkFailed,
+)
 from tilework.core.request import Request, Status
-from tilework.core.time import s_from_ns
-from tilework.core.wire import CostRow
 from tilework.core.work import Work
-from tilework.cost.table import CostTable
+from tilework.cost.table import TableCosts, UnknownCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastWork:
-    """One executed work. A stopped one tells only when it ended: its duration is not in the log."""
+    """One executed work.
+
+    A stopped one tells only when it ended (`run_ns` None): its `start_ns` is then the earliest that it can have been.
+    `predicted_ns` is what the controller expected of all its steps when it began them, None where it did not know.
+    """
 
     work: Work
+    start_ns: int
     end_ns: int
     steps: int
     run_ns: int | None
+    predicted_ns: int | None = None
 
-    @property
-    def start_ns(self) -> int:
-        return self.end_ns - (self.run_ns or 0)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostWork:
+    """A work that failed or whose devices were lost after it had begun; `steps` of it count all the same."""
+
+    work: Work
+    start_ns: int
+    end_ns: int
+    steps: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRequest:
-    """One request and its end. `job_id` and `eta_ns` are None if it was rejected; a cut-off log leaves it open."""
+    """One request and its end. `job_id` and `eta_ns` are None if it was rejected; a cut-off log leaves it open.
+
+    `told` are the actions that concern it, each with its time; `control.decisions` puts them into words.
+    """
 
     request: Request
     job_id: int | None = None
     eta_ns: int | None = None
     status: Status | None = None
     finish_ns: int | None = None
+    told: tuple[tuple[int, Action], ...] = ()
+
+    @property
+    def on_time(self) -> bool | None:
+        """Whether it was done by its deadline; None without a deadline, or as long as it is open."""
+        if self.request.deadline_ns is None or self.finish_ns is None:
+            return None
+        return self.status is Status.DONE and self.finish_ns <= self.request.deadline_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastGpu:
+    """A device came up, or was lost (`is_up` False)."""
+
+    at_ns: int
+    gpu: int
+    node: int
+    is_up: bool
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
+    """Works in order of their ends, requests in order of arrival, changes of devices in order of time."""
+
     header: Header
-    num_gpus: int
+    end_ns: int
     works: tuple[PastWork, ...]
     requests: tuple[PastRequest, ...]
+    lost: tuple[LostWork, ...] = ()
+    gpus: tuple[PastGpu, ...] = ()
+
+    @property
+    def num_gpus(self) -> int:
+        return len({change.gpu for change in self.gpus})
 
 
 def read_history(lines: Iterable[str]) -> History:
     """Read a whole log. Raises BadLog."""
     header, entries = read_log(lines)
+    recorder = Recorder(header)
     try:
-        return _history(header, entries)
+        for entry in entries:
+            recorder.add(entry.event, entry.actions, entry.now_ns)
     except KeyError as error:
         raise BadLog(f"the log speaks of {error}, which no earlier line began; lines are missing or altered") from error
+    return recorder.history()
 
 
-def _history(header: Header, entries: Iterable[Entry]) -> History:
-    """Raises KeyError for a work that was not started or a request that was not submitted."""
-    requests: dict[str, PastRequest] = {}
-    started: dict[int, Work] = {}
-    works: list[PastWork] = []
-    gpus: set[int] = set()
-    for entry in entries:
-        match entry.event:
-            case Submitted(request):
-                requests[request.uid] = PastRequest(request=request)
-            case StepsFinished(work_id, run_ns) | StageFinished(work_id, run_ns):
-                work = started[work_id]
-                works.append(PastWork(work=work, end_ns=entry.now_ns, steps=work.num_steps, run_ns=run_ns))
-            case Stopped(work_id, steps):
-                works.append(PastWork(work=started[work_id], end_ns=entry.now_ns, steps=steps, run_ns=None))
-            case GpuJoined(gpu):
-                gpus.add(gpu)
-        for action in entry.actions:
-            match action:
-                case RunStage(work) | RunSteps(work):
-                    started[work.work_id] = work
-                case Accept(job_id, uid, eta_ns):
-                    requests[uid] = replace(requests[uid], job_id=job_id, eta_ns=eta_ns)
-                case Reject(uid):
-                    requests[uid] = replace(requests[uid], status=Status.REJECTED, finish_ns=entry.now_ns)
-                case Finish(_, uid, status):
-                    requests[uid] = replace(requests[uid], status=status, finish_ns=entry.now_ns)
-    return History(header=header, num_gpus=len(gpus), works=tuple(works), requests=tuple(requests.values()))
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Flight:
+    """A work that has not ended; `carriers` are the devices that still have it."""
+
+    work: Work
+    issued_ns: int
+    predicted_ns: int | None
+    carriers: set[int]
 
 
-def profiled_table(history: History) -> CostTable:
-    """The cost table that this very run measured: median seconds per stage, shape and degree, guided requests that ran
-    alone only.
+class Recorder:
+    """Puts a history together from what a controller was told and what it answered, call by call."""
 
-    Stages and shapes that did not run keep the row that the run started from.
-    """
-    requests = {past.job_id: past.request for past in history.requests}
-    seconds: dict[tuple[str, str, int, int, int, int], list[float]] = {}
-    for past in history.works:
-        request = requests.get(past.work.job_ids[0])
-        if request is not None and request.guided and past.run_ns is not None and len(past.work.job_ids) == 1:
-            shape, degree = request.shape, len(past.work.gpus)
-            key = (request.pipeline, past.work.stage.name, shape.height, shape.width, shape.frames, degree)
-            seconds.setdefault(key, []).append(s_from_ns(past.run_ns) / past.steps)
-    rows = tuple(
-        CostRow(
-            pipeline=pipeline,
-            stage=stage,
-            height=height,
-            width=width,
-            frames=frames,
-            degree=degree,
-            seconds=median(values),
+    def __init__(self, header: Header) -> None:
+        self._header = header
+        self._costs = TableCosts(header.table)
+        self._now_ns = 0
+        self._requests: dict[str, PastRequest] = {}
+        self._told: dict[str, list[tuple[int, Action]]] = {}
+        self._jobs: dict[int, Request] = {}
+        self._flights: dict[int, _Flight] = {}
+        self._begun: dict[int, Work] = {}
+        self._free_ns: dict[int, int] = {}
+        self._nodes: dict[int, int] = {}
+        self._works: list[PastWork] = []
+        self._lost: list[LostWork] = []
+        self._gpus: list[PastGpu] = []
+
+    def add(self, event: Event, actions: Iterable[Action], now_ns: int) -> None:
+        """Raises KeyError for a work that was not begun or a request that was not submitted."""
+        self._now_ns = now_ns
+        self._take(event)
+        for action in actions:
+            self._answer(action)
+
+    def history(self) -> History:
+        requests = (replace(past, told=tuple(self._told[uid])) for uid, past in self._requests.items())
+        return History(
+            header=self._header,
+            end_ns=self._now_ns,
+            works=tuple(self._works),
+            requests=tuple(requests),
+            lost=tuple(self._lost),
+            gpus=tuple(self._gpus),
         )
-        for (pipeline, stage, height, width, frames, degree), values in sorted(seconds.items())
-    )
-    measured = {_profiled(row) for row in rows}
-    kept = tuple(row for row in history.header.table.rows if _profiled(row) not in measured)
-    return replace(history.header.table, rows=rows + kept)
 
+    def _take(self, event: Event) -> None:
+        match event:
+            case Submitted(request):
+                self._requests[request.uid] = PastRequest(request=request)
+                self._told[request.uid] = []
+            case StepsFinished(work_id, run_ns) | StageFinished(work_id, run_ns):
+                self._finish(work_id, run_ns)
+            case Stopped(work_id, steps):
+                self._stop(work_id, steps)
+            case WorkFailed(work_id, reason):
+                self._lose(work_id, 0, reason)
+            case Broken(work_id, steps):
+                self._lose(work_id, steps, "a device of its group was lost")
+            case GpuJoined(gpu, node):
+                self._nodes[gpu] = node
+                self._gpus.append(PastGpu(at_ns=self._now_ns, gpu=gpu, node=node, is_up=True))
+            case GpuLost(gpu, reason):
+                self._lose_gpu(gpu, reason)
 
-def _profiled(row: CostRow) -> tuple[str, str, int, int, int]:
-    """What a table tells apart; rows that agree in it would be averaged."""
-    return row.pipeline, row.stage, row.height * row.width * row.frames, row.degree, row.batch
+    def _answer(self, action: Action) -> None:
+        match action:
+            case Accept(job_id, uid, eta_ns):
+                self._requests[uid] = replace(self._requests[uid], job_id=job_id, eta_ns=eta_ns)
+                self._jobs[job_id] = self._requests[uid].request
+                self._tell(uid, action)
+            case Reject(uid):
+                self._end(uid, Status.REJECTED, action)
+            case Finish(_, uid, status):
+                self._end(uid, status, action)
+            case RunStage(work) | RunSteps(work):
+                self._begin(work)
+                self._tell_jobs(work.job_ids, action)
+            case Stop(work_id):
+                self._tell_jobs(self._begun[work_id].job_ids, action)
+            case MoveState(job_id) | SetAside(job_id):
+                self._tell_jobs((job_id,), action)
 
+    def _tell_jobs(self, job_ids: Iterable[int], action: Action) -> None:
+        for job_id in job_ids:
+            self._tell(self._jobs[job_id].uid, action)
 
-def dispatch_ns(history: History) -> dict[int, int]:
-    """Mean gap, by degree, between the last of the works that another was queued behind and that one.
+    def _tell(self, uid: str, action: Action) -> None:
+        self._told[uid].append((self._now_ns, action))
 
-    The largest hundredth of each degree's gaps is left out: a moment in which the machine did something else. Degrees
-    without such works are not listed.
-    """
-    ends = {past.work.work_id: past.end_ns for past in history.works}
-    gaps: dict[int, list[int]] = {}
-    for past in history.works:
-        if past.work.after and past.run_ns is not None and ends.keys() >= set(past.work.after):
-            gap_ns = past.start_ns - max(ends[before] for before in past.work.after)
-            gaps.setdefault(len(past.work.gpus), []).append(gap_ns)
-    return {degree: max(0, round(_trimmed_mean(values))) for degree, values in sorted(gaps.items())}
+    def _end(self, uid: str, status: Status, action: Action) -> None:
+        self._requests[uid] = replace(self._requests[uid], status=status, finish_ns=self._now_ns)
+        self._tell(uid, action)
 
+    def _begin(self, work: Work) -> None:
+        requests = [self._jobs[job_id] for job_id in work.job_ids]
+        try:
+            predicted_ns = self._costs.work_ns(work.stage, requests, len(work.gpus), work.num_steps)
+        except UnknownCost:
+            predicted_ns = None
+        self._begun[work.work_id] = work
+        self._flights[work.work_id] = _Flight(
+            work=work, issued_ns=self._now_ns, predicted_ns=predicted_ns, carriers=set(work.gpus)
+        )
 
-def _trimmed_mean(values: list[int]) -> float:
-    """The mean of all but the largest hundredth; of fewer than a hundred values, of all."""
-    return fmean(sorted(values)[: len(values) - len(values) // 100])
+    def _land(self, work_id: int) -> tuple[_Flight, int] | None:
+        """A work that ends now and the earliest it can have begun; None for one that has ended before."""
+        flight = self._flights.pop(work_id, None)
+        if flight is None:
+            _ = self._begun[work_id]
+            return None
+        start_ns = max(flight.issued_ns, *(self._free_ns.get(gpu, 0) for gpu in flight.work.gpus))
+        self._free_ns.update(dict.fromkeys(flight.work.gpus, self._now_ns))
+        return flight, start_ns
+
+    def _finish(self, work_id: int, run_ns: int) -> None:
+        landed = self._land(work_id)
+        if landed is None:
+            return
+        flight, _ = landed
+        work = flight.work
+        requests = [self._jobs[job_id] for job_id in work.job_ids]
+        if all(self._requests[request.uid].status is None for request in requests):
+            self._costs.observe(work.stage, requests, len(work.gpus), work.num_steps, run_ns)
+        self._works.append(
+            PastWork(
+                work=work,
+                start_ns=self._now_ns - run_ns,
+                end_ns=self._now_ns,
+                steps=work.num_steps,
+                run_ns=run_ns,
+                predicted_ns=flight.predicted_ns,
+            )
+        )
+
+    def _stop(self, work_id: int, steps: int) -> None:
+        landed = self._land(work_id)
+        if landed is None:
+            return
+        flight, start_ns = landed
+        self._works.append(
+            PastWork(
+                work=flight.work,
+                start_ns=start_ns if steps else self._now_ns,
+                end_ns=self._now_ns,
+                steps=steps,
+                run_ns=None,
+                predicted_ns=flight.predicted_ns,
+            )
+        )
+
+    def _lose(self, work_id: int, steps: int, reason: str) -> None:
+        landed = self._land(work_id)
+        if landed is not None:
+            flight, start_ns = landed
+            self._lost.append(
+                LostWork(work=flight.work, start_ns=start_ns, end_ns=self._now_ns, steps=steps, reason=reason)
+            )
+
+    def _lose_gpu(self, gpu: int, reason: str) -> None:
+        """Works that no device carries any more are lost at once; the others end by `Broken`."""
+        node = self._nodes.get(gpu, 0)
+        self._gpus.append(PastGpu(at_ns=self._now_ns, gpu=gpu, node=node, is_up=False, reason=reason))
+        for work_id, flight in list(self._flights.items()):
+            flight.carriers.discard(gpu)
+            if not flight.carriers:
+                self._lose(work_id, 0, f"GPU {gpu} was lost: {reason}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tilework.core.interfaces import Demand, Forecast
+from tilework.core.interfaces import Block, Demand, Forecast
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.work import Group, StageId, Work
@@ -33,7 +33,7 @@ class Job:
     failures: int = 0
     set_aside: bool = False
     demand: Demand = _NOTHING
-    promised: Demand | None = None
+    promised: Block | None = None
     works: list[Work] = field(default_factory=list)
     last_gpus: Group = ()
     holders: set[int] = field(default_factory=set)

@@ -59,7 +59,7 @@ def header_line(version: str, config: ControllerConfig, table: CostTable) -> str
 
 
 def entry_line(event: Event, actions: tuple[Action, ...], now_ns: int) -> str:
-    return _dump({"t": now_ns, "event": to_plain(event), "actions": [to_plain(action) for action in actions]})
+    return _dump({"t": now_ns, "event": event, "actions": actions})
 
 
 def read_log(lines: Iterable[str]) -> tuple[Header, Iterator[Entry]]:
@@ -138,28 +138,24 @@ def _load(text: str, line: int) -> dict[str, Any]:
     return document
 
 
-def _dump(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-
-
 _EVENTS: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}
 _ACTIONS: dict[str, type] = {kind.__name__: kind for kind in get_args(Action)}
 
 
-def to_plain(value: Any) -> Any:
-    """Turn core dataclasses into JSON values; sets are sorted, so that equal values give equal text."""
-    if value is None or isinstance(value, int | str):  # StrEnum too: it is written as its text.
-        return value
-    if isinstance(value, tuple):
-        return [to_plain(item) for item in value]
+def _plain(value: Any) -> Any:
+    """Turn what JSON does not know into what it does; sets are sorted, so that equal values give equal text."""
     if isinstance(value, frozenset):
-        return [to_plain(item) for item in sorted(value)]
+        return sorted(value)
     kind: Any = type(value)
-    return {"is": kind.__name__, **{name: to_plain(getattr(value, name)) for name in _field_names(kind)}}
+    return {"is": kind.__name__, **{name: getattr(value, name) for name in _field_names(kind)}}
+
+
+# One for all lines, without the search for cycles: this is done for every event.
+_dump = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False, default=_plain).encode
 
 
 def from_plain(plain: Any, kind: Any) -> Any:
-    """The inverse of `to_plain` for a value annotated as `kind`. Raises KeyError, TypeError or ValueError."""
+    """The inverse of `_plain` for a value annotated as `kind`. Raises KeyError, TypeError or ValueError."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return None if plain is None else from_plain(plain, next(a for a in arguments if a is not type(None)))
@@ -167,7 +163,7 @@ def from_plain(plain: Any, kind: Any) -> Any:
         return origin(from_plain(item, arguments[0]) for item in plain)
     if isinstance(kind, EnumType):
         return kind(plain)
-    if kind in (int, str, bool):
+    if kind in (int, float, str, bool):
         if type(plain) is not kind:
             raise TypeError(f"{plain!r} is not of type {kind.__name__}")
         return plain

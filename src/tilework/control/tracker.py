@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from tilework.control.device import Device
 from tilework.control.job import Job
 from tilework.control.queue import WaitingQueue
-from tilework.core.interfaces import CostModel, Demand, Policy
+from tilework.core.interfaces import Block, CostModel, Demand, Policy
 from tilework.core.work import DIFFUSE, StageId, Start, Work
 from tilework.policy.demand import demand_at
 
@@ -150,12 +150,16 @@ class Tracker:
         return work
 
     def _occupy(self, devices: list[Device], work: Work, jobs: list[Job]) -> None:
-        """Put a work on its devices; it begins when the last of them is free."""
-        end_ns = max(device.free_ns for device in devices)
+        """Put a work on its devices; it begins when the last of them is free and the works before it have ended."""
+        before = [job.works[-2] for job in jobs if len(job.works) > 1]
+        end_ns = max([device.free_ns for device in devices] + [self._end_ns(work) for work in before])
         end_ns += self._costs.work_ns(work.stage, [job.request for job in jobs], len(work.gpus), work.num_steps)
         for device in devices:
             device.push(work, end_ns)
         self.works[work.work_id] = work
+
+    def _end_ns(self, work: Work) -> int:
+        return max((self.devices[gpu].end_ns(work) for gpu in work.gpus if self._carries(gpu, work)), default=0)
 
     def end_work(self, work: Work, steps_done: int) -> list[Job]:
         """Take a work out of flight; returns those of its jobs that it still belongs to, advanced by it."""
@@ -179,6 +183,12 @@ class Tracker:
         jobs = [(self.jobs.get(job_id), attempt) for job_id, attempt in zip(work.job_ids, work.attempts, strict=True)]
         return [job for job, attempt in jobs if job is not None and job.attempt == attempt]
 
+    def reserve(self, job: Job, width: int) -> None:
+        """Keep a block of this width for the rest of a promised job."""
+        assert job.request.deadline_ns is not None
+        demand = demand_at(job.request, job.committed, width, self._costs)
+        job.promised = Block(job.request.deadline_ns, 0, demand)
+
     def _release(self, job: Job) -> None:
         """Give up what is reserved for a job."""
         if job.promised is not None:
@@ -188,7 +198,7 @@ class Tracker:
     def _predict(self, job: Job) -> None:
         job.demand = self._policy.demand(job.request, job.committed, self._costs)
         if job.promised is not None:
-            job.promised = demand_at(job.request, job.committed, job.promised.width, self._costs)
+            self.reserve(job, job.promised.demand.width)
 
     def _wait(self, job: Job) -> None:
         self._predict(job)

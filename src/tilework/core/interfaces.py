@@ -19,6 +19,15 @@ class Demand:
     run_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What is reserved for the rest of a promised job: `demand`, not before `ready_ns`, due at `due_ns`."""
+
+    due_ns: int
+    ready_ns: int
+    demand: Demand
+
+
 class JobView(Protocol):
     """A job as a policy sees it: what is left of it *after* the works that are already committed."""
 
@@ -41,8 +50,8 @@ class JobView(Protocol):
     @property
     def forecast(self) -> Forecast: ...
     @property
-    def promised(self) -> Demand | None:
-        """The block that is reserved for what no work covers yet, if its deadline is promised."""
+    def promised(self) -> Block | None:
+        """What is reserved for what no work covers yet, if its deadline is promised; ready as if it had no works."""
 
     @property
     def urgency_ns(self) -> int:
@@ -73,6 +82,9 @@ class GpuView(Protocol):
     @property
     def free_ns(self) -> int:
         """Predicted end of the committed works; not before now."""
+
+    def end_ns(self, work: Work) -> int:
+        """Predicted end of one of its works; not before now."""
 
 
 class ClusterView(Protocol):

@@ -69,7 +69,8 @@ class ModelInfo:
 
     Sides are in pixels, multiples of `side_multiple`, at most `max_side`. `two_passes` says that a guidance scale
     above 1 adds a second pass to each step (classifier-free guidance), rather than being an input of the model.
-    `max_degree` is how many devices can share one request's steps.
+    `max_degree` is how many devices can share one request's steps. `path` is the directory that the model was loaded
+    from, or its hub id; empty if there is no model.
     """
 
     name: str
@@ -84,6 +85,7 @@ class ModelInfo:
     library: str
     two_passes: bool = True
     max_degree: int = 1
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from tilework.core.request import RefusalCode, Request
 from tilework.core.time import s_from_ns
 from tilework.policy.demand import demand_at
 from tilework.policy.experience import Experience
-from tilework.policy.guard import blocks_of
+from tilework.policy.guard import blocks_of, ready_ns
 from tilework.policy.plane import finish_ns, levels_of
 from tilework.policy.promises import Promises
 
@@ -44,7 +44,7 @@ class EtaAdmission:
                 return Refused("no device is up", None, RefusalCode.NO_DEVICE)
             why = "no device is up; the time counts from now"
             return Admitted(now_ns + demand.run_ns, why, Forecast(demand.run_ns, 0, 1.0))
-        ask = _Ask(request, policy, costs, backlog, now_ns)
+        ask = _Ask.of(request, policy, costs, backlog, now_ns)
         plain_ns = ask.eta_ns(request)
         num_jobs = backlog.num_jobs()
         forecast = Forecast(plain_ns - now_ns, num_jobs, self._experience.ratio(request, num_jobs))
@@ -70,11 +70,11 @@ class EtaAdmission:
     def _plain_ns(self, job: JobView, backlog: Backlog, now_ns: int) -> int:
         if not backlog.gpus:
             return now_ns + job.demand.run_ns
-        free_ns = {gpu.gpu: gpu.free_ns for gpu in backlog.gpus}
-        ready_ns = max((free_ns[gpu] for work in job.works for gpu in work.gpus if gpu in free_ns), default=now_ns)
+        begin_ns = max(now_ns, ready_ns(job, {gpu.gpu: gpu for gpu in backlog.gpus}))
         if job.stage is None:
-            return ready_ns
-        return finish_ns(free_ns.values(), backlog.ahead(job.urgency_ns, job.job_id), job.demand, ready_ns)
+            return begin_ns
+        free_ns = [gpu.free_ns for gpu in backlog.gpus]
+        return finish_ns(free_ns, backlog.ahead(job.urgency_ns, job.job_id), job.demand, begin_ns)
 
     def _refused(self, ask: _Ask, eta_ns: int) -> Refused:
         request, earliest_ns = ask.request, ask.earliest_ns()
@@ -95,7 +95,14 @@ class _Ask:
     policy: Policy
     costs: CostModel
     backlog: Backlog
+    promises: Promises
     now_ns: int
+
+    @staticmethod
+    def of(request: Request, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int) -> _Ask:
+        gpus = backlog.gpus
+        blocks = blocks_of(gpus, backlog.promised()) if request.is_promise else []
+        return _Ask(request, policy, costs, backlog, Promises(levels_of(gpus), blocks, now_ns), now_ns)
 
     def eta_ns(self, request: Request) -> int:
         """When the policy would be done with it."""
@@ -106,17 +113,20 @@ class _Ask:
     def promised(self, request: Request) -> Demand | None:
         """The cheapest block, in GPU-time, with which its deadline can be promised."""
         assert request.deadline_ns is not None
-        promises = self._promises()
         for block in self._blocks():
-            if promises.end_ns(request.deadline_ns, block) is not None:
+            if self.promises.end_ns(request.deadline_ns, block) is not None:
                 return block
         return None
 
     def earliest_ns(self) -> int:
-        """The earliest deadline with which it would be let in; a later one may put it further behind others."""
-        promises, blocks, due_ns = self._promises(), self._blocks(), self.now_ns
+        """The earliest deadline with which it would be let in, by its cheapest block in GPU-time or by its quickest.
+
+        A later deadline may put it further behind others, so that its finish is predicted anew.
+        """
+        blocks, due_ns = self._blocks(), self.now_ns
+        blocks = [blocks[0], min(blocks, key=lambda block: block.run_ns)]
         for _ in range(_TRIALS):
-            due_ns = min(promises.earliest_ns(block, due_ns) for block in blocks)
+            due_ns = min(self.promises.earliest_ns(block, due_ns) for block in blocks)
             eta_ns = self.eta_ns(replace(self.request, deadline_ns=due_ns))
             if eta_ns <= due_ns:
                 break
@@ -130,11 +140,6 @@ class _Ask:
             for degree in self.policy.degrees(self.request, self.costs)
         ]
         return sorted(blocks, key=lambda block: (block.width * block.run_ns, block.width))
-
-    def _promises(self) -> Promises:
-        return Promises(
-            levels_of(self.backlog.gpus), blocks_of(self.backlog.gpus, self.backlog.promised()), self.now_ns
-        )
 
 
 def _why(demand: Demand, backlog: Backlog) -> str:

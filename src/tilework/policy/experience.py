@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from statistics import median
 
 from tilework.core.request import Request, Shape
 
-_LEAST, _MOST = 0.25, 4.0
 _MOST_KINDS = 4096
-_MANY = 3
+_REMEMBERED, _FEW = 15, 3
 
 Kind = tuple[str, Shape, int, int, str]
 
 
 @dataclass(slots=True)
-class _Mean:
-    """An exponentially weighted mean of ratios."""
-
-    ratio: float
-    num_seen: int = 1
-
-    def add(self, ratio: float, weight: float) -> None:
-        self.ratio += max(weight, 1 / (self.num_seen + 1)) * (ratio - self.ratio)
-        self.num_seen += 1
-
-
-@dataclass(slots=True)
 class Experience:
-    """Means of actual over predicted latency, by size, by how many are in the system, and by what was asked for.
+    """Medians of actual over predicted latency, by size, by how many are in the system, and by what was asked for.
 
     The prediction of admission lets everybody take what the policy asks for in order. Policies that widen groups, plan
-    in rounds or let later arrivals pass do something else, by factors that hardly depend on anything else. `weight` is
-    that of one observation among many.
+    in rounds or let later arrivals pass do something else, by factors that hardly depend on anything else. The medians
+    are of the latest few requests: a mean would follow the rare ones that were passed by many.
     """
 
-    weight: float = 0.2
-    _means: OrderedDict[Kind, _Mean] = field(default_factory=OrderedDict)
+    _seen: OrderedDict[Kind, deque[float]] = field(default_factory=OrderedDict)
 
     def ratio(self, request: Request, num_jobs: int) -> float:
         """By what to multiply the predicted latency of a request that finds so many others.
@@ -46,25 +33,21 @@ class Experience:
         next smaller one is taken; 1 if there is none.
         """
         for crowd in range(_crowd(num_jobs), -1, -1):
-            for kind, num_needed in zip(_kinds(request, crowd), (_MANY, 1), strict=True):
-                mean = self._means.get(kind)
-                if mean is not None and mean.num_seen >= num_needed:
-                    return mean.ratio
+            for kind, num_needed in zip(_kinds(request, crowd), (_FEW, 1), strict=True):
+                ratios = self._seen.get(kind, ())
+                if len(ratios) >= num_needed:
+                    return median(ratios)
         return 1.0
 
     def learn(self, request: Request, num_jobs: int, predicted_ns: int, actual_ns: int) -> None:
         """A request that found so many others has finished, `actual_ns` after its arrival."""
         if predicted_ns <= 0:
             return
-        ratio = min(_MOST, max(_LEAST, actual_ns / predicted_ns))
         for kind in _kinds(request, _crowd(num_jobs)):
-            if kind in self._means:
-                self._means[kind].add(ratio, self.weight)
-                self._means.move_to_end(kind)
-            else:
-                self._means[kind] = _Mean(ratio)
-        while len(self._means) > _MOST_KINDS:
-            self._means.popitem(last=False)
+            self._seen.setdefault(kind, deque(maxlen=_REMEMBERED)).append(actual_ns / predicted_ns)
+            self._seen.move_to_end(kind)
+        while len(self._seen) > _MOST_KINDS:
+            self._seen.popitem(last=False)
 
 
 def _kinds(request: Request, crowd: int) -> Iterator[Kind]:

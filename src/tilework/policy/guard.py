@@ -2,51 +2,81 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilework.core.interfaces import ClusterView, CostModel, Demand, GpuView, JobView
+from tilework.core.interfaces import Block, ClusterView, CostModel, GpuView, JobView
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
-from tilework.core.time import NS_PER_MS
+from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import DIFFUSE, Group, Start
 from tilework.policy.chunks import WORKS_PER_LANE
 from tilework.policy.demand import demand_at, usable_degree
-from tilework.policy.promises import GUARD_MARGIN, Block, slacks_ns
+from tilework.policy.promises import GUARD_MARGIN, slacks_ns
 
 _NEVER = 1 << 62
 Degrees = Callable[[Request, CostModel], Sequence[int]]
+_FAR_NS = 5 * NS_PER_S
 _MOST_OFFENDERS = 2
+_MOST_WIDENED = 2
 
 
 def blocks_of(gpus: Iterable[GpuView], promised: Iterable[JobView]) -> list[Block]:
     """The blocks of promised jobs."""
-    free_ns = {gpu.gpu: gpu.free_ns for gpu in gpus}
-    return [_block(job, free_ns) for job in promised]
+    up = {gpu.gpu: gpu for gpu in gpus}
+    return [_block(job, up) for job in promised]
 
 
-def _block(job: JobView, free_ns: Mapping[int, int]) -> Block:
-    assert job.promised is not None
-    assert job.request.deadline_ns is not None
-    ready_ns = max((free_ns[gpu] for work in job.works for gpu in work.gpus if gpu in free_ns), default=0)
-    return Block(job.request.deadline_ns, ready_ns, job.promised)
+def _block(job: JobView, up: Mapping[int, GpuView]) -> Block:
+    block = job.promised
+    assert block is not None
+    return block if not job.works else Block(block.due_ns, ready_ns(job, up), block.demand)
+
+
+def ready_ns(job: JobView, up: Mapping[int, GpuView]) -> int:
+    """When the works of a job have ended; 0 if it has none. `up` holds the devices that are up."""
+    if not job.works:
+        return 0
+    last = job.works[-1]
+    return max((up[gpu].end_ns(last) for gpu in last.gpus if gpu in up and last in up[gpu].works), default=0)
+
+
+@dataclass(slots=True)
+class _Bound:
+    """No block is in danger before some device has been delayed by `spare_ns` against `free_ns`."""
+
+    spare_ns: int = 0
+    free_ns: dict[int, int] = field(default_factory=dict)
+
+    def covers(self, scene: _Scene) -> bool:
+        return self.left_ns(scene) > 0
+
+    def left_ns(self, scene: _Scene) -> int:
+        if scene.free_ns.keys() != self.free_ns.keys():
+            return 0
+        delays = [free_ns - self.free_ns[gpu] for gpu, free_ns in scene.free_ns.items()]
+        return self.spare_ns - max(delays, default=0)
 
 
 @dataclass(slots=True, kw_only=True)
 class Guard:
     """Reviews the starts of a policy, and starts promised jobs itself when they cannot wait any longer.
 
-    A whole check places the blocks of all promised jobs. It is spared while it cannot fail: a delay of all devices by
-    some time delays no block by more, so what the last check found to spare bounds what has happened since.
+    A check places the blocks of promised jobs. It is spared while it cannot fail: a delay of all devices by some time
+    delays no block by more, so what the last check found to spare bounds what has happened since. Blocks with much to
+    spare that no urgent one comes behind, the far ones, have a bound of their own, and so are seldom looked at.
     """
 
     chunk_ns: int = 200 * NS_PER_MS
-    _spare_ns: int = field(default=0, init=False)
-    _basis_ns: dict[int, int] = field(default_factory=dict, init=False)
+    _all: _Bound = field(default_factory=_Bound, init=False)
+    _far: _Bound = field(default_factory=_Bound, init=False)
+    _far_due_ns: int = field(default=0, init=False)
+    _next_ns: int = field(default=0, init=False)
 
     def recheck(self) -> None:
-        """Forget what the last check has found: there is a new promise."""
-        self._basis_ns.clear()
+        """Forget what the checks have found: there is a new promise."""
+        self._all, self._far = _Bound(), _Bound()
 
     def review(self, starts: tuple[Start, ...], view: ClusterView, costs: CostModel, now_ns: int) -> tuple[Start, ...]:
         """Those of a policy's starts that endanger no promise; each job's starts together or not at all.
@@ -57,27 +87,32 @@ class Guard:
             return starts
         scene = _Scene.now(view, costs)
         after = scene.plus(starts)
-        if self._is_harmless(after):
+        if self._all.covers(after):
             return starts
+        self._choose(after, now_ns)
+        scene.num_blocks = after.num_blocks
         limits = [min(0, slack_ns) for slack_ns in scene.slacks_ns(now_ns)]
         if self._keeps(after, limits, now_ns):
             return starts
         return self._sift(_by_job(starts, view), scene, limits, now_ns)
 
-    def widened(self, view: ClusterView, costs: CostModel, degrees: Degrees, now_ns: int) -> dict[int, Demand]:
-        """Wider blocks for promised jobs that are in danger, where that helps them and harms nobody; by job id.
+    def widened(self, view: ClusterView, costs: CostModel, degrees: Degrees, now_ns: int) -> dict[int, int]:
+        """Greater widths for promised jobs that are in danger, where that helps them and harms nobody; by job id.
 
         `degrees` says at which degrees the policy may run a request.
         """
         scene = _Scene.now(view, costs)
-        if not _has_something_to_guard(view) or self._is_harmless(scene):
+        if not _has_something_to_guard(view) or self._all.covers(scene):
             return {}
+        self._choose(scene, now_ns)
         slacks = self._checked(scene, now_ns)
-        for index, job in enumerate(view.promised()):
-            if slacks[index] < 0:
-                slacks = self._widen(index, job, scene, degrees(job.request, costs), slacks, now_ns)
-        self.recheck()
-        return {job.job_id: scene.block(job).demand for job in view.promised() if job.job_id in scene.widths}
+        endangered = [index for index, slack_ns in enumerate(slacks) if slack_ns < 0]
+        for index in endangered[:_MOST_WIDENED]:
+            job = view.promised()[index]
+            slacks = self._widen(index, job, scene, degrees(job.request, costs), slacks, now_ns)
+        if scene.widths:
+            self.recheck()
+        return scene.widths
 
     def _widen(
         self, index: int, job: JobView, scene: _Scene, degrees: Sequence[int], slacks: list[int], now_ns: int
@@ -96,8 +131,9 @@ class Guard:
     def forced(self, view: ClusterView, costs: CostModel, now_ns: int) -> tuple[Start, ...]:
         """What promised jobs must start now since it cannot wait: all up to the last one that has nothing to spare."""
         scene = _Scene.now(view, costs)
-        if not _has_something_to_guard(view) or self._is_harmless(scene):
+        if not _has_something_to_guard(view) or self._all.covers(scene):
             return ()
+        self._choose(scene, now_ns)
         slacks = self._checked(scene, now_ns)
         last = max((index for index, slack_ns in enumerate(slacks) if slack_ns <= 0), default=-1)
         return tuple(self._starts(scene, view.promised()[: last + 1]))
@@ -106,18 +142,30 @@ class Guard:
         """When to look again at the latest, though nothing happens: idle devices use up what there is to spare."""
         if not _has_something_to_guard(view) or all(job.works for job in view.promised()):
             return None
-        idle = [self._basis_ns.get(gpu.gpu, now_ns) for gpu in view.gpus if not gpu.works]
-        return max(now_ns + NS_PER_MS, min(idle) + self._spare_ns) if idle else None
+        idle = [self._all.free_ns[gpu.gpu] for gpu in view.gpus if not gpu.works and gpu.gpu in self._all.free_ns]
+        return max(now_ns + NS_PER_MS, min(idle) + self._next_ns) if idle else None
 
-    def _is_harmless(self, scene: _Scene) -> bool:
-        if self._spare_ns <= 0 or scene.free_ns.keys() != self._basis_ns.keys():
-            return False
-        return all(free_ns - self._basis_ns[gpu] < self._spare_ns for gpu, free_ns in scene.free_ns.items())
+    def _choose(self, scene: _Scene, now_ns: int) -> None:
+        """How many blocks have to be looked at: those that are not far, unless there is no bound for the far ones."""
+        promised = scene.view.promised()
+        if not self._far.covers(scene):
+            current = _Scene.now(scene.view, scene.costs)
+            slacks = current.slacks_ns(now_ns)
+            near = next((index for index in range(len(slacks), 0, -1) if slacks[index - 1] < _FAR_NS), 0)
+            self._far = _Bound(min(slacks[near:], default=_NEVER), current.free_ns)
+            self._far_due_ns = _due_ns(promised[near - 1]) if near else 0
+        if self._far.covers(scene):
+            scene.num_blocks = bisect_right(promised, self._far_due_ns, key=_due_ns)
 
     def _checked(self, scene: _Scene, now_ns: int) -> list[int]:
-        """The slack of each promise; the least is remembered."""
+        """The slack of each promise that has to be looked at; the least is remembered."""
         slacks = scene.slacks_ns(now_ns)
-        self._spare_ns, self._basis_ns = min(slacks, default=_NEVER), dict(scene.free_ns)
+        spare_ns = min(slacks, default=_NEVER)
+        if scene.num_blocks is not None:
+            spare_ns = min(spare_ns, self._far.left_ns(scene))
+        self._all = _Bound(spare_ns, dict(scene.free_ns))
+        # For those in danger, everything is started for which there is room.
+        self._next_ns = min([slack_ns for slack_ns in (*slacks, spare_ns) if slack_ns > 0], default=_NEVER)
         return slacks
 
     def _keeps(self, scene: _Scene, limits: Sequence[int], now_ns: int) -> bool:
@@ -136,7 +184,7 @@ class Guard:
                 kept, scene = kept + part, after
             elif (num_offenders := num_offenders + 1) == _MOST_OFFENDERS:
                 break
-        self.recheck()
+        self._all = _Bound()
         return kept
 
     # Starting promised jobs.
@@ -151,6 +199,8 @@ class Guard:
         for job in jobs:
             block = scene.block(job)
             cursor = scene.cursor(job)
+            if len(held) == len(room):
+                return
             if cursor.stage is None:
                 continue
             group = scene.group(block, job.last_gpus)
@@ -175,20 +225,24 @@ class Guard:
 
 @dataclass(slots=True)
 class _Scene:
-    """When devices will be free and where jobs will stand, after starts that have not been made yet."""
+    """When devices will be free and where jobs will stand, after starts that have not been made yet.
+
+    Of the promised jobs, the first `num_blocks` are looked at (None: all).
+    """
 
     view: ClusterView
     costs: CostModel
     free_ns: dict[int, int]
-    nodes: dict[int, int]
+    up: dict[int, GpuView]
     cursors: dict[int, Cursor] = field(default_factory=dict)
     ready_ns: dict[int, int] = field(default_factory=dict)
     widths: dict[int, int] = field(default_factory=dict)
+    num_blocks: int | None = None
 
     @staticmethod
     def now(view: ClusterView, costs: CostModel) -> _Scene:
         free_ns = {gpu.gpu: gpu.free_ns for gpu in view.gpus}
-        return _Scene(view, costs, free_ns, {gpu.gpu: gpu.node for gpu in view.gpus})
+        return _Scene(view, costs, free_ns, {gpu.gpu: gpu for gpu in view.gpus})
 
     def plus(self, starts: Sequence[Start]) -> _Scene:
         after = replace(self, free_ns=dict(self.free_ns), cursors=dict(self.cursors), ready_ns=dict(self.ready_ns))
@@ -210,7 +264,7 @@ class _Scene:
         return self.cursors.get(job.job_id) or Cursor(job.stage, job.num_steps_left)
 
     def block(self, job: JobView) -> Block:
-        block = _block(job, self.free_ns)
+        block = _block(job, self.up)
         if job.job_id not in self.cursors and job.job_id not in self.widths:
             return block
         width = self.widths.get(job.job_id, block.demand.width)
@@ -219,12 +273,16 @@ class _Scene:
 
     def slacks_ns(self, now_ns: int) -> list[int]:
         levels = [sorted(self.free_ns[gpu] for gpu in node) for node in self._by_node()]
-        return slacks_ns(levels, [self.block(job) for job in self.view.promised()], GUARD_MARGIN, now_ns)
+        if self.cursors or self.widths:
+            blocks = [self.block(job) for job in self.view.promised()[: self.num_blocks]]
+        else:
+            blocks = [_block(job, self.up) for job in self.view.promised()[: self.num_blocks]]
+        return slacks_ns(levels, blocks, GUARD_MARGIN, now_ns)
 
     def _by_node(self) -> list[list[int]]:
         by_node: dict[int, list[int]] = {}
-        for gpu, node in self.nodes.items():
-            by_node.setdefault(node, []).append(gpu)
+        for gpu, device in self.up.items():
+            by_node.setdefault(device.node, []).append(gpu)
         return list(by_node.values())
 
     def group(self, block: Block, preferred: Group) -> Group:
@@ -248,6 +306,11 @@ class _Scene:
 
 def _has_something_to_guard(view: ClusterView) -> bool:
     return bool(view.promised()) and bool(view.gpus)
+
+
+def _due_ns(job: JobView) -> int:
+    assert job.promised is not None
+    return job.promised.due_ns
 
 
 def _harms_nobody(after: Sequence[int], before: Sequence[int]) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator, Sequence
 
-from tilework.core.interfaces import Demand, GpuView
+from tilework.core.interfaces import Block, Demand, GpuView
 
 # Beyond this many blocks, the first ones are poured over the devices like a fluid; the rest are placed one by one.
 _PLACED_ONE_BY_ONE = 128
@@ -37,6 +37,19 @@ def place(levels: Levels, block: Demand, ready_ns: int = 0) -> int:
     index = bisect_left(node, end_ns)
     node[index:index] = [end_ns] * width
     return end_ns
+
+
+def place_all(levels: Levels, blocks: Iterable[Block]) -> Iterator[int]:
+    """Place blocks in order; gives the end of each. The same as `place`, at a fraction of the time."""
+    node = levels[0] if len(levels) == 1 else None
+    for block in blocks:
+        demand, ready_ns = block.demand, block.ready_ns
+        if node is not None and demand.width == 1 and ready_ns <= node[0]:
+            end_ns = node.pop(0) + demand.run_ns
+            insort(node, end_ns)
+            yield end_ns
+        else:
+            yield place(levels, demand, ready_ns)
 
 
 def _start_ns(free_ns: list[int], width: int) -> tuple[bool, int]:

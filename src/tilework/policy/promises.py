@@ -15,12 +15,12 @@ and for works that take longer than predicted; admission's is the larger one, so
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tilework.core.interfaces import Demand
+from tilework.core.interfaces import Block, Demand
 from tilework.core.time import NS_PER_MS
-from tilework.policy.plane import Levels, place
+from tilework.policy.plane import Levels, place, place_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +39,13 @@ ADMISSION_MARGIN = Margin(fixed_ns=80 * NS_PER_MS, share=0.06)
 GUARD_MARGIN = Margin(fixed_ns=40 * NS_PER_MS, share=0.03)
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """What is left of a promised job: `demand`, not before `ready_ns`, due at `due_ns`."""
-
-    due_ns: int
-    ready_ns: int
-    demand: Demand
-
-
-def slacks_ns(levels: Levels, blocks: Sequence[Block], margin: Margin, now_ns: int) -> list[int]:
+def slacks_ns(levels: Levels, blocks: Iterable[Block], margin: Margin, now_ns: int) -> list[int]:
     """By how much each block could end later and still be in time by the margin. `levels` is used up."""
-    return [block.due_ns - margin.due_ns(place(levels, block.demand, block.ready_ns), now_ns) for block in blocks]
+    fixed_ns, share = margin.fixed_ns, margin.share
+    return [
+        block.due_ns - end_ns - fixed_ns - int(share * (end_ns - now_ns))
+        for block, end_ns in zip(blocks, place_all(levels, blocks), strict=True)
+    ]
 
 
 class Promises:
@@ -63,12 +58,12 @@ class Promises:
         self._free_ns = levels
         self._blocks = blocks
         self._now_ns = now_ns
-        self._firsts: dict[Demand, int] = {}
+        self._firsts: dict[Demand, tuple[int, Levels]] = {}
 
     def end_ns(self, due_ns: int, demand: Demand) -> int | None:
         """When a newcomer that is due then would end; None if it would break a promise or be late itself."""
         index = self._place_of(due_ns)
-        levels = self._levels(index)
+        levels = self._levels(0, index, self._free_ns)
         end_ns = place(levels, demand, self._now_ns)
         if ADMISSION_MARGIN.due_ns(end_ns, self._now_ns) > due_ns or not self._in_time(levels, index):
             return None
@@ -76,35 +71,36 @@ class Promises:
 
     def earliest_ns(self, demand: Demand, at_least_ns: int = 0) -> int:
         """The earliest deadline, from `at_least_ns` on, with which a newcomer would be let in."""
-        index = self._first(demand)
+        if demand not in self._firsts:
+            self._firsts[demand] = self._first(demand)
+        index, levels = self._firsts[demand]
         while True:
-            due_ns = max(at_least_ns, self._due_ns(demand, index))
+            due_ns = max(at_least_ns, self._due_ns(demand, index, levels))
             true_index = self._place_of(due_ns)
             if true_index <= index:
                 return due_ns
-            index = true_index
+            index, levels = true_index, self._levels(index, true_index, levels)
 
-    def _first(self, demand: Demand) -> int:
-        """The first place in the order at which a newcomer breaks no promise of those behind it."""
-        if demand not in self._firsts:
-            self._firsts[demand] = self._search(demand)
-        return self._firsts[demand]
+    def _first(self, demand: Demand) -> tuple[int, Levels]:
+        """The first place in the order at which a newcomer breaks no promise of those behind it, and the levels there.
 
-    def _search(self, demand: Demand) -> int:
-        low, high = 0, len(self._blocks)
+        By bisection, which goes on from the levels of the last place at which it does break one.
+        """
+        low, high, levels = 0, len(self._blocks), self._levels(0, 0, self._free_ns)
         while low < high:
             middle = (low + high) // 2
-            levels = self._levels(middle)
-            place(levels, demand, self._now_ns)
-            if self._in_time(levels, middle):
+            at_middle = self._levels(low, middle, levels)
+            with_it = self._levels(0, 0, at_middle)
+            place(with_it, demand, self._now_ns)
+            if self._in_time(with_it, middle):
                 high = middle
             else:
-                low = middle + 1
-        return low
+                levels, low = self._levels(middle, middle + 1, at_middle), middle + 1
+        return low, levels
 
-    def _due_ns(self, demand: Demand, index: int) -> int:
+    def _due_ns(self, demand: Demand, index: int, levels: Levels) -> int:
         """The earliest deadline that suits a place in the order."""
-        end_ns = place(self._levels(index), demand, self._now_ns)
+        end_ns = place(self._levels(0, 0, levels), demand, self._now_ns)
         before_ns = self._blocks[index - 1].due_ns if index else 0
         return max(before_ns, ADMISSION_MARGIN.due_ns(end_ns, self._now_ns))
 
@@ -112,18 +108,20 @@ class Promises:
         """Behind those that are due at the same time."""
         return bisect_left(self._blocks, due_ns + 1, key=_due_ns)
 
-    def _levels(self, index: int) -> Levels:
-        """When devices are free after the first `index` blocks."""
-        levels = [list(node) for node in self._free_ns]
-        for block in self._blocks[:index]:
-            place(levels, block.demand, block.ready_ns)
-        return levels
+    def _levels(self, first: int, last: int, levels: Levels) -> Levels:
+        """When devices are free after the blocks from `first` to before `last`; `levels` is left as it is."""
+        after = [list(node) for node in levels]
+        for _ in place_all(after, self._blocks[first:last]):
+            pass
+        return after
 
     def _in_time(self, levels: Levels, index: int) -> bool:
         """Whether the blocks from `index` on are; `levels` is used up."""
+        fixed_ns, share, now_ns = ADMISSION_MARGIN.fixed_ns, ADMISSION_MARGIN.share, self._now_ns
+        blocks = self._blocks[index:]
         return all(
-            ADMISSION_MARGIN.due_ns(place(levels, block.demand, block.ready_ns), self._now_ns) <= block.due_ns
-            for block in self._blocks[index:]
+            end_ns + fixed_ns + int(share * (end_ns - now_ns)) <= block.due_ns
+            for block, end_ns in zip(blocks, place_all(levels, blocks), strict=True)
         )
 
 

@@ -44,7 +44,7 @@ def pack(spans: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def draw_requests(axes: Any, bars: Sequence[RequestBar]) -> None:
-    """One line per request: faint while it waits, in its colour from its first work to its end.
+    """One line per request: faint while it waits, in its colour from its first work to its end, red within when late.
 
     Up to OWN_ROW_LIMIT requests have a row each, with name and deadline. More share lanes, so that the height of the
     panel is the number of requests in flight, the lowest lane first.
@@ -56,6 +56,13 @@ def draw_requests(axes: Any, bars: Sequence[RequestBar]) -> None:
     starts_s, ends_s = [bar.start_s for bar in bars], [bar.finish_s for bar in bars]
     axes.hlines(rows, [bar.arrival_s for bar in bars], starts_s, color=WAITING, linewidth=0.8 if shared else 1.2)
     axes.hlines(rows, starts_s, ends_s, color=[bar.colour for bar in bars], linewidth=1.8 if shared else 3.5, zorder=2)
+    overdue = [
+        (row, max(bar.deadline_s, bar.arrival_s), bar.finish_s)
+        for bar, row in zip(bars, rows, strict=True)
+        if bar.deadline_s is not None and bar.finish_s > bar.deadline_s
+    ]
+    if overdue:
+        axes.hlines(*zip(*overdue, strict=True), color=BAD, linewidth=0.9 if shared else 1.4, zorder=2.5)
     for mark in dict.fromkeys(bar.mark for bar in bars):
         marker, ink, _ = mark
         at = [(bar.finish_s, row) for bar, row in zip(bars, rows, strict=True) if bar.mark == mark]

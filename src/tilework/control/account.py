@@ -1,0 +1,128 @@
+"""Where the time of one request went: its works, what it waited for between them, and why it was late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilework.control.decisions import span_text
+from tilework.control.history import History, LostWork, PastRequest, PastWork
+from tilework.core.request import Status
+from tilework.core.work import Group
+
+EndedWork = PastWork | LostWork
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """One request's time from its arrival to its end, or to the end of a log that leaves it open.
+
+    `works` are those that ran, in order. `blockers` names the requests whose works occupied, while this one waited,
+    the devices that it was then given (all devices, if it was given none), each with how long, the longest first;
+    `idle_ns` is how long none of these devices had work while it waited. `overrun_ns` is how much longer its works
+    took than predicted, over those of which both is known.
+    """
+
+    past: PastRequest
+    works: tuple[EndedWork, ...]
+    waited_ns: int
+    idle_ns: int
+    ran_ns: int
+    overrun_ns: int
+    blockers: tuple[tuple[str, int], ...]
+
+    @property
+    def slack_ns(self) -> int | None:
+        """Time left to the deadline at its end; None without a deadline, or while it is open."""
+        deadline_ns, finish_ns = self.past.request.deadline_ns, self.past.finish_ns
+        return None if deadline_ns is None or finish_ns is None else deadline_ns - finish_ns
+
+    @property
+    def eta_error_ns(self) -> int | None:
+        """How much later than promised it was done; None for one that was not done."""
+        past = self.past
+        if past.status is not Status.DONE or past.eta_ns is None or past.finish_ns is None:
+            return None
+        return past.finish_ns - past.eta_ns
+
+
+def account_of(history: History, past: PastRequest) -> Account:
+    everyone: tuple[EndedWork, ...] = (*history.works, *history.lost)
+    everyone = tuple(work for work in everyone if work.end_ns > work.start_ns)
+    own = sorted((work for work in everyone if past.job_id in work.work.job_ids), key=lambda work: work.end_ns)
+    uids = {one.job_id: one.request.uid for one in history.requests if one.job_id is not None}
+    all_gpus = tuple(sorted({change.gpu for change in history.gpus}))
+    waits = _waits(past, own, history.end_ns, all_gpus)
+    blocked_ns: dict[str, int] = {}
+    idle_ns = 0
+    for start_ns, end_ns, gpus in waits:
+        meanwhile = _clipped(everyone, start_ns, end_ns, gpus)
+        idle_ns += end_ns - start_ns - _union_ns([(work_start, work_end) for work_start, work_end, _ in meanwhile])
+        for work_start_ns, work_end_ns, work in meanwhile:
+            for job_id in work.work.job_ids:
+                uid = uids[job_id]
+                blocked_ns[uid] = blocked_ns.get(uid, 0) + work_end_ns - work_start_ns
+    measured = [work for work in own if isinstance(work, PastWork)]
+    known = [(work.run_ns, work.predicted_ns) for work in measured]
+    return Account(
+        past=past,
+        works=tuple(own),
+        waited_ns=sum(end_ns - start_ns for start_ns, end_ns, _ in waits),
+        idle_ns=idle_ns,
+        ran_ns=_union_ns([(work.start_ns, work.end_ns) for work in own]),
+        overrun_ns=sum(run - predicted for run, predicted in known if run is not None and predicted is not None),
+        blockers=tuple(sorted(blocked_ns.items(), key=lambda item: (-item[1], item[0]))),
+    )
+
+
+def cause_of(account: Account) -> str:
+    """One line for why a request was not done by its deadline; the first of these reasons that explains it."""
+    past, slack_ns = account.past, account.slack_ns
+    lost = [work for work in account.works if isinstance(work, LostWork)]
+    if lost:
+        return f"{len(lost)} of its works {'was' if len(lost) == 1 else 'were'} lost: {lost[0].reason}"
+    if past.status is not Status.DONE:
+        return f"{past.status or 'not finished'} after waiting {span_text(account.waited_ns)}"
+    assert past.request.deadline_ns is not None, "a request without a deadline is not late"
+    assert slack_ns is not None, "a request that is done has an end"
+    if account.overrun_ns >= -slack_ns:
+        return f"its works took {span_text(account.overrun_ns)} longer than predicted"
+    if account.waited_ns < -slack_ns:
+        had_ns = past.request.deadline_ns - past.request.arrival_ns
+        text = f"its works took {span_text(account.ran_ns)}, and it had {span_text(had_ns)}"
+        return f"{text}; it also waited {span_text(account.waited_ns)}" if account.waited_ns else text
+    text = f"waited {span_text(account.waited_ns)} beside {span_text(account.ran_ns)} of work"
+    uid, blocked_ns = account.blockers[0] if account.blockers else ("", 0)
+    if account.idle_ns > blocked_ns:
+        return f"{text}; its GPUs had none for {span_text(account.idle_ns)} of it"
+    return f"{text}, longest for {uid} ({span_text(blocked_ns)})"
+
+
+def _waits(past: PastRequest, own: list[EndedWork], last_ns: int, all_gpus: Group) -> list[tuple[int, int, Group]]:
+    """(start, end, devices it was then given) of each span in which no work of the request ran."""
+    now_ns, waits = past.request.arrival_ns, []
+    for work in own:
+        if work.start_ns > now_ns:
+            waits.append((now_ns, work.start_ns, work.work.gpus))
+        now_ns = max(now_ns, work.end_ns)
+    end_ns = last_ns if past.finish_ns is None else past.finish_ns
+    if end_ns > now_ns and past.status is not Status.DONE:
+        waits.append((now_ns, end_ns, all_gpus))
+    return waits
+
+
+def _clipped(works: tuple[EndedWork, ...], start_ns: int, end_ns: int, gpus: Group) -> list[tuple[int, int, EndedWork]]:
+    """What ran on any of `gpus` between these times, cut to them."""
+    wanted = set(gpus)
+    return [
+        (max(work.start_ns, start_ns), min(work.end_ns, end_ns), work)
+        for work in works
+        if work.start_ns < end_ns and work.end_ns > start_ns and not wanted.isdisjoint(work.work.gpus)
+    ]
+
+
+def _union_ns(spans: list[tuple[int, int]]) -> int:
+    covered_ns, until_ns = 0, 0
+    for start_ns, end_ns in sorted(spans):
+        covered_ns += max(0, end_ns - max(start_ns, until_ns))
+        until_ns = max(until_ns, end_ns)
+    return covered_ns

@@ -1,0 +1,165 @@
+"""What was decided about a request, in words: one sentence with numbers for each action that concerns it.
+
+Whoever wants to answer later keeps the actions as they are, with their times; nothing is put into words before
+somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from tilework.core.actions import Accept, Action, Finish, MoveState, Reject, RunStage, RunSteps, SetAside, Stop
+from tilework.core.request import Request
+from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
+from tilework.core.work import DIFFUSE, Group, Work
+
+
+class DecisionKind(StrEnum):
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    STARTED = "started"
+    MOVED = "moved"
+    STOPPED = "stopped"
+    SET_ASIDE = "set aside"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One decision about the request `uid`; `text` is the sentence, without the time.
+
+    `gpus` are the devices that it is about, and `steps` the first and last denoising step, counted from 1.
+    """
+
+    at_ns: int
+    arrival_ns: int
+    kind: DecisionKind
+    job_ids: tuple[int, ...]
+    uid: str
+    text: str
+    gpus: Group = ()
+    steps: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        return f"+{s_from_ns(self.at_ns - self.arrival_ns):.3f} s  {self.text}"
+
+    def to_json(self) -> dict[str, Any]:
+        """With `at_s` from the request's arrival; `degree` is None where no devices are meant."""
+        return {
+            "at_s": round(s_from_ns(self.at_ns - self.arrival_ns), 6),
+            "kind": self.kind.value,
+            "text": self.text,
+            "gpus": list(self.gpus),
+            "degree": len(self.gpus) or None,
+            "steps": None if self.steps is None else list(self.steps),
+        }
+
+
+def tell(at_ns: int, action: Action, request: Request, job_id: int | None = None) -> Decision | None:
+    """Put an action about `request` into words; None if it decides nothing about the request itself.
+
+    `job_id` says which member of a batch the request is; it makes no difference to other actions.
+    """
+    gpus: Group = ()
+    steps: tuple[int, int] | None = None
+    job_ids: tuple[int, ...] = () if job_id is None else (job_id,)
+    match action:
+        case Accept(accepted_id, _, eta_ns, why):
+            kind, job_ids = DecisionKind.ACCEPTED, (accepted_id,)
+            text = f"accepted; expected to be done {_ending(eta_ns, request)}{_because(why)}"
+        case Reject(_, reason, earliest_ns, code):
+            kind, text = DecisionKind.REFUSED, f"refused ({code}): {reason}{_earliest(earliest_ns, request)}"
+        case RunStage(work) | RunSteps(work):
+            kind, job_ids, gpus, steps = DecisionKind.STARTED, work.job_ids, work.gpus, steps_of(work, job_id)
+            text = f"{work_text(work, request, job_id)}{_because(work.why)}"
+        case MoveState(moved_id, gpus, conditioning):
+            kind, job_ids = DecisionKind.MOVED, (moved_id,)
+            text = f"its state goes to {gpus_text(gpus)}{', with its conditioning' if conditioning else ''}"
+        case Stop(work_id):
+            kind, text = DecisionKind.STOPPED, f"work {work_id} is to end at its next step boundary"
+        case SetAside(late_id, why):
+            kind, job_ids = DecisionKind.SET_ASIDE, (late_id,)
+            text = f"set aside, behind those that can still be on time{_because(why)}"
+        case Finish(ended_id, _, status, reason):
+            kind, job_ids = DecisionKind.FINISHED, (ended_id,)
+            text = f"{status} {_ending(at_ns, request)}{_because(reason)}"
+        case _:
+            return None
+    return Decision(
+        at_ns=at_ns,
+        arrival_ns=request.arrival_ns,
+        kind=kind,
+        job_ids=job_ids,
+        uid=request.uid,
+        text=text,
+        gpus=gpus,
+        steps=steps,
+    )
+
+
+def tell_all(told: Iterable[tuple[int, Action]], request: Request, job_id: int | None = None) -> list[Decision]:
+    """The decisions among these (time, action) pairs, in their order."""
+    decisions = (tell(at_ns, action, request, job_id) for at_ns, action in told)
+    return [decision for decision in decisions if decision is not None]
+
+
+def work_text(work: Work, request: Request, job_id: int | None = None) -> str:
+    """ "steps 4-9 of 28 on GPUs 0-1 (degree 2)", or "decode on GPU 3"."""
+    steps = steps_of(work, job_id)
+    what = work.stage.name
+    if steps is not None:
+        first, last = steps
+        what = f"step {first} of {request.steps}" if first == last else f"steps {first}-{last} of {request.steps}"
+    degree = f" (degree {len(work.gpus)})" if len(work.gpus) > 1 else ""
+    others = len(work.job_ids) - 1
+    batch = f", together with {others} other{'s' if others > 1 else ''}" if others else ""
+    return f"{what} on {gpus_text(work.gpus)}{degree}{batch}"
+
+
+def steps_of(work: Work, job_id: int | None = None) -> tuple[int, int] | None:
+    """The first and last denoising step of a member (None: the first), counted from 1; None for other stages."""
+    if work.stage.name != DIFFUSE:
+        return None
+    place = work.job_ids.index(job_id) if job_id in work.job_ids else 0
+    return work.first_steps[place] + 1, work.first_steps[place] + work.num_steps
+
+
+def gpus_text(gpus: Group) -> str:
+    """ "GPU 3", "GPUs 0-1, 4"."""
+    runs: list[tuple[int, int]] = []
+    for gpu in sorted(gpus):
+        if runs and gpu == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], gpu)
+        else:
+            runs.append((gpu, gpu))
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    return f"GPU{'s' if len(gpus) != 1 else ''} {', '.join(texts) or 'none'}"
+
+
+def span_text(duration_ns: int) -> str:
+    """ "1.25 s", "31.0 ms": short, and never 0 for what is not."""
+    if abs(duration_ns) >= NS_PER_S // 10:
+        return f"{s_from_ns(duration_ns):.2f} s"
+    return f"{duration_ns / NS_PER_MS:.1f} ms"
+
+
+def _ending(end_ns: int, request: Request) -> str:
+    """ "1.62 s after arrival, 0.38 s before its deadline"."""
+    text = f"{span_text(end_ns - request.arrival_ns)} after arrival"
+    if request.deadline_ns is None:
+        return text
+    slack_ns = request.deadline_ns - end_ns
+    return f"{text}, {span_text(abs(slack_ns))} {'before' if slack_ns >= 0 else 'after'} its deadline"
+
+
+def _earliest(earliest_ns: int | None, request: Request) -> str:
+    if earliest_ns is None:
+        return ""
+    return f"; it could be done {span_text(earliest_ns - request.arrival_ns)} after arrival"
+
+
+def _because(why: str) -> str:
+    return f": {why}" if why else ""

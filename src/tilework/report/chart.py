@@ -1,0 +1,176 @@
+"""What a timeline shows, whatever it was read from and whatever it is drawn as. All seconds are on one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tilework.core.request import Shape, Status
+from tilework.core.workload import RequestId, WorkloadRequest, by_id
+from tilework.report.schedule import RequestLine, Schedule
+
+OPEN = "open"
+"""The status of a request whose end nobody knows, as in a log that was cut off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChartWork:
+    """One executed work. `first_step` counts from 1; it, `why` and `predicted_s` are known from event logs only.
+
+    `lost` says why what it did does not count; "" for a work that ended well.
+    """
+
+    work: int
+    stage: str
+    requests: tuple[RequestId, ...]
+    gpus: tuple[int, ...]
+    start_s: float
+    end_s: float
+    steps: int
+    first_step: int | None = None
+    why: str = ""
+    predicted_s: float | None = None
+    lost: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChartDecision:
+    """One sentence about a request; `at_s` is on the clock of the chart."""
+
+    at_s: float
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChartRequest:
+    """One request, as far as it is known: a bare schedule knows no size, and takes its first work for the arrival.
+
+    `status` is one of `report.schedule.STATUSES` or OPEN; then `finish_s` is None.
+    """
+
+    id: RequestId
+    arrival_s: float
+    finish_s: float | None
+    status: str
+    shape: Shape | None = None
+    steps: int | None = None
+    pipeline: str = ""
+    tenant: str = ""
+    priority: str = ""
+    deadline_s: float | None = None
+    eta_s: float | None = None
+    on_time: bool | None = None
+    decisions: tuple[ChartDecision, ...] = ()
+
+    @property
+    def slack_s(self) -> float | None:
+        """Seconds left to the deadline at its end; negative when late; None without a deadline or while it is open."""
+        return None if self.deadline_s is None or self.finish_s is None else self.deadline_s - self.finish_s
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it was done, but after its deadline."""
+        return self.status == Status.DONE and self.on_time is False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """A device was away from `start_s` to `end_s`, the end of the chart if it did not come back."""
+
+    gpu: int
+    start_s: float
+    end_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Works by start, requests by arrival. `nodes` names the devices and the node of each, idle ones too."""
+
+    works: tuple[ChartWork, ...] = ()
+    requests: tuple[ChartRequest, ...] = ()
+    outages: tuple[Outage, ...] = ()
+    nodes: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def start_s(self) -> float:
+        starts = [work.start_s for work in self.works] + [request.arrival_s for request in self.requests]
+        return min(starts, default=0.0)
+
+    @property
+    def end_s(self) -> float:
+        ends = [work.end_s for work in self.works]
+        ends += [request.arrival_s if request.finish_s is None else request.finish_s for request in self.requests]
+        return max(ends, default=0.0)
+
+
+def chart_of_schedule(
+    schedule: Schedule, workload: Sequence[WorkloadRequest] = (), num_devices: int | None = None
+) -> Chart:
+    """`workload` (matched by request id) adds sizes, arrivals and deadlines; `num_devices` idle devices."""
+    known = by_id(workload)
+    works = tuple(
+        ChartWork(
+            work=line.work,
+            stage=line.stage,
+            requests=line.requests,
+            gpus=line.gpus,
+            start_s=line.start_s,
+            end_s=line.end_s,
+            steps=line.steps,
+        )
+        for line in sorted(schedule.works, key=lambda line: (line.start_s, line.work))
+    )
+    starts_s: dict[RequestId, float] = {}
+    for work in works:
+        for request in work.requests:
+            starts_s.setdefault(request, work.start_s)
+    ends = {line.request: line for line in schedule.requests}
+    ids = dict.fromkeys([*ends, *starts_s])
+    requests = [_request(i, known.get(i), ends.get(i), starts_s.get(i)) for i in ids]
+    gpus = {gpu for work in works for gpu in work.gpus} | set(range(num_devices or 0))
+    return Chart(works=works, requests=by_arrival(requests), nodes=dict.fromkeys(sorted(gpus), 0))
+
+
+def by_arrival(requests: Iterable[ChartRequest]) -> tuple[ChartRequest, ...]:
+    return tuple(sorted(requests, key=lambda request: (request.arrival_s, str(request.id))))
+
+
+def busy_shares(works: Iterable[ChartWork], start_s: float, end_s: float) -> dict[int, float]:
+    """Share of [start_s, end_s] that each device spent in at least one work, by device."""
+    spans: dict[int, list[tuple[float, float]]] = {}
+    for work in works:
+        for gpu in work.gpus:
+            spans.setdefault(gpu, []).append((max(work.start_s, start_s), min(work.end_s, end_s)))
+    length_s = end_s - start_s
+    return {gpu: _covered_s(sorted(spans[gpu])) / length_s if length_s > 0 else 0.0 for gpu in sorted(spans)}
+
+
+def _request(
+    request_id: RequestId, known: WorkloadRequest | None, end: RequestLine | None, start_s: float | None
+) -> ChartRequest:
+    finish_s = None if end is None else end.finish_s
+    first_s = start_s if start_s is not None else finish_s
+    assert first_s is not None, "a request of a schedule has a work or an end"
+    return ChartRequest(
+        id=request_id,
+        arrival_s=min(first_s, first_s if finish_s is None else finish_s) if known is None else known.arrival_s,
+        finish_s=finish_s,
+        status=OPEN if end is None else end.status,
+        shape=None if known is None else known.shape,
+        steps=None if known is None else known.steps,
+        pipeline="" if known is None else known.pipeline,
+        tenant="" if known is None else known.tenant or "",
+        deadline_s=None if known is None else known.deadline_s,
+        on_time=None if end is None else end.on_time,
+    )
+
+
+def _covered_s(spans: Sequence[tuple[float, float]]) -> float:
+    """Length of the union of sorted spans."""
+    covered_s, until_s = 0.0, float("-inf")
+    for start_s, end_s in spans:
+        covered_s += max(0.0, end_s - max(start_s, until_s))
+        until_s = max(until_s, end_s)
+    return covered_s

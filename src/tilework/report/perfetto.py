@@ -1,0 +1,224 @@
+"""A chart in Chrome's trace-event format, as https://ui.perfetto.dev and chrome://tracing open it.
+
+Every node is a process and every device a thread of it; a work is a complete event ("X") on each of its devices, and
+arrows lead from one work of a request to its next. Process 0 is the cluster: an asynchronous span ("b", "e") per
+request from arrival to end, instants for what went wrong, and counters. Times are whole microseconds, counted from
+the start of the chart, since the format wants small numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tilework.core.request import Status
+from tilework.core.work import DIFFUSE
+from tilework.core.workload import RequestId
+from tilework.report.chart import Chart, ChartRequest, ChartWork
+from tilework.report.schedule import DROPPED
+
+CLUSTER = 0
+_INSTANTS = {"set aside", "moved"}
+_Event = dict[str, Any]
+_Spans = dict[tuple[int, int], tuple[int, int]]
+
+
+def write_trace(path: Path | str, chart: Chart, *, title: str = "") -> None:
+    """Write the chart as one JSON object.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    document = {"traceEvents": trace_events(chart), "displayTimeUnit": "ms", "otherData": {"title": title}}
+    Path(path).write_text(json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n", "utf-8")
+
+
+def trace_events(chart: Chart) -> list[_Event]:
+    """The events, those that name processes and threads first, the others by time."""
+    tracks = _Tracks(chart)
+    spans = _spans(chart, tracks)
+    events = [event for work in chart.works for event in _slices(work, spans, tracks)]
+    events += _arrows(chart, spans, tracks)
+    events += [event for number, request in enumerate(chart.requests) for event in _life(request, number, tracks)]
+    events += _instants(chart, tracks)
+    events += _counters(chart, tracks)
+    return tracks.names() + sorted(events, key=lambda event: event["ts"])
+
+
+def _spans(chart: Chart, tracks: _Tracks) -> _Spans:
+    """Begin and end, in microseconds, of each (work, device).
+
+    A work that seems to begin before the one ahead of it has ended begins with that end: slices of a thread must not
+    overlap, and a log knows when an end was reported, which is a little later than it was.
+    """
+    spans: _Spans = {}
+    free_us: dict[int, int] = {}
+    for work in sorted(chart.works, key=lambda work: work.end_s):
+        for gpu in work.gpus:
+            start_us = max(tracks.us(work.start_s), free_us.get(gpu, 0))
+            free_us[gpu] = max(tracks.us(work.end_s), start_us)
+            spans[work.work, gpu] = (start_us, free_us[gpu])
+    return spans
+
+
+class _Tracks:
+    """Where things stand in the trace: processes, threads and whole microseconds."""
+
+    def __init__(self, chart: Chart) -> None:
+        self._nodes = dict(chart.nodes)
+        for work in chart.works:
+            for gpu in work.gpus:
+                self._nodes.setdefault(gpu, 0)
+        self._start_s = chart.start_s
+        self.end_us = self.us(chart.end_s)
+
+    def us(self, at_s: float) -> int:
+        return round((at_s - self._start_s) * 1e6)
+
+    def of(self, gpu: int) -> dict[str, int]:
+        return {"pid": self._nodes[gpu] + 1, "tid": gpu}
+
+    def names(self) -> list[_Event]:
+        names = [_named("process", {"pid": CLUSTER, "tid": 0}, "cluster")]
+        names += [
+            _named("process", {"pid": node + 1, "tid": 0}, f"node {node}") for node in sorted({*self._nodes.values()})
+        ]
+        return names + [_named("thread", self.of(gpu), f"GPU {gpu}") for gpu in sorted(self._nodes)]
+
+
+def _named(kind: str, track: dict[str, int], name: str) -> _Event:
+    return {"ph": "M", "name": f"{kind}_name", "ts": 0, **track, "args": {"name": name}}
+
+
+def _slices(work: ChartWork, spans: _Spans, tracks: _Tracks) -> Iterable[_Event]:
+    args: _Event = {
+        "work": work.work,
+        "requests": [str(request) for request in work.requests],
+        "steps": _steps_text(work),
+        "degree": len(work.gpus),
+        "why": work.why,
+        "predicted_s": work.predicted_s,
+        "lost": work.lost,
+    }
+    args = {key: value for key, value in args.items() if value not in ("", None)}
+    name = " ".join([*(str(request) for request in work.requests), _steps_text(work) or work.stage])
+    for gpu in work.gpus:
+        start_us, end_us = spans[work.work, gpu]
+        yield {
+            "ph": "X",
+            "name": name,
+            "cat": "lost" if work.lost else work.stage,
+            "ts": start_us,
+            "dur": end_us - start_us,
+            **tracks.of(gpu),
+            "args": args,
+        }
+
+
+def _steps_text(work: ChartWork) -> str:
+    if work.stage != DIFFUSE:
+        return ""
+    if work.first_step is None:
+        return f"{work.steps} steps"
+    return f"steps {work.first_step}-{work.first_step + max(0, work.steps - 1)}"
+
+
+def _arrows(chart: Chart, spans: _Spans, tracks: _Tracks) -> Iterable[_Event]:
+    """An arrow begins within the earlier work's slice on its first device, and ends where the later one begins."""
+    works: dict[RequestId, list[ChartWork]] = {}
+    for work in sorted(chart.works, key=lambda work: work.end_s):
+        for request in work.requests:
+            works.setdefault(request, []).append(work)
+    number = 0
+    for request, own in works.items():
+        for before, after in pairwise(own):
+            source, target = before.gpus[0], after.gpus[0]
+            start_us, end_us = spans[before.work, source]
+            to_us, _ = spans[after.work, target]
+            from_us = max(start_us, min(end_us - 1, to_us))
+            head = {"name": str(request), "cat": "request", "id": number}
+            yield {"ph": "s", **head, "ts": from_us, **tracks.of(source)}
+            yield {"ph": "f", "bp": "e", **head, "ts": max(from_us, to_us), **tracks.of(target)}
+            number += 1
+
+
+def _life(request: ChartRequest, number: int, tracks: _Tracks) -> Iterable[_Event]:
+    arrival_us, end_us = _life_us(request, tracks)
+    known = {
+        "size": None if request.shape is None else str(request.shape),
+        "steps": request.steps,
+        "tenant": request.tenant or None,
+        "deadline_s": _after(request.deadline_s, request),
+        "eta_s": _after(request.eta_s, request),
+        "finish_s": _after(request.finish_s, request),
+        "slack_s": None if request.slack_s is None else round(request.slack_s, 6),
+        "on_time": request.on_time,
+        "outcome": request.status,
+    }
+    head = {"name": str(request.id), "cat": "request", "id": number, "pid": CLUSTER, "tid": 0}
+    args = {key: value for key, value in known.items() if value is not None}
+    yield {"ph": "b", **head, "ts": arrival_us, "args": args}
+    yield {"ph": "e", **head, "ts": end_us, "args": {"outcome": request.status}}
+
+
+def _life_us(request: ChartRequest, tracks: _Tracks) -> tuple[int, int]:
+    """From arrival to end; to the end of the chart, if nobody knows the request's."""
+    arrival_us = tracks.us(request.arrival_s)
+    return arrival_us, tracks.end_us if request.finish_s is None else max(arrival_us, tracks.us(request.finish_s))
+
+
+def _after(at_s: float | None, request: ChartRequest) -> float | None:
+    """Seconds after the request's arrival."""
+    return None if at_s is None else round(at_s - request.arrival_s, 6)
+
+
+def _instants(chart: Chart, tracks: _Tracks) -> Iterable[_Event]:
+    """What is not work: refusals, what was set aside or moved, requests that were not served, devices lost."""
+    cluster = {"pid": CLUSTER, "tid": 0, "s": "p"}
+    for request in chart.requests:
+        for decision in request.decisions:
+            if decision.kind in _INSTANTS:
+                name = f"{request.id} {decision.kind}"
+                yield _instant(name, tracks.us(decision.at_s), {"text": decision.text}) | cluster
+        if request.finish_s is not None and request.status != Status.DONE:
+            args = {"text": request.decisions[-1].text} if request.decisions else {}
+            yield _instant(f"{request.id} {request.status}", tracks.us(request.finish_s), args) | cluster
+    for outage in chart.outages:
+        track = tracks.of(outage.gpu) | {"s": "t"}
+        yield _instant(f"GPU {outage.gpu} lost", tracks.us(outage.start_s), {"reason": outage.reason}) | track
+
+
+def _instant(name: str, at_us: int, args: _Event) -> _Event:
+    return {"ph": "i", "name": name, "ts": at_us, "args": args}
+
+
+def _counters(chart: Chart, tracks: _Tracks) -> Iterable[_Event]:
+    """Requests that wait and that run, and devices that work, at each time at which one of these numbers changes."""
+    changes: dict[int, Counter[str]] = {}
+
+    def count(kind: str, start_us: int, end_us: int, by: int) -> None:
+        if start_us < end_us:
+            changes.setdefault(start_us, Counter())[kind] += by
+            changes.setdefault(end_us, Counter())[kind] -= by
+
+    lives = {request.id: _life_us(request, tracks) for request in chart.requests}
+    for request in chart.requests:
+        if request.status != DROPPED:
+            count("queued", *lives[request.id], 1)
+    for work in chart.works:
+        start_us, end_us = tracks.us(work.start_s), tracks.us(work.end_s)
+        count("running", start_us, end_us, len(work.requests))
+        count("busy", start_us, end_us, len(work.gpus))
+        for arrival_us, finish_us in (lives[request] for request in work.requests):
+            count("queued", max(start_us, arrival_us), min(end_us, finish_us), -1)  # A work may outlive its request.
+    levels: Counter[str] = Counter()
+    for at_us in sorted(changes):
+        levels.update(changes[at_us])
+        track = {"ph": "C", "ts": at_us, "pid": CLUSTER, "tid": 0}
+        args = {"queued": levels["queued"], "running": levels["running"]}
+        yield track | {"name": "requests", "args": args}
+        yield track | {"name": "busy GPUs", "args": {"busy": levels["busy"]}}
