@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import httpx
 
-from tilework.core.request import OnMiss, Request, Status
+from tilework.core.actions import Accept
+from tilework.core.request import OnMiss, RefusalCode, Request, Status
 from tilework.core.time import ns_from_s
 from tilework.core.wire import Image, ModelInfo, Spec
-from tilework.runtime.ticket import Outcome, Refusal, Segment, Ticket
+from tilework.runtime.observer import Observer, Usage
+from tilework.runtime.ticket import Outcome, Preview, Refusal, Segment, Ticket
 from tilework.server.config import ServerConfig
 from tilework.server.main import StopSignals, serve
 
@@ -35,14 +38,20 @@ INFO = ModelInfo(
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What becomes of one submission. `refuse_s` is the earliest deadline of a refusal, from arrival."""
+    """What becomes of one submission: its steps spread evenly over `delay_s`, with the previews that it asks for.
+
+    `is_held` leaves it queued until the test does something with it. `refuse_s` is the earliest deadline of a refusal,
+    from arrival; any other refusal has a `code`.
+    """
 
     delay_s: float = 0.0
+    is_held: bool = False
     fail: str | None = None
     refuse_s: float | None = None
-    no_device: bool = False
+    code: RefusalCode | None = None
     bug: Exception | None = None
     num_bytes_short: int = 0
+    is_noise: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +67,8 @@ class FakeHealth:
 class FakeEngine:
     """Serves each submission by the next plan of `script`, or by `plan` when the script is used up.
 
-    Pictures are of one colour: red = seed % 256. `stop` cancels what is open, as the live engine does.
+    Pictures are of one colour: red = seed % 256. `stop` cancels what is open, as the live engine does. Without `keeps`
+    it forgets requests that have ended, as the live engine does, too.
     """
 
     plan: Plan = Plan()
@@ -66,13 +76,20 @@ class FakeEngine:
     devices_up: int = 2
     draining: bool = False
     start_s: float = 0.0
+    keeps: bool = True
+    loop: asyncio.AbstractEventLoop | None = None
     specs: list[Spec] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     tickets: dict[str, Ticket] = field(default_factory=dict)
+    spec_of: dict[str, Spec] = field(default_factory=dict)
     cancelled: dict[str, str] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
     info: ModelInfo = INFO
     policy: str = "edf"
+    observer: Observer = field(default_factory=Observer)
+
+    def observe(self, observer: Observer) -> None:
+        self.observer = observer
 
     def submit(
         self,
@@ -82,18 +99,35 @@ class FakeEngine:
         deadline_ns: int | None,
         on_miss: OnMiss,
         tenant: str = "default",
-        priority: int = 0,
+        priority: str = "standard",
+        weight: float = 1.0,
     ) -> Ticket | Refusal:
         plan = self.script.pop(0) if self.script else self.plan
         now_ns = self.now_ns()
         if plan.bug is not None:
             raise plan.bug
-        if plan.no_device:
-            return Refusal(uid=uid, reason="no device is up", earliest_ns=None)
+        request = Request(
+            uid=uid,
+            pipeline=INFO.name,
+            shape=spec.shape,
+            steps=spec.steps,
+            arrival_ns=now_ns,
+            seed=spec.seed,
+            deadline_ns=deadline_ns,
+            on_miss=on_miss,
+            tenant=tenant,
+            priority=priority,
+            weight=weight,
+            preview_every=spec.preview_every,
+        )
+        if plan.code is not None:
+            return self._refuse(request, f"because {plan.code}", None, plan.code)
         if plan.refuse_s is not None:
-            return Refusal(uid=uid, reason="too much is ahead", earliest_ns=now_ns + ns_from_s(plan.refuse_s))
-        ticket = self._ticket(spec, uid, deadline_ns, on_miss, now_ns)
-        asyncio.get_running_loop().call_later(plan.delay_s, self._finish, ticket, spec, plan)
+            earliest_ns = now_ns + ns_from_s(plan.refuse_s)
+            return self._refuse(request, "too much is ahead", earliest_ns, RefusalCode.DEADLINE)
+        ticket = self._ticket(spec, request)
+        if not plan.is_held:
+            self._play(ticket, plan)
         return ticket
 
     def cancel(self, uid: str, reason: str) -> None:
@@ -101,6 +135,10 @@ class FakeEngine:
         if ticket is not None and not ticket.outcome.done():
             self.cancelled[uid] = reason
             self._resolve(ticket, Status.CANCELLED, reason, None)
+
+    def eta_ns(self, uid: str) -> int | None:
+        ticket = self.tickets.get(uid)
+        return None if ticket is None or ticket.outcome.done() else ticket.eta_ns
 
     def now_ns(self) -> int:
         return time.monotonic_ns()
@@ -115,11 +153,23 @@ class FakeEngine:
             draining=self.draining,
         )
 
+    def usage(self) -> Usage:
+        health = self.health()
+        queued = health.num_jobs - health.num_running
+        return Usage(
+            waiting={"standard": queued},
+            running={"standard": health.num_running},
+            backlog_ns=0,
+            parcel_bytes=0,
+            pids={},
+        )
+
     def drain(self) -> None:
         self.draining = True
         self.log.append("draining")
 
     async def start(self) -> None:
+        self.loop = asyncio.get_running_loop()
         await asyncio.sleep(self.start_s)
         self.log.append("started")
 
@@ -128,31 +178,56 @@ class FakeEngine:
         for uid in self.tickets:
             self.cancel(uid, "the engine has stopped")
 
-    def _ticket(self, spec: Spec, uid: str, deadline_ns: int | None, on_miss: OnMiss, now_ns: int) -> Ticket:
-        request = Request(
-            uid=uid,
-            pipeline=INFO.name,
-            shape=spec.shape,
-            steps=spec.steps,
-            arrival_ns=now_ns,
-            seed=spec.seed,
-            deadline_ns=deadline_ns,
-            on_miss=on_miss,
-        )
+    def _refuse(self, request: Request, reason: str, earliest_ns: int | None, code: RefusalCode) -> Refusal:
+        self.observer.on_refused(request, code)
+        return Refusal(uid=request.uid, reason=reason, earliest_ns=earliest_ns, code=code)
+
+    def _ticket(self, spec: Spec, request: Request) -> Ticket:
         self.specs.append(spec)
         self.requests.append(request)
+        eta_ns = request.arrival_ns + 250_000_000
         outcome = asyncio.get_running_loop().create_future()
-        ticket = Ticket(request=request, eta_ns=now_ns + 250_000_000, outcome=outcome, first_start_ns=now_ns)
-        self.tickets[uid] = ticket
+        ticket = Ticket(request=request, eta_ns=eta_ns, outcome=outcome)
+        ticket.note(request.arrival_ns, Accept(len(self.requests), request.uid, eta_ns, "nobody is ahead"))
+        self.tickets[request.uid] = ticket
+        self.spec_of[request.uid] = spec
         return ticket
 
-    def _finish(self, ticket: Ticket, spec: Spec, plan: Plan) -> None:
-        if ticket.outcome.done():
+    def _play(self, ticket: Ticket, plan: Plan) -> None:
+        self.begin(ticket.request.uid)
+        loop, steps = asyncio.get_running_loop(), ticket.request.steps
+        for step in range(1, steps):
+            loop.call_later(plan.delay_s * step / steps, self.step, ticket.request.uid, step)
+        loop.call_later(plan.delay_s, self.finish, ticket.request.uid, plan)
+
+    # What a test may do with a request, on the loop (`Served.on_loop`).
+
+    def begin(self, uid: str) -> None:
+        ticket = self.tickets[uid]
+        ticket.first_start_ns = ticket.request.arrival_ns
+        ticket.is_running = True
+        ticket.progress(0)
+
+    def step(self, uid: str, step: int) -> None:
+        """So many steps are done. Previews are small; their red is the step."""
+        ticket = self.tickets.get(uid)
+        if ticket is None or ticket.outcome.done():
             return
+        every = ticket.request.preview_every
+        if every and step % every == 0 and step < ticket.request.steps:
+            ticket.show(Preview(step, Image(8, 8, bytes((step, 0, 0)) * 64)))
+        ticket.progress(step)
+
+    def finish(self, uid: str, plan: Plan | None = None) -> None:
+        if uid not in self.tickets or self.tickets[uid].outcome.done():
+            return
+        ticket, spec, plan = self.tickets[uid], self.spec_of[uid], plan or Plan()
         if plan.fail is not None:
             self._resolve(ticket, Status.FAILED, plan.fail, None)
         else:
             pixels = bytes((spec.seed % 256, 0, 0)) * (spec.height * spec.width)
+            if plan.is_noise:
+                pixels = Random(spec.seed).randbytes(len(pixels))
             image = Image(spec.height, spec.width, pixels[: len(pixels) - plan.num_bytes_short])
             self._resolve(ticket, Status.DONE, "", image)
 
@@ -164,7 +239,14 @@ class FakeEngine:
         outcome = Outcome(
             uid=ticket.request.uid, status=status, reason=reason, finished_ns=end_ns, image=image, segments=(segment,)
         )
-        ticket.outcome.set_result(outcome)
+        if image is not None:
+            ticket.add(segment, 0)
+        self.observer.on_ended(ticket, outcome)
+        ticket.end(outcome)
+        if not self.keeps:
+            del self.tickets[ticket.request.uid], self.spec_of[ticket.request.uid]
+            self.specs.clear()
+            self.requests.clear()
 
 
 @dataclass
@@ -186,6 +268,14 @@ class Served:
         found = [row.rpartition(" ")[2] for row in text.splitlines() if row.rpartition(" ")[0] == line]
         assert len(found) == 1, f"{line} appears {len(found)} times in\n{text}"
         return float(found[0])
+
+    def on_loop(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function on the server's loop and wait for its result."""
+
+        async def call() -> Any:
+            return function(*args)
+
+        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(5)
 
     def num_tasks(self) -> int:
         async def count() -> int:

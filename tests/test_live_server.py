@@ -126,15 +126,16 @@ def test_wrong_values_raise_the_clients_own_exceptions(server: Server) -> None:
 
 
 def test_a_client_that_goes_away_frees_its_devices(server: Server) -> None:
-    before = server.metric('tilework_requests_total{outcome="cancelled"}')
+    cancelled = 'tilework_requests_total{class="standard",outcome="cancelled"}'
+    before = server.metric(cancelled)
     body = {"prompt": PROMPT, "size": "256x256", "num_inference_steps": 200, "n": 4}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{server.url}/v1/images/generations", json=body, timeout=1.0)
     started_s = time.monotonic()
     server.client().images.generate(prompt=PROMPT, size="64x64", extra_body={"num_inference_steps": 2})
     assert time.monotonic() - started_s < 20, "four pictures of 200 steps take minutes"
-    assert server.metric('tilework_requests_total{outcome="cancelled"}') == before + 4
-    assert server.metric("tilework_jobs_queued") == 0
+    assert server.metric(cancelled) == before + 4
+    assert server.metric('tilework_jobs_queued{class="standard"}') == 0
 
 
 def test_sigterm_lets_a_running_request_finish_and_the_log_replays(server: Server) -> None:

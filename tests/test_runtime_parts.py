@@ -18,7 +18,7 @@ from tilework.core.wire import Ended, GroupRef, Parcel
 from tilework.core.work import DIFFUSE, Group, StageId, Work
 from tilework.pipelines import freight
 from tilework.runtime import parcels
-from tilework.runtime.flights import Flights
+from tilework.runtime.flights import Flight, Flights
 from tilework.runtime.groups import GroupTable
 from tilework.runtime.parcels import ParcelDirectory
 from tilework.worker.parcels import Parcels
@@ -41,7 +41,8 @@ def work(work_id: int = 1, gpus: Group = (0, 1, 2)) -> Work:
 
 def flights(*gpus: int) -> Flights:
     result = Flights()
-    result.begin(work(gpus=gpus), GroupRef(1, gpus) if len(gpus) > 1 else None)
+    group = GroupRef(1, gpus) if len(gpus) > 1 else None
+    result.begin(Flight(work=work(gpus=gpus), group=group, requests=(), predicted_ns=0))
     return result
 
 

@@ -75,8 +75,21 @@ BAD = [
     ("output_compression", -1, "0 to 100"),
     ("output_compression", 50, "png is lossless"),
     ("user", 12, "a text"),
-    ("stream", True, "leave it out"),
-    ("stream", "yes", "false"),
+    ("stream", "yes", "true"),
+    ("partial_images", 4, "0 to 3"),
+    ("partial_images", 2, "set stream to true"),
+    ("tilework_events", True, "set stream to true"),
+    ("tilework_events", 1, "true"),
+    ("preview_every", -1, "at least 0"),
+    ("preview_every", True, "at least 0"),
+    ("priority", "urgent", "interactive, standard, batch"),
+    ("priority", 1, "a class"),
+    ("deadline", 5, "RFC 3339"),
+    ("deadline", "tomorrow", "2030-01-01T12:00:00Z"),
+    ("deadline", "2030-01-01T12:00:00", "offset"),
+    ("deadline", "2030-02-31T12:00:00Z", "RFC 3339"),
+    ("deadline", "2001-01-01T12:00:00+02:00", "clock shows"),
+    ("deadline", "2999-01-01T12:00:00Z", "at most 604800"),
     ("seed", -1, "0 to 2**63 - 1 - n"),
     ("seed", MAX_SEED, f"0 to {MAX_SEED - 1}"),
     ("seed", MAX_SEED + 1, "0 to"),
@@ -214,7 +227,7 @@ def test_body_too_large_by_length_and_by_chunks(server: Served) -> None:
         ("POST", "/v1/images/edits", 404, "unknown_url"),
         ("GET", "/", 404, "unknown_url"),
         ("GET", "/%ff%00'\"", 404, "unknown_url"),
-        ("GET", "/v1/images/none/content", 404, "image_not_found"),
+        ("GET", "/v1/images/none/content", 404, "request_not_found"),
         ("GET", "/v1/models/other", 404, "model_not_found"),
     ],
 )
@@ -257,6 +270,8 @@ def test_no_json_brings_the_server_down(server: Served, body: object) -> None:
     if answer.status_code != 200:
         assert answer.status_code in (400, 404, 413), answer.text
         error_of(answer)
+    elif answer.headers["content-type"].startswith("text/event-stream"):
+        assert "event: image_generation.completed" in answer.text
     else:
         assert answer.json()["data"]
 

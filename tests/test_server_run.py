@@ -17,9 +17,15 @@ import pytest
 
 from fake_engine import FakeEngine, Plan, Served, eventually, serving
 from tilework.server.config import ServerConfig
-from tilework.server.main import AddressInUse, serve
+from tilework.server.main import AddressInUse, StopSignals, serve
 
 TESTS = Path(__file__).parent
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
 
 
 class Caller(threading.Thread):
@@ -45,10 +51,8 @@ def test_running_request_finishes_before_the_engine_stops() -> None:
     with serving(FakeEngine(plan=Plan(delay_s=0.6)), drain_s=10) as server:
         caller = Caller(server)
         server.stop()
-        time.sleep(0.3)
-        assert server.engine.log == ["started", "draining"]
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{server.url}/health")
+        eventually(lambda: server.engine.log == ["started", "draining"])
+        assert httpx.get(f"{server.url}/health").status_code == 200, "new connections are served"
         assert caller.status() == 200
     assert server.engine.log[:3] == ["started", "draining", "stopped"]
     assert server.engine.cancelled == {}
@@ -60,6 +64,90 @@ def test_request_longer_than_the_drain_ends_with_503() -> None:
         server.stop()
         assert caller.status() == 503
     assert list(server.engine.cancelled.values()) == ["the engine has stopped"]
+
+
+def test_drain_refuses_new_calls_and_answers_everything_else() -> None:
+    """A client that asked for its picture later comes for it, on a new connection, and the server waits for it."""
+    key = {"Idempotency-Key": "k"}
+    later = {"Prefer": "respond-async"}
+    with serving(FakeEngine(plan=Plan(is_held=True)), drain_s=60) as server:
+        uid = server.post({"prompt": "x"}, headers={**key, **later}).json()["uid"]
+        server.stop()
+        eventually(lambda: server.engine.draining)
+        url = f"{server.url}/v1/requests/{uid}"
+        refused = httpx.post(f"{server.url}/v1/images/generations", json={"prompt": "y"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+        assert (refused.headers["connection"], int(refused.headers["retry-after"])) == ("close", 5)
+        unready = httpx.get(f"{server.url}/ready")
+        assert (unready.status_code, unready.json()["tilework"]["status"]) == (503, "stopping")
+        assert unready.json()["tilework"]["open_requests"] == 1
+        joined = httpx.post(f"{server.url}/v1/images/generations", json={"prompt": "x"}, headers={**key, **later})
+        assert (joined.status_code, joined.json()["uid"]) == (202, uid), "it is no new call"
+        assert httpx.get(url).json()["status"] == "queued"
+        server.on_loop(server.engine.finish, f"{uid}-0")
+        eventually(lambda: httpx.get(url).json()["status"] == "done")
+        time.sleep(0.3)
+        assert "stopped" not in server.engine.log, "the picture has not been fetched yet"
+        assert httpx.get(f"{url}/content").status_code == 200
+        eventually(lambda: "stopped" in server.engine.log)
+    assert server.engine.cancelled == {}
+
+
+def test_drain_does_not_wait_for_pictures_without_end() -> None:
+    with serving(FakeEngine(), drain_s=0.3) as server:
+        server.post({"prompt": "x"}, headers={"Prefer": "respond-async"})
+        server.stop()
+        eventually(lambda: "stopped" in server.engine.log)
+
+
+def test_pictures_that_came_with_the_answer_need_not_be_fetched() -> None:
+    """Pictures that were sent with the answer to an asynchronous call count as fetched."""
+    with serving(FakeEngine(), drain_s=60) as server:
+        assert server.post({"prompt": "x"}, headers={"Prefer": "respond-async, wait=9"}).status_code == 200
+        server.stop()
+        eventually(lambda: "stopped" in server.engine.log)
+
+
+def test_reader_of_events_sees_the_end_of_a_drain() -> None:
+    with serving(FakeEngine(plan=Plan(is_held=True)), drain_s=0.4) as server:
+        uid = server.post({"prompt": "x"}, headers={"Prefer": "respond-async"}).json()["uid"]
+        with httpx.stream("GET", f"{server.url}/v1/requests/{uid}/events") as answer:
+            server.stop()
+            lines = [line for line in answer.iter_lines() if line.startswith("event: ")]
+    assert lines[-1] == "event: tilework.failed"
+
+
+def test_until_the_engine_has_started_the_server_says_so() -> None:
+    engine = FakeEngine(start_s=60)
+    signals = StopSignals()
+    port = free_port()
+    thread = threading.Thread(
+        target=lambda: asyncio.run(serve(engine, ServerConfig(port=port), signals=signals)), daemon=True
+    )
+    thread.start()
+    loop_url = f"http://127.0.0.1:{port}"
+
+    def is_alive() -> bool:
+        try:
+            return httpx.get(f"{loop_url}/health").status_code == 200
+        except httpx.ConnectError:
+            return False
+
+    eventually(is_alive)
+    answers = [
+        httpx.get(f"{loop_url}/ready"),
+        httpx.get(f"{loop_url}/metrics"),
+        httpx.get(f"{loop_url}/v1/models"),
+        httpx.post(f"{loop_url}/v1/images/generations", json={"prompt": "x"}),
+    ]
+    assert [answer.status_code for answer in answers] == [503] * 4
+    assert {answer.json()["tilework"]["status"] for answer in answers} == {"starting"}
+    engine_loop = engine.loop
+    assert engine_loop is not None
+    engine_loop.call_soon_threadsafe(signals.send)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert engine.log == ["stopped"]
 
 
 def test_second_signal_does_not_wait() -> None:

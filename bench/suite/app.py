@@ -16,9 +16,12 @@ from suite.case import Case, CaseFailed
 from suite.cases.bubbles import Bubbles
 from suite.cases.controller import ControllerTime
 from suite.cases.elastic import Elastic
+from suite.cases.frontdoor import FrontDoor
 from suite.cases.groups import GroupTime
 from suite.cases.modelled import Modelled
+from suite.cases.observe import Observe
 from suite.cases.policytime import PolicyTime
+from suite.cases.promises import Promises
 from suite.cases.queue import QueueLength
 from suite.cases.ready import Ready
 from suite.cases.simulate import Simulate
@@ -32,6 +35,9 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "controller": ("Time of the controller per event", ControllerTime),
     "policytime": ("Time of a decision of tetriserve, with 50 requests in the system", PolicyTime),
     "queue": ("One more request behind 10,000 others: time and memory in the controller", QueueLength),
+    "promises": ("Promised deadlines and predicted finishes at 0.5 to 3 times capacity, simulated", Promises),
+    "frontdoor": ("Time until a request is accepted or refused, with 1,000 waiting", FrontDoor),
+    "observe": ("Metrics and event log: what they cost an engine that is saturated", Observe),
     "bubbles": ("Idle time of busy workers between two works", Bubbles),
     "ready": ("Time from the start of the server to ready", Ready),
     "groups": ("Forming a group of workers, and opening it again", GroupTime),

@@ -225,6 +225,11 @@ class TableCosts:
         self._cache.clear()  # Not this shape alone: one that is turned on its side has the same correction.
         self.version += 1
 
+    def correction(self, stage: StageId, requests: Sequence[Request], degree: int) -> float:
+        """Measured over tabled time of such works; 1 as long as nothing has been measured."""
+        shapes = tuple(one.shape for one in requests)
+        return self._corrections.get(_place(stage, shapes, degree, _is_guided(requests)), 1.0)
+
     def is_profiled(self, stage: StageId, shape: Shape, degree: int = 1) -> bool:
         """Whether a row was measured for this very number of pixels, so that nothing is interpolated."""
         return any(pixels == shape.pixels for pixels, _ in self._points.get((stage, degree, 1), ()))

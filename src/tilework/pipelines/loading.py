@@ -69,6 +69,12 @@ def library_versions() -> str:
     return f"torch {torch.__version__}, diffusers {diffusers.__version__}, transformers {transformers.__version__}"
 
 
+def location(path: str) -> str:
+    """The directory that a source's path names, from the root, or the hub id that it is."""
+    directory = _directory(path)
+    return path if directory is None else str(directory.resolve())
+
+
 def shipped_directory() -> Path:
     """Where the installed package keeps the model `shapes`."""
     return Path(str(resources.files("tilework"))) / "models" / SHIPPED

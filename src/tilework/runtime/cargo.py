@@ -37,6 +37,12 @@ class Cargo:
         self._loads: dict[int, _Load] = {}
         self._arrivals: dict[int, list[_Arrival]] = {}
 
+    @property
+    def num_bytes(self) -> int:
+        """What the parcels of all jobs take."""
+        parcels = (parcel for load in self._loads.values() for parcel in (load.conditioning, load.state))
+        return sum(parcel.num_bytes for parcel in parcels if parcel is not None)
+
     def begin(self, job_id: int, spec: Spec) -> None:
         self._loads[job_id] = _Load(spec=spec)
 

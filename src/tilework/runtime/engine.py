@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TextIO
@@ -30,14 +31,10 @@ from tilework.core.actions import (
 )
 from tilework.core.classes import DEFAULT_CLASS
 from tilework.core.events import (
-    Broken,
     Cancelled,
     Event,
     GpuJoined,
     GpuLost,
-    StageFinished,
-    StepsFinished,
-    Stopped,
     Submitted,
     Woke,
     WorkFailed,
@@ -60,12 +57,13 @@ from tilework.core.wire import (
     Spec,
     StopWork,
 )
-from tilework.core.work import DIFFUSE, STAGES, StageId, Work
+from tilework.core.work import STAGES, StageId, Work
 from tilework.cost.table import CostTable
 from tilework.runtime.cargo import Cargo
 from tilework.runtime.costs import CostCache, calibration_shapes, start_costs
 from tilework.runtime.executor import Executor, WorkerStartFailed
 from tilework.runtime.flights import Flight, Flights, Landing
+from tilework.runtime.observer import EndedWork, Ending, Observer, Usage
 from tilework.runtime.ticket import Outcome, Refusal, Segment, Ticket
 from tilework.runtime.ticket import Preview as TicketPreview
 
@@ -128,12 +126,17 @@ class Engine:
         self._cargo = Cargo(executor)
         self._up: set[int] = set()
         self._draining = False
+        self._observer = Observer()
 
     # For the server.
 
     @property
     def policy(self) -> str:
         return self._config.controller.policy
+
+    def observe(self, observer: Observer) -> None:
+        """Tell this one, and no other, what happens from now on."""
+        self._observer = observer
 
     async def start(self) -> None:
         """Load the model on every device and measure it. Raises WorkerStartFailed, UnknownPolicy."""
@@ -180,6 +183,19 @@ class Engine:
             num_jobs=tracker.num_jobs(),
             num_running=tracker.num_jobs() - tracker.num_waiting(),
             draining=self._draining,
+        )
+
+    def usage(self) -> Usage:
+        """What the engine holds, right now; takes time in proportion to the open requests."""
+        jobs, gpus, now_ns = self._controller.tracker.jobs.values(), self._controller.tracker.gpus, self.now_ns()
+        pids = {gpu: self._executor.pid(gpu) for gpu in range(self._executor.num_gpus)}
+        backlog_ns = sum(job.demand.width * job.demand.run_ns for job in jobs)
+        return Usage(
+            waiting=Counter(job.request.priority for job in jobs if not job.works),
+            running=Counter(job.request.priority for job in jobs if job.works),
+            backlog_ns=backlog_ns + sum(max(0, gpu.free_ns - now_ns) for gpu in gpus),
+            parcel_bytes=self._cargo.num_bytes,
+            pids={gpu: pid for gpu, pid in pids.items() if pid is not None},
         )
 
     def submit(
@@ -230,6 +246,7 @@ class Engine:
 
     def on_joined(self, gpu: int) -> None:
         self._up.add(gpu)
+        self._observer.on_joined(gpu, self.now_ns())
         stages = frozenset(StageId(self.info.name, stage) for stage in STAGES)
         self._handle(GpuJoined(gpu, 0, stages))
 
@@ -239,7 +256,8 @@ class Engine:
         self._up.remove(gpu)
         orphans, landings = self._flights.lose(gpu)
         for flight in orphans:
-            self._write_off(flight)
+            self._write_off(flight, Ending.LOST)
+        self._observer.on_lost(gpu)
         self._handle(GpuLost(gpu, reason))
         self._pause(job_id for flight in orphans for job_id in flight.work.job_ids)
         for landing in landings:
@@ -271,6 +289,7 @@ class Engine:
         if flight := self._flights.get(work_id):
             for job_id, first_step in self._members(flight.work).items():
                 self._live[job_id].ticket.show(TicketPreview(first_step + steps_done, image))
+                self._observer.on_previewed(job_id)
 
     def _ended(self, gpu: int, ended: Ended) -> None:
         if ended.work_id not in self._flights:  # Written off, or a follower's report after its leader's.
@@ -289,23 +308,34 @@ class Engine:
                 self._cargo.adopt(job_id, work.stage.name, ended.parcel)
         self._cargo.discard(landing.spare if members else landing.spare | {ended.parcel})
         self._cargo.arrive(work, usable=() if ended.stopped or ended.broken else members)
-        run_ns = ended.end_ns - ended.start_ns
-        if ended.broken:
-            self._handle(Broken(work.work_id, ended.steps_done))
-        elif ended.stopped:
-            self._handle(Stopped(work.work_id, ended.steps_done))
-        elif work.stage.name == DIFFUSE:
-            self._handle(StepsFinished(work.work_id, run_ns))
-        else:
-            self._handle(StageFinished(work.work_id, run_ns))
+        self._handle(landing.event)
+        self._tell_end(landing.flight, landing.ending, ended.steps_done, ended.start_ns, ended.end_ns)
         self._pause(members)
+
+    def _tell_end(self, flight: Flight, ending: Ending, steps_done: int, start_ns: int, end_ns: int) -> None:
+        """`start_ns` and `end_ns` are on the machine's clock."""
+        work, requests = flight.work, flight.requests
+        told = EndedWork(
+            work=work,
+            requests=requests,
+            ending=ending,
+            steps_done=steps_done,
+            predicted_ns=flight.predicted_ns,
+            start_ns=start_ns - self._origin_ns,
+            end_ns=end_ns - self._origin_ns,
+            correction=self._controller.costs.correction(work.stage, requests, len(work.gpus)),
+        )
+        self._observer.on_work_ended(told)
 
     def _pause(self, job_ids: Iterable[int]) -> None:
         """Those of these jobs that have nothing in flight now do not run any more."""
-        jobs = self._controller.tracker.jobs
+        tracker = self._controller.tracker
         for job_id in job_ids:
-            if job_id in jobs and not jobs[job_id].works:
+            job = tracker.jobs.get(job_id)
+            if job is not None and not job.works:
                 self._live[job_id].ticket.pause()
+                if any(tracker.devices[gpu].works for gpu in job.last_gpus):
+                    self._observer.on_preempted(job_id)
 
     def _failed(self, work_id: int, reason: str) -> None:
         flight = self._flights.end(work_id)
@@ -313,12 +343,14 @@ class Engine:
             return
         if flight.group is not None:
             self._executor.break_off(flight.group)
-        self._write_off(flight)
+        self._write_off(flight, Ending.FAILED)
         self._handle(WorkFailed(work_id, reason))
         self._pause(flight.work.job_ids)
 
-    def _write_off(self, flight: Flight) -> None:
+    def _write_off(self, flight: Flight, ending: Ending) -> None:
         """Nothing of a work is of use."""
+        now_ns = time.monotonic_ns()
+        self._tell_end(flight, ending, 0, now_ns, now_ns)
         self._cargo.discard(flight.parcels)
         self._cargo.arrive(flight.work, usable=())
 
@@ -343,7 +375,10 @@ class Engine:
 
     def _handle(self, event: Event, now_ns: int | None = None) -> tuple[Action, ...]:
         now_ns = self.now_ns() if now_ns is None else now_ns
+        began_ns = time.perf_counter_ns()
         actions = self._controller.handle(event, now_ns)
+        took_ns = time.perf_counter_ns() - began_ns
+        self._observer.on_decided(now_ns, took_ns, self._controller.tracker.num_waiting())
         self._write(entry_line(event, actions, now_ns))
         for action in actions:
             self._perform(action)
@@ -365,8 +400,9 @@ class Engine:
         match action:
             case Accept(job_id, uid, eta_ns):
                 self._accept(job_id, uid, eta_ns)
-            case Reject(uid):
-                del self._incoming[uid]
+            case Reject(uid, code=code):
+                request, _ = self._incoming.pop(uid)
+                self._observer.on_refused(request, code)
             case RunStage(work) | RunSteps(work):
                 self._send_work(work)
             case Stop(work_id):
@@ -390,6 +426,7 @@ class Engine:
         self._live[job_id] = _Live(spec=spec, ticket=ticket)
         self._cargo.begin(job_id, spec)
         self._job_ids[uid] = job_id
+        self._observer.on_accepted(ticket)
 
     def _send_work(self, work: Work) -> None:
         (job_id,), (first_step,) = work.job_ids, work.first_steps
@@ -403,7 +440,9 @@ class Engine:
                 command = Denoise(work.work_id, job_id, first_step, work.num_steps, group)
             case _:
                 command = Decode(work.work_id, job_id)
-        self._flights.begin(work, group)
+        requests = (live.ticket.request,)
+        predicted_ns = self._controller.costs.work_ns(work.stage, requests, len(work.gpus), work.num_steps)
+        self._flights.begin(Flight(work=work, group=group, requests=requests, predicted_ns=predicted_ns))
         for gpu in work.gpus:
             self._executor.send(gpu, command)
 
@@ -412,11 +451,13 @@ class Engine:
         flight = self._flights.get(work_id)
         if flight is not None and flight.work.gpus[0] in self._up:
             self._executor.send(flight.work.gpus[0], StopWork(work_id))
+            self._observer.on_work_stopped(work_id)
 
     def _move(self, job_id: int, targets: tuple[int, ...], conditioning: bool) -> None:
         behind = self._live[job_id].last_work
         is_awaited = behind is not None and behind.work_id in self._flights and job_id in self._members(behind)
         self._cargo.move(job_id, targets, conditioning, behind if is_awaited else None)
+        self._observer.on_moved(job_id)
 
     def _finish(self, job_id: int, uid: str, status: Status, reason: str) -> None:
         live = self._live.pop(job_id)
@@ -430,4 +471,5 @@ class Engine:
             image=live.image if status is Status.DONE else None,
             segments=tuple(live.ticket.segments),
         )
+        self._observer.on_ended(live.ticket, outcome)
         live.ticket.end(outcome)

@@ -69,6 +69,9 @@ class Executor(Protocol):
     ) -> tuple[CostRow, ...]:
         """Measure on all devices at the same time, in groups of `degree`. Raises WorkerStartFailed."""
 
+    def pid(self, gpu: int) -> int | None:
+        """Process id of a device's worker; None while there is none."""
+
     def send(self, gpu: int, outgoing: Outgoing) -> None: ...
     def group(self, gpus: Group) -> GroupRef:
         """The group of these devices, for commands that are sent next."""
@@ -118,7 +121,6 @@ class LocalExecutor:
         return self._key
 
     def pid(self, gpu: int) -> int | None:
-        """Process id of a device's worker, for tests and operators."""
         worker = self._workers.get(gpu)
         return None if worker is None else worker.pid
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from tilework.core.events import Broken, StageFinished, StepsFinished, Stopped
+from tilework.core.request import Request
 from tilework.core.wire import Ended, GroupRef, Parcel
-from tilework.core.work import Work
+from tilework.core.work import DIFFUSE, Work
+from tilework.runtime.observer import Ending
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Flight:
-    """A work that devices have been told to run. `group` is None for a device alone."""
+    """A work that devices have been told to run, for these requests. `group` is None for a device alone."""
 
     work: Work
     group: GroupRef | None
+    requests: tuple[Request, ...]
+    predicted_ns: int
     reports: dict[int, Ended] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
 
@@ -35,9 +40,32 @@ class Landing:
     `spare` is what others have put down for it.
     """
 
-    work: Work
+    flight: Flight
     ended: Ended
     spare: frozenset[Parcel] = frozenset()
+
+    @property
+    def work(self) -> Work:
+        return self.flight.work
+
+    @property
+    def ending(self) -> Ending:
+        if self.ended.broken:
+            return Ending.BROKEN
+        return Ending.STOPPED if self.ended.stopped else Ending.DONE
+
+    @property
+    def event(self) -> Broken | Stopped | StepsFinished | StageFinished:
+        """What the controller is told of it."""
+        work_id, ended = self.work.work_id, self.ended
+        match self.ending:
+            case Ending.BROKEN:
+                return Broken(work_id, ended.steps_done)
+            case Ending.STOPPED:
+                return Stopped(work_id, ended.steps_done)
+            case _:
+                kind = StepsFinished if self.work.stage.name == DIFFUSE else StageFinished
+                return kind(work_id, ended.end_ns - ended.start_ns)
 
 
 class Flights:
@@ -49,8 +77,8 @@ class Flights:
     def __contains__(self, work_id: int) -> bool:
         return work_id in self._flights
 
-    def begin(self, work: Work, group: GroupRef | None) -> None:
-        self._flights[work.work_id] = Flight(work=work, group=group)
+    def begin(self, flight: Flight) -> None:
+        self._flights[flight.work.work_id] = flight
 
     def get(self, work_id: int) -> Flight | None:
         return self._flights.get(work_id)
@@ -64,7 +92,7 @@ class Flights:
         flight = self._flights[ended.work_id]
         if gpu == flight.work.gpus[0] and not ended.broken:
             del self._flights[ended.work_id]
-            return Landing(flight.work, ended)
+            return Landing(flight, ended)
         flight.reports[gpu] = ended
         return self._land_if_settled(flight)
 
@@ -88,7 +116,7 @@ class Flights:
         reports = [flight.reports[gpu] for gpu in work.gpus if gpu in flight.reports]
         best = max(reports, key=_steps_kept)
         ended = replace(best, broken=True, steps_done=_steps_kept(best))
-        return Landing(work, ended, frozenset(flight.parcels - {best.parcel}))
+        return Landing(flight, ended, frozenset(flight.parcels - {best.parcel}))
 
 
 def _steps_kept(ended: Ended) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 from fastapi import Request
@@ -9,16 +10,22 @@ from fastapi import Request
 from tilework.server.errors import ApiError, shown
 
 
-async def read_json(http: Request, max_bytes: int) -> dict[str, object]:
+async def read_json(http: Request, max_bytes: int, timeout_s: float) -> dict[str, object]:
     """Read and parse the body.
 
     Raises:
-        ApiError: 415 for another content type, 413 beyond `max_bytes`, 400 for anything but a JSON object.
+        ApiError: 415 for another content type, 413 beyond `max_bytes`, 408 if the body is not all there within
+            `timeout_s`, 400 for anything but a JSON object.
         ClientDisconnect: the client went away while sending.
     """
     _check_content_type(http.headers.get("content-type"))
     try:
-        body = json.loads(await _read(http, max_bytes))
+        async with asyncio.timeout(timeout_s):
+            content = await _read(http, max_bytes)
+    except TimeoutError:
+        raise _too_slow(timeout_s) from None
+    try:
+        body = json.loads(content)
     except RecursionError:
         raise _malformed("it is nested too deeply") from None
     except ValueError as error:
@@ -51,6 +58,11 @@ def _malformed(reason: str) -> ApiError:
     return ApiError(400, f"The body must be a JSON object, but {reason}. Send one.", code="invalid_json")
 
 
+def _too_slow(timeout_s: float) -> ApiError:
+    message = f"The body was not complete after {timeout_s:g} seconds; send it faster, or a shorter one."
+    return ApiError(408, message, code="body_too_slow", headers={"Connection": "close"})
+
+
 def _too_large(max_bytes: int) -> ApiError:
     message = f"The body exceeds {max_bytes} bytes; send a shorter one."
-    return ApiError(413, message, code="body_too_large")
+    return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})

@@ -5,71 +5,115 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from random import Random
+from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from tilework.core.request import OnMiss, Shape
 from tilework.core.wire import ModelInfo, Spec
 from tilework.server.config import ServerConfig
 from tilework.server.errors import ApiError, invalid, shown
 from tilework.server.schemas import MAX_SEED, ImageRequest, OutputFormat
+from tilework.server.tenants import Tenant, Tenants
+from tilework.server.times import parse_time, time_text
 
 DEFAULT_QUALITY = 90
+Body = TypeVar("Body", bound=BaseModel)
 RANDOM_SEEDS = 2**32  # Small enough for clients whose numbers are all floats.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a body is checked against; `now` is the server's time of day."""
+
+    info: ModelInfo
+    config: ServerConfig
+    tenants: Tenants
+    tenant: Tenant
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImageCall:
-    """One call: its images, all of one shape, and how to send them back. Image i has the seed of image 0 plus i."""
+    """One call: its images, all of one shape, and how to send them back. Image i has the seed of image 0 plus i.
+
+    A stream shows at most `num_partial` unfinished pictures of each image, and tells of progress if `tells`.
+    """
 
     specs: tuple[Spec, ...]
     slo_s: float | None
     on_miss: OnMiss
+    priority: str
+    weight: float
     as_url: bool
     output_format: OutputFormat
     quality: int
     user: str | None
+    is_stream: bool = False
+    num_partial: int = 0
+    tells: bool = False
+
+    @property
+    def media_type(self) -> str:
+        return f"image/{self.output_format}"
 
 
-def image_call(body: Mapping[str, object], info: ModelInfo, config: ServerConfig, rng: Random) -> ImageCall:
-    """Check a body against the schema, the model and the configuration.
+def image_call(body: Mapping[str, object], rules: Rules, rng: Random) -> ImageCall:
+    """Check a body against the schema, the model, the configuration and what the tenant may ask for.
 
     Raises:
         ApiError: 404 if it names another model, 400 for any other wrong value.
     """
-    ask = _parsed(body)
+    ask = parsed(ImageRequest, body, "prompt", '"..."')
+    info, config = rules.info, rules.config
     check_model(ask.model, info)
     _check_texts(ask, config.max_prompt_chars)
     _check_negative(ask, info)
     _check_limits(ask, config)
+    _check_stream(ask)
+    priority = _priority(ask.priority, rules)
+    steps = info.default_steps if ask.num_inference_steps is None else ask.num_inference_steps
     return ImageCall(
-        specs=_specs(ask, info, rng),
-        slo_s=ask.slo_s,
+        specs=_specs(ask, rules, steps, rng),
+        slo_s=_slo_s(ask, rules),
         on_miss=OnMiss(ask.on_miss),
+        priority=priority,
+        weight=rules.tenants.weight(rules.tenant, priority),
         as_url=ask.response_format == "url",
         output_format=ask.output_format,
         quality=_quality(ask),
         user=ask.user,
+        is_stream=bool(ask.stream),
+        num_partial=ask.partial_images or 0,
+        tells=ask.tilework_events,
     )
 
 
 def check_model(name: str | None, info: ModelInfo) -> None:
-    if name is not None and name != info.name:
+    """Its path is accepted as well: SGLang's client asks for what `/v1/model_info` said."""
+    if name is not None and name not in (info.name, info.path or info.name):
         message = f"The model {shown(name)} does not exist here; use {shown(info.name)}, or leave model out."
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
-def _parsed(body: Mapping[str, object]) -> ImageRequest:
-    if "prompt" not in body:
-        raise ApiError(400, 'prompt is missing. Give it: {"prompt": "..."}', param="prompt", code="missing_value")
-    given = {name: value for name, value in body.items() if value is not None or name == "prompt"}
+def parsed(model: type[Body], body: Mapping[str, object], required: str, example: str) -> Body:
+    """A body as its model; null means absent, except for the one field that is `required` (`example`: as JSON).
+
+    Raises:
+        ApiError: a field is wrong; its description, which says what to give, is the remedy.
+    """
+    if required not in body:
+        message = f'{required} is missing. Give it: {{"{required}": {example}}}'
+        raise ApiError(400, message, param=required, code="missing_value")
+    given = {name: value for name, value in body.items() if value is not None or name == required}
     try:
-        return ImageRequest.model_validate(given)
+        return model.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         name = str(first["loc"][0])
-        raise invalid(name, given[name], f"Give {ImageRequest.model_fields[name].description}.") from None
+        raise invalid(name, given[name], f"Give {model.model_fields[name].description}.") from None
 
 
 def _check_texts(ask: ImageRequest, max_chars: int) -> None:
@@ -97,36 +141,91 @@ def _is_unicode(text: str) -> bool:
 
 
 def _check_limits(ask: ImageRequest, config: ServerConfig) -> None:
-    if ask.stream:
-        raise invalid("stream", ask.stream, "Streaming is not supported yet; leave it out.", code="unsupported_value")
     if ask.n > config.max_images:
         raise invalid("n", ask.n, f"Give an integer from 1 to {config.max_images}.")
     if ask.num_inference_steps is not None and ask.num_inference_steps > config.max_steps:
         raise invalid("num_inference_steps", ask.num_inference_steps, f"Give an integer from 1 to {config.max_steps}.")
-    if ask.slo_s is not None and ask.slo_s > config.max_slo_s:
-        remedy = f"Give at most {config.max_slo_s:g} seconds, or leave it out for no deadline."
-        raise invalid("slo_s", ask.slo_s, remedy)
     if ask.seed is not None and ask.seed > MAX_SEED - ask.n:
         remedy = f"Give an integer from 0 to {MAX_SEED - ask.n}, so that {ask.n} seeds fit."
         raise invalid("seed", ask.seed, remedy)
 
 
-def _specs(ask: ImageRequest, info: ModelInfo, rng: Random) -> tuple[Spec, ...]:
+def _check_stream(ask: ImageRequest) -> None:
+    if ask.stream:
+        if ask.response_format == "url":
+            remedy = 'A stream carries its pictures: leave it out, or give "b64_json".'
+            raise invalid("response_format", ask.response_format, remedy, code="unsupported_value")
+        return
+    for name, value in (("partial_images", ask.partial_images), ("tilework_events", ask.tilework_events)):
+        if value:
+            raise invalid(name, value, "It is for streams: set stream to true as well, or leave it out.")
+
+
+def _priority(name: str | None, rules: Rules) -> str:
+    allowed = rules.tenants.allowed(rules.tenant)
+    if name is None:
+        return rules.tenants.default_class(rules.tenant)
+    if name not in allowed:
+        raise invalid("priority", name, f"Give one of {', '.join(allowed)}, or leave it out.")
+    return name
+
+
+def _slo_s(ask: ImageRequest, rules: Rules) -> float | None:
+    """Seconds from now to the deadline, however it was given."""
+    most_s = rules.config.max_slo_s
+    if ask.deadline is None:
+        if ask.slo_s is not None and ask.slo_s > most_s:
+            raise invalid("slo_s", ask.slo_s, f"Give at most {most_s:g} seconds, or leave it out for no deadline.")
+        return ask.slo_s
+    if ask.slo_s is not None:
+        raise invalid("deadline", ask.deadline, "slo_s is given as well: leave one of them out.")
+    time = parse_time(ask.deadline)
+    if time is None:
+        raise invalid("deadline", ask.deadline, f"Give {ImageRequest.model_fields['deadline'].description}.")
+    slo_s = (time - rules.now).total_seconds()
+    if not 0 < slo_s <= most_s:
+        now = time_text(rules.now.timestamp())
+        remedy = f"This server's clock shows {now}: give a later time, at most {most_s:g} seconds from then."
+        raise invalid("deadline", ask.deadline, remedy)
+    return slo_s
+
+
+def _specs(ask: ImageRequest, rules: Rules, steps: int, rng: Random) -> tuple[Spec, ...]:
+    info = rules.info
     shape = _shape(ask.size, info)
+    _check_pixels(ask.size, shape, rules.config.max_pixels)
     first_seed = rng.randrange(RANDOM_SEEDS) if ask.seed is None else ask.seed
-    steps, scale = ask.num_inference_steps, ask.guidance_scale
+    preview_every = _preview_every(ask, steps, rules.config.max_previews)
     return tuple(
         Spec(
             prompt=ask.prompt,
             negative_prompt=ask.negative_prompt,
             height=shape.height,
             width=shape.width,
-            steps=info.default_steps if steps is None else steps,
-            guidance_scale=info.default_guidance_scale if scale is None else scale,
+            steps=steps,
+            guidance_scale=info.default_guidance_scale if ask.guidance_scale is None else ask.guidance_scale,
             seed=first_seed + index,
+            preview_every=preview_every,
         )
         for index in range(ask.n)
     )
+
+
+def _preview_every(ask: ImageRequest, steps: int, max_previews: int) -> int:
+    """As asked for, or so that the unfinished pictures of a stream are spread evenly; never after the last step."""
+    if ask.preview_every is None:
+        return max(1, steps // (ask.partial_images + 1)) if ask.partial_images and steps > 1 else 0
+    if ask.preview_every and (steps - 1) // ask.preview_every > max_previews:
+        least = (steps - 1) // (max_previews + 1) + 1
+        remedy = f"There are at most {max_previews} previews: give 0, or at least {least} for {steps} steps."
+        raise invalid("preview_every", ask.preview_every, remedy)
+    return ask.preview_every
+
+
+def _check_pixels(size: str | None, shape: Shape, max_pixels: int) -> None:
+    if shape.pixels > max_pixels:
+        given = str(shape) if size is None else size
+        raise invalid("size", given, f"An image has at most {max_pixels} pixels here; this one has {shape.pixels}.")
 
 
 def _shape(size: str | None, info: ModelInfo) -> Shape:

@@ -22,6 +22,10 @@ class ServerConfig:
 
     `port` 0 takes a free one. `api_key` is one key or several, separated by commas; None leaves the server open.
     `public_url` replaces scheme and host in the URLs of results, for servers behind a proxy.
+    `tenants` is the path of a TOML file (see `server.tenants`).
+    `reconnect_s` is how long a call with an idempotency key goes on after its client has gone. `read_timeout_s` is for
+    a whole request head, and for a whole body; `send_timeout_s` is how long a client may take nothing of an answer.
+    `max_records` and `record_bytes` bound what is remembered of calls that have ended.
     `drain_s` is how long running requests may go on after a stop signal.
 
     Raises:
@@ -31,15 +35,26 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = field(default=None, repr=False)
+    tenants: str | None = None
     public_url: str | None = None
     max_body_bytes: int = 1 << 20
     max_prompt_chars: int = 4096
     max_steps: int = 200
     max_images: int = 10
+    max_pixels: int = 1 << 24
+    max_previews: int = 16
     max_slo_s: float = 7 * 86400.0
     result_ttl_s: float = 3600.0
     result_bytes: int = 512 << 20
+    max_records: int = 10_000
+    record_bytes: int = 64 << 20
     encode_threads: int = 2
+    max_connections: int = 1000
+    max_head_bytes: int = 16 << 10
+    read_timeout_s: float = 30.0
+    send_timeout_s: float = 30.0
+    keep_alive_s: float = 15.0
+    reconnect_s: float = 30.0
     drain_s: float = 30.0
 
     def __post_init__(self) -> None:
@@ -63,10 +78,20 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "max_prompt_chars": (1, 1 << 20),
     "max_steps": (1, 10_000),
     "max_images": (1, 10),
+    "max_pixels": (256, 1 << 40),
+    "max_previews": (0, 1000),
     "max_slo_s": (1e-3, 366 * 86400.0),
     "result_ttl_s": (1e-3, 366 * 86400.0),
     "result_bytes": (1, 1 << 50),
+    "max_records": (1, 1 << 30),
+    "record_bytes": (1024, 1 << 50),
     "encode_threads": (1, 64),
+    "max_connections": (1, 1 << 20),
+    "max_head_bytes": (1024, 1 << 20),
+    "read_timeout_s": (1e-3, 86400.0),
+    "send_timeout_s": (1e-3, 86400.0),
+    "keep_alive_s": (1e-3, 86400.0),
+    "reconnect_s": (0, 86400.0),
     "drain_s": (0, 86400.0),
 }
 

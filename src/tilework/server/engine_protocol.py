@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from tilework.core.classes import DEFAULT_CLASS
 from tilework.core.request import OnMiss
 from tilework.core.wire import ModelInfo, Spec
+from tilework.runtime.observer import Observer, Usage
 from tilework.runtime.ticket import Refusal, Ticket
 
 
@@ -45,13 +47,23 @@ class Engine(Protocol):
         deadline_ns: int | None,
         on_miss: OnMiss,
         tenant: str = "default",
-        priority: int = 0,
+        priority: str = DEFAULT_CLASS,
+        weight: float = 1.0,
     ) -> Ticket | Refusal: ...
     def cancel(self, uid: str, reason: str) -> None:
         """End a request as cancelled; does nothing if it is unknown or has ended."""
 
+    def eta_ns(self, uid: str) -> int | None:
+        """When an open request is expected to be done, as of now; None once it has ended."""
+
     def now_ns(self) -> int: ...
     def health(self) -> Health: ...
+    def usage(self) -> Usage:
+        """What it holds, right now."""
+
+    def observe(self, observer: Observer) -> None:
+        """Tell this one, and no other, what happens from now on."""
+
     def drain(self) -> None:
         """Say in `health` that no new requests are wanted; those that are in go on."""
 

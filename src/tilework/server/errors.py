@@ -9,9 +9,11 @@ import json
 from collections.abc import Mapping
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -41,9 +43,12 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
         self.extra = dict(extra or {})
 
-    def response(self) -> JSONResponse:
+    def body(self) -> dict[str, object]:
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return JSONResponse({"error": error, **self.extra}, self.status, self.headers)
+        return {"error": error, **self.extra}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), self.status, self.headers)
 
 
 def shown(value: object, max_chars: int = 80) -> str:
@@ -59,15 +64,27 @@ def invalid(param: str, value: object, remedy: str, code: str = "invalid_value")
     return ApiError(400, f"{param} = {shown(value)} is not accepted. {remedy}", param=param, code=code)
 
 
-def not_ready(reason: str) -> ApiError:
-    headers = {"Retry-After": str(RETRY_NOT_READY_S)}
+def not_ready(
+    reason: str, *, headers: Mapping[str, str] | None = None, extra: Mapping[str, object] | None = None
+) -> ApiError:
     message = f"The server is not ready: {reason}. Try again in {RETRY_NOT_READY_S} seconds."
-    return ApiError(503, message, kind=SERVER, code="not_ready", headers=headers)
+    headers = {"Retry-After": str(RETRY_NOT_READY_S), **(headers or {})}
+    return ApiError(503, message, kind=SERVER, code="not_ready", headers=headers, extra=extra)
+
+
+def long_head(max_bytes: int) -> ApiError:
+    message = f"URL and headers exceed {max_bytes} bytes together; send shorter ones."
+    return ApiError(431, message, code="head_too_large", headers={"Connection": "close"})
+
+
+def internal_error() -> ApiError:
+    return ApiError(500, "The server failed to answer; its log says why.", kind=SERVER, code="internal_error")
 
 
 def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _routing_error)
+    app.add_exception_handler(RequestValidationError, _wrong_parameter)
     app.add_exception_handler(ClientDisconnect, _client_gone)
 
 
@@ -77,15 +94,29 @@ async def _api_error(_request: Request, error: Exception) -> Response:
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:
-    """No such path, or no such method on it; `Allow` comes from the router."""
+    """No such path, or no such method on it."""
     assert isinstance(error, HTTPException)
     call = f"{request.method} {shown(request.scope['path'], 200)}"
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "another method")
-        message, code = f"{call} is not supported; use {allowed}.", "method_not_allowed"
-    else:
-        message, code = f"{call} is not served; /docs lists what is.", "unknown_url"
-    return ApiError(error.status_code, message, code=code, headers=error.headers).response()
+        allowed = ", ".join(_methods(request))
+        message = f"{call} is not supported; use {allowed}."
+        return ApiError(405, message, code="method_not_allowed", headers={"Allow": allowed}).response()
+    message = f"{call} is not served; /docs lists what is."
+    return ApiError(error.status_code, message, code="unknown_url", headers=error.headers).response()
+
+
+def _methods(request: Request) -> list[str]:
+    """What every route of a path supports; the router itself names those of the first one only."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    methods = {method for route in routes for method in route.methods}
+    return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
+
+
+async def _wrong_parameter(_request: Request, error: Exception) -> Response:
+    """A parameter of the query; bodies are checked in `calls`."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    return invalid(str(first["loc"][-1]), first.get("input"), f"{first['msg']}.").response()
 
 
 async def _client_gone(_request: Request, _error: Exception) -> Response:

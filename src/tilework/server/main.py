@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
@@ -11,12 +10,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import uvicorn
+from fastapi import FastAPI
 
-from tilework.server.app import create_app
+from tilework.server.app import create_app, new_ledger
 from tilework.server.config import ServerConfig
 from tilework.server.engine_protocol import Engine
+from tilework.server.ledger import Ledger
+from tilework.server.protocol import LimitedProtocol, protocol_class
+from tilework.server.ready import Readiness
 
-CLOSE_S = 5  # For handlers to answer after the engine has ended their requests.
+CLOSE_S = 5  # For the last answers when somebody is in a hurry, or after the drain.
 
 
 class AddressInUse(Exception):
@@ -41,32 +44,44 @@ async def serve(
     on_ready: Callable[[str], None] | None = None,
     signals: StopSignals | None = None,
 ) -> None:
-    """Start the engine, serve until SIGTERM or SIGINT, then stop both.
+    """Listen, start the engine, serve until SIGTERM or SIGINT, then stop both.
 
-    `on_ready` is called with the server's URL once it listens. After the first signal no connection is accepted, and
-    running requests have `config.drain_s` to finish before the engine stops and ends them; a second signal ends them
-    at once. `signals` lets a caller stop the server itself; outside the main thread there is no other way.
+    While the engine starts, `/health` answers and everything else is refused; `on_ready` is called with the server's
+    URL once it is ready. After the first signal new calls are refused, but everything else is answered, until no call
+    is open and every picture that waits for its reader has been fetched, for `config.drain_s` at most; then the
+    engine stops and ends what is left. A second signal ends that wait. `signals` lets a caller stop the server itself;
+    outside the main thread there is no other way.
 
     Raises:
         AddressInUse: the address cannot be listened on.
+        ConfigError: the file of tenants cannot be used.
     """
     signals = signals or StopSignals()
+    readiness, ledger = Readiness(engine, has_started=False), new_ledger(config)
+    app = create_app(engine, config, readiness=readiness, ledger=ledger)
     listener = _bind(config)
-    server = _Server(_uvicorn_config(engine, config), lambda: (on_ready or _ignore)(_url(config, listener)))
+    server = _Server(_uvicorn_config(app, config))
     with _handled(signals), listener:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            if await _unless(signals.stop, engine.start()):
-                await _run(server, engine, listener, signals, config.drain_s)
+            await _first(serving, server.listening.wait())
+            if not serving.done() and await _unless(signals.stop, engine.start()):
+                readiness.has_started = True
+                (on_ready or _ignore)(_url(config, listener))
+                await _first(serving, signals.stop.wait())
+                engine.drain()
+                await _drained(ledger, signals, config.drain_s)
         finally:
             await engine.stop()
+            await _close(server, serving, signals, config.drain_s)
 
 
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: they raise the signal again before the engine could stop."""
 
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._on_started = on_started
+        self.listening = asyncio.Event()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -78,36 +93,47 @@ class _Server(uvicorn.Server):
         except OSError as error:  # Another process has listened since the port was bound.
             await self.lifespan.shutdown()
             raise _in_use(self.config.host, self.config.port, error) from error
-        self._on_started()
+        self.listening.set()
+
+    def abort_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            assert isinstance(connection, LimitedProtocol)
+            connection.abort()
 
 
-async def _run(server: _Server, engine: Engine, listener: socket.socket, signals: StopSignals, drain_s: float) -> None:
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+async def _drained(ledger: Ledger, signals: StopSignals, drain_s: float) -> None:
+    """Wait until nobody waits for anything, the time is up, or somebody is in a hurry."""
+    settled = asyncio.create_task(ledger.settled())
     try:
-        await _first(serving, signals.stop.wait())
-        engine.drain()  # Connections that are kept alive may still bring requests: they get a 503.
-        server.should_exit = True
-        await _first(serving, signals.hurry.wait(), timeout_s=drain_s)
-        await engine.stop()
-        await serving
+        await _first(settled, signals.hurry.wait(), timeout_s=drain_s)
     finally:
-        serving.cancel()
+        settled.cancel()
 
 
-def _uvicorn_config(engine: Engine, config: ServerConfig) -> uvicorn.Config:
+async def _close(server: _Server, serving: asyncio.Task[None], signals: StopSignals, drain_s: float) -> None:
+    """Stop listening and let answers that are under way reach their clients, but not for ever."""
+    server.should_exit = True
+    await _first(serving, signals.hurry.wait(), timeout_s=drain_s)
+    await asyncio.wait({serving}, timeout=CLOSE_S)
+    server.abort_connections()
+    await serving
+
+
+def _uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(engine, config),
+        app,
         host=config.host,
         port=config.port,
+        http=protocol_class(config),
+        h11_max_incomplete_event_size=config.max_head_bytes,
         log_level="warning",
         access_log=False,
         ws="none",
-        timeout_graceful_shutdown=math.ceil(config.drain_s) + CLOSE_S,
     )
 
 
 def _bind(config: ServerConfig) -> socket.socket:
-    """Take the port before the engine starts, which takes long; it listens only once there is something to serve."""
+    """Take the port before anything else is begun, so that a wrong address is known at once."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

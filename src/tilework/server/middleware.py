@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tilework.server.errors import SERVER, ApiError, shown
+from tilework.server.errors import ApiError, internal_error, long_head, shown
+from tilework.server.tenants import Tenant, Tenants
 
 logger = logging.getLogger("tilework.server")
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
+PIECE_BYTES = 64 << 10
+TENANT = "tilework.tenant"  # The place of the tenant in the scope.
+
+
+def tenant_of(scope: Scope) -> Tenant:
+    tenant = scope[TENANT]
+    assert isinstance(tenant, Tenant)
+    return tenant
 
 
 class CatchBugs:
@@ -34,30 +42,61 @@ class CatchBugs:
             if scope["type"] != "http" or has_started:
                 raise
             logger.exception("%s %s failed", scope["method"], shown(scope["path"]))
-            await _internal_error().response()(scope, receive, send)
+            await internal_error().response()(scope, receive, send)
 
 
 class RequireKey:
-    """Let a request pass with `Authorization: Bearer KEY` only; probes of an orchestrator pass without.
+    """Let a request pass with `Authorization: Bearer KEY` only, and note whose key it is.
 
-    Every key is compared in constant time, and all of them are, so that time tells nothing about them.
+    Probes of an orchestrator pass without. See `Tenants.find` for what time tells about keys: nothing.
     """
 
-    def __init__(self, app: ASGIApp, keys: tuple[bytes, ...]) -> None:
+    def __init__(self, app: ASGIApp, tenants: Tenants) -> None:
         self._app = app
-        self._keys = keys
+        self._tenants = tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._knows(_bearer(scope)):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
+        elif (tenant := self._tenants.find(_bearer(scope))) is not None:
+            await self._app({**scope, TENANT: tenant}, receive, send)
         else:
             await _unauthorised().response()(scope, receive, send)
 
-    def _knows(self, given: bytes | None) -> bool:
-        if given is None:
-            return False
-        equal = [hmac.compare_digest(given, key) for key in self._keys]
-        return any(equal)
+
+class InPieces:
+    """Hand large bodies to the HTTP server piece by piece, so that it never buffers more than its client takes."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            body = message.get("body", b"")
+            if len(body) <= PIECE_BYTES:
+                await send(message)
+                return
+            view = memoryview(body)
+            for start in range(0, len(view), PIECE_BYTES):
+                is_last = start + PIECE_BYTES >= len(view)
+                more = message.get("more_body", False) or not is_last
+                await send({**message, "body": bytes(view[start : start + PIECE_BYTES]), "more_body": more})
+
+        await self._app(scope, receive, sending)
+
+
+class LimitHead:
+    """Refuse a head beyond `max_bytes`: the HTTP server itself lets one pass that arrives in one piece."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and _head_bytes(scope) > self._max_bytes:
+            await long_head(self._max_bytes).response()(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 class HeadAsGet:
@@ -72,16 +111,17 @@ class HeadAsGet:
         await self._app(scope, receive, send)
 
 
+def _head_bytes(scope: Scope) -> int:
+    fields = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    return len(scope["raw_path"]) + len(scope["query_string"]) + fields
+
+
 def _bearer(scope: Scope) -> bytes | None:
     for name, value in scope["headers"]:
         if name == b"authorization":
             kind, _, key = bytes(value).partition(b" ")
             return key.strip() if kind.lower() == b"bearer" else None
     return None
-
-
-def _internal_error() -> ApiError:
-    return ApiError(500, "The server failed to answer; its log says why.", kind=SERVER, code="internal_error")
 
 
 def _unauthorised() -> ApiError:

@@ -1,7 +1,7 @@
 """`POST /v1/images/generations` as OpenAI's clients send and read it, plus our own fields.
 
 Descriptions double as the remedy in error messages, so each starts with what to give. Limits that depend on the
-model or on the configuration are checked in `calls`.
+model or on the configuration are checked in `calls`. What is sent back is in `answers`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,14 @@ class ImageRequest(BaseModel):
         None, ge=0, le=100, description="an integer from 0 to 100, the quality of jpeg and webp (default 90)"
     )
     user: str | None = Field(None, description="a text that identifies your user in the server's log")
-    stream: bool | None = Field(None, description="false: streaming is not supported yet")
+    stream: bool | None = Field(None, description="true for events as they happen (text/event-stream), or false")
+    partial_images: int | None = Field(
+        None, ge=0, le=3, description="an integer from 0 to 3: how many unfinished pictures a stream shows"
+    )
+    tilework_events: bool = Field(False, description="true if a stream shall tell of progress as well, or false")
+    preview_every: int | None = Field(
+        None, ge=0, description="an integer, at least 0: after how many steps there is a preview each time (0: never)"
+    )
     seed: int | None = Field(
         None, ge=0, le=MAX_SEED, description="an integer from 0 to 2**63 - 1 - n, or nothing for a random one"
     )
@@ -51,60 +58,21 @@ class ImageRequest(BaseModel):
         allow_inf_nan=False,
         description="a number of seconds above 0 from arrival to the deadline, or nothing",
     )
+    deadline: str | None = Field(
+        None,
+        description="a time in the future as RFC 3339 with offset, such as 2030-01-01T12:00:00Z, or nothing",
+    )
+    priority: str | None = Field(None, description="the name of a class of requests, or nothing")
     on_miss: Literal["best_effort", "reject"] = Field(
         "best_effort", description='"best_effort" or "reject": what to do if the deadline cannot be met'
     )
 
 
-class SegmentModel(BaseModel):
-    """One piece of work that was done for an image; times in seconds from its arrival."""
-
-    stage: str
-    devices: list[int]
-    steps: int
-    start_s: float
-    end_s: float
-
-
-class ImageStory(BaseModel):
-    """How one image was served; times in seconds from its arrival. `on_time` is null without a deadline."""
-
-    uid: str
-    seed: int
-    status: str
-    eta_s: float
-    latency_s: float
-    queue_s: float | None
-    slo_s: float | None
-    on_time: bool | None
-    segments: list[SegmentModel]
-
-
-class ImageData(BaseModel):
-    """One image, as `b64_json` or as `url`."""
-
-    b64_json: str | None = None
-    url: str | None = None
-    revised_prompt: str | None = None
-    tilework: ImageStory
-
-
-class ImagesResponse(BaseModel):
-    created: int
-    data: list[ImageData]
-    output_format: OutputFormat
-    size: str
-
-
-class ErrorDetail(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorResponse(BaseModel):
-    """Any refusal. `tilework` is there when a deadline was refused: `earliest_s` is one that could be met."""
-
-    error: ErrorDetail
-    tilework: dict[str, Any] | None = None
+def request_schema() -> dict[str, Any]:
+    """The schema of a body, for OpenAPI: null means absent for every field but `prompt`."""
+    schema = ImageRequest.model_json_schema()
+    for name, rules in schema["properties"].items():
+        if name != "prompt" and {"type": "null"} not in rules.get("anyOf", ()):
+            shown = {key: rules.pop(key) for key in ("title", "description", "default") if key in rules}
+            schema["properties"][name] = {"anyOf": [rules, {"type": "null"}], **shown}
+    return schema

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tilework.core.time import s_from_ns
 from tilework.runtime.ticket import Outcome, Segment, Ticket
+from tilework.server.answers import ImageStory, SegmentModel
 from tilework.server.calls import ImageCall
-from tilework.server.schemas import ImageStory, SegmentModel
 
 
 def image_story(call: ImageCall, index: int, ticket: Ticket, outcome: Outcome) -> ImageStory:

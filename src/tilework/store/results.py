@@ -34,6 +34,9 @@ class ResultStore(Protocol):
     def num_bytes(self) -> int:
         """What the store holds now, expired results that nobody has swept yet included."""
 
+    def __len__(self) -> int:
+        """How many results it holds."""
+
     async def put(self, uid: str, content: bytes, media_type: str, now_ns: int) -> Stored | TooLarge:
         """Keep a result; one with the same uid is replaced."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -31,7 +32,7 @@ from tilework.core.wire import (
 )
 from tilework.pipelines.family import Family
 from tilework.pipelines.identity import model_identity
-from tilework.pipelines.loading import load, quiet
+from tilework.pipelines.loading import load, location, quiet
 from tilework.worker.hardware import describe_hardware
 from tilework.worker.modelled import ModelledFamily
 from tilework.worker.parcels import Parcels
@@ -65,7 +66,8 @@ def serve(connection: Connection, source: Source, site: Site) -> None:
 def _loaded(family: Family, source: Source, load_ns: int) -> Loaded:
     if isinstance(source, ModelledSource):
         return Loaded(family.info, load_ns, hardware=source.hardware, identity=source.pipeline)
-    return Loaded(family.info, load_ns, describe_hardware(family.device), model_identity(source))
+    info = replace(family.info, path=location(source.path))
+    return Loaded(info, load_ns, describe_hardware(family.device), model_identity(source))
 
 
 def _prepare(source: Source, gpu: int) -> None:

@@ -1,0 +1,154 @@
+"""How soon a request is answered at the door, yes or no, while many are waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+
+from suite.case import CaseFailed, Check, Finding, Note, Table
+from suite.server import serving_modelled
+from suite.stats import over_repeats, p99, percentile
+from tilework.cost.shipped import shipped_path
+
+GOAL_MS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontDoor:
+    """`queued` requests wait; then `rate` a second arrive for `seconds`, `repeats` times on one server.
+
+    Of the arrivals a share `promises` asks for a promise, half of those with a deadline that is out of reach. The
+    others are asynchronous and cancelled as soon as they are in, so that the queue keeps its length.
+    """
+
+    queued: int = 1000
+    rate: float = 200.0
+    seconds: float = 15.0
+    repeats: int = 3
+    promises: float = 0.5
+    queued_promises: float = 0.3
+    devices: int = 8
+    policies: tuple[str, ...] = ("edf", "tetriserve")
+    table: str = "flux1dev_h100_eager"
+
+    @classmethod
+    def make(cls, quick: bool) -> FrontDoor:
+        return cls(queued=100, rate=50.0, seconds=2.0, repeats=1, policies=("edf",)) if quick else cls()
+
+    def measure(self, note: Note) -> Finding:
+        checks: list[Check] = []
+        rows: list[tuple[str, ...]] = []
+        for policy in self.policies:
+            repeats = asyncio.run(self._measure(policy, note))
+            for status, what in ((202, "accepted"), (429, "refused")):
+                times = [[one.answer_ms for one in answers if one.status == status] for answers in repeats]
+                if not all(times):
+                    raise CaseFailed(f"{policy}: not one request was {what}")
+                measured = over_repeats(times, p99)
+                checks.append(Check(what=f"{policy}: p99 until {what}", measured=measured, high=GOAL_MS, unit="ms"))
+                rows.append(_row(f"{policy}: {what}", [one for some in times for one in some]))
+        columns = ("answer", "count", "median, ms", "p99, ms", "largest, ms")
+        return Finding(
+            checks=tuple(checks),
+            method=self._method(),
+            tables=(Table(title="Time to the answer", columns=columns, rows=tuple(rows)),),
+        )
+
+    async def _measure(self, policy: str, note: Note) -> list[list[Answer]]:
+        table = shipped_path(self.table)
+        assert table is not None
+        with TemporaryDirectory() as folder:
+            log = Path(folder) / "events.jsonl"
+            with serving_modelled(self.devices, table, policy, log) as server:
+                limits = httpx.Limits(max_connections=64)
+                async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
+                    door = _Door(client, Random(1))
+                    await door.fill(self.queued, self.queued_promises)
+                    repeats = []
+                    for repeat in range(self.repeats):
+                        answers = await door.arrivals(self.rate, self.seconds, self.promises)
+                        repeats.append(answers)
+                        counts = dict(Counter(one.status for one in answers))
+                        note(f"{policy}, repeat {repeat + 1}: {counts}, {await door.num_waiting()} waiting")
+                    return repeats
+
+    def _method(self) -> tuple[str, ...]:
+        return (
+            f"`tilework serve --backend modelled --gpus {self.devices} --cost {self.table} --log FILE`: everything is "
+            f"real but the devices. {self.queued} requests are waiting, {self.queued_promises:.0%} of them promised; "
+            f"{self.rate:g} arrive per second (Poisson), {self.promises:.0%} of them ask for a promise.",
+            "Time from the client's call to its reading of the 202 or 429, over HTTP on loopback; client, server and "
+            "workers share the machine's cores. What was accepted is cancelled at once, outside the time.",
+            f"Intervals: extremes over {self.repeats} repeats of {self.seconds:g} s.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    answer_ms: float
+
+
+class _Door:
+    """A client that sends requests and takes them back."""
+
+    def __init__(self, client: httpx.AsyncClient, rng: Random) -> None:
+        self._client, self._rng = client, rng
+
+    async def fill(self, count: int, promises: float) -> None:
+        """Bring in requests that wait long."""
+        for first in range(0, count, 20):
+            await asyncio.gather(*(self._submit(self._patient(promises)) for _ in range(first, min(first + 20, count))))
+
+    async def arrivals(self, rate: float, seconds: float, promises: float) -> list[Answer]:
+        start_s, due_s, tasks = time.perf_counter(), 0.0, []
+        while due_s < seconds:
+            await asyncio.sleep(max(0.0, start_s + due_s - time.perf_counter()))
+            tasks.append(asyncio.create_task(self._visit(promises)))
+            due_s += self._rng.expovariate(rate)
+        return await asyncio.gather(*tasks)
+
+    async def num_waiting(self) -> int:
+        text = (await self._client.get("/metrics")).text
+        lines = [line for line in text.splitlines() if line.startswith("tilework_jobs")]
+        return round(sum(float(line.rsplit(" ", 1)[1]) for line in lines))
+
+    async def _visit(self, promises: float) -> Answer:
+        body = self._patient(0.0)
+        if self._rng.random() < promises:
+            far = self._rng.random() < 0.5
+            body |= {"slo_s": self._rng.uniform(3000, 9000) if far else 1.0, "on_miss": "reject"}
+        start_s = time.perf_counter()
+        answer = await self._submit(body)
+        taken_ms = (time.perf_counter() - start_s) * 1e3
+        if answer.status_code == 202:
+            await self._client.delete(f"/v1/requests/{answer.json()['uid']}")
+        return Answer(answer.status_code, taken_ms)
+
+    async def _submit(self, body: dict[str, Any]) -> httpx.Response:
+        return await self._client.post("/v1/images/generations", json=body, headers={"Prefer": "respond-async"})
+
+    def _patient(self, promises: float) -> dict[str, Any]:
+        side = self._rng.choice([256, 512, 1024])
+        body: dict[str, Any] = {"prompt": "a picture", "size": f"{side}x{side}", "num_inference_steps": 20}
+        if self._rng.random() < promises:
+            body |= {"slo_s": self._rng.uniform(2000, 9000), "on_miss": "reject"}
+        return body
+
+
+def _row(name: str, times: list[float]) -> tuple[str, ...]:
+    return (
+        name,
+        str(len(times)),
+        f"{percentile(times, 50):.2f}",
+        f"{percentile(times, 99):.2f}",
+        f"{max(times):.2f}",
+    )

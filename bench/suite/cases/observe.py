@@ -1,0 +1,216 @@
+"""What it costs to watch an engine: metrics and event log against neither, where works take no time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TextIO
+
+from suite.case import CaseFailed, Check, Finding, Note, Table
+from suite.stats import bootstrap, exact, extremes
+from tilework.control.controller import ControllerConfig
+from tilework.control.log import Entry, entry_line, read_log
+from tilework.core.request import OnMiss, Status
+from tilework.core.wire import CostRow, ModelledSource, Spec
+from tilework.core.work import DIFFUSE
+from tilework.cost.table import CostTable
+from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.executor import LocalConfig, LocalExecutor
+from tilework.runtime.observer import EndedWork, Observer
+from tilework.runtime.ticket import Outcome, Ticket
+from tilework.server.metrics import Metrics
+from tilework.store.memory import MemoryStore
+
+_PIPELINE, _SIDE = "instant", 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observe:
+    """`pairs` times `requests` without and with everything, `in_flight` at a time; a step takes `step_us`."""
+
+    workers: int = 2
+    policy: str = "edf"
+    steps: int = 4
+    step_us: float = 20.0
+    in_flight: int = 16
+    requests: int = 300
+    pairs: int = 30
+    seed: int = 1
+
+    @classmethod
+    def make(cls, quick: bool) -> Observe:
+        return cls(requests=100, pairs=4) if quick else cls()
+
+    def measure(self, note: Note) -> Finding:
+        with TemporaryDirectory() as folder:
+            log = Path(folder) / "events.jsonl"
+            seconds, told, fresh = asyncio.run(self._run(log, note))
+            entries = list(read_log(log.read_text("utf-8").splitlines())[1])
+            log_us = _write_us(entries, Path(folder) / "again.jsonl")
+        metrics_us = told.again_us(fresh)
+        pairs = zip(seconds["off"], seconds["on"], strict=True)
+        lost = bootstrap([100 * (1 - off / on) for off, on in pairs], self.seed)
+        per_s = {name: extremes([self.requests / one for one in values]) for name, values in seconds.items()}
+        rates = tuple(
+            (name, f"{rate.value:.1f}", f"{rate.low:.1f}", f"{rate.high:.1f}") for name, rate in per_s.items()
+        )
+        parts = {**metrics_us, "event log: a line": log_us}
+        return Finding(
+            checks=(
+                Check(what="throughput lost by metrics and log", measured=lost, high=1.0, unit="%"),
+                Check(what="metrics: a work", measured=exact(metrics_us["metrics: a work"]), high=5.0, unit="µs"),
+            ),
+            method=self._method(),
+            tables=(
+                Table(title="Requests per second", columns=("engine", "median", "least", "most"), rows=rates),
+                Table(
+                    title="What each takes, in µs; best of 5",
+                    columns=("what", "µs"),
+                    rows=tuple((name, f"{us:.2f}") for name, us in parts.items()),
+                ),
+            ),
+            facts={"events per request": f"{len(entries) / (self.requests * (self.pairs + 1)):.2f}"},
+        )
+
+    async def _run(self, log: Path, note: Note) -> tuple[dict[str, list[float]], _Recorder, Metrics]:
+        """Seconds of each part, by engine; what one part tells an observer; metrics that have been told nothing."""
+        seconds: dict[str, list[float]] = {"off": [], "on": []}
+        recorder = _Recorder()
+        async with AsyncExitStack() as stack:
+            lines = stack.enter_context(log.open("w", encoding="utf-8"))
+            engines = {
+                "off": await stack.enter_async_context(self._engine(None)),
+                "on": await stack.enter_async_context(self._engine(lines)),
+            }
+            engines["off"].observe(recorder)
+            for engine in engines.values():
+                await self._part(engine)
+            engines["off"].observe(Observer())
+            engines["on"].observe(_metrics(engines["on"]))
+            for index in range(self.pairs):
+                for name, engine in engines.items():
+                    seconds[name].append(await self._part(engine))
+                note(f"pair {index + 1}: {seconds['off'][-1]:.3f} s without, {seconds['on'][-1]:.3f} s with")
+        return seconds, recorder, _metrics(engines["off"])
+
+    @asynccontextmanager
+    async def _engine(self, log: TextIO | None) -> AsyncIterator[Engine]:
+        row = CostRow(pipeline=_PIPELINE, stage=DIFFUSE, height=_SIDE, width=_SIDE, seconds=self.step_us * 1e-6)
+        table = CostTable(hardware="instant", rows=(row,), steps=self.steps)
+        source = ModelledSource(pipeline=_PIPELINE, hardware=table.hardware, steps=self.steps, rows=table.rows)
+        executor = LocalExecutor(LocalConfig(num_workers=self.workers, source=source))
+        engine = Engine(EngineConfig(controller=ControllerConfig(policy=self.policy), table=table), executor, log)
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.stop()
+
+    async def _part(self, engine: Engine) -> float:
+        """Serve the requests; returns how long it took."""
+        numbers = iter(range(self.requests))
+        start_s = time.perf_counter()
+        await asyncio.gather(*(self._client(engine, numbers) for _ in range(self.in_flight)))
+        return time.perf_counter() - start_s
+
+    async def _client(self, engine: Engine, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            spec = Spec(
+                prompt="x",
+                negative_prompt="",
+                height=_SIDE,
+                width=_SIDE,
+                steps=self.steps,
+                guidance_scale=1.0,
+                seed=number,
+            )
+            deadline_ns = engine.now_ns() + 60 * 10**9
+            uid = f"request-{next(_uids)}"
+            ticket = engine.submit(spec, uid=uid, deadline_ns=deadline_ns, on_miss=OnMiss.BEST_EFFORT)
+            if not isinstance(ticket, Ticket) or (await ticket.outcome).status is not Status.DONE:
+                raise CaseFailed(f"{uid} was not served")
+
+    def _method(self) -> tuple[str, ...]:
+        return (
+            f"Two engines in one process, each with {self.workers} modelled workers and policy {self.policy}; the one "
+            "with metrics and an event log in a file (each line flushed), the other with neither. The history of each "
+            "request is part of the engine and is kept by both. No HTTP.",
+            f"Steps of {self.step_us:g} µs: nothing but the control path and the workers' own overhead takes time. The "
+            "engines take turns, after one part each that does not count; lost is 1 - without / with, of each pair.",
+            "Times of the parts: calls as one part made them, told again to new metrics; lines of the log, written "
+            "again from their events, flushed.",
+        )
+
+
+_uids = count()
+
+
+def _metrics(engine: Engine) -> Metrics:
+    return Metrics(engine, MemoryStore(max_bytes=1, ttl_ns=1))
+
+
+@dataclass(eq=False)
+class _Recorder(Observer):
+    """Keeps what happens often."""
+
+    decisions: list[tuple[int, int, int]] = field(default_factory=list)
+    works: list[EndedWork] = field(default_factory=list)
+    ends: list[tuple[Ticket, Outcome]] = field(default_factory=list)
+
+    def on_decided(self, now_ns: int, took_ns: int, num_waiting: int) -> None:
+        self.decisions.append((now_ns, took_ns, num_waiting))
+
+    def on_work_ended(self, ended: EndedWork) -> None:
+        self.works.append(ended)
+
+    def on_ended(self, ticket: Ticket, outcome: Outcome) -> None:
+        self.ends.append((ticket, outcome))
+
+    def again_us(self, metrics: Metrics) -> dict[str, float]:
+        """Microseconds of each kind of call to metrics."""
+        for gpu in {gpu for ended in self.works for gpu in ended.work.gpus}:
+            metrics.on_joined(gpu, 0)
+
+        def works() -> None:
+            for ended in self.works:
+                metrics.on_work_ended(ended)
+
+        def decisions() -> None:
+            for decision in self.decisions:
+                metrics.on_decided(*decision)
+
+        def ends() -> None:
+            for end in self.ends:
+                metrics.on_ended(*end)
+
+        return {
+            "metrics: a work": _best_us(works, len(self.works)),
+            "metrics: a decision": _best_us(decisions, len(self.decisions)),
+            "metrics: a request": _best_us(ends, len(self.ends)),
+        }
+
+
+def _write_us(entries: list[Entry], path: Path) -> float:
+    with path.open("w", encoding="utf-8") as file:
+
+        def lines() -> None:
+            for entry in entries:
+                file.write(entry_line(entry.event, entry.actions, entry.now_ns) + "\n")
+                file.flush()
+
+        return _best_us(lines, len(entries))
+
+
+def _best_us(run: Callable[[], None], num_calls: int) -> float:
+    times = []
+    for _ in range(5):
+        start_ns = time.perf_counter_ns()
+        run()
+        times.append((time.perf_counter_ns() - start_ns) / 1e3 / num_calls)
+    return min(times)

@@ -1,0 +1,145 @@
+"""The end of a call: waits for its images, encodes and keeps them, and writes its record.
+
+A call is all or nothing: if one image fails or is cancelled, the others are cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from tilework.core.request import Status
+from tilework.core.time import s_from_ns
+from tilework.core.wire import Image
+from tilework.runtime.ticket import Outcome
+from tilework.server.answers import Decisions
+from tilework.server.call import Call, Finished
+from tilework.server.encode import Threads, encode
+from tilework.server.engine_protocol import Engine
+from tilework.server.errors import SERVER, ApiError, internal_error, not_ready
+from tilework.server.ledger import Ledger, Record
+from tilework.server.status import CANCELLED, call_decisions, call_status
+from tilework.server.story import image_story
+from tilework.store.results import ResultStore, TooLarge
+
+logger = logging.getLogger("tilework.server")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finisher:
+    """Brings calls to their end; `store` keeps the pictures of those that somebody may come for later."""
+
+    engine: Engine
+    store: ResultStore
+    threads: Threads
+    ledger: Ledger
+
+    async def finish(self, call: Call) -> None:
+        """Resolve `call.end`, whatever happens, after the ledger has taken the call over."""
+        end, is_kept = await self._end(call)
+        if isinstance(end, ApiError):
+            self.cancel(call, f"another image of the call ended it ({end.code})")
+        try:
+            now_ns = self.engine.now_ns()
+            record = self._record(call, end, is_kept, now_ns)
+            self.ledger.end(record, now_ns, frees_key=isinstance(end, ApiError))
+        finally:
+            if call.abandoned is not None:
+                call.abandoned.cancel()
+            call.end.set_result(end)
+
+    def cancel(self, call: Call, reason: str) -> None:
+        """End what is still open of a call."""
+        for ticket in call.tickets:
+            if not ticket.outcome.done():
+                self.engine.cancel(ticket.request.uid, reason)
+
+    async def _end(self, call: Call) -> tuple[Finished | ApiError, bool]:
+        """What became of a call, and whether its pictures are in the store."""
+        try:
+            outcomes = await _settled(call)
+            if isinstance(outcomes, ApiError):
+                return outcomes, False
+            finished = await self._finished(call, outcomes)
+            too_large = await self._keep(call, finished) if call.is_kept else None
+        except Exception:
+            logger.exception("call %s failed", call.uid)
+            return internal_error(), False
+        if too_large is None:
+            return finished, call.is_kept
+        # Without the store a picture can only go to a connection that waits for it.
+        return (_too_large(too_large) if call.ask.as_url or call.is_detached else finished), False
+
+    async def _finished(self, call: Call, outcomes: list[Outcome]) -> Finished:
+        ask = call.ask
+        parts = [self.threads.run(encode, _pixels(outcome), ask.output_format, ask.quality) for outcome in outcomes]
+        files = await asyncio.gather(*parts)
+        told = enumerate(zip(call.tickets, outcomes, strict=True))
+        stories = tuple(image_story(ask, index, ticket, outcome) for index, (ticket, outcome) in told)
+        return Finished(uid=call.uid, arrived_s=call.arrived_s, ask=ask, stories=stories, files=tuple(files))
+
+    async def _keep(self, call: Call, finished: Finished) -> TooLarge | None:
+        for index, file in enumerate(finished.files):
+            name = stored_name(call.tenant, f"{call.uid}-{index}")
+            answer = await self.store.put(name, file, call.ask.media_type, self.engine.now_ns())
+            if isinstance(answer, TooLarge):
+                return answer
+        return None
+
+    def _record(self, call: Call, end: Finished | ApiError, is_kept: bool, now_ns: int) -> Record:
+        expires_ns = now_ns + self.ledger.ttl_ns
+        expires_s = call.arrived_s + s_from_ns(expires_ns - call.arrival_ns) if is_kept else None
+        status = call_status(call, self.engine, end, expires_s)
+        decisions = Decisions(uid=call.uid, status=status.status, decisions=call_decisions(call))
+        return Record(
+            uid=call.uid,
+            tenant=call.tenant,
+            key=call.key,
+            arrived_s=call.arrived_s,
+            fresh_until_ns=expires_ns,
+            status_json=status.model_dump_json().encode(),
+            decisions_json=decisions.model_dump_json().encode(),
+            unread=set(range(len(call.tickets))) if is_kept and call.is_detached else set(),
+        )
+
+
+def stored_name(tenant: str, uid: str) -> str:
+    """Under what a picture is kept: nobody finds another tenant's."""
+    return f"{tenant}/{uid}"
+
+
+async def _settled(call: Call) -> list[Outcome] | ApiError:
+    """The outcomes, all of them done, or what the first other one means for the call."""
+    waiting = {ticket.outcome for ticket in call.tickets}
+    while waiting:
+        ended, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for future in ended:
+            if (error := _failure(call, future.result())) is not None:
+                return error
+    return [ticket.outcome.result() for ticket in call.tickets]
+
+
+def _failure(call: Call, outcome: Outcome) -> ApiError | None:
+    if outcome.status is Status.DONE:
+        return None
+    if outcome.status is not Status.CANCELLED:
+        message = f"Image {outcome.uid} failed: {outcome.reason}. The request may be sent again."
+        return ApiError(500, message, kind=SERVER, code="generation_failed")
+    if call.cancel_reason is None:  # The engine's own doing: it is stopping, or has lost its devices.
+        return not_ready(f"image {outcome.uid} was cancelled: {outcome.reason}")
+    message = f"Request {call.uid} was cancelled: {call.cancel_reason}. Send it again if you want it."
+    return ApiError(409, message, code=CANCELLED, headers={"x-should-retry": "false"})
+
+
+def _pixels(outcome: Outcome) -> Image:
+    assert outcome.image is not None
+    return outcome.image
+
+
+def _too_large(answer: TooLarge) -> ApiError:
+    message = (
+        f"The image has {answer.num_bytes} bytes, but this server keeps at most {answer.max_bytes} bytes of"
+        ' results. Ask for response_format "b64_json", or raise result_bytes.'
+    )
+    return ApiError(500, message, kind=SERVER, code="result_too_large")

@@ -1,0 +1,209 @@
+"""Brings calls in: joins the one that an idempotency key names, or submits a new one, all of it or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+from tilework.core.time import ns_from_s, s_from_ns
+from tilework.runtime.ticket import Refusal, Ticket
+from tilework.server.call import Call, Finished
+from tilework.server.calls import ImageCall
+from tilework.server.config import ServerConfig
+from tilework.server.engine_protocol import Engine
+from tilework.server.errors import ApiError, shown
+from tilework.server.finish import Finisher, stored_name
+from tilework.server.idempotency import Key
+from tilework.server.ledger import Ledger, Record
+from tilework.server.metrics import Metrics
+from tilework.server.ready import Readiness
+from tilework.server.refusals import refused, too_many_open
+from tilework.server.tenants import Tenant
+from tilework.store.results import ResultStore
+
+logger = logging.getLogger("tilework.server")
+
+DISCONNECTED = "the client has disconnected"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A call as one connection sees it; `is_replay` if an earlier one had brought it in."""
+
+    call: Call
+    is_replay: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    """Every method runs on the event loop. Between looking a key up and taking its call in nothing is awaited."""
+
+    engine: Engine
+    config: ServerConfig
+    store: ResultStore
+    metrics: Metrics
+    ledger: Ledger
+    finisher: Finisher
+    readiness: Readiness
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def enter(self, ask: ImageCall, tenant: Tenant, key: Key | None, *, is_detached: bool = False) -> Entry:
+        """Join or submit a call.
+
+        Raises:
+            ApiError: it was refused, the key belongs to another body, or the pictures of the first call are gone.
+        """
+        known = None if key is None else self.ledger.find_key(key, self.engine.now_ns())
+        if isinstance(known, Record):
+            return Entry(call=await self._replayed(known, ask), is_replay=True)
+        call = known
+        if call is None:
+            self.readiness.require()
+            self._check_open(ask, tenant)
+            call = self._begin(ask, tenant, key)
+        if is_detached:
+            call.is_detached = True
+            _go_on(call)
+        return Entry(call=call, is_replay=known is not None)
+
+    @contextmanager
+    def owned(self, call: Call) -> Iterator[None]:
+        """While the block runs, a connection that asked for the call waits for it."""
+        self.own(call)
+        try:
+            yield
+        finally:
+            self.disown(call)
+
+    def own(self, call: Call) -> None:
+        call.num_owners += 1
+        _go_on(call)
+
+    def disown(self, call: Call) -> None:
+        """A call that nobody waits for is cancelled; if it has a key, its client may come back for a while."""
+        call.num_owners -= 1
+        if call.num_owners or call.is_detached or call.end.done():
+            return
+        if call.key is None:
+            self.cancel(call, DISCONNECTED)
+        else:
+            loop = asyncio.get_running_loop()
+            call.abandoned = loop.call_later(self.config.reconnect_s, self.cancel, call, DISCONNECTED)
+
+    def cancel(self, call: Call, reason: str) -> None:
+        """End a call at the next step boundary; does nothing if all its images have ended."""
+        if call.cancel_reason is None:
+            call.cancel_reason = reason
+        self.finisher.cancel(call, reason)
+
+    def _check_open(self, ask: ImageCall, tenant: Tenant) -> None:
+        num_open = self.ledger.num_open(tenant.name)
+        if tenant.max_open is None or num_open + len(ask.specs) <= tenant.max_open:
+            return
+        self.metrics.count_too_many_open(ask.priority)
+        etas_ns = [ticket.eta_ns for call in self.ledger.open_calls(tenant.name) for ticket in call.tickets]
+        wait_s = s_from_ns(min(etas_ns, default=0) - self.engine.now_ns())
+        raise too_many_open(tenant, num_open, len(ask.specs), max(1, math.ceil(wait_s)))
+
+    def _begin(self, ask: ImageCall, tenant: Tenant, key: Key | None) -> Call:
+        uid, arrival_ns = uuid4().hex, self.engine.now_ns()
+        logger.info("call %s: %d images for user %s of %s", uid, len(ask.specs), shown(ask.user), tenant.name)
+        call = Call(
+            uid=uid,
+            tenant=tenant.name,
+            ask=ask,
+            key=key,
+            arrival_ns=arrival_ns,
+            arrived_s=time.time(),
+            tickets=self._submit(ask, tenant, uid, arrival_ns),
+            end=asyncio.get_running_loop().create_future(),
+        )
+        self.ledger.begin(call)
+        task = asyncio.create_task(self.finisher.finish(call))
+        self.tasks.add(task)  # The loop alone would not keep it.
+        task.add_done_callback(self.tasks.discard)
+        return call
+
+    def _submit(self, ask: ImageCall, tenant: Tenant, call_uid: str, arrival_ns: int) -> tuple[Ticket, ...]:
+        """Submit every image.
+
+        Raises:
+            ApiError: the engine refused one; those before it are cancelled.
+        """
+        deadline_ns = None if ask.slo_s is None else arrival_ns + ns_from_s(ask.slo_s)
+        tickets: list[Ticket] = []
+        with self._all_or_nothing(tickets):
+            for index, spec in enumerate(ask.specs):
+                answer = self.engine.submit(
+                    spec,
+                    uid=f"{call_uid}-{index}",
+                    deadline_ns=deadline_ns,
+                    on_miss=ask.on_miss,
+                    tenant=tenant.name,
+                    priority=ask.priority,
+                    weight=ask.weight,
+                )
+                if isinstance(answer, Refusal):
+                    raise refused(answer, ask, arrival_ns)
+                tickets.append(answer)
+        return tuple(tickets)
+
+    @contextmanager
+    def _all_or_nothing(self, tickets: list[Ticket]) -> Iterator[None]:
+        """However the block is left early, cancel what is in."""
+        try:
+            yield
+        except BaseException as error:
+            kind = error.code if isinstance(error, ApiError) else type(error).__name__
+            for ticket in tickets:
+                self.engine.cancel(ticket.request.uid, f"another image of the call ended it ({kind})")
+            raise
+
+    async def _replayed(self, record: Record, ask: ImageCall) -> Call:
+        """A call that is done already, as if it had just ended.
+
+        Raises:
+            ApiError: 410 if its pictures have made room for newer ones.
+        """
+        status = record.status()
+        files = []
+        for image in status.images:
+            result = await self.store.get(stored_name(record.tenant, image.uid), self.engine.now_ns())
+            if result is None:
+                raise gone(record.uid, "they made room for newer ones")
+            files.append(result.content)
+        stories = tuple(image.story for image in status.images if image.story is not None)
+        end: asyncio.Future[Finished | ApiError] = asyncio.get_running_loop().create_future()
+        end.set_result(
+            Finished(uid=record.uid, arrived_s=record.arrived_s, ask=ask, stories=stories, files=tuple(files))
+        )
+        return Call(
+            uid=record.uid,
+            tenant=record.tenant,
+            ask=ask,
+            key=record.key,
+            arrival_ns=0,
+            arrived_s=record.arrived_s,
+            tickets=(),
+            end=end,
+        )
+
+
+def _go_on(call: Call) -> None:
+    """Somebody has come back for the call before its time was up."""
+    if call.abandoned is not None:
+        call.abandoned.cancel()
+        call.abandoned = None
+
+
+def gone(uid: str, reason: str) -> ApiError:
+    message = (
+        f"The pictures of request {uid} are gone: {reason}. Send the request again, with another key if it has one."
+    )
+    return ApiError(410, message, param="uid", code="result_expired")

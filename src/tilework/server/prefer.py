@@ -1,0 +1,32 @@
+"""The `Prefer` header (RFC 7240): whether a client wants an answer at once, with the result to come later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RESPOND_ASYNC = "respond-async"
+MAX_WAIT_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """`is_async`: answer 202 if the result is not there within `wait_s` seconds."""
+
+    is_async: bool = False
+    wait_s: int = 0
+
+    def applied(self) -> str:
+        """What `Preference-Applied` says."""
+        return f"{RESPOND_ASYNC}, wait={self.wait_s}" if self.wait_s else RESPOND_ASYNC
+
+
+def preference(headers: list[str]) -> Preference:
+    """Read every `Prefer` header; what is unknown or malformed is ignored, as the RFC wants it."""
+    is_async, wait_s = False, 0
+    for part in ",".join(headers).split(","):
+        name, _, value = part.partition(";")[0].partition("=")
+        name, value = name.strip().lower(), value.strip().strip('"')
+        is_async |= name == RESPOND_ASYNC
+        if name == "wait" and value.isascii() and value.isdigit():
+            wait_s = min(int(value[:9]), MAX_WAIT_S)
+    return Preference(is_async, wait_s) if is_async else Preference()

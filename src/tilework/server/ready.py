@@ -1,0 +1,44 @@
+"""Whether the server takes requests now, and if not, why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilework.server.answers import ReadyModel
+from tilework.server.engine_protocol import Engine
+from tilework.server.errors import not_ready
+
+
+@dataclass(slots=True)
+class Readiness:
+    """`has_started` becomes true when the models are loaded; before that the engine can answer nothing."""
+
+    engine: Engine
+    has_started: bool = True
+
+    def require_started(self) -> None:
+        """Raises:
+        ApiError: 503 while the models are being loaded.
+        """
+        if not self.has_started:
+            raise not_ready("it is starting", extra={"tilework": {"status": "starting"}})
+
+    def require(self) -> None:
+        """Raises:
+        ApiError: 503 if no request would be taken now.
+        """
+        self.require_started()
+        health = self.engine.health()
+        seen = {"devices_up": health.num_devices_up, "devices": health.num_devices, "open_requests": health.num_jobs}
+        if health.draining:
+            extra = {"tilework": {"status": "stopping", **seen}}
+            raise not_ready("it is stopping", headers={"Connection": "close"}, extra=extra)
+        if health.num_devices_up == 0:
+            reason = f"none of its {health.num_devices} devices is up"
+            raise not_ready(reason, extra={"tilework": {"status": "no_devices", **seen}})
+
+    def report(self) -> ReadyModel:
+        """How the server stands, if it is ready. Raises as `require`."""
+        self.require()
+        health = self.engine.health()
+        return ReadyModel(devices_up=health.num_devices_up, devices=health.num_devices, open_requests=health.num_jobs)

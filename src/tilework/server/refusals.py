@@ -1,0 +1,79 @@
+"""What a client is told when the engine, or a tenant's limit, refuses its call."""
+
+from __future__ import annotations
+
+import math
+
+from tilework.core.request import RefusalCode
+from tilework.core.time import NS_PER_S
+from tilework.runtime.ticket import Refusal
+from tilework.server.calls import ImageCall
+from tilework.server.errors import ApiError, invalid, not_ready, shown
+from tilework.server.tenants import Tenant
+
+RATE_LIMIT = "rate_limit_error"
+RETRY_BUSY_S = 5
+
+
+def refused(refusal: Refusal, ask: ImageCall, arrival_ns: int) -> ApiError:
+    """The answer to a refusal. For a call of several images, numbers are lower bounds: they come from the first one."""
+    match refusal.code:
+        case RefusalCode.DEADLINE:
+            return _unreachable(refusal, ask.slo_s, arrival_ns)
+        case RefusalCode.QUEUE:
+            return _queue_full(refusal, arrival_ns)
+        case RefusalCode.UNKNOWN_COST:
+            size = str(ask.specs[0].shape)
+            remedy = f"What it costs is not known here: {refusal.reason}. Ask for another size."
+            return invalid("size", size, remedy, code=refusal.code.value)
+        case _:
+            return not_ready(refusal.reason)
+
+
+def too_many_open(tenant: Tenant, num_open: int, num_asked: int, retry_s: int) -> ApiError:
+    message = (
+        f"n = {num_asked} is not accepted now: of your {num_open} images that have not ended and these, at most"
+        f" {tenant.max_open} may be open. Wait for some to end, cancel some, or retry in {retry_s} seconds."
+    )
+    return ApiError(
+        429, message, kind=RATE_LIMIT, param="n", code="too_many_open", headers={"Retry-After": str(retry_s)}
+    )
+
+
+def _unreachable(refusal: Refusal, slo_s: float | None, arrival_ns: int) -> ApiError:
+    """`Retry-After` says after how long the deadline that was asked for could be met."""
+    if refusal.earliest_ns is None:
+        return not_ready(refusal.reason)
+    earliest_s = _ceil_ms(refusal.earliest_ns - arrival_ns)
+    retry_s = max(1, math.ceil(earliest_s - (slo_s or 0.0)))
+    message = (
+        f"slo_s = {shown(slo_s)} cannot be met: {refusal.reason}. The earliest deadline that can is"
+        f' slo_s = {earliest_s}: ask for that, or send on_miss "best_effort", or retry in {retry_s} seconds.'
+    )
+    return ApiError(
+        429,
+        message,
+        kind=RATE_LIMIT,
+        param="slo_s",
+        code=refusal.code.value,
+        headers={"Retry-After": str(retry_s), "x-should-retry": "false"},
+        extra={"tilework": {"uid": refusal.uid, "slo_s": slo_s, "earliest_s": earliest_s}},
+    )
+
+
+def _queue_full(refusal: Refusal, arrival_ns: int) -> ApiError:
+    earliest_s = None if refusal.earliest_ns is None else _ceil_ms(refusal.earliest_ns - arrival_ns)
+    message = f"The queue is full: {refusal.reason}. Retry in {RETRY_BUSY_S} seconds."
+    return ApiError(
+        429,
+        message,
+        kind=RATE_LIMIT,
+        code=refusal.code.value,
+        headers={"Retry-After": str(RETRY_BUSY_S)},
+        extra={"tilework": {"uid": refusal.uid, "earliest_s": earliest_s}},
+    )
+
+
+def _ceil_ms(duration_ns: int) -> float:
+    """Seconds, rounded up to milliseconds, so that the answer is still enough."""
+    return math.ceil(duration_ns * 1000 / NS_PER_S) / 1000

@@ -1,0 +1,23 @@
+"""Times of day at the edge: RFC 3339 in and out."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+_RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+
+
+def parse_time(text: str) -> datetime | None:
+    """The time that an RFC 3339 text means, or None if it is none; an offset is required."""
+    if not _RFC3339.fullmatch(text):
+        return None
+    try:
+        return datetime.fromisoformat(text.upper())
+    except ValueError:  # The 31st of February, say.
+        return None
+
+
+def time_text(unix_s: float) -> str:
+    """A time as RFC 3339 in UTC, to the millisecond."""
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,205 @@
+"""Idempotency keys: a call that is sent again joins the first one, whatever has become of its connection."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from fake_engine import FakeEngine, Plan, Served, eventually, serving
+
+HELD = Plan(is_held=True)
+keys = (f"key-{number}" for number in range(10**6))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with serving(FakeEngine(), drain_s=0, reconnect_s=1.0, result_bytes=4000) as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def _unprogrammed(server: Served) -> None:
+    server.engine.plan = Plan()
+    server.engine.script.clear()
+    for story in (server.engine.specs, server.engine.requests, server.engine.cancelled):
+        story.clear()
+
+
+@pytest.fixture
+def key() -> dict[str, str]:
+    return {"Idempotency-Key": next(keys)}
+
+
+def abandoned(server: Served, key: dict[str, str], **ask: Any) -> None:
+    """A call whose client goes away before it is done."""
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/images/generations", json={"prompt": "x", **ask}, headers=key, timeout=0.3)
+    assert server.engine.requests
+
+
+def finish_all(server: Served) -> None:
+    for request in server.engine.requests:
+        server.on_loop(server.engine.finish, request.uid)
+
+
+def refusal(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+def test_same_key_and_body_give_the_same_pictures(server: Served, key: dict[str, str]) -> None:
+    first = server.post({"prompt": "x", "n": 2}, headers=key)
+    again = server.post({"n": 2, "prompt": "x"}, headers=key)
+    assert "idempotent-replayed" not in first.headers
+    assert again.headers["idempotent-replayed"] == "true"
+    assert first.headers["x-request-id"] == again.headers["x-request-id"]
+    assert first.json() == again.json()
+    assert len(server.engine.requests) == 2
+    assert server.post({"prompt": "x", "n": 2}).json() != first.json()
+
+
+def test_two_at_once_are_one_call(server: Served, key: dict[str, str]) -> None:
+    server.engine.plan = HELD
+    with ThreadPoolExecutor(2) as pool:
+        calls = [
+            pool.submit(
+                httpx.post, f"{server.url}/v1/images/generations", json={"prompt": "x"}, headers=key, timeout=10
+            )
+            for _ in range(2)
+        ]
+        eventually(lambda: server.engine.requests)
+        uid = server.engine.requests[0].uid
+        # Both are there when both watch their connections.
+        eventually(lambda: server.num_tasks() >= 4)
+        finish_all(server)
+        answers = [call.result(10) for call in calls]
+    assert len(server.engine.requests) == 1
+    assert {answer.headers["x-request-id"] for answer in answers} == {uid[:-2]}
+    assert sorted("idempotent-replayed" in answer.headers for answer in answers) == [False, True]
+    assert answers[0].json() == answers[1].json()
+
+
+def test_two_clients_share_a_call_until_the_last_one_goes(server: Served, key: dict[str, str]) -> None:
+    server.engine.plan = HELD
+    done: list[httpx.Response] = []
+    stays = threading.Thread(
+        target=lambda: done.append(
+            httpx.post(f"{server.url}/v1/images/generations", json={"prompt": "x"}, headers=key, timeout=10)
+        )
+    )
+    stays.start()
+    eventually(lambda: server.engine.requests)
+    abandoned(server, key)
+    with pytest.raises(AssertionError):
+        eventually(lambda: server.engine.cancelled, 1.3)  # One client is still waiting.
+    finish_all(server)
+    stays.join(10)
+    assert [answer.status_code for answer in done] == [200]
+
+
+def test_call_may_be_joined_after_a_disconnect(server: Served, key: dict[str, str]) -> None:
+    server.engine.plan = HELD
+    abandoned(server, key)
+    with ThreadPoolExecutor(1) as pool:
+        again = pool.submit(server.post, {"prompt": "x"}, headers=key)
+        with pytest.raises(AssertionError):
+            eventually(lambda: server.engine.cancelled, 1.3)  # The time to come back is over, and nobody is gone.
+        finish_all(server)
+        answer = again.result(10)
+    assert answer.status_code == 200
+    assert answer.headers["idempotent-replayed"] == "true"
+    assert len(server.engine.requests) == 1
+
+
+def test_call_that_nobody_joins_again_is_cancelled_and_its_key_is_free(server: Served, key: dict[str, str]) -> None:
+    server.engine.plan = HELD
+    abandoned(server, key)
+    assert server.engine.cancelled == {}
+    eventually(lambda: server.engine.cancelled)
+    assert set(server.engine.cancelled.values()) == {"the client has disconnected"}
+    server.engine.plan = Plan()
+    answer = server.post({"prompt": "x"}, headers=key)
+    assert answer.status_code == 200
+    assert "idempotent-replayed" not in answer.headers
+
+
+def test_stream_and_later_answers_share_keys_too(server: Served, key: dict[str, str]) -> None:
+    body = {"prompt": "x", "stream": True}
+    first = server.post(body, headers=key)
+    again = server.post(body, headers=key)
+    assert again.headers["idempotent-replayed"] == "true"
+    pictures = [
+        json.loads(line.removeprefix("data: "))["b64_json"]
+        for answer in (first, again)
+        for line in answer.text.splitlines()
+        if line.startswith("data: ")
+    ]
+    assert len(pictures) == 2
+    assert pictures[0] == pictures[1]
+    assert len(server.engine.requests) == 1
+
+
+def test_async_call_is_joined_and_then_never_cancelled_by_a_disconnect(server: Served, key: dict[str, str]) -> None:
+    server.engine.plan = HELD
+    later = {**key, "Prefer": "respond-async"}
+    first, again = (server.post({"prompt": "x"}, headers=later) for _ in range(2))
+    assert (first.status_code, again.status_code) == (202, 202)
+    assert again.headers["idempotent-replayed"] == "true"
+    assert first.json()["uid"] == again.json()["uid"]
+    abandoned(server, key)
+    with pytest.raises(AssertionError):
+        eventually(lambda: server.engine.cancelled, 1.3)
+    finish_all(server)
+    assert server.post({"prompt": "x"}, headers=key).status_code == 200
+
+
+def test_another_body_is_refused(server: Served, key: dict[str, str]) -> None:
+    for plan in (HELD, Plan()):
+        server.engine.plan = plan
+        if plan is HELD:
+            server.post({"prompt": "x"}, headers={**key, "Prefer": "respond-async"})
+        answer = server.post({"prompt": "y"}, headers=key)
+        assert refusal(answer) == (422, "idempotency_key_reused")
+        assert answer.json()["error"]["param"] == "Idempotency-Key"
+        finish_all(server)
+
+
+def test_what_was_refused_or_wrong_or_failed_burns_no_key(server: Served, key: dict[str, str]) -> None:
+    server.engine.script = [Plan(refuse_s=9), Plan(fail="out of memory")]
+    wrong = server.post({"prompt": "x", "n": 0}, headers=key)
+    refused = server.post({"prompt": "y", "slo_s": 1, "on_miss": "reject"}, headers=key)
+    failed = server.post({"prompt": "z"}, headers=key)
+    assert [answer.status_code for answer in (wrong, refused, failed)] == [400, 429, 500]
+    answer = server.post({"prompt": "w"}, headers=key)
+    assert answer.status_code == 200
+    assert "idempotent-replayed" not in answer.headers
+
+
+@pytest.mark.parametrize("text", ["", "x" * 256, "schlüssel".encode(), b"\xff", "a\tb"])
+def test_wrong_keys_are_refused(server: Served, text: str | bytes) -> None:
+    answer = server.post({"prompt": "x"}, headers={"Idempotency-Key": text})
+    assert refusal(answer) == (400, "invalid_value")
+    assert "255 printable ASCII" in answer.json()["error"]["message"]
+    assert server.engine.requests == []
+
+
+def test_replay_says_when_the_pictures_had_to_go(server: Served, key: dict[str, str]) -> None:
+    assert server.post({"prompt": "x"}, headers=key).status_code == 200
+    for seed in range(40):
+        server.post({"prompt": "x", "seed": seed, "response_format": "url"})
+    answer = server.post({"prompt": "x"}, headers=key)
+    assert refusal(answer) == (410, "result_expired")
+    assert len(server.engine.requests) == 41
+
+
+def test_key_ends_with_the_pictures() -> None:
+    with serving(FakeEngine(), result_ttl_s=0.3) as brief:
+        key = {"Idempotency-Key": "k"}
+        first = brief.post({"prompt": "x"}, headers=key).headers["x-request-id"]
+        eventually(lambda: brief.post({"prompt": "x"}, headers=key).headers["x-request-id"] != first)
+        eventually(lambda: brief.post({"prompt": "y"}, headers=key).status_code == 200)
