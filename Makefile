@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check bench serve clean
+.PHONY: help demo test lint check bench docs serve clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -35,6 +35,9 @@ check: lint test ## All that a change must pass: lint and test
 
 bench: $(VENV)/dev ## Measure speed and memory; ARGS goes to bench/run.py
 	@$(BIN)/python bench/run.py $(ARGS)
+
+docs: $(VENV)/serve ## Write docs/api.md, the reference of the HTTP API
+	@$(BIN)/python -m tilework.server.reference > docs/api.md
 
 serve: $(VENV)/serve ## Start a server with the shipped model; ARGS goes to tilework serve
 	@$(BIN)/tilework serve $(ARGS)

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, log2
 from random import Random
+from typing import Any, TypeVar
 
-from tilework.control.controller import ControllerConfig
+from tilework.control.controller import Controller, ControllerConfig
+from tilework.control.job import Job
+from tilework.core.actions import Action
+from tilework.core.events import GpuJoined
+from tilework.core.interfaces import ClusterView, CostModel, Demand, Forecast
+from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, Request, Shape
 from tilework.core.time import ns_from_s
 from tilework.core.wire import CostRow
-from tilework.core.work import DIFFUSE, STAGES, StageId
-from tilework.cost.table import CostTable
+from tilework.core.work import DIFFUSE, STAGES, Plan, StageId
+from tilework.cost.table import CostTable, TableCosts
+from tilework.policy.demand import demand_at
 from tilework.sim.simulation import SimConfig, Simulation, Trace
 
 PIPELINE = "toy"
 ALL_STAGES = frozenset(StageId(PIPELINE, stage) for stage in STAGES)
 SIDES = (64, 128, 192)
+SERVICE_S = 0.01 + 10 * 0.1 + 0.05  # Of a `request` by a `table`, on one device.
+
+Kind = TypeVar("Kind")
 
 
 def table(
@@ -39,6 +50,20 @@ def table(
     return CostTable(hardware="toy", rows=tuple(rows))
 
 
+def row(pixels: int, seconds: float, **fields: Any) -> CostRow:
+    """A row of so many pixels, one pixel high."""
+    return CostRow(**({"pipeline": PIPELINE, "stage": DIFFUSE, "height": 1, "width": pixels} | fields), seconds=seconds)
+
+
+def sized(pixels: int, height: int = 1, **more: Any) -> Request:
+    """A request of so many pixels."""
+    return replace(request("a", **more), shape=Shape(height, pixels // height))
+
+
+def costs(*rows: CostRow, **options: Any) -> TableCosts:
+    return TableCosts(CostTable(hardware="toy", rows=rows), **options)
+
+
 def request(
     uid: str,
     arrival_s: float = 0.0,
@@ -47,7 +72,9 @@ def request(
     steps: int = 10,
     slo_s: float | None = None,
     on_miss: OnMiss = OnMiss.BEST_EFFORT,
+    **more: Any,
 ) -> Request:
+    """`more` are other fields of `Request`."""
     return Request(
         uid=uid,
         pipeline=PIPELINE,
@@ -56,7 +83,47 @@ def request(
         arrival_ns=ns_from_s(arrival_s),
         deadline_ns=None if slo_s is None else ns_from_s(arrival_s + slo_s),
         on_miss=on_miss,
+        **more,
     )
+
+
+def promise(uid: str, arrival_s: float, slo_s: float, **more: Any) -> Request:
+    """A request that comes in only if it will be on time."""
+    return request(uid, arrival_s, slo_s=slo_s, on_miss=OnMiss.REJECT, **more)
+
+
+def job(job_id: int, asked: Request, urgency_ns: int = 0, **more: Any) -> Job:
+    """A job as admission makes it; `more` are other fields of `Job`."""
+    fields: dict[str, Any] = {"eta_ns": 0, "forecast": Forecast(0, 0, 1.0), "done": Cursor.start(asked)} | more
+    return Job(job_id=job_id, request=asked, urgency_ns=urgency_ns, **fields)
+
+
+class Idle:
+    """A policy of one device per request, in order of arrival, that plans nothing; for tests to derive others from."""
+
+    def urgency_ns(self, request: Request, set_aside: bool) -> int:
+        return request.arrival_ns
+
+    def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
+        return (1,)
+
+    def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
+        return demand_at(request, left, 1, costs)
+
+    def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
+        return Plan()
+
+
+def controller(policy: str = "edf", num_gpus: int = 1, degrees: tuple[int, ...] = (1,), **options: int) -> Controller:
+    """One that has devices of one node, all idle. `options` are of `ControllerConfig`."""
+    built = Controller(ControllerConfig(policy=policy, **options), table(degrees=degrees))
+    for gpu in range(num_gpus):
+        assert built.handle(GpuJoined(gpu, 0, ALL_STAGES), 0) == ()
+    return built
+
+
+def only(kind: type[Kind], actions: Sequence[Action]) -> list[Kind]:
+    return [action for action in actions if isinstance(action, kind)]
 
 
 def poisson(count: int, rate_per_s: float, seed: int, slo_s: float = 3.0, best_effort: float = 0.2) -> list[Request]:
@@ -66,6 +133,19 @@ def poisson(count: int, rate_per_s: float, seed: int, slo_s: float = 3.0, best_e
         arrival_s += rng.expovariate(rate_per_s)
         slo = None if rng.random() < best_effort else slo_s
         requests.append(request(str(index), arrival_s, side=rng.choice(SIDES), slo_s=slo))
+    return requests
+
+
+def promise_mix(count: int, rate_per_s: float, seed: int, share: float) -> list[Request]:
+    """A share asks for a promise, between 1.1 and 8 times what it takes on one device; the others are best effort."""
+    rng, arrival_s, requests = Random(seed), 0.0, []
+    for index in range(count):
+        arrival_s += rng.expovariate(rate_per_s)
+        side, steps = rng.choice(SIDES), rng.randint(2, 20)
+        slo_s = (0.06 + 0.1 * steps) * (side / 128) ** 2 * rng.uniform(1.1, 8)
+        on_miss = OnMiss.REJECT if rng.random() < share else OnMiss.BEST_EFFORT
+        slo = None if on_miss is OnMiss.BEST_EFFORT and rng.random() < 0.5 else slo_s
+        requests.append(request(str(index), arrival_s, side=side, steps=steps, slo_s=slo, on_miss=on_miss))
     return requests
 
 
@@ -97,6 +177,8 @@ def simulate(
     seed: int = 0,
     cancels: tuple[tuple[int, str], ...] = (),
     costs: CostTable | None = None,
+    max_jobs: int = 25_000,
 ) -> Trace:
     config = SimConfig(num_gpus=num_gpus, seed=seed, jitter=jitter)
-    return Simulation(ControllerConfig(policy=policy), costs or table(), config).run(requests, cancels)
+    controller = ControllerConfig(policy=policy, max_jobs=max_jobs)
+    return Simulation(controller, costs or table(), config).run(requests, cancels)

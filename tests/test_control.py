@@ -6,29 +6,24 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from builders import ALL_STAGES, PIPELINE, request, table
-from tilework.control.controller import Controller, ControllerConfig
-from tilework.control.job import Job
-from tilework.control.queue import WaitingQueue
+from builders import ALL_STAGES, PIPELINE, SERVICE_S, Idle, controller, only, request
+from tilework.control.controller import Controller
 from tilework.core.actions import (
     Accept,
     Action,
     DropState,
     Finish,
     MoveState,
-    Reject,
     RunStage,
     RunSteps,
+    SetAside,
     Stop,
     WakeAt,
 )
 from tilework.core.events import (
     Broken,
     Cancelled,
-    Event,
     GpuJoined,
     GpuLost,
     StageFinished,
@@ -38,19 +33,15 @@ from tilework.core.events import (
     Woke,
     WorkFailed,
 )
-from tilework.core.interfaces import ClusterView, CostModel, Demand
-from tilework.core.progress import Cursor
-from tilework.core.request import OnMiss, Request, Status
+from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS, ns_from_s
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, Group, Plan, StageId, Start
 from tilework.policy import registry
-from tilework.policy.demand import demand_at
 from tilework.policy.registry import policy_names
 
-SERVICE_S = 0.01 + 10 * 0.1 + 0.05
 
-
-class Script:
+class Script(Idle):
     """A policy that says what it was told to say, then nothing."""
 
     def __init__(self, plans: list[Plan]) -> None:
@@ -58,9 +49,6 @@ class Script:
 
     def urgency_ns(self, request: Request, set_aside: bool) -> int:
         return request.arrival_ns + (10**9 if set_aside else 0)
-
-    def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        return demand_at(request, left, 1, costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         return next(self.plans, Plan())
@@ -80,13 +68,6 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
     return build
 
 
-def controller(policy: str = "edf", num_gpus: int = 1, degrees: tuple[int, ...] = (1,), **options: int) -> Controller:
-    built = Controller(ControllerConfig(policy=policy, **options), table(degrees=degrees))
-    for gpu in range(num_gpus):
-        assert built.handle(GpuJoined(gpu, 0, ALL_STAGES), 0) == ()
-    return built
-
-
 def start(stage: str, *gpus: int, steps: int = 1, job: int = 0) -> Start:
     return Start(stage=StageId(PIPELINE, stage), job_ids=(job,), gpus=gpus, num_steps=steps, why="told to")
 
@@ -97,15 +78,10 @@ def run(*starts: Start) -> Plan:
 
 def ran(actions: tuple[Action, ...]) -> list[tuple[int, str, int, Group]]:
     """(work, stage, steps, devices) of each work that was started."""
-    for action in only(RunSteps, actions) + only(RunStage, actions):
-        is_diffuse = action.work.stage.name == DIFFUSE  # type: ignore[union-attr]
-        assert is_diffuse == isinstance(action, RunSteps), "steps and stages have different commands"
+    assert all(action.work.stage.name == DIFFUSE for action in only(RunSteps, actions))
+    assert all(action.work.stage.name != DIFFUSE for action in only(RunStage, actions))
     works = [action.work for action in actions if isinstance(action, RunStage | RunSteps)]
     return [(work.work_id, work.stage.name, work.num_steps, work.gpus) for work in works]
-
-
-def only(kind: type, actions: tuple[Action, ...]) -> list[Action]:
-    return [action for action in actions if isinstance(action, kind)]
 
 
 # A request's way.
@@ -117,7 +93,8 @@ def test_one_request_goes_through_its_stages_in_chunks_with_one_work_queued_ahea
     control = controller(policy)
     begun = control.handle(Submitted(request("a", steps=5)), 0)
     assert ran(begun) == [(1, ENCODE, 1, (0,)), (2, DIFFUSE, 2, (0,))]
-    assert begun[0] == Accept(0, "a", ns_from_s(0.01 + 5 * 0.1 + 0.05))
+    why = "it needs 0.56 s of 1 GPU, beside 0 other requests"
+    assert begun[0] == Accept(0, "a", ns_from_s(0.01 + 5 * 0.1 + 0.05), why)
     steps_ns = 200 * NS_PER_MS
     later = [
         control.handle(StageFinished(1, 10 * NS_PER_MS), 1),
@@ -164,7 +141,8 @@ def test_requests_that_wait_for_a_device_begin_when_one_joins() -> None:
     control = controller("fixed-sp1", num_gpus=0)
     for uid in ("a", "b"):
         (accepted,) = control.handle(Submitted(request(uid)), 0)
-        assert accepted == Accept(int(uid == "b"), uid, ns_from_s(SERVICE_S))
+        why = "no device is up; the time counts from now"
+        assert accepted == Accept(int(uid == "b"), uid, ns_from_s(SERVICE_S), why)
     joined = control.handle(GpuJoined(3, 0, ALL_STAGES), 1)
     assert [(stage, gpus) for _, stage, _, gpus in ran(joined)] == [(ENCODE, (3,)), (DIFFUSE, (3,))]
 
@@ -348,6 +326,7 @@ def test_a_request_is_set_aside_once_though_a_remnant_of_it_still_has_a_device()
     control.handle(StageFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
     again = control.handle(WorkFailed(2, "broken"), 500 * NS_PER_MS)
     assert ran(again) == [(4, DIFFUSE, 2, (0,))]
+    assert only(SetAside, again) == [SetAside(0, "even if nothing else ran, it would finish 0.25 s late")]
     assert control.tracker.jobs[0].set_aside
 
 
@@ -364,20 +343,24 @@ def test_a_work_that_was_stopped_at_a_step_goes_on_from_there(scripted: Scripted
 
 
 def test_a_wake_up_is_asked_for_once_unless_an_earlier_one_is_needed(scripted: Scripted) -> None:
-    control = scripted(*(Plan(wake_ns=wake_ns) for wake_ns in (100, 100, 120, 50, 100)), Plan(), Plan(wake_ns=100))
+    asked = (Plan(wake_ns=wake_ns) for wake_ns in (100, 100, 120, 50, 100))
+    control = scripted(*asked, Plan(), Plan(wake_ns=100), Plan(wake_ns=150))
     told = [control.handle(Cancelled("nobody", ""), 0) for _ in range(5)]
     assert told == [(WakeAt(100),), (), (), (WakeAt(50),), ()]
     assert control.handle(Woke(), 50) == ()
-    assert control.handle(Woke(), 60) == (WakeAt(100),)
+    assert control.handle(Woke(), 60) == (), "the one at 100 is still to come"
+    assert control.handle(Woke(), 100) == (WakeAt(150),)
 
 
 def test_setting_aside_asks_for_a_new_plan_in_the_new_order(scripted: Scripted) -> None:
-    aside = (Plan(set_aside=(0,)), Plan(set_aside=(1,)))
+    aside = (Plan(set_aside=((0, "too late"),)), Plan(set_aside=((1, "later still"),)))
     control = scripted(Plan(), Plan(), Plan(), *aside, run(start(ENCODE, 0, job=2)))
     for uid in ("a", "b", "c"):
         control.handle(Submitted(request(uid)), 0)
     assert [job.job_id for job in control.tracker.waiting()] == [0, 1, 2]
-    assert ran(control.handle(Woke(), 1)) == [(1, ENCODE, 1, (0,))], "asked until nobody else is set aside"
+    told = control.handle(Woke(), 1)
+    assert ran(told) == [(1, ENCODE, 1, (0,))], "asked until nobody else is set aside"
+    assert told[:2] == (SetAside(0, "too late"), SetAside(1, "later still"))
     assert [(job.job_id, job.set_aside) for job in control.tracker.waiting()] == [(0, True), (1, True)]
     control.handle(Submitted(request("d")), 2)
     assert [job.job_id for job in control.tracker.waiting()] == [3, 0, 1], "behind those that can be on time"
@@ -406,32 +389,6 @@ def test_more_steps_than_are_left_are_a_bug_of_the_policy(scripted: Scripted) ->
         control.handle(Submitted(request("a")), 0)
 
 
-# Predictions.
-
-
-def learned(event: Event, asked: Request) -> float:
-    """What the controller makes of a first measured encode, relative to the table."""
-    control = controller()
-    control.handle(Submitted(asked), 0)
-    control.handle(event, 1)
-    return control.costs.run_ns(StageId(PIPELINE, ENCODE), (asked.shape,), 1) / (10 * NS_PER_MS)
-
-
-def test_measurements_correct_the_costs_of_guided_requests_only() -> None:
-    slow = StageFinished(1, 20 * NS_PER_MS)
-    assert learned(slow, request("a")) == 2.0
-    assert learned(slow, replace(request("a"), guided=False)) == 1.0
-    assert learned(Stopped(1, 0), request("a")) == 1.0
-
-
-def test_a_remnant_of_a_cancelled_request_corrects_nothing() -> None:
-    control = controller()
-    control.handle(Submitted(request("a")), 0)
-    control.handle(Cancelled("a", "gone"), 1)
-    control.handle(StageFinished(1, 20 * NS_PER_MS), 2)
-    assert control.costs.version == 0
-
-
 def test_a_batch_that_lost_a_member_corrects_nothing(scripted: Scripted) -> None:
     batch = replace(start(ENCODE, 0), job_ids=(0, 1))
     for cancelled, version in ((), 1), (("a",), 0):
@@ -442,90 +399,3 @@ def test_a_batch_that_lost_a_member_corrects_nothing(scripted: Scripted) -> None
             control.handle(Cancelled(uid, "gone"), 1)
         control.handle(StageFinished(1, 20 * NS_PER_MS), 2)
         assert control.costs.version == version
-
-
-def test_a_device_is_expected_to_be_free_when_its_works_end_and_never_in_the_past() -> None:
-    control = controller()
-    control.handle(Submitted(request("a")), 0)
-    (device,) = control.tracker.gpus
-
-    def free_ms(now_ms: int) -> float:
-        control.handle(Woke(), now_ms * NS_PER_MS)
-        assert control.tracker.device_free_ns(now_ms * NS_PER_MS) == [device.free_ns]
-        return device.free_ns / NS_PER_MS
-
-    assert free_ms(4) == 10 + 200
-    assert free_ms(50) == 50 + 200, "the encode is late: it may end now at the earliest"
-    control.handle(StageFinished(1, 10 * NS_PER_MS), 60 * NS_PER_MS)
-    assert free_ms(100) == 60 + 200 + 200
-    control.handle(Cancelled("a", "gone"), 110 * NS_PER_MS)
-    control.handle(Stopped(3, 0), 120 * NS_PER_MS)
-    assert free_ms(130) == 60 + 200, "a revoked work is expected no more"
-    control.handle(Stopped(2, 1), 140 * NS_PER_MS)
-    assert free_ms(150) == 150
-    control.handle(Submitted(request("b", steps=1)), 300 * NS_PER_MS)
-    assert free_ms(301) == 300 + 10 + 100
-    control.handle(StageFinished(4, 10 * NS_PER_MS), 310 * NS_PER_MS)
-    control.handle(StepsFinished(5, 100 * NS_PER_MS), 410 * NS_PER_MS)
-    control.handle(Submitted(request("c")), 430 * NS_PER_MS)
-    assert free_ms(431) == 410 + 50 + 10, "a work queued behind does not put off the running one"
-
-
-def test_a_device_that_joins_late_begins_late() -> None:
-    control = controller(num_gpus=0)
-    control.handle(Submitted(request("a")), 0)
-    control.handle(GpuJoined(0, 0, ALL_STAGES), 5000 * NS_PER_MS)
-    assert control.tracker.device_free_ns(0) == [(5000 + 10 + 200) * NS_PER_MS]
-
-
-@given(changes=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 100), st.booleans()), max_size=30))
-def test_the_queue_knows_the_work_ahead_of_each_place(changes: list[tuple[int, int, bool]]) -> None:
-    """Against a plain list: jobs of some urgency and remaining time come, and the first of an urgency goes."""
-    queue, model = WaitingQueue(), list[Job]()
-    for job_id, (urgency_ns, run_ns, comes) in enumerate(changes):
-        same = [job for job in model if job.urgency_ns == urgency_ns]
-        if comes or not same:
-            asked = request(str(job_id))
-            job = Job(
-                job_id=job_id,
-                request=asked,
-                urgency_ns=urgency_ns,
-                eta_ns=0,
-                done=Cursor.start(asked),
-                demand=Demand(1, run_ns),
-            )
-            assert job not in queue
-            queue.add(job)
-            model.append(job)
-        else:
-            queue.remove(same[0])
-            model.remove(same[0])
-            assert same[0] not in queue
-        model.sort(key=lambda job: (job.urgency_ns, job.job_id))
-        assert list(queue) == model
-        assert len(queue) == len(model)
-        assert all(job in queue for job in model)
-        for place_ns in range(-1, 7):
-            ahead = [job.demand for job in model if job.urgency_ns <= place_ns]
-            assert list(queue.ahead(place_ns)) == ahead
-
-
-def test_the_eta_counts_what_runs_and_what_waits_ahead() -> None:
-    control = controller("fixed-sp1")
-    etas = [control.handle(Submitted(request(uid, 0.0)), 0)[0].eta_ns for uid in "abc"]  # type: ignore[union-attr]
-    assert etas == [ns_from_s(count * SERVICE_S) for count in (1, 2, 3)]
-    control.handle(StageFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
-    (accepted,) = control.handle(Submitted(request("d", 0.01)), 10 * NS_PER_MS)
-    assert accepted == Accept(3, "d", ns_from_s(4 * SERVICE_S))
-
-
-def test_the_eta_of_an_urgent_request_does_not_count_the_patient_ones() -> None:
-    control = controller("edf")
-    for uid in ("a", "b", "c"):
-        control.handle(Submitted(request(uid, slo_s=60)), 0)
-    accepted, *_ = control.handle(Submitted(request("urgent", slo_s=5)), 0)
-    assert accepted == Accept(3, "urgent", ns_from_s(0.01 + 0.2 + SERVICE_S)), "after what the device was told to do"
-    refused, *_ = control.handle(Submitted(request("strict", slo_s=2.2, on_miss=OnMiss.REJECT)), 0)
-    assert isinstance(refused, Accept), "more urgent than the urgent one"
-    refused, *_ = control.handle(Submitted(request("late", slo_s=1.2, on_miss=OnMiss.REJECT)), 0)
-    assert refused == Reject("late", "it would be 0.07 s late behind 5 other requests", ns_from_s(0.21 + SERVICE_S))

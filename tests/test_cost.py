@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import PIPELINE, SIDES, table
+from builders import PIPELINE, SIDES, costs, row, sized, table
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire import CostRow
@@ -21,15 +21,6 @@ from tilework.cost.table import BadCostTable, CostTable, TableCosts, UnknownCost
 
 STEP = StageId(PIPELINE, DIFFUSE)
 GOOD_ROW = {"pipeline": PIPELINE, "stage": DIFFUSE, "height": 64, "width": 64, "seconds": 0.5}
-
-
-def row(pixels: int, seconds: float, **fields: Any) -> CostRow:
-    """A row of so many pixels, one pixel high."""
-    return CostRow(**({"pipeline": PIPELINE, "stage": DIFFUSE, "height": 1, "width": pixels} | fields), seconds=seconds)
-
-
-def costs(*rows: CostRow, **options: Any) -> TableCosts:
-    return TableCosts(CostTable(hardware="toy", rows=rows), **options)
 
 
 def step_s(model: TableCosts, pixels: int, **more: Any) -> float:
@@ -173,12 +164,12 @@ def test_a_shipped_table_says_where_it_is_from_and_covers_its_evaluation(name: s
 def test_every_shipped_table_meets_its_slos_at_its_best_degree_alone() -> None:
     """Else no policy could: the tables and their SLOs belong together, size by size."""
     for shipped in map(read_table, shipped_names()):
-        costs, steps = TableCosts(shipped), shipped.steps or 0
-        for row in shipped.rows:
-            shape = Shape(row.height, row.width, row.frames)
-            diffuse, decode = (StageId(row.pipeline, stage) for stage in (DIFFUSE, DECODE))
-            best_ns = min(costs.run_ns(diffuse, (shape,), degree, steps) for degree in costs.degrees(diffuse))
-            assert best_ns + costs.run_ns(decode, (shape,), 1) <= ns_from_s(shipped.slo_s[str(shape)]), (row, shipped)
+        model, steps = TableCosts(shipped), shipped.steps or 0
+        for one in shipped.rows:
+            shape = Shape(one.height, one.width, one.frames)
+            diffuse, decode = (StageId(one.pipeline, stage) for stage in (DIFFUSE, DECODE))
+            best_ns = min(model.run_ns(diffuse, (shape,), degree, steps) for degree in model.degrees(diffuse))
+            assert best_ns + model.run_ns(decode, (shape,), 1) <= ns_from_s(shipped.slo_s[str(shape)]), (one, shipped)
 
 
 def test_the_names_of_the_shipped_tables() -> None:
@@ -275,7 +266,7 @@ def test_a_stage_that_no_row_mentions_costs_nothing() -> None:
     model = costs(row(10, 1.0))
     for stage in (ENCODE, DECODE):
         assert model.run_ns(StageId(PIPELINE, stage), (Shape(1, 10),), 1) == 0
-    model.observe(StageId(PIPELINE, ENCODE), (Shape(1, 10),), 1, 1, NS_PER_S)
+    model.observe(StageId(PIPELINE, ENCODE), (sized(10),), 1, 1, NS_PER_S)
     assert model.run_ns(StageId(PIPELINE, ENCODE), (Shape(1, 10),), 1) == 0, "nothing times any correction is nothing"
     assert model.version == 0
 
@@ -334,81 +325,3 @@ def test_moving_costs_nothing_where_the_state_already_is() -> None:
     model = costs(row(10, 1.0), move_ns=7)
     assert [model.move_ns(*groups) for groups in (((), (0,)), ((0,), (0,)), ((0, 1), (1,)))] == [0, 0, 0]
     assert [model.move_ns(*groups) for groups in (((0,), (1,)), ((0,), (0, 1)))] == [7, 7]
-
-
-# Corrections.
-
-
-def observe(model: TableCosts, pixels: int, factor: float, times: int = 1, num_steps: int = 1) -> None:
-    base_ns = TableCosts(model.table).run_ns(STEP, (Shape(1, pixels),), 1, num_steps)
-    for _ in range(times):
-        model.observe(STEP, (Shape(1, pixels),), 1, num_steps, round(base_ns * factor))
-
-
-@given(factor=st.floats(0.3, 3.9), start=st.floats(0.3, 3.9), num_steps=st.integers(1, 9))
-def test_the_correction_converges_to_what_is_observed(factor: float, start: float, num_steps: int) -> None:
-    model = costs(row(100, 1.0), row(200, 2.0))
-    observe(model, 100, start)
-    observe(model, 100, factor, times=80, num_steps=num_steps)
-    assert step_s(model, 100) == pytest.approx(factor, rel=0.01)
-
-
-def test_the_first_measurement_counts_in_full_and_later_ones_by_their_weight() -> None:
-    model = costs(row(100, 1.0), weight=0.25)
-    observe(model, 100, 2.0)
-    assert step_s(model, 100) == 2.0
-    observe(model, 100, 3.0)
-    assert step_s(model, 100) == 2.25
-
-
-@pytest.mark.parametrize(("factor", "held"), [(1000.0, 4.0), (0.001, 0.25)])
-def test_an_outlier_is_held_within_a_factor_of_four(factor: float, held: float) -> None:
-    model = costs(row(100, 1.0))
-    observe(model, 100, factor)
-    assert step_s(model, 100) == held
-
-
-@pytest.mark.parametrize("run_ns", [0, -5])
-def test_a_measurement_of_no_time_says_nothing(run_ns: int) -> None:
-    model = costs(row(100, 1.0))
-    model.observe(STEP, (Shape(1, 100),), 1, 1, run_ns)
-    assert (step_s(model, 100), model.version) == (1.0, 0)
-
-
-def test_every_observation_changes_the_version() -> None:
-    model = costs(row(100, 1.0))
-    versions = [model.version]
-    for _ in range(3):
-        observe(model, 100, 1.5)
-        versions.append(model.version)
-    assert len(set(versions)) == 4
-
-
-def test_an_observation_leaves_every_other_key_alone() -> None:
-    rows = [
-        row(p, p / 100, stage=s, degree=d, batch=b) for p in (100, 200) for s in STAGES for d in (1, 2) for b in (1, 2)
-    ]
-    model, fresh = costs(*rows), costs(*rows)
-    keys = [
-        (StageId(PIPELINE, stage), (Shape(1, pixels),) * batch, degree)
-        for pixels in (100, 200)
-        for stage in STAGES
-        for degree in (1, 2)
-        for batch in (1, 2)
-    ]
-    before = [model.run_ns(*key) for key in keys]
-    assert before == [fresh.run_ns(*key) for key in keys]
-    # 200 pixels in two of 100: neither the single of 200 nor the one of 100 may follow.
-    observed = (STEP, (Shape(1, 100),) * 2, 1)
-    model.observe(*observed, 1, 2 * fresh.run_ns(*observed))
-    changed = [key for key, old in zip(keys, before, strict=True) if model.run_ns(*key) != old]
-    assert changed == [observed]
-    assert model.run_ns(*observed) == 2 * fresh.run_ns(*observed)
-
-
-def test_a_shape_on_its_side_follows_the_correction_also_when_it_was_asked_for_before() -> None:
-    model = costs(row(100, 1.0))
-    tall, wide = (Shape(20, 5),), (Shape(5, 20),)
-    assert model.run_ns(STEP, tall, 1) == model.run_ns(STEP, wide, 1) == NS_PER_S
-    model.observe(STEP, tall, 1, 1, 3 * NS_PER_S)
-    assert model.run_ns(STEP, tall, 1) == model.run_ns(STEP, wide, 1) == 3 * NS_PER_S

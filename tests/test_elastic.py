@@ -20,17 +20,17 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 
 import tiny
+from builders import Idle
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import replay
-from tilework.core.interfaces import ClusterView, CostModel, Demand
+from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.progress import Cursor
-from tilework.core.request import OnMiss, Request, Status
+from tilework.core.request import OnMiss, Status
 from tilework.core.wire import Ended, Forget, ImportState, ModelSource, Parcel, Spec
 from tilework.core.work import DIFFUSE, Group, Plan, Start
 from tilework.pipelines import freight
 from tilework.pipelines.loading import shipped_directory
 from tilework.policy import registry
-from tilework.policy.demand import demand_at
 from tilework.policy.order import jobs_at_hand
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor
@@ -49,18 +49,12 @@ STEPS = STEPS_EACH * len(ROUTE)
 
 
 @dataclass(frozen=True)
-class Route:
+class Route(Idle):
     """Runs the steps of every job on the groups of ROUTE, two on each; encodes on device 0, decodes on 1.
 
     Two works of a job are under way at a time, so that each state is awaited where the job goes next. A job goes on
     with what devices are left of a group.
     """
-
-    def urgency_ns(self, request: Request, set_aside: bool) -> int:
-        return request.arrival_ns
-
-    def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        return demand_at(request, left, 1, costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         room = {gpu.gpu: 4 - len(gpu.works) for gpu in view.gpus}

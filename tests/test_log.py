@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from builders import PIPELINE, poisson, request, table
 from tilework.control.controller import ControllerConfig
-from tilework.control.history import PastWork, dispatch_ns, profiled_table, read_history
+from tilework.control.history import PastWork, read_history
 from tilework.control.log import BadLog, Difference, entry_line, header_line, read_log, replay
+from tilework.control.measured import dispatch_ns, profiled_table
 from tilework.core.actions import Action, Reject
 from tilework.core.events import (
     Event,
@@ -28,7 +29,7 @@ from tilework.core.events import (
     Woke,
     WorkFailed,
 )
-from tilework.core.request import OnMiss, Request, Status
+from tilework.core.request import OnMiss, RefusalCode, Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.wire import Spec
 from tilework.core.work import DIFFUSE, StageId, Work
@@ -107,7 +108,7 @@ def test_no_text_of_a_client_is_in_a_log() -> None:
     for kind in reachable(Event) | reachable(Action):
         hints = get_type_hints(kind)
         texts |= {field.name for field in fields(kind) if str in (hints[field.name], *get_args(hints[field.name]))}
-    assert texts == {"uid", "pipeline", "tenant", "name", "reason", "why"}
+    assert texts == {"uid", "pipeline", "tenant", "priority", "name", "reason", "why"}
     assert not texts & {field.name for field in fields(Spec)}
 
 
@@ -441,7 +442,7 @@ def past(work_id: int, start_ns: int, gpus: tuple[int, ...], after: tuple[int, .
         why="a test",
         after=after,
     )
-    return PastWork(work=work, end_ns=start_ns + 100, steps=1, run_ns=100)
+    return PastWork(work=work, start_ns=start_ns, end_ns=start_ns + 100, steps=1, run_ns=100)
 
 
 def test_dispatch_is_the_mean_gap_by_degree_behind_the_last_of_those_before() -> None:
@@ -471,7 +472,7 @@ def test_the_largest_hundredth_of_the_gaps_is_left_out() -> None:
         entry_line(StepsFinished(9, 1), (), 0),
         entry_line(StageFinished(9, 1), (), 0),
         entry_line(Stopped(9, 1), (), 0),
-        entry_line(Woke(), (Reject("9", "no", None),), 0),
+        entry_line(Woke(), (Reject("9", "no", None, RefusalCode.QUEUE),), 0),
     ],
 )
 def test_history_refuses_what_no_line_began(entry: str) -> None:

@@ -8,19 +8,17 @@ from typing import Any
 
 import pytest
 
-from builders import ALL_STAGES, PIPELINE, request, table
+from builders import ALL_STAGES, PIPELINE, job, request, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
-from tilework.control.job import Job
 from tilework.control.tracker import Tracker
 from tilework.core.actions import RunStage, RunSteps
 from tilework.core.events import GpuJoined, StageFinished, StepsFinished, Submitted, WorkFailed
-from tilework.core.interfaces import Admitted, Demand, Refused
+from tilework.core.interfaces import Demand
 from tilework.core.progress import Cursor
-from tilework.core.request import OnMiss, Request
+from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
 from tilework.core.work import DECODE, ENCODE, Group, Plan, StageId
 from tilework.cost.table import TableCosts
-from tilework.policy.admission import EtaAdmission, finish_ns
 from tilework.policy.chunks import Lane, Slots, fill
 from tilework.policy.demand import demand_at
 from tilework.policy.edf import EarliestDeadlineFirst
@@ -28,8 +26,6 @@ from tilework.policy.fixed import FixedDegree
 
 COSTS = TableCosts(table())
 WIDE_COSTS = TableCosts(table(degrees=(1, 2, 4)))
-SERVICE_S = 0.01 + 10 * 0.1 + 0.05
-ALONE = Demand(1, ns_from_s(SERVICE_S))
 
 
 def service_time_ns(asked: Request) -> int:
@@ -44,8 +40,7 @@ def planned(
     for gpu in gpus or range(num_gpus):
         tracker.add_device(gpu, gpu // 8, ALL_STAGES)
     for job_id, asked in enumerate(requests):
-        urgency_ns = policy.urgency_ns(asked, False)
-        tracker.add_job(Job(job_id=job_id, request=asked, urgency_ns=urgency_ns, eta_ns=0, done=Cursor.start(asked)))
+        tracker.add_job(job(job_id, asked, policy.urgency_ns(asked, False)))
     plan: Plan = policy.plan(tracker, costs, 0)
     return plan
 
@@ -119,18 +114,60 @@ def test_urgency_is_the_deadline_and_patience_without_one() -> None:
     assert policy.urgency_ns(due, True) == 605 * NS_PER_S, "whoever is late anyway comes after the patient"
 
 
+# Weights.
+
+
+def served(*requests: Request, policy: str = "edf") -> list[str]:
+    """Who is done, in order, on one device."""
+    endings = simulate(list(requests), policy, num_gpus=1).endings
+    return [ending.request.uid for ending in sorted(endings, key=lambda ending: ending.finish_ns)]
+
+
+def test_patience_is_divided_by_the_weight() -> None:
+    policy, heavy, light = EarliestDeadlineFirst(), request("a", 5.0, weight=4.0), request("b", 5.0, weight=0.25)
+    assert policy.urgency_ns(heavy, False) == (5 + 15) * NS_PER_S
+    assert policy.urgency_ns(light, False) == (5 + 240) * NS_PER_S
+    late = request("c", 5.0, slo_s=2.0, weight=4.0)
+    assert policy.urgency_ns(late, False) == 7 * NS_PER_S, "whoever can be on time needs no weight"
+    assert policy.urgency_ns(late, True) == (5 + 150) * NS_PER_S
+
+
+@pytest.mark.parametrize("policy", ["edf", "tetriserve"])
+def test_of_those_without_a_deadline_the_heavier_is_served_first(policy: str) -> None:
+    blocker, light, heavy = request("blocker", slo_s=5), request("light", 0.1), request("heavy", 0.1, weight=4.0)
+    assert served(blocker, light, heavy, policy=policy) == ["blocker", "heavy", "light"]
+
+
+def test_a_weight_makes_up_for_arriving_later_but_not_for_ever() -> None:
+    """Of weights 4 and 1, the heavier goes first if it comes within three quarters of the patience."""
+    crowd = [request(f"crowd{index}", slo_s=59 + index / 100) for index in range(55)]
+    for arrival_s, order in ((44.0, ["heavy", "light"]), (46.0, ["light", "heavy"])):
+        both = [request("light", 0.0), request("heavy", arrival_s, weight=4.0)]
+        done = served(*crowd, *both)
+        assert [uid for uid in done if uid in order] == order
+
+
+@pytest.mark.parametrize("policy", ["edf", "tetriserve"])
+def test_nobody_starves_under_a_stream_of_heavier_ones(policy: str) -> None:
+    """More of weight 4 than the device can do, for five minutes; one of weight 1 waits for its minute and a bit."""
+    stream = [request(str(index), index * 0.9, weight=4.0) for index in range(330)]
+    endings = simulate([request("light", 0.5), *stream], policy, num_gpus=1).endings
+    assert endings[0].latency_ns < 75 * NS_PER_S
+    assert endings[0].latency_ns > 30 * NS_PER_S, "or the stream was no burden"
+
+
 @pytest.mark.parametrize(("slack_ns", "doomed"), [(0, ()), (-1, (0,))])
 def test_only_what_would_be_late_even_alone_is_set_aside(slack_ns: int, doomed: tuple[int, ...]) -> None:
     asked = request("a", slo_s=(service_time_ns(request("a")) + slack_ns) / NS_PER_S)
     plan = planned(EarliestDeadlineFirst(), [asked])
-    assert plan.set_aside == doomed
+    assert tuple(job_id for job_id, _ in plan.set_aside) == doomed
     assert bool(plan.starts) == (not doomed), "a plan that sets aside starts nothing"
 
 
 def test_whatever_may_start_now_is_checked_not_only_the_head() -> None:
     requests = [request("first", slo_s=2), request("doomed", steps=30, slo_s=2.1), request("third", slo_s=2.2)]
     plan = planned(EarliestDeadlineFirst(), requests, num_gpus=2)
-    assert plan.set_aside == (1,)
+    assert plan.set_aside == ((1, "even if nothing else ran, it would finish 0.96 s late"),)
 
 
 def test_what_runs_is_set_aside_when_it_has_become_late() -> None:
@@ -142,7 +179,10 @@ def test_what_runs_is_set_aside_when_it_has_become_late() -> None:
     control.handle(StageFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
     actions = control.handle(StepsFinished(2, 200 * NS_PER_MS), 1200 * NS_PER_MS)
     (begun,) = (action.work for action in actions if isinstance(action, RunStage | RunSteps))
-    assert (begun.job_ids, begun.why) == ((1,), "goes before job 0; due 4.00 s after arrival")
+    assert (begun.job_ids, begun.why) == (
+        (1,),
+        "goes before job 0, which has 596.00 s more; due in 2.80 s, needs 1.06 s of 1 GPU",
+    )
     assert control.tracker.jobs[0].set_aside
 
 
@@ -159,7 +199,7 @@ def test_equal_deadlines_are_served_in_order_of_arrival() -> None:
     ("asked", "set_aside", "why"),
     [
         (request("a"), False, "is most urgent; no deadline"),
-        (request("a", slo_s=9), False, "is most urgent; due 9.00 s after arrival"),
+        (request("a", slo_s=9), False, "is most urgent; due in 9.00 s, needs 1.06 s of 1 GPU"),
         (request("a", slo_s=0.5), True, "is most urgent; it cannot be on time any more"),
     ],
 )
@@ -215,66 +255,6 @@ def test_what_a_fixed_degree_expects_to_take() -> None:
     seconds = 0.01 + 4 * 0.1 / 1.6**2 + 0.05
     assert FixedDegree(degree=4).demand(asked, Cursor.start(asked), WIDE_COSTS) == Demand(4, ns_from_s(seconds))
     assert FixedDegree(degree=8).demand(asked, Cursor.start(asked), WIDE_COSTS).width == 4
-
-
-# Admission.
-
-
-class Backlog:
-    """Three devices, free after 1, 2 and 4 s; ahead of whoever is less urgent than 50, two of them for 1 s."""
-
-    def num_jobs(self) -> int:
-        return 3
-
-    def device_free_ns(self, now_ns: int) -> list[int]:
-        return [ns_from_s(4), ns_from_s(2), ns_from_s(1)]
-
-    def ahead(self, urgency_ns: int) -> list[Demand]:
-        return [Demand(2, ns_from_s(1))] if urgency_ns > 50 else []
-
-
-@pytest.mark.parametrize(
-    ("urgency_ns", "width", "start_s"), [(99, 1, 3), (9, 1, 1), (9, 2, 2), (99, 2, 3), (9, 3, 4), (99, 3, 4), (9, 8, 4)]
-)
-def test_the_eta_counts_those_ahead_and_the_devices_that_all_need(urgency_ns: int, width: int, start_s: float) -> None:
-    answer = EtaAdmission().admit(request("a"), urgency_ns, Demand(width, NS_PER_S), Backlog(), 0)
-    assert answer == Admitted(ns_from_s(start_s + 1))
-
-
-def test_a_promise_is_given_up_to_the_very_deadline() -> None:
-    def answer(slo_s: float, on_miss: OnMiss = OnMiss.REJECT) -> Admitted | Refused:
-        return EtaAdmission().admit(request("a", slo_s=slo_s, on_miss=on_miss), 99, ALONE, Backlog(), 0)
-
-    eta_ns = ns_from_s(3 + SERVICE_S)
-    assert answer(eta_ns / NS_PER_S) == Admitted(eta_ns)
-    refused = Refused("it would be 0.00 s late behind 3 other requests", eta_ns)
-    assert answer((eta_ns - 1) / NS_PER_S) == refused
-    assert answer(0.1, OnMiss.BEST_EFFORT) == Admitted(eta_ns)
-
-
-def test_without_devices_the_eta_counts_from_now() -> None:
-    class Nothing(Backlog):
-        def device_free_ns(self, now_ns: int) -> list[int]:
-            return []
-
-    answer = EtaAdmission().admit(request("a"), 0, ALONE, Nothing(), 7 * NS_PER_S)
-    assert answer == Admitted(ns_from_s(7 + SERVICE_S))
-
-
-def test_up_to_128_jobs_are_placed_exactly() -> None:
-    ahead = [900, 10, 10, 10] * 32
-    free = [0, 5, 7]
-    exact = list(free)
-    for job_ns in ahead:
-        exact[exact.index(min(exact))] += job_ns
-    assert finish_ns(free, [Demand(1, job_ns) for job_ns in ahead], Demand(1, 3)) == min(exact) + 3
-
-
-def test_pouring_fills_the_lowest_first() -> None:
-    nothing, last = [Demand(1, 0)] * 128, Demand(1, 0)
-    assert finish_ns([0, 1000], [Demand(1, 2)] * 100 + nothing, last) == 200
-    assert finish_ns([0, 100], [Demand(1, 3)] * 100 + nothing, last) == 200
-    assert finish_ns([0, 100], [Demand(2, 3)] * 50 + nothing, last) == 200, "a wide block weighs its width"
 
 
 def test_a_service_time_counts_every_stage() -> None:

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import ALL_STAGES, flux_requests, request, simulate, table
+from builders import ALL_STAGES, flux_requests, job, request, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
-from tilework.control.job import Job
 from tilework.control.tracker import Tracker
 from tilework.core.actions import RunStage, RunSteps, WakeAt
 from tilework.core.events import Event, GpuJoined, StageFinished, StepsFinished, Submitted, Woke
@@ -271,16 +270,9 @@ def planned(
         tracker.add_device(gpu, gpu // 8, ALL_STAGES)
     for job_id, asked in enumerate(requests):
         group = (last_gpus or {}).get(job_id, ())
-        job = Job(
-            job_id=job_id,
-            request=asked,
-            urgency_ns=policy.urgency_ns(asked, job_id in aside),
-            set_aside=job_id in aside,
-            eta_ns=0,
-            done=Cursor.start(asked).advanced(1 if group else 0),
-            last_gpus=group,
-        )
-        tracker.add_job(job)
+        done = Cursor.start(asked).advanced(1 if group else 0)
+        urgency_ns, set_aside = policy.urgency_ns(asked, job_id in aside), job_id in aside
+        tracker.add_job(job(job_id, asked, urgency_ns, set_aside=set_aside, done=done, last_gpus=group))
     return policy.plan(tracker, prices, 0)
 
 
@@ -294,8 +286,8 @@ def test_degrees_are_as_low_as_deadlines_allow() -> None:
     plan = planned([tight, loose, free], num_gpus=6)
     assert widths(plan) == {0: 4, 1: 1, 2: 1}
     assert {start.job_ids[0]: start.why for start in plan.starts} == {
-        0: "must run now; due 1.00 s after arrival",
-        1: "finds room; due 3.00 s after arrival",
+        0: "must run now; due in 1.00 s, needs 0.84 s of 4 GPUs; with 2 it would finish 0.31 s late",
+        1: "finds room; due in 3.00 s, needs 2.06 s of 1 GPU; if it waited a round, it would finish 1.66 s early",
         2: "finds room; no deadline",
     }
 

@@ -17,16 +17,15 @@ import numpy as np
 import pytest
 
 import tiny
+from builders import Idle
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import replay
-from tilework.core.interfaces import ClusterView, CostModel, Demand
-from tilework.core.progress import Cursor
-from tilework.core.request import OnMiss, Request, Status
+from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.request import OnMiss, Status
 from tilework.core.time import NS_PER_MS
 from tilework.core.wire import ModelSource, Spec
 from tilework.core.work import DIFFUSE, Plan, Start
 from tilework.policy import registry
-from tilework.policy.demand import demand_at
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor, WorkerStartFailed
 from tilework.runtime.ticket import Outcome, Refusal, Ticket
@@ -35,14 +34,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class PingPong:
+class PingPong(Idle):
     """Runs every job one step at a time, on the other device each time: as many moves as there can be."""
-
-    def urgency_ns(self, request: Request, set_aside: bool) -> int:
-        return request.arrival_ns
-
-    def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        return demand_at(request, left, 1, costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         starts: list[Start] = []

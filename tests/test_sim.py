@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import PIPELINE, poisson, request, simulate, table
+from builders import PIPELINE, SERVICE_S, Idle, poisson, request, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
 from tilework.core.events import Event, GpuJoined, StageFinished, StepsFinished, Stopped, Submitted
-from tilework.core.interfaces import Admitted, ClusterView, CostModel, Demand, Refused
-from tilework.core.progress import Cursor
+from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.request import OnMiss, Request, Shape, Status
 from tilework.core.time import NS_PER_S
-from tilework.core.work import DIFFUSE, Plan, StageId, Start, Work
+from tilework.core.work import DIFFUSE, Plan, StageId, Start
 from tilework.core.workload import WorkloadRequest
 from tilework.policy import registry
-from tilework.policy.admission import EtaAdmission, finish_ns
-from tilework.policy.demand import demand_at
 from tilework.policy.fixed import FixedDegree
 from tilework.policy.registry import UnknownPolicy, make_policy, policy_names
-from tilework.sim.device import Fleet, Run
 from tilework.sim.simulation import SimConfig, Simulation, Trace
 from tilework.sim.workload import to_requests
-
-SERVICE_S = 0.01 + 10 * 0.1 + 0.05
 
 
 def attainment(trace: Trace) -> float:
@@ -147,52 +141,12 @@ def test_a_device_has_no_bubble_while_work_is_waiting() -> None:
 # Admission.
 
 
-def test_a_request_that_cannot_make_it_is_rejected_with_the_earliest_deadline() -> None:
-    crowd = [request(str(index), 0.0) for index in range(6)]
-    refused = request("late", 0.0, slo_s=1.2, on_miss=OnMiss.REJECT)
-    trace = simulate([*crowd, refused], "fixed-sp1")
-    assert trace.endings[-1].status is Status.REJECTED
-    assert "late behind 6 other requests" in trace.endings[-1].reason
-    again = request("on time", 0.0, slo_s=4.3, on_miss=OnMiss.REJECT)
-    assert simulate([*crowd, again], "fixed-sp1").endings[-1].on_time
-
-
 @pytest.mark.parametrize(("policy", "rate"), [("fixed-sp1", 1.0), ("fixed-sp1", 3.0), ("edf", 1.0)])
 def test_the_eta_is_near_what_happens(policy: str, rate: float) -> None:
     """First come, first served never breaks its word; EDF's later, more urgent arrivals postpone some."""
     trace = simulate(poisson(200, rate, seed=11, slo_s=30), policy)
     errors = sorted(abs(e.finish_ns - (e.eta_ns or 0)) / e.latency_ns for e in trace.endings)
     assert errors[len(errors) // 2] < 0.05
-
-
-@given(
-    free=st.lists(st.integers(0, 1000), min_size=1, max_size=8),
-    ahead=st.lists(st.integers(1, 50), min_size=129, max_size=400),
-)
-def test_pouring_many_jobs_is_close_to_placing_each(free: list[int], ahead: list[int]) -> None:
-    exact = list(free)
-    for job_ns in ahead:
-        exact[exact.index(min(exact))] += job_ns
-    blocks = [Demand(1, job_ns) for job_ns in ahead]
-    assert abs(finish_ns(free, blocks, Demand(1, 0)) - min(exact)) <= 2 * max(ahead)
-
-
-class NoDevices:
-    def num_jobs(self) -> int:
-        return 0
-
-    def device_free_ns(self, now_ns: int) -> list[int]:
-        return []
-
-    def ahead(self, urgency_ns: int) -> list[Demand]:
-        return []
-
-
-def test_without_devices_only_a_promise_is_refused() -> None:
-    admit, alone = EtaAdmission().admit, Demand(1, 70)
-    patient, strict = request("a", slo_s=9.0), request("b", slo_s=9.0, on_miss=OnMiss.REJECT)
-    assert admit(patient, 0, alone, NoDevices(), 5) == Admitted(75)
-    assert admit(strict, 0, alone, NoDevices(), 5) == Refused("no device is up", None)
 
 
 def test_an_unknown_pipeline_is_rejected_not_crashed_on() -> None:
@@ -208,155 +162,7 @@ def test_an_unknown_policy_names_the_nearest() -> None:
         make_policy("edff")
 
 
-# Modelled devices.
-
-
-def work(work_id: int, job_id: int = 0, stage: str = DIFFUSE, num_steps: int = 4, gpus: tuple[int, ...] = (0,)) -> Work:
-    return Work(
-        work_id=work_id,
-        stage=StageId(PIPELINE, stage),
-        job_ids=(job_id,),
-        attempts=(1,),
-        first_steps=(0,),
-        gpus=gpus,
-        num_steps=num_steps,
-        why="a test",
-    )
-
-
-def begun(fleet: Fleet, now_ns: int, gpus: tuple[int, ...] = (0,)) -> Run:
-    (run,) = fleet.begin_next(gpus, now_ns)
-    return run
-
-
-@pytest.mark.parametrize("gpus", [(0,), (0, 1, 2)])
-@pytest.mark.parametrize(
-    ("now_ns", "steps", "end_ns"),
-    [(100, 1, 110), (109, 1, 110), (110, 2, 120), (111, 2, 120), (125, 3, 130), (139, 4, 143), (50, 1, 110)],
-)
-def test_a_stop_takes_effect_at_the_next_step_boundary(
-    now_ns: int, steps: int, end_ns: int, gpus: tuple[int, ...]
-) -> None:
-    """Four steps of 10 ns from 100 on; the last takes the 3 ns that do not divide by four."""
-    fleet, one = Fleet(), work(1, gpus=gpus)
-    fleet.enqueue(one, 43)
-    former = begun(fleet, 100, gpus)
-    run = fleet.stop(one, now_ns)
-    assert run is not None
-    assert (run.start_ns, run.end_ns, run.steps, run.stopped) == (100, end_ns, steps, True)
-    assert all(fleet.running(gpu) is run for gpu in gpus)
-    assert fleet.end(former) == [], "the former end is out of date"
-    assert fleet.stop(one, now_ns) is None, "once is enough"
-    assert fleet.end(run) == list(gpus)
-
-
-def test_a_stage_without_steps_runs_to_its_end() -> None:
-    fleet, one = Fleet(), work(1, stage="encode", num_steps=1)
-    fleet.enqueue(one, 40)
-    run = begun(fleet, 0)
-    assert fleet.stop(one, 10) is None
-    assert fleet.running(0) is run
-
-
-def test_a_revoked_work_takes_no_time_and_a_stop_for_nobody_does_nothing() -> None:
-    fleet, works = Fleet(), [work(work_id) for work_id in (1, 2, 3)]
-    assert fleet.begin_next((0,), 0) == []
-    for one in works:
-        fleet.enqueue(one, 40)
-    first = begun(fleet, 0)
-    assert fleet.begin_next((0,), 5) == [], "one at a time"
-    assert fleet.stop(works[1], 5) is None
-    assert fleet.stop(work(9), 5) is None
-    fleet.end(first)
-    revoked = begun(fleet, 40)
-    assert (revoked.work.work_id, revoked.end_ns, revoked.steps, revoked.stopped) == (2, 40, 0, True)
-    fleet.end(revoked)
-    third = begun(fleet, 40)
-    assert (third.work.work_id, third.end_ns, third.steps, third.stopped) == (3, 80, 4, False)
-    assert fleet.stop(works[0], 50) is None, "what has ended is left alone"
-
-
-def test_a_group_begins_when_all_its_devices_are_free_and_ends_on_all() -> None:
-    """Device 0 is free at 40, device 1 at 70; what is queued behind the group waits for it."""
-    fleet = Fleet()
-    for one, duration_ns in (
-        (work(1), 40),
-        (work(2, 1, gpus=(1,)), 70),
-        (work(3, 2, gpus=(0, 1)), 10),
-        (work(4, 3), 5),
-    ):
-        fleet.enqueue(one, duration_ns)
-    first, second = fleet.begin_next((0, 1), 0)
-    assert fleet.begin_next(fleet.end(first), 40) == [], "the other member is busy, and nobody overtakes"
-    group = begun(fleet, 70, tuple(fleet.end(second)))
-    assert (group.start_ns, group.end_ns) == (70, 80)
-    assert fleet.running(0) is fleet.running(1) is group
-    last = begun(fleet, 80, tuple(fleet.end(group)))
-    assert (last.work.work_id, last.start_ns) == (4, 80)
-
-
-def test_a_group_does_not_overtake_what_is_queued_before_it_on_one_of_its_devices() -> None:
-    fleet = Fleet()
-    for one in (work(1), work(2, 1, gpus=(0, 1))):
-        fleet.enqueue(one, 40)
-    assert [run.work.work_id for run in fleet.begin_next((1, 0), 0)] == [1]
-
-
-def test_a_work_waits_for_the_state_of_its_job_once() -> None:
-    fleet = Fleet()
-    fleet.move(7, 0, 500, now_ns=0)
-    for work_id in (1, 2):
-        fleet.enqueue(work(work_id, job_id=7), 40)
-    starts = []
-    for now_ns in (100, 200):  # The second time is earlier than the arrival: it must not be waited for again.
-        run = begun(fleet, now_ns)
-        starts.append(run.start_ns)
-        fleet.end(run)
-    assert starts == [500, 200]
-
-
-def test_a_state_that_arrived_long_ago_is_not_waited_for() -> None:
-    fleet = Fleet()
-    fleet.move(7, 0, 500, now_ns=0)
-    fleet.enqueue(work(1, job_id=7), 40)
-    run = begun(fleet, 800)
-    assert (run.start_ns, run.end_ns) == (800, 840)
-
-
-def test_a_state_leaves_at_the_end_of_its_jobs_latest_work() -> None:
-    """Two works on device 0 are told; the third, on 1 and 2, takes over 5 ns after the second has ended."""
-    fleet = Fleet()
-    for work_id in (1, 2):
-        fleet.enqueue(work(work_id, job_id=7), 40)
-    for target in (1, 2):
-        fleet.move(7, target, 5, now_ns=0)
-    fleet.enqueue(work(3, job_id=7, gpus=(1, 2)), 40)
-    assert fleet.begin_next((1, 2), 0) == []
-    touched = fleet.end(begun(fleet, 0))
-    assert touched == [0], "the first work of two does not send it off"
-    assert fleet.end(second := begun(fleet, 40)) == [0, 1, 2]
-    assert (begun(fleet, 80, (1, 2)).start_ns, second.end_ns) == (85, 80)
-
-
-def test_a_stop_sends_the_state_off_earlier() -> None:
-    fleet, one = Fleet(), work(1, job_id=7)
-    fleet.enqueue(one, 40)
-    begun(fleet, 0)
-    fleet.move(7, 1, 5, now_ns=2)
-    fleet.enqueue(work(2, job_id=7, gpus=(1,)), 40)
-    stopped = fleet.stop(one, 13)
-    assert stopped is not None
-    assert begun(fleet, 20, tuple(fleet.end(stopped))).start_ns == 25
-
-
-def test_a_revoked_work_does_not_wait_for_its_jobs_state() -> None:
-    fleet, follower = Fleet(), work(2, job_id=7, gpus=(1,))
-    fleet.enqueue(work(1, job_id=7), 40)
-    begun(fleet, 0)
-    fleet.move(7, 1, 5, now_ns=0)
-    fleet.enqueue(follower, 40)
-    fleet.stop(follower, 10)
-    assert begun(fleet, 10, (1,)).end_ns == 10
+# What the modelled devices lose, and how policies and nodes look to them.
 
 
 def test_what_a_device_and_an_answer_lose_is_added() -> None:
@@ -385,16 +191,6 @@ def test_dispatch_lies_before_a_run_and_is_not_reported() -> None:
     assert told == [10_000_000, 200_000_000, 50_000_000]
     assert [run.end_ns - run.start_ns for run in trace.runs] == told
     assert [run.start_ns for run in trace.runs] == [1000, 10_002_000, 210_003_000]
-
-
-def test_a_state_travels_while_its_next_work_is_dispatched() -> None:
-    for dispatch_ns, start_ns in ((30, 130), (700, 800)):
-        fleet = Fleet()
-        fleet.move(7, 0, 120, now_ns=0)
-        fleet.enqueue(work(1, job_id=7), 40, dispatch_ns)
-        run = begun(fleet, 100)
-        assert (run.start_ns, run.end_ns) == (start_ns, start_ns + 40)
-        assert fleet.running(0) is run, "occupied meanwhile"
 
 
 @pytest.mark.parametrize(
@@ -453,15 +249,8 @@ def test_a_group_waits_for_the_conditioning_from_its_first_member() -> None:
     assert decode.start_ns == steps.end_ns, "the first member has the state"
 
 
-@dataclass(frozen=True)
-class Sleeper:
+class Sleeper(Idle):
     """Does nothing in the first second, then what `fixed-sp1` does."""
-
-    def urgency_ns(self, request: Request, set_aside: bool) -> int:
-        return request.arrival_ns
-
-    def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        return demand_at(request, left, 1, costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         return Plan(wake_ns=NS_PER_S) if now_ns < NS_PER_S else FixedDegree(degree=1).plan(view, costs, now_ns)
@@ -473,8 +262,7 @@ def test_a_policy_is_woken_when_it_asked_to_be(monkeypatch: pytest.MonkeyPatch) 
     assert ending.finish_ns == pytest.approx((1 + SERVICE_S) * NS_PER_S, abs=10)
 
 
-@dataclass(frozen=True)
-class Mover(Sleeper):
+class Mover(Idle):
     """Sends its only job over device 0 for all but its last steps, and these to device 1."""
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
@@ -539,7 +327,7 @@ def test_a_workload_becomes_requests_with_nothing_lost() -> None:
         slo_s=2.0,
         seed=5,
         tenant="acme",
-        priority=3,
+        priority="interactive",
         on_miss=OnMiss.REJECT,
     )
     bare = WorkloadRequest(arrival_s=0.0, pipeline=PIPELINE, height=64, width=64, steps=1)
@@ -554,7 +342,8 @@ def test_a_workload_becomes_requests_with_nothing_lost() -> None:
             deadline_ns=3_500_000_000,
             on_miss=OnMiss.REJECT,
             tenant="acme",
-            priority=3,
+            priority="interactive",
+            weight=4.0,
         ),
         Request(uid="1", pipeline=PIPELINE, shape=Shape(64, 64), steps=1, arrival_ns=0),
     ]

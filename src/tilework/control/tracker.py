@@ -52,14 +52,14 @@ class Tracker:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def ahead(self, urgency_ns: int, job_id: int | None = None) -> Sequence[Demand]:
-        """Waiting jobs and the uncommitted rest of running ones, in order of urgency."""
-        key = (urgency_ns + 1, -1) if job_id is None else (urgency_ns, job_id)
-        waiting = self._waiting.ahead(key)
-        busy = [job for job in self._busy.values() if (job.urgency_ns, job.job_id) < key]
-        rest = [job.demand for job in busy if job.demand.run_ns > 0]
-        # The running jobs come first: they are on average the most urgent, and exact order hardly moves the sum.
-        return [*rest, *waiting]
+    def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> Sequence[Demand]:
+        return self._waiting.ahead(_key(urgency_ns, job_id))
+
+    def running_ahead(self, urgency_ns: int, job_id: int | None = None) -> Sequence[Block]:
+        key = _key(urgency_ns, job_id)
+        busy = [job for job in self._busy.values() if (job.urgency_ns, job.job_id) < key and job.demand.run_ns]
+        busy.sort(key=lambda job: (job.urgency_ns, job.job_id))
+        return [Block(job.urgency_ns, self._end_ns(job.works[-1]), job.demand) for job in busy]
 
     def promised(self) -> Sequence[Job]:
         return self._promised
@@ -208,6 +208,11 @@ class Tracker:
         if job in self._waiting:
             self._waiting.remove(job)
         self._busy.pop(job.job_id, None)
+
+
+def _key(urgency_ns: int, job_id: int | None) -> tuple[int, int]:
+    """The place of a job in the order of service; a newcomer's is behind those of the same urgency."""
+    return (urgency_ns + 1, -1) if job_id is None else (urgency_ns, job_id)
 
 
 def _due(job: Job) -> tuple[int, int]:

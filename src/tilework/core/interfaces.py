@@ -178,11 +178,14 @@ class Backlog(Protocol):
         """Devices that are up."""
 
     def num_jobs(self) -> int: ...
-    def ahead(self, urgency_ns: int, job_id: int | None = None) -> Sequence[Demand]:
-        """What each job takes that is served before one of this urgency, in order of service.
+    def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> Sequence[Demand]:
+        """What each job without works takes that is served before one of this urgency, in order of service.
 
         Without a job id, before a newcomer.
         """
+
+    def running_ahead(self, urgency_ns: int, job_id: int | None = None) -> Sequence[Block]:
+        """The same of the rests of jobs with works, which are ready when these end."""
 
     def promised(self) -> Sequence[JobView]:
         """Jobs whose deadline is promised, by (deadline, job id)."""

@@ -9,9 +9,11 @@ from tilework.core.interfaces import Admitted, Backlog, CostModel, Demand, Forec
 from tilework.core.progress import Cursor
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import s_from_ns
-from tilework.policy.demand import demand_at
+from tilework.core.work import DIFFUSE, StageId
+from tilework.policy.demand import demand_at, usable_degree
 from tilework.policy.experience import Experience
 from tilework.policy.guard import blocks_of, ready_ns
+from tilework.policy.order import needs
 from tilework.policy.plane import finish_ns, levels_of
 from tilework.policy.promises import Promises
 
@@ -45,16 +47,16 @@ class EtaAdmission:
             why = "no device is up; the time counts from now"
             return Admitted(now_ns + demand.run_ns, why, Forecast(demand.run_ns, 0, 1.0))
         ask = _Ask.of(request, policy, costs, backlog, now_ns)
-        plain_ns = ask.eta_ns(request)
+        plain_ns = ask.eta_ns(request, demand)
         num_jobs = backlog.num_jobs()
         forecast = Forecast(plain_ns - now_ns, num_jobs, self._experience.ratio(request, num_jobs))
         eta_ns = now_ns + int(forecast.ratio * forecast.predicted_ns)
         if not request.is_promise:
             return Admitted(eta_ns, _why(demand, backlog), forecast)
         assert request.deadline_ns is not None
-        promised = ask.promised(request)
-        if plain_ns > request.deadline_ns or promised is None:
-            return self._refused(ask, plain_ns)
+        promised = ask.promised(request.deadline_ns)
+        if promised is None:
+            return _refused(ask, request.deadline_ns)
         why = f"{_why(demand, backlog)}; its deadline is promised"
         return Admitted(min(eta_ns, request.deadline_ns), why, forecast, promised)
 
@@ -74,74 +76,83 @@ class EtaAdmission:
         if job.stage is None:
             return begin_ns
         free_ns = [gpu.free_ns for gpu in backlog.gpus]
-        return finish_ns(free_ns, backlog.ahead(job.urgency_ns, job.job_id), job.demand, begin_ns)
+        running = backlog.running_ahead(job.urgency_ns, job.job_id)
+        return finish_ns(free_ns, running, backlog.waiting_ahead(job.urgency_ns, job.job_id), job.demand, begin_ns)
 
-    def _refused(self, ask: _Ask, eta_ns: int) -> Refused:
-        request, earliest_ns = ask.request, ask.earliest_ns()
-        assert request.deadline_ns is not None
-        if eta_ns > request.deadline_ns:
-            late_s = s_from_ns(eta_ns - request.deadline_ns)
-            reason = f"it would be {late_s:.2f} s late behind {ask.backlog.num_jobs()} other requests"
-        else:
-            reason = f"what is promised to {len(ask.backlog.promised())} other requests leaves no room for it"
-        return Refused(reason, earliest_ns, RefusalCode.DEADLINE)
+
+def _refused(ask: _Ask, deadline_ns: int) -> Refused:
+    late_ns = min(ask.eta_ns(ask.request, block) for block in ask.blocks) - deadline_ns
+    if late_ns > 0:
+        reason = f"it would be {s_from_ns(late_ns):.2f} s late behind {_others(ask.backlog)}"
+    else:
+        reason = f"what is promised to others leaves no room for it beside {_others(ask.backlog)}"
+    return Refused(reason, ask.earliest_ns(), RefusalCode.DEADLINE)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ask:
-    """A request at the door, and what is behind it."""
+    """A request at the door, and what is behind it.
+
+    `blocks` are the ways in which the policy may run it, the cheapest in GPU-time first.
+    """
 
     request: Request
     policy: Policy
     costs: CostModel
     backlog: Backlog
     promises: Promises
+    blocks: Sequence[Demand]
     now_ns: int
 
     @staticmethod
     def of(request: Request, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int) -> _Ask:
         gpus = backlog.gpus
-        blocks = blocks_of(gpus, backlog.promised()) if request.is_promise else []
-        return _Ask(request, policy, costs, backlog, Promises(levels_of(gpus), blocks, now_ns), now_ns)
+        if not request.is_promise:
+            return _Ask(request, policy, costs, backlog, Promises([], [], now_ns), (), now_ns)
+        promises = Promises(levels_of(gpus), blocks_of(gpus, backlog.promised()), now_ns)
+        start, widest, stage = Cursor.start(request), max(map(len, promises.levels)), StageId(request.pipeline, DIFFUSE)
+        degrees = {usable_degree(stage, min(degree, widest), costs) for degree in policy.degrees(request, costs)}
+        blocks = [demand_at(request, start, degree, costs) for degree in degrees]
+        blocks.sort(key=lambda block: (block.width * block.run_ns, block.width))
+        return _Ask(request, policy, costs, backlog, promises, blocks, now_ns)
 
-    def eta_ns(self, request: Request) -> int:
-        """When the policy would be done with it."""
-        ahead = self.backlog.ahead(self.policy.urgency_ns(request, False))
-        demand = self.policy.demand(request, Cursor.start(request), self.costs)
-        return finish_ns([gpu.free_ns for gpu in self.backlog.gpus], ahead, demand)
+    def eta_ns(self, request: Request, block: Demand) -> int:
+        """When it would be done as this block, behind those that the policy serves before it."""
+        urgency_ns = self.policy.urgency_ns(request, False)
+        running, waiting = self.backlog.running_ahead(urgency_ns), self.backlog.waiting_ahead(urgency_ns)
+        return finish_ns([gpu.free_ns for gpu in self.backlog.gpus], running, waiting, block)
 
-    def promised(self, request: Request) -> Demand | None:
-        """The cheapest block, in GPU-time, with which its deadline can be promised."""
-        assert request.deadline_ns is not None
-        for block in self._blocks():
-            if self.promises.end_ns(request.deadline_ns, block) is not None:
+    def promised(self, deadline_ns: int) -> Demand | None:
+        """The cheapest block with which the deadline can be promised."""
+        for block in self.blocks:
+            is_soon = self.eta_ns(self.request, block) <= deadline_ns
+            if is_soon and self.promises.end_ns(deadline_ns, block) is not None:
                 return block
         return None
 
     def earliest_ns(self) -> int:
-        """The earliest deadline with which it would be let in, by its cheapest block in GPU-time or by its quickest.
+        """The earliest deadline with which it would be let in, by its cheapest block or by its quickest."""
+        return min(self._earliest_ns(block) for block in {self.blocks[0], min(self.blocks, key=_run_ns)})
 
-        A later deadline may put it further behind others, so that its finish is predicted anew.
-        """
-        blocks, due_ns = self._blocks(), self.now_ns
-        blocks = [blocks[0], min(blocks, key=lambda block: block.run_ns)]
+    def _earliest_ns(self, block: Demand) -> int:
+        """A later deadline may put it further behind others, so that its finish is predicted anew."""
+        due_ns = self.now_ns
         for _ in range(_TRIALS):
-            due_ns = min(self.promises.earliest_ns(block, due_ns) for block in blocks)
-            eta_ns = self.eta_ns(replace(self.request, deadline_ns=due_ns))
+            due_ns = self.promises.earliest_ns(block, due_ns)
+            eta_ns = self.eta_ns(replace(self.request, deadline_ns=due_ns), block)
             if eta_ns <= due_ns:
                 break
             due_ns = eta_ns
         return due_ns
 
-    def _blocks(self) -> Sequence[Demand]:
-        start = Cursor.start(self.request)
-        blocks = [
-            demand_at(self.request, start, degree, self.costs)
-            for degree in self.policy.degrees(self.request, self.costs)
-        ]
-        return sorted(blocks, key=lambda block: (block.width * block.run_ns, block.width))
+
+def _run_ns(block: Demand) -> int:
+    return block.run_ns
 
 
 def _why(demand: Demand, backlog: Backlog) -> str:
-    gpus = "1 GPU" if demand.width == 1 else f"{demand.width} GPUs"
-    return f"it needs {s_from_ns(demand.run_ns):.2f} s of {gpus}, beside {backlog.num_jobs()} other requests"
+    return f"it needs {needs(demand)}, beside {_others(backlog)}"
+
+
+def _others(backlog: Backlog) -> str:
+    return "1 other request" if backlog.num_jobs() == 1 else f"{backlog.num_jobs()} other requests"

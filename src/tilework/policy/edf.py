@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tilework.core.interfaces import ClusterView, CostModel, Demand
+from tilework.core.interfaces import ClusterView, CostModel, Demand, JobView
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
-from tilework.core.time import NS_PER_MS
+from tilework.core.time import NS_PER_MS, s_from_ns
 from tilework.core.work import Plan
 from tilework.policy.chunks import WORKS_PER_LANE, Choice, Lane, Slots, fill, open_lanes
 from tilework.policy.demand import demand_at
@@ -54,11 +54,16 @@ class EarliestDeadlineFirst:
             nonlocal head
             running = slots.continued(lane)
             if running is not None and (head is None or by_urgency(running) <= by_urgency(head)):
-                return running, explain(running, "continues")
+                return running, explain(running, "continues", now_ns)
             if head is None:
                 return None
             job, head = head, next(waiting, None)
-            return job, explain(job, "is most urgent" if running is None else f"goes before job {running.job_id}")
+            return job, explain(job, "is most urgent" if running is None else _goes_before(job, running), now_ns)
 
         fill(slots, choose)
         return Plan(starts=tuple(slots.starts))
+
+
+def _goes_before(job: JobView, other: JobView) -> str:
+    more_s = s_from_ns(other.urgency_ns - job.urgency_ns)
+    return f"goes before job {other.job_id}, which has {more_s:.2f} s more"

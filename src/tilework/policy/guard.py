@@ -44,7 +44,7 @@ def ready_ns(job: JobView, up: Mapping[int, GpuView]) -> int:
 
 @dataclass(slots=True)
 class _Bound:
-    """No block is in danger before some device has been delayed by `spare_ns` against `free_ns`."""
+    """No block is in danger before some device or promised job has been delayed by `spare_ns` against `free_ns`."""
 
     spare_ns: int = 0
     free_ns: dict[int, int] = field(default_factory=dict)
@@ -56,16 +56,17 @@ class _Bound:
         if scene.free_ns.keys() != self.free_ns.keys():
             return 0
         delays = [free_ns - self.free_ns[gpu] for gpu, free_ns in scene.free_ns.items()]
-        return self.spare_ns - max(delays, default=0)
+        return self.spare_ns - max([scene.wait_ns, *delays])
 
 
 @dataclass(slots=True, kw_only=True)
 class Guard:
     """Reviews the starts of a policy, and starts promised jobs itself when they cannot wait any longer.
 
-    A check places the blocks of promised jobs. It is spared while it cannot fail: a delay of all devices by some time
-    delays no block by more, so what the last check found to spare bounds what has happened since. Blocks with much to
-    spare that no urgent one comes behind, the far ones, have a bound of their own, and so are seldom looked at.
+    A check places the blocks of promised jobs. While nothing starts it is spared as long as what the last one found to
+    spare is not used up: a delay of all devices by some time delays a block by no more. Blocks with much to spare that
+    no urgent one comes behind, the far ones, are treated so also when something starts. (Where jobs in flight are only
+    ready later this is not strictly true, which is why those with little to spare are looked at each time.)
     """
 
     chunk_ns: int = 200 * NS_PER_MS
@@ -86,9 +87,7 @@ class Guard:
         if not starts or not _has_something_to_guard(view):
             return starts
         scene = _Scene.now(view, costs)
-        after = scene.plus(starts)
-        if self._all.covers(after):
-            return starts
+        after = scene.plus(starts, now_ns)
         self._choose(after, now_ns)
         scene.num_blocks = after.num_blocks
         limits = [min(0, slack_ns) for slack_ns in scene.slacks_ns(now_ns)]
@@ -118,9 +117,9 @@ class Guard:
         self, index: int, job: JobView, scene: _Scene, degrees: Sequence[int], slacks: list[int], now_ns: int
     ) -> list[int]:
         """Returns the slacks after it."""
-        width = scene.block(job).demand.width
+        width, widest = scene.block(job).demand.width, scene.widest
         for degree in degrees:
-            if degree > width:
+            if width < degree <= widest:
                 scene.widths[job.job_id] = degree
                 wider = scene.slacks_ns(now_ns)
                 if wider[index] > slacks[index] and _harms_nobody(wider, slacks):
@@ -179,7 +178,7 @@ class Guard:
         kept: tuple[Start, ...] = ()
         num_offenders = 0
         for part in parts:
-            after = scene.plus(part)
+            after = scene.plus(part, now_ns)
             if self._keeps(after, limits, now_ns):
                 kept, scene = kept + part, after
             elif (num_offenders := num_offenders + 1) == _MOST_OFFENDERS:
@@ -227,7 +226,8 @@ class Guard:
 class _Scene:
     """When devices will be free and where jobs will stand, after starts that have not been made yet.
 
-    Of the promised jobs, the first `num_blocks` are looked at (None: all).
+    Of the promised jobs, the first `num_blocks` are looked at (None: all). `wait_ns` is the longest that a start lets
+    one wait that could go on.
     """
 
     view: ClusterView
@@ -238,23 +238,26 @@ class _Scene:
     ready_ns: dict[int, int] = field(default_factory=dict)
     widths: dict[int, int] = field(default_factory=dict)
     num_blocks: int | None = None
+    wait_ns: int = 0
 
     @staticmethod
     def now(view: ClusterView, costs: CostModel) -> _Scene:
         free_ns = {gpu.gpu: gpu.free_ns for gpu in view.gpus}
         return _Scene(view, costs, free_ns, {gpu.gpu: gpu for gpu in view.gpus})
 
-    def plus(self, starts: Sequence[Start]) -> _Scene:
+    def plus(self, starts: Sequence[Start], now_ns: int) -> _Scene:
         after = replace(self, free_ns=dict(self.free_ns), cursors=dict(self.cursors), ready_ns=dict(self.ready_ns))
         for start in starts:
-            after._add(start)
+            after._add(start, now_ns)
         return after
 
-    def _add(self, start: Start) -> None:
+    def _add(self, start: Start, now_ns: int) -> None:
         jobs = [job for job_id in start.job_ids if (job := self.view.job(job_id)) is not None]
         work_ns = self.costs.work_ns(start.stage, [job.request for job in jobs], len(start.gpus), start.num_steps)
-        ready_ns = [self.ready_ns.get(job.job_id, 0) for job in jobs]
-        end_ns = max([*ready_ns, *(self.free_ns[gpu] for gpu in start.gpus)]) + work_ns
+        readies = [self.ready_ns.get(job.job_id) or ready_ns(job, self.up) for job in jobs]
+        start_ns = max([*readies, *(self.free_ns[gpu] for gpu in start.gpus)])
+        waits = [start_ns - max(now_ns, ready) for job, ready in zip(jobs, readies, strict=True) if job.promised]
+        self.wait_ns, end_ns = max([self.wait_ns, *waits]), start_ns + work_ns
         self.free_ns.update(dict.fromkeys(start.gpus, end_ns))
         for job in jobs:
             self.cursors[job.job_id] = self.cursor(job).advanced(start.num_steps)
@@ -278,6 +281,10 @@ class _Scene:
         else:
             blocks = [_block(job, self.up) for job in self.view.promised()[: self.num_blocks]]
         return slacks_ns(levels, blocks, GUARD_MARGIN, now_ns)
+
+    @property
+    def widest(self) -> int:
+        return max(map(len, self._by_node()))
 
     def _by_node(self) -> list[list[int]]:
         by_node: dict[int, list[int]] = {}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from tilework.core.interfaces import ClusterView, JobView
+from tilework.core.interfaces import ClusterView, Demand, JobView
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S, s_from_ns
 
@@ -58,11 +58,16 @@ def doom(job: JobView, finish_ns: int) -> str | None:
     return f"even if nothing else ran, it would finish {s_from_ns(finish_ns - deadline_ns):.2f} s late"
 
 
-def explain(job: JobView, verb: str) -> str:
+def explain(job: JobView, verb: str, now_ns: int) -> str:
     """`verb` says what happens to the job; added is how urgent it is."""
     if job.request.deadline_ns is None:
         return f"{verb}; no deadline"
     if job.set_aside:
         return f"{verb}; it cannot be on time any more"
-    slack_s = s_from_ns(job.request.deadline_ns - job.request.arrival_ns)
-    return f"{verb}; due {slack_s:.2f} s after arrival"
+    due_s = s_from_ns(job.request.deadline_ns - now_ns)
+    return f"{verb}; due in {due_s:.2f} s, needs {needs(job.demand)}"
+
+
+def needs(demand: Demand) -> str:
+    gpus = "1 GPU" if demand.width == 1 else f"{demand.width} GPUs"
+    return f"{s_from_ns(demand.run_ns):.2f} s of {gpus}"

@@ -57,14 +57,21 @@ def _start_ns(free_ns: list[int], width: int) -> tuple[bool, int]:
     return width > len(free_ns), free_ns[min(width, len(free_ns)) - 1]
 
 
-def finish_ns(free_ns: Iterable[int], ahead: Sequence[Demand], last: Demand, ready_ns: int = 0) -> int:
-    """When `last` is done, after the blocks ahead have been placed in order on devices that are taken for one node."""
-    poured = len(ahead) - _PLACED_ONE_BY_ONE
+def finish_ns(
+    free_ns: Iterable[int], running: Iterable[Block], waiting: Sequence[Demand], last: Demand, ready_ns: int = 0
+) -> int:
+    """When `last` is done, after the blocks ahead have been placed in order on devices that are taken for one node.
+
+    `running` are the rests of jobs that have a device, `waiting` jobs that have none.
+    """
+    poured = len(waiting) - _PLACED_ONE_BY_ONE
     levels = [sorted(free_ns)]
+    for block in running:
+        place(levels, block.demand, block.ready_ns)
     if poured > 0:
-        levels = [_pour(levels[0], sum(block.width * block.run_ns for block in ahead[:poured]))]
-    for block in ahead[max(0, poured) :]:
-        place(levels, block)
+        levels = [_pour(levels[0], sum(demand.width * demand.run_ns for demand in waiting[:poured]))]
+    for demand in waiting[max(0, poured) :]:
+        place(levels, demand)
     return place(levels, last, ready_ns)
 
 

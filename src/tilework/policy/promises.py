@@ -55,7 +55,7 @@ class Promises:
     """
 
     def __init__(self, levels: Levels, blocks: Sequence[Block], now_ns: int) -> None:
-        self._free_ns = levels
+        self.levels = levels
         self._blocks = blocks
         self._now_ns = now_ns
         self._firsts: dict[Demand, tuple[int, Levels]] = {}
@@ -63,30 +63,30 @@ class Promises:
     def end_ns(self, due_ns: int, demand: Demand) -> int | None:
         """When a newcomer that is due then would end; None if it would break a promise or be late itself."""
         index = self._place_of(due_ns)
-        levels = self._levels(0, index, self._free_ns)
+        levels = self._levels(0, index, self.levels)
         end_ns = place(levels, demand, self._now_ns)
         if ADMISSION_MARGIN.due_ns(end_ns, self._now_ns) > due_ns or not self._in_time(levels, index):
             return None
         return end_ns
 
     def earliest_ns(self, demand: Demand, at_least_ns: int = 0) -> int:
-        """The earliest deadline, from `at_least_ns` on, with which a newcomer would be let in."""
+        """A deadline, from `at_least_ns` on, with which a newcomer would be let in: the earliest, or nearly so."""
         if demand not in self._firsts:
             self._firsts[demand] = self._first(demand)
         index, levels = self._firsts[demand]
         while True:
             due_ns = max(at_least_ns, self._due_ns(demand, index, levels))
-            true_index = self._place_of(due_ns)
-            if true_index <= index:
+            if index >= len(self._blocks) or self.end_ns(due_ns, demand) is not None:
                 return due_ns
-            index, levels = true_index, self._levels(index, true_index, levels)
+            behind = max(index + 1, self._place_of(due_ns))
+            index, levels = behind, self._levels(index, behind, levels)
 
     def _first(self, demand: Demand) -> tuple[int, Levels]:
         """The first place in the order at which a newcomer breaks no promise of those behind it, and the levels there.
 
         By bisection, which goes on from the levels of the last place at which it does break one.
         """
-        low, high, levels = 0, len(self._blocks), self._levels(0, 0, self._free_ns)
+        low, high, levels = 0, len(self._blocks), self._levels(0, 0, self.levels)
         while low < high:
             middle = (low + high) // 2
             at_middle = self._levels(low, middle, levels)

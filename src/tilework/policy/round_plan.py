@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from tilework.core.interfaces import ClusterView
+from tilework.core.time import s_from_ns
 from tilework.core.work import Group, Start
 from tilework.policy.allocator import Allocator, nodes
 from tilework.policy.demand import Segment, Speed, min_gpu_allocation
@@ -214,7 +215,22 @@ class RoundPlan:
         speed = entry.speeds[entry.degree]
         num_steps = 0 if speed is _NO_STEPS else self._num_steps(task, speed, start_ns)
         if num_steps or speed is _NO_STEPS:
-            yield from task.starts(entry.group, num_steps, explain(task.job, entry.why))
+            yield from task.starts(entry.group, num_steps, self._reason(entry))
+
+    def _reason(self, entry: Entry) -> str:
+        """Why it runs, and what would come of a degree below, or of waiting for the next round."""
+        task, degree = entry.task, entry.degree
+        text = explain(task.job, entry.why, self._now_ns)
+        if task.job.request.deadline_ns is None or task.job.set_aside or not task.num_steps:
+            return text
+        below = next((speed for speed in reversed(task.speeds) if speed.degree < degree), None)
+        if below is None:
+            start_ns, step_ns, instead = self._end_ns, task.fastest.step_ns, "if it waited a round, it"
+        else:
+            start_ns, step_ns, instead = task.ready_ns, below.step_ns, f"with {below.degree} it"
+        finish_ns = start_ns + task.encode_ns + task.num_steps * step_ns + task.decode_ns
+        spare_s = s_from_ns(task.due_ns - finish_ns)
+        return f"{text}; {instead} would finish {abs(spare_s):.2f} s {'late' if spare_s < 0 else 'early'}"
 
 
 def _degrees_to_try(entry: Entry) -> list[int]:

@@ -157,7 +157,7 @@ def _size(ask: ChatRequest, info: ModelInfo) -> str | None:
 
 def _answer_json(finished: Finished, model: str) -> bytes:
     media_type = finished.ask.media_type
-    parts = [_part(file, story, media_type) for file, story in zip(finished.files, finished.stories, strict=True)]
+    parts = [image_part(file, story, media_type) for file, story in zip(finished.files, finished.stories, strict=True)]
     answer = ChatCompletion(
         id=f"chatcmpl-{finished.uid}",
         created=int(finished.arrived_s),
@@ -167,7 +167,8 @@ def _answer_json(finished: Finished, model: str) -> bytes:
     return answer.model_dump_json().encode()
 
 
-def _part(file: bytes, story: ImageStory, media_type: str) -> ImagePart:
+def image_part(file: bytes, story: ImageStory, media_type: str) -> ImagePart:
+    """A picture in a message; a stage that was done in several pieces counts all of them."""
     durations_s: dict[str, float] = {}
     for segment in story.segments:
         before_s = durations_s.get(segment.stage, 0.0)

@@ -1,0 +1,159 @@
+"""What requests cost: corrections by measurements, steps without guidance, previews."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders import PIPELINE, costs, request, row, sized, table
+from tilework.core.request import Shape
+from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, StageId
+from tilework.cost.table import TableCosts
+
+STEP = StageId(PIPELINE, DIFFUSE)
+
+
+def step_s(model: TableCosts, pixels: int, **more: Any) -> float:
+    return model.run_ns(STEP, (Shape(1, pixels),), **({"degree": 1} | more)) / NS_PER_S
+
+
+# Corrections.
+
+
+def observe(model: TableCosts, pixels: int, factor: float, times: int = 1, num_steps: int = 1) -> None:
+    base_ns = TableCosts(model.table).run_ns(STEP, (Shape(1, pixels),), 1, num_steps)
+    for _ in range(times):
+        model.observe(STEP, (sized(pixels),), 1, num_steps, round(base_ns * factor))
+
+
+@given(factor=st.floats(0.3, 3.9), start=st.floats(0.3, 3.9), num_steps=st.integers(1, 9))
+def test_the_correction_converges_to_what_is_observed(factor: float, start: float, num_steps: int) -> None:
+    model = costs(row(100, 1.0), row(200, 2.0))
+    observe(model, 100, start)
+    observe(model, 100, factor, times=80, num_steps=num_steps)
+    assert step_s(model, 100) == pytest.approx(factor, rel=0.01)
+
+
+def test_the_first_measurement_counts_in_full_and_later_ones_by_their_weight() -> None:
+    model = costs(row(100, 1.0), weight=0.25)
+    observe(model, 100, 2.0)
+    assert step_s(model, 100) == 2.0
+    observe(model, 100, 3.0)
+    assert step_s(model, 100) == 2.25
+
+
+@pytest.mark.parametrize(("factor", "held"), [(1000.0, 4.0), (0.001, 0.25)])
+def test_an_outlier_is_held_within_a_factor_of_four(factor: float, held: float) -> None:
+    model = costs(row(100, 1.0))
+    observe(model, 100, factor)
+    assert step_s(model, 100) == held
+
+
+@pytest.mark.parametrize("run_ns", [0, -5])
+def test_a_measurement_of_no_time_says_nothing(run_ns: int) -> None:
+    model = costs(row(100, 1.0))
+    model.observe(STEP, (sized(100),), 1, 1, run_ns)
+    assert (step_s(model, 100), model.version) == (1.0, 0)
+
+
+def test_every_observation_changes_the_version() -> None:
+    model = costs(row(100, 1.0))
+    versions = [model.version]
+    for _ in range(3):
+        observe(model, 100, 1.5)
+        versions.append(model.version)
+    assert len(set(versions)) == 4
+
+
+def test_an_observation_leaves_every_other_key_alone() -> None:
+    rows = [
+        row(p, p / 100, stage=s, degree=d, batch=b) for p in (100, 200) for s in STAGES for d in (1, 2) for b in (1, 2)
+    ]
+    model, fresh = costs(*rows), costs(*rows)
+    keys = [
+        (StageId(PIPELINE, stage), (Shape(1, pixels),) * batch, degree)
+        for pixels in (100, 200)
+        for stage in STAGES
+        for degree in (1, 2)
+        for batch in (1, 2)
+    ]
+    before = [model.run_ns(*key) for key in keys]
+    assert before == [fresh.run_ns(*key) for key in keys]
+    # 200 pixels in two of 100: neither the single of 200 nor the one of 100 may follow.
+    observed = (STEP, (Shape(1, 100),) * 2, 1)
+    model.observe(STEP, (sized(100),) * 2, 1, 1, 2 * fresh.run_ns(*observed))
+    changed = [key for key, old in zip(keys, before, strict=True) if model.run_ns(*key) != old]
+    assert changed == [observed]
+    assert model.run_ns(*observed) == 2 * fresh.run_ns(*observed)
+
+
+def test_a_shape_on_its_side_follows_the_correction_also_when_it_was_asked_for_before() -> None:
+    model = costs(row(100, 1.0))
+    tall, wide = (Shape(20, 5),), (Shape(5, 20),)
+    assert model.run_ns(STEP, tall, 1) == model.run_ns(STEP, wide, 1) == NS_PER_S
+    model.observe(STEP, (sized(100, height=20),), 1, 1, 3 * NS_PER_S)
+    assert model.run_ns(STEP, tall, 1) == model.run_ns(STEP, wide, 1) == 3 * NS_PER_S
+
+
+# Guidance.
+
+
+def test_a_step_without_guidance_costs_half_until_it_has_been_measured() -> None:
+    model, bare = costs(row(100, 1.0)), sized(100, guided=False)
+    assert model.work_ns(STEP, (bare,), 1, 4) == 2 * NS_PER_S
+    model.observe(STEP, (bare,), 1, 1, ns_from_s(0.7))
+    assert model.work_ns(STEP, (bare,), 1) == ns_from_s(0.7)
+    assert model.work_ns(STEP, (sized(100),), 1) == NS_PER_S, "guided steps are another matter"
+
+
+def test_guided_steps_teach_nothing_of_those_without() -> None:
+    model = costs(row(100, 1.0))
+    model.observe(STEP, (sized(100),), 1, 1, ns_from_s(1.5))
+    assert model.work_ns(STEP, (sized(100),), 1) == ns_from_s(1.5)
+    assert model.work_ns(STEP, (sized(100, guided=False),), 1) == ns_from_s(0.5)
+
+
+def test_a_work_of_both_is_priced_as_if_all_were_guided_and_teaches_nothing() -> None:
+    model, both = costs(row(100, 1.0)), (sized(100), sized(100, guided=False))
+    assert model.work_ns(STEP, both, 1) == 2 * NS_PER_S
+    model.observe(STEP, both, 1, 1, 3 * NS_PER_S)
+    assert (model.work_ns(STEP, both, 1), model.version) == (2 * NS_PER_S, 0)
+
+
+@pytest.mark.parametrize("stage", [ENCODE, DECODE])
+def test_guidance_concerns_steps_only(stage: str) -> None:
+    model, place = costs(row(100, 1.0, stage=stage), row(100, 1.0)), StageId(PIPELINE, stage)
+    assert model.work_ns(place, (sized(100, guided=False),), 1) == NS_PER_S
+    model.observe(place, (sized(100, guided=False),), 1, 1, 2 * NS_PER_S)
+    assert model.work_ns(place, (sized(100),), 1) == 2 * NS_PER_S
+
+
+# Previews.
+
+
+@pytest.mark.parametrize(("every", "num_steps", "preview_s"), [(0, 10, 0), (1, 10, 0.5), (2, 10, 0.25), (4, 2, 0.025)])
+def test_previews_are_spread_evenly_over_the_steps(every: int, num_steps: int, preview_s: float) -> None:
+    """A picture of 128 px is its own preview; to decode it takes 50 ms."""
+    asked = request("a", preview_every=every)
+    model = TableCosts(table())
+    assert model.work_ns(STEP, (asked,), 1, num_steps) == ns_from_s(0.1 * num_steps + preview_s)
+    assert model.run_ns(STEP, (asked.shape,), 1, num_steps) == ns_from_s(0.1 * num_steps), "the steps alone"
+    assert model.work_ns(StageId(PIPELINE, DECODE), (asked,), 1) == ns_from_s(0.05), "the last decode shows itself"
+
+
+def test_the_preview_of_a_large_picture_is_small() -> None:
+    """Of one of 1024 x 512 px, 256 x 128 are decoded: a quarter of 256 x 512, which takes a second."""
+    model = costs(row(131072, 1.0), row(131072, 1.0, stage=DECODE))
+    asked = replace(request("a", preview_every=1), shape=Shape(512, 1024))
+    assert model.work_ns(STEP, (asked,), 1) == ns_from_s(4.0 + 0.25)
+
+
+def test_a_work_with_previews_teaches_nothing_of_steps() -> None:
+    model = costs(row(100, 1.0), row(100, 1.0, stage=DECODE))
+    model.observe(STEP, (sized(100, preview_every=3),), 1, 6, 9 * NS_PER_S)
+    assert model.version == 0

@@ -1,0 +1,126 @@
+"""Blocks on the GPU x time plane, against models that try everything."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilework.control.device import Device
+from tilework.core.interfaces import Block, Demand
+from tilework.policy.plane import Levels, finish_ns, levels_of, place, place_all
+
+TIMES = st.integers(0, 60)
+NODE = st.lists(TIMES, min_size=1, max_size=5).map(sorted)
+NODES = st.lists(NODE, min_size=1, max_size=3)
+BLOCKS = st.builds(Demand, st.integers(1, 6), st.integers(0, 30))
+
+
+def placed(levels: Levels, block: Demand, ready_ns: int) -> tuple[int, Levels]:
+    """The end of a block and the devices after it, by looking at every group of devices of every node.
+
+    Of the groups that can begin first it takes the one that leaves the most room: whose devices idled least before.
+    """
+    best: tuple[tuple[bool, int, int, int, int], int, tuple[int, ...]] | None = None
+    for node, free_ns in enumerate(levels):
+        width = min(block.width, len(free_ns))
+        for group in combinations(range(len(free_ns)), width):
+            free_at = max(free_ns[gpu] for gpu in group)
+            start_ns = max(free_at, ready_ns)
+            idle_ns = sum(start_ns - free_ns[gpu] for gpu in group)
+            # A node is chosen by when its devices are free; the group in it by where the block begins.
+            node_free_ns = sorted(free_ns)[width - 1]
+            rank = (width < block.width, node_free_ns, node, start_ns, idle_ns)
+            if best is None or rank < best[0]:
+                best = rank, node, group
+    assert best is not None
+    (_, _, _, start_ns, _), node, group = best
+    after = [list(free_ns) for free_ns in levels]
+    for gpu in group:
+        after[node][gpu] = start_ns + block.run_ns
+    return start_ns + block.run_ns, [sorted(free_ns) for free_ns in after]
+
+
+@given(levels=NODES, blocks=st.lists(st.tuples(BLOCKS, TIMES), max_size=8))
+def test_a_block_begins_as_early_as_it_can_and_leaves_the_most_room(
+    levels: Levels, blocks: list[tuple[Demand, int]]
+) -> None:
+    """Several nodes, blocks wider than a node, blocks that are not ready when devices are."""
+    for block, ready_ns in blocks:
+        expected = placed(levels, block, ready_ns)
+        assert (place(levels, block, ready_ns), levels) == expected
+
+
+@given(levels=NODES, blocks=st.lists(st.builds(Block, TIMES, TIMES, BLOCKS), max_size=8))
+def test_placing_all_is_placing_one_after_another(levels: Levels, blocks: list[Block]) -> None:
+    one_by_one = [list(free_ns) for free_ns in levels]
+    ends_ns = [place(one_by_one, block.demand, block.ready_ns) for block in blocks]
+    assert list(place_all(levels, blocks)) == ends_ns
+    assert levels == one_by_one
+
+
+def test_of_the_free_devices_those_that_became_free_last_are_taken() -> None:
+    levels = [[0, 10, 20, 90]]
+    assert place(levels, Demand(2, 5), ready_ns=30) == 35
+    assert levels == [[0, 35, 35, 90]], "the one that is free at 0 is left for somebody who can use it"
+
+
+def test_a_block_goes_to_the_node_where_it_can_begin_first() -> None:
+    levels = [[0, 50, 50], [20, 20], [10]]
+    assert place(levels, Demand(2, 5)) == 25
+    assert levels == [[0, 50, 50], [25, 25], [10]]
+    assert place(levels, Demand(3, 5)) == 55, "only the first node is wide enough"
+    assert place(levels, Demand(9, 5)) == 15, "no node is: it takes all of the one that is free first"
+
+
+@given(
+    free_ns=st.lists(TIMES, min_size=1, max_size=6), ahead=st.lists(BLOCKS, max_size=10), last=BLOCKS, ready_ns=TIMES
+)
+def test_a_finish_is_that_of_the_last_of_blocks_placed_in_order(
+    free_ns: list[int], ahead: list[Demand], last: Demand, ready_ns: int
+) -> None:
+    levels = [sorted(free_ns)]
+    for block in ahead:
+        _, levels = placed(levels, block, 0)
+    end_ns, _ = placed(levels, last, ready_ns)
+    assert finish_ns(free_ns, (), ahead, last, ready_ns) == end_ns
+
+
+def test_devices_are_grouped_by_node() -> None:
+    devices = [
+        Device(gpu=gpu, node=node, stages=frozenset(), now_ns=now_ns)
+        for gpu, (node, now_ns) in enumerate([(0, 30), (1, 5), (0, 10), (1, 7)])
+    ]
+    assert levels_of(devices) == [[10, 30], [5, 7]]
+
+
+# Many blocks: pouring.
+
+
+def test_up_to_128_blocks_are_placed_exactly() -> None:
+    ahead = [900, 10, 10, 10] * 32
+    free = [0, 5, 7]
+    exact = list(free)
+    for job_ns in ahead:
+        exact[exact.index(min(exact))] += job_ns
+    assert finish_ns(free, (), [Demand(1, job_ns) for job_ns in ahead], Demand(1, 3)) == min(exact) + 3
+
+
+def test_pouring_fills_the_lowest_first() -> None:
+    nothing, last = [Demand(1, 0)] * 128, Demand(1, 0)
+    assert finish_ns([0, 1000], (), [Demand(1, 2)] * 100 + nothing, last) == 200
+    assert finish_ns([0, 100], (), [Demand(1, 3)] * 100 + nothing, last) == 200
+    assert finish_ns([0, 100], (), [Demand(2, 3)] * 50 + nothing, last) == 200, "a wide block weighs its width"
+
+
+@given(
+    free=st.lists(st.integers(0, 1000), min_size=1, max_size=8),
+    ahead=st.lists(st.integers(1, 50), min_size=129, max_size=400),
+)
+def test_pouring_many_jobs_is_close_to_placing_each(free: list[int], ahead: list[int]) -> None:
+    exact = list(free)
+    for job_ns in ahead:
+        exact[exact.index(min(exact))] += job_ns
+    blocks = [Demand(1, job_ns) for job_ns in ahead]
+    assert abs(finish_ns(free, (), blocks, Demand(1, 0)) - min(exact)) <= 2 * max(ahead)
