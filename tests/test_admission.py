@@ -12,7 +12,7 @@ from builders import SERVICE_S, Idle, controller, only, promise, request, simula
 from tilework.control.device import Device
 from tilework.core.actions import Accept, Finish, Reject
 from tilework.core.events import Cancelled, StageFinished, Submitted
-from tilework.core.interfaces import Admitted, CostModel, Demand, Forecast, Refused
+from tilework.core.interfaces import Admitted, Ahead, CostModel, Demand, Forecast, Refused
 from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, RefusalCode, Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
@@ -51,8 +51,8 @@ class Backlog:
     def num_jobs(self) -> int:
         return 3
 
-    def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> list[Demand]:
-        return [Demand(2, ns_from_s(1))] if urgency_ns > 50 else []
+    def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> Ahead:
+        return Ahead(0, [Demand(2, ns_from_s(1))] if urgency_ns > 50 else [])
 
     def running_ahead(self, urgency_ns: int, job_id: int | None = None) -> list[Any]:
         return []
@@ -82,8 +82,8 @@ def test_a_promise_is_given_with_a_margin_before_the_deadline() -> None:
     """The device that is free first is free after 1 s; nobody is ahead of whoever has a deadline."""
 
     class Nobody(Backlog):
-        def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> list[Demand]:
-            return []
+        def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> Ahead:
+            return Ahead(0, [])
 
     eta_ns = ns_from_s(1 + SERVICE_S)
     due_ns = ADMISSION_MARGIN.due_ns(eta_ns, 0)

@@ -12,7 +12,7 @@ from tilework.control.job import Job
 from tilework.control.queue import WaitingQueue
 from tilework.core.actions import Accept, Action, Reject
 from tilework.core.events import Cancelled, Event, GpuJoined, StageFinished, StepsFinished, Stopped, Submitted, Woke
-from tilework.core.interfaces import Demand
+from tilework.core.interfaces import Ahead, Demand
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import NS_PER_MS, ns_from_s
 from tilework.core.work import ENCODE, StageId
@@ -96,7 +96,16 @@ def test_the_queue_knows_the_work_ahead_of_each_place(changes: list[tuple[int, i
         assert len(queue) == len(model)
         assert all(one in queue for one in model)
         for place in product(range(-1, 7), range(-1, 31, 4)):
-            assert list(queue.ahead(place)) == [one.demand for one in model if (one.urgency_ns, one.job_id) < place]
+            ahead = [one.demand for one in model if (one.urgency_ns, one.job_id) < place]
+            assert queue.ahead(place) == Ahead(0, ahead)
+
+
+def test_of_a_long_queue_the_last_128_are_known_one_by_one_and_the_volume_of_the_others() -> None:
+    queue, demands = WaitingQueue(), [Demand(1 + index % 3, index) for index in range(200)]
+    for index, demand in enumerate(demands):
+        queue.add(job(index, request(str(index)), index, demand=demand))
+    ahead = queue.ahead((150, -1))
+    assert ahead == Ahead(sum(one.width * one.run_ns for one in demands[:22]), demands[22:150])
 
 
 def eta_ns(actions: tuple[Action, ...]) -> int:

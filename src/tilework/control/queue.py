@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from tilework.control.job import Job
-from tilework.core.interfaces import Demand
+from tilework.core.interfaces import Ahead, Demand
+
+_ONE_BY_ONE = 128
 
 
 class WaitingQueue:
@@ -20,6 +22,7 @@ class WaitingQueue:
         self._keys: list[tuple[int, int]] = []
         self._jobs: list[Job] = []
         self._demands: list[Demand] = []
+        self._volumes_ns: list[int] = []
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -36,15 +39,19 @@ class WaitingQueue:
         self._keys.insert(index, _key(job))
         self._jobs.insert(index, job)
         self._demands.insert(index, job.demand)
+        self._volumes_ns.insert(index, job.demand.width * job.demand.run_ns)
 
     def remove(self, job: Job) -> None:
         index = bisect_left(self._keys, _key(job))
         assert self._jobs[index] is job, f"job {job.job_id} is not where its urgency says"
-        del self._keys[index], self._jobs[index], self._demands[index]
+        for column in (self._keys, self._jobs, self._demands, self._volumes_ns):
+            del column[index]
 
-    def ahead(self, key: tuple[int, int]) -> Sequence[Demand]:
-        """What each job takes that is served before one of this urgency and id, in order."""
-        return self._demands[: bisect_left(self._keys, key)]
+    def ahead(self, key: tuple[int, int]) -> Ahead:
+        """What the jobs take that are served before one of this urgency and id, the last of them one by one."""
+        end = bisect_left(self._keys, key)
+        start = max(0, end - _ONE_BY_ONE)
+        return Ahead(sum(self._volumes_ns[:start]), self._demands[start:end])
 
 
 def _key(job: Job) -> tuple[int, int]:

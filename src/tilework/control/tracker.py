@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from tilework.control.device import Device
 from tilework.control.job import Job
 from tilework.control.queue import WaitingQueue
-from tilework.core.interfaces import Block, CostModel, Demand, Policy
+from tilework.core.interfaces import Ahead, Block, CostModel, Policy
 from tilework.core.work import DIFFUSE, StageId, Start, Work
 from tilework.policy.demand import demand_at
 
@@ -52,7 +52,7 @@ class Tracker:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> Sequence[Demand]:
+    def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> Ahead:
         return self._waiting.ahead(_key(urgency_ns, job_id))
 
     def running_ahead(self, urgency_ns: int, job_id: int | None = None) -> Sequence[Block]:

@@ -170,6 +170,14 @@ class Refused:
     code: RefusalCode
 
 
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What jobs take in order of service: the GPU-time of the first ones together, and each of the others."""
+
+    volume_ns: int
+    demands: Sequence[Demand]
+
+
 class Backlog(Protocol):
     """What admission needs to know of the work that is already in the system."""
 
@@ -178,8 +186,8 @@ class Backlog(Protocol):
         """Devices that are up."""
 
     def num_jobs(self) -> int: ...
-    def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> Sequence[Demand]:
-        """What each job without works takes that is served before one of this urgency, in order of service.
+    def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> Ahead:
+        """What the jobs without works take that are served before one of this urgency.
 
         Without a job id, before a newcomer.
         """

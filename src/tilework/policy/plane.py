@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
-from tilework.core.interfaces import Block, Demand, GpuView
-
-# Beyond this many blocks, the first ones are poured over the devices like a fluid; the rest are placed one by one.
-_PLACED_ONE_BY_ONE = 128
+from tilework.core.interfaces import Ahead, Block, Demand, GpuView
 
 Levels = list[list[int]]
 """When the devices of each node are free, ascending."""
@@ -57,20 +54,18 @@ def _start_ns(free_ns: list[int], width: int) -> tuple[bool, int]:
     return width > len(free_ns), free_ns[min(width, len(free_ns)) - 1]
 
 
-def finish_ns(
-    free_ns: Iterable[int], running: Iterable[Block], waiting: Sequence[Demand], last: Demand, ready_ns: int = 0
-) -> int:
+def finish_ns(free_ns: Iterable[int], running: Iterable[Block], waiting: Ahead, last: Demand, ready_ns: int = 0) -> int:
     """When `last` is done, after the blocks ahead have been placed in order on devices that are taken for one node.
 
-    `running` are the rests of jobs that have a device, `waiting` jobs that have none.
+    `running` are the rests of jobs that have a device, `waiting` jobs that have none: those of which only the volume is
+    known are poured over the devices like a fluid.
     """
-    poured = len(waiting) - _PLACED_ONE_BY_ONE
     levels = [sorted(free_ns)]
     for block in running:
         place(levels, block.demand, block.ready_ns)
-    if poured > 0:
-        levels = [_pour(levels[0], sum(demand.width * demand.run_ns for demand in waiting[:poured]))]
-    for demand in waiting[max(0, poured) :]:
+    if waiting.volume_ns:
+        levels = [_pour(levels[0], waiting.volume_ns)]
+    for demand in waiting.demands:
         place(levels, demand)
     return place(levels, last, ready_ns)
 
