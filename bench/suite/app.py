@@ -52,7 +52,7 @@ _err = Console(stderr=True, soft_wrap=True)
 
 
 @app.command(
-    help="Measure speed and memory; without CASES all of them, which takes about fifty minutes on two cores, forty of "
+    help="Measure speed and memory; without CASES all of them, which takes about an hour on two cores, forty of "
     "them for modelled. The machine should do nothing else. Exit status 1 if a goal is missed.\n\n"
     + "\n\n".join(f"{name}: {title}." for name, (title, _) in CASES.items()),
     epilog="Example: python bench/run.py stack bubbles --write",

@@ -25,15 +25,17 @@ GOAL_MS = 10.0
 class FrontDoor:
     """`queued` requests wait; then `rate` a second arrive for `seconds`, `repeats` times on one server.
 
-    Of the arrivals a share `promises` asks for a promise, half of those with a deadline that is out of reach. The
-    others are asynchronous and cancelled as soon as they are in, so that the queue keeps its length.
+    Of the arrivals a share `promises` asks for a promise; most of these, all but `reachable`, for one that is out of
+    reach, as with such a queue they are. What comes in is asynchronous and cancelled at once, so that the queue keeps
+    its length.
     """
 
     queued: int = 1000
     rate: float = 200.0
-    seconds: float = 15.0
+    seconds: float = 10.0
     repeats: int = 3
-    promises: float = 0.5
+    promises: float = 0.8
+    reachable: float = 0.1
     queued_promises: float = 0.3
     devices: int = 8
     policies: tuple[str, ...] = ("edf", "tetriserve")
@@ -68,9 +70,9 @@ class FrontDoor:
         with TemporaryDirectory() as folder:
             log = Path(folder) / "events.jsonl"
             with serving_modelled(self.devices, table, policy, log) as server:
-                limits = httpx.Limits(max_connections=64)
+                limits = httpx.Limits(max_connections=64, keepalive_expiry=2)
                 async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
-                    door = _Door(client, Random(1))
+                    door = _Door(client, Random(1), self.reachable)
                     await door.fill(self.queued, self.queued_promises)
                     repeats = []
                     for repeat in range(self.repeats):
@@ -84,7 +86,8 @@ class FrontDoor:
         return (
             f"`tilework serve --backend modelled --gpus {self.devices} --cost {self.table} --log FILE`: everything is "
             f"real but the devices. {self.queued} requests are waiting, {self.queued_promises:.0%} of them promised; "
-            f"{self.rate:g} arrive per second (Poisson), {self.promises:.0%} of them ask for a promise.",
+            f"{self.rate:g} arrive per second (Poisson), {self.promises:.0%} of them ask for a promise, of which "
+            f"{self.reachable:.0%} are within reach.",
             "Time from the client's call to its reading of the 202 or 429, over HTTP on loopback; client, server and "
             "workers share the machine's cores. What was accepted is cancelled at once, outside the time.",
             f"Intervals: extremes over {self.repeats} repeats of {self.seconds:g} s.",
@@ -100,8 +103,8 @@ class Answer:
 class _Door:
     """A client that sends requests and takes them back."""
 
-    def __init__(self, client: httpx.AsyncClient, rng: Random) -> None:
-        self._client, self._rng = client, rng
+    def __init__(self, client: httpx.AsyncClient, rng: Random, reachable: float) -> None:
+        self._client, self._rng, self._reachable = client, rng, reachable
 
     async def fill(self, count: int, promises: float) -> None:
         """Bring in requests that wait long."""
@@ -124,7 +127,7 @@ class _Door:
     async def _visit(self, promises: float) -> Answer:
         body = self._patient(0.0)
         if self._rng.random() < promises:
-            far = self._rng.random() < 0.5
+            far = self._rng.random() < self._reachable
             body |= {"slo_s": self._rng.uniform(3000, 9000) if far else 1.0, "on_miss": "reject"}
         start_s = time.perf_counter()
         answer = await self._submit(body)
