@@ -319,7 +319,7 @@ def serving(engine: FakeEngine, **settings: Any) -> Iterator[Served]:
     assert not thread.is_alive(), "the server did not stop"
 
 
-def eventually(condition: Any, timeout_s: float = 5.0) -> None:
+def eventually(condition: Any, timeout_s: float = 20.0) -> None:
     """Wait until the condition holds."""
     end_s = time.monotonic() + timeout_s
     while not condition():

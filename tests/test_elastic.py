@@ -39,8 +39,8 @@ from tilework.worker.parcels import Parcels
 
 T = TypeVar("T")
 TOLERANCE = 1e-5
-# Over 12 guided steps of 240x272, `shapes` blows rounding up, by how much depends on the CPU: 3e-5 on one, where the stock
-# pipeline in float32 was itself 2.4e-5 away from the one in float64, and 1.2e-4 on another.
+# Over 12 guided steps of 240x272, `shapes` blows rounding up, by how much depends on the CPU: to 3e-5 on one, where the
+# stock pipeline in float32 was itself 2.4e-5 away from the one in float64, and to 1.2e-4 on another.
 TRAINED_TOLERANCE = 4e-4
 NUM_WORKERS = 4
 ROUTE: tuple[Group, ...] = ((2,), (1, 3), (0, 1, 2, 3), (0, 2, 3), (1,), (3,))
