@@ -116,8 +116,7 @@ class Controller:
             case GpuLost(gpu, reason):
                 return self._lose(gpu, reason)
             case Woke():
-                # The first is over even if a timer was a little early: else none would be asked for any more.
-                self._wakes_ns = [at_ns for at_ns in self._wakes_ns[1:] if at_ns > now_ns]
+                self._wakes_ns = [at_ns for at_ns in self._wakes_ns if at_ns > now_ns]
                 return []
 
     def _admit(self, request: Request, now_ns: int) -> list[Action]:
