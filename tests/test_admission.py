@@ -57,7 +57,7 @@ class Backlog:
     def running_ahead(self, urgency_ns: int, job_id: int | None = None) -> list[Any]:
         return []
 
-    def promised(self) -> list[Any]:
+    def reserved(self) -> list[Any]:
         return []
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tilework.control.device import Device
 from tilework.core.interfaces import Ahead, Block, Demand
-from tilework.policy.plane import Levels, finish_ns, levels_of, place, place_all
+from tilework.policy.plane import Levels, levels_after, levels_of, place, place_all
 
 TIMES = st.integers(0, 60)
 NODE = st.lists(TIMES, min_size=1, max_size=5).map(sorted)
@@ -84,7 +84,7 @@ def test_a_finish_is_that_of_the_last_of_blocks_placed_in_order(
     for block in ahead:
         _, levels = placed(levels, block, 0)
     end_ns, _ = placed(levels, last, ready_ns)
-    assert finish_ns(free_ns, (), Ahead(0, ahead), last, ready_ns) == end_ns
+    assert place(levels_after(free_ns, (), Ahead(0, ahead)), last, ready_ns) == end_ns
 
 
 def test_devices_are_grouped_by_node() -> None:
@@ -101,15 +101,17 @@ def test_devices_are_grouped_by_node() -> None:
 def test_the_rests_of_running_jobs_wait_for_their_works() -> None:
     """The rest is ready at 9 and takes the device that is free last by then; the last takes the other at once."""
     rest = Block(0, 9, Demand(1, 5))
-    assert finish_ns([0, 7], (rest,), Ahead(0, []), Demand(1, 3)) == 3
-    assert finish_ns([0, 7], (rest,), Ahead(0, [Demand(1, 20)]), Demand(1, 3)) == 17
+    assert place(levels_after([0, 7], (rest,), Ahead(0, [])), Demand(1, 3)) == 3
+    assert place(levels_after([0, 7], (rest,), Ahead(0, [Demand(1, 20)])), Demand(1, 3)) == 17
 
 
 def test_pouring_fills_the_lowest_first() -> None:
     last = Demand(1, 0)
-    assert finish_ns([0, 1000], (), Ahead(200, []), last) == 200
-    assert finish_ns([0, 100], (), Ahead(300, []), last) == 200
-    assert finish_ns([0, 100], (), Ahead(300, [Demand(2, 5)]), Demand(1, 1)) == 206, "who is known comes after it"
+    assert place(levels_after([0, 1000], (), Ahead(200, [])), last) == 200
+    assert place(levels_after([0, 100], (), Ahead(300, [])), last) == 200
+    assert place(levels_after([0, 100], (), Ahead(300, [Demand(2, 5)])), Demand(1, 1)) == 206, (
+        "who is known comes after it"
+    )
 
 
 @given(
@@ -121,4 +123,6 @@ def test_pouring_many_jobs_is_close_to_placing_each(free: list[int], ahead: list
     for job_ns in ahead:
         exact[exact.index(min(exact))] += job_ns
     blocks = [Demand(1, job_ns) for job_ns in ahead[-128:]]
-    assert abs(finish_ns(free, (), Ahead(sum(ahead[:-128]), blocks), Demand(1, 0)) - min(exact)) <= 2 * max(ahead)
+    assert abs(place(levels_after(free, (), Ahead(sum(ahead[:-128]), blocks)), Demand(1, 0)) - min(exact)) <= 2 * max(
+        ahead
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
+from itertools import accumulate
+from random import Random
 
 import pytest
 from hypothesis import example, given, settings
@@ -66,6 +68,75 @@ def test_a_newcomer_is_let_in_if_it_and_all_behind_it_end_in_time(
     is_in_time = ADMISSION_MARGIN.due_ns(end_ns, NOW_NS) <= due_ns
     promises = Promises(levels, blocks, NOW_NS)
     assert promises.end_ns(due_ns, demand) == (end_ns if is_in_time and is_harmless else None)
+
+
+def one_lacks_a_nanosecond(
+    levels: Levels, placed: Sequence[Block], index: int, newcomer: Demand, victim: int
+) -> tuple[list[Block], int, int]:
+    """Deadlines that leave every block just what a newcomer at `index` delays it by, but for the victim.
+
+    Also the newcomer's own deadline and end.
+    """
+    without, behind = [list(node) for node in levels], [list(node) for node in levels]
+    ends_ns = [place(without, block.demand, block.ready_ns) for block in placed]
+    for block in placed[:index]:
+        place(behind, block.demand, block.ready_ns)
+    end_ns = place(behind, newcomer, NOW_NS)
+    for rank, block in enumerate(placed[index:], start=index):
+        ends_ns[rank] = max(ends_ns[rank], place(behind, block.demand, block.ready_ns))
+    least_ns = [ADMISSION_MARGIN.due_ns(at_ns, NOW_NS) - (rank == victim) for rank, at_ns in enumerate(ends_ns)]
+    due_ns = list(accumulate(least_ns, max))
+    tight = [Block(due, block.ready_ns, block.demand) for due, block in zip(due_ns, placed, strict=True)]
+    return tight, max(due_ns[index - 1] if index else 0, ADMISSION_MARGIN.due_ns(end_ns, NOW_NS)), end_ns
+
+
+def test_a_newcomer_is_not_let_in_if_one_behind_it_would_be_late_by_a_nanosecond() -> None:
+    """Whatever judges by less than placing all blocks again must not promise more than it knows."""
+    num_tight, rng = 0, Random(1)
+
+    def some_ns(least_ms: int, most_ms: int) -> int:
+        return rng.randint(least_ms * NS_PER_MS, most_ms * NS_PER_MS)
+
+    for _ in range(1500):
+        levels = [sorted(some_ns(1000, 1600) for _ in range(rng.randint(1, 4)))]
+        placed = [Block(0, 0, Demand(1, some_ns(1, 400))) for _ in range(rng.randint(2, 45))]
+        index, newcomer = rng.randrange(len(placed)), Demand(rng.randint(1, 3), some_ns(1, 800))
+        victim = rng.randrange(index, len(placed))
+        tight, own_ns, end_ns = one_lacks_a_nanosecond(levels, placed, index, newcomer, victim)
+        if own_ns < tight[index].due_ns:
+            _, is_harmless = end_at(levels, tight, index, newcomer)
+            num_tight += not is_harmless
+            promises = Promises(levels, tight, NOW_NS - 40 * NS_PER_MS)
+            promises.end_ns(own_ns, newcomer)
+            promises.at(NOW_NS)
+            assert promises.end_ns(own_ns, newcomer) == (end_ns if is_harmless else None)
+    assert num_tight > 500
+
+
+@pytest.mark.parametrize(
+    ("levels", "run", "placed"),
+    [
+        ([[0, 1]], 3, [(2, 1, 3), (0, 1, 7)]),
+        ([[0, 1, 1]], 2, [(0, 2, 4), (0, 1, 9)]),
+        ([[1], [0]], 4, [(0, 1, 8)]),
+    ],
+    ids=["one is ready late", "one takes two devices", "two nodes"],
+)
+def test_a_newcomer_may_delay_others_by_more_than_it_raises_the_levels(
+    levels: list[list[int]], run: int, placed: list[tuple[int, int, int]]
+) -> None:
+    """In tenths of a second from now; of each block when it is ready, its width and its time.
+
+    Only the last one would be late; the others are due when it is.
+    """
+    unit_ns = 100 * NS_PER_MS
+    scene = [[NOW_NS + at * unit_ns for at in node] for node in levels]
+    after = [Block(0, NOW_NS + ready * unit_ns, Demand(width, time * unit_ns)) for ready, width, time in placed]
+    newcomer = Demand(1, run * unit_ns)
+    tight, own_ns, _ = one_lacks_a_nanosecond(scene, after, 0, newcomer, len(after) - 1)
+    tight = [replace(block, due_ns=tight[-1].due_ns) for block in tight]
+    assert own_ns < tight[0].due_ns
+    assert Promises(scene, tight, NOW_NS).end_ns(own_ns, newcomer) is None
 
 
 def blocks(*of_ms: tuple[int, int, int, int]) -> list[Block]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json as jsonlib
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -26,6 +23,7 @@ from tilework.client.about import ServerUnusable
 from tilework.client.bench import NUM_REQUESTS, OTHERS_SIZE, OTHERS_STEPS, BenchConfig, prepare
 from tilework.client.mix import AUTO_FACTOR
 from tilework.client.record import Ending, Record
+from tilework.core.garbage import rare_collections
 from tilework.core.request import OnMiss
 from tilework.report.compare import comparison, comparison_table, differences, read_result
 
@@ -210,7 +208,7 @@ async def _measure(config: BenchConfig, api_key: str | None, quiet: bool) -> Run
         bar.update(task, visible=False)
         workload = bench.due(unloaded_s)
         started = datetime.now(UTC).isoformat("T", "seconds")
-        with _rare_collections():
+        with rare_collections():
             records = await bench.send(workload, _Live(bar, bar.add_task("sending", total=len(workload))).see)
     return Run(bench=bench, workload=workload, unloaded_s=unloaded_s, records=tuple(records), started=started)
 
@@ -274,23 +272,6 @@ def _command_line() -> list[str]:
         "***" if before == "--api-key" else "--api-key=***" if word.startswith("--api-key=") else word
         for before, word in zip(["", *words], words, strict=False)
     ]
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Let the garbage wait: with 3000 requests in flight one full collection holds the client up for 0.3 s.
-
-    Each answer leaves some 40 objects in cycles, 11 KB, so a full collection comes every 25 000 requests or so. None
-    at all would be simpler, but a run of a million requests would not fit into memory.
-    """
-    before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(10_000, 10, 10)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 def _allow_connections() -> None:

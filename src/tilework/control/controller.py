@@ -3,7 +3,8 @@
 Theory of operation. `handle` does three things in this order:
 
 1. it records what the event says happened (and ends jobs that came to their end by it);
-2. it asks the policy what to do now, until the policy sets no more jobs aside;
+2. it asks the policy what to do now, until the policy sets no more jobs aside (unless a request was refused, which
+   changes nothing);
 3. it turns the plan into actions, moving a job's state first where the plan changes its devices.
 
 Every job ends exactly once, by one `Finish` (or, before it came in, one `Reject`). A work that is reported on twice,
@@ -84,7 +85,8 @@ class Controller:
     def handle(self, event: Event, now_ns: int) -> tuple[Action, ...]:
         self.tracker.at(now_ns)
         actions = self._record(event, now_ns)
-        actions += self._plan(now_ns)
+        if not any(isinstance(action, Reject) for action in actions):  # Then nothing has changed.
+            actions += self._plan(now_ns)
         return tuple(actions)
 
     def eta_ns(self, job_id: int, now_ns: int) -> int:

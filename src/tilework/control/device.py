@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from tilework.core.work import StageId, Work
 
@@ -16,28 +17,41 @@ class Device:
     stages: frozenset[StageId]
     works: list[Work] = field(default_factory=list)
     now_ns: int = 0
+    free_ns: int = field(init=False)
     _predicted_ns: list[int] = field(default_factory=list)
-    _head_start_ns: int = 0
+    _ends_ns: list[int] = field(default_factory=list)
 
-    @property
-    def free_ns(self) -> int:
-        """The running work is expected to end now at the earliest, however late it already is."""
-        return self.end_ns(self.works[-1]) if self.works else self.now_ns
+    def __post_init__(self) -> None:
+        self.free_ns = self.now_ns
+
+    def at(self, now_ns: int) -> None:
+        """Let time pass. The running work is expected to end now at the earliest, however late it already is."""
+        self.now_ns = now_ns
+        if not self.works:
+            self.free_ns = now_ns
+        elif self._ends_ns[0] < now_ns:
+            self._foresee(now_ns)
 
     def end_ns(self, work: Work) -> int:
-        head_end_ns = max(self.now_ns, self._head_start_ns + self._predicted_ns[0])
-        return head_end_ns + sum(self._predicted_ns[1 : self.works.index(work) + 1])
+        return self._ends_ns[self.works.index(work)]
 
     def push(self, work: Work, end_ns: int) -> None:
         """Append a work that is predicted to end at `end_ns`, which includes waiting for the rest of its group."""
-        predicted_ns = end_ns - self.free_ns
-        if not self.works:
-            self._head_start_ns = self.now_ns
         self.works.append(work)
-        self._predicted_ns.append(predicted_ns)
+        self._predicted_ns.append(end_ns - self.free_ns)
+        self._ends_ns.append(end_ns)
+        self.free_ns = end_ns
 
     def pop(self, work: Work) -> None:
         index = self.works.index(work)
+        head_ns = self._ends_ns[0]
         del self.works[index], self._predicted_ns[index]
-        if index == 0:
-            self._head_start_ns = self.now_ns
+        if not self.works:
+            self._ends_ns, self.free_ns = [], self.now_ns
+        else:
+            self._foresee(self.now_ns + self._predicted_ns[0] if index == 0 else head_ns)
+
+    def _foresee(self, head_ns: int) -> None:
+        """Predict the ends of all works from that of the running one."""
+        self._ends_ns = list(accumulate([head_ns, *self._predicted_ns[1:]]))
+        self.free_ns = self._ends_ns[-1]

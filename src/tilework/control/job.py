@@ -17,10 +17,10 @@ class Job:
     """Mutable record of one accepted request; a `JobView` to policies.
 
     `done` is how far completed works brought it, and so where the state stands that was put down last; `works` are
-    committed to devices and not ended; `last_gpus` will have its state when they have; `holders` are the devices that
-    have seen its conditioning. A lost device or a failed work starts the next `attempt`, from `done`; `failures` counts
-    those since the last progress. `demand` and `promised` are kept by the tracker, which knows
-    policy and costs.
+    committed to devices and not ended, and will bring it to `committed`; `last_gpus` will have its state then;
+    `holders` are the devices that have seen its conditioning. A lost device or a failed work starts the next `attempt`,
+    from `done`; `failures` counts those since the last progress. `demand` and `promised` are kept by the tracker, which
+    knows policy and costs.
     """
 
     job_id: int
@@ -37,14 +37,26 @@ class Job:
     works: list[Work] = field(default_factory=list)
     last_gpus: Group = ()
     holders: set[int] = field(default_factory=set)
+    committed: Cursor = field(init=False)
 
-    @property
-    def committed(self) -> Cursor:
-        """Where the job will be when its committed works have ended."""
-        cursor = self.done
+    def __post_init__(self) -> None:
+        self._commit()
+
+    def _commit(self) -> None:
+        self.committed = self.done
         for work in self.works:
-            cursor = cursor.advanced(work.num_steps)
-        return cursor
+            self.committed = self.committed.advanced(work.num_steps)
+
+    def begin(self, work: Work) -> None:
+        """Commit a work to devices."""
+        self.works.append(work)
+        self.committed = self.committed.advanced(work.num_steps)
+
+    def end(self, work: Work, steps_done: int) -> None:
+        """Take over what a work has done; one that was stopped has done less than was committed."""
+        self.works.remove(work)
+        self.done = self.done.advanced(steps_done)
+        self._commit()
 
     @property
     def stage(self) -> StageId | None:
@@ -60,3 +72,4 @@ class Job:
         self.works.clear()
         self.last_gpus = ()
         self.holders.clear()
+        self._commit()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from tilework.control.device import Device
 from tilework.control.job import Job
@@ -29,6 +30,7 @@ class Tracker:
         self._costs = costs
         self._waiting = WaitingQueue()
         self._promised: list[Job] = []
+        self._reserved: list[Block] = []  # The blocks of these, as if none had works.
         self._busy: dict[int, Job] = {}
         self._sorted_devices: tuple[Device, ...] = ()
         self._next_work_id = 1
@@ -64,13 +66,20 @@ class Tracker:
     def promised(self) -> Sequence[Job]:
         return self._promised
 
+    def reserved(self) -> list[Block]:
+        blocks = list(self._reserved)
+        for job in self._busy.values():
+            if job.promised is not None:
+                blocks[self._rank(job)] = replace(job.promised, ready_ns=self._end_ns(job.works[-1]))
+        return blocks
+
     # What the controller records.
 
     def at(self, now_ns: int) -> None:
         """Set the time of the event that is being handled."""
         self._now_ns = now_ns
         for device in self._sorted_devices:
-            device.now_ns = now_ns
+            device.at(now_ns)
 
     def add_device(self, gpu: int, node: int, stages: frozenset[StageId]) -> None:
         self.devices[gpu] = Device(gpu=gpu, node=node, stages=stages, now_ns=self._now_ns)
@@ -96,7 +105,8 @@ class Tracker:
         self.jobs[job.job_id] = job
         self.job_ids[job.request.uid] = job.job_id
         if job.promised is not None:
-            insort(self._promised, job, key=_due)
+            self._promised.insert(rank := self._rank(job), job)
+            self._reserved.insert(rank, job.promised)
         self._wait(job)
 
     def remove_job(self, job: Job) -> None:
@@ -142,7 +152,7 @@ class Tracker:
         for job in jobs:
             if job in self._waiting:
                 self._waiting.remove(job)
-            job.works.append(work)
+            job.begin(work)
             job.last_gpus = start.gpus
             self._busy[job.job_id] = job
             self._predict(job)
@@ -169,8 +179,7 @@ class Tracker:
                 self.devices[gpu].pop(work)
         jobs = self.members(work)
         for job in jobs:
-            job.works.remove(work)
-            job.done = job.done.advanced(steps_done)
+            job.end(work, steps_done)
             job.failures = 0 if steps_done else job.failures
             if not job.works:
                 self._busy.pop(job.job_id)
@@ -187,13 +196,17 @@ class Tracker:
         """Keep a block of this width for the rest of a promised job."""
         assert job.request.deadline_ns is not None
         demand = demand_at(job.request, job.committed, width, self._costs)
-        job.promised = Block(job.request.deadline_ns, 0, demand)
+        job.promised = self._reserved[self._rank(job)] = Block(job.request.deadline_ns, 0, demand)
 
     def _release(self, job: Job) -> None:
         """Give up what is reserved for a job."""
         if job.promised is not None:
-            job.promised = None
-            del self._promised[bisect_left(self._promised, _due(job), key=_due)]
+            job.promised, rank = None, self._rank(job)
+            del self._promised[rank], self._reserved[rank]
+
+    def _rank(self, job: Job) -> int:
+        """The place of a promised job among them."""
+        return bisect_left(self._promised, _due(job), key=_due)
 
     def _predict(self, job: Job) -> None:
         job.demand = self._policy.demand(job.request, job.committed, self._costs)

@@ -100,6 +100,9 @@ class ClusterView(Protocol):
     def promised(self) -> Sequence[JobView]:
         """Jobs whose deadline is promised and can be kept, by (deadline, job id)."""
 
+    def reserved(self) -> Sequence[Block]:
+        """The block of each of these, ready when its works end."""
+
     def job(self, job_id: int) -> JobView | None:
         """A job that has not ended; a work may outlive its job, which was cancelled or restarted."""
 
@@ -195,8 +198,8 @@ class Backlog(Protocol):
     def running_ahead(self, urgency_ns: int, job_id: int | None = None) -> Sequence[Block]:
         """The same of the rests of jobs with works, which are ready when these end."""
 
-    def promised(self) -> Sequence[JobView]:
-        """Jobs whose deadline is promised, by (deadline, job id)."""
+    def reserved(self) -> Sequence[Block]:
+        """The blocks of jobs whose deadline is promised, by (deadline, job id), ready when their works end."""
 
 
 class Admission(Protocol):

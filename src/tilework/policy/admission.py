@@ -12,15 +12,15 @@ from tilework.core.time import s_from_ns
 from tilework.core.work import DIFFUSE, StageId
 from tilework.policy.demand import demand_at, usable_degree
 from tilework.policy.experience import Experience
-from tilework.policy.guard import blocks_of, ready_ns
+from tilework.policy.guard import ready_ns
 from tilework.policy.order import needs
-from tilework.policy.plane import finish_ns, levels_of
+from tilework.policy.plane import Levels, levels_after, levels_of, place
 from tilework.policy.promises import Promises
 
 _TRIALS = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class EtaAdmission:
     """Accept everything but promises that could not be kept, or would break others, and what finds no room to wait.
 
@@ -32,6 +32,7 @@ class EtaAdmission:
 
     max_jobs: int
     _experience: Experience = field(default_factory=Experience, init=False)
+    _promises: Promises | None = field(default=None, init=False)
 
     def admit(
         self, request: Request, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int
@@ -46,19 +47,47 @@ class EtaAdmission:
                 return Refused("no device is up", None, RefusalCode.NO_DEVICE)
             why = "no device is up; the time counts from now"
             return Admitted(now_ns + demand.run_ns, why, Forecast(demand.run_ns, 0, 1.0))
-        ask = _Ask.of(request, policy, costs, backlog, now_ns)
-        plain_ns = ask.eta_ns(request, demand)
+        before = _levels_before(request, policy, backlog)
         num_jobs = backlog.num_jobs()
-        forecast = Forecast(plain_ns - now_ns, num_jobs, self._experience.ratio(request, num_jobs))
+        predicted_ns = place([list(node) for node in before], demand) - now_ns
+        forecast = Forecast(predicted_ns, num_jobs, self._experience.ratio(request, num_jobs))
         eta_ns = now_ns + int(forecast.ratio * forecast.predicted_ns)
         if not request.is_promise:
             return Admitted(eta_ns, _why(demand, backlog), forecast)
         assert request.deadline_ns is not None
+        ask = self._ask(request, before, policy, costs, backlog, now_ns)
         promised = ask.promised(request.deadline_ns)
         if promised is None:
             return _refused(ask, request.deadline_ns)
         why = f"{_why(demand, backlog)}; its deadline is promised"
         return Admitted(min(eta_ns, request.deadline_ns), why, forecast, promised)
+
+    def _ask(
+        self, request: Request, before: Levels, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int
+    ) -> _Ask:
+        promises = self._promises_at(backlog, now_ns)
+        start, stage = Cursor.start(request), StageId(request.pipeline, DIFFUSE)
+        widest = max(map(len, promises.levels))
+        degrees = {usable_degree(stage, min(degree, widest), costs) for degree in policy.degrees(request, costs)}
+        blocks = [demand_at(request, start, degree, costs) for degree in degrees]
+        blocks.sort(key=lambda block: (block.width * block.run_ns, block.width))
+        return _Ask(
+            request=request,
+            policy=policy,
+            backlog=backlog,
+            promises=promises,
+            blocks=blocks,
+            ends_ns=[place([list(node) for node in before], block) for block in blocks],
+            now_ns=now_ns,
+        )
+
+    def _promises_at(self, backlog: Backlog, now_ns: int) -> Promises:
+        """What is promised, which between two changes of works and promises stays the same."""
+        levels, blocks, known = levels_of(backlog.gpus), backlog.reserved(), self._promises
+        if known is None or known.levels != levels or known.blocks != blocks:
+            known = self._promises = Promises(levels, blocks, now_ns)
+        known.at(now_ns)
+        return known
 
     def learn(self, request: Request, forecast: Forecast, actual_ns: int) -> None:
         """Correct the predictions for requests of this kind by how one has come out."""
@@ -77,11 +106,12 @@ class EtaAdmission:
             return begin_ns
         free_ns = [gpu.free_ns for gpu in backlog.gpus]
         running = backlog.running_ahead(job.urgency_ns, job.job_id)
-        return finish_ns(free_ns, running, backlog.waiting_ahead(job.urgency_ns, job.job_id), job.demand, begin_ns)
+        levels = levels_after(free_ns, running, backlog.waiting_ahead(job.urgency_ns, job.job_id))
+        return place(levels, job.demand, begin_ns)
 
 
 def _refused(ask: _Ask, deadline_ns: int) -> Refused:
-    late_ns = min(ask.eta_ns(ask.request, block) for block in ask.blocks) - deadline_ns
+    late_ns = min(ask.ends_ns) - deadline_ns
     if late_ns > 0:
         reason = f"it would be {s_from_ns(late_ns):.2f} s late behind {_others(ask.backlog)}"
     else:
@@ -89,44 +119,26 @@ def _refused(ask: _Ask, deadline_ns: int) -> Refused:
     return Refused(reason, ask.earliest_ns(), RefusalCode.DEADLINE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Ask:
-    """A request at the door, and what is behind it.
+    """A request that wants a promise, and what is behind the door.
 
-    `blocks` are the ways in which the policy may run it, the cheapest in GPU-time first.
+    `blocks` are the ways in which the policy may run it, the cheapest in GPU-time first; `ends_ns` when it would be
+    done as each of them, behind those that the policy serves before it.
     """
 
     request: Request
     policy: Policy
-    costs: CostModel
     backlog: Backlog
     promises: Promises
     blocks: Sequence[Demand]
+    ends_ns: Sequence[int]
     now_ns: int
-
-    @staticmethod
-    def of(request: Request, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int) -> _Ask:
-        gpus = backlog.gpus
-        if not request.is_promise:
-            return _Ask(request, policy, costs, backlog, Promises([], [], now_ns), (), now_ns)
-        promises = Promises(levels_of(gpus), blocks_of(gpus, backlog.promised()), now_ns)
-        start, widest, stage = Cursor.start(request), max(map(len, promises.levels)), StageId(request.pipeline, DIFFUSE)
-        degrees = {usable_degree(stage, min(degree, widest), costs) for degree in policy.degrees(request, costs)}
-        blocks = [demand_at(request, start, degree, costs) for degree in degrees]
-        blocks.sort(key=lambda block: (block.width * block.run_ns, block.width))
-        return _Ask(request, policy, costs, backlog, promises, blocks, now_ns)
-
-    def eta_ns(self, request: Request, block: Demand) -> int:
-        """When it would be done as this block, behind those that the policy serves before it."""
-        urgency_ns = self.policy.urgency_ns(request, False)
-        running, waiting = self.backlog.running_ahead(urgency_ns), self.backlog.waiting_ahead(urgency_ns)
-        return finish_ns([gpu.free_ns for gpu in self.backlog.gpus], running, waiting, block)
 
     def promised(self, deadline_ns: int) -> Demand | None:
         """The cheapest block with which the deadline can be promised."""
-        for block in self.blocks:
-            is_soon = self.eta_ns(self.request, block) <= deadline_ns
-            if is_soon and self.promises.end_ns(deadline_ns, block) is not None:
+        for block, end_ns in zip(self.blocks, self.ends_ns, strict=True):
+            if end_ns <= deadline_ns and self.promises.end_ns(deadline_ns, block) is not None:
                 return block
         return None
 
@@ -139,11 +151,19 @@ class _Ask:
         due_ns = self.now_ns
         for _ in range(_TRIALS):
             due_ns = self.promises.earliest_ns(block, due_ns)
-            eta_ns = self.eta_ns(replace(self.request, deadline_ns=due_ns), block)
+            later = replace(self.request, deadline_ns=due_ns)
+            eta_ns = place(_levels_before(later, self.policy, self.backlog), block)
             if eta_ns <= due_ns:
                 break
             due_ns = eta_ns
         return due_ns
+
+
+def _levels_before(request: Request, policy: Policy, backlog: Backlog) -> Levels:
+    """When devices are free after those that are served before a newcomer."""
+    urgency_ns = policy.urgency_ns(request, False)
+    free_ns = [gpu.free_ns for gpu in backlog.gpus]
+    return levels_after(free_ns, backlog.running_ahead(urgency_ns), backlog.waiting_ahead(urgency_ns))
 
 
 def _run_ns(block: Demand) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilework.core.interfaces import Block, ClusterView, CostModel, GpuView, JobView
@@ -20,18 +20,6 @@ Degrees = Callable[[Request, CostModel], Sequence[int]]
 _FAR_NS = 5 * NS_PER_S
 _MOST_OFFENDERS = 2
 _MOST_WIDENED = 2
-
-
-def blocks_of(gpus: Iterable[GpuView], promised: Iterable[JobView]) -> list[Block]:
-    """The blocks of promised jobs."""
-    up = {gpu.gpu: gpu for gpu in gpus}
-    return [_block(job, up) for job in promised]
-
-
-def _block(job: JobView, up: Mapping[int, GpuView]) -> Block:
-    block = job.promised
-    assert block is not None
-    return block if not job.works else Block(block.due_ns, ready_ns(job, up), block.demand)
 
 
 def ready_ns(job: JobView, up: Mapping[int, GpuView]) -> int:
@@ -267,7 +255,8 @@ class _Scene:
         return self.cursors.get(job.job_id) or Cursor(job.stage, job.num_steps_left)
 
     def block(self, job: JobView) -> Block:
-        block = _block(job, self.up)
+        assert job.promised is not None
+        block = replace(job.promised, ready_ns=ready_ns(job, self.up))
         if job.job_id not in self.cursors and job.job_id not in self.widths:
             return block
         width = self.widths.get(job.job_id, block.demand.width)
@@ -276,11 +265,17 @@ class _Scene:
 
     def slacks_ns(self, now_ns: int) -> list[int]:
         levels = [sorted(self.free_ns[gpu] for gpu in node) for node in self._by_node()]
-        if self.cursors or self.widths:
-            blocks = [self.block(job) for job in self.view.promised()[: self.num_blocks]]
-        else:
-            blocks = [_block(job, self.up) for job in self.view.promised()[: self.num_blocks]]
-        return slacks_ns(levels, blocks, GUARD_MARGIN, now_ns)
+        return slacks_ns(levels, self._blocks(), GUARD_MARGIN, now_ns)
+
+    def _blocks(self) -> list[Block]:
+        promised, blocks = self.view.promised(), list(self.view.reserved()[: self.num_blocks])
+        for job_id in self.cursors.keys() | self.widths.keys():
+            job = self.view.job(job_id)
+            if job is not None and job.promised is not None:
+                rank = bisect_left(promised, _due(job), key=_due)
+                if rank < len(blocks):
+                    blocks[rank] = self.block(job)
+        return blocks
 
     @property
     def widest(self) -> int:
@@ -316,8 +311,12 @@ def _has_something_to_guard(view: ClusterView) -> bool:
 
 
 def _due_ns(job: JobView) -> int:
+    return _due(job)[0]
+
+
+def _due(job: JobView) -> tuple[int, int]:
     assert job.promised is not None
-    return job.promised.due_ns
+    return job.promised.due_ns, job.job_id
 
 
 def _harms_nobody(after: Sequence[int], before: Sequence[int]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from tilework.core.interfaces import Ahead, Block, Demand, GpuView
 
@@ -36,17 +36,20 @@ def place(levels: Levels, block: Demand, ready_ns: int = 0) -> int:
     return end_ns
 
 
-def place_all(levels: Levels, blocks: Iterable[Block]) -> Iterator[int]:
-    """Place blocks in order; gives the end of each. The same as `place`, at a fraction of the time."""
-    node = levels[0] if len(levels) == 1 else None
+def place_all(levels: Levels, blocks: Iterable[Block]) -> list[int]:
+    """Place blocks in order; returns the end of each. The same as `place`, at a fraction of the time."""
+    if len(levels) > 1:
+        return [place(levels, block.demand, block.ready_ns) for block in blocks]
+    (node,), ends_ns = levels, []
     for block in blocks:
-        demand, ready_ns = block.demand, block.ready_ns
-        if node is not None and demand.width == 1 and ready_ns <= node[0]:
+        demand = block.demand
+        if demand.width == 1 and block.ready_ns <= node[0]:
             end_ns = node.pop(0) + demand.run_ns
             insort(node, end_ns)
-            yield end_ns
         else:
-            yield place(levels, demand, ready_ns)
+            end_ns = place(levels, demand, block.ready_ns)
+        ends_ns.append(end_ns)
+    return ends_ns
 
 
 def _start_ns(free_ns: list[int], width: int) -> tuple[bool, int]:
@@ -54,8 +57,8 @@ def _start_ns(free_ns: list[int], width: int) -> tuple[bool, int]:
     return width > len(free_ns), free_ns[min(width, len(free_ns)) - 1]
 
 
-def finish_ns(free_ns: Iterable[int], running: Iterable[Block], waiting: Ahead, last: Demand, ready_ns: int = 0) -> int:
-    """When `last` is done, after the blocks ahead have been placed in order on devices that are taken for one node.
+def levels_after(free_ns: Iterable[int], running: Iterable[Block], waiting: Ahead) -> Levels:
+    """When devices, which are taken for one node, are free after the blocks ahead have been placed on them in order.
 
     `running` are the rests of jobs that have a device, `waiting` jobs that have none: those of which only the volume is
     known are poured over the devices like a fluid.
@@ -65,9 +68,13 @@ def finish_ns(free_ns: Iterable[int], running: Iterable[Block], waiting: Ahead, 
         place(levels, block.demand, block.ready_ns)
     if waiting.volume_ns:
         levels = [_pour(levels[0], waiting.volume_ns)]
+    node = levels[0]
     for demand in waiting.demands:
-        place(levels, demand)
-    return place(levels, last, ready_ns)
+        if demand.width == 1:
+            insort(node, node.pop(0) + demand.run_ns)
+        else:
+            place(levels, demand)
+    return levels
 
 
 def _pour(free_ns: list[int], volume_ns: int) -> list[int]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import uvicorn
 from fastapi import FastAPI
 
+from tilework.core.garbage import rare_collections
 from tilework.server.app import create_app, new_ledger
 from tilework.server.config import ServerConfig
 from tilework.server.engine_protocol import Engine
@@ -66,11 +67,12 @@ async def serve(
         try:
             await _first(serving, server.listening.wait())
             if not serving.done() and await _unless(signals.stop, engine.start()):
-                readiness.has_started = True
-                (on_ready or _ignore)(_url(config, listener))
-                await _first(serving, signals.stop.wait())
-                engine.drain()
-                await _drained(ledger, signals, config.drain_s)
+                with rare_collections():
+                    readiness.has_started = True
+                    (on_ready or _ignore)(_url(config, listener))
+                    await _first(serving, signals.stop.wait())
+                    engine.drain()
+                    await _drained(ledger, signals, config.drain_s)
         finally:
             await engine.stop()
             await _close(server, serving, signals, config.drain_s)
