@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -93,42 +93,46 @@ class FakeEngine:
 
     def submit(
         self,
-        spec: Spec,
+        specs: Mapping[str, Spec],
         *,
-        uid: str,
         deadline_ns: int | None,
         on_miss: OnMiss,
         tenant: str = "default",
         priority: str = "standard",
         weight: float = 1.0,
-    ) -> Ticket | Refusal:
-        plan = self.script.pop(0) if self.script else self.plan
+    ) -> tuple[Ticket, ...] | Refusal:
         now_ns = self.now_ns()
-        if plan.bug is not None:
-            raise plan.bug
-        request = Request(
-            uid=uid,
-            pipeline=INFO.name,
-            shape=spec.shape,
-            steps=spec.steps,
-            arrival_ns=now_ns,
-            seed=spec.seed,
-            deadline_ns=deadline_ns,
-            on_miss=on_miss,
-            tenant=tenant,
-            priority=priority,
-            weight=weight,
-            preview_every=spec.preview_every,
-        )
-        if plan.code is not None:
-            return self._refuse(request, f"because {plan.code}", None, plan.code)
-        if plan.refuse_s is not None:
-            earliest_ns = now_ns + ns_from_s(plan.refuse_s)
-            return self._refuse(request, "too much is ahead", earliest_ns, RefusalCode.DEADLINE)
-        ticket = self._ticket(spec, request)
-        if not plan.is_held:
-            self._play(ticket, plan)
-        return ticket
+        requests = [
+            Request(
+                uid=uid,
+                pipeline=INFO.name,
+                shape=spec.shape,
+                steps=spec.steps,
+                arrival_ns=now_ns,
+                seed=spec.seed,
+                deadline_ns=deadline_ns,
+                on_miss=on_miss,
+                tenant=tenant,
+                priority=priority,
+                weight=weight,
+                preview_every=spec.preview_every,
+            )
+            for uid, spec in specs.items()
+        ]
+        plans = [self.script.pop(0) if self.script else self.plan for _ in requests]
+        for plan in plans:
+            if plan.bug is not None:
+                raise plan.bug
+            if plan.code is not None:
+                return self._refuse(requests, f"because {plan.code}", None, plan.code)
+            if plan.refuse_s is not None:
+                earliest_ns = now_ns + ns_from_s(plan.refuse_s)
+                return self._refuse(requests, "too much is ahead", earliest_ns, RefusalCode.DEADLINE)
+        tickets = tuple(map(self._ticket, specs.values(), requests))
+        for ticket, plan in zip(tickets, plans, strict=True):
+            if not plan.is_held:
+                self._play(ticket, plan)
+        return tickets
 
     def cancel(self, uid: str, reason: str) -> None:
         ticket = self.tickets.get(uid)
@@ -178,9 +182,10 @@ class FakeEngine:
         for uid in self.tickets:
             self.cancel(uid, "the engine has stopped")
 
-    def _refuse(self, request: Request, reason: str, earliest_ns: int | None, code: RefusalCode) -> Refusal:
-        self.observer.on_refused(request, code)
-        return Refusal(uid=request.uid, reason=reason, earliest_ns=earliest_ns, code=code)
+    def _refuse(self, requests: list[Request], reason: str, earliest_ns: int | None, code: RefusalCode) -> Refusal:
+        for request in requests:
+            self.observer.on_refused(request, code)
+        return Refusal(uid=requests[0].uid, reason=reason, earliest_ns=earliest_ns, code=code)
 
     def _ticket(self, spec: Spec, request: Request) -> Ticket:
         self.specs.append(spec)

@@ -10,7 +10,7 @@ import pytest
 
 from builders import SERVICE_S, Idle, controller, only, promise, request, simulate, table
 from tilework.control.device import Device
-from tilework.core.actions import Accept, Finish, Reject
+from tilework.core.actions import Accept, Finish, Reject, RunStage
 from tilework.core.events import Cancelled, StageFinished, Submitted
 from tilework.core.interfaces import Admitted, Ahead, CostModel, Demand, Forecast, Refused
 from tilework.core.progress import Cursor
@@ -148,3 +148,53 @@ def test_a_full_queue_is_told_before_a_deadline_that_cannot_be_met() -> None:
     control.handle(StageFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
     (refused,) = only(Reject, control.handle(Submitted(request("c")), 11 * NS_PER_MS))
     assert refused.code is RefusalCode.QUEUE, "a stage is not the end"
+
+
+# Several that come together.
+
+
+def together(count: int, slo_s: float, now_s: float = 0.0) -> Submitted:
+    first, *others = (promise(f"{index} of {count}", now_s, slo_s=slo_s) for index in range(count))
+    return Submitted(first, tuple(others))
+
+
+def test_those_that_come_together_are_all_in_before_anything_starts() -> None:
+    control = controller(num_gpus=2)
+    answers = control.handle(together(3, slo_s=9), 0)
+    assert [type(answer) for answer in answers[:3]] == [Accept] * 3
+    assert len(only(RunStage, answers[3:])) == 2
+    assert [answer.job_id for answer in only(Accept, answers)] == [0, 1, 2]
+    (accept,) = only(Accept, control.handle(Submitted(request("later")), 1))
+    assert accept.job_id == 3
+
+
+def test_if_one_finds_no_place_none_comes_in_and_nothing_starts() -> None:
+    """Two devices can serve two of them in time."""
+    control = controller(num_gpus=2)
+    answers = control.handle(together(3, slo_s=1.5 * SERVICE_S), 0)
+    assert [(answer.uid, answer.code) for answer in only(Reject, answers)] == [
+        (f"{index} of 3", RefusalCode.DEADLINE) for index in range(3)
+    ]
+    assert len(answers) == 3
+    assert "(request 3 of 3 that come together)" in only(Reject, answers)[0].reason
+    assert control.tracker.num_jobs() == len(control.tracker.promised()) == 0
+    (accept,) = only(Accept, control.handle(Submitted(promise("alone", 0, slo_s=1.5 * SERVICE_S)), 1))
+    assert accept.job_id == 0, "nobody has taken its place, or its number"
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_they_would_all_be_let_in_with_the_deadline_that_they_are_told(count: int) -> None:
+    control = controller(num_gpus=2)
+    control.handle(Submitted(promise("first", 0, slo_s=9)), 0)
+    told = {answer.earliest_ns for answer in only(Reject, control.handle(together(count, slo_s=0.5), 1))}
+    (earliest_ns,) = told
+    assert earliest_ns is not None
+    sooner = together(count, slo_s=earliest_ns / NS_PER_S - 0.4)
+    assert only(Reject, control.handle(sooner, 1)), "the last of them is what it depends on"
+    assert len(only(Accept, control.handle(together(count, slo_s=earliest_ns / NS_PER_S), 1))) == count
+
+
+def test_those_that_come_together_count_each() -> None:
+    control = controller(max_jobs=2)
+    assert len(only(Reject, control.handle(together(3, slo_s=99), 0))) == 3
+    assert len(only(Accept, control.handle(together(2, slo_s=99), 0))) == 2

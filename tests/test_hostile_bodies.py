@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -263,12 +263,13 @@ class Counting(FakeEngine):
     num_accepted: int = 0
     num_ended: int = 0
 
-    def submit(self, spec: Spec, **options: Any) -> Ticket | Refusal:
-        self.plan = Plan(is_held=True) if spec.prompt == HELD else self.rng.choice(PLANS)
-        answer = super().submit(spec, **options)
-        if isinstance(answer, Ticket):
+    def submit(self, specs: Mapping[str, Spec], **options: Any) -> tuple[Ticket, ...] | Refusal:
+        is_held = any(spec.prompt == HELD for spec in specs.values())
+        self.script = [Plan(is_held=True) if is_held else self.rng.choice(PLANS) for _ in specs]
+        answer = super().submit(specs, **options)
+        for ticket in () if isinstance(answer, Refusal) else answer:
             self.num_accepted += 1
-            answer.outcome.add_done_callback(self._count)
+            ticket.outcome.add_done_callback(self._count)
         return answer
 
     def _count(self, _outcome: object) -> None:

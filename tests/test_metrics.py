@@ -131,9 +131,9 @@ class Rig:
         spec = tiny.spec(height=SIDE, width=SIDE, steps=steps, guidance_scale=1.0)
         deadline_ns = None if slo_s is None else self.engine.now_ns() + ns_from_s(slo_s)
         options = {"on_miss": OnMiss.BEST_EFFORT} | options
-        ticket = self.engine.submit(spec, uid=uid, deadline_ns=deadline_ns, **options)
-        assert isinstance(ticket, Ticket)
-        return ticket
+        answer = self.engine.submit({uid: spec}, deadline_ns=deadline_ns, **options)
+        assert isinstance(answer, tuple)
+        return answer[0]
 
     async def done(self) -> None:
         """On time and fetched later, late, refused, wrong, with previews."""

@@ -20,7 +20,7 @@ from tilework.core.work import DIFFUSE
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor
-from tilework.runtime.ticket import Outcome, Ticket
+from tilework.runtime.ticket import Outcome
 from tilework.worker.modelled import ModelledFamily
 
 T = TypeVar("T")
@@ -58,9 +58,9 @@ class Rig:
 
     async def outcome(self, uid: str, **changes: Any) -> Outcome:
         spec = tiny.spec(**({"height": 512, "width": 512, "steps": 5, "guidance_scale": 1.0} | changes))
-        ticket = self.engine.submit(spec, uid=uid, deadline_ns=None, on_miss=OnMiss.BEST_EFFORT)
-        assert isinstance(ticket, Ticket)
-        return await ticket.outcome
+        answer = self.engine.submit({uid: spec}, deadline_ns=None, on_miss=OnMiss.BEST_EFFORT)
+        assert isinstance(answer, tuple)
+        return await answer[0].outcome
 
     def close(self) -> None:
         self.run(self.engine.stop())

@@ -17,7 +17,7 @@ from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Accept, Action, Reject
 from tilework.core.events import Event, Submitted
 from tilework.core.interfaces import Block, Demand
-from tilework.core.request import RefusalCode
+from tilework.core.request import RefusalCode, Request
 from tilework.core.time import NS_PER_MS
 from tilework.policy.plane import Levels, place
 from tilework.policy.promises import ADMISSION_MARGIN, Promises
@@ -206,5 +206,17 @@ def test_whoever_asks_again_with_the_deadline_that_it_was_offered_is_let_in(
             again = replace(event.request, uid="again", deadline_ns=refused.earliest_ns)
             answers = deepcopy(simulation.controller).handle(Submitted(again), now_ns)
             assert only(Accept, answers), (event.request, refused, only(Reject, answers))
+            ask_again_together(event.request, now_ns)
+
+    def ask_again_together(request: Request, now_ns: int) -> None:
+        control = deepcopy(simulation.controller)
+        trio = [replace(request, uid=f"again {index}") for index in range(3)]
+        refused = only(Reject, control.handle(three(trio), now_ns))[0]
+        later = [replace(one, deadline_ns=refused.earliest_ns) for one in trio]
+        answers = control.handle(three(later), now_ns)
+        assert len(only(Accept, answers)) == 3, (request, refused, only(Reject, answers))
+
+    def three(requests: Sequence[Request]) -> Submitted:
+        return Submitted(requests[0], tuple(requests[1:]))
 
     simulation.run(promise_mix(20, rate, seed, share), observe=ask_again)

@@ -74,7 +74,8 @@ class Rig:
 
     def submit(self, spec: Spec, uid: str, **options: Any) -> Ticket | Refusal:
         options = {"deadline_ns": None, "on_miss": OnMiss.BEST_EFFORT} | options
-        return self.engine.submit(spec, uid=uid, **options)
+        answer = self.engine.submit({uid: spec}, **options)
+        return answer if isinstance(answer, Refusal) else answer[0]
 
     async def outcome(self, spec: Spec, uid: str) -> Outcome:
         ticket = self.submit(spec, uid)

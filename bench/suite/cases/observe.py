@@ -23,7 +23,7 @@ from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor
 from tilework.runtime.observer import EndedWork, Observer
-from tilework.runtime.ticket import Outcome, Ticket
+from tilework.runtime.ticket import Outcome, Refusal, Ticket
 from tilework.server.metrics import Metrics
 from tilework.store.memory import MemoryStore
 
@@ -132,8 +132,8 @@ class Observe:
             )
             deadline_ns = engine.now_ns() + 60 * 10**9
             uid = f"request-{next(_uids)}"
-            ticket = engine.submit(spec, uid=uid, deadline_ns=deadline_ns, on_miss=OnMiss.BEST_EFFORT)
-            if not isinstance(ticket, Ticket) or (await ticket.outcome).status is not Status.DONE:
+            answer = engine.submit({uid: spec}, deadline_ns=deadline_ns, on_miss=OnMiss.BEST_EFFORT)
+            if isinstance(answer, Refusal) or (await answer[0].outcome).status is not Status.DONE:
                 raise CaseFailed(f"{uid} was not served")
 
     def _method(self) -> tuple[str, ...]:

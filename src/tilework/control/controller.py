@@ -14,7 +14,8 @@ events gives the same actions again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from tilework.control.job import Job
 from tilework.control.tracker import Tracker
@@ -44,7 +45,7 @@ from tilework.core.events import (
     Woke,
     WorkFailed,
 )
-from tilework.core.interfaces import Admission, Admitted, Block, Demand, Policy
+from tilework.core.interfaces import Admission, Admitted, Block, Demand, Policy, Refused
 from tilework.core.progress import Cursor
 from tilework.core.request import RefusalCode, Request, Status
 from tilework.core.work import DIFFUSE, ENCODE, Plan, Start, Work
@@ -54,6 +55,7 @@ from tilework.policy.guard import Guard
 from tilework.policy.registry import make_policy
 
 _MOST_PLANS = 3  # In answer to one event.
+_MOST_TRIALS = 8  # To find a deadline with which several requests would be let in.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +101,8 @@ class Controller:
 
     def _record(self, event: Event, now_ns: int) -> list[Action]:
         match event:
-            case Submitted(request):
-                return self._admit(request, now_ns)
+            case Submitted() as submitted:
+                return self._admit(submitted.requests, now_ns)
             case StepsFinished(work_id, run_ns) | StageFinished(work_id, run_ns):
                 return self._complete(work_id, run_ns, now_ns)
             case Stopped(work_id, steps_done):
@@ -121,15 +123,31 @@ class Controller:
                 self._wakes_ns = [at_ns for at_ns in self._wakes_ns if at_ns > now_ns]
                 return []
 
-    def _admit(self, request: Request, now_ns: int) -> list[Action]:
+    def _admit(self, requests: Sequence[Request], now_ns: int) -> list[Action]:
+        """Let all of them in, or none."""
+        jobs: list[Job] = []
+        accepts: list[Action] = []
+        for request in requests:
+            answer = self._ask(request, now_ns)
+            if isinstance(answer, Refused):
+                self._take_back(jobs)
+                return self._reject(requests, len(jobs), answer, now_ns)
+            jobs.append(self._enter(request, answer, len(jobs)))
+            accepts.append(Accept(jobs[-1].job_id, request.uid, answer.eta_ns, answer.why))
+        self._next_job_id += len(jobs)
+        if any(job.promised is not None for job in jobs):
+            self._guard.recheck()
+        return accepts
+
+    def _ask(self, request: Request, now_ns: int) -> Admitted | Refused:
         try:
-            answer = self._admission.admit(request, self._policy, self.costs, self.tracker, now_ns)
+            return self._admission.admit(request, self._policy, self.costs, self.tracker, now_ns)
         except UnknownCost as error:
-            return [Reject(request.uid, str(error), None, RefusalCode.UNKNOWN_COST)]
-        if not isinstance(answer, Admitted):
-            return [Reject(request.uid, answer.reason, answer.earliest_ns, answer.code)]
+            return Refused(str(error), None, RefusalCode.UNKNOWN_COST)
+
+    def _enter(self, request: Request, answer: Admitted, index: int) -> Job:
         job = Job(
-            job_id=self._next_job_id,
+            job_id=self._next_job_id + index,
             request=request,
             urgency_ns=self._policy.urgency_ns(request, False),
             promised=_reserved(request, answer.promised),
@@ -137,11 +155,38 @@ class Controller:
             forecast=answer.forecast,
             done=Cursor.start(request),
         )
-        self._next_job_id += 1
         self.tracker.add_job(job)
-        if job.promised is not None:
-            self._guard.recheck()
-        return [Accept(job.job_id, request.uid, answer.eta_ns, answer.why)]
+        return job
+
+    def _take_back(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self.tracker.remove_job(job)
+
+    def _reject(self, requests: Sequence[Request], index: int, answer: Refused, now_ns: int) -> list[Action]:
+        """Refuse all, since there is no place for the one with this index."""
+        reason, earliest_ns = answer.reason, answer.earliest_ns
+        if len(requests) > 1:
+            reason = f"{reason} (request {index + 1} of {len(requests)} that come together)"
+            earliest_ns = None if earliest_ns is None else self._earliest_ns(requests, earliest_ns, now_ns)
+        return [Reject(request.uid, reason, earliest_ns, answer.code) for request in requests]
+
+    def _earliest_ns(self, requests: Sequence[Request], due_ns: int, now_ns: int) -> int | None:
+        """A deadline with which all would be let in: the first that does when each in turn has asked for its own."""
+        for _ in range(_MOST_TRIALS):
+            asked_ns, jobs = due_ns, list[Job]()
+            for request in requests:
+                answer = self._ask(replace(request, deadline_ns=due_ns), now_ns)
+                if isinstance(answer, Refused) and answer.earliest_ns is not None:
+                    due_ns = answer.earliest_ns
+                    answer = self._ask(replace(request, deadline_ns=due_ns), now_ns)
+                if isinstance(answer, Refused):
+                    self._take_back(jobs)
+                    return None
+                jobs.append(self._enter(replace(request, deadline_ns=due_ns), answer, len(jobs)))
+            self._take_back(jobs)
+            if due_ns == asked_ns:
+                break
+        return due_ns
 
     def _complete(self, work_id: int, run_ns: int, now_ns: int) -> list[Action]:
         work = self.tracker.works.get(work_id)

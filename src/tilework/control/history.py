@@ -76,10 +76,10 @@ class PastRequest:
 
     @property
     def on_time(self) -> bool | None:
-        """Whether it was done by its deadline; None without a deadline, or as long as it is open."""
-        if self.request.deadline_ns is None or self.finish_ns is None:
+        """Whether it kept its deadline, see `Request.met_deadline`; None also as long as it is open."""
+        if self.status is None or self.finish_ns is None:
             return None
-        return self.status is Status.DONE and self.finish_ns <= self.request.deadline_ns
+        return self.request.met_deadline(self.status, self.finish_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,9 +169,10 @@ class Recorder:
 
     def _take(self, event: Event) -> None:
         match event:
-            case Submitted(request):
-                self._requests[request.uid] = PastRequest(request=request)
-                self._told[request.uid] = []
+            case Submitted() as submitted:
+                for request in submitted.requests:
+                    self._requests[request.uid] = PastRequest(request=request)
+                    self._told[request.uid] = []
             case StepsFinished(work_id, run_ns) | StageFinished(work_id, run_ns):
                 self._finish(work_id, run_ns)
             case Stopped(work_id, steps):

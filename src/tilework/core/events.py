@@ -13,7 +13,14 @@ from tilework.core.work import StageId
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
+    """A request, and others that come in with it: all of them or none."""
+
     request: Request
+    others: tuple[Request, ...] = ()
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        return (self.request, *self.others)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -200,37 +200,39 @@ class Engine:
 
     def submit(
         self,
-        spec: Spec,
+        specs: Mapping[str, Spec],
         *,
-        uid: str,
         deadline_ns: int | None,
         on_miss: OnMiss,
         tenant: str = "default",
         priority: str = DEFAULT_CLASS,
         weight: float = 1.0,
-    ) -> Ticket | Refusal:
-        """Bring a request in. `uid` must be new; `deadline_ns` is on the engine's clock."""
-        assert uid not in self._job_ids, f"two requests have the uid {uid}"
-        request = Request(
-            uid=uid,
-            pipeline=self.info.name,
-            shape=spec.shape,
-            steps=spec.steps,
-            arrival_ns=self.now_ns(),
-            seed=spec.seed,
-            deadline_ns=deadline_ns,
-            on_miss=on_miss,
-            tenant=tenant,
-            priority=priority,
-            weight=weight,
-            preview_every=spec.preview_every,
-            guided=spec.guidance_scale > 1 or not self.info.two_passes,
-        )
-        self._incoming[uid] = request, spec
-        answer = self._handle(Submitted(request), request.arrival_ns)[0]
+    ) -> tuple[Ticket, ...] | Refusal:
+        """Bring requests in, all of them or none. Their uids must be new; `deadline_ns` is on the engine's clock."""
+        arrival_ns = self.now_ns()
+        for uid, spec in specs.items():
+            assert uid not in self._job_ids, f"two requests have the uid {uid}"
+            request = Request(
+                uid=uid,
+                pipeline=self.info.name,
+                shape=spec.shape,
+                steps=spec.steps,
+                arrival_ns=arrival_ns,
+                seed=spec.seed,
+                deadline_ns=deadline_ns,
+                on_miss=on_miss,
+                tenant=tenant,
+                priority=priority,
+                weight=weight,
+                preview_every=spec.preview_every,
+                guided=spec.guidance_scale > 1 or not self.info.two_passes,
+            )
+            self._incoming[uid] = request, spec
+        first, *others = (self._incoming[uid][0] for uid in specs)
+        answer = self._handle(Submitted(first, tuple(others)), arrival_ns)[0]
         if isinstance(answer, Reject):
-            return Refusal(uid=uid, reason=answer.reason, earliest_ns=answer.earliest_ns, code=answer.code)
-        return self._live[self._job_ids[uid]].ticket
+            return Refusal(uid=answer.uid, reason=answer.reason, earliest_ns=answer.earliest_ns, code=answer.code)
+        return tuple(self._live[self._job_ids[uid]].ticket for uid in specs)
 
     def cancel(self, uid: str, reason: str) -> None:
         """End a request now; its device is free at the next step boundary. Unknown or ended uids are ignored."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from tilework.core.classes import DEFAULT_CLASS
@@ -41,15 +42,16 @@ class Engine(Protocol):
 
     def submit(
         self,
-        spec: Spec,
+        specs: Mapping[str, Spec],
         *,
-        uid: str,
         deadline_ns: int | None,
         on_miss: OnMiss,
         tenant: str = "default",
         priority: str = DEFAULT_CLASS,
         weight: float = 1.0,
-    ) -> Ticket | Refusal: ...
+    ) -> tuple[Ticket, ...] | Refusal:
+        """Bring requests in, all of them or none; `specs` by their uids, which are new."""
+
     def cancel(self, uid: str, reason: str) -> None:
         """End a request as cancelled; does nothing if it is unknown or has ended."""
 

@@ -134,36 +134,19 @@ class Intake:
         """Submit every image.
 
         Raises:
-            ApiError: the engine refused one; those before it are cancelled.
+            ApiError: the engine refused them.
         """
-        deadline_ns = None if ask.slo_s is None else arrival_ns + ns_from_s(ask.slo_s)
-        tickets: list[Ticket] = []
-        with self._all_or_nothing(tickets):
-            for index, spec in enumerate(ask.specs):
-                answer = self.engine.submit(
-                    spec,
-                    uid=f"{call_uid}-{index}",
-                    deadline_ns=deadline_ns,
-                    on_miss=ask.on_miss,
-                    tenant=tenant.name,
-                    priority=ask.priority,
-                    weight=ask.weight,
-                )
-                if isinstance(answer, Refusal):
-                    raise refused(answer, ask, arrival_ns)
-                tickets.append(answer)
-        return tuple(tickets)
-
-    @contextmanager
-    def _all_or_nothing(self, tickets: list[Ticket]) -> Iterator[None]:
-        """However the block is left early, cancel what is in."""
-        try:
-            yield
-        except BaseException as error:
-            kind = error.code if isinstance(error, ApiError) else type(error).__name__
-            for ticket in tickets:
-                self.engine.cancel(ticket.request.uid, f"another image of the call ended it ({kind})")
-            raise
+        answer = self.engine.submit(
+            {f"{call_uid}-{index}": spec for index, spec in enumerate(ask.specs)},
+            deadline_ns=None if ask.slo_s is None else arrival_ns + ns_from_s(ask.slo_s),
+            on_miss=ask.on_miss,
+            tenant=tenant.name,
+            priority=ask.priority,
+            weight=ask.weight,
+        )
+        if isinstance(answer, Refusal):
+            raise refused(answer, ask, arrival_ns)
+        return answer
 
     async def _replayed(self, record: Record, ask: ImageCall) -> Call:
         """A call that is done already, as if it had just ended.
