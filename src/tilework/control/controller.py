@@ -55,7 +55,7 @@ from tilework.policy.guard import Guard
 from tilework.policy.registry import make_policy
 
 _MOST_PLANS = 3  # In answer to one event.
-_MOST_TRIALS = 8  # To find a deadline with which several requests would be let in.
+_MORE_TRIALS = 16  # Than there are requests, to find a deadline with which all of them would be let in.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,15 +110,15 @@ class Controller:
             case WorkFailed(work_id, reason):
                 return self._interrupted(work_id, 0, reason)
             case Broken(work_id, steps_done):
-                return self._interrupted(work_id, steps_done, "a device of its group was lost")
+                return self._interrupted(work_id, steps_done, event.why)
             case Cancelled(uid, reason):
                 job_id = self.tracker.job_ids.get(uid)
                 return [] if job_id is None else self._end(self.tracker.jobs[job_id], Status.CANCELLED, reason)
             case GpuJoined(gpu, node, stages):
                 self.tracker.add_device(gpu, node, stages)
                 return []
-            case GpuLost(gpu, reason):
-                return self._lose(gpu, reason)
+            case GpuLost(gpu):
+                return self._lose(gpu, event.why)
             case Woke():
                 self._wakes_ns = [at_ns for at_ns in self._wakes_ns if at_ns > now_ns]
                 return []
@@ -151,7 +151,6 @@ class Controller:
             request=request,
             urgency_ns=self._policy.urgency_ns(request, False),
             promised=_reserved(request, answer.promised),
-            eta_ns=answer.eta_ns,
             forecast=answer.forecast,
             done=Cursor.start(request),
         )
@@ -170,22 +169,29 @@ class Controller:
             earliest_ns = None if earliest_ns is None else self._earliest_ns(requests, earliest_ns, now_ns)
         return [Reject(request.uid, reason, earliest_ns, answer.code) for request in requests]
 
-    def _earliest_ns(self, requests: Sequence[Request], due_ns: int, now_ns: int) -> int | None:
-        """A deadline with which all would be let in: the first that does when each in turn has asked for its own."""
-        for _ in range(_MOST_TRIALS):
-            asked_ns, jobs = due_ns, list[Job]()
+    def _earliest_ns(self, requests: Sequence[Request], due_ns: int, now_ns: int) -> int:
+        """A deadline, from `due_ns` on, with which all would be let in together: the earliest, or nearly so.
+
+        Each time the first that finds no place says what it needs. That may be earlier than what it has just been
+        refused: a later deadline can break a promise that an earlier one does not. For several it has to be later, by
+        steps that double.
+        """
+        step_ns = (due_ns - now_ns) // 32
+        for _ in range(len(requests) + _MORE_TRIALS):
+            jobs, answer = list[Job](), None
             for request in requests:
-                answer = self._ask(replace(request, deadline_ns=due_ns), now_ns)
-                if isinstance(answer, Refused) and answer.earliest_ns is not None:
-                    due_ns = answer.earliest_ns
-                    answer = self._ask(replace(request, deadline_ns=due_ns), now_ns)
+                later = replace(request, deadline_ns=due_ns)
+                answer = self._ask(later, now_ns)
                 if isinstance(answer, Refused):
-                    self._take_back(jobs)
-                    return None
-                jobs.append(self._enter(replace(request, deadline_ns=due_ns), answer, len(jobs)))
+                    break
+                jobs.append(self._enter(later, answer, len(jobs)))
             self._take_back(jobs)
-            if due_ns == asked_ns:
+            if not isinstance(answer, Refused) or answer.earliest_ns is None:
                 break
+            if answer.earliest_ns > due_ns:
+                due_ns = answer.earliest_ns
+            else:
+                due_ns, step_ns = due_ns + step_ns, 2 * step_ns
         return due_ns
 
     def _complete(self, work_id: int, run_ns: int, now_ns: int) -> list[Action]:
@@ -219,7 +225,7 @@ class Controller:
         jobs = self.tracker.end_work(work, steps_done)
         return [action for job in jobs for action in self._retry(job, reason)]
 
-    def _lose(self, gpu: int, reason: str) -> list[Action]:
+    def _lose(self, gpu: int, why: str) -> list[Action]:
         """Works that only this device had are lost; those with survivors end by `Broken`, when these have reported."""
         if gpu not in self.tracker.devices:
             return []
@@ -228,7 +234,7 @@ class Controller:
             job.holders.discard(gpu)
             job.last_gpus = tuple(member for member in job.last_gpus if member != gpu)
         victims = {job.job_id: job for work in lost for job in self.tracker.members(work)}
-        return [action for job in victims.values() for action in self._retry(job, f"GPU {gpu} was lost: {reason}")]
+        return [action for job in victims.values() for action in self._retry(job, why)]
 
     def _retry(self, job: Job, reason: str) -> list[Action]:
         """Go on from where completed works brought a job, or fail it when it makes no progress."""
