@@ -31,12 +31,16 @@ Kind = TypeVar("Kind")
 
 
 def table(
-    encode_s: float = 0.01, step_s: float = 0.1, decode_s: float = 0.05, degrees: tuple[int, ...] = (1,)
+    encode_s: float = 0.01,
+    step_s: float = 0.1,
+    decode_s: float = 0.05,
+    degrees: tuple[int, ...] = (1,),
+    pipeline: str = PIPELINE,
 ) -> CostTable:
     """Seconds at 128 px; other sizes in proportion to their pixels. Each doubling of the degree gains a factor 1.6."""
     rows = [
         CostRow(
-            pipeline=PIPELINE,
+            pipeline=pipeline,
             stage=stage,
             height=side,
             width=side,
@@ -94,7 +98,7 @@ def promise(uid: str, arrival_s: float, slo_s: float, **more: Any) -> Request:
 
 def job(job_id: int, asked: Request, urgency_ns: int = 0, **more: Any) -> Job:
     """A job as admission makes it; `more` are other fields of `Job`."""
-    fields: dict[str, Any] = {"eta_ns": 0, "forecast": Forecast(0, 0, 1.0), "done": Cursor.start(asked)} | more
+    fields: dict[str, Any] = {"forecast": Forecast(0, 0, 1.0), "done": Cursor.start(asked)} | more
     return Job(job_id=job_id, request=asked, urgency_ns=urgency_ns, **fields)
 
 

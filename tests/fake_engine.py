@@ -41,7 +41,7 @@ class Plan:
     """What becomes of one submission: its steps spread evenly over `delay_s`, with the previews that it asks for.
 
     `is_held` leaves it queued until the test does something with it. `refuse_s` is the earliest deadline of a refusal,
-    from arrival; any other refusal has a `code`.
+    from arrival, if there is a deadline; any other refusal has a `code`.
     """
 
     delay_s: float = 0.0
@@ -59,7 +59,6 @@ class FakeHealth:
     num_devices_up: int
     num_devices: int
     num_jobs: int
-    num_running: int
     draining: bool
 
 
@@ -125,7 +124,7 @@ class FakeEngine:
                 raise plan.bug
             if plan.code is not None:
                 return self._refuse(requests, f"because {plan.code}", None, plan.code)
-            if plan.refuse_s is not None:
+            if plan.refuse_s is not None and deadline_ns is not None:
                 earliest_ns = now_ns + ns_from_s(plan.refuse_s)
                 return self._refuse(requests, "too much is ahead", earliest_ns, RefusalCode.DEADLINE)
         tickets = tuple(map(self._ticket, specs.values(), requests))
@@ -153,18 +152,18 @@ class FakeEngine:
             num_devices_up=self.devices_up,
             num_devices=2,
             num_jobs=num_open,
-            num_running=min(num_open, self.devices_up),
             draining=self.draining,
         )
 
     def usage(self) -> Usage:
-        health = self.health()
-        queued = health.num_jobs - health.num_running
+        num_open = self.health().num_jobs
+        running = min(num_open, self.devices_up)
         return Usage(
-            waiting={"standard": queued},
-            running={"standard": health.num_running},
+            waiting={"standard": num_open - running},
+            running={"standard": running},
             backlog_ns=0,
             parcel_bytes=0,
+            memory_bytes={},
             pids={},
         )
 

@@ -32,9 +32,12 @@ schema = schemathesis.openapi.from_dict(create_app(FakeEngine(), ServerConfig())
 def server() -> Iterator[Served]:
     with serving(FakeEngine(keeps=False), max_steps=50, drain_s=0) as served:
         yield served
+        eventually(lambda: statuses(served) <= {"done", "failed", "cancelled"})
         eventually(lambda: served.engine.health().num_jobs == 0)
-        calls = served.http.get("/v1/requests?limit=100").json()["data"]
-        assert {call["status"] for call in calls} <= {"done", "failed", "cancelled"}
+
+
+def statuses(served: Served) -> set[str]:
+    return {call["status"] for call in served.http.get("/v1/requests?limit=100").json()["data"]}
 
 
 @pytest.fixture(scope="module")

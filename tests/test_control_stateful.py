@@ -77,6 +77,7 @@ class HostileDriver(RuleBasedStateMachine):
         self.job_of: dict[str, int] = {}
         self.ends: Counter[str] = Counter()
         self.statuses: dict[str, Status] = {}
+        self.etas_ns: dict[str, int] = {}
         self.cancelled: set[str] = set()
         self.written_off: list[Work] = []
         self.lines = [header_line("test", self.config, TABLE)]
@@ -93,6 +94,7 @@ class HostileDriver(RuleBasedStateMachine):
         match action:
             case Accept(job_id, uid, eta_ns):
                 self.job_of[uid] = job_id
+                self.etas_ns[uid] = eta_ns
                 assert eta_ns >= self.now_ns
             case Reject(uid):
                 self.end(uid, Status.REJECTED)
@@ -189,8 +191,7 @@ class HostileDriver(RuleBasedStateMachine):
         was_idle = not self.job_of.keys() - self.ends.keys()
         self.tell(Submitted(new))
         if was_idle and self.queues and slo_s is None:
-            accepted_eta_ns = self.controller.tracker.jobs[self.job_of[uid]].eta_ns
-            assert accepted_eta_ns >= self.now_ns + self.alone_ns(uid, side, steps)
+            assert self.etas_ns[uid] >= self.now_ns + self.alone_ns(uid, side, steps)
 
     def alone_ns(self, uid: str, side: int, steps: int) -> int:
         alone = request(uid, side=side, steps=steps)

@@ -1,4 +1,4 @@
-"""Decisions in words, where a request's time went, and `tilework explain`."""
+"""Decisions in words, and `tilework explain`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from builders import PIPELINE, poisson, request, table
-from recorded import SOON_NS, Recorded, lost_and_broken, recorded
+from recorded import SOON_NS, Recorded, recorded
 from tilework.cli.app import app
 from tilework.cli.output import UserError
-from tilework.control.account import account_of, cause_of
 from tilework.control.decisions import DecisionKind, gpus_text, span_text, tell, tell_all
-from tilework.control.history import History, PastRequest, read_history
+from tilework.control.history import PastRequest
 from tilework.core.actions import (
     Accept,
     Action,
@@ -35,10 +34,9 @@ from tilework.core.actions import (
     Stop,
     WakeAt,
 )
-from tilework.core.request import OnMiss, RefusalCode, Request, Status
-from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
+from tilework.core.request import OnMiss, RefusalCode, Status
+from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import DECODE, DIFFUSE, StageId, Work
-from tilework.cost.table import CostTable
 from tilework.sim.device import Run
 from tilework.sim.simulation import SimConfig
 
@@ -55,15 +53,6 @@ def work(stage: str = DIFFUSE, **changes: Any) -> Work:
         "why": "with 1 it would finish 0.31 s late",
     }
     return Work(**(given | changes))
-
-
-def slower(costs: CostTable, factor: float) -> CostTable:
-    return replace(costs, rows=tuple(replace(row, seconds=row.seconds * factor) for row in costs.rows))
-
-
-def of(history: History, uid: str) -> PastRequest:
-    (past,) = [past for past in history.requests if past.request.uid == uid]
-    return past
 
 
 # Words.
@@ -164,8 +153,9 @@ def test_short_words() -> None:
 
 @pytest.fixture(scope="module")
 def mixed() -> Recorded:
-    """Requests that are done, late, refused and cancelled."""
+    """Requests that are done, late, refused and cancelled; one promise is kept."""
     requests = poisson(40, 1.6, seed=9, slo_s=2.0)
+    requests.append(request("promised", 2.0, slo_s=20.0, on_miss=OnMiss.REJECT))
     requests += [request(f"strict{i}", 3 + i, slo_s=0.9, on_miss=OnMiss.REJECT) for i in range(6)]
     cancels = tuple((requests[i].arrival_ns + SOON_NS, requests[i].uid) for i in (3, 12))
     return recorded(requests, cancels=cancels, sim=SimConfig(num_gpus=2, jitter=0.1))
@@ -173,6 +163,10 @@ def mixed() -> Recorded:
 
 def runs_of(run: Recorded, past: PastRequest) -> list[Run]:
     return [one for one in run.trace.runs if past.job_id in one.work.job_ids]
+
+
+def texts_of(past: PastRequest) -> list[str]:
+    return [decision.text for decision in tell_all(past.told, past.request, past.job_id)]
 
 
 def test_every_request_s_decisions_begin_with_the_answer_and_end_with_the_end(mixed: Recorded) -> None:
@@ -189,6 +183,17 @@ def test_every_request_s_decisions_begin_with_the_answer_and_end_with_the_end(mi
     assert sum(isinstance(action, SetAside) for past in mixed.history.requests for _, action in past.told) > 0
 
 
+@pytest.mark.parametrize("policy", ["edf", "tetriserve", "fixed-sp2"])
+def test_no_decision_names_another_request(policy: str) -> None:
+    """A tenant reads those about its own requests."""
+    requests = [replace(one, uid=f"uid{one.uid}") for one in poisson(40, 2.0, seed=4, slo_s=3.0)]
+    history = recorded(requests, policy, costs=table(degrees=(1, 2))).history
+    told = [(past, text) for past in history.requests for text in texts_of(past)]
+    assert any("goes before" in text for _, text in told) == (policy == "edf")
+    for past, text in told:
+        assert not re.search(r"\bjob\b|\buid\d", text.replace(past.request.uid, ""))
+
+
 def test_a_stopped_work_begins_when_its_device_was_free(mixed: Recorded) -> None:
     stopped = {run.work.work_id: run for run in mixed.trace.runs if run.stopped}
     assert stopped
@@ -196,97 +201,6 @@ def test_a_stopped_work_begins_when_its_device_was_free(mixed: Recorded) -> None
         if past.work.work_id in stopped:
             run = stopped[past.work.work_id]
             assert (past.start_ns, past.end_ns, past.steps) == (run.start_ns, run.end_ns, run.steps)
-
-
-def test_predictions_are_those_of_the_controller_which_learns() -> None:
-    """The devices take twice what the table says."""
-    requests = [request(str(i), 2.0 * i, steps=10) for i in range(30)]
-    exact = recorded(requests).history
-    assert all(past.predicted_ns == past.run_ns for past in exact.works)
-    history = recorded(requests, devices=slower(table(), 2.0)).history
-    diffuse = [past for past in history.works if past.work.stage.name == DIFFUSE]
-    ratios = [(past.run_ns or 0) / (past.predicted_ns or 1) for past in diffuse]
-    assert ratios[0] == 2.0
-    assert ratios[-1] == pytest.approx(1.0, abs=0.01)
-
-
-def test_what_was_lost_is_kept_with_its_reason() -> None:
-    lines, work_lost = lost_and_broken()
-    history = read_history(lines)
-    (lost,) = history.lost
-    assert (lost.work, lost.steps, lost.end_ns - lost.start_ns) == (work_lost, 1, 60 * NS_PER_MS)
-    assert [(change.gpu, change.is_up) for change in history.gpus[4:]] == [(3, False), (3, True)]
-    assert history.gpus[4].reason == "killed by signal 9"
-    assert history.num_gpus == 4
-    text = cause_of(account_of(history, of(history, "a")))
-    assert text == "1 of its works was lost: a device of its group was lost"
-
-
-# Accounts.
-
-
-def test_who_waits_knows_for_whom() -> None:
-    """One device; b and c come while a runs, and are due in this order."""
-    one = SimConfig(num_gpus=1)
-    requests = [request("a", steps=20, slo_s=9.0), request("b", 0.5, slo_s=9.0), request("c", 0.6, slo_s=9.5)]
-    history = recorded(requests, "fixed-sp1", sim=one).history
-    ends_ns = {past.request.uid: past.finish_ns or 0 for past in history.requests}
-    account = account_of(history, of(history, "c"))
-    assert dict(account.blockers) == {
-        "a": ends_ns["a"] - requests[2].arrival_ns,
-        "b": ends_ns["b"] - ends_ns["a"],
-    }
-    assert account.blockers[0][0] == "a"
-    assert account.waited_ns == sum(duration_ns for _, duration_ns in account.blockers)
-    assert account.idle_ns == 0
-    assert account.waited_ns + account.ran_ns == ends_ns["c"] - requests[2].arrival_ns
-    alone = account_of(history, of(history, "a"))
-    assert (alone.waited_ns, alone.blockers, alone.overrun_ns) == (0, (), 0)
-    assert alone.slack_ns == 9 * NS_PER_S - ends_ns["a"]
-
-
-def test_works_on_other_devices_hold_nobody_up() -> None:
-    """c comes when both devices are taken, and gets that of b, which is done first."""
-    requests = [request("a", steps=20), request("b", steps=10), request("c", 0.3, steps=10)]
-    history = recorded(requests, "fixed-sp1").history
-    assert of(history, "a").job_id == 0
-    account = account_of(history, of(history, "c"))
-    assert account.blockers == (("b", (of(history, "b").finish_ns or 0) - requests[2].arrival_ns),)
-
-
-def test_time_in_which_its_devices_had_no_work_is_idle() -> None:
-    sim = SimConfig(num_gpus=1, dispatch_ns=20 * NS_PER_MS)
-    history = recorded([request("a", steps=10)], "fixed-sp1", sim=sim).history
-    account = account_of(history, of(history, "a"))
-    assert account.idle_ns == account.waited_ns == 20 * NS_PER_MS * len(account.works)
-
-
-@pytest.mark.parametrize(
-    ("requests", "factor", "pattern"),
-    [
-        ([request("b", steps=10, slo_s=1.9)], 2.0, r"its works took 0\.\d\d s longer than predicted"),
-        (
-            [request("a", steps=20, slo_s=2.2), request("b", 0.5, steps=10, slo_s=2.0)],
-            1.0,
-            r"waited 1\.56 s beside 1\.06 s of work, longest for a \(1\.56 s\)",
-        ),
-        (
-            [request("a", steps=20, slo_s=2.2), request("b", 0.5, side=64, steps=40, slo_s=1.5)],
-            1.1,  # It was longer than predicted, but not by as much as it was late.
-            r"waited 1\.\d\d s beside 1\.12 s of work, longest for a \(1\.\d\d s\)",
-        ),
-        (
-            [request("b", steps=10, slo_s=0.5)],
-            1.0,
-            r"its works took 1\.06 s, and it had 0\.50 s",
-        ),
-    ],
-)
-def test_the_cause_is_the_first_reason_that_explains_it(requests: list[Request], factor: float, pattern: str) -> None:
-    history = recorded(requests, "fixed-sp1", sim=SimConfig(num_gpus=1), devices=slower(table(), factor)).history
-    past = of(history, "b")
-    assert past.on_time is False
-    assert re.fullmatch(pattern, cause_of(account_of(history, past)))
 
 
 # The command.
@@ -324,7 +238,7 @@ def test_the_summary_counts_what_the_run_did(mixed: Recorded, log: Path) -> None
     counts = {"done": len(done), "late": len(late), "rejected": rejected, "cancelled": cancelled}
     assert summary["by_outcome"] == counts
     assert min(summary["by_outcome"].values()) > 0
-    timed = [e for e in endings if e.request.deadline_ns is not None]
+    timed = [e for e in [*late, *done] if e.request.deadline_ns is not None]
     assert summary["attainment"] == pytest.approx(sum(e.on_time for e in timed) / len(timed))
     assert summary["refused"] == {"deadline_unreachable": rejected}
     errors = sorted(e.finish_ns - e.eta_ns for e in [*late, *done] if e.eta_ns is not None)
@@ -334,6 +248,14 @@ def test_the_summary_counts_what_the_run_did(mixed: Recorded, log: Path) -> None
     assert [one["uid"] for one in summary["latest"]] == [e.request.uid for e in by_lateness[:10]]
     text = explain(log).output
     assert f"tilework explain {log} {by_lateness[0].request.uid}" in " ".join(text.split())
+    kept = sum(e.request.is_promise for e in done)
+    assert summary["promises"] == {"kept": kept, "broken": 0} == {"kept": 1, "broken": 0}
+    assert "promises: 1 kept, 0 broken\n" in text
+    later = "later" if middle >= 0 else "earlier"
+    assert (
+        f"ends: {span_text(ns_from_s(abs(summary['eta_error_median_s'])))} {later} than foretold in the median" in text
+    )
+    assert f", {summary['attainment']:.1%} of deadlines were kept\n" in text
 
 
 def test_a_story_has_decisions_works_and_the_end(mixed: Recorded, log: Path) -> None:
@@ -349,6 +271,17 @@ def test_a_story_has_decisions_works_and_the_end(mixed: Recorded, log: Path) -> 
     for decision in story["decisions"]:
         assert decision["text"] in text
     assert "late because: " in text
+    assert " than foretold\n" in text
+    assert "promise" not in text, "it has none"
+
+
+def test_a_story_says_why_there_was_no_picture(mixed: Recorded, log: Path) -> None:
+    ends = {past.status: past.request.uid for past in mixed.history.requests}
+    for status, words in ((Status.REJECTED, "refused (deadline_unreachable): "), (Status.CANCELLED, "cancelled: ")):
+        text = explain(log, ends[status]).output
+        assert f"not served because: {words}" in text
+        assert "late because" not in text
+        assert document(log, ends[status])["on_time"] is None
 
 
 def test_a_request_is_found_by_its_name_or_near_ones_are_named(log: Path) -> None:
@@ -367,6 +300,21 @@ def test_a_beginning_that_only_one_request_has_is_enough_and_so_is_the_job_numbe
     assert document(path, "1")["uid"] == "1bc-2"
     assert document(path, "2")["uid"] == "0"
     assert document(path, "0")["job"] == 2, "a name counts before a job number"
+
+
+def test_a_call_is_all_its_images(tmp_path: Path) -> None:
+    uids = ["abc-0", "abc-1", "abc-10", "abd-0", "abd-1", "xyz-0", "xyz-1"]
+    others = [request(f"img-{index}", 1 + index) for index in range(3)]
+    path = recorded([*(request(uid) for uid in uids), *others]).write(tmp_path / "log.jsonl")
+    told = document(path, "abc")
+    assert told["uid"] == "abc"
+    assert [story["uid"] for story in told["images"]] == uids[:3]
+    text = explain(path, "abc").output
+    assert [line.split()[0] for line in text.splitlines() if "(job " in line] == uids[:3]
+    assert [story["uid"] for story in document(path, "x")["images"]] == uids[5:], "the only call that begins so"
+    assert document(path, "abc-1")["uid"] == "abc-1", "an image of its own"
+    assert "5 requests" in refusal(path, "ab")
+    assert "3 requests" in refusal(path, "img"), "they came one after another"
 
 
 def test_a_log_without_requests_and_another_file_are_told(tmp_path: Path) -> None:

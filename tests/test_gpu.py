@@ -1,4 +1,4 @@
-"""The same exactness on a CUDA device. Skipped where there is none; no such run is on record yet."""
+"""The same exactness on a CUDA device, and its memory. Skipped where there is none; no such run is on record yet."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from diffusers import DiffusionPipeline
 import tiny
 from tilework.core.wire import ModelSource
 from tilework.pipelines.loading import load
+from tilework.worker.hardware import memory_in_use
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,6 +30,17 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     directory = tmp_path_factory.mktemp(request.param)
     tiny.save(BUILDERS[request.param](), directory, request.param)
     return directory
+
+
+def test_memory_in_use_is_what_the_device_says() -> None:
+    device = torch.device("cuda", 0)
+    torch.zeros(1, device=device)
+    before = memory_in_use(device)
+    ballast = torch.zeros(1 << 28, dtype=torch.uint8, device=device)
+    after = memory_in_use(device)
+    assert before is not None
+    assert after is not None
+    assert after - before >= ballast.numel()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

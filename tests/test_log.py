@@ -72,7 +72,7 @@ def cancelled_at_work(requests: list[Request], *indices: int) -> list[tuple[int,
 @given(data=st.data())
 @settings(max_examples=30)
 def test_every_kind_survives_its_line(kind: str, data: st.DataObject) -> None:
-    value = data.draw(st.from_type(KINDS[kind]))
+    value = data.draw(st.from_type(KINDS[kind]).filter(lambda drawn: "=nan" not in repr(drawn)))  # It equals nothing.
     now_ns = data.draw(st.integers(0, 2**63))
     is_event = KINDS[kind] in get_args(Event)
     event, actions = (value, ()) if is_event else (Woke(), (value, value))

@@ -22,12 +22,12 @@ from prometheus_client.parser import text_string_to_metric_families
 import tilework
 import tiny
 from builders import PIPELINE, request
-from fake_engine import FakeEngine, serving
+from fake_engine import FakeEngine, Plan, serving
 from tilework.control.controller import ControllerConfig
 from tilework.core.classes import DEFAULT_CLASSES
 from tilework.core.request import OnMiss, RefusalCode, Request, Shape, Status
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.wire import CostRow, ModelledSource
+from tilework.core.wire import CostRow, Ended, ModelledSource
 from tilework.core.work import DECODE, DIFFUSE, Group, StageId, Work
 from tilework.cost.table import CostTable
 from tilework.runtime.bubbles import Bubbles
@@ -172,9 +172,16 @@ class Rig:
         await self.read()
         await until(lambda: self.engine.health().num_devices_up == 2)
 
+    async def remembered(self) -> None:
+        """What workers on accelerators say beside the ends of their works, here of one that nobody knows any more."""
+        for gpu in range(2):
+            self.engine.on_report(gpu, Ended(1 << 40, 0, 0, steps_done=0, memory_bytes=(gpu + 1) << 30))
+        await self.read()
+
     async def run(self) -> None:
         await self.engine.start()
         await self.read()
+        await self.remembered()
         await self.done()
         await self.crowded()
         await self.cancelled()
@@ -242,6 +249,16 @@ def test_it_counts_what_has_happened(texts: list[str]) -> None:
     assert min(samples(text)["tilework_devices_up", frozenset()] for text in texts) == 1
 
 
+def test_memory_of_gpus_is_as_they_said_until_they_are_lost(texts: list[str]) -> None:
+    def told(text: str) -> dict[str, float]:
+        found = samples(text).items()
+        return {dict(pairs)["gpu"]: number for (name, pairs), number in found if name == "tilework_device_memory_bytes"}
+
+    assert told(texts[0]) == {}, "nothing is made up for CPUs"
+    assert told(texts[1]) == {"0": 1 << 30, "1": 2 << 30}
+    assert len(told(texts[-1])) == 1, "one worker was lost"
+
+
 def test_gpus_are_busy_for_as_long_as_works_ran(texts: list[str]) -> None:
     last = samples(texts[-1])
     busy_s = sum(number for (name, _), number in last.items() if name == "tilework_gpu_busy_seconds_total")
@@ -273,6 +290,7 @@ def test_the_dashboard_names_metrics_that_exist() -> None:
     assert used <= known.keys()
     needed = (
         "deadlines_total slack_seconds jobs_queued gpu_busy_seconds_total steps_total refusals_total eta_error_ratio"
+        " device_memory_bytes"
     )
     assert {f"tilework_{name}" for name in needed.split()} <= used
 
@@ -393,14 +411,16 @@ def test_a_deadline_is_kept_missed_or_given_up(
     kept = {dict(pairs)["result"] for (name, pairs), n in found.items() if name == "tilework_promises_total" and n}
     assert seen == ({result} if result else set())
     assert kept == ({promise} if promise else set())
-    assert found["tilework_slack_seconds_count", frozenset({("class", "standard")})] == (status is Status.DONE)
+    slacks = found.get(("tilework_slack_seconds_count", frozenset({("class", "standard"), ("size", "128x128")})), 0)
+    assert slacks == (status is Status.DONE)
 
 
 def test_slack_and_errors_of_the_foretold_end_have_signs() -> None:
     told, now = metrics()
     for finished_s, eta_s in ((4.0, 2.5), (1.0, 3.0)):
         told.on_ended(ticket_of(request("a", slo_s=3.0), eta_s), outcome_of(Status.DONE, finished_s))
-    slack = [now("slack_seconds_bucket", **{"class": "standard", "le": le}) for le in ("-2.0", "-1.0", "1.0", "2.0")]
+    about = {"class": "standard", "size": "128x128"}
+    slack = [now("slack_seconds_bucket", **about, le=le) for le in ("-2.0", "-1.0", "1.0", "2.0")]
     assert slack == [0, 1, 1, 2], "one second late, two early"
     assert [now("eta_error_seconds_bucket", le=le) for le in ("-5.0", "-2.0", "1.0", "2.0")] == [0, 1, 1, 2]
     assert [now("eta_error_ratio_bucket", le=le) for le in ("0.3", "0.5", "1.0", "2.0")] == [0, 1, 1, 2]
@@ -441,7 +461,8 @@ def test_refusals_have_their_reasons() -> None:
 def test_a_tenants_limit_is_a_reason_too(tmp_path: Path) -> None:
     file = tmp_path / "tenants.toml"
     file.write_text("[tenants.default]\nmax_open = 1")
-    with serving(FakeEngine(), tenants=str(file)) as server:
-        assert server.post({"prompt": "x", "n": 2, "priority": "batch"}).status_code == 429
+    with serving(FakeEngine(plan=Plan(is_held=True)), tenants=str(file), drain_s=0) as server:
+        assert server.post({"prompt": "x"}, headers={"Prefer": "respond-async"}).status_code == 202
+        assert server.post({"prompt": "x", "priority": "batch"}).status_code == 429
         assert server.metric('tilework_refusals_total{reason="too_many_open"}') == 1
         assert server.metric('tilework_requests_total{class="batch",outcome="rejected"}') == 1

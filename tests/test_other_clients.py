@@ -42,19 +42,39 @@ def server(tmp_path: Path) -> Iterator[Served]:
         yield served
 
 
+@dataclass(frozen=True)
+class Modelled:
+    """A server as a user starts it to try a client: real workers that pretend to draw. `log` is its stderr."""
+
+    url: str
+    log: Path
+
+
 @pytest.fixture(scope="module")
-def modelled_url() -> Iterator[str]:
-    """A server as a user starts it to try a client: real workers that pretend to draw."""
+def modelled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Modelled]:
     flags = ["--backend", "modelled", "--gpus", "2", "--cost", "flux1dev_h100_eager", "--port", "0", "--json"]
-    process = subprocess.Popen([sys.executable, "-m", "tilework", "serve", *flags], stdout=subprocess.PIPE, text=True)
+    log = tmp_path_factory.mktemp("serve") / "stderr"
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tilework", "serve", *flags],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env={**os.environ, "TILEWORK_LOG_LEVEL": "info"},
+        )
     assert process.stdout is not None
     try:
         line = process.stdout.readline()
-        assert line, "the server did not start"
-        yield json.loads(line)["url"]
+        assert line, log.read_text()
+        yield Modelled(json.loads(line)["url"], log)
     finally:
         process.terminate()
         process.wait(30)
+
+
+@pytest.fixture
+def modelled_url(modelled: Modelled) -> str:
+    return modelled.url
 
 
 # vLLM-Omni.
@@ -177,6 +197,8 @@ def test_omni_image_back_end(server: Served) -> None:
         ({"extra_body": {"num_frames": 0}}, "num_frames", "Give 1"),
         ({"extra_body": {"slo_ms": -1}}, "slo_ms", "above 0"),
         ({"extra_body": {"slo_ms": 5}, "slo_s": 1}, "slo_s", "slo_ms is given as well"),
+        ({"slo_ms": 5, "deadline": "2030-01-01T12:00:00Z"}, "deadline", "slo_ms is given as well"),
+        ({"slo_ms": 1e12}, "slo_ms", "at most 604800000 milliseconds"),
         ({"extra_body": {"size": "64x64", "width": 64}}, "size", "width or height is given as well"),
         ({"extra_body": {"height": 100}}, "size", '"48x96"'),
         ({"extra_body": {"height": "64"}}, "height", "an integer"),
@@ -285,6 +307,15 @@ def test_sglang_model_without_a_path_goes_by_its_name(modelled_url: str) -> None
 
 
 # OpenAI's library.
+
+
+def test_openai_user_is_in_the_log(modelled: Modelled) -> None:
+    client = openai.OpenAI(base_url=f"{modelled.url}/v1", api_key="EMPTY", max_retries=0)
+    call = client.images.with_raw_response.generate(prompt="secret wish", user="anna\n7", size="256x256")
+    uid = call.headers["x-request-id"]
+    lines = [line for line in modelled.log.read_text().splitlines() if uid in line]
+    assert lines == [f'INFO tilework.server: call {uid}: 1 images for user "anna\\n7" of default']
+    assert "secret wish" not in modelled.log.read_text()
 
 
 def test_openai_images(server: Served) -> None:

@@ -181,7 +181,7 @@ def test_what_runs_is_set_aside_when_it_has_become_late() -> None:
     (begun,) = (action.work for action in actions if isinstance(action, RunStage | RunSteps))
     assert (begun.job_ids, begun.why) == (
         (1,),
-        "goes before job 0, which has 596.00 s more; due in 2.80 s, needs 1.06 s of 1 GPU",
+        "goes before a request that has 596.00 s more; due in 2.80 s, needs 1.06 s of 1 GPU",
     )
     assert control.tracker.jobs[0].set_aside
 

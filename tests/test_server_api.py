@@ -222,10 +222,12 @@ def test_unreachable_deadline_is_not_retried_and_says_what_can_be_met(server: Se
         client.images.generate(prompt="x", extra_body={"slo_s": 1, "on_miss": "reject"})
     assert caught.value.code == "deadline_unreachable"
     assert caught.value.response.headers["retry-after"] == "3"
-    body = caught.value.response.json()
-    assert 3.2504 <= body["tilework"]["earliest_s"] < 3.3
-    assert "too much is ahead" in body["error"]["message"]
-    assert "best_effort" in body["error"]["message"]
+    error = caught.value.body
+    assert isinstance(error, dict)
+    assert 3.2504 <= error["earliest_s"] < 3.3
+    assert caught.value.response.json() == {"error": error}
+    assert "too much is ahead" in error["message"]
+    assert "best_effort" in error["message"]
     assert server.engine.script == []
     assert server.engine.specs == [], "the client must not have tried again"
 
@@ -370,8 +372,9 @@ def test_metrics_parse_and_move(server: Served) -> None:
         "tilework_invalid_calls_total",
         'tilework_request_latency_seconds_count{class="standard"}',
         'tilework_request_queue_seconds_count{class="standard"}',
-        'tilework_slack_seconds_count{class="standard"}',
+        'tilework_slack_seconds_count{class="standard",size="48x64"}',
     )
+    server.post({"prompt": "x", "slo_s": 60})  # The last one shows nothing until there is such an image.
     before = [server.metric(line) for line in lines]
     server.post({"prompt": "x", "n": 2, "num_inference_steps": 7, "slo_s": 60})
     server.post({"prompt": "x", "n": 0})

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from tilework.cli.app import app
+from tilework.control.controller import ControllerConfig
+from tilework.runtime.engine import EngineConfig
 from tilework.server.config import ConfigError, ServerConfig, load_config
 
 
@@ -17,6 +21,22 @@ def test_overrides_beat_environment_beats_defaults() -> None:
 
 def test_empty_variable_unsets_an_optional_setting() -> None:
     assert load_config({"TILEWORK_API_KEY": "", "TILEWORK_PUBLIC_URL": ""}) == ServerConfig()
+
+
+def test_the_queue_is_as_long_as_the_operator_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the environment to the controller."""
+    assert ServerConfig().max_jobs == ControllerConfig().max_jobs
+    handed: list[EngineConfig] = []
+
+    async def serve(engine: Any, config: ServerConfig, **_: object) -> None:
+        handed.append(engine._config)
+
+    monkeypatch.setattr("tilework.server.main.serve", serve)
+    monkeypatch.setenv("TILEWORK_MAX_JOBS", "7")
+    flags = ["serve", "--backend", "modelled", "--cost", "flux1dev_h100_eager", "--policy", "tetriserve"]
+    result = CliRunner().invoke(app, flags)
+    assert result.exit_code == 0, result.output
+    assert handed[0].controller == ControllerConfig(policy="tetriserve", max_jobs=7)
 
 
 def test_keys_are_split_and_never_printed() -> None:
@@ -36,6 +56,7 @@ def test_settings_of_others_are_skipped() -> None:
         ({"TILEWORK_MAX_STEP": "80"}, ("TILEWORK_MAX_STEP", "TILEWORK_MAX_STEPS")),
         ({"TILEWORK_PORT": "http"}, ("TILEWORK_PORT", "'http'", "whole number")),
         ({"TILEWORK_PORT": "70000"}, ("port", "70000", "65535")),
+        ({"TILEWORK_MAX_JOBS": "0"}, ("max_jobs", "0", "1 to")),
         ({"TILEWORK_DRAIN_S": "nan"}, ("drain_s", "nan", "0 to")),
         ({"TILEWORK_HOST": ""}, ("host", "''", "127.0.0.1")),
     ],

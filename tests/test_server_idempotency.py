@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -156,6 +157,28 @@ def test_async_call_is_joined_and_then_never_cancelled_by_a_disconnect(server: S
         eventually(lambda: server.engine.cancelled, 1.3)
     finish_all(server)
     assert server.post({"prompt": "x"}, headers=key).status_code == 200
+
+
+def test_repeat_is_not_measured_against_the_clock_again(server: Served, key: dict[str, str]) -> None:
+    """The deadline of the first call has passed when its client comes back; to a new call the same body is wrong."""
+    at = datetime.now(UTC) + timedelta(seconds=1)
+    text = at.isoformat()
+    image = {"prompt": "x", "deadline": text, "output_format": "webp", "size": "64x32", "response_format": "url"}
+    chat = {"messages": [{"role": "user", "content": "x"}], "extra_body": {"deadline": text, "output_format": "webp"}}
+    calls = [("/v1/images/generations", image), ("/v1/chat/completions", chat)]
+    first = [server.http.post(path, json=body, headers={"Idempotency-Key": path}) for path, body in calls]
+    server.engine.plan = HELD
+    opened = server.post(image, headers={**key, "Prefer": "respond-async"})
+    assert [answer.status_code for answer in (*first, opened)] == [200, 200, 202]
+    eventually(lambda: datetime.now(UTC) > at)
+    assert refusal(server.post(image)) == (400, "invalid_value")
+    again = [server.http.post(path, json=body, headers={"Idempotency-Key": path}) for path, body in calls]
+    assert [answer.headers.get("idempotent-replayed") for answer in again] == ["true", "true"]
+    assert [answer.json() for answer in again] == [answer.json() for answer in first]
+    joined = server.post(image, headers={**key, "Prefer": "respond-async"})
+    assert (joined.status_code, joined.json()["uid"]) == (202, opened.json()["uid"])
+    finish_all(server)
+    assert server.post(image, headers=key).json()["data"][0]["url"].endswith(f"{opened.json()['uid']}-0/content")
 
 
 def test_another_body_is_refused(server: Served, key: dict[str, str]) -> None:

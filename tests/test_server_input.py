@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fake_engine import INFO, FakeEngine, Served, serving
-from tilework.server.errors import shown
+from tilework.server.body import MAX_DEPTH
 
 MAX_SEED = 2**63 - 1
 
@@ -137,12 +137,20 @@ def test_values_of_any_size_are_cut_in_messages(server: Served) -> None:
     assert len(error_of(answer)["message"]) < 400
 
 
-def test_values_of_any_depth_can_be_shown() -> None:
-    """JSON just shallow enough to be parsed may be too deep to be printed."""
-    value: list[object] = []
-    for _ in range(5000):
-        value = [value]
-    assert shown(value) == "a deeply nested value"
+@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/chat/completions"])
+@pytest.mark.parametrize("has_key", [False, True])
+def test_depth_of_a_body_is_limited_long_before_the_stack_is(server: Served, path: str, has_key: bool) -> None:
+    """JSON that is just shallow enough to be parsed may be too deep to be written again, for a key or a message."""
+    fields = '{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "more": '
+    headers = {"Content-Type": "application/json", **({"Idempotency-Key": f"deep {path}"} if has_key else {})}
+    statuses = {}
+    for depth in (MAX_DEPTH - 1, MAX_DEPTH, *range(800, 1101)):
+        answer = server.http.post(path, content=f"{fields}{'[' * depth}{']' * depth}}}", headers=headers)
+        statuses[depth] = answer.status_code
+        if answer.status_code == 400:
+            assert f"more than {MAX_DEPTH} levels" in error_of(answer)["message"]
+    assert statuses.pop(MAX_DEPTH - 1) == 200, "the body itself is a level"
+    assert set(statuses.values()) == {400}
 
 
 def test_missing_prompt(server: Served) -> None:

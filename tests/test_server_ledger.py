@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from tilework.server.ledger import Ledger, Record
 SPEC = Spec(prompt="x", negative_prompt="", height=16, width=16, steps=2, guidance_scale=1.0, seed=1)
 ASK = ImageCall(
     specs=(SPEC,),
-    slo_s=None,
+    deadline=None,
     on_miss=OnMiss.BEST_EFFORT,
     priority="standard",
     weight=1.0,
@@ -59,6 +60,7 @@ def record(of: Call, now_ns: int, ttl_ns: int = 100, size: int = 10, unread: int
         uid=of.uid,
         tenant=of.tenant,
         key=of.key,
+        ask=of.ask,
         arrived_s=of.arrived_s,
         fresh_until_ns=now_ns + ttl_ns,
         status_json=b"s" * size,
@@ -113,13 +115,36 @@ def test_open_calls_are_never_forgotten() -> None:
     assert ledger.find("open", "other", 0) is None
 
 
-@pytest.mark.parametrize(("max_records", "max_bytes"), [(3, 10**6), (10**6, 3 * (1024 + 10))])
+@pytest.mark.parametrize(("max_records", "max_bytes"), [(3, 10**6), (10**6, 3 * (1024 + 128 + 10))])
 def test_oldest_records_go_beyond_either_bound(max_records: int, max_bytes: int) -> None:
     ledger = Ledger(max_records=max_records, max_bytes=max_bytes, ttl_ns=100)
     for index in range(9):
         ended(ledger, call(f"c{index}", key=f"k{index}"), index)
     assert [one.uid for one in ledger.latest("t", 9, 9)] == ["c8", "c7", "c6"]
     assert (len(ledger), ledger.num_keys) == (3, 3)
+
+
+def test_call_that_is_forgotten_leaves_nothing() -> None:
+    ledger = Ledger(max_records=9, max_bytes=10**6, ttl_ns=100)
+    ledger.begin(one := call("a", key="k"))
+    ledger.forget(one)
+    assert (ledger.find("a", "t", 0), ledger.latest("t", 9, 0)) == (None, [])
+    assert (ledger.num_open("t"), len(ledger), ledger.num_bytes, ledger.num_keys) == (0, 0, 0, 0)
+
+
+def test_page_costs_its_own_length() -> None:
+    """What is open or has ended beside it is not even looked at."""
+    ledger = Ledger(max_records=10**5, max_bytes=10**9, ttl_ns=10**18)
+    for index in range(20_000):
+        ended(ledger, call(f"c{index}"), index)
+
+    def seconds(after: str) -> float:
+        start_s = time.perf_counter()
+        for _ in range(100):
+            ledger.latest("t", 10, 20_000, after=after)
+        return time.perf_counter() - start_s
+
+    assert max(seconds("c19999"), seconds("c10000"), seconds("c20")) < 0.1
 
 
 def test_settled_means_that_nothing_is_open_or_unread(loop: asyncio.AbstractEventLoop) -> None:
@@ -139,9 +164,9 @@ def test_settled_means_that_nothing_is_open_or_unread(loop: asyncio.AbstractEven
     ledger.end(record(first, 0, unread=2), 0, frees_key=False)
     found = ledger.find("a", "t", 0)
     assert isinstance(found, Record)
-    ledger.read(found, 0)
+    ledger.settle(found, 0)
     assert not is_settled()
-    ledger.read(found, 1)
+    ledger.settle(found, 1)
     assert is_settled()
     ended(ledger, call("b"), 0, unread=1)
     assert not is_settled()
@@ -171,7 +196,7 @@ def test_agrees_with_a_list_of_what_ended(actions: list[tuple[str, int, int, int
         elif kind == "end" and opened:
             one = opened.pop(choice % len(opened))
             ledger.end(record(one, now_ns, ttl_ns=50, size=size), now_ns, frees_key=False)
-            model.append((one.uid, size + 1024, now_ns))
+            model.append((one.uid, size + 1024 + 128, now_ns))
         ledger.find("none", "t", now_ns)
         model = [entry for entry in model if entry[2] + 100 > now_ns]
         while len(model) > 3 or sum(entry[1] for entry in model) > 6000:
@@ -180,5 +205,8 @@ def test_agrees_with_a_list_of_what_ended(actions: list[tuple[str, int, int, int
         assert all(ledger.find(entry[0], "t", now_ns) is not None for entry in model)
         assert ledger.num_open("t") == 2 * len(opened)
         assert ledger.num_keys <= len(opened) + len(model)
-    known = {entry.uid for entry in ledger.latest("t", 100, now_ns)}
-    assert known == {one.uid for one in opened} | {entry[0] for entry in model}
+    known = [entry.uid for entry in ledger.latest("t", 100, now_ns)]
+    present = {one.uid for one in opened} | {entry[0] for entry in model}
+    assert known == sorted(present, key=lambda uid: -int(uid[1:])), "by arrival, newest first"
+    for place, uid in enumerate(known):
+        assert [entry.uid for entry in ledger.latest("t", 2, now_ns, after=uid)] == known[place + 1 : place + 3]

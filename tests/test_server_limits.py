@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -12,13 +13,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.server import ServerState
 
 from fake_engine import FakeEngine, Plan, Served, eventually, serving
 from tilework.core.request import RefusalCode
+from tilework.server.config import ServerConfig
+from tilework.server.protocol import LEAST_BYTES_PER_S, protocol_class
 
 TESTS = Path(__file__).parent
 MIB = 1 << 20
@@ -180,8 +187,24 @@ def test_reader_that_takes_nothing_is_cut_off(server: Served) -> None:
     assert len(received) < length_of(received)
 
 
+def test_reader_that_takes_too_little_is_cut_off() -> None:
+    """A byte now and then buys no time: an answer waits in memory for as long as it is not taken."""
+    engine = FakeEngine(plan=Plan(is_noise=True))
+    with serving(engine, drain_s=0, send_timeout_s=1.5) as server, connect(server.url, 4096) as connection:
+        connection.sendall(head(len(LARGE)) + LARGE)
+        received = connection.recv(65536)
+        rest = length_of(received) - len(received)
+        end_s = time.monotonic() + 10
+        with suppress(ConnectionResetError):
+            while chunk := connection.recv(LEAST_BYTES_PER_S // 40):
+                rest -= len(chunk)
+                assert time.monotonic() < end_s, "the server has not given up"
+                time.sleep(0.05)  # Half of the least rate.
+    assert rest > 0
+
+
 def test_reader_that_takes_little_gets_all(server: Served) -> None:
-    """Slower than the limit altogether, but never silent for as long."""
+    """It takes longer than the limit altogether, but more than the least rate all the time."""
     server.engine.script = [Plan(is_noise=True)] * 10
     with connect(server.url, receive_bytes=4096) as connection:
         connection.sendall(head(len(LARGE)) + LARGE)
@@ -192,11 +215,63 @@ def test_reader_that_takes_little_gets_all(server: Served) -> None:
             assert chunk, "the server has given up"
             received += chunk
             if time.monotonic() - start_s < 1.5:
-                time.sleep(0.05)
+                time.sleep(len(chunk) / (3 * LEAST_BYTES_PER_S))
             else:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MIB)
     assert time.monotonic() - start_s >= 1.5
     assert len(json.loads(received.partition(b"\r\n\r\n")[2])["data"]) == 10
+
+
+class Wire:
+    """A transport of which a test says how much of what was written is still waiting."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self.num_waiting = 0
+        self.is_aborted = False
+
+    def write(self, data: bytes) -> None:
+        self.num_waiting += len(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_waiting
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return self._end if name == "socket" else default
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def close(self) -> None:
+        self.abort()
+
+
+@pytest.mark.parametrize("has_taken_all", [True, False])
+def test_reader_that_took_everything_in_between_is_not_slow(has_taken_all: bool) -> None:
+    """Events that come seldom: what waits when somebody looks has only just been written."""
+
+    async def is_cut_off(end: socket.socket) -> bool:
+        limits = ServerConfig(send_timeout_s=0.2)
+        protocol: Any = protocol_class(limits)(uvicorn.Config(FastAPI()), ServerState(), {})  # type: ignore[call-arg]
+        wire = Wire(end)
+        protocol.connection_made(wire)
+        protocol.write(b"x" * 100)
+        protocol.pause_writing()
+        await asyncio.sleep(0.1)
+        wire.num_waiting = 0 if has_taken_all else 1
+        protocol.write(b"x" * 100)
+        protocol.pause_writing()
+        await asyncio.sleep(0.15)
+        is_aborted = wire.is_aborted
+        protocol.connection_lost(None)
+        return is_aborted
+
+    one, other = socket.socketpair()
+    with one, other:
+        assert asyncio.run(is_cut_off(one)) is not has_taken_all
 
 
 # A real process, whose memory can be read.

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from fake_engine import FakeEngine, Plan, Served, eventually, serving
+from tilework.server import finish
 
 ASYNC = {"Prefer": "respond-async"}
 HELD = Plan(is_held=True)
@@ -175,10 +176,37 @@ def test_calls_are_listed_newest_first(server: Served) -> None:
     assert [one["uid"] for one in listed["data"]] == uids[::-1]
     assert [one["status"] for one in listed["data"]] == ["queued", "done", "queued"]
     assert listed["has_more"]
+    assert (listed["first_id"], listed["last_id"]) == (uids[2], uids[0])
     for limit in ("0", "101", "x", "1.5"):
         answer = server.http.get("/v1/requests", params={"limit": limit})
         assert refusal(answer) == (400, "invalid_value")
-        assert limit in answer.json()["error"]["message"]
+        remedy = "Give an integer from 1 to 100, how many at most (default 20)."
+        assert answer.json()["error"]["message"] == f'limit = "{limit}" is not accepted. {remedy}'
+        assert answer.json()["error"]["param"] == "limit"
+
+
+def test_list_goes_on_where_a_page_ended(server: Served) -> None:
+    uids = [begun(server) for _ in range(5)][::-1]
+    server.http.delete(f"/v1/requests/{uids[1]}")
+    first = get(server, "/v1/requests", params={"limit": 2})
+    second = get(server, "/v1/requests", params={"limit": 2, "after": first["last_id"]})
+    assert [one["uid"] for page in (first, second) for one in page["data"]] == uids[:4]
+    begun(server)
+    assert get(server, "/v1/requests", params={"limit": 2, "after": uids[1]}) == second, "whatever comes later"
+    for after in ("0" * 32, "x", "", f"{uids[0]}-0"):
+        answer = server.http.get("/v1/requests", params={"after": after})
+        assert refusal(answer) == (400, "invalid_value")
+        assert "leave it out" in answer.json()["error"]["message"]
+
+
+def test_list_shows_the_etas_of_admission(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The more is queued, the longer a present one takes, and a page has many."""
+    uid = begun(server, n=2)
+    at_admission = get(server, f"/v1/requests/{uid}")["eta_s"]
+    monkeypatch.setattr(server.engine, "eta_ns", lambda uid: server.engine.tickets[uid].eta_ns + 10**9)
+    assert get(server, f"/v1/requests/{uid}")["eta_s"] == pytest.approx(at_admission + 1)
+    listed = get(server, "/v1/requests")["data"][0]
+    assert (listed["uid"], listed["eta_s"]) == (uid, at_admission)
 
 
 def test_decisions_tell_why(server: Served) -> None:
@@ -211,11 +239,40 @@ def test_delete_cancels_every_image_and_may_be_repeated(server: Served) -> None:
     assert refusal(server.http.get(f"/v1/requests/{uid}/content")) == (410, "cancelled")
 
 
-def test_delete_leaves_what_is_done(server: Served) -> None:
-    uid = server.post({"prompt": "x"}, headers={"Prefer": "respond-async, wait=5"}).headers["x-request-id"]
-    answer = server.http.delete(f"/v1/requests/{uid}")
-    assert (answer.status_code, answer.json()["status"]) == (200, "done")
-    assert server.http.get(f"/v1/requests/{uid}/content").status_code == 200
+def test_delete_of_what_is_done_lets_its_pictures_go(server: Served) -> None:
+    """Its key is free again, as that of a call that was cancelled."""
+    headers = {"Prefer": "respond-async, wait=5", "Idempotency-Key": "delete"}
+    uid = server.post({"prompt": "x", "n": 2}, headers=headers).headers["x-request-id"]
+    assert server.http.get(f"/v1/requests/{uid}-1/content").status_code == 200
+    kept = server.metric("tilework_store_entries")
+    for _ in range(2):
+        answer = server.http.delete(f"/v1/requests/{uid}-1")
+        assert (answer.status_code, answer.json()["status"], answer.json()["uid"]) == (200, "done", f"{uid}-1")
+    assert server.metric("tilework_store_entries") == kept - 2
+    gone = server.http.get(f"/v1/requests/{uid}/content")
+    assert refusal(gone) == (410, "result_expired")
+    assert "deleted" in gone.json()["error"]["message"]
+    assert server.post({"prompt": "x", "n": 2}, headers=headers).headers["x-request-id"] != uid
+
+
+@pytest.mark.parametrize("part", ["call_status", "call_decisions"])
+def test_call_whose_record_cannot_be_written_ends_all_the_same(
+    server: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(finish, part, broken)
+    headers = {"Idempotency-Key": part}
+    answer = server.post({"prompt": "x"}, headers=headers)
+    uid = answer.headers["x-request-id"]
+    assert answer.json()["data"][0]["b64_json"], "the pictures are there"
+    assert f"call {uid} has ended" in caplog.text
+    assert "a bug" in caplog.text
+    assert refusal(server.http.get(f"/v1/requests/{uid}")) == (404, "request_not_found")
+    assert uid not in {one["uid"] for one in get(server, "/v1/requests")["data"]}
+    monkeypatch.undo()
+    assert server.post({"prompt": "x"}, headers=headers).headers["x-request-id"] != uid
 
 
 def test_deleting_ends_a_call_that_somebody_waits_for(server: Served) -> None:
@@ -305,6 +362,34 @@ def test_deadline_may_be_a_time_of_day(server: Served) -> None:
     both = server.post({"prompt": "x", "deadline": at.isoformat(), "slo_s": 5})
     assert refusal(both) == (400, "invalid_value")
     assert "slo_s is given as well" in both.json()["error"]["message"]
+
+
+def test_refusal_names_the_field_that_was_sent_and_what_to_send_instead(server: Served) -> None:
+    """The answer's own value, sent in the same field, is as late as the earliest deadline, and no earlier."""
+    asked = datetime.now(timezone(timedelta(hours=2))) + timedelta(seconds=2)
+    sent = {"slo_s": 2.0, "deadline": asked.isoformat(), "slo_ms": 2000.0}
+    for field, value in sent.items():
+        server.engine.script = [Plan(refuse_s=3.2504)]
+        ask = {field: value, "on_miss": "reject"}
+        if field == "slo_ms":
+            body = {"messages": [{"role": "user", "content": "x"}], "extra_body": ask}
+            answer = server.http.post("/v1/chat/completions", json=body)
+        else:
+            answer = server.post({"prompt": "x", **ask})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"], error["code"]) == (429, field, "deadline_unreachable")
+        assert error["message"].startswith(f"{field} = {json.dumps(value)} cannot be met")
+        assert [name for name in sent if f"{name} = " in error["message"]] == [field]
+        found = re.search(f'{field} = "?([^" ]*)"?: ask for that', error["message"])
+        assert found is not None
+        if field == "deadline":
+            assert found[1] == error["earliest"]
+            moved_s = (datetime.fromisoformat(found[1]) - asked).total_seconds()
+            assert error["earliest_s"] - error["slo_s"] <= moved_s <= error["earliest_s"] - error["slo_s"] + 0.001
+        else:
+            assert float(found[1]) == error["earliest_s"] * (1000 if field == "slo_ms" else 1)
+            assert "earliest" not in error
+        assert 3.2504 <= error["earliest_s"] < 3.3
 
 
 def test_number_of_previews_and_pixels_is_limited(server: Served) -> None:

@@ -79,8 +79,8 @@ def test_drain_refuses_new_calls_and_answers_everything_else() -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
         assert (refused.headers["connection"], int(refused.headers["retry-after"])) == ("close", 5)
         unready = httpx.get(f"{server.url}/ready")
-        assert (unready.status_code, unready.json()["tilework"]["status"]) == (503, "stopping")
-        assert unready.json()["tilework"]["open_requests"] == 1
+        assert (unready.status_code, unready.json()["error"]["status"]) == (503, "stopping")
+        assert unready.json()["error"]["open_requests"] == 1
         joined = httpx.post(f"{server.url}/v1/images/generations", json={"prompt": "x"}, headers={**key, **later})
         assert (joined.status_code, joined.json()["uid"]) == (202, uid), "it is no new call"
         assert httpx.get(url).json()["status"] == "queued"
@@ -98,6 +98,75 @@ def test_drain_does_not_wait_for_pictures_without_end() -> None:
         server.post({"prompt": "x"}, headers={"Prefer": "respond-async"})
         server.stop()
         eventually(lambda: "stopped" in server.engine.log)
+
+
+ASYNC = {"Prefer": "respond-async"}
+
+
+def test_drain_does_not_wait_for_pictures_that_have_expired() -> None:
+    with serving(FakeEngine(), drain_s=60, result_ttl_s=1.5) as server:
+        server.post({"prompt": "x"}, headers=ASYNC)
+        server.stop()
+        time.sleep(0.5)
+        assert "stopped" not in server.engine.log, "it can still be fetched"
+        eventually(lambda: "stopped" in server.engine.log, timeout_s=10)
+
+
+def test_drain_does_not_wait_for_pictures_that_made_room_for_newer_ones() -> None:
+    with serving(FakeEngine(plan=Plan(is_noise=True)), drain_s=60, result_bytes=1 << 20) as server:
+        pictures: list[str] = []
+        for _ in range(2):
+            uid = server.post({"prompt": "x", "size": "512x512"}, headers=ASYNC).json()["uid"]
+            pictures.append(f"{server.url}/v1/requests/{uid}/content")
+            eventually(lambda: httpx.head(pictures[-1]).status_code == 200)
+        assert httpx.head(pictures[0]).status_code == 410
+        assert httpx.get(pictures[1]).status_code == 200
+        server.stop()
+        eventually(lambda: "stopped" in server.engine.log, timeout_s=10)
+
+
+def test_drain_does_not_wait_for_pictures_that_were_deleted() -> None:
+    with serving(FakeEngine(), drain_s=60) as server:
+        url = f"{server.url}/v1/requests/{server.post({'prompt': 'x'}, headers=ASYNC).json()['uid']}"
+        eventually(lambda: httpx.get(url).json()["status"] == "done")
+        httpx.delete(url)
+        server.stop()
+        eventually(lambda: "stopped" in server.engine.log, timeout_s=10)
+
+
+def test_head_has_no_effects() -> None:
+    """HEAD of a picture leaves it to be fetched; HEAD of events answers at once, not at the end of the call."""
+    with serving(FakeEngine(plan=Plan(is_held=True)), drain_s=60) as server:
+        uid = server.post({"prompt": "x"}, headers=ASYNC).json()["uid"]
+        url = f"{server.url}/v1/requests/{uid}"
+        events = server.http.head(f"{url}/events")
+        assert (events.status_code, events.headers["content-type"]) == (200, "text/event-stream")
+        assert server.http.get(url).status_code == 200, "the connection is free for the next request"
+        server.on_loop(server.engine.finish, f"{uid}-0")
+        eventually(lambda: httpx.head(f"{url}/content").status_code == 200)
+        server.stop()
+        time.sleep(0.3)
+        assert "stopped" not in server.engine.log, "the picture has not been fetched yet"
+        assert httpx.get(f"{url}/content").status_code == 200
+        eventually(lambda: "stopped" in server.engine.log)
+
+
+def test_all_waits_of_a_stop_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that does not end takes up the drain; then an answer that nobody takes gets the last moment only."""
+    monkeypatch.setattr("tilework.server.main.CLOSE_S", 0.2)
+    with socket.socket() as reader:
+        with serving(FakeEngine(plan=Plan(is_noise=True)), drain_s=2) as server:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+            body = b'{"prompt": "x", "size": "512x512", "n": 10}'
+            head = f"POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+            reader.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+            assert reader.recv(1)
+            server.engine.plan = Plan(is_held=True)
+            server.post({"prompt": "x"}, headers=ASYNC)
+            server.stop()
+            start_s = time.monotonic()
+        assert 2 < time.monotonic() - start_s < 3.5
 
 
 def test_pictures_that_came_with_the_answer_need_not_be_fetched() -> None:
@@ -141,7 +210,7 @@ def test_until_the_engine_has_started_the_server_says_so() -> None:
         httpx.post(f"{loop_url}/v1/images/generations", json={"prompt": "x"}),
     ]
     assert [answer.status_code for answer in answers] == [503] * 4
-    assert {answer.json()["tilework"]["status"] for answer in answers} == {"starting"}
+    assert {answer.json()["error"]["status"] for answer in answers} == {"starting"}
     engine_loop = engine.loop
     assert engine_loop is not None
     engine_loop.call_soon_threadsafe(signals.send)

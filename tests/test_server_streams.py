@@ -7,6 +7,7 @@ import base64
 import io
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -46,7 +47,7 @@ def red(text: str) -> int:
 def streamed(server: Served, **ask: Any) -> Iterator[dict[str, Any]]:
     """The events of a streamed call, as they come."""
     body = {"prompt": "x", "stream": True, **ask}
-    with httpx.stream("POST", f"{server.url}/v1/images/generations", json=body, timeout=10) as answer:
+    with server.http.stream("POST", "/v1/images/generations", json=body) as answer:
         assert answer.status_code == 200, answer.read()
         assert answer.headers["content-type"] == "text/event-stream"
         for line in answer.iter_lines():
@@ -103,27 +104,44 @@ def test_every_image_of_a_call_comes(server: Served) -> None:
     assert [one["tilework"]["uid"][-2:] for one in told] == ["-0", "-1", "-2"]
 
 
-@pytest.mark.parametrize(
-    ("steps", "asked", "seen"),
-    [(4, 3, [1, 2, 3]), (10, 3, [2, 6, 8]), (9, 1, [4]), (28, 2, [9, 18]), (2, 3, [1]), (1, 3, [])],
-)
-def test_partial_images_are_spread_evenly(server: Served, steps: int, asked: int, seen: list[int]) -> None:
+def most_even(steps: int, asked: int) -> list[int]:
+    """By trying every interval: as many unfinished pictures as it gives of those asked for, none too many."""
+    tried = [[step for step in range(1, steps) if step % every == 0] for every in range(1, steps + 1)]
+    fitting = [shown for shown in tried if len(shown) <= asked]
+    return min(fitting, key=lambda shown: (-len(shown), max(b - a for a, b in pairwise([0, *shown, steps]))))
+
+
+@pytest.mark.parametrize("asked", [1, 2, 3])
+def test_partial_images_are_spread_evenly_and_none_is_drawn_in_vain(server: Served, asked: int) -> None:
     server.engine.plan = HELD
-    told = streamed(server, partial_images=asked, num_inference_steps=steps, tilework_events=True)
-    assert next(told)["type"] == "tilework.accepted"
-    uid = server.engine.requests[0].uid
-    server.on_loop(server.engine.begin, uid)
-    reds = []
-    for step in range(1, steps + 1):  # Each step only when the reader has seen the one before.
-        server.on_loop(server.engine.step, uid, step)
-        for one in told:
-            if one["type"] == "image_generation.partial_image":
-                reds.append(red(one["b64_json"]))
-            if one["type"] == "tilework.progress" and one["step"] == step:
-                break
-    server.on_loop(server.engine.finish, uid)
-    assert [one["type"] for one in told][-2:] == ["image_generation.completed", "tilework.done"]
-    assert reds == seen
+    for steps in range(1, 61):
+        seen = most_even(steps, asked)
+        events = streamed(server, partial_images=asked, num_inference_steps=steps, tilework_events=True)
+        assert next(events)["type"] == "tilework.accepted"
+        told = (one for one in events if one["type"].startswith("image_generation."))
+        request = server.engine.requests.pop()
+        every = request.preview_every
+        assert [step for step in range(1, steps) if every and step % every == 0] == seen, f"drawn of {steps} steps"
+        server.on_loop(server.engine.begin, request.uid)
+        for step in seen:  # Each only when the reader has seen the one before.
+            server.on_loop(server.engine.step, request.uid, step)
+            one = next(told)
+            assert (one["type"], red(one["b64_json"])) == ("image_generation.partial_image", step)
+        server.on_loop(server.engine.finish, request.uid)
+        assert [one["type"] for one in told] == ["image_generation.completed"]
+
+
+def test_streams_and_chats_do_not_heed_prefer(server: Served) -> None:
+    """RFC 7240 lets a server ignore a preference; that nothing was applied, it says by the header's absence."""
+    later = {"Prefer": "respond-async"}
+    stream = server.post({"prompt": "x", "stream": True}, headers=later)
+    chat = server.http.post(
+        "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}, headers=later
+    )
+    assert [answer.status_code for answer in (stream, chat)] == [200, 200]
+    assert "image_generation.completed" in stream.text
+    assert chat.json()["object"] == "chat.completion"
+    assert not any("preference-applied" in answer.headers for answer in (stream, chat))
 
 
 def test_refusal_comes_before_the_stream(server: Served, client: openai.OpenAI) -> None:

@@ -116,6 +116,11 @@ def test_idempotency_keys_are_the_tenants_own(server: Served) -> None:
 
 def test_open_images_are_limited(server: Served) -> None:
     server.engine.plan = HELD
+    never = server.post({"prompt": "x", "n": 3}, headers=of("ben-1"))
+    assert code(never) == (400, "invalid_value"), "no waiting would help"
+    assert never.json()["error"]["param"] == "n"
+    assert "n = 3 " in never.json()["error"]["message"]
+    assert "from 1 to 2" in never.json()["error"]["message"]
     first = server.post({"prompt": "x"}, headers=of("ben-1", **ASYNC)).json()["uid"]
     refused = server.post({"prompt": "x", "n": 2}, headers=of("ben-1"))
     assert code(refused) == (429, "too_many_open")

@@ -57,20 +57,26 @@ def test_same_uid_replaces_and_lives_anew() -> None:
 
 
 operations = st.lists(
-    st.tuples(st.sampled_from("abcd"), st.integers(0, 14), st.integers(0, 40), st.booleans()), max_size=60
+    st.tuples(
+        st.sampled_from("abcd"), st.integers(0, 14), st.integers(0, 40), st.sampled_from(["put", "delete", "get"])
+    ),
+    max_size=60,
 )
 
 
 @given(operations)
-def test_agrees_with_a_list_of_what_was_put(steps: list[tuple[str, int, int, bool]]) -> None:
+def test_agrees_with_a_list_of_what_was_put(steps: list[tuple[str, int, int, str]]) -> None:
     """Against a plain list: newest last, scanned whole on every step."""
     store = MemoryStore(max_bytes=12, ttl_ns=50)
     model: list[tuple[str, int, int]] = []  # uid, size, expiry
     time_ns = 0
-    for uid, size, pause_ns, is_put in steps:
+    for uid, size, pause_ns, kind in steps:
         time_ns += pause_ns
         model = [entry for entry in model if entry[2] > time_ns]
-        if is_put:
+        if kind == "delete":
+            now(store.delete(uid))
+            model = [entry for entry in model if entry[0] != uid]
+        elif kind == "put":
             answer = now(store.put(uid, b"x" * size, "image/png", time_ns))
             assert isinstance(answer, TooLarge) == (size > 12)
             if size <= 12:
@@ -79,6 +85,6 @@ def test_agrees_with_a_list_of_what_was_put(steps: list[tuple[str, int, int, boo
                     model.pop(0)
                 model.append((uid, size, time_ns + 50))
         found = now(store.get(uid, time_ns))
-        assert (found is not None) == any(entry[0] == uid for entry in model)
+        assert (found is not None) == any(entry[0] == uid for entry in model) == now(store.holds(uid, time_ns))
         assert store.num_bytes == sum(entry[1] for entry in model)
         assert len(store) == len(model)

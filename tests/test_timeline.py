@@ -32,7 +32,7 @@ from tilework.core.workload import WorkloadRequest, write_workload
 from tilework.report.chart import OPEN, Chart, ChartRequest, ChartWork, Outage, chart_of_schedule
 from tilework.report.palette import BAD
 from tilework.report.perfetto import trace_events
-from tilework.report.schedule import write_schedule
+from tilework.report.schedule import RequestLine, Schedule, write_schedule
 from tilework.report.timeline import draw_timeline
 from tilework.report.timeline_html import page
 from tilework.sim.simulation import SimConfig
@@ -266,6 +266,18 @@ def test_the_page_holds_the_whole_chart(chart: Chart) -> None:
         assert [decision["text"] for decision in told["decisions"]] == [d.text for d in one.decisions]
     assert [gpu["gpu"] for gpu in data["gpus"]] == [0, 1, 2, 3]
     assert f"{len(chart.requests)} requests" in data["summary"]
+
+
+def test_the_page_s_share_on_time_is_that_of_the_metrics() -> None:
+    """To fail is to miss; who was refused or has gone away is not counted."""
+    late, _ = small().requests
+    ends = ("done", "failed", "cancelled", "dropped")
+    lines = [RequestLine(request=name, finish_s=1.0, status=name, on_time=False) for name in ends]
+    lines.append(RequestLine(request="kept", finish_s=1.0, status="done", on_time=True))
+    known = chart_of_schedule(Schedule(works=(), requests=tuple(lines)))
+    assert "33% on time" in Page(page(known, "")).data["summary"]
+    gone = replace(late, status="cancelled", on_time=None)
+    assert "on time" not in Page(page(small(requests=(gone,), works=()), "")).data["summary"]
 
 
 def test_what_clients_sent_cannot_become_part_of_the_page() -> None:

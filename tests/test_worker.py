@@ -148,6 +148,16 @@ def test_times_are_of_the_work_alone(bench: Bench) -> None:
     assert all(before.end_ns <= after.start_ns for before, after in pairwise(ended))
 
 
+def test_every_end_tells_the_memory_of_the_accelerator(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> list[int | None]:
+        reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 4), Decode(3, JOB))
+        return [report.memory_bytes for report in reports if isinstance(report, Ended)]
+
+    assert told() == [None] * 3, "a CPU has none of its own"
+    monkeypatch.setattr("tilework.worker.worker.memory_in_use", lambda device: 1 << 30)
+    assert told() == [1 << 30] * 3
+
+
 def test_jobs_that_take_turns_do_not_touch_each_other(bench: Bench, stock: Callable[..., np.ndarray]) -> None:
     changes: list[dict[str, Any]] = [{}, {"width": 96, "steps": 3, "guidance_scale": 1.0, "seed": 2}]
     for job, change in enumerate(changes):

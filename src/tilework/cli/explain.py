@@ -19,7 +19,7 @@ from tilework.cli.explanation import (
     summary_document,
 )
 from tilework.cli.logs import is_log, load_history
-from tilework.cli.output import UserError, print_json, user_errors
+from tilework.cli.output import UserError, out, print_json, user_errors
 from tilework.control.history import History, PastRequest
 
 EXAMPLE = (
@@ -35,7 +35,7 @@ def command(
         str, typer.Argument(metavar="LOG", help="An event log (serve --log, simulate --events); with --url, the UID.")
     ],
     uid: Annotated[
-        str | None, typer.Argument(help="A request: its name, the beginning of it, or its job number.")
+        str | None, typer.Argument(help="A request or a call: its name, the beginning of it, or a job number.")
     ] = None,
     url: Annotated[str | None, typer.Option(help="Ask this running server about UID instead of reading a log.")] = None,
     api_key: Annotated[
@@ -63,8 +63,8 @@ def command(
             raise UserError(f"{log} is no event log; decisions are in those of serve --log and simulate --events")
     history = load_history(log, quiet=json)
     if uid is not None:
-        story = story_document(history, _find(history, uid, log))
-        print_json(story) if json else print_story(story)
+        stories = [story_document(history, past) for past in _find(history, uid, log)]
+        _print_stories(stories, json)
         return
     if not history.requests:
         raise UserError(f"{log} holds no requests; was anything served?")
@@ -72,24 +72,45 @@ def command(
     print_json(summary) if json else print_summary(summary, log)
 
 
-def _find(history: History, name: str, log: Path) -> PastRequest:
-    """The request of this uid, else of this job number, else the only one whose uid begins so. Raises UserError."""
+def _print_stories(stories: list[dict[str, Any]], json: bool) -> None:
+    """One as it is; those of a call under the call's name."""
+    if json:
+        print_json(stories[0] if len(stories) == 1 else {"uid": _call(stories[0]["uid"]), "images": stories})
+        return
+    for number, story in enumerate(stories):
+        if number:
+            out.print()
+        print_story(story)
+
+
+def _find(history: History, name: str, log: Path) -> list[PastRequest]:
+    """The request of this uid, else of this job number, else the only one or the only call whose uid begins so.
+
+    Raises UserError.
+    """
     by_uid = {past.request.uid: past for past in history.requests}
     if name in by_uid:
-        return by_uid[name]
+        return [by_uid[name]]
     if name.isdecimal():
         for past in history.requests:
             if past.job_id == int(name):
-                return past
+                return [past]
     begun = [uid for uid in by_uid if uid.startswith(name)]
-    if len(begun) == 1:
-        return by_uid[begun[0]]
+    calls = {(_call(uid), by_uid[uid].request.arrival_ns) for uid in begun}  # Images of a call arrive together.
+    if len(begun) == 1 or (len(calls) == 1 and _call(begun[0]).startswith(name)):
+        return [by_uid[uid] for uid in begun]
     if begun:
         more = ", ..." if len(begun) > _NAMED else ""
         raise UserError(f"{len(begun)} requests of {log} begin with {name!r}: {', '.join(begun[:_NAMED])}{more}")
     near = get_close_matches(name, by_uid, n=_NAMED, cutoff=0.5)
     remedy = f"near ones: {', '.join(near)}" if near else f"tilework explain {log} names the latest ones"
     raise UserError(f"no request of {log} is called {name!r}; {remedy}")
+
+
+def _call(uid: str) -> str:
+    """The name of the call that a request came in: images are called `{call}-{index}`."""
+    call, _, index = uid.rpartition("-")
+    return call if call and index.isdecimal() else uid
 
 
 def _ask(url: str, uid: str, api_key: str | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tilework.cli.output import out
-from tilework.control.account import Account, EndedWork, account_of, cause_of
+from tilework.control.account import EndedWork, account_of, cause_of
 from tilework.control.decisions import gpus_text, span_text, steps_of, tell_all
 from tilework.control.history import History, PastRequest, PastWork
 from tilework.core.actions import MoveState, Reject, SetAside
@@ -52,14 +52,18 @@ def story_document(history: History, past: PastRequest) -> dict[str, Any]:
         "waited_s": _seconds(account.waited_ns),
         "idle_s": _seconds(account.idle_ns),
         "waited_for": [{"uid": uid, "seconds": _seconds(duration_ns)} for uid, duration_ns in account.blockers],
-        "cause": _cause(account),
+        "cause": cause_of(account),
     }
 
 
 def summary_document(history: History) -> dict[str, Any]:
-    """A whole log: how its requests ended, how good the promises were, and which requests were latest."""
+    """A whole log: how its requests ended, what became of deadlines and promises, and which requests were latest.
+
+    Who was refused or cancelled has neither kept nor missed a deadline, see `Request.met_deadline`.
+    """
     requests = history.requests
-    timed = [past for past in requests if past.request.deadline_ns is not None and past.status is not None]
+    timed = [past.on_time for past in requests if past.on_time is not None]
+    promised = [past.on_time for past in requests if past.on_time is not None and past.request.is_promise]
     told = [action for past in requests for _, action in past.told]
     errors_s = [
         s_from_ns(past.finish_ns - past.eta_ns)
@@ -74,7 +78,8 @@ def summary_document(history: History) -> dict[str, Any]:
         "requests": len(requests),
         "works": len(history.works),
         "by_outcome": dict(Counter(_outcome(past) for past in requests).most_common()),
-        "attainment": sum(bool(past.on_time) for past in timed) / len(timed) if timed else None,
+        "attainment": sum(timed) / len(timed) if timed else None,
+        "promises": {"kept": sum(promised), "broken": len(promised) - sum(promised)},
         "eta_error_median_s": round(median(errors_s), 6) if errors_s else None,
         "eta_error_median_abs_s": round(median(map(abs, errors_s)), 6) if errors_s else None,
         "refused": dict(Counter(action.code.value for action in told if isinstance(action, Reject)).most_common()),
@@ -107,7 +112,7 @@ def print_story(document: Mapping[str, Any]) -> None:
         out.print(_works_table(document["works"]))
     print_line(_waiting(document))
     if document["cause"]:
-        print_line(f"late because: {document['cause']}")
+        print_line(f"{'late' if document['status'] == Status.DONE else 'not served'} because: {document['cause']}")
 
 
 def print_decisions(decisions: Sequence[Mapping[str, Any]]) -> None:
@@ -119,7 +124,7 @@ def print_decisions(decisions: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_summary(document: Mapping[str, Any], log: Path) -> None:
-    attained = "" if document["attainment"] is None else f", {document['attainment']:.1%} of those due were on time"
+    attained = "" if document["attainment"] is None else f", {document['attainment']:.1%} of deadlines were kept"
     print_line(
         f"{document['policy']} on {document['gpus']} devices: {document['requests']} requests in "
         f"{document['seconds']:.1f} s{attained}",
@@ -128,10 +133,11 @@ def print_summary(document: Mapping[str, Any], log: Path) -> None:
     print_line("outcomes: " + _counts(document["by_outcome"]))
     if document["eta_error_median_s"] is not None:
         print_line(
-            f"promises: done {_span(abs(document['eta_error_median_s']))} "
-            f"{'after' if document['eta_error_median_s'] >= 0 else 'before'} the promised time in the median, "
-            f"{_span(document['eta_error_median_abs_s'])} off"
+            f"ends: {_foretold(document['eta_error_median_s'])} in the median, "
+            f"{_span(document['eta_error_median_abs_s'])} off either way"
         )
+    if any(document["promises"].values()):
+        print_line("promises: " + _counts(document["promises"]))
     if document["refused"]:
         print_line("refused: " + _counts(document["refused"]))
     print_line(
@@ -175,10 +181,6 @@ def _late(history: History, past: PastRequest) -> dict[str, Any]:
     }
 
 
-def _cause(account: Account) -> str | None:
-    return None if account.past.on_time is not False else cause_of(account)
-
-
 def _work(work: EndedWork, past: PastRequest) -> dict[str, Any]:
     """`actual_s` is None for a work that was stopped or lost, whose begin is not in the log."""
     arrival_ns, steps = past.request.arrival_ns, steps_of(work.work, past.job_id)
@@ -204,9 +206,12 @@ def _ending(document: Mapping[str, Any]) -> str:
         slack_s = document["slack_s"]
         text += f", {_span(abs(slack_s))} {'before' if slack_s >= 0 else 'after'} its deadline"
     if document["eta_error_s"] is not None:
-        error_s = document["eta_error_s"]
-        text += f", {_span(abs(error_s))} {'later' if error_s >= 0 else 'earlier'} than promised"
+        text += f", {_foretold(document['eta_error_s'])}"
     return text
+
+
+def _foretold(error_s: float) -> str:
+    return f"{_span(abs(error_s))} {'later' if error_s >= 0 else 'earlier'} than foretold"
 
 
 def _waiting(document: Mapping[str, Any]) -> str:

@@ -35,6 +35,14 @@ class Backend(StrEnum):
     MODELLED = "modelled"
 
 
+class LogLevel(StrEnum):
+    """What the server's own log tells; `info` has a line for every call."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
 def command(
     model: Annotated[
         str | None,
@@ -66,7 +74,17 @@ def command(
     tenants: Annotated[
         Path | None, typer.Option(help="TOML file of tenants: their keys, weights and limits (docs/serving.md).")
     ] = None,
-    log: Annotated[Path | None, typer.Option(help="Write the event log here, for replay and simulate.")] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="Write the event log here, for replay, explain, timeline and simulate.")
+    ] = None,
+    log_level: Annotated[
+        LogLevel,
+        typer.Option(
+            envvar="TILEWORK_LOG_LEVEL",
+            case_sensitive=False,
+            help="Least level of what is logged to stderr; info has a line per call.",
+        ),
+    ] = LogLevel.WARNING,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line when ready, instead of text.")] = False,
 ) -> None:
     """Serve a model behind OpenAI's images API, with deadlines.
@@ -82,6 +100,7 @@ def command(
     from tilework.server.main import serve as serve_http
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("tilework").setLevel(log_level.upper())  # Libraries stay as they are.
     started_s = time.monotonic()
     with ExitStack() as stack:
         stack.enter_context(
@@ -98,11 +117,12 @@ def command(
         kind = backend.value if backend is Backend.MODELLED else device
         file = None if tenants is None else str(tenants)
         overrides = {"host": host, "port": port, "api_key": api_key, "tenants": file}
-        config = load_config(os.environ, overrides, others=("profiles",))
+        config = load_config(os.environ, overrides, others=("profiles", "log_level"))
         lines = stack.enter_context(log.open("w", encoding="utf-8")) if log else None
         executor = LocalExecutor(LocalConfig(num_workers=workers, source=source))
         cache = CostCache(open_profiles(profiles), refresh=recalibrate)
-        engine_config = EngineConfig(controller=ControllerConfig(policy=policy), table=table, cache=cache)
+        controller = ControllerConfig(policy=policy, max_jobs=config.max_jobs)
+        engine_config = EngineConfig(controller=controller, table=table, cache=cache)
         status = stack.enter_context(console.status(f"starting {workers} x {kind}"))
 
         def on_measured(num_done: int, num_all: int) -> None:

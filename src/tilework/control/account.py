@@ -1,4 +1,4 @@
-"""Where the time of one request went: its works, what it waited for between them, and why it was late."""
+"""Where the time of one request went: its works, what it waited for between them, why it was late or not served."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tilework.control.decisions import span_text
 from tilework.control.history import History, LostWork, PastRequest, PastWork
+from tilework.core.actions import Finish, Reject
 from tilework.core.request import Status
 from tilework.core.work import Group
 
@@ -16,10 +17,10 @@ EndedWork = PastWork | LostWork
 class Account:
     """One request's time from its arrival to its end, or to the end of a log that leaves it open.
 
-    `works` are those that ran, in order. `blockers` names the requests whose works occupied, while this one waited,
-    the devices that it was then given (all devices, if it was given none), each with how long, the longest first;
-    `idle_ns` is how long none of these devices had work while it waited. `overrun_ns` is how much longer its works
-    took than predicted, over those of which both is known.
+    `works` are those that ran, in order of their begins. `blockers` names the requests whose works occupied, while no
+    work of this one ran, the devices that it was then given (all devices, if it was given none), each with how long,
+    the longest first; `idle_ns` is how long none of these devices had work while it waited. `overrun_ns` is how much
+    longer its works took than predicted, over those of which both is known.
     """
 
     past: PastRequest
@@ -38,7 +39,7 @@ class Account:
 
     @property
     def eta_error_ns(self) -> int | None:
-        """How much later than promised it was done; None for one that was not done."""
+        """How much later than foretold it was done; None for one that was not done."""
         past = self.past
         if past.status is not Status.DONE or past.eta_ns is None or past.finish_ns is None:
             return None
@@ -48,7 +49,7 @@ class Account:
 def account_of(history: History, past: PastRequest) -> Account:
     everyone: tuple[EndedWork, ...] = (*history.works, *history.lost)
     everyone = tuple(work for work in everyone if work.end_ns > work.start_ns)
-    own = sorted((work for work in everyone if past.job_id in work.work.job_ids), key=lambda work: work.end_ns)
+    own = sorted((work for work in everyone if past.job_id in work.work.job_ids), key=lambda work: work.start_ns)
     uids = {one.job_id: one.request.uid for one in history.requests if one.job_id is not None}
     all_gpus = tuple(sorted({change.gpu for change in history.gpus}))
     waits = _waits(past, own, history.end_ns, all_gpus)
@@ -74,16 +75,28 @@ def account_of(history: History, past: PastRequest) -> Account:
     )
 
 
-def cause_of(account: Account) -> str:
-    """One line for why a request was not done by its deadline; the first of these reasons that explains it."""
+def cause_of(account: Account) -> str | None:
+    """One line for why a request was not served, or else why it was late; None if it was neither, or is open."""
+    status = account.past.status
+    if status is None or (status is Status.DONE and account.past.on_time is not False):
+        return None
+    return _why_late(account) if status is Status.DONE else _why_not_served(account.past)
+
+
+def _why_not_served(past: PastRequest) -> str:
+    end = next(action for _, action in past.told if isinstance(action, Reject | Finish))
+    word = f"refused ({end.code})" if isinstance(end, Reject) else end.status
+    return f"{word}: {end.reason}"
+
+
+def _why_late(account: Account) -> str:
+    """The first of these reasons that explains it."""
     past, slack_ns = account.past, account.slack_ns
+    assert past.request.deadline_ns is not None, "a request without a deadline is not late"
+    assert slack_ns is not None, "a request that is done has an end"
     lost = [work for work in account.works if isinstance(work, LostWork)]
     if lost:
         return f"{len(lost)} of its works {'was' if len(lost) == 1 else 'were'} lost: {lost[0].reason}"
-    if past.status is not Status.DONE:
-        return f"{past.status or 'not finished'} after waiting {span_text(account.waited_ns)}"
-    assert past.request.deadline_ns is not None, "a request without a deadline is not late"
-    assert slack_ns is not None, "a request that is done has an end"
     if account.overrun_ns >= -slack_ns:
         return f"its works took {span_text(account.overrun_ns)} longer than predicted"
     if account.waited_ns < -slack_ns:
@@ -98,7 +111,10 @@ def cause_of(account: Account) -> str:
 
 
 def _waits(past: PastRequest, own: list[EndedWork], last_ns: int, all_gpus: Group) -> list[tuple[int, int, Group]]:
-    """(start, end, devices it was then given) of each span in which no work of the request ran."""
+    """(start, end, devices it was then given) of each span in which no work of the request ran.
+
+    `own` are in order of their begins: a log knows ends by when they were told, and that order may be another one.
+    """
     now_ns, waits = past.request.arrival_ns, []
     for work in own:
         if work.start_ns > now_ns:

@@ -180,12 +180,12 @@ class Recorder:
             case WorkFailed(work_id, reason):
                 self._lose(work_id, 0, reason)
             case Broken(work_id, steps):
-                self._lose(work_id, steps, "a device of its group was lost")
+                self._lose(work_id, steps, event.why)
             case GpuJoined(gpu, node):
                 self._nodes[gpu] = node
                 self._gpus.append(PastGpu(at_ns=self._now_ns, gpu=gpu, node=node, is_up=True))
-            case GpuLost(gpu, reason):
-                self._lose_gpu(gpu, reason)
+            case GpuLost():
+                self._lose_gpu(event)
 
     def _answer(self, action: Action) -> None:
         match action:
@@ -281,11 +281,11 @@ class Recorder:
                 LostWork(work=flight.work, start_ns=start_ns, end_ns=self._now_ns, steps=steps, reason=reason)
             )
 
-    def _lose_gpu(self, gpu: int, reason: str) -> None:
+    def _lose_gpu(self, lost: GpuLost) -> None:
         """Works that no device carries any more are lost at once; the others end by `Broken`."""
-        node = self._nodes.get(gpu, 0)
-        self._gpus.append(PastGpu(at_ns=self._now_ns, gpu=gpu, node=node, is_up=False, reason=reason))
+        node = self._nodes.get(lost.gpu, 0)
+        self._gpus.append(PastGpu(at_ns=self._now_ns, gpu=lost.gpu, node=node, is_up=False, reason=lost.reason))
         for work_id, flight in list(self._flights.items()):
-            flight.carriers.discard(gpu)
+            flight.carriers.discard(lost.gpu)
             if not flight.carriers:
-                self._lose(work_id, 0, f"GPU {gpu} was lost: {reason}")
+                self._lose(work_id, 0, lost.why)

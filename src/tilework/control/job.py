@@ -26,7 +26,6 @@ class Job:
     job_id: int
     request: Request
     urgency_ns: int
-    eta_ns: int
     forecast: Forecast
     done: Cursor
     attempt: int = 1

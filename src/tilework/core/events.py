@@ -73,6 +73,11 @@ class Broken:
     work_id: int
     steps_done: int
 
+    @property
+    def why(self) -> str:
+        """What it is to the work's jobs, in words."""
+        return "a device of its group was lost"
+
 
 @dataclass(frozen=True, slots=True)
 class GpuJoined:
@@ -87,6 +92,11 @@ class GpuJoined:
 class GpuLost:
     gpu: int
     reason: str
+
+    @property
+    def why(self) -> str:
+        """What it is to the jobs that only this device worked on, in words."""
+        return f"GPU {self.gpu} was lost: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

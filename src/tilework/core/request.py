@@ -60,6 +60,15 @@ class Request:
         """Whether it comes in only with the promise that its deadline will be met."""
         return self.on_miss is OnMiss.REJECT and self.deadline_ns is not None
 
+    def met_deadline(self, status: Status, end_ns: int) -> bool | None:
+        """Whether this end keeps the deadline; to fail is to miss it.
+
+        None without a deadline, and for a request that was refused or cancelled: it has neither kept nor missed one.
+        """
+        if self.deadline_ns is None or status in (Status.REJECTED, Status.CANCELLED):
+            return None
+        return status is Status.DONE and end_ns <= self.deadline_ns
+
 
 class RefusalCode(StrEnum):
     """Why a request does not come in."""

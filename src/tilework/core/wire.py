@@ -291,7 +291,7 @@ class Ended:
     """A work is done, was stopped after `steps_done` steps (`stopped`), or broke off there with its group (`broken`).
 
     `parcel` is what the work brought about: conditioning (encode) or state (denoise). The first of a group puts it
-    down; when the group breaks, every survivor does.
+    down; when the group breaks, every survivor does. `memory_bytes` is what is in use on an accelerator then.
     """
 
     work_id: int
@@ -302,6 +302,7 @@ class Ended:
     broken: bool = False
     parcel: Parcel | None = None
     image: Image | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ class Start:
     """A policy's wish: a Work that is not yet numbered.
 
     `num_steps` is 1 for stages without steps. On a GPU that has work it is queued behind it, so that no bubble opens
-    between them. Encode and decode run on one GPU. `why` is the reason in words, for the decision log.
+    between them. Encode and decode run on one GPU. `why` is the reason in words, for the decision log
+    and for whoever asked for the job: it names no other one, which may be another tenant's.
     """
 
     stage: StageId

@@ -65,5 +65,6 @@ class EarliestDeadlineFirst:
 
 
 def _goes_before(job: JobView, other: JobView) -> str:
+    """Without the other's name: whoever asked for this one reads it, and the other may be somebody else's."""
     more_s = s_from_ns(other.urgency_ns - job.urgency_ns)
-    return f"goes before job {other.job_id}, which has {more_s:.2f} s more"
+    return f"goes before a request that has {more_s:.2f} s more"

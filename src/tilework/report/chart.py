@@ -13,6 +13,9 @@ OPEN = "open"
 """The status of a request whose end nobody knows, as in a log that was cut off."""
 
 
+_KEEP_OR_MISS = {Status.DONE, Status.FAILED}  # Other ends neither keep nor miss a deadline.
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartWork:
     """One executed work. `first_step` counts from 1; it, `why` and `predicted_s` are known from event logs only.
@@ -46,7 +49,8 @@ class ChartDecision:
 class ChartRequest:
     """One request, as far as it is known: a bare schedule knows no size, and takes its first work for the arrival.
 
-    `status` is one of `report.schedule.STATUSES` or OPEN; then `finish_s` is None.
+    `status` is one of `report.schedule.STATUSES` or OPEN; then `finish_s` is None. `on_time` is None without a deadline
+    and where there is no saying: for one that is open, was refused or was cancelled (see `Request.met_deadline`).
     """
 
     id: RequestId
@@ -163,7 +167,7 @@ def _request(
         pipeline="" if known is None else known.pipeline,
         tenant="" if known is None else known.tenant or "",
         deadline_s=None if known is None else known.deadline_s,
-        on_time=None if end is None else end.on_time,
+        on_time=None if end is None or end.status not in _KEEP_OR_MISS else end.on_time,
     )
 
 

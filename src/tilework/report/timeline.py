@@ -219,10 +219,10 @@ def _draw_legend(figure: Any, chart: Chart, ended: Sequence[ChartRequest]) -> No
         handles.append(Patch(**AWAY, label="device away"))
     marks = dict.fromkeys(_mark(request) for request in ended)
     handles += [Line2D([], [], marker=m, color=ink, linestyle="", label=text) for m, ink, text in sorted(marks)]
-    promised = [request for request in ended if request.deadline_s is not None]
-    if promised and len(ended) <= OWN_ROW_LIMIT:
+    slacks_s = [request.slack_s for request in ended if request.slack_s is not None]
+    if slacks_s and len(ended) <= OWN_ROW_LIMIT:
         handles.append(Line2D([], [], marker="|", color="black", linestyle="", label="deadline"))
-    if any(request.is_late for request in promised):
+    if any(slack_s < 0 for slack_s in slacks_s):
         handles.append(Line2D([], [], color=BAD, linewidth=2, label="after its deadline"))
     if handles:
         figure.legend(

@@ -61,10 +61,10 @@ def _document(chart: Chart, title: str) -> dict[str, Any]:
 
 
 def _summary(chart: Chart, shares: list[float], num_gpus: int) -> str:
-    timed = [request for request in chart.requests if request.deadline_s is not None or request.on_time is not None]
+    timed = [request.on_time for request in chart.requests if request.on_time is not None]
     parts = [f"{len(chart.requests)} requests", f"{len(chart.works)} works", f"{chart.end_s - chart.start_s:.1f} s"]
     if timed:
-        parts.insert(1, f"{sum(bool(request.on_time) for request in timed) / len(timed):.0%} on time")
+        parts.insert(1, f"{sum(timed) / len(timed):.0%} on time")
     if shares:
         parts.append(f"GPUs {sum(shares) / num_gpus:.0%} busy")
     latencies_s = [request.finish_s - request.arrival_s for request in chart.requests if request.finish_s is not None]

@@ -79,12 +79,11 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """How the engine is doing, right now. A running job has work on a device, or queued there as the next one."""
+    """How the engine is doing, right now. `num_jobs` are those that have not ended."""
 
     num_devices: int
     num_devices_up: int
     num_jobs: int
-    num_running: int
     draining: bool
 
 
@@ -125,6 +124,7 @@ class Engine:
         self._flights = Flights()
         self._cargo = Cargo(executor)
         self._up: set[int] = set()
+        self._memory_bytes: dict[int, int] = {}
         self._draining = False
         self._observer = Observer()
 
@@ -176,12 +176,10 @@ class Engine:
         return time.monotonic_ns() - self._origin_ns
 
     def health(self) -> Health:
-        tracker = self._controller.tracker
         return Health(
             num_devices=self._executor.num_gpus,
             num_devices_up=len(self._up),
-            num_jobs=tracker.num_jobs(),
-            num_running=tracker.num_jobs() - tracker.num_waiting(),
+            num_jobs=self._controller.tracker.num_jobs(),
             draining=self._draining,
         )
 
@@ -195,6 +193,7 @@ class Engine:
             running=Counter(job.request.priority for job in jobs if job.works),
             backlog_ns=backlog_ns + sum(max(0, gpu.free_ns - now_ns) for gpu in gpus),
             parcel_bytes=self._cargo.num_bytes,
+            memory_bytes=dict(self._memory_bytes),
             pids={gpu: pid for gpu, pid in pids.items() if pid is not None},
         )
 
@@ -256,6 +255,7 @@ class Engine:
         if gpu not in self._up:
             return
         self._up.remove(gpu)
+        self._memory_bytes.pop(gpu, None)
         orphans, landings = self._flights.lose(gpu)
         for flight in orphans:
             self._write_off(flight, Ending.LOST)
@@ -294,6 +294,8 @@ class Engine:
                 self._observer.on_previewed(job_id)
 
     def _ended(self, gpu: int, ended: Ended) -> None:
+        if ended.memory_bytes is not None:
+            self._memory_bytes[gpu] = ended.memory_bytes
         if ended.work_id not in self._flights:  # Written off, or a follower's report after its leader's.
             self._cargo.discard({ended.parcel})
         elif landing := self._flights.report(gpu, ended):
@@ -428,7 +430,6 @@ class Engine:
         self._live[job_id] = _Live(spec=spec, ticket=ticket)
         self._cargo.begin(job_id, spec)
         self._job_ids[uid] = job_id
-        self._observer.on_accepted(ticket)
 
     def _send_work(self, work: Work) -> None:
         (job_id,), (first_step,) = work.job_ids, work.first_steps

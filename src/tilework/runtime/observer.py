@@ -44,14 +44,16 @@ class EndedWork:
 class Usage:
     """What an engine holds. `waiting` and `running` count open requests by class.
 
-    `backlog_ns` is the GPU time that all of them are predicted to take from now on, `parcel_bytes` what their states
-    take in memory that the workers share, and `pids` the workers' processes by GPU.
+    `backlog_ns` is the GPU time that all of them are predicted to take from now on, and `parcel_bytes` what their
+    states take in memory that the workers share. By GPU: `memory_bytes` is what was in use on an accelerator, by
+    whomever, when its latest work ended; `pids` are the workers' processes.
     """
 
     waiting: Mapping[str, int]
     running: Mapping[str, int]
     backlog_ns: int
     parcel_bytes: int
+    memory_bytes: Mapping[int, int]
     pids: Mapping[int, int]
 
 
@@ -60,8 +62,6 @@ class Observer:
 
     def on_decided(self, now_ns: int, took_ns: int, num_waiting: int) -> None:
         """The controller took `took_ns` for an event of `now_ns`; so many requests have no work since."""
-
-    def on_accepted(self, ticket: Ticket) -> None: ...
 
     def on_refused(self, request: Request, code: RefusalCode) -> None: ...
 

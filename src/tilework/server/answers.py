@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from tilework.server.schemas import OutputFormat
 
@@ -97,6 +97,10 @@ class ChatCompletion(BaseModel):
 
 
 class ErrorDetail(BaseModel):
+    """Some errors say more, for example the earliest deadline that could be met (`earliest_s`)."""
+
+    model_config = ConfigDict(extra="allow")
+
     message: str
     type: str
     param: str | None
@@ -104,10 +108,12 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """Any refusal. `tilework` says more, for example the earliest deadline that could be met (`earliest_s`)."""
+    """Any refusal."""
 
     error: ErrorDetail
-    tilework: dict[str, Any] | None = None
+
+
+_ETA = "When it is expected to be done: as of now, in lists as of its admission; null once it has ended"
 
 
 class ImageStatus(BaseModel):
@@ -118,7 +124,7 @@ class ImageStatus(BaseModel):
     state: State
     step: int
     steps: int
-    eta_s: float | None = Field(description="When it is expected to be done, as of now; null once it has ended")
+    eta_s: float | None = Field(description=_ETA)
     eta: str | None = Field(description="The same as a time (RFC 3339)")
     queue_s: float | None = Field(description="How long it waited for a device; null while it waits")
     reason: str | None = Field(description="Why it failed or was cancelled")
@@ -135,7 +141,7 @@ class RequestStatus(BaseModel):
     arrived: str = Field(description="When it arrived (RFC 3339)")
     priority: str
     slo_s: float | None
-    eta_s: float | None
+    eta_s: float | None = Field(description=_ETA)
     eta: str | None
     size: str
     output_format: OutputFormat
@@ -145,10 +151,12 @@ class RequestStatus(BaseModel):
 
 
 class RequestList(BaseModel):
-    """Calls, newest first."""
+    """Calls, newest first. If there are more, `after` = `last_id` asks for them."""
 
     object: Literal["list"] = "list"
     data: list[RequestStatus]
+    first_id: str | None = Field(description="The uid of the first one; null if there is none")
+    last_id: str | None = Field(description="The uid of the last one")
     has_more: bool
 
 

@@ -32,7 +32,7 @@ from tilework.server.config import ServerConfig
 from tilework.server.encode import Threads
 from tilework.server.engine_protocol import Engine
 from tilework.server.errors import install_error_handlers
-from tilework.server.examples import UID
+from tilework.server.examples import PICTURES, PROGRESS, UID
 from tilework.server.finish import Finisher
 from tilework.server.images import ImageService
 from tilework.server.intake import Intake
@@ -62,8 +62,13 @@ MAX_LISTED = 100
 Uid = Annotated[str, Path(description="a call, or one of its images as `{call}-{index}`", examples=[UID])]
 ImageUid = Annotated[str, Path(description="an image", examples=[f"{UID}-0"])]
 ModelId = Annotated[str, Path(description="a name or path of the model", examples=["tiny-shapes"])]
-Limit = Annotated[int, Query(ge=1, le=MAX_LISTED, description=f"how many at most, from 1 to {MAX_LISTED} (default 20)")]
-Index = Annotated[int | None, Query(ge=0, le=999, description="which image of a call, from 0 (the default)")]
+Limit = Annotated[
+    int, Query(ge=1, le=MAX_LISTED, description=f"an integer from 1 to {MAX_LISTED}, how many at most (default 20)")
+]
+After = Annotated[str | None, Query(description="the `last_id` of a page: list those that came before", examples=[UID])]
+Index = Annotated[
+    int | None, Query(ge=0, le=999, description="an integer from 0 to 999, which image of a call (default 0)")
+]
 
 
 def create_app(
@@ -84,8 +89,7 @@ def create_app(
         ConfigError: the file of tenants cannot be used.
     """
     tenants = load_tenants(config)
-    if store is None:
-        store = MemoryStore(max_bytes=config.result_bytes, ttl_ns=ns_from_s(config.result_ttl_s))
+    store = new_store(config) if store is None else store
     readiness = readiness or Readiness(engine)
     ledger = new_ledger(config) if ledger is None else ledger
     metrics = Metrics(engine, store)
@@ -131,6 +135,10 @@ def new_ledger(config: ServerConfig) -> Ledger:
     return Ledger(max_records=config.max_records, max_bytes=config.record_bytes, ttl_ns=ns_from_s(config.result_ttl_s))
 
 
+def new_store(config: ServerConfig) -> ResultStore:
+    return MemoryStore(max_bytes=config.result_bytes, ttl_ns=ns_from_s(config.result_ttl_s))
+
+
 def _closing(threads: Threads) -> Any:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -142,9 +150,9 @@ def _closing(threads: Threads) -> Any:
 
 def _add_image_routes(app: FastAPI, images: ImageService, requests: RequestService) -> None:
     done = good("The pictures", "images", "x-request-id", "Idempotent-Replayed")
-    done["content"] |= stream("")["content"]
+    done["content"] |= stream("", PICTURES, fields={"stream": True, "partial_images": 1})["content"]
     accepted = {
-        **good("Accepted; the pictures come later", "status"),
+        **good("Accepted; the pictures come later", "status", asked={"Prefer": "respond-async"}),
         "model": RequestStatus,
         "headers": header_docs("x-request-id", "Location", "Preference-Applied", "Idempotent-Replayed"),
     }
@@ -198,9 +206,9 @@ def _add_request_routes(app: FastAPI, requests: RequestService) -> None:
         response_model=RequestList,
         responses={200: good("Calls, newest first", "list"), **errors(400, 401)},
     )
-    async def list_requests(http: Request, limit: Limit = 20) -> RequestList:
+    async def list_requests(http: Request, limit: Limit = 20, after: After = None) -> RequestList:
         """The tenant's own calls, those that are open and those that ended lately, newest first."""
-        return requests.latest(limit, http)
+        return requests.latest(limit, after, http)
 
     @app.get(
         "/v1/requests/{uid}",
@@ -218,15 +226,15 @@ def _add_request_routes(app: FastAPI, requests: RequestService) -> None:
         response_model=RequestStatus,
         responses={200: good("Its final state", "cancelled"), **errors(401, 404)},
     )
-    async def cancel_request(uid: Uid, http: Request) -> RequestStatus:
-        """Cancel a call, all of its images; devices are free at the next step. One that has ended stays as it is."""
-        return await requests.cancel(uid, http)
+    async def delete_request(uid: Uid, http: Request) -> RequestStatus:
+        """Cancel a call, all of its images; devices are free at the next step. If it has ended, delete its pictures."""
+        return await requests.delete(uid, http)
 
     @app.get(
         "/v1/requests/{uid}/events",
         tags=["requests"],
         response_class=Response,
-        responses={200: stream("Events, from the present state to the end"), **errors(401, 404)},
+        responses={200: stream("Events, from the present state to the end", PROGRESS), **errors(401, 404)},
     )
     async def request_events(uid: Uid, http: Request) -> Response:
         """How it goes, as server-sent events; reading can begin, and begin again, at any time."""

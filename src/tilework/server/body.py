@@ -9,13 +9,15 @@ from fastapi import Request
 
 from tilework.server.errors import ApiError, shown
 
+MAX_DEPTH = 64  # Far below what the interpreter's stack takes when a value is written as JSON again.
+
 
 async def read_json(http: Request, max_bytes: int, timeout_s: float) -> dict[str, object]:
     """Read and parse the body.
 
     Raises:
         ApiError: 415 for another content type, 413 beyond `max_bytes`, 408 if the body is not all there within
-            `timeout_s`, 400 for anything but a JSON object.
+            `timeout_s`, 400 for anything but a JSON object of at most `MAX_DEPTH` levels.
         ClientDisconnect: the client went away while sending.
     """
     _check_content_type(http.headers.get("content-type"))
@@ -27,9 +29,11 @@ async def read_json(http: Request, max_bytes: int, timeout_s: float) -> dict[str
     try:
         body = json.loads(content)
     except RecursionError:
-        raise _malformed("it is nested too deeply") from None
+        raise _too_deep() from None
     except ValueError as error:
         raise _malformed(str(error)[:200]) from None
+    if _is_deeper(body, MAX_DEPTH):
+        raise _too_deep()
     if not isinstance(body, dict):
         raise _malformed(f"it is {shown(body)}")
     return body
@@ -52,6 +56,23 @@ async def _read(http: Request, max_bytes: int) -> bytes:
         if len(body) > max_bytes:
             raise _too_large(max_bytes)
     return bytes(body)
+
+
+def _is_deeper(value: object, max_depth: int) -> bool:
+    """Whether lists and objects are nested beyond `max_depth`; level by level, so that no depth is too much for it."""
+    level = [value]
+    for _ in range(max_depth):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return any(isinstance(inner, dict | list) for inner in level)
+
+
+def _too_deep() -> ApiError:
+    return _malformed(f"it is nested more than {MAX_DEPTH} levels deep")
 
 
 def _malformed(reason: str) -> ApiError:

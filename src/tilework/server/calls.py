@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from random import Random
 from typing import TypeVar
@@ -14,10 +14,10 @@ from pydantic import BaseModel, ValidationError
 from tilework.core.request import OnMiss, Shape
 from tilework.core.wire import ModelInfo, Spec
 from tilework.server.config import ServerConfig
+from tilework.server.deadlines import Deadline, asked_deadline
 from tilework.server.errors import ApiError, invalid, shown
 from tilework.server.schemas import MAX_SEED, ImageRequest, OutputFormat
 from tilework.server.tenants import Tenant, Tenants
-from tilework.server.times import parse_time, time_text
 
 DEFAULT_QUALITY = 90
 Body = TypeVar("Body", bound=BaseModel)
@@ -43,7 +43,7 @@ class ImageCall:
     """
 
     specs: tuple[Spec, ...]
-    slo_s: float | None
+    deadline: Deadline | None
     on_miss: OnMiss
     priority: str
     weight: float
@@ -56,12 +56,24 @@ class ImageCall:
     tells: bool = False
 
     @property
+    def slo_s(self) -> float | None:
+        """Seconds from arrival to the deadline, if there is one."""
+        return None if self.deadline is None else self.deadline.slo_s
+
+    @property
     def media_type(self) -> str:
         return f"image/{self.output_format}"
 
+    def without_texts(self) -> ImageCall:
+        """What is remembered after the call's end, to answer a repeat: nothing that its client wrote."""
+        specs = tuple(replace(spec, prompt="", negative_prompt="") for spec in self.specs)
+        return replace(self, specs=specs, user=None)
 
-def image_call(body: Mapping[str, object], rules: Rules, rng: Random) -> ImageCall:
+
+def image_call(body: Mapping[str, object], rules: Rules, rng: Random, *, slo_ms: float | None = None) -> ImageCall:
     """Check a body against the schema, the model, the configuration and what the tenant may ask for.
+
+    `slo_ms` is the deadline in a field that only chats have.
 
     Raises:
         ApiError: 404 if it names another model, 400 for any other wrong value.
@@ -71,13 +83,15 @@ def image_call(body: Mapping[str, object], rules: Rules, rng: Random) -> ImageCa
     check_model(ask.model, info)
     _check_texts(ask, config.max_prompt_chars)
     _check_negative(ask, info)
-    _check_limits(ask, config)
+    _check_limits(ask, config, rules.tenant)
     _check_stream(ask)
     priority = _priority(ask.priority, rules)
     steps = info.default_steps if ask.num_inference_steps is None else ask.num_inference_steps
     return ImageCall(
         specs=_specs(ask, rules, steps, rng),
-        slo_s=_slo_s(ask, rules),
+        deadline=asked_deadline(
+            slo_s=ask.slo_s, slo_ms=slo_ms, deadline=ask.deadline, now=rules.now, most_s=config.max_slo_s
+        ),
         on_miss=OnMiss(ask.on_miss),
         priority=priority,
         weight=rules.tenants.weight(rules.tenant, priority),
@@ -140,9 +154,12 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _check_limits(ask: ImageRequest, config: ServerConfig) -> None:
+def _check_limits(ask: ImageRequest, config: ServerConfig, tenant: Tenant) -> None:
     if ask.n > config.max_images:
         raise invalid("n", ask.n, f"Give an integer from 1 to {config.max_images}.")
+    if tenant.max_open is not None and ask.n > tenant.max_open:
+        remedy = f"You may have {tenant.max_open} open images at most: give an integer from 1 to {tenant.max_open}."
+        raise invalid("n", ask.n, remedy)
     if ask.num_inference_steps is not None and ask.num_inference_steps > config.max_steps:
         raise invalid("num_inference_steps", ask.num_inference_steps, f"Give an integer from 1 to {config.max_steps}.")
     if ask.seed is not None and ask.seed > MAX_SEED - ask.n:
@@ -170,26 +187,6 @@ def _priority(name: str | None, rules: Rules) -> str:
     return name
 
 
-def _slo_s(ask: ImageRequest, rules: Rules) -> float | None:
-    """Seconds from now to the deadline, however it was given."""
-    most_s = rules.config.max_slo_s
-    if ask.deadline is None:
-        if ask.slo_s is not None and ask.slo_s > most_s:
-            raise invalid("slo_s", ask.slo_s, f"Give at most {most_s:g} seconds, or leave it out for no deadline.")
-        return ask.slo_s
-    if ask.slo_s is not None:
-        raise invalid("deadline", ask.deadline, "slo_s is given as well: leave one of them out.")
-    time = parse_time(ask.deadline)
-    if time is None:
-        raise invalid("deadline", ask.deadline, f"Give {ImageRequest.model_fields['deadline'].description}.")
-    slo_s = (time - rules.now).total_seconds()
-    if not 0 < slo_s <= most_s:
-        now = time_text(rules.now.timestamp())
-        remedy = f"This server's clock shows {now}: give a later time, at most {most_s:g} seconds from then."
-        raise invalid("deadline", ask.deadline, remedy)
-    return slo_s
-
-
 def _specs(ask: ImageRequest, rules: Rules, steps: int, rng: Random) -> tuple[Spec, ...]:
     info = rules.info
     shape = _shape(ask.size, info)
@@ -212,9 +209,13 @@ def _specs(ask: ImageRequest, rules: Rules, steps: int, rng: Random) -> tuple[Sp
 
 
 def _preview_every(ask: ImageRequest, steps: int, max_previews: int) -> int:
-    """As asked for, or so that the unfinished pictures of a stream are spread evenly; never after the last step."""
+    """As asked for, or what a stream shows; never after the last step.
+
+    That is the shortest interval with no more previews than unfinished pictures are wanted, so that none is drawn in
+    vain; it spreads them most evenly, too. Where no interval brings the very number (3 in 5 steps), there are fewer.
+    """
     if ask.preview_every is None:
-        return max(1, steps // (ask.partial_images + 1)) if ask.partial_images and steps > 1 else 0
+        return -(-steps // (ask.partial_images + 1)) if ask.partial_images else 0
     if ask.preview_every and (steps - 1) // ask.preview_every > max_previews:
         least = (steps - 1) // (max_previews + 1) + 1
         remedy = f"There are at most {max_previews} previews: give 0, or at least {least} for {steps} steps."

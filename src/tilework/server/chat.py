@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
+from random import Random
 from typing import Annotated, Any
 
 from fastapi import Request
@@ -18,10 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from tilework.core.wire import ModelInfo
 from tilework.server.answers import ChatChoice, ChatCompletion, ChatMessage, ImagePart, ImageStory, ImageUrl
 from tilework.server.call import Finished
-from tilework.server.calls import parsed
+from tilework.server.calls import ImageCall, Rules, image_call, parsed
 from tilework.server.errors import invalid
-from tilework.server.images import ImageService, entry_headers
-from tilework.server.middleware import tenant_of
+from tilework.server.images import ImageService
 from tilework.server.schemas import ImageRequest, request_schema
 
 EXAMPLE: dict[str, Any] = {
@@ -74,22 +74,18 @@ class ChatService:
     images: ImageService
 
     async def complete(self, http: Request) -> Response:
-        tenant = tenant_of(http.scope)
-        ask, key = await self.images.read(http, tenant, self._translated)
-        entry = await self.images.intake.enter(ask, tenant, key)
+        entry = await self.images.enter(http, chat_call)
         finished = await self.images.result(entry.call, http)
         content = await self.images.threads.run(_answer_json, finished, self.images.engine.info.name)
-        return Response(content, headers=entry_headers(entry), media_type="application/json")
-
-    def _translated(self, body: Mapping[str, object]) -> dict[str, object]:
-        return image_body(body, self.images.engine.info)
+        return Response(content, headers=entry.headers(), media_type="application/json")
 
 
-def image_body(body: Mapping[str, object], info: ModelInfo) -> dict[str, object]:
-    """The same wish in the fields of `POST /v1/images/generations`; `extra_body` goes before what is beside it.
+def chat_call(body: Mapping[str, object], rules: Rules, rng: Random) -> ImageCall:
+    """Check the body of a chat; `extra_body` goes before what is beside it.
 
     Raises:
-        ApiError: 400 if a field that only chats have is wrong, or the wish is for more than images from text.
+        ApiError: 400 if a field that only chats have is wrong, or the wish is for more than images from text; and as
+            `image_call`.
     """
     outer = _parsed(body)
     if outer.stream:
@@ -102,17 +98,16 @@ def image_body(body: Mapping[str, object], info: ModelInfo) -> dict[str, object]
     images = {name: given[name] for name in _AS_IN_IMAGES if name in given}
     images["prompt"] = _prompt(ask, body)
     for name, instead, value in (
-        ("size", "width or height", _size(ask, info)),
+        ("size", "width or height", _size(ask, rules.info)),
         ("n", "num_outputs_per_prompt", ask.num_outputs_per_prompt),
         ("guidance_scale", "guidance", ask.guidance),
-        ("slo_s", "slo_ms", None if ask.slo_ms is None else ask.slo_ms / 1000),
     ):
         if value is None:
             continue
         if name in images:
             raise invalid(name, images[name], f"{instead} is given as well: leave one of them out.")
         images[name] = value
-    return images
+    return image_call(images, rules, rng, slo_ms=ask.slo_ms)
 
 
 def chat_schema() -> dict[str, Any]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import get_type_hints
 from urllib.parse import urlsplit
 
+from tilework.control.controller import ControllerConfig
+
 PREFIX = "TILEWORK_"
 
 
@@ -23,10 +25,12 @@ class ServerConfig:
     `port` 0 takes a free one. `api_key` is one key or several, separated by commas; None leaves the server open.
     `public_url` replaces scheme and host in the URLs of results, for servers behind a proxy.
     `tenants` is the path of a TOML file (see `server.tenants`).
+    `max_jobs` is how many images of all tenants may wait or run at a time.
     `reconnect_s` is how long a call with an idempotency key goes on after its client has gone. `read_timeout_s` is for
-    a whole request head, and for a whole body; `send_timeout_s` is how long a client may take nothing of an answer.
+    a whole request head, and for a whole body; `send_timeout_s` is after how long a client that takes too little of an
+    answer is cut off (how little is in `protocol`).
     `max_records` and `record_bytes` bound what is remembered of calls that have ended.
-    `drain_s` is how long running requests may go on after a stop signal.
+    `drain_s` is how long a stop waits for what is running and for answers under way.
 
     Raises:
         ConfigError: a value has the wrong type or is out of its range.
@@ -44,6 +48,7 @@ class ServerConfig:
     max_pixels: int = 1 << 24
     max_previews: int = 16
     max_slo_s: float = 7 * 86400.0
+    max_jobs: int = ControllerConfig().max_jobs
     result_ttl_s: float = 3600.0
     result_bytes: int = 512 << 20
     max_records: int = 10_000
@@ -81,6 +86,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "max_pixels": (256, 1 << 40),
     "max_previews": (0, 1000),
     "max_slo_s": (1e-3, 366 * 86400.0),
+    "max_jobs": (1, 1 << 20),
     "result_ttl_s": (1e-3, 366 * 86400.0),
     "result_bytes": (1, 1 << 50),
     "max_records": (1, 1 << 30),

@@ -22,10 +22,6 @@ class Health(Protocol):
         """Accepted requests that have not ended."""
 
     @property
-    def num_running(self) -> int:
-        """Those of them that a device is working on."""
-
-    @property
     def draining(self) -> bool: ...
 
 

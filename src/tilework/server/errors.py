@@ -21,7 +21,7 @@ RETRY_NOT_READY_S = 5
 
 
 class ApiError(Exception):
-    """A call ends without images. `headers` and `extra` (members beside `error`) are sent along."""
+    """A call ends without images. `headers` are sent along, `extra` within `error`, where OpenAI's clients show it."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, object]:
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return {"error": error, **self.extra}
+        return {"error": {**error, **self.extra}}
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body(), self.status, self.headers)
@@ -53,10 +53,7 @@ class ApiError(Exception):
 
 def shown(value: object, max_chars: int = 80) -> str:
     """The value as JSON in ASCII, cut to `max_chars`: safe to print and to send back."""
-    try:
-        text = json.dumps(value)
-    except RecursionError:
-        return "a deeply nested value"
+    text = json.dumps(value)
     return text if len(text) <= max_chars else text[:max_chars] + "..."
 
 
@@ -112,11 +109,13 @@ def _methods(request: Request) -> list[str]:
     return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
 
-async def _wrong_parameter(_request: Request, error: Exception) -> Response:
-    """A parameter of the query; bodies are checked in `calls`."""
+async def _wrong_parameter(request: Request, error: Exception) -> Response:
+    """A parameter of the query, whose description is the remedy; bodies are checked in `calls`."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    return invalid(str(first["loc"][-1]), first.get("input"), f"{first['msg']}.").response()
+    name = str(first["loc"][-1])
+    known = {field.alias: field.field_info.description for field in request.scope["route"].dependant.query_params}
+    return invalid(name, first["input"], f"Give {known[name]}.").response()
 
 
 async def _client_gone(_request: Request, _error: Exception) -> Response:

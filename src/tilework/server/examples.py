@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from tilework.server.sse import event
+
 UID = "c5b6a1d2e3f405162738495a6b7c8d9e"
 
 ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
@@ -25,7 +29,14 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         "invalid_request_error",
         "request_not_found",
         "uid",
-        f'There is no request "{UID}"; those that have ended are known for about 3600 seconds.',
+        f'There is no request "{UID}"; those that have ended are known for 7200 seconds at most.',
+    ),
+    405: (
+        "The path has other methods (`method_not_allowed`); `Allow` names them",
+        "invalid_request_error",
+        "method_not_allowed",
+        None,
+        'PUT "/v1/requests" is not supported; use GET, HEAD.',
     ),
     408: (
         "Head or body came too slowly",
@@ -46,8 +57,8 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         "invalid_request_error",
         "result_expired",
         "uid",
-        f"The pictures of request {UID} are gone: results are kept for 3600 seconds at most."
-        " Send the request again, with another key if it has one.",
+        f"The pictures of request {UID} are gone: they were deleted, made room for newer ones, or were 3600 seconds"
+        " old. Send the request again, with another key if it has one.",
     ),
     413: (
         "The body is too large",
@@ -71,7 +82,7 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         'Idempotency-Key = "k1" belongs to another body. Send the same body again, or another key.',
     ),
     429: (
-        "The deadline is out of reach (`deadline_unreachable`; `tilework.earliest_s` is the earliest that is not),"
+        "The deadline is out of reach (`deadline_unreachable`; `earliest_s` is the earliest that is not),"
         " the server has enough (`queue_full`), or your tenant has (`too_many_open`); `Retry-After` says when to ask",
         "rate_limit_error",
         "deadline_unreachable",
@@ -223,17 +234,35 @@ _MODEL = {
         "policy": "edf",
     },
 }
-EVENTS = (
-    'event: tilework.progress\ndata: {"type": "tilework.progress", "uid": "'
-    + UID
-    + '-0", "index": 0, "state": "running", "step": 3, "steps": 6, "eta_s": 1.31}\n\n'
-)
+PROGRESS = event(
+    "tilework.progress",
+    {"uid": f"{UID}-0", "index": 0, "state": "running", "step": 3, "steps": 6, "eta_s": 1.31},
+).decode()
+_PICTURE = {
+    "b64_json": "iVBORw0KGgo=",
+    "background": "opaque",
+    "created_at": 1767225600,
+    "output_format": "png",
+    "quality": "auto",
+    "size": "256x256",
+}
+_TOKENS = {
+    "input_tokens": 0,
+    "output_tokens": 0,
+    "total_tokens": 0,
+    "input_tokens_details": {"image_tokens": 0, "text_tokens": 0},
+}
+_PARTIAL = {"partial_image_index": 0, "tilework": {"uid": f"{UID}-0", "index": 0, "step": 3}}
+PICTURES = (
+    event("image_generation.partial_image", {**_PICTURE, **_PARTIAL})
+    + event("image_generation.completed", {**_PICTURE, "usage": _TOKENS, "tilework": _STORY})
+).decode()
 EXAMPLES: dict[str, object] = {
     "images": _IMAGES,
     "chat": _CHAT,
     "status": _RUNNING,
     "cancelled": _CANCELLED,
-    "list": {"object": "list", "data": [_RUNNING], "has_more": False},
+    "list": {"object": "list", "data": [_RUNNING], "first_id": UID, "last_id": UID, "has_more": False},
     "decisions": _DECISIONS,
     "model": _MODEL,
     "model path": {"model_path": "stabilityai/stable-diffusion-3.5-medium"},
@@ -243,9 +272,15 @@ EXAMPLES: dict[str, object] = {
 }
 
 
+_MORE: Mapping[int, Mapping[str, object]] = {
+    429: {"uid": f"{UID}-0", "slo_s": 1.0, "earliest_s": 3.251},
+    503: {"status": "stopping", "devices_up": 8, "devices": 8, "open_requests": 3},
+}
+
+
 def _error_example(status: int) -> object:
     _, kind, code, param, message = ERRORS[status]
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": message, "type": kind, "param": param, "code": code, **_MORE.get(status, {})}}
 
 
 EXAMPLES |= {f"error {status}": _error_example(status) for status in ERRORS}

@@ -36,13 +36,20 @@ class Finisher:
     ledger: Ledger
 
     async def finish(self, call: Call) -> None:
-        """Resolve `call.end`, whatever happens, after the ledger has taken the call over."""
+        """Resolve `call.end`, whatever happens, after the ledger has let go of the open call.
+
+        A bug while the record is written costs the record, not the pictures: who waits for them gets them.
+        """
         end, is_kept = await self._end(call)
-        if isinstance(end, ApiError):
-            self.cancel(call, f"another image of the call ended it ({end.code})")
         try:
+            if isinstance(end, ApiError):
+                self.cancel(call, f"another image of the call ended it ({end.code})")
             now_ns = self.engine.now_ns()
             record = self._record(call, end, is_kept, now_ns)
+        except Exception:
+            logger.exception("call %s has ended, but no record of it could be written", call.uid)
+            self.ledger.forget(call)
+        else:
             self.ledger.end(record, now_ns, frees_key=isinstance(end, ApiError))
         finally:
             if call.abandoned is not None:
@@ -90,12 +97,13 @@ class Finisher:
     def _record(self, call: Call, end: Finished | ApiError, is_kept: bool, now_ns: int) -> Record:
         expires_ns = now_ns + self.ledger.ttl_ns
         expires_s = call.arrived_s + s_from_ns(expires_ns - call.arrival_ns) if is_kept else None
-        status = call_status(call, self.engine, end, expires_s)
+        status = call_status(call, None, end, expires_s)
         decisions = Decisions(uid=call.uid, status=status.status, decisions=call_decisions(call))
         return Record(
             uid=call.uid,
             tenant=call.tenant,
             key=call.key,
+            ask=call.ask.without_texts(),
             arrived_s=call.arrived_s,
             fresh_until_ns=expires_ns,
             status_json=status.model_dump_json().encode(),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
@@ -22,16 +23,29 @@ from tilework.server.encode import Threads
 from tilework.server.engine_protocol import Engine
 from tilework.server.errors import ApiError
 from tilework.server.events import Reporter, View
-from tilework.server.idempotency import Key, idempotency_key
-from tilework.server.intake import Entry, Intake
+from tilework.server.idempotency import idempotency_key
+from tilework.server.intake import Intake
 from tilework.server.metrics import Metrics
 from tilework.server.middleware import tenant_of
-from tilework.server.prefer import Preference, preference
+from tilework.server.prefer import preference
 from tilework.server.sse import EventStream
 from tilework.server.status import call_status
 from tilework.server.tenants import Tenant, Tenants
 
 REPLAYED = {"Idempotent-Replayed": "true"}
+
+Check = Callable[[Mapping[str, object], Rules, Random], ImageCall]  # A body and what it asks for; see `image_call`.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A call as one connection sees it; `is_replay` if an earlier one had brought it in."""
+
+    call: Call
+    is_replay: bool
+
+    def headers(self) -> dict[str, str]:
+        return {"x-request-id": self.call.uid, **(REPLAYED if self.is_replay else {})}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,30 +61,54 @@ class ImageService:
     rng: Random
 
     async def generate(self, http: Request) -> Response:
-        tenant = tenant_of(http.scope)
-        ask, key = await self.read(http, tenant)
-        wish = Preference() if ask.is_stream else preference(http.headers.getlist("prefer"))
-        entry = await self.intake.enter(ask, tenant, key, is_detached=wish.is_async)
-        headers = entry_headers(entry)
-        if ask.is_stream:
-            return self._stream(entry.call, ask, headers)
+        entry = await self.enter(http, image_call)
+        call, headers = entry.call, entry.headers()
+        if call.ask.is_stream:
+            return self._stream(call, headers)
+        wish = preference(http.headers.getlist("prefer"))
         if wish.is_async:
+            self.intake.detach(call)
             headers["Preference-Applied"] = wish.applied()
-            if not await self._wait(entry.call, http, wish.wait_s):
-                return self._later(entry.call, http, headers)
-        finished = await self.result(entry.call, http)
-        return await self._answer(ask, finished, http, headers)
+            if not await self._wait(call, http, wish.wait_s):
+                return self._later(call, http, headers)
+        return await self._answer(await self.result(call, http), http, headers)
 
-    def _parse(self, body: Mapping[str, object], tenant: Tenant) -> ImageCall:
-        """Check what a tenant asks for, as of now. Raises as `image_call`."""
-        rules = Rules(
+    async def enter(self, http: Request, check: Check) -> Entry:
+        """Join the call that a client's idempotency key led to before, or submit what it asks for.
+
+        A repeat has the body of the first call, which was right then: it is not checked against the clock again.
+
+        Raises:
+            ApiError: the call is wrong, it was refused, or the models are not loaded yet; as `Intake.join`.
+        """
+        self.intake.readiness.require_started()
+        tenant = tenant_of(http.scope)
+        with self._counting_mistakes():
+            body = await read_json(http, self.config.max_body_bytes, self.config.read_timeout_s)
+            key = idempotency_key(http.headers.get("idempotency-key"), tenant.name, http.scope["path"], body)
+        if key is not None and (known := await self.intake.join(key)) is not None:
+            return Entry(call=known, is_replay=True)
+        with self._counting_mistakes():
+            ask = check(body, self._rules(tenant), self.rng)
+        return Entry(call=self.intake.submit(ask, tenant, key), is_replay=False)
+
+    def _rules(self, tenant: Tenant) -> Rules:
+        """What a body of this tenant is checked against, as of now."""
+        return Rules(
             info=self.engine.info,
             config=self.config,
             tenants=self.tenants,
             tenant=tenant,
             now=datetime.now(UTC),
         )
-        return image_call(body, rules, self.rng)
+
+    @contextmanager
+    def _counting_mistakes(self) -> Iterator[None]:
+        try:
+            yield
+        except ApiError:
+            self.metrics.count_invalid()
+            raise
 
     async def result(self, call: Call, http: Request) -> Finished:
         """Wait for a call on behalf of its client.
@@ -86,24 +124,8 @@ class ImageService:
             raise end
         return end
 
-    async def read(
-        self, http: Request, tenant: Tenant, translate: Callable[[Mapping[str, object]], Mapping[str, object]] = dict
-    ) -> tuple[ImageCall, Key | None]:
-        """What a client asks for, and its idempotency key; `translate` turns another route's body into this one's.
-
-        Raises:
-            ApiError: the call is wrong, or the models are not loaded yet.
-        """
-        self.intake.readiness.require_started()
-        try:
-            body = await read_json(http, self.config.max_body_bytes, self.config.read_timeout_s)
-            key = idempotency_key(http.headers.get("idempotency-key"), tenant.name, http.scope["path"], body)
-            return self._parse(translate(body), tenant), key
-        except ApiError:
-            self.metrics.count_invalid()
-            raise
-
-    def _stream(self, call: Call, ask: ImageCall, headers: dict[str, str]) -> Response:
+    def _stream(self, call: Call, headers: dict[str, str]) -> Response:
+        ask = call.ask
         reporter = Reporter(
             engine=self.engine,
             threads=self.threads,
@@ -126,22 +148,19 @@ class ImageService:
         body = status.model_dump_json()
         return Response(body, 202, {**headers, "Location": location}, media_type="application/json")
 
-    async def _answer(self, ask: ImageCall, finished: Finished, http: Request, headers: dict[str, str]) -> Response:
-        self.intake.ledger.read_all(finished.uid)
-        body = await self.threads.run(_answer_json, ask, finished, base_url(self.config, http))
+    async def _answer(self, finished: Finished, http: Request, headers: dict[str, str]) -> Response:
+        self.intake.ledger.settle_all(finished.uid)
+        body = await self.threads.run(_answer_json, finished, base_url(self.config, http))
         return Response(body, headers=headers, media_type="application/json")
-
-
-def entry_headers(entry: Entry) -> dict[str, str]:
-    return {"x-request-id": entry.call.uid, **(REPLAYED if entry.is_replay else {})}
 
 
 def base_url(config: ServerConfig, http: Request) -> str:
     return (config.public_url or str(http.base_url)).rstrip("/")
 
 
-def _answer_json(ask: ImageCall, finished: Finished, base: str) -> bytes:
+def _answer_json(finished: Finished, base: str) -> bytes:
     """ASCII only, so that a client's odd characters come back escaped."""
+    ask = finished.ask
     data = [
         ImageData(
             b64_json=None if ask.as_url else base64.b64encode(file).decode("ascii"),

@@ -33,16 +33,8 @@ DISCONNECTED = "the client has disconnected"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A call as one connection sees it; `is_replay` if an earlier one had brought it in."""
-
-    call: Call
-    is_replay: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Intake:
-    """Every method runs on the event loop. Between looking a key up and taking its call in nothing is awaited."""
+    """Every method runs on the event loop. When `join` finds nothing, it has awaited nothing: `submit` may follow."""
 
     engine: Engine
     config: ServerConfig
@@ -53,24 +45,29 @@ class Intake:
     readiness: Readiness
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def enter(self, ask: ImageCall, tenant: Tenant, key: Key | None, *, is_detached: bool = False) -> Entry:
-        """Join or submit a call.
+    async def join(self, key: Key) -> Call | None:
+        """The call that a key led to before, if it is open, or done and its pictures are kept.
 
         Raises:
-            ApiError: it was refused, the key belongs to another body, or the pictures of the first call are gone.
+            ApiError: the key belongs to another body, or the pictures have made room for newer ones.
         """
-        known = None if key is None else self.ledger.find_key(key, self.engine.now_ns())
-        if isinstance(known, Record):
-            return Entry(call=await self._replayed(known, ask), is_replay=True)
-        call = known
-        if call is None:
-            self.readiness.require()
-            self._check_open(ask, tenant)
-            call = self._begin(ask, tenant, key)
-        if is_detached:
-            call.is_detached = True
-            _go_on(call)
-        return Entry(call=call, is_replay=known is not None)
+        known = self.ledger.find_key(key, self.engine.now_ns())
+        return await self._replayed(known) if isinstance(known, Record) else known
+
+    def submit(self, ask: ImageCall, tenant: Tenant, key: Key | None) -> Call:
+        """Bring a new call in.
+
+        Raises:
+            ApiError: it was refused.
+        """
+        self.readiness.require()
+        self._check_open(ask, tenant)
+        return self._begin(ask, tenant, key)
+
+    def detach(self, call: Call) -> None:
+        """From now on the call goes on without any connection."""
+        call.is_detached = True
+        _go_on(call)
 
     @contextmanager
     def owned(self, call: Call) -> Iterator[None]:
@@ -148,7 +145,7 @@ class Intake:
             raise refused(answer, ask, arrival_ns)
         return answer
 
-    async def _replayed(self, record: Record, ask: ImageCall) -> Call:
+    async def _replayed(self, record: Record) -> Call:
         """A call that is done already, as if it had just ended.
 
         Raises:
@@ -164,12 +161,12 @@ class Intake:
         stories = tuple(image.story for image in status.images if image.story is not None)
         end: asyncio.Future[Finished | ApiError] = asyncio.get_running_loop().create_future()
         end.set_result(
-            Finished(uid=record.uid, arrived_s=record.arrived_s, ask=ask, stories=stories, files=tuple(files))
+            Finished(uid=record.uid, arrived_s=record.arrived_s, ask=record.ask, stories=stories, files=tuple(files))
         )
         return Call(
             uid=record.uid,
             tenant=record.tenant,
-            ask=ask,
+            ask=record.ask,
             key=record.key,
             arrival_ns=0,
             arrived_s=record.arrived_s,

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-from collections import Counter, OrderedDict
+from bisect import bisect_left
+from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass, field
 
 from tilework.server.answers import Decisions, RequestStatus
 from tilework.server.call import Call
+from tilework.server.calls import ImageCall
 from tilework.server.idempotency import Key, reused
 
-_OVERHEAD_BYTES = 1024  # What a record takes beside its texts, roughly.
+# What a record takes beside its texts, roughly.
+_OVERHEAD_BYTES = 1024
+_IMAGE_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """A call that has ended. Status and decisions are kept as JSON: small, and of known size.
 
+    `ask` is what was asked for, without its texts: it says how to answer a repeat.
     `fresh_until_ns` is when its pictures expire, and its key with them; the record itself outlives them, to say so.
-    `unread` holds the images of a detached call that nobody has fetched yet.
+    `unread` holds the images of a detached call that somebody may still come for.
     """
 
     uid: str
     tenant: str
     key: Key | None
+    ask: ImageCall
     arrived_s: float
     fresh_until_ns: int
     status_json: bytes = field(repr=False)
@@ -33,7 +38,8 @@ class Record:
 
     @property
     def num_bytes(self) -> int:
-        return len(self.status_json) + len(self.decisions_json) + _OVERHEAD_BYTES
+        texts = len(self.status_json) + len(self.decisions_json)
+        return texts + _OVERHEAD_BYTES + len(self.ask.specs) * _IMAGE_BYTES
 
     def status(self) -> RequestStatus:
         return RequestStatus.model_validate_json(self.status_json)
@@ -42,19 +48,47 @@ class Record:
         return Decisions.model_validate_json(self.decisions_json)
 
 
+class _Arrivals:
+    """The uids of a tenant's calls in order of arrival; a page of them costs its own length."""
+
+    def __init__(self) -> None:
+        self._num_added = 0
+        self._numbers: dict[str, int] = {}
+        self._order: list[tuple[int, str]] = []
+
+    def add(self, uid: str) -> None:
+        self._num_added += 1
+        self._numbers[uid] = self._num_added
+        self._order.append((self._num_added, uid))
+
+    def remove(self, uid: str) -> None:
+        del self._order[self._place(uid)]
+        del self._numbers[uid]
+
+    def page(self, after: str | None, limit: int) -> list[str]:
+        """Newest first, from the one that came just before `after` on."""
+        end = len(self._order) if after is None else self._place(after)
+        return [uid for _, uid in reversed(self._order[max(0, end - limit) : end])]
+
+    def _place(self, uid: str) -> int:
+        return bisect_left(self._order, (self._numbers[uid], uid))
+
+
 class Ledger:
     """A call is open until `end` replaces it by its record; records go, oldest first, beyond any of the three bounds.
 
-    `ttl_ns` is for how long pictures are kept; a record stays for twice as long. What belongs to another tenant is
-    not found.
+    `ttl_ns` is for how long pictures are kept, `record_ttl_ns` for how long a record stays at most. What belongs to
+    another tenant is not found.
     """
 
     def __init__(self, *, max_records: int, max_bytes: int, ttl_ns: int) -> None:
         self.ttl_ns = ttl_ns
+        self.record_ttl_ns = 2 * ttl_ns
         self._max_records = max_records
         self._max_bytes = max_bytes
         self._open: dict[str, Call] = {}
         self._ended: OrderedDict[str, Record] = OrderedDict()
+        self._arrivals: defaultdict[str, _Arrivals] = defaultdict(_Arrivals)
         self._keys: dict[tuple[str, str], tuple[Key, str]] = {}
         self._num_bytes = 0
         self._num_open: Counter[str] = Counter()
@@ -82,6 +116,7 @@ class Ledger:
 
     def begin(self, call: Call) -> None:
         self._open[call.uid] = call
+        self._arrivals[call.tenant].add(call.uid)
         self._num_open[call.tenant] += len(call.tickets)
         if call.key is not None:
             self._keys[call.key.tenant, call.key.text] = call.key, call.uid
@@ -90,10 +125,7 @@ class Ledger:
     def end(self, record: Record, now_ns: int, *, frees_key: bool) -> None:
         """Put a record in the place of an open call; a key that led to no picture is free again."""
         self.sweep(now_ns)
-        call = self._open.pop(record.uid)
-        self._num_open[call.tenant] -= len(call.tickets)
-        if not self._num_open[call.tenant]:
-            del self._num_open[call.tenant]
+        self._close(record.uid)
         self._ended[record.uid] = record
         self._num_bytes += record.num_bytes
         if record.unread:
@@ -102,6 +134,13 @@ class Ledger:
             self._free_key(record)
         while len(self._ended) > self._max_records or self._num_bytes > self._max_bytes:
             self._drop_oldest()
+        self._update()
+
+    def forget(self, call: Call) -> None:
+        """Let an open call go without a record; its key is free again."""
+        self._close(call.uid)
+        self._arrivals[call.tenant].remove(call.uid)
+        self._free_key(call)
         self._update()
 
     def find(self, uid: str, tenant: str, now_ns: int) -> Call | Record | None:
@@ -123,29 +162,38 @@ class Ledger:
             raise reused(key)
         return found
 
-    def latest(self, tenant: str, limit: int, now_ns: int) -> list[Call | Record]:
-        """A tenant's calls, newest first."""
+    def latest(self, tenant: str, limit: int, now_ns: int, after: str | None = None) -> list[Call | Record]:
+        """A tenant's calls, newest first; only those that came before `after`, if that is given: one of them."""
         self.sweep(now_ns)
-        known: tuple[Call | Record, ...] = (*self._open.values(), *self._ended.values())
-        own = (entry for entry in known if entry.tenant == tenant)
-        return heapq.nlargest(limit, own, key=lambda entry: (entry.arrived_s, entry.uid))
+        page = self._arrivals[tenant].page(after, limit)
+        return [self._open.get(uid) or self._ended[uid] for uid in page]
 
-    def read(self, record: Record, index: int) -> None:
-        """Somebody has fetched this picture."""
+    def unread(self) -> list[tuple[Record, int]]:
+        """The pictures that somebody may still come for, each with its index."""
+        records = (self._ended[uid] for uid in self._unread)
+        return [(record, index) for record in records for index in record.unread]
+
+    def settle(self, record: Record, index: int) -> None:
+        """Nobody need come for this picture any more: it was fetched, or is gone."""
         record.unread.discard(index)
         if not record.unread:
             self._unread.discard(record.uid)
             self._update()
 
-    def read_all(self, uid: str) -> None:
+    def settle_all(self, uid: str) -> None:
         """Somebody has got all pictures of this call."""
         if (record := self._ended.get(uid)) is not None:
             record.unread.clear()
             self._unread.discard(uid)
             self._update()
 
+    def release(self, record: Record) -> None:
+        """The pictures of this call are deleted; its key is free again."""
+        self.settle_all(record.uid)
+        self._free_key(record)
+
     async def settled(self) -> None:
-        """Wait until no call is open and every picture that waits for its reader has been fetched."""
+        """Wait until no call is open and nobody need come for a picture any more."""
         await self._settled.wait()
 
     def sweep(self, now_ns: int) -> None:
@@ -155,17 +203,24 @@ class Ledger:
                 return
             self._drop_oldest()
 
+    def _close(self, uid: str) -> None:
+        call = self._open.pop(uid)
+        self._num_open[call.tenant] -= len(call.tickets)
+        if not self._num_open[call.tenant]:
+            del self._num_open[call.tenant]
+
     def _drop_oldest(self) -> None:
         _, record = self._ended.popitem(last=False)
+        self._arrivals[record.tenant].remove(record.uid)
         self._num_bytes -= record.num_bytes
         self._unread.discard(record.uid)
         self._free_key(record)
         self._update()
 
-    def _free_key(self, record: Record) -> None:
-        if record.key is not None:
-            place = record.key.tenant, record.key.text
-            if self._keys.get(place, (None, ""))[1] == record.uid:
+    def _free_key(self, entry: Call | Record) -> None:
+        if entry.key is not None:
+            place = entry.key.tenant, entry.key.text
+            if self._keys.get(place, (None, ""))[1] == entry.uid:
                 del self._keys[place]
 
     def _update(self) -> None:

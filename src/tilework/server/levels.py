@@ -38,6 +38,7 @@ class Levels(Collector):
         yield _gauge("store_bytes", "Bytes of results kept for fetching", store.num_bytes)
         yield _gauge("store_entries", "Results kept for fetching", len(store))
         yield _gauge("parcel_bytes", "Bytes of states in memory that the workers share", usage.parcel_bytes)
+        yield self._by_gpu("device_memory_bytes", "Memory in use on a GPU, by whomever", usage.memory_bytes)
         yield from self._resident(usage.pids)
 
     def _build(self) -> Metric:
@@ -55,6 +56,12 @@ class Levels(Collector):
             shown[label] = shown.get(label, 0) + count
         for label, count in shown.items():
             family.add_metric((label,), count)
+        return family
+
+    def _by_gpu(self, name: str, text: str, values: Mapping[int, int]) -> Metric:
+        family = GaugeMetricFamily(f"tilework_{name}", text, labels=("gpu",))
+        for gpu, value in values.items():
+            family.add_metric((str(gpu),), value)
         return family
 
     def _resident(self, pids: Mapping[int, int]) -> Iterator[Metric]:

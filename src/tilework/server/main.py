@@ -13,14 +13,14 @@ import uvicorn
 from fastapi import FastAPI
 
 from tilework.core.garbage import rare_collections
-from tilework.server.app import create_app, new_ledger
+from tilework.server.app import create_app, new_ledger, new_store
 from tilework.server.config import ServerConfig
+from tilework.server.drain import settled
 from tilework.server.engine_protocol import Engine
-from tilework.server.ledger import Ledger
 from tilework.server.protocol import LimitedProtocol, protocol_class
 from tilework.server.ready import Readiness
 
-CLOSE_S = 5  # For the last answers when somebody is in a hurry, or after the drain.
+CLOSE_S = 5  # For the last answers, beyond the drain or when somebody is in a hurry.
 
 
 class AddressInUse(Exception):
@@ -49,19 +49,22 @@ async def serve(
 
     While the engine starts, `/health` answers and everything else is refused; `on_ready` is called with the server's
     URL once it is ready. After the first signal new calls are refused, but everything else is answered, until no call
-    is open and every picture that waits for its reader has been fetched, for `config.drain_s` at most; then the
-    engine stops and ends what is left. A second signal ends that wait. `signals` lets a caller stop the server itself;
-    outside the main thread there is no other way.
+    is open and nobody need come for a picture any more; then the engine stops and ends what is left, and answers that
+    are under way reach their clients. All that takes `config.drain_s` at most, beside the time that the engine takes
+    to stop, and `CLOSE_S` for the last answers. A second signal ends the wait. `signals` lets a caller stop the server
+    itself; outside the main thread there is no other way.
 
     Raises:
         AddressInUse: the address cannot be listened on.
         ConfigError: the file of tenants cannot be used.
     """
     signals = signals or StopSignals()
-    readiness, ledger = Readiness(engine, has_started=False), new_ledger(config)
-    app = create_app(engine, config, readiness=readiness, ledger=ledger)
+    readiness, ledger, store = Readiness(engine, has_started=False), new_ledger(config), new_store(config)
+    app = create_app(engine, config, store=store, readiness=readiness, ledger=ledger)
     listener = _bind(config)
     server = _Server(_uvicorn_config(app, config))
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time()  # Of all that a stop waits for, on the loop's clock; it moves when one is asked for.
     with _handled(signals), listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
@@ -71,11 +74,12 @@ async def serve(
                     readiness.has_started = True
                     (on_ready or _ignore)(_url(config, listener))
                     await _first(serving, signals.stop.wait())
+                    deadline_s = loop.time() + config.drain_s
                     engine.drain()
-                    await _drained(ledger, signals, config.drain_s)
+                    await _drained(settled(ledger, store, engine.now_ns), signals, deadline_s)
         finally:
             await engine.stop()
-            await _close(server, serving, signals, config.drain_s)
+            await _close(server, serving, signals, deadline_s)
 
 
 class _Server(uvicorn.Server):
@@ -103,19 +107,19 @@ class _Server(uvicorn.Server):
             connection.abort()
 
 
-async def _drained(ledger: Ledger, signals: StopSignals, drain_s: float) -> None:
+async def _drained(settling: Coroutine[object, object, None], signals: StopSignals, deadline_s: float) -> None:
     """Wait until nobody waits for anything, the time is up, or somebody is in a hurry."""
-    settled = asyncio.create_task(ledger.settled())
+    task = asyncio.create_task(settling)
     try:
-        await _first(settled, signals.hurry.wait(), timeout_s=drain_s)
+        await _first(task, signals.hurry.wait(), deadline_s)
     finally:
-        settled.cancel()
+        task.cancel()
 
 
-async def _close(server: _Server, serving: asyncio.Task[None], signals: StopSignals, drain_s: float) -> None:
+async def _close(server: _Server, serving: asyncio.Task[None], signals: StopSignals, deadline_s: float) -> None:
     """Stop listening and let answers that are under way reach their clients, but not for ever."""
     server.should_exit = True
-    await _first(serving, signals.hurry.wait(), timeout_s=drain_s)
+    await _first(serving, signals.hurry.wait(), deadline_s)
     await asyncio.wait({serving}, timeout=CLOSE_S)
     server.abort_connections()
     await serving
@@ -194,10 +198,11 @@ async def _unless(stop: asyncio.Event, work: Coroutine[object, object, None]) ->
 
 
 async def _first(
-    task: asyncio.Task[None], other: Coroutine[object, object, object], timeout_s: float | None = None
+    task: asyncio.Task[None], other: Coroutine[object, object, object], deadline_s: float | None = None
 ) -> None:
-    """Wait until either has ended or the time is up; `task` goes on, `other` does not."""
+    """Wait until either has ended or the loop's clock shows the deadline; `task` goes on, `other` does not."""
     waiter = asyncio.create_task(other)
+    timeout_s = None if deadline_s is None else max(0.0, deadline_s - asyncio.get_running_loop().time())
     try:
         await asyncio.wait({task, waiter}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:

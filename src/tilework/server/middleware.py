@@ -14,12 +14,18 @@ logger = logging.getLogger("tilework.server")
 OPEN_PATHS = frozenset({"/health", "/ready"})
 PIECE_BYTES = 64 << 10
 TENANT = "tilework.tenant"  # The place of the tenant in the scope.
+IS_HEAD = "tilework.is_head"  # There if the request was a HEAD.
 
 
 def tenant_of(scope: Scope) -> Tenant:
     tenant = scope[TENANT]
     assert isinstance(tenant, Tenant)
     return tenant
+
+
+def is_head(scope: Scope) -> bool:
+    """Whether only the head of the answer was asked for; then answering must have no effects."""
+    return IS_HEAD in scope
 
 
 class CatchBugs:
@@ -100,14 +106,14 @@ class LimitHead:
 
 
 class HeadAsGet:
-    """Answer HEAD like GET; the HTTP server leaves the body out."""
+    """Answer HEAD like GET; the HTTP server leaves the body out. Who must know asks `is_head`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}
+            scope = {**scope, "method": "GET", IS_HEAD: True}
         await self._app(scope, receive, send)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -10,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from tilework.server.answers import ErrorResponse
 from tilework.server.chat import EXAMPLE as CHAT_EXAMPLE
 from tilework.server.chat import chat_schema
-from tilework.server.examples import ERRORS, EVENTS, EXAMPLES
+from tilework.server.examples import ERRORS, EXAMPLES
 from tilework.server.schemas import EXAMPLE, request_schema
 from tilework.server.sse import MEDIA_TYPE
 
@@ -19,6 +20,8 @@ def _body(schema: dict[str, Any], example: object) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}}
 
 
+# What to add to the route's example, {"headers": ..., "fields": ...}, for it to be answered so.
+CALL = "x-tilework-call"
 _WITH_RETRY = (409, 429, 503)
 _ANY_CALL = (431, 500, 503)
 IMAGE_BODY = _body(request_schema(), EXAMPLE)
@@ -56,15 +59,23 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: _error(status) for status in sorted({*statuses, *_ANY_CALL})}
 
 
-def good(description: str, example: str, *headers: str) -> dict[str, Any]:
-    """A JSON answer with an example, by its name in `EXAMPLES`, and headers; its schema is the route's model."""
-    content = {"application/json": {"example": example}}
-    return {"description": description, "headers": header_docs(*headers), "content": content}
+def good(description: str, example: str, *headers: str, asked: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """A JSON answer with an example, by its name in `EXAMPLES`, and headers; its schema is the route's model.
+
+    `asked` are the headers of the request that it takes, if it is not the route's usual answer.
+    """
+    content: dict[str, Any] = {"example": example}
+    if asked is not None:
+        content[CALL] = {"headers": asked}
+    return {"description": description, "headers": header_docs(*headers), "content": {"application/json": content}}
 
 
-def stream(description: str) -> dict[str, Any]:
-    content = {MEDIA_TYPE: {"schema": _EVENT, "example": EVENTS}}
-    return {"description": description, "content": content}
+def stream(description: str, events: str, *, fields: Mapping[str, object] | None = None) -> dict[str, Any]:
+    """Server-sent events; `fields` are those of the body that it takes, if it is not the route's usual answer."""
+    content: dict[str, Any] = {"schema": _EVENT, "example": events}
+    if fields is not None:
+        content[CALL] = {"fields": fields}
+    return {"description": description, "content": {MEDIA_TYPE: content}}
 
 
 def files(description: str) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import socket
+import struct
 import sys
 import termios
 from contextlib import suppress
@@ -23,6 +25,7 @@ from uvicorn.server import ServerState
 from tilework.server.config import ServerConfig
 from tilework.server.errors import SERVER, ApiError, long_head
 
+LEAST_BYTES_PER_S = 16 << 10  # What a client must take of an answer that waits for it.
 LINGER_S = 1.0  # For a client to read an answer that came before it had sent all of its request ...
 LINGER_BYTES = 4 << 20  # ... of which so much more is taken, and thrown away.
 
@@ -108,7 +111,7 @@ class LimitedProtocol(H11Protocol):
         self.write("\r\n".join([*lines, "", ""]).encode("ascii") + body)
         self._linger()
 
-    # Clients that take nothing.
+    # Clients that take nothing, or next to nothing.
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -119,17 +122,25 @@ class LimitedProtocol(H11Protocol):
         self._watch_stall()
 
     def _watch_stall(self) -> None:
-        """Look again and again until everything is sent; give up when nothing was taken in between."""
+        """Look again and again until everything is sent; give up when too little was taken in between."""
         if self._stall_timer is None and self._raw.get_write_buffer_size():
             self._num_taken = self._count_taken()
             self._stall_timer = self.loop.call_later(self.limits.send_timeout_s, self._on_stall)
 
     def _on_stall(self) -> None:
         self._stall_timer = None
-        if self._count_taken() > self._num_taken:
-            self._watch_stall()
-        else:
+        is_slow = self._count_taken() - self._num_taken < LEAST_BYTES_PER_S * self.limits.send_timeout_s
+        if is_slow and self._raw.get_write_buffer_size():
+            _reset_when_closed(self._raw)
             self._raw.abort()
+        else:
+            self._watch_stall()
+
+    def _forgive(self) -> None:
+        """Who has taken everything was not slow: between two events of a stream there is nothing to take."""
+        if self._stall_timer is not None and self._count_taken() == self._num_written:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def _count_taken(self) -> int:
         """What the client's machine has confirmed; what the kernel here buffers, maybe megabytes, is not taken."""
@@ -137,6 +148,7 @@ class LimitedProtocol(H11Protocol):
 
     def write(self, data: bytes) -> None:
         if not self._raw.is_closing():  # asyncio would log each write after the client has gone.
+            self._forgive()
             self._num_written += len(data)
             self._raw.write(data)
 
@@ -205,6 +217,13 @@ def _num_unconfirmed(transport: asyncio.Transport) -> int:
     with suppress(OSError):
         fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, size)
     return int.from_bytes(size, sys.byteorder)
+
+
+def _reset_when_closed(transport: asyncio.Transport) -> None:
+    """Let the kernel drop what it has not sent yet, instead of going on to feed a client that is cut off."""
+    on_at_once = struct.pack("ii", 1, 0)
+    with suppress(OSError):
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, on_at_once)
 
 
 def protocol_class(limits: ServerConfig) -> type[asyncio.Protocol]:

@@ -21,7 +21,7 @@ class Readiness:
         ApiError: 503 while the models are being loaded.
         """
         if not self.has_started:
-            raise not_ready("it is starting", extra={"tilework": {"status": "starting"}})
+            raise not_ready("it is starting", extra={"status": "starting"})
 
     def require(self) -> None:
         """Raises:
@@ -31,11 +31,11 @@ class Readiness:
         health = self.engine.health()
         seen = {"devices_up": health.num_devices_up, "devices": health.num_devices, "open_requests": health.num_jobs}
         if health.draining:
-            extra = {"tilework": {"status": "stopping", **seen}}
+            extra = {"status": "stopping", **seen}
             raise not_ready("it is stopping", headers={"Connection": "close"}, extra=extra)
         if health.num_devices_up == 0:
             reason = f"none of its {health.num_devices} devices is up"
-            raise not_ready(reason, extra={"tilework": {"status": "no_devices", **seen}})
+            raise not_ready(reason, extra={"status": "no_devices", **seen})
 
     def report(self) -> ReadyModel:
         """How the server stands, if it is ready. Raises as `require`."""

@@ -14,6 +14,8 @@ from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor
 from tilework.server.app import create_app
 from tilework.server.config import ServerConfig
+from tilework.server.examples import ERRORS, EXAMPLES
+from tilework.server.openapi import CALL
 
 JSON = "application/json"
 WIDTH = 110
@@ -48,7 +50,7 @@ class _Page:
             yield from self._parameters(operation)
             yield from self._body(f"{method} {path}", operation)
             yield _statuses(operation)
-            yield from _example(method, path, operation)
+            yield from _examples(method, path, operation)
         yield self._errors()
 
     def _parameters(self, operation: Mapping[str, Any]) -> Iterator[str]:
@@ -73,16 +75,11 @@ class _Page:
             yield f"As in `{routes}`: {', '.join(known)}.\n"
 
     def _errors(self) -> str:
-        answers = {
-            status: answer
-            for _, _, operation in self.routes()
-            for status, answer in operation["responses"].items()
-            if int(status) >= 400
-        }
-        rows = [[status, answers[status]["description"]] for status in sorted(answers)]
-        example = answers["400"]["content"][JSON]["example"]
-        text = "Every refusal has this form; `tilework` is there if there is more to say.\n\n"
-        return f"## Errors\n\n{_table(['status', 'when'], rows)}\n{text}```json\n{in_lines(example)}\n```\n"
+        """All there are: 405 is the answer of no operation, so it is not in the document."""
+        rows = [[str(status), error[0]] for status, error in ERRORS.items()]
+        example = in_lines(EXAMPLES["error 429"])
+        text = "Every refusal has this form; what comes after `code` is there if there is more to say.\n\n"
+        return f"## Errors\n\n{_table(['status', 'when'], rows)}\n{text}```json\n{example}\n```\n"
 
 
 def reference(openapi: Mapping[str, Any]) -> str:
@@ -122,16 +119,27 @@ def _statuses(operation: Mapping[str, Any]) -> str:
     return f"{' '.join(good)} Otherwise {bad}: see [errors](#errors).\n"
 
 
-def _example(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
-    media_type, answer = next(iter(operation["responses"]["200"]["content"].items()))
-    yield f"```console\n$ {_command(method, path, operation, media_type)}\n```\n"
-    if media_type == JSON:
-        yield f"```json\n{in_lines(answer['example'])}\n```\n"
-    elif media_type.startswith("text/"):
-        yield f"```text\n{answer['example'].strip()}\n```\n"
+def _examples(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
+    """The usual answer, and every other one that says by which call it comes."""
+    good = [
+        (status, media_type, content)
+        for status, answer in operation["responses"].items()
+        if int(status) < 400
+        for media_type, content in answer["content"].items()
+    ]
+    for status, media_type, content in (good[0], *(one for one in good[1:] if CALL in one[2])):
+        if CALL in content:
+            yield f"**{status}** as `{media_type}`:\n"
+        yield f"```console\n$ {_command(method, path, operation, media_type, content.get(CALL, {}))}\n```\n"
+        if media_type == JSON:
+            yield f"```json\n{in_lines(content['example'])}\n```\n"
+        elif media_type.startswith("text/"):
+            yield f"```text\n{content['example'].strip()}\n```\n"
 
 
-def _command(method: str, path: str, operation: Mapping[str, Any], media_type: str) -> str:
+def _command(
+    method: str, path: str, operation: Mapping[str, Any], media_type: str, call: Mapping[str, Mapping[str, Any]]
+) -> str:
     for parameter in operation.get("parameters", ()):
         if parameter["in"] == "path":
             path = path.replace(f"{{{parameter['name']}}}", parameter["schema"]["examples"][0])
@@ -140,8 +148,10 @@ def _command(method: str, path: str, operation: Mapping[str, Any], media_type: s
         words += ["-X", method]
     line = f"{shlex.join(words)} $URL{path}"
     if "requestBody" in operation:
-        body = json.dumps(operation["requestBody"]["content"][JSON]["example"])
-        line += f" -H {shlex.quote(f'Content-Type: {JSON}')} \\\n    -d {shlex.quote(body)}"
+        headers = {"Content-Type": JSON, **call.get("headers", {})}
+        body = json.dumps({**operation["requestBody"]["content"][JSON]["example"], **call.get("fields", {})})
+        line += "".join(f" -H {shlex.quote(f'{name}: {value}')}" for name, value in headers.items())
+        line += f" \\\n    -d {shlex.quote(body)}"
     return line + (" -o picture.png" if media_type.startswith("image/") else "")
 
 

@@ -8,6 +8,7 @@ from tilework.core.request import RefusalCode
 from tilework.core.time import NS_PER_S
 from tilework.runtime.ticket import Refusal
 from tilework.server.calls import ImageCall
+from tilework.server.deadlines import Deadline
 from tilework.server.errors import ApiError, invalid, not_ready, shown
 from tilework.server.tenants import Tenant
 
@@ -16,10 +17,11 @@ RETRY_BUSY_S = 5
 
 
 def refused(refusal: Refusal, ask: ImageCall, arrival_ns: int) -> ApiError:
-    """The answer to a refusal. For a call of several images, numbers are lower bounds: they come from the first one."""
+    """The answer to a refusal."""
     match refusal.code:
         case RefusalCode.DEADLINE:
-            return _unreachable(refusal, ask.slo_s, arrival_ns)
+            assert ask.deadline is not None
+            return _unreachable(refusal, ask.deadline, arrival_ns)
         case RefusalCode.QUEUE:
             return _queue_full(refusal, arrival_ns)
         case RefusalCode.UNKNOWN_COST:
@@ -40,24 +42,26 @@ def too_many_open(tenant: Tenant, num_open: int, num_asked: int, retry_s: int) -
     )
 
 
-def _unreachable(refusal: Refusal, slo_s: float | None, arrival_ns: int) -> ApiError:
+def _unreachable(refusal: Refusal, deadline: Deadline, arrival_ns: int) -> ApiError:
     """`Retry-After` says after how long the deadline that was asked for could be met."""
     if refusal.earliest_ns is None:
         return not_ready(refusal.reason)
     earliest_s = _ceil_ms(refusal.earliest_ns - arrival_ns)
-    retry_s = max(1, math.ceil(earliest_s - (slo_s or 0.0)))
+    retry_s = max(1, math.ceil(earliest_s - deadline.slo_s))
+    field, earliest = deadline.field, deadline.moved(earliest_s)
+    as_time = {"earliest": earliest} if isinstance(earliest, str) else {}
     message = (
-        f"slo_s = {shown(slo_s)} cannot be met: {refusal.reason}. The earliest deadline that can is"
-        f' slo_s = {earliest_s}: ask for that, or send on_miss "best_effort", or retry in {retry_s} seconds.'
+        f"{field} = {shown(deadline.value)} cannot be met: {refusal.reason}. The earliest deadline that can is"
+        f' {field} = {shown(earliest)}: ask for that, or send on_miss "best_effort", or retry in {retry_s} seconds.'
     )
     return ApiError(
         429,
         message,
         kind=RATE_LIMIT,
-        param="slo_s",
+        param=field,
         code=refusal.code.value,
         headers={"Retry-After": str(retry_s), "x-should-retry": "false"},
-        extra={"tilework": {"uid": refusal.uid, "slo_s": slo_s, "earliest_s": earliest_s}},
+        extra={"uid": refusal.uid, "slo_s": deadline.slo_s, "earliest_s": earliest_s, **as_time},
     )
 
 
@@ -70,7 +74,7 @@ def _queue_full(refusal: Refusal, arrival_ns: int) -> ApiError:
         kind=RATE_LIMIT,
         code=refusal.code.value,
         headers={"Retry-After": str(RETRY_BUSY_S)},
-        extra={"tilework": {"uid": refusal.uid, "earliest_s": earliest_s}},
+        extra={"uid": refusal.uid, "earliest_s": earliest_s},
     )
 
 

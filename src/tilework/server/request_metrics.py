@@ -15,8 +15,7 @@ _OUTCOMES = (Status.DONE, Status.FAILED, Status.CANCELLED, Status.REJECTED)
 class RequestMetrics:
     """Counts each image once, when it ends or is refused.
 
-    A deadline or a promise that its client has given up by cancelling counts neither as kept nor as missed; one that
-    failed has missed it.
+    Whether a deadline or a promise was kept, `Request.met_deadline` says; one that was given up counts neither way.
     """
 
     def __init__(self, meters: Meters, sizes: Names) -> None:
@@ -34,7 +33,9 @@ class RequestMetrics:
         self._queue = meters.histogram(
             "request_queue_seconds", "Arrival to first work of images that are done", LATENCY_S, "class"
         )
-        self._slack = meters.histogram("slack_seconds", "Deadline minus end of images that are done", SLACK_S, "class")
+        self._slack = meters.histogram(
+            "slack_seconds", "Deadline minus end of images that are done", SLACK_S, "class", "size"
+        )
         self._gpu = meters.histogram("request_gpu_seconds", "GPU time of images that are done", GPU_S, "size")
         self._eta_error = meters.histogram(
             "eta_error_seconds", "End minus the end that was foretold at admission", ERROR_S
@@ -49,7 +50,7 @@ class RequestMetrics:
         for name in DEFAULT_CLASSES:
             for outcome in _OUTCOMES:
                 self._requests.labels(name, outcome)
-            for family in (self._latency, self._queue, self._slack):
+            for family in (self._latency, self._queue):
                 family.labels(name)
         for reason in (*RefusalCode, TOO_MANY_OPEN):
             self._refusals.labels(reason)
@@ -63,26 +64,26 @@ class RequestMetrics:
     def ended(self, ticket: Ticket, outcome: Outcome) -> None:
         request = ticket.request
         self._requests.labels(self._classes.of(request.priority), outcome.status).inc()
-        if outcome.status is not Status.CANCELLED and request.deadline_ns is not None:
-            self._count_deadline(request, outcome, request.deadline_ns)
+        if (is_met := request.met_deadline(outcome.status, outcome.finished_ns)) is not None:
+            self._count_deadline(request, is_met)
         if outcome.status is Status.DONE:
             self._measure(ticket, outcome)
 
-    def _count_deadline(self, request: Request, outcome: Outcome, deadline_ns: int) -> None:
-        is_met = outcome.status is Status.DONE and outcome.finished_ns <= deadline_ns
+    def _count_deadline(self, request: Request, is_met: bool) -> None:
         name, size = self._classes.of(request.priority), self._sizes.of(request.shape)
         self._deadlines.labels(name, "on_time" if is_met else "late", size).inc()
         if request.is_promise:
             self._promises.labels("kept" if is_met else "broken").inc()
-        if outcome.status is Status.DONE:
-            self._slack.labels(name).observe(s_from_ns(deadline_ns - outcome.finished_ns))
 
     def _measure(self, ticket: Ticket, outcome: Outcome) -> None:
         request, latency_ns = ticket.request, outcome.finished_ns - ticket.request.arrival_ns
-        name, error_ns = self._classes.of(request.priority), outcome.finished_ns - ticket.eta_ns
+        name, size = self._classes.of(request.priority), self._sizes.of(request.shape)
+        error_ns = outcome.finished_ns - ticket.eta_ns
         self._latency.labels(name).observe(s_from_ns(latency_ns))
         self._queue.labels(name).observe(s_from_ns(ticket.queue_ns or 0))
         gpu_ns = sum((segment.end_ns - segment.start_ns) * len(segment.gpus) for segment in outcome.segments)
-        self._gpu.labels(self._sizes.of(request.shape)).observe(s_from_ns(gpu_ns))
+        self._gpu.labels(size).observe(s_from_ns(gpu_ns))
+        if request.deadline_ns is not None:
+            self._slack.labels(name, size).observe(s_from_ns(request.deadline_ns - outcome.finished_ns))
         self._eta_error.observe(s_from_ns(error_ns))
         self._eta_ratio.observe(abs(error_ns) / max(1, latency_ns))

@@ -20,12 +20,12 @@ from tilework.server.call import Call
 from tilework.server.config import ServerConfig
 from tilework.server.encode import Threads
 from tilework.server.engine_protocol import Engine
-from tilework.server.errors import ApiError, shown
+from tilework.server.errors import ApiError, invalid, shown
 from tilework.server.events import Reporter, View
 from tilework.server.finish import stored_name
 from tilework.server.intake import Intake, gone
 from tilework.server.ledger import Ledger, Record
-from tilework.server.middleware import tenant_of
+from tilework.server.middleware import is_head, tenant_of
 from tilework.server.sse import EventStream, event
 from tilework.server.status import call_decisions, call_status
 from tilework.store.results import ResultStore
@@ -57,23 +57,45 @@ class RequestService:
         found = self._find(uid, http)
         return _only(self._status(found.entry), found.index)
 
-    def latest(self, limit: int, http: Request) -> RequestList:
-        entries = self.ledger.latest(tenant_of(http.scope).name, limit + 1, self.engine.now_ns())
-        data = [self._status(entry) for entry in entries[:limit]]
-        return RequestList(data=data, has_more=len(entries) > limit)
+    def latest(self, limit: int, after: str | None, http: Request) -> RequestList:
+        """A page of calls with the ETAs of their admission: present ones would take too long for so many.
 
-    async def cancel(self, uid: str, http: Request) -> RequestStatus:
-        """Cancel a call, also by one of its images; one that has ended stays as it is. Answers with its final state."""
+        Raises:
+            ApiError: 400 if there is no call `after`.
+        """
+        tenant, now_ns = tenant_of(http.scope).name, self.engine.now_ns()
+        if after is not None and self.ledger.find(after, tenant, now_ns) is None:
+            raise invalid("after", after, "Give the uid of a call that is still known, or leave it out to begin anew.")
+        entries = self.ledger.latest(tenant, limit + 1, now_ns, after)
+        data = [entry.status() if isinstance(entry, Record) else call_status(entry, None) for entry in entries[:limit]]
+        return RequestList(
+            data=data,
+            first_id=data[0].uid if data else None,
+            last_id=data[-1].uid if data else None,
+            has_more=len(entries) > limit,
+        )
+
+    async def delete(self, uid: str, http: Request) -> RequestStatus:
+        """Cancel a call, also by one of its images; of one that has ended, let the pictures go.
+
+        Answers with its final state.
+        """
         found = self._find(uid, http)
         if isinstance(found.entry, Call):
             self.intake.cancel(found.entry, "the client has cancelled it")
             await asyncio.shield(found.entry.end)
-        return self.status(uid, http)
+            found = self._find(uid, http)
+        assert isinstance(found.entry, Record)
+        status = found.entry.status()
+        for image in status.images:
+            await self.store.delete(stored_name(found.entry.tenant, image.uid))
+        self.ledger.release(found.entry)
+        return _only(status, found.index)
 
     def decisions(self, uid: str, http: Request) -> Decisions:
         found = self._find(uid, http)
         if isinstance(found.entry, Call):
-            status = call_status(found.entry, self.engine).status
+            status = call_status(found.entry, None).status
             told = Decisions(uid=uid, status=status, decisions=call_decisions(found.entry))
         else:
             told = found.entry.decisions()
@@ -107,16 +129,16 @@ class RequestService:
         name = stored_name(tenant_of(http.scope).name, f"{uid}-{index}")
         result = await self.store.get(name, self.engine.now_ns())
         entry = self.ledger.find(uid, tenant_of(http.scope).name, self.engine.now_ns())
+        if isinstance(entry, Record) and not is_head(http.scope):
+            self.ledger.settle(entry, index)
         if result is None or isinstance(entry, Call):
             raise self._no_content(uid, index, entry)
-        if entry is not None:
-            self.ledger.read(entry, index)
         return Response(result.content, media_type=result.media_type)
 
     def _no_content(self, uid: str, index: int, entry: Call | Record | None) -> ApiError:
         status = None if entry is None else self._status(entry)
         if status is None or index >= len(status.images):
-            return _unknown(f"{uid}-{index}", self.config.result_ttl_s)
+            return self._unknown(f"{uid}-{index}")
         if isinstance(entry, Call):
             return _not_done(entry, status, self.engine.now_ns())
         if status.error is not None:
@@ -124,7 +146,9 @@ class RequestService:
             return ApiError(410, message, param="uid", code=status.error.code)
         if status.expires is None:
             return gone(uid, "they were in the answer to it, and nobody had asked to keep them")
-        return gone(uid, f"results are kept for {self.config.result_ttl_s:g} seconds at most")
+        return gone(
+            uid, f"they were deleted, made room for newer ones, or were {self.config.result_ttl_s:g} seconds old"
+        )
 
     def _find(self, uid: str, http: Request) -> _Found:
         """Raises:
@@ -134,12 +158,17 @@ class RequestService:
         tenant = tenant_of(http.scope).name
         entry = match and self.ledger.find(match[1], tenant, self.engine.now_ns())
         if not match or not entry:
-            raise _unknown(uid, self.config.result_ttl_s)
+            raise self._unknown(uid)
         index = None if match[2] is None else int(match[2])
         num_images = len(entry.tickets) if isinstance(entry, Call) else len(entry.status().images)
         if index is not None and index >= num_images:
-            raise _unknown(uid, self.config.result_ttl_s)
+            raise self._unknown(uid)
         return _Found(entry, index)
+
+    def _unknown(self, uid: str) -> ApiError:
+        most_s = s_from_ns(self.ledger.record_ttl_ns)
+        message = f"There is no request {shown(uid)}; those that have ended are known for {most_s:g} seconds at most."
+        return ApiError(404, message, param="uid", code="request_not_found")
 
     def _status(self, entry: Call | Record) -> RequestStatus:
         return entry.status() if isinstance(entry, Record) else call_status(entry, self.engine)
@@ -173,11 +202,6 @@ def _image(uid: str, index: int | None) -> tuple[str, int]:
     if match is None:
         return uid, index or 0
     return match[1], int(match[2]) if match[2] is not None else index or 0
-
-
-def _unknown(uid: str, ttl_s: float) -> ApiError:
-    message = f"There is no request {shown(uid)}; those that have ended are known for about {ttl_s:g} seconds."
-    return ApiError(404, message, param="uid", code="request_not_found")
 
 
 def _not_done(call: Call, status: RequestStatus, now_ns: int) -> ApiError:

@@ -37,7 +37,9 @@ class ImageRequest(BaseModel):
     output_compression: int | None = Field(
         None, ge=0, le=100, description="an integer from 0 to 100, the quality of jpeg and webp (default 90)"
     )
-    user: str | None = Field(None, description="a text that identifies your user in the server's log")
+    user: str | None = Field(
+        None, description="a text that identifies your user in the server's log (from --log-level info on)"
+    )
     stream: bool | None = Field(None, description="true for events as they happen (text/event-stream), or false")
     partial_images: int | None = Field(
         None, ge=0, le=3, description="an integer from 0 to 3: how many unfinished pictures a stream shows"

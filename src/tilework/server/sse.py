@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tilework.server.connection import watched
+from tilework.server.middleware import is_head
 
 MEDIA_TYPE = "text/event-stream"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -24,7 +25,8 @@ def event(kind: str, data: Mapping[str, object]) -> bytes:
 class EventStream(Response):
     """Sends what `events` yields, each only when the client has taken the one before.
 
-    The generator is closed, then `on_close` called, when it has ended or the client has gone, whichever is first.
+    The generator is closed, then `on_close` called, when it has ended or the client has gone, whichever is first. HEAD
+    does not even begin it.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class EventStream(Response):
         self._on_close = on_close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.create_task(self._send(send))
+        sending = asyncio.create_task(self._send(send, has_body=not is_head(scope)))
         try:
             async with watched(receive) as gone:
                 await asyncio.wait({gone, sending}, return_when=asyncio.FIRST_COMPLETED)
@@ -53,8 +55,9 @@ class EventStream(Response):
             if self._on_close is not None:
                 self._on_close()
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, *, has_body: bool) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for chunk in self._events:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        if has_body:
+            async for chunk in self._events:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})

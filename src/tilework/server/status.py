@@ -27,19 +27,23 @@ class Eta:
     text: str
 
 
-def eta(call: Call, engine: Engine, ticket: Ticket) -> Eta | None:
-    """The present prediction for an image; None once it has ended."""
+def eta(call: Call, engine: Engine | None, ticket: Ticket) -> Eta | None:
+    """The present prediction for an image, or admission's without an engine; None once it has ended."""
     if ticket.outcome.done():
         return None
-    eta_ns = engine.eta_ns(ticket.request.uid)
+    eta_ns = None if engine is None else engine.eta_ns(ticket.request.uid)
     seconds = s_from_ns((ticket.eta_ns if eta_ns is None else eta_ns) - call.arrival_ns)
     return Eta(round(seconds, 6), time_text(call.arrived_s + seconds))
 
 
 def call_status(
-    call: Call, engine: Engine, end: Finished | ApiError | None = None, expires_s: float | None = None
+    call: Call, engine: Engine | None, end: Finished | ApiError | None = None, expires_s: float | None = None
 ) -> RequestStatus:
-    """How a call stands; `end` and `expires_s` (Unix time) if it has ended."""
+    """How a call stands; `end` and `expires_s` (Unix time) if it has ended.
+
+    With an `engine` the ETAs are present ones: each takes time in proportion to what is queued. Without it they are
+    admission's.
+    """
     images = [_image_status(call, index, ticket, engine) for index, ticket in enumerate(call.tickets)]
     etas = [image for image in images if image.eta_s is not None]
     last = max(etas, key=lambda image: image.eta_s or 0.0, default=None)
@@ -61,7 +65,7 @@ def call_status(
     )
 
 
-def _image_status(call: Call, index: int, ticket: Ticket, engine: Engine) -> ImageStatus:
+def _image_status(call: Call, index: int, ticket: Ticket, engine: Engine | None) -> ImageStatus:
     outcome = ticket.outcome.result() if ticket.outcome.done() else None
     expected = eta(call, engine, ticket)
     queue_ns = ticket.queue_ns

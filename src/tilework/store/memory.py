@@ -15,7 +15,7 @@ class _Entry:
 
 
 class MemoryStore:
-    """A `ResultStore` whose every operation first sweeps out what has expired.
+    """A `ResultStore` that sweeps out what has expired whenever it is used.
 
     Beyond the cap the oldest result goes first. All results live equally long, so the order of arrival is also the
     order of expiry: a sweep looks at the oldest only. The cap counts contents, not the bookkeeping of about 300
@@ -53,6 +53,13 @@ class MemoryStore:
         self.sweep(now_ns)
         entry = self._entries.get(uid)
         return None if entry is None else entry.result
+
+    async def holds(self, uid: str, now_ns: int) -> bool:
+        self.sweep(now_ns)
+        return uid in self._entries
+
+    async def delete(self, uid: str) -> None:
+        self._remove(uid)
 
     def sweep(self, now_ns: int) -> None:
         """Drop what has expired; a result is gone at `expires_ns` itself."""

@@ -41,4 +41,10 @@ class ResultStore(Protocol):
         """Keep a result; one with the same uid is replaced."""
 
     async def get(self, uid: str, now_ns: int) -> Result | None:
-        """The result, or None if it is unknown, expired or evicted."""
+        """The result, or None if it is unknown, expired, evicted or deleted."""
+
+    async def holds(self, uid: str, now_ns: int) -> bool:
+        """Whether `get` would find it."""
+
+    async def delete(self, uid: str) -> None:
+        """Let a result go before its time; does nothing if it is not there."""

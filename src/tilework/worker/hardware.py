@@ -18,6 +18,14 @@ def describe_hardware(device: torch.device) -> str:
     return f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores"
 
 
+def memory_in_use(device: torch.device) -> int | None:
+    """Bytes in use on an accelerator, by whomever; None for a CPU, whose memory the process's own tells."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
+
+
 def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
     """The first "model name" that the kernel tells; without one (ARM, for instance) the architecture."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from tilework.comm.groups import Groups
@@ -29,6 +30,7 @@ from tilework.core.wire import (
 )
 from tilework.pipelines.family import Family
 from tilework.worker.calibrate import calibrate
+from tilework.worker.hardware import memory_in_use
 from tilework.worker.jobs import Job, JobMissing, Jobs
 from tilework.worker.moving import put_conditioning, put_state, take_job
 from tilework.worker.muster import muster
@@ -91,7 +93,7 @@ class Worker:
     def _work(self, command: _T, run: Callable[[_T], Ended]) -> None:
         """Run a work and report its end."""
         try:
-            report: Report = run(command)
+            report: Report = replace(run(command), memory_bytes=memory_in_use(self._family.device))
         except JobMissing as error:
             report = Failed(command.work_id, describe(error))
         except Exception as error:

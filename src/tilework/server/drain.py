@@ -1,0 +1,24 @@
+"""What a server waits for before it stops: open calls, and pictures that somebody may still come for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from tilework.server.finish import stored_name
+from tilework.server.ledger import Ledger
+from tilework.store.results import ResultStore
+
+SWEEP_S = 1.0  # A store lets pictures expire, or make room for newer ones, without a word: it is asked so often.
+
+
+async def settled(ledger: Ledger, store: ResultStore, now_ns: Callable[[], int]) -> None:
+    """Wait until no call is open, and every picture of an asynchronous call was fetched or can be no more."""
+    while True:
+        for record, index in ledger.unread():
+            if not await store.holds(stored_name(record.tenant, f"{record.uid}-{index}"), now_ns()):
+                ledger.settle(record, index)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SWEEP_S):
+                return await ledger.settled()
