@@ -37,7 +37,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "queue": ("One more request behind 10,000 others: time and memory in the controller", QueueLength),
     "promises": ("Promised deadlines and predicted finishes at 0.5 to 3 times capacity, simulated", Promises),
     "frontdoor": ("Time until a request is accepted or refused, with 1,000 waiting", FrontDoor),
-    "observe": ("Metrics and event log: what they cost an engine that is saturated", Observe),
+    "observe": ("Metrics and event log: what they cost in throughput", Observe),
     "bubbles": ("Idle time of busy workers between two works", Bubbles),
     "ready": ("Time from the start of the server to ready", Ready),
     "groups": ("Forming a group of workers, and opening it again", GroupTime),

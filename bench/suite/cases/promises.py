@@ -84,7 +84,8 @@ class Promises:
             f"deadlines {self.slo_scale:g} times the table's. Capacity is the rate at which all devices are busy with "
             "requests at degree 1.",
             "A promise is an accepted request with `on_miss: reject`; it is broken if it ends after its deadline.",
-            "ETA error: |finish - ETA at admission| / latency; the median over the requests of all runs.",
+            "ETA error: |finish - ETA at admission| / latency. The goals are for the median over all requests of the "
+            "runs that have promises only; the table shows it for the mixed runs, too.",
         )
 
 
