@@ -6,6 +6,10 @@ TORCH_INDEX ?=
 OUT ?= out/demo
 ARGS ?=
 
+# A file runs in one process, so that what its tests share is set up once; files begin in the order of their names. Tests
+# that are named in ARGS run in this process: where --pdb and -s work, and nothing has to be started for a single one.
+IN_PARALLEL = $(if $(filter tests/%,$(ARGS)),,-n 2 --dist loadfile --no-loadscope-reorder)
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -24,7 +28,7 @@ demo: $(VENV)/serve ## Serve a mixed workload with deadlines and draw what happe
 	@$(BIN)/tilework demo --out $(OUT) $(ARGS)
 
 test: $(VENV)/dev ## Run the tests; ARGS goes to pytest
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 lint: $(VENV)/dev ## Check style, format and types
 	@$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """Settings for all tests.
 
 Hypothesis sets no time limit per example, since test machines are shared and slow. Servers that tests start keep what
-they measure in a place of this run, not in the user's cache.
+they measure in a place of this run, not in the user's cache; the processes of a run share it.
 """
 
 import os
@@ -11,5 +11,6 @@ from hypothesis import settings
 
 settings.register_profile("tests", deadline=None, print_blob=True)
 settings.load_profile("tests")
-_cache = tempfile.TemporaryDirectory(prefix="tilework-tests-")  # Removed when the run ends.
-os.environ["XDG_CACHE_HOME"] = _cache.name
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _cache = tempfile.TemporaryDirectory(prefix="tilework-tests-")  # Removed when the run ends.
+    os.environ["XDG_CACHE_HOME"] = _cache.name

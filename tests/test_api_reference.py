@@ -17,7 +17,7 @@ import pytest
 from fake_engine import FakeEngine, Plan, Served, serving
 from tilework.server.app import create_app
 from tilework.server.config import ServerConfig
-from tilework.server.examples import UID
+from tilework.server.examples import ERRORS, UID
 from tilework.server.reference import in_lines, reference
 
 FIXED = {"object", "type", "role", "status", "state", "kind", "code"}  # Fields that have the printed value.
@@ -26,7 +26,7 @@ FILE = Path(__file__).parents[1] / "docs" / "api.md"
 
 @dataclass(frozen=True)
 class Example:
-    """One section of the page: what to send, and what comes back (JSON, or text)."""
+    """One of a route: what to send, and what comes back (JSON, or text)."""
 
     route: str
     status: int
@@ -41,18 +41,18 @@ def examples() -> list[Example]:
         if not section.startswith("`"):
             continue
         route = section.split("`")[1]
-        blocks = re.findall(r"^```(\w+)\n(.*?)^```", section, flags=re.M | re.S)
-        status = re.search(r"^\*\*(\d+)\*\*", section, flags=re.M)
-        assert status is not None, route
-        assert blocks[0][0] == "console", route
-        kind, answer = blocks[1] if len(blocks) > 1 else (None, "")
-        found.append(Example(route, int(status[1]), blocks[0][1].removeprefix("$ "), kind, answer))
+        parts = re.split(r"^\*\*(\d+)\*\* ", section, flags=re.M)[1:]
+        for status, part in zip(parts[::2], parts[1::2], strict=True):
+            blocks = re.findall(r"^```(\w+)\n(.*?)^```", part, flags=re.M | re.S)
+            assert blocks[0][0] == "console", route
+            kind, answer = blocks[1] if len(blocks) > 1 else (None, "")
+            found.append(Example(route, int(status), blocks[0][1].removeprefix("$ "), kind, answer))
     return found
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with serving(FakeEngine(), drain_s=0) as served:
+    with serving(FakeEngine(plan=Plan(delay_s=0.2)), drain_s=0) as served:
         yield served
 
 
@@ -64,7 +64,7 @@ def test_the_page_is_what_make_docs_writes() -> None:
 def test_the_page_has_every_route_and_its_links_lead_somewhere() -> None:
     paths = create_app(FakeEngine(), ServerConfig()).openapi()["paths"]
     routes = [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
-    assert [example.route for example in examples()] == routes
+    assert list(dict.fromkeys(example.route for example in examples())) == routes
     text = FILE.read_text()
     titles = {
         re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^## (.*)$", text, re.M)
@@ -72,7 +72,15 @@ def test_the_page_has_every_route_and_its_links_lead_somewhere() -> None:
     assert set(re.findall(r"\]\(#(.*?)\)", text)) == titles
 
 
-@pytest.mark.parametrize("example", examples(), ids=lambda example: example.route)
+def test_the_page_shows_every_way_to_be_answered_and_every_error() -> None:
+    shown = [(example.status, example.kind) for example in examples() if example.route == "POST /v1/images/generations"]
+    assert shown == [(200, "json"), (200, "text"), (202, "json")]
+    table = FILE.read_text().partition("## Errors")[2]
+    assert [int(status) for status in re.findall(r"^\| (\d+) \|", table, flags=re.M)] == sorted(ERRORS)
+    assert 405 in ERRORS
+
+
+@pytest.mark.parametrize("example", examples(), ids=lambda one: f"{one.route} {one.status} {one.kind}")
 def test_the_example_works_as_printed(server: Served, example: Example) -> None:
     uid = begin(server, example.route)
     answer = send(server, example.command.replace(UID, uid))
@@ -108,9 +116,9 @@ def send(server: Served, command: str) -> httpx.Response:
     assert words[:1] == ["curl"]
     assert words[1] in ("-s", "-sN")
     url = next(word for word in words if word.startswith("http"))
-    given = {flag: value for flag, value in pairwise(words) if flag in ("-X", "-H", "-d")}
+    given = {flag: value for flag, value in pairwise(words) if flag in ("-X", "-d")}
     method = given.get("-X", "POST" if "-d" in given else "GET")
-    headers = dict([given["-H"].split(": ")]) if "-H" in given else {}
+    headers = dict(value.split(": ") for flag, value in pairwise(words) if flag == "-H")
     return server.http.request(method, url, content=given.get("-d"), headers=headers)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,13 +166,17 @@ def run_stock(
     request: Spec,
     max_sequence_length: int = TEXT_LENGTH,
     generator: torch.Generator | None = None,
+    instead: Mapping[int, torch.Tensor] | None = None,
 ) -> Stock:
-    """Run a stock pipeline of any family; `generator` is of the request's seed unless given."""
+    """Run a stock pipeline of any family; `generator` is of the request's seed unless given.
+
+    `instead` are latents, by the index of an iteration, that it goes on from instead of those that it has made.
+    """
     latents: list[torch.Tensor] = []
 
-    def keep(_pipeline: Any, _index: int, _time: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def keep(_pipeline: Any, index: int, _time: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         latents.append(tensors["latents"].clone())
-        return {}
+        return {"latents": instead[index]} if instead and index in instead else {}
 
     pipeline.set_progress_bar_config(disable=True)
     picture = pipeline(
