@@ -288,7 +288,8 @@ class Served:
         return asyncio.run_coroutine_threadsafe(count(), self.loop).result(5)
 
     def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.signals.send)
+        """Send a signal and wait until it has come: a second one means something else."""
+        self.on_loop(self.signals.send)
 
 
 @contextmanager

@@ -95,8 +95,8 @@ def test_a_promise_is_given_with_a_margin_before_the_deadline() -> None:
     assert isinstance(accepted, Admitted)
     assert (accepted.eta_ns, accepted.promised) == (eta_ns, Demand(1, ns_from_s(SERVICE_S)))
     assert accepted.why == "it needs 1.06 s of 1 GPU, beside 3 other requests; its deadline is promised"
-    no_room = "what is promised to others leaves no room for it beside 3 other requests"
-    assert asked(due_ns - 1) == Refused(no_room, due_ns, RefusalCode.DEADLINE)
+    scarce = "it would end 0.20 s before its deadline, and a promise needs 0.20 s to spare"
+    assert asked(due_ns - 1) == Refused(scarce, due_ns, RefusalCode.DEADLINE)
     late = "it would be 0.00 s late behind 3 other requests"
     assert asked(eta_ns - 1) == Refused(late, due_ns, RefusalCode.DEADLINE)
     assert isinstance(asked(NS_PER_S, OnMiss.BEST_EFFORT), Admitted)
@@ -119,6 +119,14 @@ def test_a_request_that_cannot_make_it_is_rejected_with_the_earliest_deadline() 
     assert trace.endings[-1].status is Status.REJECTED
     assert "late behind 6 other requests" in trace.endings[-1].reason
     assert simulate([*crowd, promise("on time", 0.0, slo_s=4.6)], "fixed-sp1").endings[-1].on_time
+
+
+def test_a_promise_that_would_break_another_is_refused_for_that() -> None:
+    """Both are due at the same time, which suffices for either: the one with the lower id first."""
+    control = controller()
+    control.handle(Submitted(promise("first", 0, slo_s=1.5 * SERVICE_S)), 0)
+    (refused,) = only(Reject, control.handle(Submitted(promise("second", 0, slo_s=1.4 * SERVICE_S)), 0))
+    assert refused.reason == "what is promised to others leaves no room for it beside 1 other request"
 
 
 # How many may come in.

@@ -247,14 +247,18 @@ sys.path.insert(0, sys.argv[1])
 from fake_engine import FakeEngine, Plan
 from tilework.server.config import ServerConfig
 from tilework.server.main import serve
-engine = FakeEngine(plan=Plan(delay_s=0.5), start_s=float(sys.argv[2]))
-print("begun", flush=True)
+class Engine(FakeEngine):
+    async def start(self):
+        print("begun", flush=True)
+        await super().start()
+engine = Engine(plan=Plan(delay_s=0.5), start_s=float(sys.argv[2]))
 asyncio.run(serve(engine, ServerConfig(port=0), on_ready=lambda url: print(url, flush=True)))
 print("torch" in sys.modules, *engine.log, flush=True)
 """
 
 
 def start_process(start_s: float) -> subprocess.Popen[str]:
+    """A server whose engine takes so long to start; it has begun to, and signals are handled."""
     command = [sys.executable, "-c", SCRIPT, str(TESTS), str(start_s)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -272,7 +276,7 @@ def test_signal_drains_a_process_that_never_imports_torch(number: signal.Signals
         target=lambda: answers.append(httpx.post(f"{url}/v1/images/generations", json={"prompt": "x"}))
     )
     caller.start()
-    time.sleep(0.25)
+    eventually(lambda: httpx.get(f"{url}/v1/requests").json()["data"])
     os.kill(process.pid, number)
     out, err = process.communicate(timeout=15)
     caller.join(5)
@@ -283,7 +287,6 @@ def test_signal_drains_a_process_that_never_imports_torch(number: signal.Signals
 
 def test_signal_while_the_engine_starts_stops_it() -> None:
     process = start_process(60)
-    time.sleep(0.2)
     process.terminate()
     out, err = process.communicate(timeout=10)
     assert out.split() == ["False", "stopped"]

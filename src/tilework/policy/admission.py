@@ -15,7 +15,7 @@ from tilework.policy.experience import Experience
 from tilework.policy.guard import ready_ns
 from tilework.policy.order import needs
 from tilework.policy.plane import Levels, levels_after, levels_of, place
-from tilework.policy.promises import Promises
+from tilework.policy.promises import ADMISSION_MARGIN, Promises
 
 _TRIALS = 8
 
@@ -111,9 +111,13 @@ class EtaAdmission:
 
 
 def _refused(ask: _Ask, deadline_ns: int) -> Refused:
-    late_ns = min(ask.ends_ns) - deadline_ns
-    if late_ns > 0:
-        reason = f"it would be {s_from_ns(late_ns):.2f} s late behind {_others(ask.backlog)}"
+    end_ns = min(ask.ends_ns)
+    needed_ns = ADMISSION_MARGIN.due_ns(end_ns, ask.now_ns) - end_ns
+    if end_ns > deadline_ns:
+        reason = f"it would be {s_from_ns(end_ns - deadline_ns):.2f} s late behind {_others(ask.backlog)}"
+    elif end_ns + needed_ns > deadline_ns:
+        spare_s, needed_s = s_from_ns(deadline_ns - end_ns), s_from_ns(needed_ns)
+        reason = f"it would end {spare_s:.2f} s before its deadline, and a promise needs {needed_s:.2f} s to spare"
     else:
         reason = f"what is promised to others leaves no room for it beside {_others(ask.backlog)}"
     return Refused(reason, ask.earliest_ns(), RefusalCode.DEADLINE)
