@@ -8,8 +8,8 @@ Theory of operation. `handle` does three things in this order:
 3. it turns the plan into actions, moving a job's state first where the plan changes its devices.
 
 Every job ends exactly once, by one `Finish` (or, before it came in, one `Reject`). A work that is reported on twice,
-or after its device was declared lost, is ignored. Nothing here reads a clock or draws a random number, so a log of
-events gives the same actions again.
+or after its device was declared lost, is ignored; a report that overtakes that of an earlier work of its job waits for
+it. Nothing here reads a clock or draws a random number, so a log of events gives the same actions again.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from tilework.core.events import (
     Event,
     GpuJoined,
     GpuLost,
+    OutOfMemory,
+    Restored,
     StageFinished,
     StepsFinished,
     Stopped,
@@ -45,14 +47,16 @@ from tilework.core.events import (
     Woke,
     WorkFailed,
 )
-from tilework.core.interfaces import Admission, Admitted, Block, Demand, Policy, Refused
+from tilework.core.interfaces import Admission, Admitted, Block, Demand, Forecast, Policy, Refused
 from tilework.core.progress import Cursor
 from tilework.core.request import RefusalCode, Request, Status
-from tilework.core.work import DIFFUSE, ENCODE, Plan, Start, Work
+from tilework.core.work import DIFFUSE, ENCODE, Group, Plan, StageId, Start, Work
 from tilework.cost.table import CostTable, TableCosts, UnknownCost
 from tilework.policy.admission import EtaAdmission
 from tilework.policy.guard import Guard
 from tilework.policy.registry import make_policy
+
+_Report = StepsFinished | StageFinished | Stopped | WorkFailed | OutOfMemory | Broken
 
 _MOST_PLANS = 3  # In answer to one event.
 _MORE_TRIALS = 16  # Than there are requests, to find a deadline with which all of them would be let in.
@@ -62,12 +66,14 @@ _MORE_TRIALS = 16  # Than there are requests, to find a deadline with which all 
 class ControllerConfig:
     """`max_attempts`: how often in a row a request may lose a work without progress, until that fails it.
 
-    `max_jobs`: how many requests may be waiting or running at a time.
+    `max_jobs`: how many requests may be waiting or running at a time; `max_residents`: of how many that do not run a
+    device keeps something.
     """
 
     policy: str = "edf"
     max_attempts: int = 3
     max_jobs: int = 25_000
+    max_residents: int = 64
 
 
 class Controller:
@@ -83,9 +89,11 @@ class Controller:
         self._guard = Guard()
         self._next_job_id = 0
         self._wakes_ns: list[int] = []  # Asked for and not come yet, ascending.
+        self._early: dict[int, list[_Report]] = {}  # Reports that wait for that on the work of this number.
 
     def handle(self, event: Event, now_ns: int) -> tuple[Action, ...]:
         self.tracker.at(now_ns)
+        self.costs.forget_memory(now_ns)
         actions = self._record(event, now_ns)
         if not any(isinstance(action, Reject) for action in actions):  # Then nothing has changed.
             actions += self._plan(now_ns)
@@ -103,14 +111,10 @@ class Controller:
         match event:
             case Submitted() as submitted:
                 return self._admit(submitted.requests, now_ns)
-            case StepsFinished(work_id, run_ns) | StageFinished(work_id, run_ns):
-                return self._complete(work_id, run_ns, now_ns)
-            case Stopped(work_id, steps_done):
-                return self._stopped(work_id, steps_done)
-            case WorkFailed(work_id, reason):
-                return self._interrupted(work_id, 0, reason)
-            case Broken(work_id, steps_done):
-                return self._interrupted(work_id, steps_done, event.why)
+            case Restored(request, steps_done):
+                return self._restore(request, steps_done, now_ns)
+            case StepsFinished() | StageFinished() | Stopped() | WorkFailed() | OutOfMemory() | Broken():
+                return self._report(event, now_ns)
             case Cancelled(uid, reason):
                 job_id = self.tracker.job_ids.get(uid)
                 return [] if job_id is None else self._end(self.tracker.jobs[job_id], Status.CANCELLED, reason)
@@ -118,7 +122,7 @@ class Controller:
                 self.tracker.add_device(gpu, node, stages)
                 return []
             case GpuLost(gpu):
-                return self._lose(gpu, event.why)
+                return self._lose(gpu, event.why, now_ns)
             case Woke():
                 self._wakes_ns = [at_ns for at_ns in self._wakes_ns if at_ns > now_ns]
                 return []
@@ -145,14 +149,14 @@ class Controller:
         except UnknownCost as error:
             return Refused(str(error), None, RefusalCode.UNKNOWN_COST)
 
-    def _enter(self, request: Request, answer: Admitted, index: int) -> Job:
+    def _enter(self, request: Request, answer: Admitted, index: int, done: Cursor | None = None) -> Job:
         job = Job(
             job_id=self._next_job_id + index,
             request=request,
             urgency_ns=self._policy.urgency_ns(request, False),
             promised=_reserved(request, answer.promised),
             forecast=answer.forecast,
-            done=Cursor.start(request),
+            done=done or Cursor.start(request),
         )
         self.tracker.add_job(job)
         return job
@@ -194,55 +198,108 @@ class Controller:
                 due_ns, step_ns = due_ns + step_ns, 2 * step_ns
         return due_ns
 
-    def _complete(self, work_id: int, run_ns: int, now_ns: int) -> list[Action]:
-        work = self.tracker.works.get(work_id)
-        if work is None:  # From a device already declared lost.
+    def _restore(self, request: Request, steps_done: int | None, now_ns: int) -> list[Action]:
+        """Take in what had been accepted before, also where admission would refuse it now, then without a promise.
+
+        What it costs must be known, though.
+        """
+        answer = self._ask(request, now_ns)
+        if isinstance(answer, Refused) and answer.code is RefusalCode.UNKNOWN_COST:
+            return [Reject(request.uid, answer.reason, None, answer.code)]
+        if isinstance(answer, Refused):
+            run_ns = self._policy.demand(request, Cursor.start(request), self.costs).run_ns
+            answer = Admitted(now_ns + run_ns, answer.reason, Forecast(run_ns, self.tracker.num_jobs(), 1.0))
+        job = self._enter(request, answer, 0, _reached(request, steps_done))
+        self._next_job_id += 1
+        self._guard.recheck()
+        return [Accept(job.job_id, request.uid, answer.eta_ns, f"it had been accepted before; {answer.why}")]
+
+    def _report(self, report: _Report, now_ns: int) -> list[Action]:
+        """Take a device's report, and those that waited for it."""
+        work = self.tracker.works.get(report.work_id)
+        if work is None:  # From a device already declared lost, or said twice.
             return []
+        before = self.tracker.awaited(work)
+        if before is not None:
+            self._early.setdefault(before.work_id, []).append(report)
+            return []
+        return self._ended(work, report, now_ns) + self._catch_up(work, now_ns)
+
+    def _catch_up(self, work: Work, now_ns: int) -> list[Action]:
+        """A work has ended, or is lost: take the reports that came too early."""
+        return [action for report in self._early.pop(work.work_id, ()) for action in self._report(report, now_ns)]
+
+    def _ended(self, work: Work, report: _Report, now_ns: int) -> list[Action]:
+        match report:
+            case StepsFinished(_, run_ns) | StageFinished(_, run_ns):
+                return self._complete(work, run_ns, now_ns)
+            case Stopped(_, steps_done):
+                self.tracker.end_work(work, steps_done)
+                return []
+            case WorkFailed(_, reason, state_lost):
+                return self._interrupted(work, 0, reason, state_lost)
+            case Broken(_, steps_done):
+                return self._interrupted(work, steps_done, report.why)
+            case OutOfMemory(_, steps_done):
+                return self._starved(work, steps_done, report.why, now_ns)
+
+    def _complete(self, work: Work, run_ns: int, now_ns: int) -> list[Action]:
         jobs = self.tracker.end_work(work, work.num_steps)
-        self._learn(work, jobs, run_ns)
+        self._learn(work, jobs, run_ns, now_ns)
         finished = [job for job in jobs if job.done.stage is None]
         for job in finished:
             self._admission.learn(job.request, job.forecast, now_ns - job.request.arrival_ns)
         return [action for job in finished for action in self._end(job, Status.DONE, "")]
 
-    def _learn(self, work: Work, jobs: list[Job], run_ns: int) -> None:
+    def _learn(self, work: Work, jobs: list[Job], run_ns: int, now_ns: int) -> None:
         """Correct the costs, unless a job has ended meanwhile: what it was is gone."""
         if len(jobs) != len(work.job_ids):
             return
         requests = [job.request for job in jobs]
         self.costs.observe(work.stage, requests, len(work.gpus), work.num_steps, run_ns)
+        if len(jobs) == 1:
+            self.costs.observe_memory(work, jobs[0].request.shape, fitted=True, now_ns=now_ns)
 
-    def _stopped(self, work_id: int, steps_done: int) -> list[Action]:
-        work = self.tracker.works.get(work_id)
-        if work is not None:
-            self.tracker.end_work(work, steps_done)
-        return []
-
-    def _interrupted(self, work_id: int, steps_done: int, reason: str) -> list[Action]:
-        work = self.tracker.works.get(work_id)
-        if work is None:
-            return []
+    def _interrupted(self, work: Work, steps_done: int, reason: str, state_lost: bool = False) -> list[Action]:
         jobs = self.tracker.end_work(work, steps_done)
-        return [action for job in jobs for action in self._retry(job, reason)]
+        return [action for job in jobs for action in self._retry(job, reason, state_lost)]
 
-    def _lose(self, gpu: int, why: str) -> list[Action]:
+    def _starved(self, work: Work, steps_done: int, reason: str, now_ns: int) -> list[Action]:
+        """Run it otherwise from now on: on more devices, or in slices. That it did not fit is no failure of its job,
+        unless it was known before."""
+        actions: list[Action] = []
+        for job in self.tracker.end_work(work, steps_done):
+            news = self.costs.observe_memory(work, job.request.shape, fitted=False, now_ns=now_ns)
+            job.failures -= news
+            actions += self._retry(job, reason)
+            if job.promised is not None:
+                self._fit_promise(job)
+        return actions
+
+    def _fit_promise(self, job: Job) -> None:
+        """Keep a block that is wide enough for a promised job's memory."""
+        assert job.promised is not None
+        stage, width = StageId(job.request.pipeline, DIFFUSE), job.promised.demand.width
+        if not self.costs.fits(stage, job.request.shape, width):
+            self.tracker.reserve(job, min(self._policy.degrees(job.request, self.costs)))
+            self._guard.recheck()
+
+    def _lose(self, gpu: int, why: str, now_ns: int) -> list[Action]:
         """Works that only this device had are lost; those with survivors end by `Broken`, when these have reported."""
         if gpu not in self.tracker.devices:
             return []
         lost = self.tracker.remove_device(gpu)
-        for job in self.tracker.jobs.values():
-            job.holders.discard(gpu)
-            job.last_gpus = tuple(member for member in job.last_gpus if member != gpu)
         victims = {job.job_id: job for work in lost for job in self.tracker.members(work)}
-        return [action for job in victims.values() for action in self._retry(job, why)]
+        actions = [action for job in victims.values() for action in self._retry(job, why)]
+        return actions + [action for work in lost for action in self._catch_up(work, now_ns)]
 
-    def _retry(self, job: Job, reason: str) -> list[Action]:
-        """Go on from where completed works brought a job, or fail it when it makes no progress."""
+    def _retry(self, job: Job, reason: str, state_lost: bool = False) -> list[Action]:
+        """Go on from where completed works brought a job, or from its beginning; fail it when it makes no progress."""
         job.failures += 1
         if job.failures >= self.config.max_attempts:
             return self._end(job, Status.FAILED, f"{reason} (attempt {job.failures} of {self.config.max_attempts})")
         actions = self._abandon(job)
-        self.tracker.restart(job)
+        self.tracker.restart(job, from_start=state_lost)
         return actions
 
     def _end(self, job: Job, status: Status, reason: str) -> list[Action]:
@@ -302,16 +359,31 @@ class Controller:
         moves = [move for job_id in start.job_ids for move in self._moves(self.tracker.jobs[job_id], start)]
         work = self.tracker.commit(start)
         run = RunSteps(work) if work.stage.name == DIFFUSE else RunStage(work)
-        return [*moves, run]
+        return [*moves, run, *self._make_room(start.gpus)]
+
+    def _make_room(self, gpus: Group) -> list[Action]:
+        """Let devices forget the jobs that have been idle there longest; these come back from what was put down."""
+        drops: list[Action] = []
+        for gpu in gpus:
+            for job in self.tracker.residents_beyond(gpu, self.config.max_residents):
+                self.tracker.let_go(job, gpu)
+                drops.append(DropState(job.job_id, (gpu,)))
+        return drops
 
     def _moves(self, job: Job, start: Start) -> list[Action]:
         """Bring a job's state to those devices of the start that will lack it; the encode stage needs none."""
         targets = [gpu for gpu in start.gpus if gpu not in job.last_gpus and start.stage.name != ENCODE]
         new = tuple(gpu for gpu in targets if gpu not in job.holders)
         known = tuple(gpu for gpu in targets if gpu in job.holders)
-        job.holders.update(start.gpus)
+        self.tracker.hold(job, start.gpus)
         moves = ((new, True), (known, False))
         return [MoveState(job.job_id, gpus, conditioning) for gpus, conditioning in moves if gpus]
+
+
+def _reached(request: Request, steps_done: int | None) -> Cursor:
+    """Where a request stands whose state after so many steps is kept; None: nothing is."""
+    start = Cursor.start(request)
+    return start if steps_done is None else start.advanced(1).advanced(steps_done)
 
 
 def _reserved(request: Request, promised: Demand | None) -> Block | None:

@@ -5,17 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from tilework.control.job import Job
 from tilework.core.work import StageId, Work
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Device:
-    """What one device has been told to do, and when it is expected to be free; a `GpuView` to policies."""
+    """What one device has been told to do, and when it is expected to be free; a `GpuView` to policies.
+
+    `residents` are the jobs of which it keeps something, the one that was given to it last at the end.
+    """
 
     gpu: int
     node: int
     stages: frozenset[StageId]
     works: list[Work] = field(default_factory=list)
+    residents: dict[int, Job] = field(default_factory=dict)
     now_ns: int = 0
     free_ns: int = field(init=False)
     _predicted_ns: list[int] = field(default_factory=list)

@@ -22,6 +22,8 @@ from tilework.core.events import (
     Event,
     GpuJoined,
     GpuLost,
+    OutOfMemory,
+    Restored,
     StageFinished,
     StepsFinished,
     Stopped,
@@ -173,13 +175,16 @@ class Recorder:
                 for request in submitted.requests:
                     self._requests[request.uid] = PastRequest(request=request)
                     self._told[request.uid] = []
+            case Restored(request):
+                self._requests[request.uid] = PastRequest(request=request)
+                self._told[request.uid] = []
             case StepsFinished(work_id, run_ns) | StageFinished(work_id, run_ns):
                 self._finish(work_id, run_ns)
             case Stopped(work_id, steps):
                 self._stop(work_id, steps)
             case WorkFailed(work_id, reason):
                 self._lose(work_id, 0, reason)
-            case Broken(work_id, steps):
+            case Broken(work_id, steps) | OutOfMemory(work_id, steps):
                 self._lose(work_id, steps, event.why)
             case GpuJoined(gpu, node):
                 self._nodes[gpu] = node

@@ -65,10 +65,16 @@ class Job:
     def num_steps_left(self) -> int:
         return self.committed.num_steps_left
 
-    def restart(self) -> None:
-        """Begin the next attempt where completed works have brought it; no device is taken to have anything of it."""
+    def leave(self, gpu: int) -> None:
+        """A device has nothing of it any more."""
+        self.holders.discard(gpu)
+        self.last_gpus = tuple(member for member in self.last_gpus if member != gpu)
+
+    def restart(self, from_start: bool) -> None:
+        """Begin the next attempt where completed works have brought it, or anew; no device holds anything of it."""
+        assert not self.holders
+        if from_start:
+            self.done = Cursor.start(self.request)
         self.attempt += 1
         self.works.clear()
-        self.last_gpus = ()
-        self.holders.clear()
         self._commit()

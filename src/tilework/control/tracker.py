@@ -89,6 +89,8 @@ class Tracker:
         """Forget a device; returns the works whose whole group is lost by it, which are no longer in flight."""
         device = self.devices.pop(gpu)
         self._sort_devices()
+        for job in device.residents.values():
+            job.leave(gpu)
         lost = [work for work in device.works if not any(self._carries(member, work) for member in work.gpus)]
         for work in lost:
             del self.works[work.work_id]
@@ -113,6 +115,7 @@ class Tracker:
         """Forget a job that has come to its end; works of it may still be in flight."""
         self._leave(job)
         self._release(job)
+        self._evict(job)
         del self.jobs[job.job_id], self.job_ids[job.request.uid]
 
     def set_aside(self, job: Job, urgency_ns: int) -> None:
@@ -124,10 +127,11 @@ class Tracker:
         if was_waiting:
             self._waiting.add(job)
 
-    def restart(self, job: Job) -> None:
+    def restart(self, job: Job, *, from_start: bool) -> None:
         """Begin a job's next attempt; works of its former one may still be in flight."""
         self._leave(job)
-        job.restart()
+        self._evict(job)
+        job.restart(from_start)
         self._wait(job)
 
     def commit(self, start: Start) -> Work:
@@ -147,6 +151,7 @@ class Tracker:
             num_steps=start.num_steps,
             why=start.why,
             after=tuple(sorted({device.works[-1].work_id for device in devices if device.works})),
+            sliced=any(self._costs.needs_slices(start.stage, job.request.shape) for job in jobs),
         )
         self._next_work_id += 1
         for job in jobs:
@@ -187,6 +192,31 @@ class Tracker:
                     self._wait(job)
         return jobs
 
+    def awaited(self, work: Work) -> Work | None:
+        """The first earlier work of one of its jobs that has not been reported on, if there is one."""
+        return next((job.works[0] for job in self.members(work) if job.works[0] is not work), None)
+
+    def hold(self, job: Job, gpus: Iterable[int]) -> None:
+        """These devices will have something of a job from now on."""
+        for gpu in gpus:
+            job.holders.add(gpu)
+            residents = self.devices[gpu].residents
+            residents.pop(job.job_id, None)
+            residents[job.job_id] = job
+
+    def let_go(self, job: Job, gpu: int) -> None:
+        """A device has nothing of a job any more."""
+        del self.devices[gpu].residents[job.job_id]
+        job.leave(gpu)
+
+    def residents_beyond(self, gpu: int, most: int) -> list[Job]:
+        """Jobs of which this device keeps something though they have no work, the longest idle first, beyond `most`."""
+        residents = self.devices[gpu].residents
+        if len(residents) <= most:
+            return []
+        idle = [job for job in residents.values() if not job.works]
+        return idle[: max(0, len(idle) - most)]
+
     def members(self, work: Work) -> list[Job]:
         """The jobs that a work still belongs to: neither ended nor in another attempt."""
         jobs = [(self.jobs.get(job_id), attempt) for job_id, attempt in zip(work.job_ids, work.attempts, strict=True)]
@@ -216,6 +246,10 @@ class Tracker:
     def _wait(self, job: Job) -> None:
         self._predict(job)
         self._waiting.add(job)
+
+    def _evict(self, job: Job) -> None:
+        for gpu in tuple(job.holders):
+            self.let_go(job, gpu)
 
     def _leave(self, job: Job) -> None:
         if job in self._waiting:

@@ -24,6 +24,17 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Restored:
+    """A request that was accepted before the controller began anew: it is in, whatever admission would say now.
+
+    `steps_done` is how far the state has come that is kept of it, 0 where only its conditioning is; None if nothing is.
+    """
+
+    request: Request
+    steps_done: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Cancelled:
     """The client does not want `uid` any more; `reason` is shown to whoever asks about it."""
 
@@ -57,10 +68,30 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed:
-    """A work raised an error; what its GPUs have of its jobs is lost."""
+    """A work raised an error; what its GPUs have of its jobs is lost.
+
+    With `state_lost` what was put down of them is gone, too: nothing is left but the requests.
+    """
 
     work_id: int
     reason: str
+    state_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """A work needed more memory than a GPU of its group has, and gave back what it had taken.
+
+    The state after `steps_done` of its steps is kept; 0: as it was before the work.
+    """
+
+    work_id: int
+    steps_done: int
+
+    @property
+    def why(self) -> str:
+        """What it is to the work's jobs, in words."""
+        return "there was not enough memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,5 +136,16 @@ class Woke:
 
 
 Event = (
-    Submitted | Cancelled | StepsFinished | StageFinished | Stopped | WorkFailed | Broken | GpuJoined | GpuLost | Woke
+    Submitted
+    | Restored
+    | Cancelled
+    | StepsFinished
+    | StageFinished
+    | Stopped
+    | WorkFailed
+    | OutOfMemory
+    | Broken
+    | GpuJoined
+    | GpuLost
+    | Woke
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tilework.core.progress import Cursor
-from tilework.core.request import RefusalCode, Request
+from tilework.core.request import RefusalCode, Request, Shape
 from tilework.core.work import Group, Plan, StageId, Work
 
 
@@ -117,6 +117,12 @@ class CostModel(Protocol):
 
     def degrees(self, stage: StageId) -> tuple[int, ...]:
         """The degrees at which the stage was profiled, ascending; (1,) for a stage that costs nothing."""
+
+    def fits(self, stage: StageId, shape: Shape, degree: int) -> bool:
+        """Whether nothing is known against such a work's fitting into the memory of so many devices."""
+
+    def needs_slices(self, stage: StageId, shape: Shape) -> bool:
+        """Whether it would fit in slices only."""
 
     def move_ns(self, source: Group, target: Group) -> int: ...
     def observe(self, stage: StageId, requests: Sequence[Request], degree: int, num_steps: int, run_ns: int) -> None:

@@ -77,6 +77,7 @@ class RefusalCode(StrEnum):
     QUEUE = "queue_full"
     NO_DEVICE = "no_device"
     UNKNOWN_COST = "unknown_cost"
+    MEMORY = "too_large"
 
 
 class Status(StrEnum):

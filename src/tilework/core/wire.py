@@ -40,12 +40,16 @@ class Spec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """Where a worker finds its model and how it shall run it. `path` is a diffusers directory or a hub id."""
+    """Where a worker finds its model and how it shall run it. `path` is a diffusers directory or a hub id.
+
+    `memory_bytes` is what a work may take beside the loaded model; None: what the device has.
+    """
 
     path: str
     device: str = "cpu"
     dtype: str = "float32"
     threads: int = 1
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +167,11 @@ class Denoise:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
+    """`sliced` takes less memory and more time, and brings the same picture."""
+
     work_id: int
     job_id: int
+    sliced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +295,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A work is done, was stopped after `steps_done` steps (`stopped`), or broke off there with its group (`broken`).
+    """A work is done; or after `steps_done` steps it was `stopped`, was `broken` off with its group, or ran `out_of_memory`.
 
     `parcel` is what the work brought about: conditioning (encode) or state (denoise). The first of a group puts it
     down; when the group breaks, every survivor does. `memory_bytes` is what is in use on an accelerator then.
@@ -300,6 +307,7 @@ class Ended:
     steps_done: int
     stopped: bool = False
     broken: bool = False
+    out_of_memory: bool = False
     parcel: Parcel | None = None
     image: Image | None = None
     memory_bytes: int | None = None
@@ -307,8 +315,11 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
+    """A work raised an error. With `state_lost` the parcels that it should have gone on from are gone."""
+
     work_id: int
     reason: str
+    state_lost: bool = False
 
 
 Report = Loaded | LoadFailed | Calibrated | Progress | Preview | Ended | Failed

@@ -14,7 +14,8 @@ from tilework.core.preview import preview_shape
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import CostRow
-from tilework.core.work import DECODE, DIFFUSE, Group, StageId
+from tilework.core.work import DECODE, DIFFUSE, Group, StageId, Work
+from tilework.cost.memory import MemoryLimits
 from tilework.cost.shipped import shipped_path
 
 
@@ -166,6 +167,7 @@ class TableCosts:
     def __init__(self, table: CostTable, *, move_ns: int = 2_000_000, weight: float = 0.1) -> None:
         self.table = table
         self.version = 0
+        self._memory = MemoryLimits()
         self._move_ns = move_ns
         self._weight = weight
         self._points = _points(table.rows)
@@ -206,6 +208,28 @@ class TableCosts:
         """
         self._check_pipeline(stage)
         return self._degrees.get(stage, (1,))
+
+    def fits(self, stage: StageId, shape: Shape, degree: int) -> bool:
+        """Whether such a work, in slices if need be, has not been seen to need more memory than a device has."""
+        return not self._memory or self._memory.fits(stage, shape, degree, sliced=stage.name == DECODE)
+
+    def needs_slices(self, stage: StageId, shape: Shape) -> bool:
+        """Whether a work on one device would not fit as a whole, but might in slices; only decodes can be sliced."""
+        return bool(self._memory) and stage.name == DECODE and not self._memory.fits(stage, shape, 1)
+
+    def observe_memory(self, work: Work, shape: Shape, *, fitted: bool, now_ns: int) -> bool:
+        """Learn from a work of one request that it fitted, or did not; returns whether that is news."""
+        if fitted:
+            news = bool(self._memory) and self._memory.fitted(work.stage, shape, len(work.gpus), work.sliced)
+        else:
+            news = self._memory.starved(work.stage, shape, len(work.gpus), work.sliced, now_ns)
+        self.version += news
+        return news
+
+    def forget_memory(self, now_ns: int) -> None:
+        """Let go what was learnt too long ago about what does not fit."""
+        if self._memory and self._memory.forget(now_ns):
+            self.version += 1
 
     def move_ns(self, source: Group, target: Group) -> int:
         return 0 if not source or set(target) <= set(source) else self._move_ns

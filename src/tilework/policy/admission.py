@@ -9,7 +9,7 @@ from tilework.core.interfaces import Admitted, Backlog, CostModel, Demand, Forec
 from tilework.core.progress import Cursor
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import s_from_ns
-from tilework.core.work import DIFFUSE, StageId
+from tilework.core.work import DECODE, DIFFUSE, StageId
 from tilework.policy.demand import demand_at, usable_degree
 from tilework.policy.experience import Experience
 from tilework.policy.guard import ready_ns
@@ -47,6 +47,8 @@ class EtaAdmission:
                 return Refused("no device is up", None, RefusalCode.NO_DEVICE)
             why = "no device is up; the time counts from now"
             return Admitted(now_ns + demand.run_ns, why, Forecast(demand.run_ns, 0, 1.0))
+        if (too_large := _too_large(request, policy, costs)) is not None:
+            return too_large
         before = _levels_before(request, policy, backlog)
         num_jobs = backlog.num_jobs()
         predicted_ns = place([list(node) for node in before], demand) - now_ns
@@ -108,6 +110,16 @@ class EtaAdmission:
         running = backlog.running_ahead(job.urgency_ns, job.job_id)
         levels = levels_after(free_ns, running, backlog.waiting_ahead(job.urgency_ns, job.job_id))
         return place(levels, job.demand, begin_ns)
+
+
+def _too_large(request: Request, policy: Policy, costs: CostModel) -> Refused | None:
+    """A refusal of what has been seen not to fit into the memory of so many devices as the policy may give it."""
+    stage, decode, shape = StageId(request.pipeline, DIFFUSE), StageId(request.pipeline, DECODE), request.shape
+    degrees = policy.degrees(request, costs)
+    if any(costs.fits(stage, shape, degree) for degree in degrees) and costs.fits(decode, shape, 1):
+        return None
+    reason = f"{shape} needs more memory than there is on {max(degrees)} of the GPUs"
+    return Refused(reason, None, RefusalCode.MEMORY)
 
 
 def _refused(ask: _Ask, deadline_ns: int) -> Refused:

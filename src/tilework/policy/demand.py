@@ -32,6 +32,16 @@ def usable_degree(stage: StageId, width: int, costs: CostModel) -> int:
     return max((degree for degree in costs.degrees(stage) if degree <= width), default=1)
 
 
+def fitting_degrees(request: Request, costs: CostModel) -> Sequence[int]:
+    """The profiled degrees at which the steps of a request fit into memory, ascending; all of them if none does.
+
+    Raises UnknownCost.
+    """
+    stage = StageId(request.pipeline, DIFFUSE)
+    degrees = costs.degrees(stage)
+    return [degree for degree in degrees if costs.fits(stage, request.shape, degree)] or degrees
+
+
 @dataclass(frozen=True, slots=True)
 class Speed:
     """How long one step takes at a degree, and its GPU-time."""
@@ -45,9 +55,10 @@ class Speed:
 
 
 def step_speeds(request: Request, costs: CostModel, max_degree: int) -> tuple[Speed, ...]:
-    """The degrees at which a request's steps were profiled, up to a limit, ascending. Raises UnknownCost."""
+    """The degrees at which a request's steps can run, up to a limit, ascending. Raises UnknownCost."""
     stage = StageId(request.pipeline, DIFFUSE)
-    degrees = [degree for degree in costs.degrees(stage) if degree <= max_degree]
+    known = (fitting_degrees(request, costs), costs.degrees(stage))
+    degrees = next((some for all_ in known if (some := [one for one in all_ if one <= max_degree])), [])
     return tuple(Speed(degree, costs.work_ns(stage, (request,), degree)) for degree in degrees)
 
 

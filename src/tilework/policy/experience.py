@@ -40,8 +40,11 @@ class Experience:
         return 1.0
 
     def learn(self, request: Request, num_jobs: int, predicted_ns: int, actual_ns: int) -> None:
-        """A request that found so many others has finished, `actual_ns` after its arrival."""
-        if predicted_ns <= 0:
+        """A request that found so many others has finished, `actual_ns` after its arrival.
+
+        Nothing is learnt where the clock by which it arrived is ahead of ours.
+        """
+        if predicted_ns <= 0 or actual_ns <= 0:
             return
         for kind in _kinds(request, _crowd(num_jobs)):
             self._seen.setdefault(kind, deque(maxlen=_REMEMBERED)).append(actual_ns / predicted_ns)

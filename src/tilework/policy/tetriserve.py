@@ -9,8 +9,8 @@ from tilework.core.interfaces import ClusterView, CostModel, Demand
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import DIFFUSE, Plan, StageId
-from tilework.policy.demand import Speed, demand_at
+from tilework.core.work import Plan
+from tilework.policy.demand import Speed, demand_at, fitting_degrees
 from tilework.policy.order import DeadlineOrder, by_urgency, doom, jobs_at_hand
 from tilework.policy.registry import policy
 from tilework.policy.round_plan import RoundPlan
@@ -52,7 +52,7 @@ class TetriServe:
         return self.order.urgency_ns(request, set_aside)
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
-        return costs.degrees(StageId(request.pipeline, DIFFUSE))
+        return fitting_degrees(request, costs)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
         """The cheapest degree that would meet the deadline from the arrival on; the quickest if none would."""

@@ -28,6 +28,9 @@ def refused(refusal: Refusal, ask: ImageCall, arrival_ns: int) -> ApiError:
             size = str(ask.specs[0].shape)
             remedy = f"What it costs is not known here: {refusal.reason}. Ask for another size."
             return invalid("size", size, remedy, code=refusal.code.value)
+        case RefusalCode.MEMORY:
+            size = str(ask.specs[0].shape)
+            return invalid("size", size, f"It does not fit: {refusal.reason}. Ask for less.", code=refusal.code.value)
         case _:
             return not_ready(refusal.reason)
 
