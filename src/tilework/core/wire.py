@@ -295,7 +295,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A work is done; or after `steps_done` steps it was `stopped`, was `broken` off with its group, or ran `out_of_memory`.
+    """A work is done; or after `steps_done` steps it was `stopped`, `broken` off with its group, or `out_of_memory`.
 
     `parcel` is what the work brought about: conditioning (encode) or state (denoise). The first of a group puts it
     down; when the group breaks, every survivor does. `memory_bytes` is what is in use on an accelerator then.
