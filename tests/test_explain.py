@@ -37,7 +37,7 @@ from tilework.core.actions import (
 from tilework.core.request import OnMiss, RefusalCode, Status
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import DECODE, DIFFUSE, StageId, Work
-from tilework.sim.device import Run
+from tilework.sim.device import Run, RunEnd
 from tilework.sim.simulation import SimConfig
 
 
@@ -178,7 +178,7 @@ def test_every_request_s_decisions_begin_with_the_answer_and_end_with_the_end(mi
             assert (kinds[0], kinds[-1]) == ("accepted", "finished")
             assert kinds.count("accepted") == kinds.count("finished") == 1
             begun = [run.work.work_id for run in runs_of(mixed, past)]
-            assert ("stopped" in kinds) >= any(run.stopped for run in runs_of(mixed, past))
+            assert ("stopped" in kinds) >= any(run.end is RunEnd.STOPPED for run in runs_of(mixed, past))
             assert kinds.count("started") >= len(begun) > 0 or past.status is Status.CANCELLED
     assert sum(isinstance(action, SetAside) for past in mixed.history.requests for _, action in past.told) > 0
 
@@ -195,7 +195,7 @@ def test_no_decision_names_another_request(policy: str) -> None:
 
 
 def test_a_stopped_work_begins_when_its_device_was_free(mixed: Recorded) -> None:
-    stopped = {run.work.work_id: run for run in mixed.trace.runs if run.stopped}
+    stopped = {run.work.work_id: run for run in mixed.trace.runs if run.end is RunEnd.STOPPED}
     assert stopped
     for past in mixed.history.works:
         if past.work.work_id in stopped:

@@ -35,6 +35,7 @@ from tilework.core.wire import Spec
 from tilework.core.work import DIFFUSE, StageId, Work
 from tilework.cost.table import CostTable
 from tilework.policy.registry import UnknownPolicy, policy_names
+from tilework.sim.device import RunEnd
 from tilework.sim.simulation import SimConfig, Simulation, Trace
 
 HEADER = header_line("1.0", ControllerConfig(), table())
@@ -375,9 +376,9 @@ def test_history_tells_what_the_simulation_did() -> None:
         one = past[ending.request.uid]
         told = (one.request, one.status, one.finish_ns, one.job_id, one.eta_ns)
         assert told == (ending.request, ending.status, ending.finish_ns, ending.job_id, ending.eta_ns)
-    executed = [(run.work, run.start_ns, run.end_ns, run.steps) for run in trace.runs if not run.stopped]
+    executed = [(run.work, run.start_ns, run.end_ns, run.steps) for run in trace.runs if run.end is not RunEnd.STOPPED]
     assert [(w.work, w.start_ns, w.end_ns, w.steps) for w in history.works if w.run_ns is not None] == executed
-    stopped = [(run.work, run.end_ns, run.steps) for run in trace.runs if run.stopped]
+    stopped = [(run.work, run.end_ns, run.steps) for run in trace.runs if run.end is RunEnd.STOPPED]
     assert [(w.work, w.end_ns, w.steps) for w in history.works if w.run_ns is None and w.steps] == stopped
 
 

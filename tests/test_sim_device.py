@@ -1,25 +1,79 @@
-"""Modelled devices: first in, first out, groups together, states that travel."""
+"""Modelled devices: first in, first out, groups together, states that travel, members that are lost or hang."""
 
 from __future__ import annotations
 
 import pytest
 
 from builders import PIPELINE
-from tilework.core.work import DIFFUSE, StageId, Work
-from tilework.sim.device import Fleet, Run
+from tilework.core.work import DIFFUSE, ENCODE, StageId, Work
+from tilework.sim.device import Fleet, Parcel, Run, RunEnd, State
 
 
-def work(work_id: int, job_id: int = 0, stage: str = DIFFUSE, num_steps: int = 4, gpus: tuple[int, ...] = (0,)) -> Work:
+def work(
+    work_id: int,
+    job_id: int = 0,
+    stage: str = DIFFUSE,
+    num_steps: int = 4,
+    gpus: tuple[int, ...] = (0,),
+    first_step: int = 0,
+) -> Work:
     return Work(
         work_id=work_id,
         stage=StageId(PIPELINE, stage),
         job_ids=(job_id,),
         attempts=(1,),
-        first_steps=(0,),
+        first_steps=(first_step,),
         gpus=gpus,
         num_steps=num_steps,
         why="a test",
     )
+
+
+class Told:
+    """A `Nature` in which works take what they are told to, and lose what they are told to before they run."""
+
+    def __init__(self) -> None:
+        self.durations_ns: dict[int, int] = {}
+        self.lost_ns: dict[int, int] = {}
+
+    def dispatch_ns(self, work: Work) -> int:
+        return self.lost_ns.get(work.work_id, 0)
+
+    def run(self, work: Work) -> tuple[int, int, RunEnd | None]:
+        return self.durations_ns[work.work_id], work.num_steps, RunEnd.DONE
+
+
+class Devices(Fleet):
+    """Some devices that are up, and every job's conditioning on all of them."""
+
+    def __init__(self, num_gpus: int = 3) -> None:
+        self.told = Told()
+        super().__init__(self.told)
+        for gpu in range(num_gpus):
+            self.join(gpu)
+
+    def tell(self, one: Work, duration_ns: int, lost_ns: int = 0, *, knows: bool = True) -> None:
+        """Queue a work. Its devices have the state that it begins with, unless it comes by a parcel."""
+        self.told.durations_ns[one.work_id] = duration_ns
+        self.told.lost_ns[one.work_id] = lost_ns
+        for gpu in one.gpus:
+            if knows and self.state(gpu, one.job_ids[0]) is None:
+                self._devices[gpu].states[one.job_ids[0]] = State()
+            self.enqueue(gpu, one)
+
+    def send(self, job_id: int, target: int, move_ns: int, left_ns: int | None = 0, *steps: int) -> Parcel:
+        parcel = Parcel(job_id=job_id, move_ns=move_ns)
+        if left_ns is not None:
+            parcel.leave(state_after(*steps), left_ns)
+        self.expect(target, parcel)
+        return parcel
+
+
+def state_after(*chunks: int) -> State:
+    state = State()
+    for num_steps in chunks:
+        state = state.after(state.steps_done, num_steps)
+    return state
 
 
 def begun(fleet: Fleet, now_ns: int, gpus: tuple[int, ...] = (0,)) -> Run:
@@ -36,132 +90,227 @@ def test_a_stop_takes_effect_at_the_next_step_boundary(
     now_ns: int, steps: int, end_ns: int, gpus: tuple[int, ...]
 ) -> None:
     """Four steps of 10 ns from 100 on; the last takes the 3 ns that do not divide by four."""
-    fleet, one = Fleet(), work(1, gpus=gpus)
-    fleet.enqueue(one, 43)
+    fleet, one = Devices(), work(1, gpus=gpus)
+    fleet.tell(one, 43)
     former = begun(fleet, 100, gpus)
-    run = fleet.stop(one, now_ns)
+    run = fleet.stop(0, one, now_ns)
     assert run is not None
-    assert (run.start_ns, run.end_ns, run.steps, run.stopped) == (100, end_ns, steps, True)
+    assert (run.start_ns, run.end_ns, run.steps, run.end) == (100, end_ns, steps, RunEnd.STOPPED)
     assert all(fleet.running(gpu) is run for gpu in gpus)
-    assert fleet.end(former) == [], "the former end is out of date"
-    assert fleet.stop(one, now_ns) is None, "once is enough"
-    assert fleet.end(run) == list(gpus)
+    assert not fleet.end(former), "the former end is out of date"
+    assert fleet.stop(0, one, now_ns) is None, "once is enough"
+    assert fleet.end(run)
+    assert all(fleet.state(gpu, 0) == state_after(steps) for gpu in gpus)
 
 
 def test_a_stage_without_steps_runs_to_its_end() -> None:
-    fleet, one = Fleet(), work(1, stage="encode", num_steps=1)
-    fleet.enqueue(one, 40)
+    fleet, one = Devices(), work(1, stage=ENCODE, num_steps=1)
+    fleet.tell(one, 40, knows=False)
     run = begun(fleet, 0)
-    assert fleet.stop(one, 10) is None
+    assert fleet.stop(0, one, 10) is None
     assert fleet.running(0) is run
+    fleet.end(run)
+    assert fleet.state(0, 0) == State()
 
 
 def test_a_revoked_work_takes_no_time_and_a_stop_for_nobody_does_nothing() -> None:
-    fleet, works = Fleet(), [work(work_id) for work_id in (1, 2, 3)]
+    fleet, works = Devices(), [work(work_id, job_id=work_id) for work_id in (1, 2, 3)]
     assert fleet.begin_next((0,), 0) == []
     for one in works:
-        fleet.enqueue(one, 40)
+        fleet.tell(one, 40)
     first = begun(fleet, 0)
     assert fleet.begin_next((0,), 5) == [], "one at a time"
-    assert fleet.stop(works[1], 5) is None
-    assert fleet.stop(work(9), 5) is None
+    assert fleet.stop(0, works[1], 5) is None
+    assert fleet.stop(0, work(9), 5) is None
     fleet.end(first)
     revoked = begun(fleet, 40)
-    assert (revoked.work.work_id, revoked.end_ns, revoked.steps, revoked.stopped) == (2, 40, 0, True)
+    assert (revoked.work.work_id, revoked.end_ns, revoked.steps, revoked.end) == (2, 40, 0, RunEnd.STOPPED)
     fleet.end(revoked)
     third = begun(fleet, 40)
-    assert (third.work.work_id, third.end_ns, third.steps, third.stopped) == (3, 80, 4, False)
-    assert fleet.stop(works[0], 50) is None, "what has ended is left alone"
+    assert (third.work.work_id, third.end_ns, third.steps, third.end) == (3, 80, 4, RunEnd.DONE)
+    assert fleet.stop(0, works[0], 50) is None, "what has ended is left alone"
 
 
 def test_a_group_begins_when_all_its_devices_are_free_and_ends_on_all() -> None:
     """Device 0 is free at 40, device 1 at 70; what is queued behind the group waits for it."""
-    fleet = Fleet()
+    fleet = Devices()
     for one, duration_ns in (
         (work(1), 40),
         (work(2, 1, gpus=(1,)), 70),
         (work(3, 2, gpus=(0, 1)), 10),
         (work(4, 3), 5),
     ):
-        fleet.enqueue(one, duration_ns)
+        fleet.tell(one, duration_ns)
     first, second = fleet.begin_next((0, 1), 0)
-    assert fleet.begin_next(fleet.end(first), 40) == [], "the other member is busy, and nobody overtakes"
-    group = begun(fleet, 70, tuple(fleet.end(second)))
+    fleet.end(first)
+    assert fleet.begin_next((0,), 40) == [], "the other member is busy, and nobody overtakes"
+    fleet.end(second)
+    group = begun(fleet, 70, (1,))
     assert (group.start_ns, group.end_ns) == (70, 80)
     assert fleet.running(0) is fleet.running(1) is group
-    last = begun(fleet, 80, tuple(fleet.end(group)))
+    fleet.end(group)
+    last = begun(fleet, 80, (0, 1))
     assert (last.work.work_id, last.start_ns) == (4, 80)
 
 
+def test_a_group_waits_for_a_member_whom_its_command_has_not_reached() -> None:
+    fleet, one = Devices(), work(1, gpus=(0, 1))
+    fleet.tell(work(9, 9, gpus=(1,)), 5)
+    fleet.told.durations_ns[1] = 40
+    fleet._devices[0].states[0] = fleet._devices[1].states[0] = State()
+    fleet.enqueue(0, one)
+    assert begun(fleet, 0, (0, 1)).work.work_id == 9
+    fleet.end(fleet.runs()[0])
+    assert fleet.begin_next((0, 1), 5) == []
+    fleet.enqueue(1, one)
+    assert begun(fleet, 7, (1,)).start_ns == 7
+
+
 def test_a_group_does_not_overtake_what_is_queued_before_it_on_one_of_its_devices() -> None:
-    fleet = Fleet()
+    fleet = Devices()
     for one in (work(1), work(2, 1, gpus=(0, 1))):
-        fleet.enqueue(one, 40)
+        fleet.tell(one, 40)
     assert [run.work.work_id for run in fleet.begin_next((1, 0), 0)] == [1]
 
 
-def test_a_work_waits_for_the_state_of_its_job_once() -> None:
-    fleet = Fleet()
-    fleet.move(7, 0, 500, now_ns=0)
-    for work_id in (1, 2):
-        fleet.enqueue(work(work_id, job_id=7), 40)
+def test_a_work_waits_for_the_state_that_was_sent_ahead_of_it_and_no_other_does() -> None:
+    fleet = Devices()
+    fleet.send(7, 0, 500, 0, 4)
+    for work_id, first_step in ((1, 4), (2, 8)):
+        fleet.tell(work(work_id, job_id=7, first_step=first_step), 40, knows=False)
     starts = []
     for now_ns in (100, 200):  # The second time is earlier than the arrival: it must not be waited for again.
         run = begun(fleet, now_ns)
         starts.append(run.start_ns)
         fleet.end(run)
     assert starts == [500, 200]
+    assert fleet.state(0, 7) == state_after(4, 4, 4)
 
 
 def test_a_state_that_arrived_long_ago_is_not_waited_for() -> None:
-    fleet = Fleet()
-    fleet.move(7, 0, 500, now_ns=0)
-    fleet.enqueue(work(1, job_id=7), 40)
+    fleet = Devices()
+    fleet.send(7, 0, 500)
+    fleet.tell(work(1, job_id=7), 40, knows=False)
     run = begun(fleet, 800)
     assert (run.start_ns, run.end_ns) == (800, 840)
 
 
-def test_a_state_leaves_at_the_end_of_its_jobs_latest_work() -> None:
-    """Two works on device 0 are told; the third, on 1 and 2, takes over 5 ns after the second has ended."""
-    fleet = Fleet()
-    for work_id in (1, 2):
-        fleet.enqueue(work(work_id, job_id=7), 40)
-    for target in (1, 2):
-        fleet.move(7, target, 5, now_ns=0)
-    fleet.enqueue(work(3, job_id=7, gpus=(1, 2)), 40)
+def test_a_state_that_has_not_left_is_waited_for() -> None:
+    fleet = Devices()
+    parcels = [fleet.send(7, target, 5, None) for target in (1, 2)]
+    fleet.tell(work(3, job_id=7, gpus=(1, 2)), 40, knows=False)
     assert fleet.begin_next((1, 2), 0) == []
-    touched = fleet.end(begun(fleet, 0))
-    assert touched == [0], "the first work of two does not send it off"
-    assert fleet.end(second := begun(fleet, 40)) == [0, 1, 2]
-    assert (begun(fleet, 80, (1, 2)).start_ns, second.end_ns) == (85, 80)
-
-
-def test_a_stop_sends_the_state_off_earlier() -> None:
-    fleet, one = Fleet(), work(1, job_id=7)
-    fleet.enqueue(one, 40)
-    begun(fleet, 0)
-    fleet.move(7, 1, 5, now_ns=2)
-    fleet.enqueue(work(2, job_id=7, gpus=(1,)), 40)
-    stopped = fleet.stop(one, 13)
-    assert stopped is not None
-    assert begun(fleet, 20, tuple(fleet.end(stopped))).start_ns == 25
+    parcels[0].leave(State(), 80)
+    assert fleet.begin_next((1, 2), 80) == []
+    parcels[1].leave(State(), 80)
+    assert begun(fleet, 80, (1, 2)).start_ns == 85
 
 
 def test_a_revoked_work_does_not_wait_for_its_jobs_state() -> None:
-    fleet, follower = Fleet(), work(2, job_id=7, gpus=(1,))
-    fleet.enqueue(work(1, job_id=7), 40)
-    begun(fleet, 0)
-    fleet.move(7, 1, 5, now_ns=0)
-    fleet.enqueue(follower, 40)
-    fleet.stop(follower, 10)
+    fleet, follower = Devices(), work(2, job_id=7, gpus=(1,))
+    fleet.send(7, 1, 5, None)
+    fleet.tell(follower, 40, knows=False)
+    fleet.stop(1, follower, 10)
     assert begun(fleet, 10, (1,)).end_ns == 10
 
 
 def test_a_state_travels_while_its_next_work_is_dispatched() -> None:
     for dispatch_ns, start_ns in ((30, 130), (700, 800)):
-        fleet = Fleet()
-        fleet.move(7, 0, 120, now_ns=0)
-        fleet.enqueue(work(1, job_id=7), 40, dispatch_ns)
+        fleet = Devices()
+        fleet.send(7, 0, 120, 10)
+        fleet.tell(work(1, job_id=7), 40, dispatch_ns, knows=False)
         run = begun(fleet, 100)
         assert (run.start_ns, run.end_ns) == (start_ns, start_ns + 40)
         assert fleet.running(0) is run, "occupied meanwhile"
+
+
+@pytest.mark.parametrize("steps", [(), (4,), (2, 3)])
+def test_a_device_refuses_a_work_for_whose_first_step_it_has_no_state(steps: tuple[int, ...]) -> None:
+    fleet = Devices()
+    fleet.send(7, 0, 5, 0, *steps)
+    fleet.tell(work(1, job_id=7, first_step=3), 40, knows=False)
+    run = begun(fleet, 10)
+    assert (run.end, run.end_ns, run.state_lost) == (RunEnd.REFUSED, 10, False)
+    fleet.end(run)
+    assert fleet.state(0, 7) is None
+
+
+def test_a_lost_state_is_told_apart_from_one_that_does_not_fit() -> None:
+    fleet = Devices()
+    fleet.send(7, 0, 5, None).leave(None, 0, lost=True)
+    fleet.tell(work(1, job_id=7), 40, knows=False)
+    run = begun(fleet, 10)
+    assert (run.end, run.state_lost) == (RunEnd.REFUSED, True)
+
+
+def test_what_is_to_be_forgotten_stays_until_the_works_before_have_ended() -> None:
+    fleet = Devices()
+    for work_id, first_step in ((1, 0), (2, 4)):
+        fleet.tell(work(work_id, job_id=7, first_step=first_step), 40)
+    run = begun(fleet, 0)
+    fleet.forget(0, 7)
+    for _ in range(2):
+        assert fleet.state(0, 7) is not None
+        fleet.end(run)
+        fleet.settle(run)
+        run = next(iter(fleet.begin_next((0,), 40)), run)
+    assert fleet.state(0, 7) is None
+    fleet.forget(0, 7)
+
+
+# Members are lost, or hang.
+
+
+def test_the_others_of_a_group_keep_the_whole_steps_when_a_member_is_lost() -> None:
+    fleet, one = Devices(), work(1, gpus=(0, 1, 2))
+    fleet.tell(one, 40)
+    former = begun(fleet, 0)
+    run = fleet.lose(0, 25)
+    assert run is not None
+    assert (run.gpus, run.end_ns, run.steps, run.end) == ((1, 2), 25, 2, RunEnd.BROKEN)
+    assert not fleet.end(former)
+    later = fleet.lose(1, 25)
+    assert later is not None
+    assert (later.gpus, later.steps) == ((2,), 2)
+    assert not fleet.end(run)
+    assert fleet.end(later)
+    assert fleet.state(2, 0) == state_after(2)
+    assert not fleet.is_up(0)
+
+
+def test_a_device_alone_is_lost_with_all_that_it_has() -> None:
+    fleet = Devices()
+    fleet.tell(work(1), 40)
+    run = begun(fleet, 0)
+    assert fleet.lose(0, 25) is None
+    fleet.join(0)
+    assert not fleet.end(run)
+    assert (fleet.running(0), fleet.num_states(0)) == (None, 0)
+
+
+def test_a_queued_work_that_was_broken_off_ends_on_each_member_by_itself() -> None:
+    fleet, one = Devices(), work(2, 1, gpus=(0, 1))
+    fleet.tell(work(1), 40)
+    fleet.tell(one, 40)
+    busy = begun(fleet, 0)
+    assert fleet.break_off(one, 10) is None
+    alone = begun(fleet, 10, (0, 1))
+    assert (alone.gpus, alone.end_ns, alone.steps, alone.end) == ((1,), 10, 0, RunEnd.BROKEN)
+    fleet.end(busy)
+    assert begun(fleet, 40, (0,)).gpus == (0,)
+
+
+def test_who_hangs_is_silent_until_it_is_lost() -> None:
+    fleet, one = Devices(), work(1, gpus=(0, 1))
+    fleet.tell(one, 40)
+    former = begun(fleet, 0, (0, 1))
+    fleet.hang(1)
+    assert not fleet.end(former), "the others cannot go on without it"
+    assert fleet.stop(0, one, 15) is None
+    run = fleet.break_off(one, 15)
+    assert run is not None
+    assert (run.gpus, run.steps, run.end) == ((0,), 0, RunEnd.BROKEN)
+    fleet.end(run)
+    fleet.tell(work(2, 1, gpus=(1,)), 40)
+    assert fleet.begin_next((1,), 90) == []
+    assert fleet.lose(1, 100) is None

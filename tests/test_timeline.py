@@ -35,6 +35,7 @@ from tilework.report.perfetto import trace_events
 from tilework.report.schedule import RequestLine, Schedule, write_schedule
 from tilework.report.timeline import draw_timeline
 from tilework.report.timeline_html import page
+from tilework.sim.device import RunEnd
 from tilework.sim.simulation import SimConfig
 
 MOVE_S = 0.003  # A stopped work may have waited so long for its state, which a log does not tell.
@@ -82,12 +83,12 @@ def test_a_log_s_chart_says_what_the_simulation_did(mixed: Recorded, chart: Char
         run = ran[work.work]
         assert work.end_s == s_from_ns(run.end_ns)
         assert work.start_s == (
-            pytest.approx(s_from_ns(run.start_ns), abs=MOVE_S) if run.stopped else run.start_ns / 1e9
+            pytest.approx(s_from_ns(run.start_ns), abs=MOVE_S) if run.end is RunEnd.STOPPED else run.start_ns / 1e9
         )
         assert (work.gpus, work.steps, work.why) == (run.work.gpus, run.steps, run.work.why)
         assert work.requests == tuple(uids[job_id] for job_id in run.work.job_ids)
         assert (work.first_step is None) == (work.stage != "diffuse")
-        assert (work.predicted_s is None) == run.stopped
+        assert (work.predicted_s is None) == (run.end is RunEnd.STOPPED)
     assert [work.start_s for work in chart.works] == sorted(work.start_s for work in chart.works)
     drawn = {request.id: request for request in chart.requests}
     for ending in mixed.trace.endings:

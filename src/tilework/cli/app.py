@@ -7,7 +7,7 @@ import sys
 import typer
 
 import tilework
-from tilework.cli import bench, cost, demo, explain, generate, profile, replay, serve, simulate, timeline
+from tilework.cli import bench, cost, demo, explain, fuzz, generate, profile, replay, serve, simulate, timeline
 from tilework.cli.output import UserError, console
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command("bench", epilog=bench.EXAMPLE)(bench.command)
 app.command("replay", epilog=replay.EXAMPLE)(replay.command)
 app.command("timeline", epilog=timeline.EXAMPLE)(timeline.command)
 app.command("explain", epilog=explain.EXAMPLE)(explain.command)
+app.command("fuzz", epilog=fuzz.EXAMPLE)(fuzz.command)
 app.command("profile", epilog=profile.EXAMPLE)(profile.command)
 app.add_typer(cost.app, name="cost")
 app.command("demo", epilog=demo.EXAMPLE)(demo.command)

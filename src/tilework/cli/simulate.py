@@ -201,7 +201,7 @@ def _document(scenario: _Scenario, served: list[ServedRequest]) -> dict[str, Any
     document: dict[str, Any] = {
         "simulated": True,
         "policy": scenario.policy,
-        "config": asdict(scenario.config),
+        "config": {name: value for name, value in asdict(scenario.config).items() if name != "faults"},
         "result": summary(served),
     }
     if scenario.live:

@@ -2,138 +2,341 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Protocol
 
-from tilework.core.work import DIFFUSE, Work
+from tilework.core.work import DIFFUSE, ENCODE, Group, Work
+
+NEVER_NS = 1 << 62
+
+
+class RunEnd(StrEnum):
+    """How a run ends: as it was meant to, by a stop, with its group, by an error, before it began since a device lacks
+    the state, or out of memory."""
+
+    DONE = "done"
+    STOPPED = "stopped"
+    BROKEN = "broken"
+    FAILED = "failed"
+    REFUSED = "refused"
+    STARVED = "starved"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A work that its devices have begun; it will end at `end_ns` after `steps` steps, unless it is stopped."""
+    """A work that these devices have begun; it will end at `end_ns` after `steps` steps, unless it is stopped.
+
+    `state_lost`: it failed since what it should have gone on from is gone.
+    """
 
     work: Work
+    gpus: Group
     start_ns: int
     end_ns: int
     steps: int
-    stopped: bool = False
+    end: RunEnd = RunEnd.DONE
+    state_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class _Move:
-    """The state of a job on its way: it leaves when the work `behind` has ended (None: at once) and takes `move_ns`."""
+class State:
+    """A job's conditioning and its latents, after pieces of (first step, number of steps) in the order they ran in."""
 
-    behind: int | None
-    asked_ns: int
-    move_ns: int
+    pieces: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def steps_done(self) -> int:
+        return sum(num_steps for _, num_steps in self.pieces)
+
+    def after(self, first_step: int, num_steps: int) -> State:
+        return State((*self.pieces, (first_step, num_steps)))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Fleet:
-    """The queues and the running works of all devices.
+class Parcel:
+    """The state of a job on its way to devices: it leaves at `left_ns`, when whoever sends it knows it (None: not yet).
 
-    A work begins when it is first in the queue of each of its devices, all of them are idle and the state of its jobs
-    has arrived at them; it occupies them all until its end. Its `dispatch_ns`, what is lost between two works, passes
-    before its run starts and while its state is still on the way. Whoever drives the fleet asks `begin_next` after
-    each change, and calls `end` when the virtual clock reaches a run's `end_ns`; a stop replaces a run by a shorter
-    one, so a run that is not `is` the current one is out of date.
-
-    The state of a job is put down at the end of each of its works, and travels to other devices from there.
+    Without a state it is a message that nothing comes; `lost` says that what should have come is gone.
     """
 
-    _queues: defaultdict[int, deque[Work]] = field(default_factory=lambda: defaultdict(deque))
-    _durations_ns: dict[int, int] = field(default_factory=dict)
-    _dispatch_ns: dict[int, int] = field(default_factory=dict)
-    _running: dict[int, Run] = field(default_factory=dict)
-    _latest: dict[int, Work] = field(default_factory=dict)
-    _ends_ns: dict[int, int] = field(default_factory=dict)
-    _moves: dict[tuple[int, int], _Move] = field(default_factory=dict)
-    _followers: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    _revoked: set[int] = field(default_factory=set)
+    job_id: int
+    move_ns: int
+    left_ns: int | None = None
+    state: State | None = None
+    lost: bool = False
 
-    def enqueue(self, work: Work, duration_ns: int, dispatch_ns: int = 0) -> None:
-        self._durations_ns[work.work_id] = duration_ns
-        self._dispatch_ns[work.work_id] = dispatch_ns
-        for gpu in work.gpus:
-            self._queues[gpu].append(work)
-        for job_id in work.job_ids:
-            self._latest[job_id] = work
+    def leave(self, state: State | None, now_ns: int, lost: bool = False) -> None:
+        self.left_ns, self.state, self.lost = now_ns, state, lost
+
+
+class Nature(Protocol):
+    """How long works take and what goes wrong in them."""
+
+    def dispatch_ns(self, work: Work) -> int:
+        """What passes before a work runs, and is not part of its run."""
+
+    def run(self, work: Work) -> tuple[int, int, RunEnd | None]:
+        """Duration, steps and end of a work that begins now; no end: it hangs."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Device:
+    """`parcels` have come ahead of a work that has not, `awaited` of one that is here, by its number.
+
+    `forgets` are the jobs to let go when a work has ended.
+    """
+
+    queue: deque[Work] = field(default_factory=deque)
+    run: Run | None = None
+    hangs: bool = False
+    states: dict[int, State] = field(default_factory=dict)
+    parcels: dict[int, list[Parcel]] = field(default_factory=dict)
+    awaited: dict[int, list[Parcel]] = field(default_factory=dict)
+    forgets: dict[int, list[int]] = field(default_factory=dict)
+
+
+class Fleet:
+    """The queues, the running works and the states of all devices.
+
+    A work begins when it is first in the queue of each of its devices, all of them are idle and the states that were
+    sent ahead of it have left for them; it occupies them all until its end. What is lost between two works passes
+    before its run starts and while its state is still on the way. Like a worker, a device refuses a work for which it
+    does not have the state. A work that was broken off ends on each of its devices by itself.
+
+    Whoever drives the fleet asks `begin_next` after each change, and calls `end` when the virtual clock reaches a run's
+    `end_ns`; a stop or a loss replaces a run by a shorter one, so one that is not `is` the current run is out of date.
+    """
+
+    def __init__(self, nature: Nature) -> None:
+        self._nature = nature
+        self._devices: dict[int, _Device] = {}
+        self._revoked: set[int] = set()
+        self._broken: set[int] = set()
+
+    def join(self, gpu: int) -> None:
+        self._devices[gpu] = _Device()
+
+    def is_up(self, gpu: int) -> bool:
+        return gpu in self._devices
 
     def running(self, gpu: int) -> Run | None:
-        return self._running.get(gpu)
+        return self._devices[gpu].run
 
-    def latest(self, job_id: int) -> Work | None:
-        """The work of a job that was enqueued last: where its state is, or will be."""
-        return self._latest.get(job_id)
+    def runs(self) -> list[Run]:
+        """What is running now."""
+        runs = {id(device.run): device.run for device in self._devices.values() if device.run is not None}
+        return list(runs.values())
 
-    def move(self, job_id: int, target: int, move_ns: int, now_ns: int) -> None:
-        """Send the state, as it will be after the works so far; the job's next work on `target` waits for it."""
-        latest = self._latest.get(job_id)
-        behind = None if latest is None or latest.work_id in self._ends_ns else latest.work_id
-        self._moves[job_id, target] = _Move(behind, now_ns, move_ns)
-        if behind is not None:
-            self._followers[behind].append(target)
+    def state(self, gpu: int, job_id: int) -> State | None:
+        """What it has of a job."""
+        return self._devices[gpu].states.get(job_id)
+
+    def num_states(self, gpu: int) -> int:
+        """Of how many jobs a device keeps something."""
+        return len(self._devices[gpu].states)
+
+    # Commands arrive at one device each.
+
+    def enqueue(self, gpu: int, work: Work) -> None:
+        device = self._devices[gpu]
+        device.queue.append(work)
+        if device.parcels:
+            parcels = [parcel for job_id in work.job_ids for parcel in device.parcels.pop(job_id, ())]
+            if parcels:
+                device.awaited[work.work_id] = parcels
+
+    def expect(self, gpu: int, parcel: Parcel) -> None:
+        """A state will come; the job's next work on this device waits for it."""
+        self._devices[gpu].parcels.setdefault(parcel.job_id, []).append(parcel)
+
+    def forget(self, gpu: int, job_id: int) -> None:
+        """Let go what there is of a job, behind its works that came before."""
+        device = self._devices[gpu]
+        works = [*([] if device.run is None else [device.run.work]), *device.queue]
+        last = next((work for work in reversed(works) if job_id in work.job_ids), None)
+        if last is None:
+            device.states.pop(job_id, None)
+        else:
+            device.forgets.setdefault(last.work_id, []).append(job_id)
+
+    def stop(self, gpu: int, work: Work, now_ns: int) -> Run | None:
+        """Stop a work at its next step boundary, or revoke it; returns the run that replaces the current one, if any.
+
+        Stages without steps run to their end. A work that is not here (any more) is left alone.
+        """
+        device = self._devices[gpu]
+        if device.run is None or device.run.work is not work:
+            if work in device.queue:
+                self._revoked.add(work.work_id)
+            return None
+        run = device.run
+        if work.stage.name != DIFFUSE or run.end is not RunEnd.DONE or run.end_ns == NEVER_NS:
+            return None
+        steps = min(run.steps, _steps_done(run, now_ns) + 1)
+        end_ns = run.end_ns if steps == run.steps else run.start_ns + steps * _step_ns(run)
+        return self._replace(run, replace(run, end_ns=end_ns, steps=steps, end=RunEnd.STOPPED))
+
+    def break_off(self, work: Work, now_ns: int) -> Run | None:
+        """End a group's work on those members that still answer; returns the run that replaces the current one, if any.
+
+        Where it is queued, or has not arrived yet, it ends when its turn comes.
+        """
+        self._broken.add(work.work_id)
+        devices = [self._devices[gpu] for gpu in work.gpus if gpu in self._devices]
+        run = next((one.run for one in devices if one.run is not None and one.run.work is work), None)
+        if run is None or run.end is RunEnd.BROKEN:
+            return None
+        others = self._answering(run)
+        return self._replace(run, self._cut(run, others, now_ns)) if others else None
+
+    def lose(self, gpu: int, now_ns: int) -> Run | None:
+        """A device is gone, and all that is on it; returns how the work that it was running ends for other members."""
+        run = self._devices.pop(gpu).run
+        if run is None:
+            return None
+        others = self._answering(run)
+        if run.end is RunEnd.BROKEN:
+            return self._replace(run, replace(run, gpus=others))
+        return self._replace(run, self._cut(run, others, now_ns)) if others else None
+
+    def _answering(self, run: Run) -> Group:
+        """The members of a run that are up and do not hang."""
+        devices = {gpu: self._devices[gpu] for gpu in run.gpus if gpu in self._devices}
+        return tuple(gpu for gpu, device in devices.items() if not device.hangs)
+
+    def hang(self, gpu: int) -> None:
+        """From now on a device does nothing; the work that it runs never ends, for none of its members."""
+        device = self._devices[gpu]
+        device.hangs = True
+        if device.run is not None:
+            self._replace(device.run, replace(device.run, end_ns=NEVER_NS))
+
+    def _cut(self, run: Run, gpus: Group, now_ns: int) -> Run:
+        """A step that is under way cannot be completed without all members."""
+        steps = min(run.steps, _steps_done(run, now_ns)) if run.work.stage.name == DIFFUSE else 0
+        self._broken.add(run.work.work_id)
+        return replace(run, gpus=gpus, end_ns=max(run.start_ns, now_ns), steps=steps, end=RunEnd.BROKEN)
+
+    def _replace(self, old: Run, new: Run) -> Run:
+        """Those who do not take part in the new run hang in the old one, each for itself."""
+        for gpu in old.gpus:
+            if gpu in new.gpus:
+                self._devices[gpu].run = new
+            elif gpu in self._devices:
+                self._devices[gpu].run = replace(old, gpus=(gpu,))
+        return new
+
+    # Works begin and end.
 
     def begin_next(self, gpus: Iterable[int], now_ns: int) -> list[Run]:
         """Begin the first works of these devices where that is possible; returns the runs that have begun."""
-        heads = {queue[0].work_id: queue[0] for gpu in gpus if (queue := self._queues[gpu])}
-        return [self._begin(work, now_ns) for work in heads.values() if self._may_begin(work)]
+        begun: list[Run] = []
+        for gpu in gpus:
+            device = self._devices.get(gpu)
+            if device is None or device.run is not None or device.hangs or not device.queue:
+                continue
+            work = device.queue[0]
+            if work.work_id in self._broken:
+                begun.append(self._begin(_void(work, (gpu,), now_ns, RunEnd.BROKEN)))
+            elif self._may_begin(work):
+                begun.append(self._begin(self._planned(work, now_ns)))
+        return begun
 
     def _may_begin(self, work: Work) -> bool:
-        if any(gpu in self._running or self._queues[gpu][0] is not work for gpu in work.gpus):
-            return False
-        return work.work_id in self._revoked or all(
-            move.behind is None or move.behind in self._ends_ns for _, move in self._moves_to(work)
-        )
-
-    def _moves_to(self, work: Work) -> list[tuple[tuple[int, int], _Move]]:
-        places = [(job_id, gpu) for job_id in work.job_ids for gpu in work.gpus]
-        return [(place, self._moves[place]) for place in places if place in self._moves]
-
-    def _begin(self, work: Work, now_ns: int) -> Run:
-        duration_ns, steps = self._durations_ns.pop(work.work_id), work.num_steps
-        start_ns = now_ns + self._dispatch_ns.pop(work.work_id)
-        is_revoked = work.work_id in self._revoked
-        if is_revoked:
-            self._revoked.remove(work.work_id)
-            duration_ns, start_ns, steps = 0, now_ns, 0
-        else:
-            for place, move in self._moves_to(work):
-                left_ns = move.asked_ns if move.behind is None else max(move.asked_ns, self._ends_ns[move.behind])
-                start_ns = max(start_ns, left_ns + move.move_ns)
-                del self._moves[place]
-        run = Run(work=work, start_ns=start_ns, end_ns=start_ns + duration_ns, steps=steps, stopped=is_revoked)
         for gpu in work.gpus:
-            self._queues[gpu].popleft()
-            self._running[gpu] = run
+            device = self._devices.get(gpu)
+            if device is None or device.run is not None or device.hangs:
+                return False
+            if not device.queue or device.queue[0] is not work:
+                return False
+        return work.work_id in self._revoked or all(parcel.left_ns is not None for parcel in self._parcels_for(work))
+
+    def _parcels_for(self, work: Work) -> list[Parcel]:
+        return [parcel for gpu in work.gpus for parcel in self._devices[gpu].awaited.get(work.work_id, ())]
+
+    def _planned(self, work: Work, now_ns: int) -> Run:
+        if work.work_id in self._revoked:
+            self._revoked.remove(work.work_id)
+            return _void(work, work.gpus, now_ns, RunEnd.STOPPED)
+        start_ns, lost = now_ns + self._nature.dispatch_ns(work), False
+        for parcel in self._parcels_for(work):
+            assert parcel.left_ns is not None
+            start_ns, lost = max(start_ns, parcel.left_ns + parcel.move_ns), lost or parcel.lost
+        self._unpack(work)
+        if not all(self._is_ready(work, gpu) for gpu in work.gpus):
+            return replace(_void(work, work.gpus, now_ns, RunEnd.REFUSED), state_lost=lost)
+        duration_ns, steps, end = self._nature.run(work)
+        end_ns = NEVER_NS if end is None else start_ns + duration_ns
+        return Run(work=work, gpus=work.gpus, start_ns=start_ns, end_ns=end_ns, steps=steps, end=end or RunEnd.DONE)
+
+    def _unpack(self, work: Work) -> None:
+        """Take over what has come for the jobs of a work."""
+        for gpu in work.gpus:
+            states = self._devices[gpu].states
+            for parcel in self._devices[gpu].awaited.pop(work.work_id, ()):
+                states.pop(parcel.job_id, None)
+                if parcel.state is not None:
+                    states[parcel.job_id] = parcel.state
+
+    def _is_ready(self, work: Work, gpu: int) -> bool:
+        if work.stage.name == ENCODE:
+            return True
+        states = self._devices[gpu].states
+        jobs = zip(work.job_ids, work.first_steps, strict=True)
+        return all(job_id in states and states[job_id].steps_done == first_step for job_id, first_step in jobs)
+
+    def _begin(self, run: Run) -> Run:
+        for gpu in run.gpus:
+            device = self._devices[gpu]
+            assert device.run is None, f"device {gpu} has a work"
+            head = device.queue.popleft()
+            assert head is run.work, f"device {gpu} begins a work before its turn"
+            device.run = run
         return run
 
-    def stop(self, work: Work, now_ns: int) -> Run | None:
-        """Stop a work at its next step boundary, or revoke it; returns the run that replaces the current one, if any.
-
-        Stages without steps run to their end. A work that is not here any more is left alone.
-        """
-        run = self._running.get(work.gpus[0])
-        if run is None or run.work is not work:
-            if work.work_id in self._durations_ns:
-                self._revoked.add(work.work_id)
-            return None
-        if work.stage.name != DIFFUSE or run.stopped:
-            return None
-        step_ns = max(1, (run.end_ns - run.start_ns) // run.steps)
-        steps = min(run.steps, max(0, now_ns - run.start_ns) // step_ns + 1)
-        end_ns = run.end_ns if steps == run.steps else run.start_ns + steps * step_ns
-        shorter = Run(work=work, start_ns=run.start_ns, end_ns=end_ns, steps=steps, stopped=True)
-        self._running.update(dict.fromkeys(work.gpus, shorter))
-        return shorter
-
-    def end(self, run: Run) -> list[int]:
-        """Free the devices of a run; returns those on which something may begin now, none if it is out of date."""
+    def end(self, run: Run) -> bool:
+        """Free the devices of a run, which have the new states now; False if it is out of date."""
         work = run.work
-        if self._running.get(work.gpus[0]) is not run:
-            return []
-        for gpu in work.gpus:
-            del self._running[gpu]
-        self._ends_ns[work.work_id] = run.end_ns
-        return [*work.gpus, *self._followers.pop(work.work_id, ())]
+        if any(gpu not in self._devices or self._devices[gpu].run is not run for gpu in run.gpus):
+            return False
+        for gpu in run.gpus:
+            device = self._devices[gpu]
+            device.run = None
+            for job_id, first_step in zip(work.job_ids, work.first_steps, strict=True):
+                if run.end in (RunEnd.FAILED, RunEnd.REFUSED):
+                    device.states.pop(job_id, None)
+                elif work.stage.name == ENCODE and run.end is RunEnd.DONE:
+                    device.states[job_id] = State()
+                elif work.stage.name == DIFFUSE and run.steps:
+                    device.states[job_id] = device.states[job_id].after(first_step, run.steps)
+        return True
+
+    def settle(self, run: Run) -> None:
+        """What devices were to let go when this run has ended, and its states have been put down."""
+        for gpu in run.gpus:
+            if gpu in self._devices:
+                device = self._devices[gpu]
+                for job_id in device.forgets.pop(run.work.work_id, ()):
+                    device.states.pop(job_id, None)
+
+
+def _void(work: Work, gpus: Group, now_ns: int, end: RunEnd) -> Run:
+    return Run(work=work, gpus=gpus, start_ns=now_ns, end_ns=now_ns, steps=0, end=end)
+
+
+def _step_ns(run: Run) -> int:
+    return max(1, (run.end_ns - run.start_ns) // run.steps)
+
+
+def _steps_done(run: Run, now_ns: int) -> int:
+    if run.end_ns == NEVER_NS or not run.steps:
+        return 0
+    return max(0, now_ns - run.start_ns) // _step_ns(run)
+
+
+def steps_by(run: Run, now_ns: int) -> int:
+    """Whole steps that a run has made by now."""
+    return min(run.steps, _steps_done(run, now_ns))

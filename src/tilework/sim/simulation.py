@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from heapq import heappop, heappush
-from random import Random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from tilework.control.controller import Controller, ControllerConfig
-from tilework.core.actions import (
-    Accept,
-    Action,
-    DropState,
-    Finish,
-    MoveState,
-    Reject,
-    RunStage,
-    RunSteps,
-    SetAside,
-    Stop,
-    WakeAt,
-)
-from tilework.core.events import (
-    Cancelled,
-    Event,
-    GpuJoined,
-    StageFinished,
-    StepsFinished,
-    Stopped,
-    Submitted,
-    Woke,
-)
+from tilework.core.actions import Accept, Action, Finish, Reject, WakeAt
+from tilework.core.events import Cancelled, Event, Restored, Submitted, Woke
 from tilework.core.request import Request, Status
-from tilework.core.work import DIFFUSE, Group, StageId, Work
+from tilework.core.time import NS_PER_S
+from tilework.core.work import StageId
 from tilework.cost.table import CostTable, TableCosts
-from tilework.sim.device import Fleet, Run
+from tilework.sim.clock import Clock
+from tilework.sim.cluster import Cluster
+from tilework.sim.device import Run, State
+from tilework.sim.faults import Dice, Faults
+from tilework.sim.works import ModelledWorks
+
+_MOST_RESTARTS = 3  # Of the controller in one simulation.
+
+
+class Forgotten(AssertionError):
+    """A request has no end."""
+
+
+class Unfaithful(AssertionError):
+    """A controller that was built again from its log does not do what the first one did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +37,7 @@ class SimConfig:
     `jitter` is the relative standard deviation of each work's duration (0: exactly its table time). `dispatch_ns` lies
     before every work and is not part of its run: what live devices lose between two works, one number or by degree
     (a degree that is not listed loses what the nearest narrower one does, or the narrowest). `result_ns` lies between
-    the end of a request's last work and the client's answer.
+    the end of a request's last work and the client's answer. `faults` are what goes wrong.
     """
 
     num_gpus: int
@@ -52,6 +45,7 @@ class SimConfig:
     jitter: float = 0.0
     dispatch_ns: int | Mapping[int, int] = 0
     result_ns: int = 0
+    faults: Faults = field(default_factory=Faults)
 
     def dispatch_ns_at(self, degree: int) -> int:
         """What a work on so many devices loses before it runs."""
@@ -64,7 +58,11 @@ class SimConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How one request ended; `job_id` and `eta_ns`, what admission predicted, are None if it was rejected."""
+    """How one request ended.
+
+    `job_id` and `eta_ns`, what admission predicted, are None if it was rejected. `image` is what the delivered picture
+    was made of.
+    """
 
     request: Request
     status: Status
@@ -72,6 +70,7 @@ class Ending:
     job_id: int | None
     eta_ns: int | None
     reason: str
+    image: State | None = None
 
     @property
     def on_time(self) -> bool:
@@ -93,6 +92,9 @@ class Trace:
     num_events: int
 
 
+Observe = Callable[[Event, tuple[Action, ...], int], None]
+
+
 class Simulation:
     """One run of the controller on modelled devices. Same arguments, same trace. `run` may be called once."""
 
@@ -106,30 +108,55 @@ class Simulation:
             devices: what work truly costs on the modelled devices; the same by default.
         """
         self.controller = Controller(controller, table)
-        self._devices = devices or table
-        self._costs = TableCosts(self._devices)
-        self._config = config
-        self._random = Random(config.seed)
-        self._fleet = Fleet()
-        self._works: dict[int, Work] = {}
-        self._heap: list[tuple[int, int, Event | Run]] = []
-        self._sequence = 0
+        self._table = table
+        self.config = config
+        self._dice = Dice(config.faults, config.seed)
+        self._clock = Clock()
+        devices = devices or table
+        costs = TableCosts(devices)
+        self._works = ModelledWorks(
+            costs, self._requests_of, config.dispatch_ns_at, self._dice, config.jitter, config.seed
+        )
+        self.cluster = Cluster(
+            self._clock,
+            self._works,
+            costs,
+            self._dice,
+            num_gpus=config.num_gpus,
+            gpus_per_node=devices.gpus_per_node,
+            stages=frozenset(StageId(row.pipeline, row.stage) for row in devices.rows),
+            tell=self._handle,
+            delivered=self._deliver,
+            given_up=self._give_up,
+        )
         self._requests: dict[str, Request] = {}
         self._jobs: dict[int, Request] = {}
         self._accepted: dict[str, Accept] = {}
         self._endings: dict[str, Ending] = {}
-        self._runs: list[Run] = []
+        self._images: dict[str, State] = {}
+        self._log: list[tuple[Event, int, tuple[Action, ...]]] = []
+        self._num_restarts = 0
+        self.num_servers = 1
+        self._num_events = 0
+        self._is_given_up = False
+        self._observe: Observe | None = None
 
     @property
     def num_ended(self) -> int:
         """Requests that have ended so far."""
         return len(self._endings)
 
+    @property
+    def strikes(self) -> Mapping[str, int]:
+        """How often each fault has happened so far."""
+        return self._dice.strikes_by_kind
+
     def run(
         self,
         requests: Iterable[Request],
         cancels: Iterable[tuple[int, str]] = (),
-        observe: Callable[[Event, tuple[Action, ...], int], None] | None = None,
+        observe: Observe | None = None,
+        limit_ns: int | None = None,
     ) -> Trace:
         """Run until nothing is left to happen.
 
@@ -137,110 +164,141 @@ class Simulation:
             requests: each enters at its `arrival_ns`; ties enter in the order given.
             cancels: (time, uid) of clients that go away.
             observe: called after each event with what the controller answered, for checks and progress.
-        """
-        requests = list(requests)
-        self._schedule_start(requests, cancels)
-        num_events = 0
-        while self._heap:
-            now_ns, _, due = heappop(self._heap)
-            event = self._end_run(due, now_ns) if isinstance(due, Run) else due
-            if event is None:
-                continue
-            num_events += 1
-            actions = self.controller.handle(event, now_ns)
-            for action in actions:
-                self._perform(action, now_ns)
-            if observe is not None:
-                observe(event, actions, now_ns)
-        endings = tuple(self._endings[request.uid] for request in requests)
-        return Trace(runs=tuple(self._runs), endings=endings, num_events=num_events)
 
-    def _schedule_start(self, requests: list[Request], cancels: Iterable[tuple[int, str]]) -> None:
-        stages = frozenset(StageId(row.pipeline, row.stage) for row in self._devices.rows)
-        for gpu in range(self._config.num_gpus):
-            self._schedule(0, GpuJoined(gpu, gpu // self._devices.gpus_per_node, stages))
+        Raises:
+            Forgotten, Unfaithful: see there.
+            Endless: it goes on beyond `limit_ns`.
+        """
+        requests, self._observe = list(requests), observe
+        self._take_over(self.controller)
+        self.cluster.start_all()
         for request in requests:
             assert request.uid not in self._requests, f"two requests have the uid {request.uid}"
-            self._requests[request.uid] = request
-            self._schedule(request.arrival_ns, Submitted(request))
+            self._requests[request.uid] = self._dated(request)
+            self._clock.at(request.arrival_ns, partial(self._submit, request.uid))
         for at_ns, uid in cancels:
-            self._schedule(at_ns, Cancelled(uid, "the client went away"))
+            self._clock.at(at_ns, partial(self._handle, Cancelled(uid, "the client went away")))
+        self._clock.run(limit_ns)
+        forgotten = [request.uid for request in requests if request.uid not in self._endings]
+        if forgotten:
+            raise Forgotten(f"nothing is left to happen, and {', '.join(forgotten)} never ended")
+        endings = tuple(self._endings[request.uid] for request in requests)
+        return Trace(runs=tuple(self.cluster.runs), endings=endings, num_events=self._num_events)
 
-    def _schedule(self, at_ns: int, due: Event | Run) -> None:
-        self._sequence += 1
-        heappush(self._heap, (at_ns, self._sequence, due))
+    def _dated(self, request: Request) -> Request:
+        """A request as whoever received it dates it, whose clock may be off."""
+        if not self._dice.strikes("skew"):
+            return request
+        skew_ns = round((self._dice.share("skew") * 2 - 1) * self._dice.faults.size("skew") * NS_PER_S)
+        deadline_ns = None if request.deadline_ns is None else request.deadline_ns + skew_ns
+        return replace(request, arrival_ns=request.arrival_ns + skew_ns, deadline_ns=deadline_ns)
+
+    def _submit(self, uid: str) -> None:
+        if self._is_given_up:
+            self._end(uid, Status.REJECTED, "no device is left")
+            return
+        self._works.expect(self._requests[uid])
+        self._handle(Submitted(self._requests[uid]))
+
+    def _requests_of(self, job_ids: Sequence[int]) -> list[Request]:
+        return [self._jobs[job_id] for job_id in job_ids]
+
+    def _handle(self, event: Event) -> None:
+        now_ns = self._clock.now_ns
+        if self._clock.is_asleep:
+            self._clock.at(self._clock.back_ns, self._of_server(partial(self._handle, event)))
+            return
+        self._num_events += 1
+        actions = self.controller.handle(event, now_ns)
+        if "replay" in self.config.faults:
+            self._log.append((event, now_ns, actions))
+        for action in actions:
+            self._perform(action)
+        if self._observe is not None:
+            self._observe(event, actions, now_ns)
+        if self.config.faults and self._num_restarts < _MOST_RESTARTS and not self._clock.is_asleep:
+            self._endanger()
 
     # Actions.
 
-    def _perform(self, action: Action, now_ns: int) -> None:
+    def _perform(self, action: Action) -> None:
         match action:
             case Accept(job_id, uid):
                 self._accepted[uid] = action
                 self._jobs[job_id] = self._requests[uid]
             case Reject(uid, reason):
-                self._end(uid, Status.REJECTED, now_ns, reason)
+                self._end(uid, Status.REJECTED, reason)
             case Finish(job_id, uid, status, reason):
-                self._end(uid, status, now_ns + self._config.result_ns, reason)
-            case RunStage(work) | RunSteps(work):
-                self._works[work.work_id] = work
-                self._fleet.enqueue(work, self._duration_ns(work), self._config.dispatch_ns_at(len(work.gpus)))
-                self._begin_next(work.gpus, now_ns)
-            case Stop(work_id):
-                self._stop(self._works[work_id], now_ns)
-            case MoveState(job_id, targets, _):
-                self._move(job_id, targets, now_ns)
+                self.cluster.forget(job_id)
+                self._end(uid, status, reason)
             case WakeAt(at_ns):
-                self._schedule(at_ns, Woke())
-            case DropState() | SetAside():
-                pass
+                self._clock.at(at_ns, self._of_server(partial(self._handle, Woke())))
+            case _:
+                self.cluster.perform(action)
 
-    def _end(self, uid: str, status: Status, finish_ns: int, reason: str) -> None:
+    def _deliver(self, job_id: int, image: State) -> None:
+        self._images[self._jobs[job_id].uid] = image
+
+    def _end(self, uid: str, status: Status, reason: str) -> None:
         assert uid not in self._endings, f"request {uid} ended twice"
         accepted = self._accepted.get(uid)
         self._endings[uid] = Ending(
             request=self._requests[uid],
             status=status,
-            finish_ns=finish_ns,
+            finish_ns=self._clock.now_ns + (0 if status is Status.REJECTED else self.config.result_ns),
             job_id=None if accepted is None else accepted.job_id,
             eta_ns=None if accepted is None else accepted.eta_ns,
             reason=reason,
+            image=self._images.pop(uid, None) if status is Status.DONE else None,
         )
 
-    # Devices.
+    @property
+    def open(self) -> list[str]:
+        """What was accepted and has not ended, in order of acceptance."""
+        return [uid for uid in self._accepted if uid not in self._endings]
 
-    def _duration_ns(self, work: Work) -> int:
-        requests = [self._jobs[job_id] for job_id in work.job_ids]
-        nominal_ns = self._costs.work_ns(work.stage, requests, len(work.gpus), work.num_steps)
-        if self._config.jitter:
-            nominal_ns = round(nominal_ns * max(0.2, self._random.gauss(1.0, self._config.jitter)))
-        return nominal_ns
+    def _give_up(self) -> None:
+        self._is_given_up = True
+        for uid in self.open:
+            self._handle(Cancelled(uid, "every worker was lost, and none could be started again"))
 
-    def _move(self, job_id: int, targets: Group, now_ns: int) -> None:
-        latest = self._fleet.latest(job_id)
-        source = () if latest is None else latest.gpus
-        for target in targets:
-            self._fleet.move(job_id, target, self._costs.move_ns(source, (target,)), now_ns)
+    # The controller is lost, too.
 
-    def _begin_next(self, gpus: Iterable[int], now_ns: int) -> None:
-        for run in self._fleet.begin_next(gpus, now_ns):
-            self._schedule(run.end_ns, run)
+    def _endanger(self) -> None:
+        for kind, mishap in (("replay", self._replay), ("restart", self._restart)):
+            if self._dice.strikes(kind):
+                self._num_restarts += 1
+                self._clock.sleep_until(self._clock.now_ns + round(self._dice.extent(kind) * NS_PER_S), mishap)
+                return
 
-    def _stop(self, work: Work, now_ns: int) -> None:
-        run = self._fleet.stop(work, now_ns)
-        if run is not None:
-            self._schedule(run.end_ns, run)
-        self._begin_next(work.gpus, now_ns)  # A revoked work need not wait for its job's state.
+    def _replay(self) -> None:
+        """The controller of the log takes over where the former one was; devices have gone on meanwhile."""
+        controller = Controller(self.controller.config, self._table)
+        for index, (event, at_ns, actions) in enumerate(self._log):
+            if controller.handle(event, at_ns) != actions:
+                raise Unfaithful(f"event {index} of the log, {event!r}, is answered otherwise when it is replayed")
+        self._take_over(controller)
 
-    def _end_run(self, run: Run, now_ns: int) -> Event | None:
-        """The event of a run's end; None if a stop has shortened the run meanwhile."""
-        touched = self._fleet.end(run)
-        if not touched:
-            return None
-        del self._works[run.work.work_id]
-        self._begin_next(touched, now_ns)
-        if run.steps:
-            self._runs.append(run)
-        work_id, run_ns = run.work.work_id, run.end_ns - run.start_ns
-        if run.stopped:
-            return Stopped(work_id, run.steps)
-        return StepsFinished(work_id, run_ns) if run.work.stage.name == DIFFUSE else StageFinished(work_id, run_ns)
+    def _restart(self) -> None:
+        """A new controller is told of what had been accepted; everything else begins anew."""
+        self.num_servers += 1
+        self._is_given_up = False
+        last = {self._jobs[job_id].uid: state for job_id, state in self.cluster.lose_all().items()}
+        open_now = self.open
+        self._log.clear()
+        self._take_over(Controller(self.controller.config, self._table))
+        for uid in open_now:
+            state = last.get(uid)
+            self._handle(Restored(self._requests[uid], None if state is None else state.steps_done))
+            if state is not None:
+                self.cluster.restore(self._accepted[uid].job_id, state)
+        self.cluster.start_all()
+
+    def _take_over(self, controller: Controller) -> None:
+        self.controller = controller
+        self.cluster.attach(controller.tracker, controller.costs)
+
+    def _of_server(self, call: Callable[[], None]) -> Callable[[], None]:
+        """The server that wanted this may be gone when its time comes."""
+        server = self.num_servers
+        return lambda: call() if server == self.num_servers else None

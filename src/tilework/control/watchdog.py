@@ -1,0 +1,81 @@
+"""Which works have stopped without having ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilework.control.tracker import Tracker
+from tilework.core.interfaces import CostModel
+from tilework.core.time import NS_PER_S
+from tilework.core.work import Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchdogConfig:
+    """A driver looks every `tick_ns`. A step may take `factor` times as long as predicted, and `least_ns` in any case.
+
+    The least is more than the ten seconds that a group takes to give up connecting or sending, and than a first step
+    takes that allocates or compiles.
+    """
+
+    tick_ns: int = NS_PER_S
+    least_ns: int = 20 * NS_PER_S
+    factor: int = 10
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Quiet:
+    """How many looks ago the work began to be awaited, or did a step; -1 until the first look after that."""
+
+    limit_ns: int
+    looks: int = -1
+
+
+class Watchdog:
+    """Names works that should run and have done no step for too long.
+
+    A work should run when it is the first on every device that still has it, and the earlier works of its jobs have
+    ended. Time is counted in looks, never by a clock: while a machine is suspended, or the driver is blocked, nobody
+    grows suspicious. An alarm may be false where steps take far longer than predicted; it costs a chunk of steps.
+    """
+
+    def __init__(self, tracker: Tracker, costs: CostModel, config: WatchdogConfig) -> None:
+        self._tracker = tracker
+        self._costs = costs
+        self._config = config
+        self._quiet: dict[int, _Quiet] = {}
+
+    def progressed(self, work_id: int) -> None:
+        """A step of this work has ended."""
+        if quiet := self._quiet.get(work_id):
+            quiet.looks = -1
+
+    def look(self) -> list[Work]:
+        """To be called once per tick; the works that have been quiet for too long, each again after further limits."""
+        running = self._running()
+        self._quiet = {
+            work.work_id: self._quiet.get(work.work_id) or _Quiet(limit_ns=self.limit_ns(work)) for work in running
+        }
+        return [work for work in running if self._is_stuck(self._quiet[work.work_id])]
+
+    def limit_ns(self, work: Work) -> int:
+        """For how long it may be quiet; of a work whose jobs have all ended nothing can be predicted."""
+        requests = [job.request for job in self._tracker.members(work)]
+        step_ns = self._costs.work_ns(work.stage, requests, len(work.gpus)) if requests else 0
+        return max(self._config.least_ns, self._config.factor * step_ns)
+
+    def _running(self) -> list[Work]:
+        """The works that should run."""
+        heads = {device.works[0].work_id: device.works[0] for device in self._tracker.gpus if device.works}
+        return [work for work in heads.values() if self._should_run(work)]
+
+    def _should_run(self, work: Work) -> bool:
+        mine = [device.works for device in self._tracker.gpus if device.gpu in work.gpus and work in device.works]
+        return all(works[0] is work for works in mine) and self._tracker.awaited(work) is None
+
+    def _is_stuck(self, quiet: _Quiet) -> bool:
+        quiet.looks += 1
+        is_stuck = quiet.looks * self._config.tick_ns > quiet.limit_ns
+        if is_stuck:
+            quiet.looks = 0
+        return is_stuck

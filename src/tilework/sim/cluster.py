@@ -1,0 +1,393 @@
+"""What lies between the controller and the modelled devices: messages, works in flight, states put down, restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+from tilework.control.tracker import Tracker
+from tilework.control.watchdog import Watchdog, WatchdogConfig
+from tilework.core.actions import Action, DropState, MoveState, RunStage, RunSteps, Stop
+from tilework.core.events import (
+    Broken,
+    Event,
+    GpuJoined,
+    GpuLost,
+    OutOfMemory,
+    StageFinished,
+    StepsFinished,
+    Stopped,
+    WorkFailed,
+)
+from tilework.core.time import NS_PER_MS, NS_PER_S
+from tilework.core.work import DECODE, DIFFUSE, StageId, Work
+from tilework.cost.table import TableCosts
+from tilework.sim.clock import Clock
+from tilework.sim.device import NEVER_NS, Fleet, Nature, Parcel, Run, RunEnd, State, steps_by
+from tilework.sim.faults import Dice
+from tilework.sim.mail import Mail
+
+MOST_STARTS = 4  # How often in a row a worker fails to start before it is given up.
+_NOTICED_NS = 10 * NS_PER_MS
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Flight:
+    """A work that devices have been told to run, and what its members have said of its breaking off."""
+
+    work: Work
+    lost: set[int] = field(default_factory=set)
+    reports: dict[int, tuple[Run, State | None]] = field(default_factory=dict)
+    is_broken_off: bool = False
+
+    @property
+    def is_settled(self) -> bool:
+        return self.reports.keys() | self.lost == set(self.work.gpus)
+
+
+class Cluster:
+    """Performs the controller's actions on a fleet, and `tell`s what comes of them.
+
+    It keeps the states that works put down, of each job those at which the controller may still believe it to stand.
+    `delivered` is called with the state of which a finished picture was made.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        nature: Nature,
+        costs: TableCosts,
+        dice: Dice,
+        *,
+        num_gpus: int,
+        gpus_per_node: int,
+        stages: frozenset[StageId],
+        tell: Callable[[Event], None],
+        delivered: Callable[[int, State], None],
+        given_up: Callable[[], None],
+    ) -> None:
+        self._clock = clock
+        self._costs = costs
+        self._dice = dice
+        self._num_gpus = num_gpus
+        self._gpus_per_node = gpus_per_node
+        self._stages = stages
+        self._tell, self._delivered, self._given_up = tell, delivered, given_up
+        self.fleet = Fleet(nature)
+        self.runs: list[Run] = []
+        self.num_refused = 0  # Works for which a device lacked the state, though all was well before.
+        self._mail = Mail(clock, dice)
+        self._lives = dict.fromkeys(range(num_gpus), 0)
+        self._starting = set(range(num_gpus))
+        self._flights: dict[int, _Flight] = {}
+        self._latest: dict[int, Work] = {}
+        self._kept: dict[int, dict[int, State]] = {}
+        self._coming: dict[int, list[tuple[int, Parcel]]] = {}
+        self._seen_steps: dict[int, int] = {}
+        self._is_ticking = False
+        self._era = 0
+
+    def attach(self, tracker: Tracker, costs: TableCosts) -> None:
+        """Work for this controller from now on."""
+        self._tracker = tracker
+        self._watchdog = Watchdog(tracker, costs, WatchdogConfig())
+
+    # What the controller wants.
+
+    def perform(self, action: Action) -> None:
+        match action:
+            case RunStage(work) | RunSteps(work):
+                self._run(work)
+            case Stop(work_id):
+                self._stop(work_id)
+            case MoveState(job_id, targets, _):
+                self._move(job_id, targets)
+            case DropState(job_id, gpus):
+                for gpu in gpus:
+                    self._send(gpu, partial(self.fleet.forget, gpu, job_id))
+
+    def _run(self, work: Work) -> None:
+        self._flights[work.work_id] = _Flight(work=work)
+        for job_id in work.job_ids:
+            self._latest[job_id] = work
+        for gpu in work.gpus:
+            self._send(gpu, partial(self.fleet.enqueue, gpu, work))
+        self._begin_next(work.gpus)
+        if self._dice.faults and not self._is_ticking:
+            self._is_ticking = True
+            self._after(NS_PER_S, self._tick)
+
+    def _stop(self, work_id: int) -> None:
+        """The leader's word counts; if it is lost, the work breaks off anyway."""
+        flight = self._flights.get(work_id)
+        if flight is not None:
+            leader = flight.work.gpus[0]
+            self._send(leader, partial(self._stop_at, leader, flight.work))
+
+    def _stop_at(self, gpu: int, work: Work) -> None:
+        self._schedule(self.fleet.stop(gpu, work, self._clock.now_ns))
+        self._begin_next(work.gpus)  # A revoked work need not wait for its job's state.
+
+    def _move(self, job_id: int, targets: Iterable[int]) -> None:
+        behind = self._latest.get(job_id)
+        is_awaited = behind is not None and behind.work_id in self._flights and self._is_member(job_id, behind)
+        source = () if behind is None else behind.gpus
+        for target in targets:
+            parcel = Parcel(job_id=job_id, move_ns=self._costs.move_ns(source, (target,)))
+            if is_awaited and behind is not None:
+                self._coming.setdefault(behind.work_id, []).append((target, parcel))
+            else:
+                state = self._state(job_id, behind)
+                parcel.leave(state, self._clock.now_ns, lost=state is None)
+            self._send(target, partial(self.fleet.expect, target, parcel))
+
+    def _is_member(self, job_id: int, work: Work) -> bool:
+        return any(job.job_id == job_id for job in self._tracker.members(work))
+
+    def _state(self, job_id: int, behind: Work | None) -> State | None:
+        """What a job's latest work has put down, or what there was when its attempt began; None if it is lost."""
+        job = self._tracker.jobs[job_id]
+        steps = job.request.steps - job.done.num_steps_left
+        if behind is not None and self._is_member(job_id, behind):
+            (first_step,) = behind.first_steps
+            steps = first_step + (behind.num_steps if behind.stage.name == DIFFUSE else 0)
+        return self._kept.get(job_id, {}).get(steps)
+
+    def forget(self, job_id: int) -> None:
+        """A job has come to its end."""
+        self._kept.pop(job_id, None)
+        self._latest.pop(job_id, None)
+
+    # Messages.
+
+    def _send(self, gpu: int, deliver: Callable[[], None]) -> None:
+        life = self._lives[gpu]
+        self._mail.send(("to", gpu), partial(self._arrive, gpu, life, deliver))
+
+    def _arrive(self, gpu: int, life: int, deliver: Callable[[], None]) -> None:
+        """What was meant for a worker that has died since is lost with it."""
+        if self.fleet.is_up(gpu) and self._lives[gpu] == life:
+            deliver()
+            self._begin_next((gpu,))
+
+    # Works begin and end.
+
+    def _begin_next(self, gpus: Iterable[int]) -> None:
+        for run in self.fleet.begin_next(gpus, self._clock.now_ns):
+            self._schedule(run)
+            if self._dice.faults:
+                self._endanger(run)
+
+    def _schedule(self, run: Run | None) -> None:
+        if run is not None and run.end_ns < NEVER_NS:
+            self._clock.at(run.end_ns, partial(self._end, run), is_nature=True)
+
+    def _endanger(self, run: Run) -> None:
+        """Let faults strike at some time of a run."""
+        dice, length_ns = self._dice, min(run.end_ns, run.start_ns + NS_PER_S) - run.start_ns
+        for gpu in run.gpus:
+            for kind in ("crash", "hang"):
+                if dice.strikes(kind):
+                    at_ns = run.start_ns + int(dice.share(kind) * length_ns)
+                    self._clock.at(at_ns, partial(self._strike, kind, gpu, self._lives[gpu]), is_nature=True)
+        if dice.strikes("node"):
+            node = run.gpus[0] // self._gpus_per_node
+            at_ns, down_s = run.start_ns + int(dice.share("node") * length_ns), dice.extent("node")
+            for gpu in range(node * self._gpus_per_node, min(self._num_gpus, (node + 1) * self._gpus_per_node)):
+                life = self._lives[gpu]
+                self._clock.at(at_ns, partial(self._die, gpu, life, "its node was lost", down_s), is_nature=True)
+
+    def _strike(self, kind: str, gpu: int, life: int) -> None:
+        if kind == "crash":
+            self._die(gpu, life, "it was killed", self._dice.extent("crash"))
+        elif self.fleet.is_up(gpu) and self._lives[gpu] == life:
+            self.fleet.hang(gpu)
+
+    def _end(self, run: Run) -> None:
+        if not self.fleet.end(run):
+            return
+        if run.steps:
+            self.runs.append(run)
+        states = {gpu: self.fleet.state(gpu, run.work.job_ids[0]) for gpu in run.gpus}
+        self.fleet.settle(run)
+        self._begin_next(run.gpus)
+        for gpu, state in states.items():
+            self._mail.send(("from", gpu), self._of_era(partial(self._hear, gpu, run, state)))
+
+    def _hear(self, gpu: int, run: Run, state: State | None) -> None:
+        """The first of a group speaks for it. When a group breaks, all its survivors are heard."""
+        flight = self._flights.get(run.work.work_id)
+        is_leader = gpu == run.work.gpus[0]
+        if flight is None:
+            if is_leader:
+                self._tell(_event(run))  # A late or repeated report, which must change nothing.
+        elif is_leader and run.end is not RunEnd.BROKEN:
+            self._land(flight, run, state)
+        else:
+            flight.reports[gpu] = run, state if run.end is RunEnd.BROKEN else None
+            self._land_if_settled(flight)
+
+    def _land_if_settled(self, flight: _Flight) -> None:
+        """A broken work ends where the survivor who came farthest has put its state down."""
+        if not flight.is_settled or flight.work.work_id not in self._flights:
+            return
+        reports = [flight.reports[gpu] for gpu in flight.work.gpus if gpu in flight.reports]
+        run, state = max(reports, key=lambda report: 0 if report[1] is None else report[0].steps)
+        self._land(flight, run, state, is_broken=True)
+
+    def _land(self, flight: _Flight, run: Run, state: State | None, *, is_broken: bool = False) -> None:
+        """Take over what a work has brought about, then tell the controller."""
+        work = flight.work
+        del self._flights[work.work_id]
+        members = [job.job_id for job in self._tracker.members(work)]
+        if run.end is RunEnd.REFUSED and members and self._tracker.awaited(work) is None:
+            self.num_refused += 1
+        if state is not None and work.stage.name != DECODE and run.end not in (RunEnd.FAILED, RunEnd.REFUSED):
+            for job_id in members:
+                self._keep(job_id, state)
+        if run.state_lost:
+            for job_id in members:
+                self._kept.pop(job_id, None)
+        self._leave(work, state if run.end is RunEnd.DONE and not is_broken and members else None)
+        if work.stage.name == DECODE and run.end is RunEnd.DONE and not is_broken and state is not None:
+            for job_id in members:
+                self._delivered(job_id, state)
+        if run.end in (RunEnd.FAILED, RunEnd.REFUSED, RunEnd.STARVED):
+            self._break_off(flight)
+        steps_kept = run.steps if state is not None else 0
+        self._tell(Broken(work.work_id, steps_kept) if is_broken else _event(run))
+
+    def _keep(self, job_id: int, state: State) -> None:
+        if not self._dice.strikes("checkpoint"):
+            job, kept = self._tracker.jobs[job_id], self._kept.setdefault(job_id, {})
+            done = job.request.steps - job.done.num_steps_left
+            for steps in [steps for steps in kept if steps < done]:
+                del kept[steps]
+            kept[state.steps_done] = state
+
+    def _leave(self, work: Work, state: State | None) -> None:
+        """What was to follow a work goes where it was to go; or a word that nothing comes."""
+        coming = self._coming.pop(work.work_id, ())
+        for _, parcel in coming:
+            parcel.leave(state, self._clock.now_ns)
+        self._begin_next([target for target, _ in coming])
+
+    def _break_off(self, flight: _Flight) -> None:
+        flight.is_broken_off = True
+        self._schedule(self.fleet.break_off(flight.work, self._clock.now_ns))
+        self._begin_next(flight.work.gpus)
+
+    # Workers die and are started again.
+
+    def _die(self, gpu: int, life: int, why: str, down_s: float) -> None:
+        if not self.fleet.is_up(gpu) or self._lives[gpu] != life:
+            return
+        self._lives[gpu] += 1
+        self._schedule(self.fleet.lose(gpu, self._clock.now_ns))
+        self._starting.add(gpu)
+        self._after(_NOTICED_NS, partial(self._notice, gpu, why))
+        self._after(_NOTICED_NS + round(down_s * NS_PER_S), partial(self.start, gpu))
+
+    def _notice(self, gpu: int, why: str) -> None:
+        affected = [flight for flight in self._flights.values() if gpu in flight.work.gpus]
+        orphans = []
+        for flight in affected:
+            flight.lost.add(gpu)
+            if flight.lost == set(flight.work.gpus):
+                del self._flights[flight.work.work_id]
+                orphans.append(flight)
+        self._tell(GpuLost(gpu, why))
+        for flight in affected:
+            if flight in orphans:
+                self._leave(flight.work, None)
+            else:
+                self._break_off(flight)
+                self._land_if_settled(flight)
+
+    def start_all(self) -> None:
+        for gpu in range(self._num_gpus):
+            self.start(gpu)
+
+    def start(self, gpu: int, attempt: int = 1) -> None:
+        """Start a worker; when it has loaded its model it joins."""
+        if self._dice.strikes("load"):
+            if attempt < MOST_STARTS:
+                wait_ns = round(self._dice.extent("load") * NS_PER_S)
+                self._after(wait_ns, partial(self.start, gpu, attempt + 1))
+                return
+            self._starting.discard(gpu)
+            if not self._starting and not any(map(self.fleet.is_up, range(self._num_gpus))):
+                self._given_up()
+            return
+        self._starting.discard(gpu)
+        self.fleet.join(gpu)
+        self._tell(GpuJoined(gpu, gpu // self._gpus_per_node, self._stages))
+
+    def lose_all(self) -> dict[int, State]:
+        """The whole server is gone, and the works and messages under way; returns what was put down last, by job."""
+        self._era += 1
+        for gpu in range(self._num_gpus):
+            self._lives[gpu] += 1
+            if self.fleet.is_up(gpu):
+                self.fleet.lose(gpu, self._clock.now_ns)
+        self._starting = set(range(self._num_gpus))
+        last = {job_id: kept[max(kept)] for job_id, kept in self._kept.items() if kept}
+        for table in (self._flights, self._latest, self._kept, self._coming, self._seen_steps):
+            table.clear()
+        self._is_ticking = False
+        return last
+
+    def _after(self, delay_ns: int, call: Callable[[], None]) -> None:
+        self._clock.at(self._clock.now_ns + delay_ns, self._of_era(call))
+
+    def _of_era(self, call: Callable[[], None]) -> Callable[[], None]:
+        """The server that wanted this may be gone when its time comes."""
+        era = self._era
+        return lambda: call() if era == self._era else None
+
+    def restore(self, job_id: int, state: State) -> None:
+        """What was kept of a request, which is this job now."""
+        self._kept[job_id] = {state.steps_done: state}
+
+    def _tick(self) -> None:
+        """Look after works that make no progress."""
+        for run in self.fleet.runs():
+            steps = steps_by(run, self._clock.now_ns)
+            if steps > self._seen_steps.get(run.work.work_id, 0):
+                self._seen_steps[run.work.work_id] = steps
+                self._watchdog.progressed(run.work.work_id)
+        for work in self._watchdog.look():
+            self._shake(work)
+        self._is_ticking = bool(self._tracker.works)
+        if self._is_ticking:
+            self._after(NS_PER_S, self._tick)
+
+    def _shake(self, work: Work) -> None:
+        """Break the group of a stuck work off; kill those that have not answered by the next time."""
+        flight = self._flights.get(work.work_id)
+        if flight is None:
+            return
+        if len(work.gpus) > 1 and not flight.is_broken_off:
+            self._break_off(flight)
+            return
+        for gpu in work.gpus:
+            if gpu not in flight.reports:
+                self._die(gpu, self._lives[gpu], "it made no progress", 1.0)
+
+
+def _event(run: Run) -> Event:
+    """What the controller is told of a run's end."""
+    work, run_ns = run.work, run.end_ns - run.start_ns
+    match run.end:
+        case RunEnd.DONE:
+            kind = StepsFinished if work.stage.name == DIFFUSE else StageFinished
+            return kind(work.work_id, run_ns)
+        case RunEnd.STOPPED:
+            return Stopped(work.work_id, run.steps)
+        case RunEnd.BROKEN:
+            return Broken(work.work_id, run.steps)
+        case RunEnd.STARVED:
+            return OutOfMemory(work.work_id, run.steps)
+        case RunEnd.FAILED | RunEnd.REFUSED:
+            return WorkFailed(work.work_id, "it went wrong", run.state_lost)

@@ -1,0 +1,148 @@
+"""Runs scenarios under the eyes of the invariants, and makes one that fails as small as it can."""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+
+from tilework.core.actions import Action
+from tilework.core.events import Event
+from tilework.core.time import NS_PER_S
+from tilework.cost.table import TableCosts
+from tilework.sim.faults import Faults
+from tilework.sim.invariants import Invariants
+from tilework.sim.scenarios import Scenario, scenario
+from tilework.sim.simulation import Observe, Simulation
+
+# Far more than any scenario needs, after its last arrival; beyond them something goes round in a circle.
+MOST_EVENTS = 100_000
+LONGEST_NS = 2 * 3600 * NS_PER_S
+_MOST_TRIALS = 150
+_PER_TASK = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of a scenario. `violation` is empty if all held; `where` is then, too.
+
+    `strikes` counts how often each fault happened, `endings` how requests ended.
+    """
+
+    seed: int
+    num_events: int
+    violation: str = ""
+    where: str = ""
+    strikes: Mapping[str, int] = field(default_factory=dict)
+    endings: Mapping[str, int] = field(default_factory=dict)
+
+
+def judge(one: Scenario, observe: Observe | None = None) -> Verdict:
+    """Run a scenario. Whatever the controller or the simulation raises is a violation, too."""
+    simulation = Simulation(one.controller, one.table, one.config)
+    invariants = Invariants(simulation, one.controller, one.faults, TableCosts(one.table))
+    num_events = 0
+
+    def check(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
+        nonlocal num_events
+        num_events += 1
+        if observe is not None:
+            observe(event, actions, now_ns)
+        invariants.check(event, actions, now_ns)
+        assert num_events < MOST_EVENTS, f"after {num_events} events there is no end"
+
+    try:
+        last_ns = max((request.arrival_ns for request in one.requests), default=0)
+        trace = simulation.run(one.requests, one.cancels, check, last_ns + LONGEST_NS)
+        invariants.finish(trace)
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{place.filename.rpartition('/tilework/')[2]}:{place.lineno}"
+        violation = f"{type(error).__name__}: {error}"
+        return Verdict(
+            seed=one.seed, num_events=num_events, violation=violation, where=where, strikes=simulation.strikes
+        )
+    endings = Counter(ending.status.value for ending in trace.endings)
+    return Verdict(seed=one.seed, num_events=num_events, strikes=simulation.strikes, endings=endings)
+
+
+def shrink(one: Scenario, tell: Callable[[Scenario], None] | None = None) -> Scenario:
+    """The smallest scenario that is found to fail alike: without faults that do not matter, and with fewer requests."""
+    trials, wanted = 0, _kind(judge(one))
+
+    def fails(smaller: Scenario) -> bool:
+        nonlocal trials
+        trials += 1
+        return trials <= _MOST_TRIALS and _kind(judge(smaller)) == wanted
+
+    for candidates in (_without_faults, _with_fewer_requests, _without_faults):
+        found: Scenario | None = one
+        while found is not None:
+            one = found
+            if tell is not None:
+                tell(one)
+            found = next((smaller for smaller in candidates(one) if fails(smaller)), None)
+    return one
+
+
+def _kind(verdict: Verdict) -> str:
+    """What failures have in common that are taken for the same: place and words, without numbers."""
+    return verdict.where + "".join(letter for letter in verdict.violation if not letter.isdigit())
+
+
+def _without_faults(one: Scenario) -> Iterator[Scenario]:
+    for kind in one.faults.by_kind:
+        yield one.with_faults(one.faults.without(kind))
+
+
+def _with_fewer_requests(one: Scenario) -> Iterator[Scenario]:
+    """Halves, quarters and so on taken out, down to single requests."""
+    uids = [request.uid for request in one.requests]
+    size = len(uids) // 2
+    while size:
+        for start in range(0, len(uids), size):
+            yield one.keeping({*uids[:start], *uids[start + size :]})
+        size //= 2
+
+
+def judge_seed(seed: int, policy: str | None, faults: Faults | None) -> Verdict:
+    return judge(scenario(seed, policy, faults))
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    seeds: tuple[int, ...]
+    policy: str | None
+    faults: Faults | None
+
+
+def _judge_all(task: _Task) -> list[Verdict]:
+    return [judge_seed(seed, task.policy, task.faults) for seed in task.seeds]
+
+
+def judge_many(
+    seeds: Iterable[int], policy: str | None, faults: Faults | None, num_processes: int
+) -> Iterator[Verdict]:
+    """The verdicts of many seeds, in the order of the seeds; the seeds are asked for as processes become free."""
+    tasks = _tasks(iter(seeds), policy, faults)
+    if num_processes == 1:
+        for task in tasks:
+            yield from _judge_all(task)
+        return
+    with ProcessPoolExecutor(num_processes) as pool:
+        waiting = [pool.submit(_judge_all, task) for task in islice(tasks, 2 * num_processes)]
+        try:
+            while waiting:
+                verdicts = waiting.pop(0).result()
+                waiting += [pool.submit(_judge_all, task) for task in islice(tasks, 1)]
+                yield from verdicts
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _tasks(seeds: Iterator[int], policy: str | None, faults: Faults | None) -> Iterator[_Task]:
+    while some := tuple(islice(seeds, _PER_TASK)):
+        yield _Task(some, policy, faults)

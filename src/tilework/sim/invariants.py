@@ -1,0 +1,260 @@
+"""What must hold after every event of a simulation, and at its end, whatever goes wrong in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+
+from tilework.control.controller import ControllerConfig
+from tilework.core.actions import Accept, Action, Finish, MoveState, Reject, RunStage, RunSteps
+from tilework.core.events import (
+    Broken,
+    Event,
+    GpuJoined,
+    GpuLost,
+    OutOfMemory,
+    Restored,
+    StageFinished,
+    StepsFinished,
+    Stopped,
+    Submitted,
+    WorkFailed,
+)
+from tilework.core.progress import Cursor
+from tilework.core.request import Request, Status
+from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
+from tilework.core.work import Work
+from tilework.cost.table import TableCosts
+from tilework.policy.demand import demand_at
+from tilework.sim.device import Run, State
+from tilework.sim.faults import Faults
+from tilework.sim.simulation import Simulation, Trace
+
+# A mishap costs a victim at most so much: what a watchdog needs to find it, a restart, and what is run again.
+MISHAP_NS = 120 * NS_PER_S
+_SELDOM = 64
+_MESSAGES = frozenset({"lost", "delayed", "doubled", "reordered"})
+_STATELESS = _MESSAGES | {"checkpoint", "restart", "replay"}
+
+
+class Violation(AssertionError):
+    """Something that must hold does not; the message says what, where and when."""
+
+
+class Invariants:
+    """Watches one simulation: pass `check` as its observer, and its trace to `finish`. Both raise Violation.
+
+    It keeps books of its own of what was asked and answered, and compares them with the controller's.
+    """
+
+    def __init__(self, simulation: Simulation, config: ControllerConfig, faults: Faults, costs: TableCosts) -> None:
+        self._simulation = simulation
+        self._config = config
+        self._faults = faults
+        self._costs = costs
+        self._requests: dict[str, Request] = {}
+        self._job_ids: dict[str, int] = {}
+        self._uids: dict[int, str] = {}
+        self._ended: set[str] = set()
+        self._up: dict[int, int] = {}
+        self._works: dict[int, Work] = {}
+        self._last_work_id = 0
+        self._attempts: dict[int, int] = {}
+        self._mishaps: Counter[int] = Counter()
+        self._num_mishaps = 0
+        self._urgency_ns: dict[str, int] = {}
+        self._first_start_ns: dict[str, int] = {}
+        self._num_events = 0
+        self._num_servers = simulation.num_servers
+
+    # After each event.
+
+    def check(self, event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
+        self._num_events += 1
+        if self._simulation.num_servers != self._num_servers:
+            self._begin_anew()
+        self._take(event)
+        for action in actions:
+            self._see(action, event, now_ns)
+        if not isinstance(event, Restored):  # Others may not be back yet.
+            self._compare(now_ns)
+
+    def _begin_anew(self) -> None:
+        """There is a new server: its controller numbers anew, and no device is up."""
+        self._num_servers = self._simulation.num_servers
+        self._num_mishaps += 1
+        self._last_work_id = 0
+        for table in (self._uids, self._works, self._attempts, self._mishaps, self._up):
+            table.clear()
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Submitted() as submitted:
+                self._requests |= {request.uid: request for request in submitted.requests}
+            case Restored(request):
+                self._requests[request.uid] = request
+            case GpuJoined(gpu, node):
+                _require(gpu not in self._up, f"GPU {gpu} joins twice")
+                self._up[gpu] = node
+            case GpuLost(gpu):
+                self._up.pop(gpu, None)
+                self._num_mishaps += 1
+                self._hit(work for work in self._works.values() if gpu in work.gpus)
+            case WorkFailed(work_id) | Broken(work_id) | OutOfMemory(work_id):
+                self._num_mishaps += 1
+                self._hit([work] if (work := self._works.pop(work_id, None)) else [])
+            case StepsFinished(work_id) | StageFinished(work_id) | Stopped(work_id):
+                self._works.pop(work_id, None)
+            case _:
+                pass
+
+    def _hit(self, works: Iterable[Work]) -> None:
+        for work in works:
+            self._mishaps.update(work.job_ids)
+
+    def _see(self, action: Action, event: Event, now_ns: int) -> None:
+        match action:
+            case Accept(job_id, uid, eta_ns):
+                self._accept(job_id, uid, eta_ns, event, now_ns)
+            case Reject(uid):
+                _require(uid in self._requests and uid not in self._job_ids, f"{uid} is refused after it was let in")
+                self._end(uid)
+            case Finish(job_id, uid, status):
+                _require(self._job_ids.get(uid) == job_id, f"{uid} ends as job {job_id}, which it is not")
+                if status is Status.FAILED:
+                    self._check_failure(uid, job_id)
+                self._end(uid)
+            case RunStage(work) | RunSteps(work):
+                self._run(work, now_ns)
+            case MoveState(job_id, targets):
+                _require(self._uids.get(job_id) not in self._ended, f"a state of job {job_id}, which has ended, moves")
+                _require(set(targets) <= self._up.keys(), f"a state of job {job_id} goes to a GPU that is down")
+            case _:
+                pass
+
+    def _accept(self, job_id: int, uid: str, eta_ns: int, event: Event, now_ns: int) -> None:
+        is_restored = isinstance(event, Restored)
+        _require(uid not in self._ended, f"{uid} is let in after its end")
+        _require(is_restored or uid not in self._job_ids, f"{uid} is let in twice")
+        _require(job_id not in self._uids, f"job {job_id} is two requests")
+        _require(eta_ns >= now_ns or "skew" in self._faults, f"{uid} is expected to be done before now")
+        self._job_ids[uid], self._uids[job_id] = job_id, uid
+        self._urgency_ns.setdefault(uid, self._simulation.controller.tracker.jobs[job_id].urgency_ns)
+
+    def _check_failure(self, uid: str, job_id: int) -> None:
+        hits, least = self._mishaps[job_id], self._config.max_attempts
+        _require(hits >= least, f"{uid} fails after {hits} mishaps, and fewer than {least} are no reason")
+
+    def _end(self, uid: str) -> None:
+        _require(uid not in self._ended, f"{uid} ends twice")
+        self._ended.add(uid)
+
+    def _run(self, work: Work, now_ns: int) -> None:
+        number = work.work_id
+        _require(number > self._last_work_id, f"work {number} comes after work {self._last_work_id}")
+        self._last_work_id = number
+        nodes = {self._up.get(gpu, -1) for gpu in work.gpus}
+        _require(-1 not in nodes, f"work {number} is for a GPU that is down: {work.gpus}")
+        _require(len(nodes) == 1, f"the group {work.gpus} of work {number} spans nodes")
+        for job_id, attempt in zip(work.job_ids, work.attempts, strict=True):
+            uid = self._uids.get(job_id)
+            _require(uid is not None and uid not in self._ended, f"work {number} is for job {job_id}, which has ended")
+            _require(attempt >= self._attempts.get(job_id, 1), f"work {number} goes back to attempt {attempt}")
+            self._attempts[job_id] = attempt
+            if uid is not None:
+                self._first_start_ns.setdefault(uid, now_ns)
+        self._works[number] = work
+        self._check_residents(work)
+
+    def _check_residents(self, work: Work) -> None:
+        for gpu in work.gpus:
+            residents = self._simulation.controller.tracker.devices[gpu].residents
+            most = max(self._config.max_residents, sum(bool(job.works) for job in residents.values()))
+            _require(len(residents) <= most, f"GPU {gpu} keeps {len(residents)} jobs, and may keep {most}")
+
+    def _compare(self, now_ns: int) -> None:
+        tracker = self._simulation.controller.tracker
+        _require(len(tracker.gpus) == len(self._up), f"the controller counts {len(tracker.gpus)} GPUs")
+        if self._num_events % _SELDOM == 0:
+            open_uids = self._job_ids.keys() - self._ended
+            _require(tracker.job_ids.keys() == open_uids, f"at {now_ns} ns a request is forgotten, or kept too long")
+        if self._simulation.cluster.num_refused and not _STATELESS & self._faults.by_kind.keys():
+            raise Violation(f"at {now_ns} ns a device is told to go on from a state that it does not have")
+
+    # At the end.
+
+    @property
+    def _is_calm(self) -> bool:
+        """Whether works take the time that is predicted, so that promises can be kept."""
+        config = self._simulation.config
+        return not self._faults and not config.jitter and config.dispatch_ns_at(1) < NS_PER_MS
+
+    def finish(self, trace: Trace) -> None:
+        for ending in trace.endings:
+            uid = ending.request.uid
+            if ending.status is Status.DONE:
+                _check_image(uid, ending.image, ending.request.steps)
+            if self._is_calm and ending.request.is_promise and ending.status is Status.DONE:
+                _require(ending.on_time, f"the promise to {uid} is broken, and nothing went wrong")
+        _require(self._job_ids.keys() <= self._ended, "an accepted request has not ended")
+        for gpu in {gpu for run in trace.runs for gpu in run.gpus}:
+            _check_alone(gpu, [run for run in trace.runs if gpu in run.gpus])
+        self._check_waits()
+        self._check_leftovers()
+
+    def _check_waits(self) -> None:
+        """A best-effort request waits at most for all that is more urgent or promised, and for repairs."""
+        alone_ns = {uid: self._alone_ns(self._requests[uid]) for uid in self._job_ids}
+        slowness = 2 * max(1.0, 1.5 * self._faults.size("slow") if "slow" in self._faults else 1.0)
+        spare_ns = self._num_mishaps * MISHAP_NS + self._delays_ns() + 10 * NS_PER_S
+        for uid, start_ns in self._first_start_ns.items():
+            request, urgency_ns = self._requests[uid], self._urgency_ns[uid]
+            if request.deadline_ns is None:
+                before_ns = sum(
+                    run_ns
+                    for other, run_ns in alone_ns.items()
+                    if self._urgency_ns[other] <= urgency_ns or self._requests[other].is_promise
+                )
+                waited_s = s_from_ns(start_ns - request.arrival_ns)
+                bound_s = s_from_ns(int(slowness * before_ns) + spare_ns)
+                _require(waited_s <= bound_s, f"{uid} waits {waited_s:.1f} s, and at most {bound_s:.1f} s")
+
+    def _delays_ns(self) -> int:
+        """What late messages may have cost."""
+        kinds = [kind for kind in ("delayed", "reordered", "skew", "replay") if kind in self._faults]
+        strikes = self._simulation.strikes
+        return round(sum(2 * strikes[kind] * self._faults.size(kind) for kind in kinds) * NS_PER_S)
+
+    def _alone_ns(self, request: Request) -> int:
+        return demand_at(request, Cursor.start(request), 1, self._costs).run_ns
+
+    def _check_leftovers(self) -> None:
+        tracker, fleet = self._simulation.controller.tracker, self._simulation.cluster.fleet
+        _require(not tracker.jobs and not tracker.num_waiting() and not tracker.promised(), "the tracker keeps a job")
+        _require(not any(device.residents for device in tracker.gpus), "the tracker keeps a resident")
+        if not _MESSAGES & self._faults.by_kind.keys() and "hang" not in self._faults:
+            kept = {gpu: fleet.num_states(gpu) for gpu in self._up if fleet.is_up(gpu)}
+            _require(not any(kept.values()), f"devices keep states of jobs that have ended: {kept}")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise Violation(message)
+
+
+def _check_image(uid: str, image: State | None, steps: int) -> None:
+    """Each step ran exactly once, in order, from one lineage of states."""
+    _require(image is not None, f"{uid} is done, and has no picture")
+    assert image is not None
+    done = 0
+    for first_step, num_steps in image.pieces:
+        _require(first_step == done and num_steps > 0, f"the picture of {uid} is made of the steps {image.pieces}")
+        done += num_steps
+    _require(done == steps, f"the picture of {uid} is made of {done} steps, not {steps}")
+
+
+def _check_alone(gpu: int, runs: list[Run]) -> None:
+    ordered = sorted((run.start_ns, run.end_ns, run.work.work_id) for run in runs)
+    for before, after in pairwise(ordered):
+        _require(before[1] <= after[0], f"GPU {gpu} runs works {before[2]} and {after[2]} at a time")

@@ -1,0 +1,154 @@
+"""Scenarios for fuzzing: a cluster, a workload and faults, all from one seed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from tilework.control.controller import ControllerConfig
+from tilework.core.classes import DEFAULT_CLASSES
+from tilework.core.request import OnMiss, Request, Shape
+from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.core.wire import CostRow
+from tilework.core.work import DIFFUSE, STAGES
+from tilework.cost.table import CostTable
+from tilework.policy.registry import policy_names
+from tilework.sim.faults import KINDS, Fault, Faults
+from tilework.sim.simulation import SimConfig
+
+PIPELINE = "fuzz"
+_SIDES = (64, 128, 192)
+_SECONDS = {"encode": 0.01, "diffuse": 0.1, "decode": 0.05}  # At 128 px on one device.
+_MEAN_S = 0.8  # Of a request on one device, roughly.
+_SPEEDUP = 1.6  # Of each doubling of the degree.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """`cancels` are (time in ns, uid)."""
+
+    seed: int
+    controller: ControllerConfig
+    table: CostTable
+    config: SimConfig
+    requests: tuple[Request, ...]
+    cancels: tuple[tuple[int, str], ...] = field(default=())
+
+    def keeping(self, uids: Collection[str]) -> Scenario:
+        """Only these of its requests."""
+        requests = tuple(request for request in self.requests if request.uid in uids)
+        cancels = tuple(cancel for cancel in self.cancels if cancel[1] in uids)
+        return replace(self, requests=requests, cancels=cancels)
+
+    def with_faults(self, faults: Faults) -> Scenario:
+        return replace(self, config=replace(self.config, faults=faults))
+
+    @property
+    def faults(self) -> Faults:
+        return self.config.faults
+
+
+def scenario(seed: int, policy: str | None = None, faults: Faults | None = None) -> Scenario:
+    """The scenario of a seed; `policy` and `faults` overrule what the seed would choose.
+
+    Which faults are on is chosen by a swarm: each with even odds of being out, so that some scenarios have few, which
+    then are not hidden by others.
+
+    Source: Groce et al., Swarm Testing, ISSTA 2012.
+    """
+    random = Random(f"tilework/{seed}")
+    num_gpus = random.choice((1, 2, 2, 3, 4, 4, 8))
+    gpus_per_node = random.choice((1, 2, 4, 8))
+    degrees = random.choice(((1,), (1, 2), (1, 2, 4), (1, 2, 4, 8)))
+    chosen = _swarm(Random(f"faults/{seed}"))
+    is_siege = random.random() < 0.04
+    if is_siege:
+        num_gpus = 1
+    rate = random.uniform(1.1, 1.6) if is_siege else random.choice((0.4, 0.8, 1.2, 3.0))
+    num_requests = 400 if is_siege else random.randint(4, 90)
+    requests = _requests(random, num_requests, rate * num_gpus / _MEAN_S, is_siege)
+    return Scenario(
+        seed=seed,
+        controller=ControllerConfig(
+            policy=random.choice(policy_names()) if policy is None else policy,
+            max_attempts=random.choice((2, 3, 5)),
+            max_jobs=1000 if is_siege else random.choice((10, 1000, 1000)),
+            max_residents=random.choice((1, 4, 64)),
+        ),
+        table=_table(degrees, gpus_per_node),
+        config=SimConfig(
+            num_gpus=num_gpus,
+            seed=seed,
+            jitter=random.choice((0.0, 0.0, 0.05, 0.3)),
+            dispatch_ns=random.choice((0, 500_000, 20_000_000)),
+            faults=chosen if faults is None else faults,
+        ),
+        requests=requests,
+        cancels=_cancels(random, requests),
+    )
+
+
+def _swarm(random: Random) -> Faults:
+    if random.random() < 0.05:
+        return Faults()
+    on = [kind for kind in KINDS if random.random() < 0.35]
+    faults = {}
+    for kind in on:
+        usual = KINDS[kind]
+        probability = min(1.0, usual.probability * random.choice((0.3, 1.0, 3.0)))
+        faults[kind] = Fault(kind, probability, usual.usual_size * random.choice((0.5, 1.0, 2.0)))
+    return Faults(faults)
+
+
+def _table(degrees: tuple[int, ...], gpus_per_node: int) -> CostTable:
+    rows = [
+        CostRow(
+            pipeline=PIPELINE,
+            stage=stage,
+            height=side,
+            width=side,
+            degree=degree,
+            seconds=_SECONDS[stage] * (side / 128) ** 2 / _SPEEDUP ** (degree.bit_length() - 1),
+        )
+        for side in _SIDES
+        for stage in STAGES
+        for degree in (degrees if stage == DIFFUSE else (1,))
+    ]
+    return CostTable(hardware="made up, for fuzzing", gpus_per_node=gpus_per_node, rows=tuple(rows))
+
+
+def _requests(random: Random, num_requests: int, rate_per_s: float, is_siege: bool) -> tuple[Request, ...]:
+    """Poisson arrivals. In a siege, of minutes, all but a few of the first have deadlines: the few could starve."""
+    arrival_s, requests = 0.0, []
+    no_deadline = 0.3 if is_siege else random.choice((0.0, 0.3, 1.0))
+    promised = random.choice((0.0, 0.3, 1.0))
+    for index in range(num_requests):
+        arrival_s += random.expovariate(rate_per_s)
+        slo_s = None if random.random() < no_deadline else random.uniform(0.5, 15.0)
+        if is_siege and slo_s is None and index > 20:
+            slo_s = 15.0
+        priority = random.choice(tuple(DEFAULT_CLASSES))
+        requests.append(
+            Request(
+                uid=str(index),
+                pipeline=PIPELINE,
+                shape=Shape(*random.choice(((64, 64), (128, 128), (192, 192), (64, 192)))),
+                steps=random.choice((1, 4, 10, 20)),
+                arrival_ns=ns_from_s(arrival_s),
+                deadline_ns=None if slo_s is None else ns_from_s(arrival_s + slo_s),
+                on_miss=OnMiss.REJECT if random.random() < promised else OnMiss.BEST_EFFORT,
+                tenant=random.choice(("a", "a", "a", "b")),
+                priority=priority,
+                weight=DEFAULT_CLASSES[priority],
+                guided=random.random() < 0.7,
+                preview_every=random.choice((0, 0, 0, 3)),
+            )
+        )
+    return tuple(requests)
+
+
+def _cancels(random: Random, requests: tuple[Request, ...]) -> tuple[tuple[int, str], ...]:
+    share = random.choice((0.0, 0.1, 0.4))
+    gone = [request for request in requests if random.random() < share]
+    return tuple((request.arrival_ns + random.randrange(6 * NS_PER_S), request.uid) for request in gone)
