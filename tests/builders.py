@@ -105,7 +105,7 @@ def job(job_id: int, asked: Request, urgency_ns: int = 0, **more: Any) -> Job:
 class Idle:
     """A policy of one device per request, in order of arrival, that plans nothing; for tests to derive others from."""
 
-    def urgency_ns(self, request: Request, set_aside: bool) -> int:
+    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
         return request.arrival_ns
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:

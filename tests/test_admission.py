@@ -12,12 +12,13 @@ from builders import SERVICE_S, Idle, controller, only, promise, request, simula
 from tilework.control.device import Device
 from tilework.core.actions import Accept, Finish, Reject, RunStage
 from tilework.core.events import Cancelled, StageFinished, Submitted
-from tilework.core.interfaces import Admitted, Ahead, CostModel, Demand, Forecast, Refused
+from tilework.core.interfaces import Admitted, Ahead, CostModel, Demand, Forecast, Held, Refused
 from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, RefusalCode, Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
 from tilework.cost.table import TableCosts
 from tilework.policy.admission import EtaAdmission
+from tilework.policy.door import Door
 from tilework.policy.promises import ADMISSION_MARGIN
 
 COSTS = TableCosts(table())
@@ -30,7 +31,7 @@ class Wanting(Idle):
     urgency: int = 99
     width: int = 1
 
-    def urgency_ns(self, request: Request, set_aside: bool) -> int:
+    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
         return self.urgency
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
@@ -42,6 +43,7 @@ class Backlog:
     """Three devices, free after 1, 2 and 4 s; ahead of whoever is less urgent than 50, two of them for 1 s."""
 
     free_s: Sequence[float] = (4, 2, 1)
+    widest: int = 3
     gpus: list[Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -50,6 +52,15 @@ class Backlog:
 
     def num_jobs(self) -> int:
         return 3
+
+    def held(self, tenant: str | None = None) -> Held:
+        return Held(3, 0)
+
+    def rivals_weight(self, tenant: str) -> float:
+        return 0.0
+
+    def delay_ns(self, request: Request) -> int:
+        return 0
 
     def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> Ahead:
         return Ahead(0, [Demand(2, ns_from_s(1))] if urgency_ns > 50 else [])
@@ -62,7 +73,8 @@ class Backlog:
 
 
 def answer(asked: Request, policy: Any = None, backlog: Any = None, now_ns: int = 0) -> Admitted | Refused:
-    return EtaAdmission(max_jobs=10).admit(asked, policy or Idle(), COSTS, backlog or Backlog(), now_ns)
+    door = Door(max_jobs=10, max_backlog_ns=100 * NS_PER_S)
+    return EtaAdmission(door=door).admit(asked, policy or Idle(), COSTS, backlog or Backlog(), now_ns)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +148,9 @@ def test_no_more_come_in_than_may_and_more_when_some_have_gone() -> None:
     control = controller(max_jobs=3)
     answers = [control.handle(Submitted(request(uid)), 0)[0] for uid in "abcd"]
     assert [type(answer) for answer in answers] == [Accept, Accept, Accept, Reject]
-    assert answers[-1] == Reject("d", "3 requests are waiting or running, and no more may", None, RefusalCode.QUEUE)
+    reason = "3 requests are waiting or running, and no more may"
+    earliest_ns, retry_ns = ns_from_s(4 * SERVICE_S), ns_from_s(SERVICE_S)
+    assert answers[-1] == Reject("d", reason, earliest_ns, RefusalCode.QUEUE, retry_ns), "one has ended by then"
     assert only(Finish, control.handle(Cancelled("b", "gone"), 1))
     assert [type(control.handle(Submitted(request(uid)), 2)[0]) for uid in "ef"] == [Accept, Reject]
 

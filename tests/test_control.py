@@ -47,7 +47,7 @@ class Script(Idle):
     def __init__(self, plans: list[Plan]) -> None:
         self.plans = iter(plans)
 
-    def urgency_ns(self, request: Request, set_aside: bool) -> int:
+    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
         return request.arrival_ns + (10**9 if set_aside else 0)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:

@@ -50,9 +50,11 @@ from tilework.core.events import (
 from tilework.core.interfaces import Admission, Admitted, Block, Demand, Forecast, Policy, Refused
 from tilework.core.progress import Cursor
 from tilework.core.request import RefusalCode, Request, Status
+from tilework.core.time import NS_PER_S
 from tilework.core.work import DIFFUSE, ENCODE, Group, Plan, StageId, Start, Work
 from tilework.cost.table import CostTable, TableCosts, UnknownCost
 from tilework.policy.admission import EtaAdmission
+from tilework.policy.door import Door
 from tilework.policy.guard import Guard
 from tilework.policy.registry import make_policy
 
@@ -66,13 +68,15 @@ _MORE_TRIALS = 16  # Than there are requests, to find a deadline with which all 
 class ControllerConfig:
     """`max_attempts`: how often in a row a request may lose a work without progress, until that fails it.
 
-    `max_jobs`: how many requests may be waiting or running at a time; `max_residents`: of how many that do not run a
-    device keeps something.
+    `max_jobs`: how many requests may be waiting or running at a time; `max_backlog_ns`: how long the devices that are
+    up may need for all of them when another comes in (see `policy.door`); `max_residents`: of how many a
+    device keeps something, unless more run on it.
     """
 
     policy: str = "edf"
     max_attempts: int = 3
-    max_jobs: int = 25_000
+    max_jobs: int = 32_768
+    max_backlog_ns: int = 3600 * NS_PER_S
     max_residents: int = 64
 
 
@@ -85,7 +89,9 @@ class Controller:
         self.costs = TableCosts(table)
         self._policy: Policy = make_policy(config.policy)
         self.tracker = Tracker(self._policy, self.costs)
-        self._admission: Admission = EtaAdmission(max_jobs=config.max_jobs)
+        self._admission: Admission = EtaAdmission(
+            door=Door(max_jobs=config.max_jobs, max_backlog_ns=config.max_backlog_ns)
+        )
         self._guard = Guard()
         self._next_job_id = 0
         self._wakes_ns: list[int] = []  # Asked for and not come yet, ascending.
@@ -93,7 +99,8 @@ class Controller:
 
     def handle(self, event: Event, now_ns: int) -> tuple[Action, ...]:
         self.tracker.at(now_ns)
-        self.costs.forget_memory(now_ns)
+        if self.costs.forget_memory(now_ns):
+            self.tracker.bring_back()
         actions = self._record(event, now_ns)
         if not any(isinstance(action, Reject) for action in actions):  # Then nothing has changed.
             actions += self._plan(now_ns)
@@ -120,6 +127,7 @@ class Controller:
                 return [] if job_id is None else self._end(self.tracker.jobs[job_id], Status.CANCELLED, reason)
             case GpuJoined(gpu, node, stages):
                 self.tracker.add_device(gpu, node, stages)
+                self.tracker.bring_back()
                 return []
             case GpuLost(gpu):
                 return self._lose(gpu, event.why, now_ns)
@@ -150,10 +158,12 @@ class Controller:
             return Refused(str(error), None, RefusalCode.UNKNOWN_COST)
 
     def _enter(self, request: Request, answer: Admitted, index: int, done: Cursor | None = None) -> Job:
+        delay_ns = self.tracker.delay_ns(request)
         job = Job(
             job_id=self._next_job_id + index,
             request=request,
-            urgency_ns=self._policy.urgency_ns(request, False),
+            urgency_ns=self._policy.urgency_ns(request, False, delay_ns),
+            delay_ns=delay_ns,
             promised=_reserved(request, answer.promised),
             forecast=answer.forecast,
             done=done or Cursor.start(request),
@@ -170,8 +180,9 @@ class Controller:
         reason, earliest_ns = answer.reason, answer.earliest_ns
         if len(requests) > 1:
             reason = f"{reason} (request {index + 1} of {len(requests)} that come together)"
-            earliest_ns = None if earliest_ns is None else self._earliest_ns(requests, earliest_ns, now_ns)
-        return [Reject(request.uid, reason, earliest_ns, answer.code) for request in requests]
+            if earliest_ns is not None and answer.code is RefusalCode.DEADLINE:
+                earliest_ns = self._earliest_ns(requests, earliest_ns, now_ns)
+        return [Reject(request.uid, reason, earliest_ns, answer.code, answer.retry_ns) for request in requests]
 
     def _earliest_ns(self, requests: Sequence[Request], due_ns: int, now_ns: int) -> int:
         """A deadline, from `due_ns` on, with which all would be let in together: the earliest, or nearly so.
@@ -266,15 +277,28 @@ class Controller:
 
     def _starved(self, work: Work, steps_done: int, reason: str, now_ns: int) -> list[Action]:
         """Run it otherwise from now on: on more devices, or in slices. That it did not fit is no failure of its job,
-        unless it was known before."""
+        unless it was known before.
+
+        Where it would fit on more devices than are up, it waits for them, or until it is forgotten that it did not fit.
+        """
         actions: list[Action] = []
         for job in self.tracker.end_work(work, steps_done):
-            news = self.costs.observe_memory(work, job.request.shape, fitted=False, now_ns=now_ns)
-            job.failures -= news
+            is_news = self.costs.observe_memory(work, job.request.shape, fitted=False, now_ns=now_ns)
+            lacks_devices = self._lacks_devices(job)
+            job.failures -= is_news and not lacks_devices
             actions += self._retry(job, reason)
-            if job.promised is not None:
+            if job.job_id in self.tracker.jobs and lacks_devices:
+                self.tracker.set_back(job)
+            elif job.promised is not None:
                 self._fit_promise(job)
         return actions
+
+    def _lacks_devices(self, job: Job) -> bool:
+        """Whether the steps of a job would fit on more devices of a node than are up now, as they have been before."""
+        stage, shape = StageId(job.request.pipeline, DIFFUSE), job.request.shape
+        degrees = [one for one in self._policy.degrees(job.request, self.costs) if one <= self.tracker.widest]
+        fitting = [degree for degree in degrees if self.costs.fits(stage, shape, degree)]
+        return bool(fitting) and min(fitting) > self.tracker.widest_now
 
     def _fit_promise(self, job: Job) -> None:
         """Keep a block that is wide enough for a promised job's memory."""
@@ -290,8 +314,14 @@ class Controller:
             return []
         lost = self.tracker.remove_device(gpu)
         victims = {job.job_id: job for work in lost for job in self.tracker.members(work)}
-        actions = [action for job in victims.values() for action in self._retry(job, why)]
+        # A job whose first work has lost this member only goes on from what the others have: they will be heard.
+        ended = [job for job in victims.values() if not self._will_break(job.works[0], gpu)]
+        actions = [action for job in ended for action in self._retry(job, why)]
         return actions + [action for work in lost for action in self._catch_up(work, now_ns)]
+
+    def _will_break(self, work: Work, gpu: int) -> bool:
+        """Whether `Broken` follows the loss of a member."""
+        return gpu in work.gpus and work.work_id in self.tracker.works
 
     def _retry(self, job: Job, reason: str, state_lost: bool = False) -> list[Action]:
         """Go on from where completed works brought a job, or from its beginning; fail it when it makes no progress."""
@@ -330,7 +360,8 @@ class Controller:
             actions += [action for start in forced for action in self._start(start)]
             if not forced:
                 break
-        return actions + self._wake(plan.wake_ns, self._guard.wake_ns(self.tracker, now_ns))
+        recall_ns = self.costs.forgets_ns if self.tracker.num_set_back else None
+        return actions + self._wake(plan.wake_ns, self._guard.wake_ns(self.tracker, now_ns), recall_ns)
 
     def _forced(self, now_ns: int) -> tuple[Start, ...]:
         wider = self._guard.widened(self.tracker, self.costs, self._policy.degrees, now_ns)
@@ -342,7 +373,8 @@ class Controller:
         for job_id, _ in plan.set_aside:
             job = self.tracker.jobs[job_id]
             assert not job.set_aside, f"job {job_id} is set aside twice"
-            self.tracker.set_aside(job, self._policy.urgency_ns(job.request, True))
+            delay_ns = self.tracker.delay_ns(job.request, set_aside=True)
+            self.tracker.set_aside(job, self._policy.urgency_ns(job.request, True, delay_ns), delay_ns)
         return [SetAside(job_id, why) for job_id, why in plan.set_aside]
 
     # 3. Perform.

@@ -20,7 +20,7 @@ class Job:
     committed to devices and not ended, and will bring it to `committed`; `last_gpus` will have its state then;
     `holders` are the devices that have seen its conditioning. A lost device or a failed work starts the next `attempt`,
     from `done`; `failures` counts those since the last progress. `demand` and `promised` are kept by the tracker, which
-    knows policy and costs.
+    knows policy and costs. `urgency_ns` includes `delay_ns`, for the sake of its tenant's others and of other tenants.
     """
 
     job_id: int
@@ -30,6 +30,7 @@ class Job:
     done: Cursor
     attempt: int = 1
     failures: int = 0
+    delay_ns: int = 0
     set_aside: bool = False
     demand: Demand = _NOTHING
     promised: Block | None = None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tilework.control.device import Device
 from tilework.control.job import Job
+from tilework.control.load import Load
 from tilework.control.queue import WaitingQueue
-from tilework.core.interfaces import Ahead, Block, CostModel, Policy
+from tilework.core.interfaces import Ahead, Block, CostModel, Held, Policy
+from tilework.core.request import Request
 from tilework.core.work import DIFFUSE, StageId, Start, Work
 from tilework.policy.demand import demand_at
 
@@ -17,8 +20,9 @@ from tilework.policy.demand import demand_at
 class Tracker:
     """A `ClusterView` to policies and a `Backlog` to admission.
 
-    A job is in `waiting` exactly when none of its works is in flight. A work stays in flight until its devices have
-    reported on it or are all lost, even when its job has ended or begun another attempt meanwhile.
+    A job is in `waiting` exactly when none of its works is in flight and it is not set back. A work stays in flight
+    until its devices have reported on it or are all lost, even when its job has ended or begun another attempt
+    meanwhile.
     """
 
     def __init__(self, policy: Policy, costs: CostModel) -> None:
@@ -29,10 +33,13 @@ class Tracker:
         self._policy = policy
         self._costs = costs
         self._waiting = WaitingQueue()
+        self._load = Load()
         self._promised: list[Job] = []
         self._reserved: list[Block] = []  # The blocks of these, as if none had works.
         self._busy: dict[int, Job] = {}
+        self._set_back: dict[int, Job] = {}
         self._sorted_devices: tuple[Device, ...] = ()
+        self.widest = 0
         self._next_work_id = 1
         self._now_ns = 0
 
@@ -53,6 +60,15 @@ class Tracker:
 
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    def held(self, tenant: str | None = None) -> Held:
+        return self._load.held(tenant)
+
+    def rivals_weight(self, tenant: str) -> float:
+        return self._load.rivals_weight(tenant)
+
+    def delay_ns(self, request: Request, set_aside: bool = False) -> int:
+        return self._load.delay_ns(request, set_aside, len(self._sorted_devices))
 
     def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> Ahead:
         return self._waiting.ahead(_key(urgency_ns, job_id))
@@ -102,10 +118,17 @@ class Tracker:
 
     def _sort_devices(self) -> None:
         self._sorted_devices = tuple(self.devices[gpu] for gpu in sorted(self.devices))
+        self.widest = max(self.widest, self.widest_now)
+
+    @property
+    def widest_now(self) -> int:
+        """The most devices of a node that are up."""
+        return max(Counter(device.node for device in self._sorted_devices).values(), default=0)
 
     def add_job(self, job: Job) -> None:
         self.jobs[job.job_id] = job
         self.job_ids[job.request.uid] = job.job_id
+        self._load.enter(job)
         if job.promised is not None:
             self._promised.insert(rank := self._rank(job), job)
             self._reserved.insert(rank, job.promised)
@@ -116,16 +139,35 @@ class Tracker:
         self._leave(job)
         self._release(job)
         self._evict(job)
+        self._load.leave(job)
         del self.jobs[job.job_id], self.job_ids[job.request.uid]
 
-    def set_aside(self, job: Job, urgency_ns: int) -> None:
+    def set_aside(self, job: Job, urgency_ns: int, delay_ns: int) -> None:
         was_waiting = job in self._waiting
         if was_waiting:
             self._waiting.remove(job)
-        job.set_aside, job.urgency_ns = True, urgency_ns
+        self._load.leave(job)
+        job.set_aside, job.urgency_ns, job.delay_ns = True, urgency_ns, delay_ns
+        self._load.enter(job)
         self._release(job)
         if was_waiting:
             self._waiting.add(job)
+
+    def set_back(self, job: Job) -> None:
+        """Let a waiting job wait outside the queue, where no policy sees it; its promise is given up."""
+        self._waiting.remove(job)
+        self._release(job)
+        self._set_back[job.job_id] = job
+
+    @property
+    def num_set_back(self) -> int:
+        return len(self._set_back)
+
+    def bring_back(self) -> None:
+        """Things have changed: who was set back waits like others again."""
+        for job in tuple(self._set_back.values()):
+            self._leave(job)
+            self._wait(job)
 
     def restart(self, job: Job, *, from_start: bool) -> None:
         """Begin a job's next attempt; works of its former one may still be in flight."""
@@ -210,12 +252,12 @@ class Tracker:
         job.leave(gpu)
 
     def residents_beyond(self, gpu: int, most: int) -> list[Job]:
-        """Jobs of which this device keeps something though they have no work, the longest idle first, beyond `most`."""
+        """Jobs without works, the oldest first, to let go so that this device keeps something of `most` if possible."""
         residents = self.devices[gpu].residents
         if len(residents) <= most:
             return []
         idle = [job for job in residents.values() if not job.works]
-        return idle[: max(0, len(idle) - most)]
+        return idle[: len(residents) - most]
 
     def members(self, work: Work) -> list[Job]:
         """The jobs that a work still belongs to: neither ended nor in another attempt."""
@@ -239,7 +281,9 @@ class Tracker:
         return bisect_left(self._promised, _due(job), key=_due)
 
     def _predict(self, job: Job) -> None:
-        job.demand = self._policy.demand(job.request, job.committed, self._costs)
+        demand = self._policy.demand(job.request, job.committed, self._costs)
+        self._load.change(job, demand)
+        job.demand = demand
         if job.promised is not None:
             self.reserve(job, job.promised.demand.width)
 
@@ -255,6 +299,7 @@ class Tracker:
         if job in self._waiting:
             self._waiting.remove(job)
         self._busy.pop(job.job_id, None)
+        self._set_back.pop(job.job_id, None)
 
 
 def _key(urgency_ns: int, job_id: int | None) -> tuple[int, int]:

@@ -23,12 +23,16 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Tell the client no. `earliest_ns` is the earliest deadline that could be met, if there is one."""
+    """Tell the client no. `earliest_ns` is the earliest deadline that could be met, if there is one.
+
+    `retry_ns` is after how long there will be room, if it is room that there is not.
+    """
 
     uid: str
     reason: str
     earliest_ns: int | None
     code: RefusalCode
+    retry_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

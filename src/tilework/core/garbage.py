@@ -13,11 +13,14 @@ def rare_collections() -> Iterator[None]:
 
     A full collection walks everything: 45 ms for what a server has loaded, 0.3 s for 3,000 requests in flight. None at
     all would be simpler, but each answer leaves some 40 objects in cycles, 11 KB.
+
+    New objects are looked at often. What counts is their number less that of old ones that went, so that where requests
+    come and go evenly those of ten seconds would pile up, which take 90 ms.
     """
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 20, 50)
+    gc.set_threshold(1_000, 50, 200)
     try:
         yield
     finally:

@@ -135,8 +135,12 @@ class Policy(Protocol):
     It may remember (the end of a round), and so belongs to one controller.
     """
 
-    def urgency_ns(self, request: Request, set_aside: bool) -> int:
-        """Place of a request in the order of service; asked once, and again when it is set aside."""
+    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
+        """Place of a request in the order of service; asked once, and again when it is set aside.
+
+        `delay_ns` is what its tenant's own requests before it take at the tenant's share (see `Backlog.delay_ns`): for
+        policies that are fair to tenants, where they do not go by deadlines.
+        """
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         """The degrees at which it may run the steps of a request. Raises UnknownCost."""
@@ -172,11 +176,23 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The request may not come in; `earliest_ns` is the earliest deadline that could be met, if there is one."""
+    """The request may not come in; `earliest_ns` is the earliest deadline that could be met, if there is one.
+
+    After `retry_ns` there is room for it, as far as can be foretold, if there was none.
+    """
 
     reason: str
     earliest_ns: int | None
     code: RefusalCode
+    retry_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How many requests somebody has in the system, and the GPU-time of what no work covers yet of them."""
+
+    num_jobs: int
+    gpu_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +210,23 @@ class Backlog(Protocol):
     def gpus(self) -> Sequence[GpuView]:
         """Devices that are up."""
 
+    @property
+    def widest(self) -> int:
+        """The most devices of a node that have been up at a time."""
+
     def num_jobs(self) -> int: ...
+    def held(self, tenant: str | None = None) -> Held:
+        """What a tenant has in the system; without one, all of them together."""
+
+    def rivals_weight(self, tenant: str) -> float:
+        """The weights of all other tenants that have something in the system."""
+
+    def delay_ns(self, request: Request) -> int:
+        """How long what its tenant has waiting without a deadline takes at the tenant's share of the devices.
+
+        What is lighter than the request does not count. With this delay it comes behind all that does.
+        """
+
     def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> Ahead:
         """What the jobs without works take that are served before one of this urgency.
 

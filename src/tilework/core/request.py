@@ -38,7 +38,8 @@ class Request:
 
     `deadline_ns` is absolute on the controller's clock; None means best effort. `guided` says that classifier-free
     guidance doubles each step; cost tables describe guided steps. `priority` names its class and `weight` is what class
-    and tenant make it weigh (see `core.classes`). After every `preview_every` steps a preview is decoded (0: never).
+    and tenant make it weigh, of which `tenant_weight` is the tenant's part; `room` is how full the queue may be when it
+    still comes in (see `core.classes`). After every `preview_every` steps a preview is decoded (0: never).
     """
 
     uid: str
@@ -52,6 +53,8 @@ class Request:
     tenant: str = "default"
     priority: str = DEFAULT_CLASS
     weight: float = 1.0
+    tenant_weight: float = 1.0
+    room: float = 1.0
     guided: bool = True
     preview_every: int = 0
 
@@ -75,6 +78,7 @@ class RefusalCode(StrEnum):
 
     DEADLINE = "deadline_unreachable"
     QUEUE = "queue_full"
+    TENANT = "tenant_share"
     NO_DEVICE = "no_device"
     UNKNOWN_COST = "unknown_cost"
     MEMORY = "too_large"

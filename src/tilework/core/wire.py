@@ -54,7 +54,10 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelledSource:
-    """A pretended device: a worker that sleeps for as long as `rows` say, and returns pictures of one colour."""
+    """A pretended device: a worker that sleeps for as long as `rows` say, and returns pictures of one colour.
+
+    It has `memory_bytes`: a work for which they say a higher peak runs out of it.
+    """
 
     pipeline: str
     hardware: str
@@ -62,6 +65,7 @@ class ModelledSource:
     rows: tuple[CostRow, ...] = field(repr=False)
     device: str = "cpu"
     threads: int = 1
+    memory_bytes: int | None = None
 
 
 Source = ModelSource | ModelledSource

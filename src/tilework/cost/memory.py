@@ -59,6 +59,11 @@ class MemoryLimits:
         """Whether nothing is known against it. `sliced` takes less than the whole at once."""
         return not any(_says(form, stage, degree, sliced) and self._is_less(form, shape) for form in self._marks)
 
+    @property
+    def forgets_ns(self) -> int | None:
+        """When the oldest limit is forgotten."""
+        return min((mark.until_ns for mark in self._marks.values()), default=None)
+
     def forget(self, now_ns: int) -> bool:
         """Let go what is too old; returns whether something was."""
         old = [form for form, mark in self._marks.items() if mark.until_ns <= now_ns]

@@ -226,10 +226,16 @@ class TableCosts:
         self.version += news
         return news
 
-    def forget_memory(self, now_ns: int) -> None:
-        """Let go what was learnt too long ago about what does not fit."""
-        if self._memory and self._memory.forget(now_ns):
-            self.version += 1
+    @property
+    def forgets_ns(self) -> int | None:
+        """When something about what does not fit is forgotten; None if there is nothing."""
+        return self._memory.forgets_ns
+
+    def forget_memory(self, now_ns: int) -> bool:
+        """Let go what was learnt too long ago about what does not fit; returns whether there was something."""
+        is_news = bool(self._memory) and self._memory.forget(now_ns)
+        self.version += is_news
+        return is_news
 
     def move_ns(self, source: Group, target: Group) -> int:
         return 0 if not source or set(target) <= set(source) else self._move_ns

@@ -11,6 +11,7 @@ from tilework.core.request import RefusalCode, Request
 from tilework.core.time import s_from_ns
 from tilework.core.work import DECODE, DIFFUSE, StageId
 from tilework.policy.demand import demand_at, usable_degree
+from tilework.policy.door import Door
 from tilework.policy.experience import Experience
 from tilework.policy.guard import ready_ns
 from tilework.policy.order import needs
@@ -27,10 +28,10 @@ class EtaAdmission:
     The predicted finish lets all jobs that are served before the newcomer take, in order, as many devices as the policy
     would give them, those that are free first; it is corrected by experience (see `policy.experience`). A promise
     (`on_miss: reject`) needs more than a good prediction: a certificate that later arrivals cannot take away (see
-    `policy.promises`). `max_jobs` is how many jobs may be in the system at a time.
+    `policy.promises`). Whether there is room to wait, the `door` says.
     """
 
-    max_jobs: int
+    door: Door
     _experience: Experience = field(default_factory=Experience, init=False)
     _promises: Promises | None = field(default=None, init=False)
 
@@ -39,15 +40,14 @@ class EtaAdmission:
     ) -> Admitted | Refused:
         """Raises UnknownCost."""
         demand = policy.demand(request, Cursor.start(request), costs)
-        if backlog.num_jobs() >= self.max_jobs:
-            reason = f"{backlog.num_jobs()} requests are waiting or running, and no more may"
-            return Refused(reason, None, RefusalCode.QUEUE)
+        if (no_room := self.door.refusal(request, backlog, now_ns)) is not None:
+            return _with_earliest(no_room, request, demand, policy, backlog, now_ns)
         if not backlog.gpus:
             if request.is_promise:
                 return Refused("no device is up", None, RefusalCode.NO_DEVICE)
             why = "no device is up; the time counts from now"
             return Admitted(now_ns + demand.run_ns, why, Forecast(demand.run_ns, 0, 1.0))
-        if (too_large := _too_large(request, policy, costs)) is not None:
+        if (too_large := _too_large(request, policy, costs, backlog.widest)) is not None:
             return too_large
         before = _levels_before(request, policy, backlog)
         num_jobs = backlog.num_jobs()
@@ -112,14 +112,27 @@ class EtaAdmission:
         return place(levels, job.demand, begin_ns)
 
 
-def _too_large(request: Request, policy: Policy, costs: CostModel) -> Refused | None:
+def _with_earliest(
+    no_room: Refused, request: Request, demand: Demand, policy: Policy, backlog: Backlog, now_ns: int
+) -> Refused:
+    """With when it could be done that finds no room: as if it were in, since it would then come when others have gone.
+
+    A promise would need room and a place among the promises, of which nobody can say when.
+    """
+    if request.is_promise or no_room.retry_ns is None:
+        return no_room
+    end_ns = place(_levels_before(request, policy, backlog), demand)
+    return replace(no_room, earliest_ns=max(end_ns, now_ns + no_room.retry_ns + demand.run_ns))
+
+
+def _too_large(request: Request, policy: Policy, costs: CostModel, widest: int) -> Refused | None:
     """A refusal of what has been seen not to fit into the memory of so many devices as the policy may give it."""
     stage, decode, shape = StageId(request.pipeline, DIFFUSE), StageId(request.pipeline, DECODE), request.shape
-    degrees = policy.degrees(request, costs)
+    degrees = [degree for degree in policy.degrees(request, costs) if degree <= widest] or [1]
     if any(costs.fits(stage, shape, degree) for degree in degrees) and costs.fits(decode, shape, 1):
         return None
-    reason = f"{shape} needs more memory than there is on {max(degrees)} of the GPUs"
-    return Refused(reason, None, RefusalCode.MEMORY)
+    gpus = "one of the GPUs" if max(degrees) == 1 else f"{max(degrees)} of the GPUs"
+    return Refused(f"{shape} needs more memory than there is on {gpus}", None, RefusalCode.MEMORY)
 
 
 def _refused(ask: _Ask, deadline_ns: int) -> Refused:
@@ -177,7 +190,7 @@ class _Ask:
 
 def _levels_before(request: Request, policy: Policy, backlog: Backlog) -> Levels:
     """When devices are free after those that are served before a newcomer."""
-    urgency_ns = policy.urgency_ns(request, False)
+    urgency_ns = policy.urgency_ns(request, False, backlog.delay_ns(request))
     free_ns = [gpu.free_ns for gpu in backlog.gpus]
     return levels_after(free_ns, backlog.running_ahead(urgency_ns), backlog.waiting_ahead(urgency_ns))
 

@@ -28,8 +28,8 @@ class EarliestDeadlineFirst:
     chunk_ns: int = 200 * NS_PER_MS
     order: DeadlineOrder = field(default_factory=DeadlineOrder)
 
-    def urgency_ns(self, request: Request, set_aside: bool) -> int:
-        return self.order.urgency_ns(request, set_aside)
+    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
+        return self.order.urgency_ns(request, set_aside, delay_ns)
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         return (1,)

@@ -19,7 +19,9 @@ from tilework.policy.registry import policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedDegree:
-    """Serve in order of arrival; a group of `degree` GPUs keeps a request until it is finished. Deadlines are ignored.
+    """Serve in order of arrival; a group of `degree` GPUs keeps a request until it is finished.
+
+    Deadlines, weights and tenants are ignored.
 
     The GPUs of a node that is short of some are divided into groups as wide as they go. A request takes as many GPUs
     of its group as its pipeline was profiled for.
@@ -28,7 +30,7 @@ class FixedDegree:
     degree: int
     chunk_ns: int = 200 * NS_PER_MS
 
-    def urgency_ns(self, request: Request, set_aside: bool) -> int:
+    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
         return request.arrival_ns
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:

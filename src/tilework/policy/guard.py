@@ -127,7 +127,7 @@ class Guard:
 
     def wake_ns(self, view: ClusterView, now_ns: int) -> int | None:
         """When to look again at the latest, though nothing happens: idle devices use up what there is to spare."""
-        if not _has_something_to_guard(view) or all(job.works for job in view.promised()):
+        if not _has_something_to_guard(view) or all(job.works for job in view.promised()) or self._next_ns == _NEVER:
             return None
         idle = [self._all.free_ns[gpu.gpu] for gpu in view.gpus if not gpu.works and gpu.gpu in self._all.free_ns]
         return max(now_ns + NS_PER_MS, min(idle) + self._next_ns) if idle else None

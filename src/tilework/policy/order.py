@@ -17,20 +17,21 @@ class DeadlineOrder:
 
     A job that cannot be on time any more is set aside: it is served as if its deadline were `late_patience_ns` after
     its arrival. A job without a deadline is served as if it had one after `patience_ns`. Both are divided by the weight
-    of the request. Deadlines of later arrivals pass these points in time, so nobody starves; under an overload that
-    outlasts them, the late displace those that could be on time, which only refusing requests (`on_miss: reject`)
-    prevents.
+    of the request, and both begin `delay_ns` after its arrival, so that tenants take turns (see `control.load`).
+    Deadlines of later arrivals pass these points in time, so nobody starves; under an overload that outlasts them, the
+    late displace those that could be on time, which only refusing requests (`on_miss: reject`) prevents.
     """
 
     patience_ns: int = 60 * NS_PER_S
     late_patience_ns: int = 600 * NS_PER_S
 
-    def urgency_ns(self, request: Request, set_aside: bool) -> int:
-        if request.deadline_ns is None:
-            return request.arrival_ns + int(self.patience_ns / request.weight)
-        if not set_aside:
+    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
+        if request.deadline_ns is not None and not set_aside:
             return request.deadline_ns
-        return max(request.deadline_ns, request.arrival_ns + int(self.late_patience_ns / request.weight))
+        from_ns = request.arrival_ns + delay_ns
+        if request.deadline_ns is None:
+            return from_ns + int(self.patience_ns / request.weight)
+        return max(request.deadline_ns, from_ns + int(self.late_patience_ns / request.weight))
 
 
 def by_urgency(job: JobView) -> tuple[int, int]:

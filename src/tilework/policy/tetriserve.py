@@ -48,8 +48,8 @@ class TetriServe:
     _has_news: bool = field(default=False, init=False)
     _kinds: dict[tuple[str, Shape, int, bool, int], Kind] = field(default_factory=dict, init=False)
 
-    def urgency_ns(self, request: Request, set_aside: bool) -> int:
-        return self.order.urgency_ns(request, set_aside)
+    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
+        return self.order.urgency_ns(request, set_aside, delay_ns)
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         return fitting_degrees(request, costs)

@@ -24,12 +24,13 @@ class Levels(Collector):
     def __init__(self, engine: Engine, store: ResultStore) -> None:
         self._engine = engine
         self._store = store
+        self._begun_ns = engine.now_ns()
         self._classes = Names(tuple(DEFAULT_CLASSES))
 
     def collect(self) -> Iterable[Metric]:
         health, usage, store = self._engine.health(), self._engine.usage(), self._store
         yield self._build()
-        yield _gauge("uptime_seconds", "Since the engine was made", s_from_ns(self._engine.now_ns()))
+        yield _gauge("uptime_seconds", "Since the engine was made", s_from_ns(self._engine.now_ns() - self._begun_ns))
         yield _gauge("devices", "GPUs that were asked for", health.num_devices)
         yield _gauge("devices_up", "GPUs that take work", health.num_devices_up)
         yield self._by_class("jobs_queued", "Images that wait for a GPU, before or between works", usage.waiting)

@@ -13,7 +13,7 @@ from tilework.server.errors import ApiError, invalid, not_ready, shown
 from tilework.server.tenants import Tenant
 
 RATE_LIMIT = "rate_limit_error"
-RETRY_BUSY_S = 5
+RETRY_BUSY_S = 5  # Without devices nobody knows.
 
 
 def refused(refusal: Refusal, ask: ImageCall, arrival_ns: int) -> ApiError:
@@ -23,7 +23,9 @@ def refused(refusal: Refusal, ask: ImageCall, arrival_ns: int) -> ApiError:
             assert ask.deadline is not None
             return _unreachable(refusal, ask.deadline, arrival_ns)
         case RefusalCode.QUEUE:
-            return _queue_full(refusal, arrival_ns)
+            return _no_room(f"The queue is full: {refusal.reason}.", refusal, arrival_ns)
+        case RefusalCode.TENANT:
+            return _no_room(f"Your share of the queue is used up: {refusal.reason}.", refusal, arrival_ns)
         case RefusalCode.UNKNOWN_COST:
             size = str(ask.specs[0].shape)
             remedy = f"What it costs is not known here: {refusal.reason}. Ask for another size."
@@ -68,15 +70,16 @@ def _unreachable(refusal: Refusal, deadline: Deadline, arrival_ns: int) -> ApiEr
     )
 
 
-def _queue_full(refusal: Refusal, arrival_ns: int) -> ApiError:
+def _no_room(message: str, refusal: Refusal, arrival_ns: int) -> ApiError:
+    """`Retry-After` says when the queue will have been served far enough; `earliest_s` when it would then be done."""
     earliest_s = None if refusal.earliest_ns is None else _ceil_ms(refusal.earliest_ns - arrival_ns)
-    message = f"The queue is full: {refusal.reason}. Retry in {RETRY_BUSY_S} seconds."
+    retry_s = RETRY_BUSY_S if refusal.retry_ns is None else max(1, math.ceil(refusal.retry_ns / NS_PER_S))
     return ApiError(
         429,
-        message,
+        f"{message} Retry in {retry_s} seconds.",
         kind=RATE_LIMIT,
         code=refusal.code.value,
-        headers={"Retry-After": str(RETRY_BUSY_S)},
+        headers={"Retry-After": str(retry_s)},
         extra={"uid": refusal.uid, "earliest_s": earliest_s},
     )
 

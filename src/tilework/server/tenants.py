@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tilework.core.classes import DEFAULT_CLASS, DEFAULT_CLASSES, LARGEST_WEIGHT, LEAST_WEIGHT
+from tilework.core.classes import DEFAULT_CLASS, DEFAULT_CLASSES, LARGEST_WEIGHT, LEAST_WEIGHT, room
 from tilework.server.config import ConfigError, ServerConfig
 
 DEFAULT_TENANT = "default"
@@ -62,6 +62,10 @@ class Tenants:
 
     def weight(self, tenant: Tenant, name: str) -> float:
         return tenant.weight * self.classes[name]
+
+    def room(self, name: str) -> float:
+        """How full the queue may be when a request of a class still comes in."""
+        return room(self.classes[name], max(self.classes.values()))
 
 
 def load_tenants(config: ServerConfig) -> Tenants:

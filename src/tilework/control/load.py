@@ -1,0 +1,120 @@
+"""What the jobs in the system will take, all together and by tenant, kept as they come, go on and leave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilework.control.job import Job
+from tilework.core.interfaces import Demand, Held
+from tilework.core.request import Request
+
+
+@dataclass(slots=True)
+class _Line:
+    """Jobs of one tenant and weight that go by their arrivals: all without a deadline, or all that were set aside.
+
+    `until_ns` is the arrival and the delay of the last of them together.
+    """
+
+    num_jobs: int = 0
+    gpu_ns: int = 0
+    until_ns: int = 0
+
+
+@dataclass(slots=True)
+class _Holding:
+    """What one tenant has in the system; `lines` are by weight and by whether its jobs were set aside."""
+
+    weight: float
+    num_jobs: int = 0
+    gpu_ns: int = 0
+    lines: dict[tuple[float, bool], _Line] = field(default_factory=dict)
+
+
+class Load:
+    """Sums of what is left of jobs, as their demands say.
+
+    *Fair delay.* A job that goes by its arrival is served as if it had arrived later by the time that its tenant's own
+    jobs before it take at the tenant's share of the devices: its weight among the tenants that have something in the
+    system, and at most half, since another may come at any time. So the many of one tenant are spread over the time
+    that they take, and the few of another go in between. The jobs of one line stay in order. As in Virtual Clock
+    (Zhang, 1990) the share is that at the arrival; unlike there, it is what still waits that counts, so that a tenant
+    that was served while nobody else came does not pay for it.
+    """
+
+    def __init__(self) -> None:
+        self._num_jobs = 0
+        self._gpu_ns = 0
+        self._tenants: dict[str, _Holding] = {}
+
+    def held(self, tenant: str | None) -> Held:
+        if tenant is None:
+            return Held(self._num_jobs, self._gpu_ns)
+        holding = self._tenants.get(tenant)
+        return Held(0, 0) if holding is None else Held(holding.num_jobs, holding.gpu_ns)
+
+    def rivals_weight(self, tenant: str) -> float:
+        return sum(holding.weight for name, holding in self._tenants.items() if name != tenant)
+
+    def delay_ns(self, request: Request, set_aside: bool, num_gpus: int) -> int:
+        """The fair delay of a request that comes in now, or is set aside now."""
+        holding = self._tenants.get(request.tenant)
+        if holding is None or not (set_aside or request.deadline_ns is None):
+            return 0
+        lines = holding.lines
+        gpu_ns = sum(
+            line.gpu_ns for (weight, late), line in lines.items() if late == set_aside and weight >= request.weight
+        )
+        all_weights = request.tenant_weight + self.rivals_weight(request.tenant)
+        delay_ns = int(gpu_ns * max(2.0, all_weights / request.tenant_weight) / max(1, num_gpus))
+        last = lines.get((request.weight, set_aside))
+        if last is None or set_aside:  # Jobs are set aside in any order: the last one may have arrived long after this.
+            return delay_ns
+        return max(delay_ns, last.until_ns - request.arrival_ns)
+
+    def enter(self, job: Job) -> None:
+        """A job has come in, or goes by its arrival from now on: see `leave`."""
+        request, gpu_ns = job.request, _gpu_ns(job.demand)
+        holding = self._tenants.setdefault(request.tenant, _Holding(request.tenant_weight))
+        holding.weight = request.tenant_weight
+        holding.num_jobs += 1
+        self._num_jobs += 1
+        if (key := _line(job)) is not None:
+            line = holding.lines.setdefault(key, _Line())
+            line.num_jobs += 1
+            line.until_ns = max(line.until_ns, request.arrival_ns + job.delay_ns)
+        self._add(job, gpu_ns)
+
+    def change(self, job: Job, demand: Demand) -> None:
+        """What is left of a job is going to be this."""
+        self._add(job, _gpu_ns(demand) - _gpu_ns(job.demand))
+
+    def leave(self, job: Job) -> None:
+        """A job has come to its end, or is going to be set aside, whereupon it enters again."""
+        self._add(job, -_gpu_ns(job.demand))
+        self._num_jobs -= 1
+        holding = self._tenants[job.request.tenant]
+        holding.num_jobs -= 1
+        if (key := _line(job)) is not None:
+            line = holding.lines[key]
+            line.num_jobs -= 1
+            if not line.num_jobs:
+                del holding.lines[key]
+        if not holding.num_jobs:
+            del self._tenants[job.request.tenant]
+
+    def _add(self, job: Job, gpu_ns: int) -> None:
+        holding = self._tenants[job.request.tenant]
+        self._gpu_ns += gpu_ns
+        holding.gpu_ns += gpu_ns
+        if (key := _line(job)) is not None:
+            holding.lines[key].gpu_ns += gpu_ns
+
+
+def _line(job: Job) -> tuple[float, bool] | None:
+    """The line of a job; None while it goes by its deadline."""
+    return None if job.request.deadline_ns is not None and not job.set_aside else (job.request.weight, job.set_aside)
+
+
+def _gpu_ns(demand: Demand) -> int:
+    return demand.width * demand.run_ns

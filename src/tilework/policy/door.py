@@ -1,0 +1,102 @@
+"""Who may come in to wait: the queue is bounded, light classes stop earlier, and no tenant fills it for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from tilework.core.interfaces import Backlog, Refused
+from tilework.core.request import RefusalCode, Request
+from tilework.core.time import s_from_ns
+
+_CROWDED = 0.5  # How full it is when tenants are held to their shares.
+_MOST_OWN = 0.9  # What a tenant that is alone may fill; the rest is for one that comes later.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """Bounds on what is in the system; what has come in is never put out again.
+
+    There may be `max_jobs` requests, and the devices that are up may need `max_backlog_ns` for what they have and what
+    waits. Of both a class may use its `Request.room`. Beyond half of that a tenant must not have more than its fair
+    share of it, by weight among the tenants that have something in the system; if it is alone, nine tenths.
+
+    A promise does not wait behind the queue but finds its own place among the promises, so its class does not count,
+    nor does the time that the queue takes. It is bounded in number and by its tenant's share: what is promised is time
+    that the others do not get, and is counted as such.
+
+    Without any device nobody knows what the backlog takes, and only the numbers are bounded.
+    """
+
+    max_jobs: int
+    max_backlog_ns: int
+
+    def refusal(self, request: Request, backlog: Backlog, now_ns: int) -> Refused | None:
+        room = 1.0 if request.is_promise else request.room
+        for bound in self._bounds(request, backlog, room, now_ns):
+            if (refused := bound.refusal(request)) is not None:
+                return refused
+        return None
+
+    def _bounds(self, request: Request, backlog: Backlog, room: float, now_ns: int) -> Iterator[_Bound]:
+        everyone, own, num_gpus = backlog.held(), backlog.held(request.tenant), len(backlog.gpus)
+        share = request.tenant_weight / (request.tenant_weight + backlog.rivals_weight(request.tenant))
+        committed_ns = sum(gpu.free_ns - now_ns for gpu in backlog.gpus)
+        wait_ns = (everyone.gpu_ns + committed_ns) // num_gpus if num_gpus else None
+        yield _Bound(
+            used=everyone.num_jobs,
+            own=own.num_jobs,
+            limit=ceil(room * self.max_jobs),
+            share=share,
+            each_ns=None if wait_ns is None else wait_ns / max(1, everyone.num_jobs),
+        )
+        if wait_ns is not None:
+            limit_ns = int(room * self.max_backlog_ns)
+            yield _Bound(
+                used=wait_ns, own=own.gpu_ns // num_gpus, limit=limit_ns, share=share, each_ns=1.0, in_time=True
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bound:
+    """A bound and how much of it is used, by all and by the tenant itself: of requests, or `in_time` of their time.
+
+    `each_ns` is how long the devices take for one unit of it.
+    """
+
+    used: int
+    own: int
+    limit: int
+    share: float
+    each_ns: float | None
+    in_time: bool = False
+
+    def refusal(self, request: Request) -> Refused | None:
+        is_exempt = self.in_time and request.is_promise
+        if self.used >= self.limit and not is_exempt:
+            return Refused(self._full(request), None, RefusalCode.QUEUE, self._retry_ns(self.used - self.limit, 1.0))
+        most_own = ceil(min(self.share, _MOST_OWN) * self.limit)
+        if self.used >= _CROWDED * self.limit and self.own >= most_own:
+            retry_ns = self._retry_ns(self.own - most_own, self.share)
+            return Refused(self._over_share(most_own), None, RefusalCode.TENANT, retry_ns)
+        return None
+
+    def _retry_ns(self, excess: int, speed: float) -> int | None:
+        """When enough of it has been served for one more, if it is served at this share of the devices' speed."""
+        return None if self.each_ns is None else int((excess + 1) * self.each_ns / speed)
+
+    def _full(self, request: Request) -> str:
+        is_whole = request.is_promise or request.room == 1
+        what = f"what is waiting or running takes {self._shown(self.used)}"
+        if not self.in_time:
+            what = f"{self._shown(self.used)} are waiting or running"
+        limit = f"for class {request.priority} the limit is {self._shown(self.limit)}"
+        return f"{what}, and {'no more may' if is_whole else limit}"
+
+    def _over_share(self, most_own: int) -> str:
+        own, share = self._shown(self.own), self._shown(most_own)
+        return f"{own} of what is waiting or running are yours, and your share is {share}"
+
+    def _shown(self, amount: int) -> str:
+        return f"{s_from_ns(amount):.0f} s" if self.in_time else f"{amount} requests"

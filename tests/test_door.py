@@ -1,0 +1,199 @@
+"""Who may come in to wait: bounds by number and by predicted work, classes, tenants' shares at the door."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from builders import SERVICE_S, controller, only, promise, request, table
+from tilework.control.controller import Controller, ControllerConfig
+from tilework.core.actions import Accept, Action, Reject
+from tilework.core.classes import DEFAULT_CLASSES, room
+from tilework.core.events import Cancelled, GpuLost, Submitted
+from tilework.core.request import RefusalCode, Request, Status
+from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.sim.simulation import SimConfig, Simulation
+
+ROOMS = {name: room(weight, 4.0) for name, weight in DEFAULT_CLASSES.items()}
+
+
+def of_class(uid: str, priority: str, arrival_s: float = 0.0, **more: Any) -> Request:
+    weight = DEFAULT_CLASSES[priority]
+    return request(uid, arrival_s, priority=priority, weight=weight, room=ROOMS[priority], **more)
+
+
+def of_tenant(uid: str, tenant: str, weight: float = 1.0, **more: Any) -> Request:
+    return request(uid, tenant=tenant, weight=weight, tenant_weight=weight, **more)
+
+
+def submit(control: Controller, *asked: Request, now_ns: int = 0) -> Accept | Reject:
+    answers: tuple[Action, ...] = ()
+    for one in asked:
+        answers = control.handle(Submitted(one), now_ns)
+    assert isinstance(answers[0], Accept | Reject)
+    return answers[0]
+
+
+def num_accepted(control: Controller, asked: list[Request]) -> int:
+    """How many come in until one is refused."""
+    return next((index for index, one in enumerate(asked) if isinstance(submit(control, one), Reject)), len(asked))
+
+
+# How much may be in.
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 4])
+def test_one_comes_in_while_the_devices_need_no_longer_than_they_may(num_gpus: int) -> None:
+    """Each counts what it takes; who is in is in, though it takes longer than the rest of the bound."""
+    control = controller(num_gpus=num_gpus, max_backlog_ns=ns_from_s(9.9 * SERVICE_S))
+    tenants = [of_tenant(str(index), str(index)) for index in range(99)]
+    assert num_accepted(control, tenants) == 10 * num_gpus
+    control = controller(num_gpus=num_gpus, max_backlog_ns=ns_from_s(9.9 * SERVICE_S))
+    large = [of_tenant(str(index), str(index), steps=100) for index in range(99)]
+    assert num_accepted(control, large) == num_gpus + 1, "one such takes 9.5 times as long, which is within the bound"
+
+
+def test_a_refusal_says_when_there_will_be_room() -> None:
+    """Ten are in, and the tenth part of one too much; when that has been served, one comes in."""
+    control = controller(max_backlog_ns=ns_from_s(9.9 * SERVICE_S))
+    submit(control, *(of_tenant(str(index), str(index)) for index in range(10)))
+    refused = submit(control, request("late"))
+    assert isinstance(refused, Reject)
+    assert (refused.code, refused.reason) == (
+        RefusalCode.QUEUE,
+        "what is waiting or running takes 11 s, and no more may",
+    )
+    assert refused.retry_ns == pytest.approx(0.1 * SERVICE_S * NS_PER_S)
+    assert refused.earliest_ns == ns_from_s(11 * SERVICE_S), "it would come as the eleventh"
+    (sooner,) = only(Reject, control.handle(Submitted(request("sooner")), refused.retry_ns // 2))
+    assert sooner.retry_ns is not None
+
+
+def test_what_ends_or_goes_makes_room_and_a_lost_device_takes_it() -> None:
+    control = controller(num_gpus=2, max_backlog_ns=ns_from_s(4.9 * SERVICE_S))
+    assert num_accepted(control, [of_tenant(str(index), str(index)) for index in range(99)]) == 10
+    control.handle(Cancelled("9", "gone"), 0)
+    assert isinstance(submit(control, request("a")), Accept)
+    control.handle(Cancelled("8", "gone"), 0)
+    control.handle(GpuLost(1, "gone"), 0)
+    assert isinstance(submit(control, request("b")), Reject)
+
+
+def test_without_devices_only_the_number_is_bounded() -> None:
+    control = controller(num_gpus=0, max_backlog_ns=1, max_jobs=5)
+    assert num_accepted(control, [of_tenant(str(index), str(index)) for index in range(9)]) == 5
+    refused = submit(control, request("more"))
+    assert isinstance(refused, Reject)
+    assert (refused.retry_ns, refused.earliest_ns) == (None, None), "nobody knows"
+
+
+def test_the_work_that_is_in_is_what_is_left_of_all_jobs() -> None:
+    """The sums are kept as jobs come, go on, are set aside and leave."""
+    rng = Random(3)
+    requests = [
+        replace(
+            request(str(index), rng.uniform(0, 20), slo_s=rng.choice([None, 1.0, 5.0]), weight=rng.choice([1.0, 4.0])),
+            tenant=rng.choice("abc"),
+        )
+        for index in range(150)
+    ]
+    cancels = [(ns_from_s(rng.uniform(0, 30)), str(index)) for index in range(0, 150, 7)]
+    simulation = Simulation(ControllerConfig(), table(), SimConfig(num_gpus=2))
+    tracker = simulation.controller.tracker
+
+    def check(*_: object) -> None:
+        for tenant in ("a", "b", "c"):
+            own = [job for job in tracker.jobs.values() if job.request.tenant == tenant]
+            held = tracker.held(tenant)
+            assert (held.num_jobs, held.gpu_ns) == (len(own), sum(job.demand.width * job.demand.run_ns for job in own))
+
+    trace = simulation.run(requests, cancels, observe=check)
+    assert {ending.status for ending in trace.endings} == {Status.DONE, Status.CANCELLED}
+    assert (tracker.held().num_jobs, tracker.held().gpu_ns, tracker.rivals_weight("x")) == (0, 0, 0)
+
+
+# Classes.
+
+
+def test_the_lighter_a_class_the_earlier_it_is_refused() -> None:
+    assert pytest.approx({"interactive": 1.0, "standard": 0.707, "batch": 0.5}, abs=1e-3) == ROOMS
+    for bounds in ({"max_jobs": 100}, {"max_backlog_ns": ns_from_s(99.5 * SERVICE_S)}):
+        for priority, most in (("batch", 50), ("standard", 71), ("interactive", 100)):
+            control = controller(**bounds)
+            asked = [replace(of_class(str(index), priority), tenant=str(index)) for index in range(120)]
+            assert num_accepted(control, asked) == most, (bounds, priority)
+            refused = submit(control, of_class("more", priority))
+            assert isinstance(refused, Reject)
+            assert (f"for class {priority} the limit is" in refused.reason) == (priority != "interactive")
+
+
+def test_a_promise_that_can_be_kept_needs_no_room_behind_the_queue() -> None:
+    """But it is counted, and the number of requests is bounded for all."""
+    control = controller(max_backlog_ns=ns_from_s(9.9 * SERVICE_S), max_jobs=12)
+    submit(control, *(of_tenant(str(index), str(index)) for index in range(10)))
+    first = promise("first", 0, slo_s=5 * SERVICE_S, room=0.5)
+    assert isinstance(submit(control, first, replace(first, uid="second", tenant="second")), Accept)
+    refused = submit(control, replace(first, uid="third", tenant="third"))
+    assert isinstance(refused, Reject)
+    assert refused.reason == "12 requests are waiting or running, and no more may"
+
+
+def test_under_three_times_the_load_the_light_classes_are_refused_and_the_heavy_one_comes_in() -> None:
+    """The heavy class has 0.6 of what the devices can do, each of the others 1.2."""
+    requests, arrival_s, rng = [], 0.0, Random(7)
+    for index in range(900):
+        arrival_s += rng.expovariate(3 * 2 / SERVICE_S)
+        requests.append(of_class(str(index), rng.choices(list(DEFAULT_CLASSES), (1, 2, 2))[0], arrival_s))
+    config = ControllerConfig(max_backlog_ns=ns_from_s(20 * SERVICE_S))
+    trace = Simulation(config, table(), SimConfig(num_gpus=2)).run(requests)
+    counts = {name: [0, 0] for name in DEFAULT_CLASSES}
+    first: dict[str, str] = {}
+    for ending in trace.endings:
+        is_refused = ending.status is Status.REJECTED
+        counts[ending.request.priority][is_refused] += 1
+        if is_refused:
+            first.setdefault(ending.request.priority, ending.reason)
+    shares = {name: accepted / (accepted + refused) for name, (accepted, refused) in counts.items()}
+    assert next(iter(first)) == "batch"
+    assert shares["interactive"] > 0.97
+    assert shares["batch"] < 0.1
+    assert 0.25 < shares["standard"] < 0.5, "what the others leave of the devices"
+    assert all(ending.status in (Status.DONE, Status.REJECTED) for ending in trace.endings), "what came in is done"
+
+
+# Tenants.
+
+
+def test_a_tenant_that_is_alone_leaves_a_tenth_to_one_that_comes_later() -> None:
+    control = controller(max_jobs=100)
+    assert num_accepted(control, [of_tenant(f"a{index}", "a") for index in range(120)]) == 90
+    refused = submit(control, of_tenant("more", "a"))
+    assert isinstance(refused, Reject)
+    assert refused.code is RefusalCode.TENANT
+    assert refused.reason == "90 requests of what is waiting or running are yours, and your share is 90 requests"
+    assert isinstance(submit(control, of_tenant("b", "b")), Accept)
+
+
+def test_when_it_is_crowded_nobody_has_more_than_its_share_by_weight() -> None:
+    control = controller(max_backlog_ns=ns_from_s(99.5 * SERVICE_S))
+    submit(control, of_tenant("b0", "b", 3.0))
+    assert num_accepted(control, [of_tenant(f"a{index}", "a") for index in range(120)]) == 49, "up to half is free"
+    assert num_accepted(control, [of_tenant(f"b{index}", "b", 3.0) for index in range(1, 120)]) == 50, "it is full"
+    control.handle(Cancelled("b1", "gone"), 0)
+    refused = submit(control, of_tenant("more", "a"))
+    assert isinstance(refused, Reject)
+    assert refused.code is RefusalCode.TENANT
+    assert refused.retry_ns is not None
+    assert refused.retry_ns > 4 * (49 - 25) * SERVICE_S * NS_PER_S, "its own is served at its share"
+    assert isinstance(submit(control, of_tenant("more", "b", 3.0)), Accept)
+
+
+def test_a_promise_counts_for_its_tenant() -> None:
+    control = controller(max_jobs=10)
+    submit(control, of_tenant("b", "b"), *(of_tenant(f"a{index}", "a") for index in range(5)))
+    refused = submit(control, replace(promise("more", 0, slo_s=99), tenant="a"))
+    assert isinstance(refused, Reject)
+    assert refused.code is RefusalCode.TENANT
