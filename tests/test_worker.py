@@ -275,7 +275,9 @@ def test_a_stopped_work_puts_its_state_down_too(
 def test_a_parcel_that_is_gone_loses_the_job_here(bench: Bench) -> None:
     bench.run(Encode(1, JOB, tiny.spec()), ImportState(JOB, tiny.spec(), None, Parcel("gone", 1)))
     for report in bench.run(Denoise(2, JOB, 0, 1), Decode(3, JOB)):
-        assert "it went on without this worker" in reason_of(report)
+        assert "what had been put down of it is gone" in reason_of(report)
+        assert isinstance(report, Failed)
+        assert report.state_lost
     assert end_of(bench.run(Encode(4, JOB, tiny.spec()), Denoise(5, JOB, 0, 1))[-1]) == (1, False)
 
 
@@ -329,7 +331,7 @@ def test_reasons_of_lost_jobs_are_bounded(bench: Bench) -> None:
     for job in range(3000):
         bench.run(ImportState(job, tiny.spec(), Parcel("gone", 1), None))
     assert len(bench.worker._jobs._lost) == 1024
-    assert "it went on without this worker" in reason_of(bench.run(Decode(1, 2999))[0])
+    assert "what had been put down of it is gone" in reason_of(bench.run(Decode(1, 2999))[0])
     assert "is not on this worker" in reason_of(bench.run(Decode(2, 0))[0])
 
 

@@ -188,3 +188,22 @@ def test_an_error_in_the_model_breaks_the_group_off(member: Member, monkeypatch:
     assert isinstance(failed, Failed)
     assert failed.reason == "RuntimeError: out of luck"
     assert member.groups.broken == [GROUP.group_id], "the others wait for one who has given up"
+
+
+def test_a_member_that_runs_out_of_memory_breaks_its_group_off_and_keeps_its_steps(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = Member(family, tmp_path)
+
+    def predict(states: list[Any]) -> list[Tensor]:
+        if states[0].steps_done == 2:
+            raise MemoryError
+        return type(family).predict(family, states)
+
+    monkeypatch.setattr(family, "predict", predict)
+    ended = member.run(Denoise(2, JOB, 0, 4, GROUP))[-1]
+    assert isinstance(ended, Ended)
+    assert (ended.out_of_memory, ended.broken, ended.steps_done) == (True, False, 2)
+    assert member.steps_in(ended.parcel) == 2
+    assert GROUP.group_id in member.groups.broken
+    assert family.parallel.degree == 1

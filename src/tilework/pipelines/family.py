@@ -104,7 +104,9 @@ class Family(Protocol):
         before `advance`. Changes no state; in a group, a rank's own affair.
         """
 
-    def decode(self, state: StepState) -> Image: ...
+    def decode(self, state: StepState, sliced: bool = False) -> Image:
+        """`sliced` takes less memory and more time, and brings the same picture up to rounding."""
+
     def export(self, state: StepState) -> Freight:
         """The mutable part, which is all that `restore` needs besides spec and conditioning."""
 

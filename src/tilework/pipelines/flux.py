@@ -11,6 +11,7 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift, retrieve_tim
 from torch import Tensor
 
 from tilework.core.wire import Spec
+from tilework.pipelines import slices
 from tilework.pipelines.defaults import Defaults
 from tilework.pipelines.estimate import clean_by_flow
 from tilework.pipelines.family import Conditioning, StepState
@@ -122,11 +123,9 @@ class Flux(StagedPipeline):
         squares = latents.view(1, rows, columns, -1, 2, 2).permute(0, 3, 1, 4, 2, 5)
         return squares.reshape(1, -1, 2 * rows, 2 * columns)
 
-    def _decode(self, latents: Tensor) -> Tensor:
+    def _decode(self, latents: Tensor, sliced: bool = False) -> Tensor:
         vae = self._pipeline.vae
-        latents = (latents / vae.config.scaling_factor) + vae.config.shift_factor
-        decoded: Tensor = vae.decode(latents, return_dict=False)[0]
-        return decoded
+        return slices.decode(vae, (latents / vae.config.scaling_factor) + vae.config.shift_factor, sliced)
 
 
 def _stock_defaults(pipeline: Any, name: str) -> Defaults:

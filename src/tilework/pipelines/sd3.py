@@ -10,6 +10,7 @@ from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import c
 from torch import Tensor
 
 from tilework.core.wire import Spec
+from tilework.pipelines import slices
 from tilework.pipelines.defaults import Defaults
 from tilework.pipelines.estimate import clean_by_flow
 from tilework.pipelines.family import Conditioning, StepState
@@ -93,11 +94,9 @@ class StableDiffusion3(StagedPipeline):
     def _estimate(self, state: StepState, prediction: Tensor) -> Tensor:
         return clean_by_flow(state, prediction)
 
-    def _decode(self, latents: Tensor) -> Tensor:
+    def _decode(self, latents: Tensor, sliced: bool = False) -> Tensor:
         vae = self._pipeline.vae
-        latents = (latents / vae.config.scaling_factor) + vae.config.shift_factor
-        decoded: Tensor = vae.decode(latents, return_dict=False)[0]
-        return decoded
+        return slices.decode(vae, (latents / vae.config.scaling_factor) + vae.config.shift_factor, sliced)
 
 
 def _stock_defaults(pipeline: Any, name: str) -> Defaults:

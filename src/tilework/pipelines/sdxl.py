@@ -12,6 +12,7 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from tilework.core.wire import Spec
+from tilework.pipelines import slices
 from tilework.pipelines.defaults import Defaults
 from tilework.pipelines.estimate import clean_by_noise
 from tilework.pipelines.family import Conditioning, StepState
@@ -104,7 +105,7 @@ class StableDiffusionXL(StagedPipeline):
     def _estimate(self, state: StepState, prediction: Tensor) -> Tensor:
         return clean_by_noise(state, prediction)
 
-    def _decode(self, latents: Tensor) -> Tensor:
+    def _decode(self, latents: Tensor, sliced: bool = False) -> Tensor:
         pipeline, config = self._pipeline, self._pipeline.vae.config
         latents = latents.to(pipeline.vae.dtype)
         if config.get("latents_mean") is not None and config.get("latents_std") is not None:
@@ -115,7 +116,7 @@ class StableDiffusionXL(StagedPipeline):
             latents = latents * std / config.scaling_factor + mean
         else:
             latents = latents / config.scaling_factor
-        decoded: Tensor = pipeline.vae.decode(latents, return_dict=False)[0]
+        decoded = slices.decode(pipeline.vae, latents, sliced)
         return decoded if pipeline.watermark is None else pipeline.watermark.apply_watermark(decoded)
 
 

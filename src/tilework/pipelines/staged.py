@@ -100,10 +100,10 @@ class StagedPipeline(ABC):
         """The clean latents that the model believes in, by its prediction for the next iteration; float32."""
 
     @abstractmethod
-    def _decode(self, latents: Tensor) -> Tensor:
+    def _decode(self, latents: Tensor, sliced: bool = False) -> Tensor:
         """The picture of any size as a tensor, before the stock pipeline's `image_processor`; `latents` lie as in it.
 
-        (1, channels, rows, columns), of the type that `begin` draws.
+        (1, channels, rows, columns), of the type that `begin` draws. `sliced`: see `slices.decode`.
         """
 
     @torch.no_grad()
@@ -140,8 +140,8 @@ class StagedPipeline(ABC):
         return self._image(self._decode(interpolate(latents, size, mode="area").to(state.latents.dtype)))
 
     @torch.no_grad()
-    def decode(self, state: StepState) -> Image:
-        return self._image(self._decode(self._unpack(state.latents, state.spec)))
+    def decode(self, state: StepState, sliced: bool = False) -> Image:
+        return self._image(self._decode(self._unpack(state.latents, state.spec), sliced))
 
     def export(self, state: StepState) -> freight.Freight:
         return freight.pack((state.latents, _memory(state.sampler), state.iteration_index, state.generator.get_state()))

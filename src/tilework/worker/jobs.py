@@ -11,7 +11,11 @@ _MAX_LOST = 1024
 
 
 class JobMissing(Exception):
-    """A command needs a job, or its state, that this worker does not have."""
+    """A command needs a job, or its state, that this worker does not have; with `state_lost` no other has it."""
+
+    def __init__(self, reason: str, state_lost: bool = False) -> None:
+        super().__init__(reason)
+        self.state_lost = state_lost
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -32,7 +36,7 @@ class Jobs:
 
     def __init__(self) -> None:
         self._jobs: dict[int, Job] = {}
-        self._lost: dict[int, str] = {}
+        self._lost: dict[int, tuple[str, bool]] = {}
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -47,8 +51,9 @@ class Jobs:
     def get(self, job_id: int) -> Job:
         """Raises JobMissing, with the reason if it is known."""
         if job_id not in self._jobs:
-            why = self._lost.get(job_id, "it was never encoded or imported here, or has been forgotten")
-            raise JobMissing(f"job {job_id} is not on this worker: {why}")
+            unknown = "it was never encoded or imported here, or has been forgotten", False
+            why, state_lost = self._lost.get(job_id, unknown)
+            raise JobMissing(f"job {job_id} is not on this worker: {why}", state_lost)
         return self._jobs[job_id]
 
     def at_step(self, job_id: int, num_steps: int) -> Job:
@@ -62,9 +67,9 @@ class Jobs:
         self._jobs.pop(job_id, None)
         self._lost.pop(job_id, None)
 
-    def lose(self, job_id: int, reason: str) -> None:
-        """Drop a job whose state cannot be trusted any more."""
+    def lose(self, job_id: int, reason: str, *, state_lost: bool = False) -> None:
+        """Drop a job whose state cannot be trusted any more; `state_lost`: nor is there another that was put down."""
         self.forget(job_id)
-        self._lost[job_id] = reason
+        self._lost[job_id] = reason, state_lost
         if len(self._lost) > _MAX_LOST:
             del self._lost[next(iter(self._lost))]

@@ -33,6 +33,7 @@ class ModelledFamily:
 
     def __init__(self, source: ModelledSource) -> None:
         self._costs = TableCosts(CostTable(hardware=source.hardware, rows=source.rows))
+        self._source = source
         self._pipeline = source.pipeline
         self._parallel = _Clocked()
         rows = [row for row in source.rows if (row.pipeline, row.stage) == (source.pipeline, DIFFUSE)]
@@ -66,6 +67,7 @@ class ModelledFamily:
         return self._parallel
 
     def encode(self, spec: Spec) -> Conditioning:
+        self._check_memory(ENCODE, spec.shape, 1)
         self._sleep(ENCODE, spec)
         return Conditioning({})
 
@@ -78,6 +80,7 @@ class ModelledFamily:
 
     def predict(self, states: Sequence[StepState]) -> list[Tensor]:
         for state in states:
+            self._check_memory(DIFFUSE, state.spec.shape, self._parallel.degree)
             self._parallel.take_step(self._run_ns(DIFFUSE, state.spec.shape, self._parallel.degree))
         return [state.latents for state in states]
 
@@ -90,8 +93,9 @@ class ModelledFamily:
         self._parallel.take(self._run_ns(DECODE, shape, 1))
         return _flat(shape, state.spec.seed)
 
-    def decode(self, state: StepState) -> Image:
+    def decode(self, state: StepState, sliced: bool = False) -> Image:
         """A picture of one colour, which the seed chooses."""
+        self._check_memory(DECODE, state.spec.shape, 1, share=0.5 if sliced else 1.0)
         self._sleep(DECODE, state.spec)
         return _flat(state.spec.shape, state.spec.seed)
 
@@ -111,6 +115,22 @@ class ModelledFamily:
 
     def _run_ns(self, stage: str, shape: Shape, degree: int) -> int:
         return self._costs.run_ns(StageId(self._pipeline, stage), (shape,), degree)
+
+    def _check_memory(self, stage: str, shape: Shape, degree: int, share: float = 1.0) -> None:
+        """The peak grows with the picture, from the tabled size that is nearest.
+
+        Raises:
+            MemoryError: this `share` of it is more than there is.
+        """
+        source = self._source
+        rows = [row for row in source.rows if (row.pipeline, row.stage, row.degree) == (source.pipeline, stage, degree)]
+        peaks = [(row.height * row.width * row.frames, row.peak_bytes) for row in rows if row.peak_bytes is not None]
+        if source.memory_bytes is None or not peaks:
+            return
+        pixels, peak_bytes = min(peaks, key=lambda peak: abs(peak[0] - shape.pixels))
+        needed = int(share * peak_bytes * shape.pixels / pixels)
+        if needed > source.memory_bytes:
+            raise MemoryError(f"{stage} at {shape} takes {needed} bytes, and there are {source.memory_bytes}")
 
     def _sleep(self, stage: str, spec: Spec) -> None:
         time.sleep(self._run_ns(stage, spec.shape, 1) / NS_PER_S)

@@ -22,7 +22,7 @@ def take_job(family: Family, parcels: Parcels, jobs: Jobs, command: ImportState)
 
     Raises:
         JobMissing: neither has it.
-        FileNotFoundError: a parcel has been removed, since its job went on without this worker or has ended.
+        FileNotFoundError, TruncatedParcel: a parcel is gone, for instance since its job went on without this worker.
     """
     if command.conditioning is not None:
         conditioning = family.restore_conditioning(parcels.take(command.conditioning))

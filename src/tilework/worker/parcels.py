@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 from itertools import count
 from pathlib import Path
 
@@ -14,16 +15,21 @@ _COUNT = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
 
 
+class TruncatedParcel(Exception):
+    """A parcel is not whole any more."""
+
+
 class Parcels:
     """One worker's way to put parcels down and to read its own and others'.
 
     A file holds the number of pieces, their lengths, and the pieces: the head of the freight and its buffers. It
-    appears under its name only when it is complete.
+    appears under its name only when it is complete. The name is never used again, also not by a worker of a later start
+    of the server that happens to have the same process id.
     """
 
     def __init__(self, directory: Path, gpu: int) -> None:
         self._directory = directory
-        self._prefix = f"{gpu}-{os.getpid()}"
+        self._prefix = f"{gpu}-{os.getpid()}-{time.monotonic_ns():x}"
         self._numbers = count()
 
     def put(self, freight: Freight) -> Parcel:
@@ -42,10 +48,15 @@ class Parcels:
         return Parcel(name, num_bytes)
 
     def take(self, parcel: Parcel) -> Freight:
-        """Read a parcel, which stays where it is. Raises FileNotFoundError if the runtime has removed it."""
+        """Read a parcel, which stays where it is.
+
+        Raises:
+            FileNotFoundError: the runtime has removed it, or somebody else has.
+            TruncatedParcel: it ends too early.
+        """
         with (self._directory / parcel.name).open("rb", buffering=0) as file:
-            (num_pieces,) = _COUNT.unpack(file.read(_COUNT.size))
-            lengths = [_LENGTH.unpack(file.read(_LENGTH.size))[0] for _ in range(num_pieces)]
+            num_pieces = _read_number(file.fileno(), _COUNT)
+            lengths = [_read_number(file.fileno(), _LENGTH) for _ in range(num_pieces)]
             head, *buffers = (_read_all(file.fileno(), length) for length in lengths)
         return Freight(bytes(head), buffers)
 
@@ -57,11 +68,16 @@ def _write_all(descriptor: int, piece: memoryview) -> int:
     return written
 
 
+def _read_number(descriptor: int, form: struct.Struct) -> int:
+    number: int = form.unpack(_read_all(descriptor, form.size))[0]
+    return number
+
+
 def _read_all(descriptor: int, length: int) -> memoryview:
     memory, filled = room(length), 0
     while filled < length:
         got = os.readv(descriptor, [memory[filled:]])
         if not got:
-            raise OSError(f"a parcel ends after {filled} of {length} bytes")
+            raise TruncatedParcel(f"a parcel ends after {filled} of {length} bytes")
         filled += got
     return memory

@@ -34,6 +34,7 @@ from tilework.pipelines.family import Family
 from tilework.pipelines.identity import model_identity
 from tilework.pipelines.loading import load, location, quiet
 from tilework.worker.hardware import describe_hardware
+from tilework.worker.memory import Budget
 from tilework.worker.modelled import ModelledFamily
 from tilework.worker.parcels import Parcels
 from tilework.worker.worker import Worker, describe
@@ -54,11 +55,13 @@ def serve(connection: Connection, source: Source, site: Site) -> None:
     try:
         _prepare(source, site.gpu)
         family = load(source) if isinstance(source, ModelSource) else ModelledFamily(source)
+        # A modelled device's memory is pretended, too.
+        budget = Budget(family.device, source.memory_bytes if isinstance(source, ModelSource) else None)
     except Exception as error:
         link.send(LoadFailed(describe(error)))
         return
     link.send(_loaded(family, source, time.monotonic_ns() - start_ns))
-    worker = Worker(family, link.works, groups, Parcels(Path(site.parcels), site.gpu), link.send)
+    worker = Worker(family, link.works, groups, Parcels(Path(site.parcels), site.gpu), link.send, budget)
     while not isinstance(command := link.queue.get(), Quit):
         worker.execute(command)
 

@@ -32,9 +32,10 @@ from tilework.pipelines.family import Family
 from tilework.worker.calibrate import calibrate
 from tilework.worker.hardware import memory_in_use
 from tilework.worker.jobs import Job, JobMissing, Jobs
+from tilework.worker.memory import Budget, is_out_of_memory
 from tilework.worker.moving import put_conditioning, put_state, take_job
 from tilework.worker.muster import muster
-from tilework.worker.parcels import Parcels
+from tilework.worker.parcels import Parcels, TruncatedParcel
 from tilework.worker.previews import Previews
 from tilework.worker.settle import settle
 from tilework.worker.works import OpenWorks
@@ -50,17 +51,25 @@ class Worker:
     `works` knows the works that were received; `execute` closes those that it ends. A denoise work of a group runs in
     lockstep with the other members, whose first decides when to stop. An error in a work is contained: the work answers
     `Failed`, its job is lost here, and so are the job's later works; the other members' work breaks off. A group that
-    breaks leaves the state intact where it was.
+    breaks leaves the state intact where it was. So does a work that needs more memory than `budget` allows: it gives
+    back what it had taken, and says how far it came.
     """
 
     def __init__(
-        self, family: Family, works: OpenWorks, groups: Groups, parcels: Parcels, emit: Callable[[Report], None]
+        self,
+        family: Family,
+        works: OpenWorks,
+        groups: Groups,
+        parcels: Parcels,
+        emit: Callable[[Report], None],
+        budget: Budget | None = None,
     ) -> None:
         self._family = family
         self._works = works
         self._groups = groups
         self._parcels = parcels
         self._emit = emit
+        self._budget = budget or Budget(family.device, None)
         self._jobs = Jobs()
 
     @property
@@ -92,22 +101,39 @@ class Worker:
 
     def _work(self, command: _T, run: Callable[[_T], Ended]) -> None:
         """Run a work and report its end."""
-        try:
-            report: Report = replace(run(command), memory_bytes=memory_in_use(self._family.device))
-        except JobMissing as error:
-            report = Failed(command.work_id, describe(error))
-        except Exception as error:
-            _log.exception("work %d of job %d failed", command.work_id, command.job_id)
-            report = Failed(command.work_id, describe(error))
-            self._jobs.lose(command.job_id, f"work {command.work_id} failed with {describe(error)}")
+        report = self._attempt(command, run)
+        if report is None:  # Only now nothing refers to what it had taken: an error holds the frames it came through.
+            self._budget.release()
+            report = self._attempt(command, self._starved) or _without_memory(command.work_id)
         self._works.close(command.work_id)
         self._emit(report)
+
+    def _attempt(self, command: _T, run: Callable[[_T], Ended]) -> Report | None:
+        """None if there was not enough memory."""
+        try:
+            return replace(run(command), memory_bytes=memory_in_use(self._family.device))
+        except JobMissing as error:
+            return Failed(command.work_id, describe(error), error.state_lost)
+        except Exception as error:
+            if is_out_of_memory(error):
+                _log.warning("work %d of job %d: %s", command.work_id, command.job_id, describe(error))
+                return None
+            _log.exception("work %d of job %d failed", command.work_id, command.job_id)
+            self._jobs.lose(command.job_id, f"work {command.work_id} failed with {describe(error)}")
+            return Failed(command.work_id, describe(error))
+
+    def _starved(self, command: WorkCommand) -> Ended:
+        """There was not enough memory for it. Encode and decode begin nothing; steps may have been done before."""
+        if isinstance(command, Denoise):
+            return replace(self._cut_off(command), out_of_memory=True)
+        return _without_memory(command.work_id)
 
     def _encode(self, command: Encode) -> Ended:
         start_ns = time.monotonic_ns()
         if self._works.is_stopped(command.work_id):
             return _revoked(command.work_id)
-        conditioning = self._family.encode(command.spec)
+        with self._budget.hold():
+            conditioning = self._family.encode(command.spec)
         self._jobs.put(command.job_id, Job(spec=command.spec, conditioning=conditioning))
         end_ns = self._now_ns()
         parcel = put_conditioning(self._family, self._parcels, conditioning)
@@ -121,7 +147,7 @@ class Worker:
             return self._denoise_with(command, self._groups.open(command.group))
         except GroupBroken as error:
             _log.warning("work %d of job %d broke off: %s", command.work_id, command.job_id, error)
-            return self._broken(command)
+            return replace(self._cut_off(command), broken=True)
         except JobMissing:
             raise
         except Exception:
@@ -138,7 +164,8 @@ class Worker:
         if comm is not None:
             parallel.join(comm, self._family.info.two_passes and job.spec.guidance_scale > 1)
         try:
-            stopped = self._steps(command, job, leads)
+            with self._budget.hold():
+                stopped = self._steps(command, job, leads)
         finally:
             parallel.leave()
         end_ns = self._now_ns()
@@ -159,7 +186,9 @@ class Worker:
                 parallel.wants_stop = self._works.is_stopped(command.work_id)
                 prediction = family.predict([state])[0]
                 previews.show(state, prediction)
+                job.state = None  # A step that fails half way leaves no state: the job goes on from what was put down.
                 family.advance(state, prediction)
+                job.state = state
             if state.steps_done >= last:
                 return False
             settle(family.device)
@@ -169,17 +198,17 @@ class Worker:
             if leads:
                 self._emit(Progress(command.work_id, state.steps_done - command.first_step))
 
-    def _broken(self, command: Denoise) -> Ended:
+    def _cut_off(self, command: Denoise) -> Ended:
         """How far this member came; its state may be ahead of the others' by one step."""
         now_ns = time.monotonic_ns()
         if command.job_id not in self._jobs:
-            return Ended(command.work_id, now_ns, now_ns, steps_done=0, broken=True)
+            return Ended(command.work_id, now_ns, now_ns, steps_done=0)
         job = self._jobs.get(command.job_id)
         steps_done = job.steps_done - command.first_step
         if steps_done <= 0:
-            return Ended(command.work_id, now_ns, now_ns, steps_done=0, broken=True)
+            return Ended(command.work_id, now_ns, now_ns, steps_done=0)
         parcel = put_state(self._family, self._parcels, job)
-        return Ended(command.work_id, now_ns, self._now_ns(), steps_done, broken=True, parcel=parcel)
+        return Ended(command.work_id, now_ns, self._now_ns(), steps_done, parcel=parcel)
 
     def _decode(self, command: Decode) -> Ended:
         start_ns = time.monotonic_ns()
@@ -188,15 +217,17 @@ class Worker:
         job = self._jobs.get(command.job_id)
         job = self._jobs.at_step(command.job_id, job.spec.steps)
         assert job.state is not None
-        image = self._family.decode(job.state)
+        with self._budget.hold():
+            image = self._family.decode(job.state, command.sliced)
         return Ended(command.work_id, start_ns, self._now_ns(), steps_done=1, image=image)
 
     def _import(self, command: ImportState) -> None:
         job_id = command.job_id
         try:
             self._jobs.put(job_id, take_job(self._family, self._parcels, self._jobs, command))
-        except FileNotFoundError:
-            self._jobs.lose(job_id, "it went on without this worker before it could be taken over")
+        except (FileNotFoundError, TruncatedParcel) as error:
+            # Either it went on without this worker, and nobody asks for it any more; or what was put down is lost.
+            self._jobs.lose(job_id, f"what had been put down of it is gone ({describe(error)})", state_lost=True)
         except Exception as error:
             _log.exception("import of job %d failed", job_id)
             self._jobs.lose(job_id, f"its import failed with {describe(error)}")
@@ -210,7 +241,8 @@ class Worker:
     def _calibrate(self, command: Calibrate) -> tuple[CostRow, ...]:
         try:
             comm = None if command.group is None else self._groups.open(command.group)
-            return calibrate(self._family, command.shapes, comm, command.num_runs)
+            with self._budget.hold():
+                return calibrate(self._family, command.shapes, comm, command.num_runs)
         except GroupBroken:
             _log.warning("a measurement broke off with its group")
             return ()
@@ -223,6 +255,11 @@ class Worker:
 def _revoked(work_id: int) -> Ended:
     now_ns = time.monotonic_ns()
     return Ended(work_id, now_ns, now_ns, steps_done=0, stopped=True)
+
+
+def _without_memory(work_id: int) -> Ended:
+    now_ns = time.monotonic_ns()
+    return Ended(work_id, now_ns, now_ns, steps_done=0, out_of_memory=True)
 
 
 def describe(error: Exception) -> str:

@@ -1,0 +1,99 @@
+"""How much memory a work may take, and what is done when that was not enough."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import gc
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+_STATUS = Path("/proc/self/status")
+_M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 1 << 20
+_SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed", "bad_alloc")
+"""How torch, its allocators, cuDNN and cuBLAS say it, in lower case; most do so by a plain RuntimeError."""
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether `error` says that memory was missing: the computer's or an accelerator's."""
+    match error:
+        case MemoryError() | torch.OutOfMemoryError():
+            return True
+        case OSError():
+            return error.errno == errno.ENOMEM
+        case RuntimeError():
+            return any(sign in str(error).lower() for sign in _SIGNS)
+        case _:
+            return False
+
+
+class Budget:
+    """What a work may take beside what the worker has when the work begins; None: what the device has.
+
+    On a CPU the kernel holds the process to it (RLIMIT_DATA), on an accelerator torch's allocator does. Memory that an
+    allocator keeps from earlier works does not count. With a budget, glibc is told to give large tensors back at once:
+    left to itself it keeps them, in pieces that the next ones do not fit into.
+
+    Raises:
+        OSError: there is no /proc, so that the budget of a CPU worker cannot be held.
+    """
+
+    def __init__(self, device: torch.device, memory_bytes: int | None) -> None:
+        self._device, self._memory_bytes = device, memory_bytes
+        if memory_bytes is not None and device.type == "cpu":
+            _data_bytes()
+            _glibc("mallopt", _M_MMAP_THRESHOLD, _MAPPED_BYTES)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """While entered, what needs more than the budget raises an error that `is_out_of_memory`."""
+        if self._memory_bytes is None:
+            yield
+        elif self._device.type == "cuda":
+            self._set_fraction(torch.cuda.memory_allocated(self._device) + self._memory_bytes)
+            try:
+                yield
+            finally:
+                torch.cuda.set_per_process_memory_fraction(1.0, self._device)
+        else:
+            soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            resource.setrlimit(resource.RLIMIT_DATA, (_least(_data_bytes() + self._memory_bytes, soft), hard))
+            try:
+                yield
+            finally:
+                resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+    def release(self) -> None:
+        """Give back what a work that ran out of memory has left."""
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        else:
+            _glibc("malloc_trim", 0)
+
+    def _set_fraction(self, most_bytes: int) -> None:
+        total = torch.cuda.get_device_properties(self._device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, most_bytes / total), self._device)
+
+
+def _glibc(name: str, *arguments: int) -> None:
+    """Call a function of malloc's that other C libraries lack; there nothing happens."""
+    if function := getattr(ctypes.CDLL(None), name, None):
+        function(*arguments)
+
+
+def _least(limit: int, soft: int) -> int:
+    return limit if soft == resource.RLIM_INFINITY else min(limit, soft)
+
+
+def _data_bytes() -> int:
+    """What the kernel counts against RLIMIT_DATA."""
+    try:
+        lines = _STATUS.read_text("ascii", errors="replace").splitlines()
+    except OSError as error:
+        raise OSError(f"a memory budget on a CPU needs Linux: {_STATUS} cannot be read; leave it out") from error
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
