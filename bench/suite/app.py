@@ -14,17 +14,22 @@ from rich.console import Console
 
 from suite.case import Case, CaseFailed
 from suite.cases.bubbles import Bubbles
+from suite.cases.chaos import Chaos
 from suite.cases.controller import ControllerTime
 from suite.cases.elastic import Elastic
 from suite.cases.frontdoor import FrontDoor
+from suite.cases.fuzz import Fuzz
 from suite.cases.groups import GroupTime
+from suite.cases.load import Load
 from suite.cases.modelled import Modelled
+from suite.cases.mutations import Mutations
 from suite.cases.observe import Observe
 from suite.cases.policytime import PolicyTime
 from suite.cases.promises import Promises
 from suite.cases.queue import QueueLength
 from suite.cases.ready import Ready
 from suite.cases.simulate import Simulate
+from suite.cases.soak import Soak
 from suite.cases.stack import Stack
 from suite.environment import environment
 from suite.tell import Result, show, write
@@ -34,12 +39,17 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "stack": ("One request at a time through the whole stack, against the stock pipeline", Stack),
     "controller": ("Time of the controller per event", ControllerTime),
     "policytime": ("Time of a decision of tetriserve, with 50 requests in the system", PolicyTime),
-    "queue": ("One more request behind 10,000 others: time and memory in the controller", QueueLength),
+    "queue": ("One more request behind 20,000 others: time and memory in the controller", QueueLength),
     "promises": ("Promised deadlines and predicted finishes at 0.5 to 3 times capacity, simulated", Promises),
     "frontdoor": ("Time until a request is accepted or refused, with 1,000 waiting", FrontDoor),
+    "load": ("Answers at the door for ten minutes, with 20,000 waiting and 2,000 connections open", Load),
     "observe": ("Metrics and event log: what they cost in throughput", Observe),
     "bubbles": ("Idle time of busy workers between two works", Bubbles),
     "ready": ("Time from the start of the server to ready", Ready),
+    "chaos": ("Workers killed under load: nothing lost, and how soon it goes on", Chaos),
+    "fuzz": ("Scenarios where things go wrong, simulated: is anything violated that must hold", Fuzz),
+    "mutations": ("Mistakes made on purpose in controller and policies: does simulation or a test notice", Mutations),
+    "soak": ("Mixed traffic with random kills, for long: memory and attainment", Soak),
     "groups": ("Forming a group of workers, and opening it again", GroupTime),
     "elastic": ("Changing the degree, moving the state, sharing guidance", Elastic),
     "modelled": ("Deadlines kept by each policy on eight modelled GPUs, live and simulated", Modelled),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,28 +28,38 @@ class Server:
 
     url: str
     ready_s: float
+    pid: int
 
 
 @contextmanager
-def serving(workers: int, log: Path | None = None) -> Iterator[Server]:
-    """The shipped model on `workers` processes of one thread each. Raises CaseFailed if it does not start."""
-    with _started(serve_arguments(workers) + ([] if log is None else ["--log", str(log)])) as server:
+def serving(workers: int, log: Path | None = None, settings: Mapping[str, object] | None = None) -> Iterator[Server]:
+    """The shipped model on `workers` processes of one thread each; `settings` are the server's, by their names.
+
+    Raises CaseFailed if it does not start.
+    """
+    with _started(serve_arguments(workers) + ([] if log is None else ["--log", str(log)]), settings) as server:
         yield server
 
 
 @contextmanager
-def serving_modelled(gpus: int, table: Path, policy: str, log: Path) -> Iterator[Server]:
-    """Workers that take as long as the cost table says. Raises CaseFailed if it does not start."""
+def serving_modelled(
+    gpus: int, table: Path, policy: str, log: Path, settings: Mapping[str, object] | None = None
+) -> Iterator[Server]:
+    """Workers that take as long as the cost table says; `settings` are the server's, by their names.
+
+    Raises CaseFailed if it does not start.
+    """
     backend = ["--backend", "modelled", "--gpus", str(gpus), "--cost", str(table)]
     options = ["--policy", policy, "--log", str(log), "--port", "0", "--json"]
-    with _started(["-m", "tilework", "serve", *backend, *options]) as server:
+    with _started(["-m", "tilework", "serve", *backend, *options], settings) as server:
         yield server
 
 
 @contextmanager
-def _started(arguments: Sequence[str]) -> Iterator[Server]:
+def _started(arguments: Sequence[str], settings: Mapping[str, object] | None = None) -> Iterator[Server]:
     start_s = time.perf_counter()
-    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
+    environment = os.environ | {f"TILEWORK_{name.upper()}": str(value) for name, value in (settings or {}).items()}
+    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -56,7 +67,7 @@ def _started(arguments: Sequence[str]) -> Iterator[Server]:
             raise CaseFailed("the server did not start; its message stands above")
         url = json.loads(line)["url"]
         _await_ready(url)
-        yield Server(url=url, ready_s=time.perf_counter() - start_s)
+        yield Server(url=url, ready_s=time.perf_counter() - start_s, pid=process.pid)
     finally:
         _stop(process)
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from tilework.core.checkpoint import Checkpoint
 from tilework.core.wire import Command, Forget, ImportState, Parcel, Spec
 from tilework.core.work import ENCODE, Work
 from tilework.runtime.executor import Executor
@@ -19,6 +20,10 @@ class _Load:
     conditioning: Parcel | None = None
     state: Parcel | None = None
 
+    @property
+    def parcels(self) -> tuple[Parcel, ...]:
+        return tuple(parcel for parcel in (self.conditioning, self.state) if parcel is not None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Arrival:
@@ -30,25 +35,44 @@ class _Arrival:
 
 
 class Cargo:
-    """The parcels of all jobs. Each is discarded when a newer one takes its place, or when its job ends."""
+    """The parcels of all jobs. Each is discarded when a newer one takes its place, or when its job ends.
+
+    Those of a job that has ended may be `held`, by its uid, until its picture is safe.
+    """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._loads: dict[int, _Load] = {}
         self._arrivals: dict[int, list[_Arrival]] = {}
+        self._held: dict[str, _Load] = {}
 
     @property
     def num_bytes(self) -> int:
         """What the parcels of all jobs take."""
-        parcels = (parcel for load in self._loads.values() for parcel in (load.conditioning, load.state))
-        return sum(parcel.num_bytes for parcel in parcels if parcel is not None)
+        loads = (*self._loads.values(), *self._held.values())
+        return sum(parcel.num_bytes for load in loads for parcel in load.parcels)
 
-    def begin(self, job_id: int, spec: Spec) -> None:
-        self._loads[job_id] = _Load(spec=spec)
+    def begin(self, job_id: int, spec: Spec, kept: Checkpoint) -> None:
+        """Take a job in, of which so much is there already."""
+        self._loads[job_id] = _Load(spec=spec, conditioning=kept.conditioning, state=kept.state)
 
     def end(self, job_id: int) -> None:
-        load = self._loads.pop(job_id)
-        self.discard((load.conditioning, load.state))
+        self.discard(self._loads.pop(job_id).parcels)
+
+    def hold(self, job_id: int, uid: str) -> None:
+        """A job has ended, but somebody may have to make its picture again."""
+        self._held[uid] = self._loads.pop(job_id)
+
+    def release(self, uid: str) -> None:
+        """Nobody needs what is held of this job any more, if anything is."""
+        if (load := self._held.pop(uid, None)) is not None:
+            self.discard(load.parcels)
+
+    def lose(self, job_id: int) -> None:
+        """What has been put down of a job is gone or of no use: it begins anew."""
+        load = self._loads[job_id]
+        self.discard(load.parcels)
+        load.conditioning = load.state = None
 
     def adopt(self, job_id: int, stage: str, parcel: Parcel) -> None:
         """Keep what a work of the job has put down."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from tilework.comm.rendezvous import Rendezvous
 from tilework.core.request import Shape
@@ -79,6 +81,15 @@ class Executor(Protocol):
     def break_off(self, ref: GroupRef) -> None:
         """End a group of which a member does not go on as the others do."""
 
+    def kill(self, gpu: int, reason: str) -> None:
+        """End a device's worker, whatever it does; its loss, with this reason, follows."""
+
+    def inherit(self, parcels: Collection[Parcel]) -> set[Parcel]:
+        """Take over what a former server's workers have put down; returns what is still there and fits the model.
+
+        Once, before anything is put down; everything else of that server is removed.
+        """
+
     def discard(self, parcel: Parcel) -> None:
         """Remove what nobody needs any more."""
 
@@ -87,14 +98,21 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalConfig:
-    """`max_restarts`: how often in a row a worker may die before it has loaded its model, until it is given up."""
+    """`max_restarts`: how often in a row a worker may die before it has loaded its model, until it is given up.
+
+    One that dies is started again after `restart_delay_s`; from the third time on that it had not finished a work,
+    after twice as long each time, up to `max_delay_s`: a broken device is not to disturb one request after another.
+    `owner` is the directory of a durable server: what its workers have put down when it ends is for its next start.
+    """
 
     num_workers: int
     source: Source
     restart_delay_s: float = 0.5
-    max_restarts: int = 3
+    max_delay_s: float = 30.0
+    max_restarts: int = 6
     start_timeout_s: float = 600.0
     stop_grace_s: float = 5.0
+    owner: Path | None = None
 
 
 class LocalExecutor:
@@ -104,6 +122,7 @@ class LocalExecutor:
         self._config = config
         self._workers: dict[int, WorkerProcess] = {}
         self._failed_starts: dict[int, int] = {}
+        self._deaths: dict[int, int] = {}  # In a row, without a work between them.
         self._restarting: set[int] = set()
         self._up: set[int] = set()
         self._loaded: dict[int, asyncio.Future[Loaded]] = {}
@@ -127,7 +146,7 @@ class LocalExecutor:
     async def start(self, listener: Listener) -> ModelInfo:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
-        self._parcels = self._resources.enter_context(closing(ParcelDirectory()))
+        self._parcels = self._resources.enter_context(closing(ParcelDirectory(owner=self._config.owner)))
         self._rendezvous = self._resources.enter_context(closing(Rendezvous(self._parcels.path)))
         gpus = range(self._config.num_workers)
         self._loaded = {gpu: self._loop.create_future() for gpu in gpus}
@@ -163,7 +182,13 @@ class LocalExecutor:
         return tuple(row for future in self._calibrated.values() for row in future.result())
 
     def send(self, gpu: int, outgoing: Outgoing) -> None:
-        self._workers[gpu].send(outgoing)
+        """To one that is lost nothing is sent; what it was to do has been, or is about to be, taken back."""
+        if gpu in self._workers:
+            self._workers[gpu].send(outgoing)
+
+    def kill(self, gpu: int, reason: str) -> None:
+        if gpu in self._workers:
+            self._workers[gpu].kill(reason)
 
     def group(self, gpus: Group) -> GroupRef:
         ref, closed = self._groups.use(gpus)
@@ -174,6 +199,7 @@ class LocalExecutor:
     def break_off(self, ref: GroupRef) -> None:
         if self._groups.break_off(ref):
             self._break(ref)
+            self._meet()  # On GPUs this has ended the communicator of the whole node.
 
     def _break(self, ref: GroupRef) -> None:
         """What is under way in the group ends now; behind what was queued for it, it is forgotten."""
@@ -182,8 +208,11 @@ class LocalExecutor:
 
     def _tell(self, ref: GroupRef, command: BreakGroup | CloseGroup) -> None:
         for gpu in ref.gpus:
-            if gpu in self._workers:
-                self.send(gpu, command)
+            self.send(gpu, command)
+
+    def inherit(self, parcels: Collection[Parcel]) -> set[Parcel]:
+        key = self._key
+        return self._parcels.inherit(parcels, f"{key.model}, {key.dtype}, {key.libraries}")
 
     def discard(self, parcel: Parcel) -> None:
         self._parcels.discard(parcel)
@@ -191,29 +220,31 @@ class LocalExecutor:
     async def stop(self) -> None:
         self._stopping = True
         grace_s = self._config.stop_grace_s
-        await asyncio.gather(*(asyncio.to_thread(worker.close, grace_s) for worker in self._workers.values()))
+        await asyncio.gather(*(worker.close(grace_s) for worker in self._workers.values()))
         self._workers.clear()
         self._resources.close()
 
-    def _spawn(self, gpu: int) -> None:
+    def _spawn(self, gpu: int) -> WorkerProcess:
         """Starts a process; its first message is Loaded or LoadFailed."""
-
         site = Site(gpu=gpu, parcels=str(self._parcels.path), rendezvous=self._rendezvous.address)
-        self._workers[gpu] = WorkerProcess(
+        worker = self._workers[gpu] = WorkerProcess(
             site, self._config.source, partial(self._report, gpu), partial(self._exited, gpu)
         )
+        return worker
 
     def _report(self, gpu: int, report: Report) -> None:
         match report:
             case Loaded():
                 self._on_loaded(gpu, report)
             case LoadFailed(reason):
-                self._fail_start(gpu, reason)
+                self._workers[gpu].explain(reason)
             case Calibrated(rows):
                 self._calibrated[gpu].set_result(rows)
             case _:
-                if isinstance(report, Ended) and report.parcel is not None:
-                    self._parcels.know(report.parcel)
+                if isinstance(report, Ended):
+                    self._deaths.pop(gpu, None)
+                    if report.parcel is not None:
+                        self._parcels.know(report.parcel)
                 self._listener.on_report(gpu, report)
 
     def _on_loaded(self, gpu: int, loaded: Loaded) -> None:
@@ -237,29 +268,39 @@ class LocalExecutor:
         if self._stopping:
             return
         self._parcels.sweep(gpu, self._workers.pop(gpu).pid)
-        self._fail_start(gpu, f"worker {gpu} ended while it loaded the model: {reason}")
-        calibrating = self._calibrated.get(gpu)
-        if calibrating is not None and not calibrating.done():
-            calibrating.set_exception(WorkerStartFailed(f"worker {gpu} ended during calibration: {reason}"))
+        self._fail_start(WorkerStartFailed(f"worker {gpu} ended before it could serve: {reason}"))
         self._up.discard(gpu)
         for ref in self._groups.break_with(gpu):
             self._break(ref)
         self._meet()
         self._listener.on_lost(gpu, reason)
-        self._failed_starts[gpu] = self._failed_starts.get(gpu, 0) + 1
-        again = self._failed_starts[gpu] <= self._config.max_restarts
-        _log.warning("worker %d was lost: %s; %s", gpu, reason, "starting it again" if again else "giving it up")
-        if again:
-            self._restarting.add(gpu)
-            self._loop.call_later(self._config.restart_delay_s, self._respawn, gpu)
-        elif not self._workers and not self._restarting:
-            self._listener.on_given_up()
+        self._start_again(gpu, reason)
+
+    def _fail_start(self, error: WorkerStartFailed) -> None:
+        """A server begins with all its workers, or not at all."""
+        awaited: list[asyncio.Future[Any]] = [*self._loaded.values(), *self._calibrated.values()]
+        for future in awaited:
+            if not future.done():
+                future.set_exception(error)
+
+    def _start_again(self, gpu: int, reason: str) -> None:
+        failed, deaths = self._failed_starts.get(gpu, 0) + 1, self._deaths.get(gpu, 0) + 1
+        self._failed_starts[gpu], self._deaths[gpu] = failed, deaths
+        if failed > self._config.max_restarts:
+            _log.error("worker %d was lost: %s; it is given up", gpu, reason)
+            if not self._workers and not self._restarting:
+                self._listener.on_given_up()
+            return
+        delay_s = min(self._config.restart_delay_s * 2 ** max(0, deaths - 2), self._config.max_delay_s)
+        _log.warning("worker %d was lost: %s; it is started again in %g s", gpu, reason, delay_s)
+        self._restarting.add(gpu)
+        self._loop.call_later(delay_s, self._respawn, gpu)
 
     def _respawn(self, gpu: int) -> None:
         self._restarting.discard(gpu)
         if not self._stopping:
-            self._spawn(gpu)
+            self._loop.call_later(self._config.start_timeout_s, self._expire, gpu, self._spawn(gpu))
 
-    def _fail_start(self, gpu: int, reason: str) -> None:
-        if not self._loaded[gpu].done():
-            self._loaded[gpu].set_exception(WorkerStartFailed(reason))
+    def _expire(self, gpu: int, worker: WorkerProcess) -> None:
+        if self._workers.get(gpu) is worker and gpu not in self._up:
+            worker.kill(f"it did not load within {self._config.start_timeout_s:g} s")

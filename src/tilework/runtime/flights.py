@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from tilework.core.events import Broken, StageFinished, StepsFinished, Stopped
+from tilework.core.events import Broken, OutOfMemory, StageFinished, StepsFinished, Stopped
 from tilework.core.request import Request
 from tilework.core.wire import Ended, GroupRef, Parcel
 from tilework.core.work import DIFFUSE, Work
@@ -13,7 +13,10 @@ from tilework.runtime.observer import Ending
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Flight:
-    """A work that devices have been told to run, for these requests. `group` is None for a device alone."""
+    """A work that devices have been told to run, for these requests. `group` is None for a device alone.
+
+    `is_broken_off` tells that its group was, though no device was lost, since it had stopped.
+    """
 
     work: Work
     group: GroupRef | None
@@ -21,11 +24,16 @@ class Flight:
     predicted_ns: int
     reports: dict[int, Ended] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
+    is_broken_off: bool = False
+
+    @property
+    def awaited(self) -> set[int]:
+        """The members that have not reported and are not lost."""
+        return set(self.work.gpus) - self.reports.keys() - self.lost
 
     @property
     def is_settled(self) -> bool:
-        """Whether every member has reported or is lost."""
-        return self.reports.keys() | self.lost == set(self.work.gpus)
+        return not self.awaited
 
     @property
     def parcels(self) -> set[Parcel]:
@@ -35,7 +43,7 @@ class Flight:
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """How a work ended: by its leader's report; or, if it broke off, by that of the survivor who came farthest.
+    """How a work ended: by its leader's report; or, if it was cut off, by that of the survivor who came farthest.
 
     `spare` is what others have put down for it.
     """
@@ -50,15 +58,19 @@ class Landing:
 
     @property
     def ending(self) -> Ending:
+        if self.ended.out_of_memory:
+            return Ending.OUT_OF_MEMORY
         if self.ended.broken:
             return Ending.BROKEN
         return Ending.STOPPED if self.ended.stopped else Ending.DONE
 
     @property
-    def event(self) -> Broken | Stopped | StepsFinished | StageFinished:
+    def event(self) -> Broken | OutOfMemory | Stopped | StepsFinished | StageFinished:
         """What the controller is told of it."""
         work_id, ended = self.work.work_id, self.ended
         match self.ending:
+            case Ending.OUT_OF_MEMORY:
+                return OutOfMemory(work_id, ended.steps_done)
             case Ending.BROKEN:
                 return Broken(work_id, ended.steps_done)
             case Ending.STOPPED:
@@ -69,13 +81,20 @@ class Landing:
 
 
 class Flights:
-    """The leader, a group's first, speaks for its group. When a group breaks, all its survivors are heard."""
+    """The leader, a group's first, speaks for its group.
+
+    When a member is lost or runs out of memory, all survivors are heard.
+    """
 
     def __init__(self) -> None:
         self._flights: dict[int, Flight] = {}
 
     def __contains__(self, work_id: int) -> bool:
         return work_id in self._flights
+
+    @property
+    def work_ids(self) -> list[int]:
+        return list(self._flights)
 
     def begin(self, flight: Flight) -> None:
         self._flights[flight.work.work_id] = flight
@@ -90,7 +109,7 @@ class Flights:
     def report(self, gpu: int, ended: Ended) -> Landing | None:
         """Take a member's report; None as long as others are to be heard."""
         flight = self._flights[ended.work_id]
-        if gpu == flight.work.gpus[0] and not ended.broken:
+        if gpu == flight.work.gpus[0] and not is_cut_off(ended):
             del self._flights[ended.work_id]
             return Landing(flight, ended)
         flight.reports[gpu] = ended
@@ -114,9 +133,14 @@ class Flights:
         work = flight.work
         del self._flights[work.work_id]
         reports = [flight.reports[gpu] for gpu in work.gpus if gpu in flight.reports]
-        best = max(reports, key=_steps_kept)
-        ended = replace(best, broken=True, steps_done=_steps_kept(best))
+        best, starved = max(reports, key=_steps_kept), any(ended.out_of_memory for ended in reports)
+        ended = replace(best, broken=not starved, out_of_memory=starved, steps_done=_steps_kept(best))
         return Landing(flight, ended, frozenset(flight.parcels - {best.parcel}))
+
+
+def is_cut_off(ended: Ended) -> bool:
+    """Whether a member could not go on, so that the others cannot, either."""
+    return ended.broken or ended.out_of_memory
 
 
 def _steps_kept(ended: Ended) -> int:

@@ -12,11 +12,15 @@ from tilework.runtime.ticket import Outcome, Ticket
 
 
 class Ending(StrEnum):
-    """How a work ended. `LOST`: with all its devices; `BROKEN`: with some of them."""
+    """How a work ended. `LOST`: with all its devices; `BROKEN`: with some of them.
+
+    `OUT_OF_MEMORY`: it needed more than a device has, and goes on in another way.
+    """
 
     DONE = "done"
     STOPPED = "stopped"
     BROKEN = "broken"
+    OUT_OF_MEMORY = "out_of_memory"
     FAILED = "failed"
     LOST = "lost"
 
@@ -72,6 +76,12 @@ class Observer:
 
     def on_work_stopped(self, work_id: int) -> None:
         """A work was asked to end early; how far it came follows."""
+
+    def on_stuck(self, work: Work) -> None:
+        """A work has done no step for too long; its group is broken off, or its devices' workers are killed."""
+
+    def on_log_lost(self) -> None:
+        """The event log could not be written, and is not written any more."""
 
     def on_moved(self, job_id: int) -> None:
         """A request goes on on devices that did not have its state."""

@@ -7,20 +7,61 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tilework.core.actions import Action, RunStage, RunSteps
-from tilework.core.request import RefusalCode, Request, Status
-from tilework.core.wire import Image
+from tilework.core.request import OnMiss, RefusalCode, Request, Status
+from tilework.core.wire import Image, ModelInfo, Spec
 from tilework.core.work import DIFFUSE, Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What an engine is asked for. Times are on its clock."""
+
+    uid: str
+    spec: Spec
+    arrival_ns: int
+    deadline_ns: int | None
+    on_miss: OnMiss
+    tenant: str
+    priority: str
+    weight: float
+    tenant_weight: float
+    room: float
+
+    def request(self, info: ModelInfo) -> Request:
+        """What scheduling needs to know of it."""
+        spec = self.spec
+        return Request(
+            uid=self.uid,
+            pipeline=info.name,
+            shape=spec.shape,
+            steps=spec.steps,
+            arrival_ns=self.arrival_ns,
+            seed=spec.seed,
+            deadline_ns=self.deadline_ns,
+            on_miss=self.on_miss,
+            tenant=self.tenant,
+            priority=self.priority,
+            weight=self.weight,
+            tenant_weight=self.tenant_weight,
+            room=self.room,
+            preview_every=spec.preview_every,
+            guided=spec.guidance_scale > 1 or not info.two_passes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One executed work of a request, on the engine's clock. `num_steps` is 1 for encode and decode."""
+    """One executed work of a request, on the engine's clock. `num_steps` is 1 for encode and decode.
+
+    A `sliced` one, a decode, had to do with less memory.
+    """
 
     stage: str
     gpus: Group
     num_steps: int
     start_ns: int
     end_ns: int
+    sliced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +78,16 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The request did not come in; `earliest_ns` is the earliest deadline that could be met, if there is one."""
+    """The request did not come in; `earliest_ns` is the earliest deadline that could be met, if there is one.
+
+    `retry_ns` is after how long there will be room, if it is room that there is not.
+    """
 
     uid: str
     reason: str
     earliest_ns: int | None
     code: RefusalCode
+    retry_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import pickle
+import signal
+import socket
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
-from threading import Lock
+from typing import Any
 
 from tilework.core.wire import BreakGroup, Command, Quit, Report, Site, Source, StopWork
+from tilework.runtime.frames import Frames, framed
 
 PRELOAD = "tilework.worker.preload"
-SMALL_BYTES = 32 * 1024
-"""Up to here a message fits the pipe's buffer, and is written at once rather than on a thread."""
+_EXIT_S = 5.0
+"""How long a process may take to end after it has closed its pipe."""
 
 Outgoing = Command | asyncio.Future[Command]
 """A command, or one that is still to come, which those sent after it wait for."""
@@ -27,11 +33,13 @@ def forkserver_context() -> ForkServerContext:
     return context
 
 
-class WorkerProcess:
+class WorkerProcess(asyncio.Protocol):
     """Starts the process at once; to be used on the event loop's thread, where the callbacks come, too.
 
-    `on_exit` comes last and once. Reports are read by the loop itself, and small commands written by it: a thread
-    between them would cost two switches per message, at the moment when the worker begins its next work.
+    `on_exit` comes last and once, also if the process could not be started. The loop never waits: neither for a process
+    that has been stopped in the middle of a message, or does not read what it is sent, nor for the forkserver, which
+    takes seconds to come back if it was killed. Reports are read by the loop itself: a thread between them would cost
+    two switches per message, at the moment when the worker is to begin its next work.
     """
 
     def __init__(
@@ -45,79 +53,110 @@ class WorkerProcess:
 
         self._on_report, self._on_exit = on_report, on_exit
         self._loop = asyncio.get_running_loop()
-        self._connection, theirs = multiprocessing.Pipe()
-        self._send_lock = Lock()
         self._outbox: deque[Outgoing] = deque()
         self._blocked = False
+        self._frames = Frames()
+        self._transport: asyncio.Transport | None = None
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._reason: str | None = None
+        self._killed = False
+        ours, theirs = socket.socketpair()
+        connection: Connection[Any, Any] = Connection(theirs.detach())
         self._process = forkserver_context().Process(
-            target=serve, args=(theirs, source, site), name=f"tilework-worker-{site.gpu}", daemon=True
+            target=serve, args=(connection, source, site), name=f"tilework-worker-{site.gpu}", daemon=True
         )
-        self._process.start()
-        theirs.close()
-        self._loop.add_reader(self._connection.fileno(), self._read)
+        self._life = self._loop.create_task(self._live(ours, connection))
 
     @property
     def pid(self) -> int | None:
+        """None until it has been started."""
         return self._process.pid
 
     def send(self, outgoing: Outgoing) -> None:
-        """Send a command behind the former ones; StopWork and BreakGroup overtake them."""
+        """Send a command behind the former ones; StopWork and BreakGroup do not wait for those that are to come."""
         if isinstance(outgoing, StopWork | BreakGroup):
-            self._write(pickle.dumps(outgoing))
+            self._write(outgoing)
         else:
             self._outbox.append(outgoing)
             self._pump()
 
-    def close(self, grace_s: float) -> None:
-        """Ask the process to quit, and kill it if it has not within `grace_s`. Blocks; may be called on a thread."""
-        self._write(pickle.dumps(Quit()))
-        self._process.join(grace_s)
-        if self._process.is_alive():
+    def explain(self, reason: str) -> None:
+        """What to say at its end, rather than how the process ended."""
+        self._reason = self._reason or reason
+
+    def kill(self, reason: str) -> None:
+        """End it, whatever it does, and also if it was stopped; `on_exit` gets this reason."""
+        self.explain(reason)
+        self._killed = True
+        # Not Process.kill, which takes all workers for dead when the forkserver is.
+        if self.pid is not None and not self._closed.done():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    async def close(self, grace_s: float) -> None:
+        """Ask the process to quit, and kill it if it has not within `grace_s`."""
+        self._write(Quit())
+        await asyncio.wait({self._life}, timeout=grace_s)
+        if not self._life.done():
+            self.kill("it did not quit")
+            await self._life
+
+    async def _live(self, ours: socket.socket, theirs: Connection[Any, Any]) -> None:
+        """From before the start of the process to after its end."""
+        self._transport, _ = await self._loop.create_unix_connection(lambda: self, sock=ours)
+        self._pump()
+        try:
+            await self._loop.run_in_executor(None, self._process.start)
+        except Exception as error:  # The forkserver was killed, perhaps; the next start makes a new one.
+            self.explain(f"it could not be started: {type(error).__name__}: {error}")
+        finally:
+            theirs.close()
+        if self._killed:  # Meanwhile.
+            self.kill("")
+        await self._closed
+        ending = await self._loop.run_in_executor(None, self._bury)
+        self._on_exit(self._reason or ending)
+
+    def _bury(self) -> str:
+        if self.pid is None:
+            return "it was not started"
+        self._process.join(_EXIT_S)
+        if self._process.exitcode is None:
             self._process.kill()
-            self._process.join()
+            self._process.join(_EXIT_S)
+        code = self._process.exitcode
+        if code is None:
+            return "it has closed its pipe, and does not end"
+        return f"it was killed by signal {-code}" if code < 0 else f"exit code {code}"
 
     def _pump(self, _ready: object = None) -> None:
-        """Write what can be written; a command to come, or a large one under way, calls back."""
-        while self._outbox and not self._blocked:
+        """Write what can be written; a command to come calls back."""
+        while self._outbox and not self._blocked and self._transport is not None:
             outgoing = self._outbox[0]
             if isinstance(outgoing, asyncio.Future):
                 if not outgoing.done():
-                    self._block_until(outgoing)
+                    self._blocked = True
+                    outgoing.add_done_callback(self._unblock)
                     return
                 outgoing = outgoing.result()
             self._outbox.popleft()
-            data = pickle.dumps(outgoing, protocol=pickle.HIGHEST_PROTOCOL)
-            if len(data) <= SMALL_BYTES:
-                self._write(data)
-            else:
-                self._block_until(self._loop.run_in_executor(None, self._write, data))
-
-    def _block_until(self, future: asyncio.Future[Command] | asyncio.Future[None]) -> None:
-        self._blocked = True
-        future.add_done_callback(self._unblock)
+            self._write(outgoing)
 
     def _unblock(self, _future: object) -> None:
         self._blocked = False
         self._pump()
 
-    def _write(self, data: bytes) -> None:
-        try:
-            with self._send_lock:
-                self._connection.send_bytes(data)
-        except OSError:
-            return  # The process is gone; the reader finds out and says so.
+    def _write(self, command: Command) -> None:
+        """To one that is gone nothing is written: that it is gone is about to be said."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(framed(pickle.dumps(command, protocol=pickle.HIGHEST_PROTOCOL)))
 
-    def _read(self) -> None:
-        """Take one report; the loop calls again while there are more."""
-        try:
-            report: Report = pickle.loads(self._connection.recv_bytes())
-        except (EOFError, OSError):
-            self._loop.remove_reader(self._connection.fileno())
-            self._burial = self._loop.create_task(self._bury())
-            return
-        self._on_report(report)
+    # For the transport.
 
-    async def _bury(self) -> None:
-        await self._loop.run_in_executor(None, self._process.join, 5)
-        code = self._process.exitcode
-        self._on_exit(f"it was killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}")
+    def data_received(self, data: bytes) -> None:
+        for message in self._frames.feed(data):
+            # A report whose handling fails is a bug, but no reason for the transport to be closed.
+            self._loop.call_soon(self._on_report, pickle.loads(message))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closed.set_result(None)

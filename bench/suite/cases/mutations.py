@@ -1,0 +1,181 @@
+"""Whether simulation and tests notice small mistakes in the controller and the policies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from random import Random
+
+from suite.case import CaseFailed, Check, Finding, Note, Table
+from suite.mutants import Mutant, mutants_of
+from suite.stats import exact
+
+ROOT = Path(__file__).parents[3]
+# The fastest first; a mutant is dead when the first of them fails.
+TESTS = (
+    "test_control.py",
+    "test_policy.py",
+    "test_plane.py",
+    "test_admission.py",
+    "test_door.py",
+    "test_fairness.py",
+    "test_allocator.py",
+    "test_experience.py",
+    "test_promises.py",
+    "test_guard.py",
+    "test_watchdog.py",
+    "test_control_predictions.py",
+    "test_cost_requests.py",
+    "test_memory.py",
+    "test_policy_tetriserve.py",
+    "test_log.py",
+    "test_account.py",
+    "test_explain.py",
+    "test_timeline.py",
+    "test_cli.py",
+    "test_sim.py",
+    "test_control_stateful.py",
+    "test_fuzz.py",
+)
+_FUZZ = (
+    "import sys; from tilework.sim.fuzz import judge_many; "
+    "sys.exit(any(v.violation for v in judge_many(range(int(sys.argv[1])), None, None, 1)))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fate:
+    module: str
+    mutant: Mutant
+    killer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutations:
+    """`num_mutants` drawn from all of `packages`; each is run on `fuzz_seeds` scenarios, and if it lives, by the tests.
+
+    `timeout_s` is for either; a mutant that takes longer is dead, too.
+    """
+
+    packages: tuple[str, ...] = ("control", "policy")
+    num_mutants: int = 300
+    fuzz_seeds: int = 60
+    seed: int = 1
+    timeout_s: float = 240.0
+    num_processes: int = field(default_factory=lambda: os.cpu_count() or 1)
+
+    @classmethod
+    def make(cls, quick: bool) -> Mutations:
+        return cls(num_mutants=4, fuzz_seeds=8) if quick else cls()
+
+    def measure(self, note: Note) -> Finding:
+        population = [(path, mutant) for path in self._modules() for mutant in mutants_of(path.read_text("utf-8"))]
+        chosen = Random(self.seed).sample(population, self.num_mutants)
+        fates: list[_Fate] = []
+        with tempfile.TemporaryDirectory() as scratch:
+            places: SimpleQueue[Path] = SimpleQueue()
+            for number in range(self.num_processes):
+                places.put(_copy(Path(scratch) / str(number)))
+            if (killer := self._killer(_Copy(places))) is not None:
+                raise CaseFailed(f"without any mistake, {killer} fails")
+            with ThreadPoolExecutor(self.num_processes) as pool:
+                for fate in pool.map(lambda one: self._fate(*one, places), chosen):
+                    fates.append(fate)
+                    alive = sum(not fate.killer for fate in fates)
+                    note(f"{len(fates)} of {self.num_mutants} mutants, {alive} alive")
+        return self._finding(fates, len(population))
+
+    def _modules(self) -> list[Path]:
+        source = ROOT / "src" / "tilework"
+        return [path for package in self.packages for path in sorted((source / package).glob("*.py"))]
+
+    def _fate(self, path: Path, mutant: Mutant, places: SimpleQueue[Path]) -> _Fate:
+        module = str(path.relative_to(ROOT / "src"))
+        copy = _Copy(places)
+        killer = self._killer(copy, module, mutant.text)
+        return _Fate(module, mutant, killer or "")
+
+    def _killer(self, copy: _Copy, module: str = "", text: str = "") -> str | None:
+        with copy as place:
+            original = None
+            if module:
+                original = (place / "src" / module).read_text("utf-8")
+                (place / "src" / module).write_text(text, "utf-8")
+            try:
+                if not self._passes(place, "-c", _FUZZ, str(self.fuzz_seeds)):
+                    return "simulation"
+                tests = [str(place / "tests" / name) for name in TESTS if (place / "tests" / name).exists()]
+                return (
+                    None
+                    if self._passes(place, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests)
+                    else "tests"
+                )
+            finally:
+                if original is not None:
+                    (place / "src" / module).write_text(original, "utf-8")
+
+    def _passes(self, place: Path, *words: str) -> bool:
+        environment = {**os.environ, "PYTHONPATH": str(place / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+        try:
+            done = subprocess.run(
+                [sys.executable, *words],
+                cwd=place,
+                env=environment,
+                capture_output=True,
+                timeout=self.timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return False
+        return done.returncode == 0
+
+    def _finding(self, fates: list[_Fate], population: int) -> Finding:
+        killers = Counter(fate.killer for fate in fates)
+        share = 100 * (len(fates) - killers[""]) / len(fates)
+        checks = (Check(what="mutants killed", measured=exact(share), low=90.0, unit="%"),)
+        rows = tuple(
+            (fate.module, str(fate.mutant.line), fate.mutant.before, fate.mutant.after)
+            for fate in fates
+            if not fate.killer
+        )
+        return Finding(
+            checks=checks,
+            method=(
+                f"{len(fates)} of {population} mutants, drawn at random: a comparison, operator, number, condition or "
+                "call that is another, or a statement that is missing. Texts, assertions and errors are left alone.",
+                f"Each is run on {self.fuzz_seeds} fuzz scenarios; what lives is run against {len(TESTS)} test files.",
+                "Some of the living are no mistakes: they decide the same, or do the same more slowly.",
+            ),
+            facts={"by simulation": killers["simulation"], "by tests": killers["tests"], "alive": killers[""]},
+            tables=(Table(title="Alive", columns=("module", "line", "was", "is"), rows=rows),),
+        )
+
+
+class _Copy:
+    """One of the copies of the source, for a while."""
+
+    def __init__(self, places: SimpleQueue[Path]) -> None:
+        self._places = places
+
+    def __enter__(self) -> Path:
+        self._place = self._places.get()
+        return self._place
+
+    def __exit__(self, *_: object) -> None:
+        self._places.put(self._place)
+
+
+def _copy(target: Path) -> Path:
+    for name in ("src", "tests", "docs", "training"):
+        shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, target / name)
+    return target

@@ -1,0 +1,143 @@
+"""An engine whose workers are killed under load, and what became of the requests."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from suite.case import CaseFailed
+from tilework.core.actions import RunStage, RunSteps
+from tilework.core.request import OnMiss
+from tilework.core.time import s_from_ns
+from tilework.core.wire import Ended, ModelSource, Progress, Report, Spec
+from tilework.core.work import Work
+from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.executor import LocalConfig, LocalExecutor, WorkerStartFailed
+from tilework.runtime.observer import EndedWork, Ending, Observer
+from tilework.runtime.ticket import Outcome, Ticket
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Kill:
+    """A worker that was killed; times are seconds on the engine's clock.
+
+    `victim` is the request whose work it ran, if it ran one, and `redone` how many of its steps had been reported that
+    have to be done again. `resumed_s` is when the first step after that was reported, or the work that it was in.
+    """
+
+    gpu: int
+    at_s: float
+    known_s: float | None = None
+    victim: Ticket | None = None
+    redone: int = 0
+    given_s: float | None = None
+    resumed_s: float | None = None
+
+
+class _Watched(Engine):
+    """Tells of every report before it is handled."""
+
+    def __init__(self, config: EngineConfig, executor: LocalExecutor) -> None:
+        super().__init__(config, executor)
+        self.on_heard: Callable[[Report], None] = lambda _report: None
+
+    def on_report(self, gpu: int, report: Report) -> None:
+        self.on_heard(report)
+        super().on_report(gpu, report)
+
+
+class Trouble(Observer):
+    """Drives the engine: `draw` for requests, `kill` for workers."""
+
+    def __init__(self, engine: _Watched, executor: LocalExecutor) -> None:
+        self._engine, self._executor = engine, executor
+        engine.observe(self)
+        engine.on_heard = self._heard
+        self._tickets: dict[str, Ticket] = {}
+        self._progress: dict[int, int] = {}
+        self.kills: list[Kill] = []
+        self.num_submitted = self.num_restarts = self.num_losses = 0
+        self.ends: Counter[str] = Counter()
+
+    async def draw(self, spec: Spec) -> Outcome:
+        """One request, from its submission to its end. Raises CaseFailed if it is refused."""
+        uid = str(self.num_submitted)
+        self.num_submitted += 1
+        answer = self._engine.submit({uid: spec}, deadline_ns=None, on_miss=OnMiss.BEST_EFFORT)
+        if not isinstance(answer, tuple):
+            raise CaseFailed(f"a request was refused: {answer.reason}")
+        (self._tickets[uid],) = answer
+        outcome = await answer[0].outcome
+        del self._tickets[uid]
+        return outcome
+
+    @property
+    def all_up(self) -> bool:
+        """Whether every worker that was killed is known to be lost, and back."""
+        health = self._engine.health()
+        return self.num_losses == len(self.kills) and health.num_devices_up == health.num_devices
+
+    def kill(self, gpu: int) -> None:
+        pid = self._executor.pid(gpu)
+        assert pid is not None, f"worker {gpu} is not up"
+        self.kills.append(Kill(gpu=gpu, at_s=self._now_s()))
+        os.kill(pid, signal.SIGKILL)
+
+    def _now_s(self) -> float:
+        return s_from_ns(self._engine.now_ns())
+
+    # For the engine.
+
+    def on_joined(self, gpu: int, now_ns: int) -> None:
+        self.num_restarts += 1
+
+    def on_lost(self, gpu: int) -> None:
+        self.num_losses += 1
+
+    def on_ended(self, ticket: Ticket, outcome: Outcome) -> None:
+        self.ends[outcome.uid] += 1
+
+    def on_work_ended(self, ended: EndedWork) -> None:
+        """The first that is lost with a worker is the one that it ran."""
+        done = self._progress.pop(ended.work.work_id, 0)
+        if ended.ending is not Ending.LOST:
+            return
+        kill = next(kill for kill in reversed(self.kills) if kill.gpu in ended.work.gpus)
+        if kill.victim is None:
+            kill.known_s, kill.redone = self._now_s(), done
+            kill.victim = self._tickets[ended.requests[0].uid]
+
+    def _heard(self, report: Report) -> None:
+        if isinstance(report, Progress):
+            self._progress[report.work_id] = report.steps_done
+        if not isinstance(report, Progress | Ended):
+            return
+        for kill in self.kills[-8:]:
+            if kill.victim is not None and kill.known_s is not None and kill.resumed_s is None:
+                for at_ns, work in _begun(kill.victim):
+                    if work.work_id == report.work_id and s_from_ns(at_ns) >= kill.known_s:
+                        kill.given_s, kill.resumed_s = s_from_ns(at_ns), self._now_s()
+
+
+def _begun(ticket: Ticket) -> list[tuple[int, Work]]:
+    return [(at_ns, action.work) for at_ns, action in ticket.history if isinstance(action, RunSteps | RunStage)]
+
+
+@asynccontextmanager
+async def troubled(workers: int) -> AsyncIterator[Trouble]:
+    """The shipped model on so many workers of one thread, measured anew. Raises CaseFailed if they do not start."""
+    executor = LocalExecutor(LocalConfig(num_workers=workers, source=ModelSource(path="shapes")))
+    engine = _Watched(EngineConfig(), executor)
+    trouble = Trouble(engine, executor)
+    try:
+        await engine.start()
+        trouble.num_restarts = 0
+        yield trouble
+    except WorkerStartFailed as error:
+        raise CaseFailed(str(error)) from error
+    finally:
+        await engine.stop()

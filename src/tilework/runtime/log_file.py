@@ -1,0 +1,35 @@
+"""The event log as it is written: line by line, as long as there is room for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TextIO
+
+_log = logging.getLogger(__name__)
+
+
+class LogFile:
+    """Ends at the first line that cannot be written, of which `on_lost` is told: a log with a gap cannot be replayed.
+
+    Without a file: nowhere.
+    """
+
+    def __init__(self, file: TextIO | None, on_lost: Callable[[], None]) -> None:
+        self._file = file
+        self._on_lost = on_lost
+
+    def write(self, line: str) -> None:
+        """Write a line, and let every reader see it at once."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(line + "\n")
+            self._file.flush()
+        except OSError as error:
+            _log.warning("the event log ends here: %s", error)
+            with suppress(OSError):  # Closing would try to write the line once more, now or when the server ends.
+                self._file.close()
+            self._file = None
+            self._on_lost()

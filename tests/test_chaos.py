@@ -1,0 +1,340 @@
+"""Things that go wrong while real workers serve over HTTP: what the clients saw, above all."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, TextIO
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from builders import table
+from fake_engine import eventually
+from tilework.control.controller import ControllerConfig
+from tilework.control.watchdog import WatchdogConfig
+from tilework.core.time import NS_PER_MS
+from tilework.core.wire import ModelSource
+from tilework.core.work import DIFFUSE
+from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.executor import LocalConfig, LocalExecutor
+from tilework.runtime.log_file import LogFile
+from tilework.server.config import ServerConfig
+from tilework.server.main import StopSignals, serve
+
+LOSSES = "tilework_gpu_losses_total"
+STUCK_S = 2.0
+PATIENCE_S = 60.0
+# Steps of 128 px are predicted to take 0.05 s, about what they take, so that a chunk has a few.
+COSTS = table(encode_s=0.02, step_s=0.05, decode_s=0.05, degrees=(1, 2), pipeline="shapes")
+
+
+@dataclass
+class Service:
+    """A server in a thread of this process, whose engine and workers a test can reach."""
+
+    url: str
+    engine: Engine
+    executor: LocalExecutor
+    loop: asyncio.AbstractEventLoop
+    http: httpx.Client
+
+    def post(self, body: dict[str, Any], **options: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}/v1/images/generations", json=body, timeout=PATIENCE_S, **options)
+
+    def ready(self) -> dict[str, Any]:
+        """Raises unless the answer is 200 and comes at once."""
+        answer = self.http.get("/ready", timeout=5)
+        answer.raise_for_status()
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def metric(self, name: str) -> float:
+        """The sum over all labels."""
+        lines = self.http.get("/metrics").text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+    def running(self) -> dict[int, int]:
+        """By device that runs steps of a request which has lost no work lately: how many are done."""
+
+        async def look() -> dict[int, int]:
+            tracker, found = self.engine._controller.tracker, dict[int, int]()
+            for gpu in tracker.gpus:
+                for work in gpu.works[:1]:
+                    jobs = tracker.members(work)
+                    if work.stage.name == DIFFUSE and jobs and not jobs[0].failures:
+                        found[gpu.gpu] = self.engine._live[jobs[0].job_id].ticket.steps_done
+            return found
+
+        return asyncio.run_coroutine_threadsafe(look(), self.loop).result(PATIENCE_S)
+
+    def signal(self, gpu: int, number: signal.Signals) -> None:
+        pid = self.executor.pid(gpu)
+        assert pid is not None
+        os.kill(pid, number)
+
+    def until_running(self, least_steps: int = 1) -> dict[int, int]:
+        eventually(lambda: any(steps >= least_steps for steps in self.running().values()), PATIENCE_S)
+        return self.running()
+
+    def until_back(self, num_losses: float) -> None:
+        """So many workers have been lost in all, and all are up again."""
+        eventually(lambda: self.metric(LOSSES) >= num_losses and self.metric("tilework_devices_up") == 2, PATIENCE_S)
+
+
+@contextmanager
+def serving(policy: str = "edf", log: TextIO | None = None) -> Iterator[Service]:
+    """Two workers with `shapes`; what stops for STUCK_S is stuck."""
+    executor = LocalExecutor(LocalConfig(num_workers=2, source=ModelSource(path="shapes"), stop_grace_s=2.0))
+    watchdog = WatchdogConfig(tick_ns=100 * NS_PER_MS, least_ns=int(STUCK_S * 1e9))
+    engine = Engine(
+        EngineConfig(controller=ControllerConfig(policy=policy), table=COSTS, watchdog=watchdog), executor, log
+    )
+    signals, started, urls, loops = StopSignals(), threading.Event(), list[str](), list[asyncio.AbstractEventLoop]()
+
+    def on_ready(url: str) -> None:
+        urls.append(url)
+        loops.append(asyncio.get_running_loop())
+        started.set()
+
+    def run() -> None:
+        try:
+            asyncio.run(serve(engine, ServerConfig(port=0, drain_s=5), on_ready=on_ready, signals=signals))
+        finally:
+            started.set()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert started.wait(PATIENCE_S)
+    with httpx.Client(base_url=urls[0], timeout=PATIENCE_S) as http:
+        try:
+            yield Service(urls[0], engine, executor, loops[0], http)
+        finally:
+            loops[0].call_soon_threadsafe(signals.send)
+            thread.join(PATIENCE_S)
+    assert not thread.is_alive(), "the server did not stop"
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with serving() as service:
+        yield service
+
+
+def body(seed: int, side: int = 96, steps: int = 16) -> dict[str, Any]:
+    prompt = "a large red circle on a blue background"
+    return {"prompt": prompt, "size": f"{side}x{side}", "num_inference_steps": steps, "seed": seed}
+
+
+def pixels(answer: httpx.Response) -> np.ndarray:
+    assert answer.status_code == 200, answer.text
+    (picture,) = answer.json()["data"]
+    assert picture["tilework"]["status"] == "done"
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(picture["b64_json"]))).convert("RGB"))
+
+
+def steps_of(answer: httpx.Response) -> int:
+    """Of how many steps its picture is made, over all works."""
+    segments = answer.json()["data"][0]["tilework"]["segments"]
+    return sum(segment["steps"] for segment in segments if segment["stage"] == DIFFUSE)
+
+
+BODIES = [body(seed, side, steps) for seed, (side, steps) in enumerate([(96, 20), (128, 12), (64, 30)] * 2)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(service: Service) -> list[np.ndarray]:
+    return [pixels(service.post(one)) for one in BODIES]
+
+
+def test_workers_killed_and_stopped_under_load_cost_no_picture(service: Service, undisturbed: list[np.ndarray]) -> None:
+    """Three faults at random steps. Everybody gets one picture, the right one; new calls are answered meanwhile."""
+    rng = Random(0)
+    losses, done = service.metric(LOSSES), service.metric("tilework_requests_total")
+    faults = rng.sample([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP], 3)
+    with ThreadPoolExecutor(len(BODIES) + 1) as pool:
+        answers = [pool.submit(service.post, one) for one in BODIES]
+        for index, number in enumerate(faults, start=1):
+            running = service.until_running(rng.randrange(1, 8))
+            service.signal(rng.choice(sorted(running)), number)
+            assert service.ready()
+            answers.append(pool.submit(service.post, body(seed=100)))
+            service.until_back(losses + index)
+        results = [answer.result() for answer in answers]
+    for one, answer, expected in zip(BODIES, results, undisturbed, strict=False):
+        assert np.array_equal(pixels(answer), expected)
+        assert steps_of(answer) == one["num_inference_steps"]
+    late = [pixels(answer) for answer in results[len(BODIES) :]]
+    assert all(np.array_equal(picture, late[0]) for picture in late)
+    assert service.metric("tilework_requests_total") == done + len(answers)
+    assert service.ready()["open_requests"] == 0
+
+
+def test_a_worker_that_stops_is_found_and_killed(
+    service: Service, undisturbed: list[np.ndarray], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The request beside it goes on undisturbed."""
+    stuck, losses = service.metric("tilework_stuck_works_total"), service.metric(LOSSES)
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(service.post, one) for one in BODIES[:2]]
+        eventually(lambda: len(service.running()) == 2)
+        stopped, other = service.running()
+        pid = service.executor.pid(other)
+        service.signal(stopped, signal.SIGSTOP)
+        results = [answer.result() for answer in answers]
+    for answer, expected in zip(results, undisturbed, strict=False):
+        assert np.array_equal(pixels(answer), expected)
+    assert service.executor.pid(other) == pid
+    assert service.metric("tilework_stuck_works_total") >= stuck + 1
+    service.until_back(losses + 1)
+    assert f"worker {stopped} was lost: it made no progress for {STUCK_S:g} s" in caplog.text
+
+
+def test_a_watchdog_that_was_suspended_suspects_nobody(service: Service) -> None:
+    """The whole server stands still for longer than the limit, while its workers stand still, too."""
+    losses = service.metric(LOSSES)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(service.post, body(7, steps=60))
+        service.until_running()
+        for gpu in range(2):
+            service.signal(gpu, signal.SIGSTOP)
+        service.loop.call_soon_threadsafe(time.sleep, STUCK_S + 1)
+        time.sleep(STUCK_S + 1)
+        for gpu in range(2):
+            service.signal(gpu, signal.SIGCONT)
+        assert pixels(answer.result()).shape == (96, 96, 3)
+    assert service.metric(LOSSES) == losses
+
+
+@pytest.mark.parametrize("member", [0, 1])
+def test_of_a_group_only_the_member_that_has_stopped_is_killed(wide: Service, member: int) -> None:
+    """The other says how far it came; the picture is as good, and made of each step once."""
+    losses, expected = wide.metric(LOSSES), pixels(wide.post(body(1, side=128, steps=16)))
+    other = wide.executor.pid(1 - member)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(wide.post, body(1, side=128, steps=16))
+        wide.until_running(4)
+        wide.signal(member, signal.SIGSTOP)
+        result = answer.result()
+    assert np.abs(pixels(result).astype(int) - expected).max() <= 1
+    assert steps_of(result) == 16
+    assert wide.executor.pid(1 - member) == other
+    wide.until_back(losses + 1)
+
+
+def test_a_member_killed_while_its_group_comes_together_costs_no_picture(wide: Service) -> None:
+    """Both workers are new, so the group has to meet again; one of them is killed as soon as it should."""
+    losses = wide.metric(LOSSES)
+    for gpu in range(2):
+        wide.signal(gpu, signal.SIGKILL)
+    wide.until_back(losses + 2)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(wide.post, body(2, steps=12))
+        eventually(wide.running)
+        wide.signal(1, signal.SIGKILL)
+        assert steps_of(answer.result()) == 12
+    wide.until_back(losses + 3)
+
+
+@pytest.fixture(scope="module")
+def wide() -> Iterator[Service]:
+    """Every request runs on both workers."""
+    with serving("fixed-sp2") as service:
+        yield service
+
+
+def connect(service: Service) -> socket.socket:
+    host, _, port = service.url.removeprefix("http://").rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+
+
+def reset(connection: socket.socket) -> None:
+    """Go away without a word, as a process that is killed with unread answers."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def head(length: int) -> bytes:
+    return (
+        "POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+def test_clients_that_drop_their_connections_leave_nothing_behind(
+    service: Service, undisturbed: list[np.ndarray]
+) -> None:
+    """In the middle of their body, of their wait, of a stream, and of the answer."""
+    endless = json.dumps(body(1, steps=200)).encode()
+    with connect(service) as uploading:
+        uploading.sendall(head(len(endless)) + endless[:20])
+        time.sleep(0.1)
+        reset(uploading)
+    with connect(service) as waiting:
+        waiting.sendall(head(len(endless)) + endless)
+        service.until_running()
+        reset(waiting)
+    with httpx.stream("POST", f"{service.url}/v1/images/generations", json=body(2, steps=200) | {"stream": True}):
+        service.until_running()
+    large = json.dumps(body(3, side=192, steps=2) | {"n": 2}).encode()
+    with connect(service) as reading:
+        reading.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        reading.sendall(head(len(large)) + large)
+        assert reading.recv(1)
+        reset(reading)
+    eventually(lambda: service.ready()["open_requests"] == 0)
+    assert np.array_equal(pixels(service.post(BODIES[0])), undisturbed[0])
+    eventually(lambda: not service.metric("tilework_parcel_bytes"))
+
+
+class Disk(io.StringIO):
+    """A file on a disk that is full after so many lines."""
+
+    def __init__(self, num_lines: int) -> None:
+        super().__init__()
+        self.num_lines, self.kept = num_lines, ""
+
+    def flush(self) -> None:
+        if self.num_lines == 0:
+            raise OSError(28, "No space left on device")
+        self.num_lines -= 1
+        self.kept = self.getvalue()
+
+
+def test_a_full_disk_ends_the_event_log_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    disk = Disk(4)
+    with caplog.at_level(logging.WARNING), serving(log=disk) as service:
+        assert service.metric("tilework_log_losses_total") == 0
+        for seed in range(2):
+            assert pixels(service.post(body(seed, side=64, steps=4))).shape == (64, 64, 3)
+        assert service.metric("tilework_log_losses_total") == 1
+    assert caplog.text.count("No space left on device") == 1, "it is said once"
+    assert len(disk.kept.splitlines()) == 4
+    assert all(json.loads(line) for line in disk.kept.splitlines()), "what was written is whole"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_log_that_could_not_be_written_does_not_fail_when_it_is_closed() -> None:
+    lost: list[bool] = []
+    with open("/dev/full", "w", encoding="utf-8") as file:
+        log = LogFile(file, lambda: lost.append(True))
+        log.write("a line")
+        log.write("another")
+    assert lost == [True]

@@ -1,0 +1,230 @@
+"""Worker processes that die, stop or do not start, seen from the executor; the event loop never waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+from socket import socketpair
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilework.core.wire import CostRow, Forget, ModelledSource, ModelSource, Report, Source
+from tilework.core.work import DIFFUSE
+from tilework.pipelines.loading import shipped_directory
+from tilework.runtime.executor import LocalConfig, LocalExecutor, WorkerStartFailed
+from tilework.runtime.frames import Frames, framed
+
+ROWS = (CostRow(pipeline="toy", stage=DIFFUSE, height=64, width=64, seconds=0.01),)
+MODELLED = ModelledSource(pipeline="toy", hardware="none", steps=5, rows=ROWS)
+LONGEST_WAIT_S = 0.5  # Of the event loop, on a machine that has other things to do.
+
+
+@dataclass
+class Listener:
+    """Remembers what it was told."""
+
+    lost: list[tuple[int, str]] = field(default_factory=list)
+    joined: list[int] = field(default_factory=list)
+    has_given_up: bool = False
+
+    def on_report(self, gpu: int, report: Report) -> None: ...
+
+    def on_lost(self, gpu: int, reason: str) -> None:
+        self.lost.append((gpu, reason))
+
+    def on_joined(self, gpu: int) -> None:
+        self.joined.append(gpu)
+
+    def on_given_up(self) -> None:
+        self.has_given_up = True
+
+
+class Pulse:
+    """How long the event loop was away at most."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+
+    async def beat(self) -> None:
+        before_s = time.monotonic()
+        while True:
+            await asyncio.sleep(0.01)
+            now_s = time.monotonic()
+            self.longest_s, before_s = max(self.longest_s, now_s - before_s), now_s
+
+
+async def until(condition: Callable[[], Any], patience_s: float = 60) -> None:
+    async with asyncio.timeout(patience_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def run(
+    scenario: Callable[[LocalExecutor, Listener], Coroutine[Any, Any, None]],
+    num_workers: int = 1,
+    source: Source = MODELLED,
+    **config: Any,
+) -> Pulse:
+    """Play a scenario on workers that are up; returns how the event loop did meanwhile."""
+
+    async def play() -> Pulse:
+        options: dict[str, Any] = {"restart_delay_s": 0.05, "stop_grace_s": 2.0} | config
+        executor = LocalExecutor(LocalConfig(num_workers=num_workers, source=source, **options))
+        listener, pulse = Listener(), Pulse()
+        await executor.start(listener)
+        beating = asyncio.create_task(pulse.beat())
+        try:
+            await scenario(executor, listener)
+        finally:
+            beating.cancel()
+            await executor.stop()
+        return pulse
+
+    return asyncio.run(play())
+
+
+def send_signal(executor: LocalExecutor, gpu: int, number: signal.Signals) -> None:
+    pid = executor.pid(gpu)
+    assert pid is not None
+    os.kill(pid, number)
+
+
+def test_a_stopped_worker_that_reads_nothing_holds_nobody_up_and_can_be_killed() -> None:
+    """Ten times what its pipe holds is sent to it; then it is killed, with its pipe full."""
+
+    async def scenario(executor: LocalExecutor, listener: Listener) -> None:
+        send_signal(executor, 0, signal.SIGSTOP)
+        for job_id in range(20_000):
+            executor.send(0, Forget(job_id))
+            if job_id % 1000 == 0:
+                await asyncio.sleep(0)
+        executor.kill(0, "it made no progress for 20 s")
+        await until(lambda: listener.joined)
+        assert listener.lost == [(0, "it made no progress for 20 s")]
+
+    assert run(scenario).longest_s < LONGEST_WAIT_S
+
+
+@given(st.lists(st.binary(max_size=300), max_size=5), st.lists(st.integers(1, 50), min_size=1, max_size=5))
+def test_messages_come_whole_however_they_are_cut(messages: list[bytes], cuts: list[int]) -> None:
+    """What a connection of multiprocessing writes, in pieces; and what we write, as such a connection reads it."""
+    ours, theirs = socketpair()
+    with ours, Connection(theirs.detach()) as connection:
+        for message in messages:
+            connection.send_bytes(message)
+            ours.sendall(framed(message))
+            assert connection.recv_bytes() == message
+        sent = ours.recv(1 << 20) if messages else b""
+    frames, received, begin = Frames(), list[bytes](), 0
+    for index in range(len(sent)):
+        if begin < len(sent):
+            end = begin + cuts[index % len(cuts)]
+            received += frames.feed(sent[begin:end])
+            begin = end
+    assert received == messages
+
+
+def test_all_workers_killed_at_once_come_back() -> None:
+    async def scenario(executor: LocalExecutor, listener: Listener) -> None:
+        for gpu in range(3):
+            send_signal(executor, gpu, signal.SIGKILL)
+        await until(lambda: sorted(listener.joined) == [0, 1, 2])
+        assert {reason for _, reason in listener.lost} == {"it was killed by signal 9"}
+
+    run(scenario, num_workers=3)
+
+
+def test_a_worker_that_hangs_while_it_starts_again_is_killed_and_started_anew() -> None:
+    async def scenario(executor: LocalExecutor, listener: Listener) -> None:
+        executor._config = replace(executor._config, start_timeout_s=5.0)
+        first = executor.pid(0)
+        send_signal(executor, 0, signal.SIGKILL)
+        await until(lambda: executor.pid(0) not in (first, None))
+        send_signal(executor, 0, signal.SIGSTOP)
+        await until(lambda: listener.joined)
+        assert listener.lost[1] == (0, "it did not load within 5 s")
+
+    run(scenario, source=ModelSource(path="shapes"))
+
+
+def test_a_worker_that_cannot_load_any_more_is_given_up_and_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is tried again in growing intervals."""
+    model = tmp_path / "model"
+    model.symlink_to(shipped_directory())
+
+    async def scenario(executor: LocalExecutor, listener: Listener) -> None:
+        model.unlink()
+        send_signal(executor, 0, signal.SIGKILL)
+        await until(lambda: listener.has_given_up)
+        assert listener.lost[0] == (0, "it was killed by signal 9")
+        assert len(listener.lost) == 4
+        assert all(str(model) in reason for _, reason in listener.lost[1:])
+
+    run(scenario, source=ModelSource(path=str(model)), max_restarts=3)
+    told = [record.message.rpartition("; ")[2] for record in caplog.records if "was lost" in record.message]
+    assert told == [f"it is started again in {delay} s" for delay in (0.05, 0.05, 0.1)] + ["it is given up"]
+
+
+def test_a_worker_that_dies_while_another_loads_fails_the_start() -> None:
+    async def start() -> None:
+        executor = LocalExecutor(LocalConfig(num_workers=2, source=ModelSource(path="shapes"), stop_grace_s=2.0))
+        starting = asyncio.create_task(executor.start(Listener()))
+        await until(lambda: executor.pid(1) is not None)
+        send_signal(executor, 1, signal.SIGKILL)
+        with pytest.raises(WorkerStartFailed, match="worker 1 ended before it could serve: it was killed by signal 9"):
+            await starting
+
+    asyncio.run(start())
+
+
+def test_when_the_forkserver_is_killed_the_workers_live_and_new_ones_can_be_started() -> None:
+    """Another one takes seconds to come up, for which nobody waits but the worker that is to be started."""
+
+    async def scenario(executor: LocalExecutor, listener: Listener) -> None:
+        before = executor.pid(1)
+        pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        os.kill(pid, signal.SIGKILL)
+        send_signal(executor, 0, signal.SIGKILL)
+        await until(lambda: listener.joined)
+        assert listener.joined == [0]
+        assert executor.pid(1) == before
+        send_signal(executor, 1, signal.SIGSTOP)
+        executor.kill(1, "by a new forkserver's parent")
+        await until(lambda: listener.joined == [0, 1])
+        assert listener.lost[-1] == (1, "by a new forkserver's parent")
+
+    assert run(scenario, num_workers=2).longest_s < LONGEST_WAIT_S
+
+
+def test_workers_that_outlive_the_forkserver_end_with_the_executor() -> None:
+    """Also one that has stopped: multiprocessing takes both for dead."""
+    pids: list[int] = []
+
+    async def scenario(executor: LocalExecutor, listener: Listener) -> None:
+        pids.extend(pid for gpu in range(2) if (pid := executor.pid(gpu)) is not None)
+        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        os.kill(pids[0], signal.SIGSTOP)
+
+    run(scenario, num_workers=2)
+    assert len(pids) == 2
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
+def is_alive(pid: int) -> bool:
+    """Zombies are not; whoever inherits an orphan may take its time to bury it."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text("ascii")
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,158 @@
+"""The watchdog: whom it suspects, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from builders import Idle, controller, request
+from tilework.control.watchdog import Watchdog, WatchdogConfig
+from tilework.core.actions import RunStage, RunSteps
+from tilework.core.events import Cancelled, Event, GpuLost, StageFinished, StepsFinished, Submitted
+from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.time import NS_PER_MS, NS_PER_S
+from tilework.core.work import DIFFUSE, Group, Plan, Start, Work
+from tilework.policy import registry
+
+CONFIG = WatchdogConfig(tick_ns=NS_PER_S, least_ns=3 * NS_PER_S, factor=10)
+
+
+class Rig:
+    """A controller whose devices do what a test says, and a watchdog over it. A step of 128 px takes 0.1 s."""
+
+    def __init__(self, policy: str = "edf", num_gpus: int = 1) -> None:
+        self.controller = controller(policy, num_gpus, degrees=(1, 2))
+        self.watchdog = Watchdog(self.controller.tracker, self.controller.costs, CONFIG)
+        self.works: list[Work] = []
+        self.now_ns = 0
+
+    def handle(self, event: Event) -> None:
+        self.now_ns += NS_PER_MS
+        actions = self.controller.handle(event, self.now_ns)
+        self.works += [action.work for action in actions if isinstance(action, RunStage | RunSteps)]
+
+    def begin_steps(self, uid: str = "a", **fields: int) -> Work:
+        """Bring a request through its encode; its first chunk of steps."""
+        count = len(self.works)
+        self.handle(Submitted(request(uid, **fields)))
+        self.handle(StageFinished(self.works[count].work_id, NS_PER_MS))
+        return next(work for work in self.works[count:] if work.stage.name == DIFFUSE)
+
+    def looks(self, count: int) -> list[list[int]]:
+        """The ids of the works that were stuck at each of so many looks."""
+        return [[work.work_id for work in self.watchdog.look()] for _ in range(count)]
+
+
+def test_a_quiet_work_is_named_once_and_again_after_another_limit() -> None:
+    rig = Rig()
+    work = rig.begin_steps()
+    assert rig.looks(9) == [[], [], [], [], [work.work_id], [], [], [], [work.work_id]]
+
+
+def test_progress_begins_the_limit_anew() -> None:
+    rig = Rig()
+    work = rig.begin_steps()
+    for _ in range(5):
+        assert rig.looks(4) == [[]] * 4
+        rig.watchdog.progressed(work.work_id)
+    assert rig.looks(5)[-1] == [work.work_id]
+
+
+def test_a_quiet_encode_is_named_too() -> None:
+    rig = Rig()
+    rig.handle(Submitted(request("a")))
+    assert rig.looks(5) == [[], [], [], [], [rig.works[0].work_id]]
+
+
+def test_a_long_step_has_its_time_also_when_its_request_has_been_cancelled() -> None:
+    """At 1280 px a step takes 10 s, so it has 100."""
+    rig = Rig()
+    work = rig.begin_steps(side=1280)
+    assert rig.looks(50) == [[]] * 50
+    rig.handle(Cancelled("a", "not wanted"))
+    assert rig.looks(52) == [*[[]] * 51, [work.work_id]]
+
+
+def test_a_work_behind_another_is_not_suspected() -> None:
+    """Its time begins when the other's has ended."""
+    rig = Rig()
+    first = rig.begin_steps()
+    assert rig.looks(4) == [[]] * 4
+    rig.handle(StepsFinished(first.work_id, first.num_steps * 100 * NS_PER_MS))
+    second = rig.controller.tracker.gpus[0].works[0]
+    assert rig.looks(5) == [[], [], [], [], [second.work_id]]
+
+
+ROUTES: dict[str, tuple[Group, ...]] = {"single": ((1,),), "pair": ((0, 1),), "moving": ((0,), (1,))}
+
+
+@dataclass(frozen=True)
+class ByName(Idle):
+    """Runs one step at a time, queued ahead: of "single" on device 1, of "pair" on both, of "moving" first on device 0,
+    then on 1. The rest is done by device 0."""
+
+    def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
+        starts = []
+        for job in view.waiting():
+            assert job.stage is not None
+            route = ROUTES[job.request.uid] if job.stage.name == DIFFUSE else ((0,),)
+            starts += [
+                Start(stage=job.stage, job_ids=(job.job_id,), gpus=gpus, num_steps=1, why="its name") for gpus in route
+            ]
+        return Plan(starts=tuple(starts))
+
+
+def rig_of_two(monkeypatch: pytest.MonkeyPatch) -> Rig:
+    monkeypatch.setitem(registry._REGISTRY, "by-name", ByName)
+    return Rig("by-name", num_gpus=2)
+
+
+def test_a_group_should_run_when_all_its_members_have_come_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = rig_of_two(monkeypatch)
+    single, pair = rig.begin_steps("single", steps=1), rig.begin_steps("pair")
+    assert pair.gpus == (0, 1)
+    for looks in rig.looks(9):
+        assert pair.work_id not in looks, "its second member is still busy with another work"
+    rig.handle(StepsFinished(single.work_id, NS_PER_S))
+    rig.handle(StageFinished(rig.works[-1].work_id, NS_PER_S))
+    assert rig.looks(5)[-1] == [pair.work_id]
+
+
+def test_a_work_on_an_idle_device_waits_for_the_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = rig_of_two(monkeypatch)
+    first = rig.begin_steps("moving", steps=2)
+    for _ in range(3):
+        assert rig.looks(4) == [[]] * 4, "the second chunk is the first work of its device, but has no state yet"
+        rig.watchdog.progressed(first.work_id)
+    rig.handle(StepsFinished(first.work_id, 100 * NS_PER_MS))
+    assert rig.looks(5)[-1] == [first.work_id + 1]
+
+
+def test_the_survivors_of_a_group_may_be_stuck_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = rig_of_two(monkeypatch)
+    pair = rig.begin_steps("pair")
+    rig.handle(GpuLost(1, "killed"))
+    assert rig.looks(5)[-1] == [pair.work_id]
+
+
+def test_idle_devices_are_not_suspected_and_ended_works_forgotten() -> None:
+    rig = Rig()
+    rig.begin_steps(steps=1)
+    rig.looks(3)
+    while works := rig.controller.tracker.gpus[0].works:
+        kind = StepsFinished if works[0].stage.name == DIFFUSE else StageFinished
+        rig.handle(kind(works[0].work_id, NS_PER_S))
+    assert rig.looks(9) == [[]] * 9
+    assert not rig.watchdog._quiet
+    rig.watchdog.progressed(rig.works[0].work_id)
+
+
+def test_time_is_counted_in_looks_not_by_a_clock() -> None:
+    """A machine that was suspended wakes up with works that began hours ago."""
+    rig = Rig()
+    rig.begin_steps()
+    for _ in range(4):
+        rig.now_ns += 3600 * NS_PER_S
+        rig.controller.tracker.at(rig.now_ns)
+        assert rig.watchdog.look() == []
