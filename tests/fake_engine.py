@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
 
 from tilework.core.actions import Accept
+from tilework.core.checkpoint import Checkpoint
 from tilework.core.request import OnMiss, RefusalCode, Request, Status
 from tilework.core.time import ns_from_s
 from tilework.core.wire import Image, ModelInfo, Spec
 from tilework.runtime.observer import Observer, Usage
-from tilework.runtime.ticket import Outcome, Preview, Refusal, Segment, Ticket
+from tilework.runtime.ticket import Outcome, Preview, Refusal, Segment, Ticket, Wanted
 from tilework.server.config import ServerConfig
 from tilework.server.main import StopSignals, serve
+from tilework.store.durable import DurableDirectory
 
 INFO = ModelInfo(
     name="tiny-shapes",
@@ -49,6 +52,7 @@ class Plan:
     fail: str | None = None
     refuse_s: float | None = None
     code: RefusalCode | None = None
+    retry_ns: int | None = None
     bug: Exception | None = None
     num_bytes_short: int = 0
     is_noise: bool = False
@@ -82,6 +86,8 @@ class FakeEngine:
     tickets: dict[str, Ticket] = field(default_factory=dict)
     spec_of: dict[str, Spec] = field(default_factory=dict)
     cancelled: dict[str, str] = field(default_factory=dict)
+    restored: list[tuple[Wanted, Checkpoint]] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     info: ModelInfo = INFO
     policy: str = "edf"
@@ -99,6 +105,8 @@ class FakeEngine:
         tenant: str = "default",
         priority: str = "standard",
         weight: float = 1.0,
+        tenant_weight: float = 1.0,
+        room: float = 1.0,
     ) -> tuple[Ticket, ...] | Refusal:
         now_ns = self.now_ns()
         requests = [
@@ -114,6 +122,8 @@ class FakeEngine:
                 tenant=tenant,
                 priority=priority,
                 weight=weight,
+                tenant_weight=tenant_weight,
+                room=room,
                 preview_every=spec.preview_every,
             )
             for uid, spec in specs.items()
@@ -123,7 +133,7 @@ class FakeEngine:
             if plan.bug is not None:
                 raise plan.bug
             if plan.code is not None:
-                return self._refuse(requests, f"because {plan.code}", None, plan.code)
+                return replace(self._refuse(requests, f"because {plan.code}", None, plan.code), retry_ns=plan.retry_ns)
             if plan.refuse_s is not None and deadline_ns is not None:
                 earliest_ns = now_ns + ns_from_s(plan.refuse_s)
                 return self._refuse(requests, "too much is ahead", earliest_ns, RefusalCode.DEADLINE)
@@ -132,6 +142,17 @@ class FakeEngine:
             if not plan.is_held:
                 self._play(ticket, plan)
         return tickets
+
+    def restore(self, kept: Sequence[tuple[Wanted, Checkpoint]]) -> tuple[Ticket, ...]:
+        self.restored = list(kept)
+        tickets = tuple(self._ticket(wanted.spec, wanted.request(INFO)) for wanted, _ in kept)
+        for ticket in tickets:
+            if not self.plan.is_held:
+                self._play(ticket, self.plan)
+        return tickets
+
+    def release(self, uid: str) -> None:
+        self.released.append(uid)
 
     def cancel(self, uid: str, reason: str) -> None:
         ticket = self.tickets.get(uid)
@@ -294,7 +315,7 @@ class Served:
 
 @contextmanager
 def serving(engine: FakeEngine, **settings: Any) -> Iterator[Served]:
-    """Run `serve` on a free port of the loopback until the block is left."""
+    """Run `serve` on a free port of the loopback until the block is left, with a `durable` directory or not."""
     started = threading.Event()
     parts: dict[str, Any] = {}
     signals = StopSignals()
@@ -304,8 +325,11 @@ def serving(engine: FakeEngine, **settings: Any) -> Iterator[Served]:
         started.set()
 
     def run() -> None:
+        config = ServerConfig(port=0, **settings)
+        directory = nullcontext() if config.durable is None else closing(DurableDirectory(Path(config.durable)))
         try:
-            asyncio.run(serve(engine, ServerConfig(port=0, **settings), on_ready=on_ready, signals=signals))
+            with directory as durable:
+                asyncio.run(serve(engine, config, on_ready=on_ready, signals=signals, durable=durable))
         finally:
             started.set()
 

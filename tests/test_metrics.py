@@ -24,6 +24,7 @@ import tiny
 from builders import PIPELINE, request
 from fake_engine import FakeEngine, Plan, serving
 from tilework.control.controller import ControllerConfig
+from tilework.control.watchdog import WatchdogConfig
 from tilework.core.classes import DEFAULT_CLASSES
 from tilework.core.request import OnMiss, RefusalCode, Request, Shape, Status
 from tilework.core.time import NS_PER_S, ns_from_s
@@ -115,7 +116,8 @@ class Rig:
     def __init__(self) -> None:
         self.executor = LocalExecutor(LocalConfig(num_workers=2, source=SOURCE, restart_delay_s=0.05))
         controller = ControllerConfig(policy="edf", max_attempts=1)
-        self.engine = Engine(EngineConfig(controller=controller, table=TABLE), self.executor)
+        watchdog = WatchdogConfig(tick_ns=NS_PER_S // 10, least_ns=2 * NS_PER_S)
+        self.engine = Engine(EngineConfig(controller=controller, watchdog=watchdog, table=TABLE), self.executor)
         app = create_app(self.engine, ServerConfig())
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=60)
         self.texts: list[str] = []
@@ -178,6 +180,19 @@ class Rig:
             self.engine.on_report(gpu, Ended(1 << 40, 0, 0, steps_done=0, memory_bytes=(gpu + 1) << 30))
         await self.read()
 
+    async def stuck(self) -> None:
+        """A worker does not answer any more, and is killed when it has not for long enough; then the disk is full."""
+        ticket = self.submit("stuck", 50)
+        await until(lambda: ticket.steps_done > 0)
+        (gpu,) = (gpu for gpu in self.engine._controller.tracker.gpus if gpu.works)
+        pid = self.executor.pid(gpu.gpu)
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        await ticket.outcome
+        self.engine._log_lost()
+        await self.read()
+        await until(lambda: self.engine.health().num_devices_up == 2)
+
     async def run(self) -> None:
         await self.engine.start()
         await self.read()
@@ -187,6 +202,7 @@ class Rig:
         await self.cancelled()
         ballast = bytearray(os.urandom(1 << 24))
         await self.lost()
+        await self.stuck()
         await self.read()
         assert ballast
         await self.http.aclose()
@@ -227,7 +243,7 @@ def test_it_counts_what_has_happened(texts: list[str]) -> None:
         keys = samples(last).items()
         return sum(number for (found, pairs), number in keys if found == name and labels.items() <= set(pairs))
 
-    outcomes = {"done": 7, "failed": 1, "cancelled": 1, "rejected": 1}
+    outcomes = {"done": 7, "failed": 2, "cancelled": 1, "rejected": 1}
     assert {name: now("tilework_requests_total", outcome=name) for name in outcomes} == outcomes
     assert now("tilework_requests_total", **{"class": "interactive", "outcome": "done"}) == 1
     assert now("tilework_refusals_total", reason="deadline_unreachable") == now("tilework_refusals_total") == 1
@@ -237,7 +253,8 @@ def test_it_counts_what_has_happened(texts: list[str]) -> None:
     assert now("tilework_slack_seconds_bucket", le="0.0") == 1
     assert now("tilework_slack_seconds_count") == 4
     assert now("tilework_previews_total") == 3
-    assert now("tilework_gpu_losses_total") == 1
+    assert now("tilework_gpu_losses_total") == 2
+    assert now("tilework_stuck_works_total") == now("tilework_log_losses_total") == 1
     assert now("tilework_works_total", ending="lost") >= 1
     assert now("tilework_works_total", ending="stopped") == now("tilework_work_stops_total") >= 1
     assert now("tilework_steps_total") >= 5 + 5 + 4 + 5 + 60 + 60 + 75

@@ -285,6 +285,7 @@ def test_not_ready_is_503_with_a_reason(server: Served) -> None:
         "devices_up": 2,
         "devices": 2,
         "open_requests": 0,
+        "restored_requests": 0,
     }
 
 

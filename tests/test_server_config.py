@@ -26,6 +26,7 @@ def test_empty_variable_unsets_an_optional_setting() -> None:
 def test_the_queue_is_as_long_as_the_operator_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the environment to the controller."""
     assert ServerConfig().max_jobs == ControllerConfig().max_jobs
+    assert ServerConfig().max_backlog_s * 1e9 == ControllerConfig().max_backlog_ns
     handed: list[EngineConfig] = []
 
     async def serve(engine: Any, config: ServerConfig, **_: object) -> None:
@@ -34,9 +35,10 @@ def test_the_queue_is_as_long_as_the_operator_says(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("tilework.server.main.serve", serve)
     monkeypatch.setenv("TILEWORK_MAX_JOBS", "7")
     flags = ["serve", "--backend", "modelled", "--cost", "flux1dev_h100_eager", "--policy", "tetriserve"]
+    flags += ["--max-backlog", "1.5"]
     result = CliRunner().invoke(app, flags)
     assert result.exit_code == 0, result.output
-    assert handed[0].controller == ControllerConfig(policy="tetriserve", max_jobs=7)
+    assert handed[0].controller == ControllerConfig(policy="tetriserve", max_jobs=7, max_backlog_ns=1_500_000_000)
 
 
 def test_keys_are_split_and_never_printed() -> None:
@@ -57,6 +59,7 @@ def test_settings_of_others_are_skipped() -> None:
         ({"TILEWORK_PORT": "http"}, ("TILEWORK_PORT", "'http'", "whole number")),
         ({"TILEWORK_PORT": "70000"}, ("port", "70000", "65535")),
         ({"TILEWORK_MAX_JOBS": "0"}, ("max_jobs", "0", "1 to")),
+        ({"TILEWORK_MAX_BACKLOG_S": "0"}, ("max_backlog_s", "0", "0.001 to")),
         ({"TILEWORK_DRAIN_S": "nan"}, ("drain_s", "nan", "0 to")),
         ({"TILEWORK_HOST": ""}, ("host", "''", "127.0.0.1")),
     ],

@@ -17,7 +17,8 @@ from tilework.server.call import Call
 from tilework.server.calls import ImageCall
 from tilework.server.errors import ApiError
 from tilework.server.idempotency import Key
-from tilework.server.ledger import Ledger, Record
+from tilework.server.ledger import Ledger
+from tilework.server.records import Record
 
 SPEC = Spec(prompt="x", negative_prompt="", height=16, width=16, steps=2, guidance_scale=1.0, seed=1)
 ASK = ImageCall(
@@ -26,6 +27,8 @@ ASK = ImageCall(
     on_miss=OnMiss.BEST_EFFORT,
     priority="standard",
     weight=1.0,
+    tenant_weight=1.0,
+    room=1.0,
     as_url=False,
     output_format="png",
     quality=90,

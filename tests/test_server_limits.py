@@ -78,9 +78,18 @@ def test_queue_full_is_429_with_retry_after(server: Served) -> None:
     server.engine.script = [Plan(code=RefusalCode.QUEUE), Plan(code=RefusalCode.UNKNOWN_COST)]
     full, unknown = (server.post({"prompt": "x"}) for _ in range(2))
     assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
-    assert int(full.headers["retry-after"]) >= 1
+    assert full.headers["retry-after"] == "5", "nobody knows"
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (400, "unknown_cost")
     assert unknown.json()["error"]["param"] == "size"
+
+
+@pytest.mark.parametrize("code", [RefusalCode.QUEUE, RefusalCode.TENANT])
+def test_a_full_queue_says_when_there_will_be_room(server: Served, code: RefusalCode) -> None:
+    server.engine.script = [Plan(code=code, retry_ns=41_000_000_001)]
+    full = server.post({"prompt": "x"})
+    assert (full.status_code, full.json()["error"]["code"]) == (429, code.value)
+    assert full.headers["retry-after"] == "42"
+    assert "Retry in 42 seconds." in full.json()["error"]["message"]
 
 
 # Clients that send.

@@ -56,21 +56,23 @@ def code(answer: httpx.Response) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("key", "ask", "tenant", "priority", "weight"),
+    ("key", "ask", "tenant", "priority", "weight", "tenant_weight"),
     [
-        ("anna-1", {}, "anna", "interactive", 16),
-        ("anna-2", {"priority": "nightly"}, "anna", "nightly", 0.2),
-        ("ben-1", {}, "ben", "standard", 1),
-        ("ben-1", {"priority": "batch"}, "ben", "batch", 0.25),
-        ("old", {"priority": "interactive"}, "default", "interactive", 8),
+        ("anna-1", {}, "anna", "interactive", 16, 2),
+        ("anna-2", {"priority": "nightly"}, "anna", "nightly", 0.2, 2),
+        ("ben-1", {}, "ben", "standard", 1, 1),
+        ("ben-1", {"priority": "batch"}, "ben", "batch", 0.25, 1),
+        ("old", {"priority": "interactive"}, "default", "interactive", 8, 1),
     ],
 )
 def test_key_gives_tenant_class_and_weight(
-    server: Served, key: str, ask: dict[str, str], tenant: str, priority: str, weight: float
+    server: Served, key: str, ask: dict[str, str], tenant: str, priority: str, weight: float, tenant_weight: float
 ) -> None:
     assert server.post({"prompt": "x", **ask}, headers=of(key)).status_code == 200
     request = server.engine.requests[-1]
     assert (request.tenant, request.priority, request.weight) == (tenant, priority, pytest.approx(weight))
+    assert request.tenant_weight == tenant_weight
+    assert request.room == pytest.approx((weight / tenant_weight / 8) ** 0.25), "the heaviest class weighs 8"
 
 
 def test_class_that_is_not_the_tenants_is_refused(server: Served) -> None:

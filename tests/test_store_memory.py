@@ -1,59 +1,84 @@
-"""The in-memory store: time to live, byte cap, and that neither is ever exceeded."""
+"""The stores of results, in memory and as files: time to live, byte cap, and that neither is ever exceeded."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilework.store.files import FileStore
 from tilework.store.memory import MemoryStore
-from tilework.store.results import Result, Stored, TooLarge
+from tilework.store.results import Result, ResultStore, Stored, TooLarge
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+Make = Callable[[int, int], AbstractContextManager[ResultStore]]
 
 
-def now(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """The memory store never waits, so its coroutines end at once."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return end.value
-    raise AssertionError("the store waited")
+def in_memory(max_bytes: int, ttl_ns: int) -> AbstractContextManager[ResultStore]:
+    return nullcontext(MemoryStore(max_bytes=max_bytes, ttl_ns=ttl_ns))
 
 
-def test_result_lives_exactly_its_time() -> None:
-    store = MemoryStore(max_bytes=10, ttl_ns=100)
-    assert now(store.put("a", b"xyz", "image/png", 50)) == Stored(expires_ns=150)
-    assert now(store.get("a", 149)) == Result(content=b"xyz", media_type="image/png")
-    assert now(store.get("a", 150)) is None
-    assert store.num_bytes == 0
+@contextmanager
+def as_files(max_bytes: int, ttl_ns: int) -> Iterator[ResultStore]:
+    with TemporaryDirectory() as directory:
+        store = FileStore(Path(directory), max_bytes=max_bytes, ttl_ns=ttl_ns)
+        yield store
+        assert len(list(Path(directory).iterdir())) == len(store), "what is let go leaves no file"
 
 
-def test_oldest_goes_first_beyond_the_cap() -> None:
-    store = MemoryStore(max_bytes=10, ttl_ns=100)
-    for index, uid in enumerate("abc"):
-        now(store.put(uid, b"1234", "image/png", index))
-    assert now(store.get("a", 5)) is None
-    assert now(store.get("b", 5)) is not None
-    assert now(store.get("c", 5)) is not None
+both = pytest.mark.parametrize("make", [in_memory, as_files])
 
 
-def test_larger_than_the_cap_is_refused_and_evicts_nothing() -> None:
-    store = MemoryStore(max_bytes=10, ttl_ns=100)
-    now(store.put("a", b"1234", "image/png", 0))
-    assert now(store.put("b", b"x" * 11, "image/png", 1)) == TooLarge(num_bytes=11, max_bytes=10)
-    assert now(store.get("a", 2)) is not None
-    assert store.num_bytes == 4
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    with asyncio.Runner() as runner:
+        yield runner.run
 
 
-def test_same_uid_replaces_and_lives_anew() -> None:
-    store = MemoryStore(max_bytes=10, ttl_ns=100)
-    now(store.put("a", b"123456", "image/png", 0))
-    now(store.put("b", b"1", "image/png", 1))
-    now(store.put("a", b"12345678", "image/webp", 50))
-    assert store.num_bytes == 9
-    assert now(store.get("a", 149)) == Result(content=b"12345678", media_type="image/webp")
-    assert now(store.get("b", 101)) is None
+@both
+def test_result_lives_exactly_its_time(make: Make, run: Run) -> None:
+    with make(10, 100) as store:
+        assert run(store.put("a", b"xyz", "image/png", 50)) == Stored(expires_ns=150)
+        assert run(store.get("a", 149)) == Result(content=b"xyz", media_type="image/png")
+        assert run(store.get("a", 150)) is None
+        assert store.num_bytes == 0
+
+
+@both
+def test_oldest_goes_first_beyond_the_cap(make: Make, run: Run) -> None:
+    with make(10, 100) as store:
+        for index, uid in enumerate("abc"):
+            run(store.put(uid, b"1234", "image/png", index))
+        assert run(store.get("a", 5)) is None
+        assert run(store.get("b", 5)) is not None
+        assert run(store.get("c", 5)) is not None
+
+
+@both
+def test_larger_than_the_cap_is_refused_and_evicts_nothing(make: Make, run: Run) -> None:
+    with make(10, 100) as store:
+        run(store.put("a", b"1234", "image/png", 0))
+        assert run(store.put("b", b"x" * 11, "image/png", 1)) == TooLarge(num_bytes=11, max_bytes=10)
+        assert run(store.get("a", 2)) is not None
+        assert store.num_bytes == 4
+
+
+@both
+def test_same_uid_replaces_and_lives_anew(make: Make, run: Run) -> None:
+    with make(10, 100) as store:
+        run(store.put("a", b"123456", "image/png", 0))
+        run(store.put("b", b"1", "image/png", 1))
+        run(store.put("a", b"12345678", "image/webp", 50))
+        assert store.num_bytes == 9
+        assert run(store.get("a", 149)) == Result(content=b"12345678", media_type="image/webp")
+        assert run(store.get("b", 101)) is None
 
 
 operations = st.lists(
@@ -64,27 +89,33 @@ operations = st.lists(
 )
 
 
-@given(operations)
-def test_agrees_with_a_list_of_what_was_put(steps: list[tuple[str, int, int, str]]) -> None:
+@both
+@settings(deadline=None)
+@given(steps=operations)
+def test_agrees_with_a_list_of_what_was_put(make: Make, run: Run, steps: list[tuple[str, int, int, str]]) -> None:
     """Against a plain list: newest last, scanned whole on every step."""
-    store = MemoryStore(max_bytes=12, ttl_ns=50)
+    with make(12, 50) as store:
+        agree(store, run, steps)
+
+
+def agree(store: ResultStore, run: Run, steps: list[tuple[str, int, int, str]]) -> None:
     model: list[tuple[str, int, int]] = []  # uid, size, expiry
     time_ns = 0
     for uid, size, pause_ns, kind in steps:
         time_ns += pause_ns
         model = [entry for entry in model if entry[2] > time_ns]
         if kind == "delete":
-            now(store.delete(uid))
+            run(store.delete(uid))
             model = [entry for entry in model if entry[0] != uid]
         elif kind == "put":
-            answer = now(store.put(uid, b"x" * size, "image/png", time_ns))
+            answer = run(store.put(uid, b"x" * size, "image/png", time_ns))
             assert isinstance(answer, TooLarge) == (size > 12)
             if size <= 12:
                 model = [entry for entry in model if entry[0] != uid]
                 while sum(entry[1] for entry in model) + size > 12:
                     model.pop(0)
                 model.append((uid, size, time_ns + 50))
-        found = now(store.get(uid, time_ns))
-        assert (found is not None) == any(entry[0] == uid for entry in model) == now(store.holds(uid, time_ns))
+        found = run(store.get(uid, time_ns))
+        assert (found is not None) == any(entry[0] == uid for entry in model) == run(store.holds(uid, time_ns))
         assert store.num_bytes == sum(entry[1] for entry in model)
         assert len(store) == len(model)

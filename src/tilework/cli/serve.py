@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,10 @@ import typer
 from tilework.cli.generate import default_dtype
 from tilework.cli.measured import ProfilesFile, open_profiles
 from tilework.cli.output import UserError, console, out, print_json, require_serve_extra, user_errors
+from tilework.cli.sizes import parse_bytes
 from tilework.control.controller import ControllerConfig
+from tilework.control.watchdog import WatchdogConfig
+from tilework.core.time import ns_from_s, s_from_ns
 from tilework.core.wire import ModelledSource, ModelSource, Source
 from tilework.core.work import DIFFUSE
 from tilework.cost.table import BadCostTable, CostTable, read_table
@@ -24,6 +27,7 @@ from tilework.policy.registry import UnknownPolicy, make_policy, policy_names
 
 EXAMPLE = (
     "Examples: tilework serve  |  tilework serve ./sd3-medium --device cuda --workers 4 --port 8000  |  "
+    "tilework serve --durable ./state  |  "
     "tilework serve --backend modelled --gpus 8 --cost flux1dev_h100_eager --policy tetriserve"
 )
 
@@ -55,6 +59,15 @@ def command(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default by device.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")] = 1,
+    worker_memory: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_bytes,
+            metavar="SIZE",
+            envvar="TILEWORK_WORKER_MEMORY",
+            help="What a work may take beside the model, as in 800MB or 2GiB; default: what the device has.",
+        ),
+    ] = None,
     backend: Annotated[
         Backend, typer.Option(help="diffusers runs the model; modelled pretends to, as --cost says.")
     ] = Backend.DIFFUSERS,
@@ -74,9 +87,27 @@ def command(
     tenants: Annotated[
         Path | None, typer.Option(help="TOML file of tenants: their keys, weights and limits (docs/serving.md).")
     ] = None,
-    log: Annotated[
-        Path | None, typer.Option(help="Write the event log here, for replay, explain, timeline and simulate.")
+    durable: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep in this directory what is accepted, so that the next start finishes what this one could not."
+        ),
     ] = None,
+    max_backlog: Annotated[
+        float | None,
+        typer.Option(help="Seconds that the devices may need for what is in when another comes in; default 3600."),
+    ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the event log here, for replay, explain, timeline and simulate; default: none, with --durable"
+            " DIR a new DIR/events-N.jsonl at every start."
+        ),
+    ] = None,
+    stuck_after: Annotated[
+        float,
+        typer.Option(min=1, help="Seconds without a step after which a work has stopped, unless its steps take long."),
+    ] = s_from_ns(WatchdogConfig().least_ns),
     log_level: Annotated[
         LogLevel,
         typer.Option(
@@ -98,52 +129,75 @@ def command(
     from tilework.server.config import ConfigError, load_config
     from tilework.server.main import AddressInUse
     from tilework.server.main import serve as serve_http
+    from tilework.store.durable import DurableDirectory
+    from tilework.store.journal import JournalUnusable
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("tilework").setLevel(log_level.upper())  # Libraries stay as they are.
     started_s = time.monotonic()
     with ExitStack() as stack:
         stack.enter_context(
-            user_errors(ConfigError, UnknownPolicy, AddressInUse, WorkerStartFailed, BadCostTable, OSError)
+            user_errors(
+                ConfigError, UnknownPolicy, AddressInUse, WorkerStartFailed, BadCostTable, JournalUnusable, OSError
+            )
         )
         make_policy(policy)
         table = None if cost is None else read_table(cost)
         if backend is Backend.MODELLED:
-            source: Source = _modelled(table, model)
+            source: Source = _modelled(table, model, worker_memory)
         else:
             source = ModelSource(
-                path=model or "shapes", device=device, dtype=dtype or default_dtype(device), threads=threads
+                path=model or "shapes",
+                device=device,
+                dtype=dtype or default_dtype(device),
+                threads=threads,
+                memory_bytes=worker_memory,
             )
         kind = backend.value if backend is Backend.MODELLED else device
         file = None if tenants is None else str(tenants)
-        overrides = {"host": host, "port": port, "api_key": api_key, "tenants": file}
-        config = load_config(os.environ, overrides, others=("profiles", "log_level"))
+        directory = None if durable is None else str(durable)
+        overrides: dict[str, object] = {"host": host, "port": port, "api_key": api_key, "tenants": file}
+        overrides |= {"durable": directory, "max_backlog_s": max_backlog}
+        config = load_config(os.environ, overrides, others=("profiles", "log_level", "worker_memory"))
+        state = stack.enter_context(closing(DurableDirectory(Path(config.durable)))) if config.durable else None
+        log = state.new_log() if log is None and state is not None else log
         lines = stack.enter_context(log.open("w", encoding="utf-8")) if log else None
-        executor = LocalExecutor(LocalConfig(num_workers=workers, source=source))
+        owner, keeper, begin_ns = (state.path, state.journal, state.now_ns()) if state else (None, None, 0)
+        executor = LocalExecutor(LocalConfig(num_workers=workers, source=source, owner=owner))
         cache = CostCache(open_profiles(profiles), refresh=recalibrate)
-        controller = ControllerConfig(policy=policy, max_jobs=config.max_jobs)
-        engine_config = EngineConfig(controller=controller, table=table, cache=cache)
+        controller = ControllerConfig(
+            policy=policy, max_jobs=config.max_jobs, max_backlog_ns=ns_from_s(config.max_backlog_s)
+        )
+        engine_config = EngineConfig(
+            controller=controller,
+            watchdog=WatchdogConfig(least_ns=ns_from_s(stuck_after)),
+            table=table,
+            cache=cache,
+            begin_ns=begin_ns,
+        )
         status = stack.enter_context(console.status(f"starting {workers} x {kind}"))
 
         def on_measured(num_done: int, num_all: int) -> None:
             status.update(f"measuring what steps cost here: {num_done} of {num_all}")
 
-        engine = Engine(engine_config, executor, lines, on_measured)
+        engine = Engine(engine_config, executor, lines, on_measured, keeper=keeper)
 
         def on_ready(url: str) -> None:
             status.stop()
-            seconds = time.monotonic() - started_s
+            seconds, restored = time.monotonic() - started_s, engine.health().num_jobs
             if json:
-                print_json({"url": url, "model": engine.info.name, "workers": workers, "ready_s": round(seconds, 3)})
+                told = {"url": url, "model": engine.info.name, "workers": workers, "ready_s": round(seconds, 3)}
+                print_json(told | ({"restored": restored} if state else {}))
                 return
             ready = f"{engine.info.name} on {workers} x {kind}, policy {policy}: ready in {seconds:.1f} s at {url}"
+            ready += f"\n  {restored} images taken over from {config.durable}" if state else ""
             out.print(ready, soft_wrap=True)
             out.print(f"  API documentation {url}/docs, metrics {url}/metrics; stop with Ctrl-C", soft_wrap=True)
 
-        asyncio.run(serve_http(engine, config, on_ready=on_ready))
+        asyncio.run(serve_http(engine, config, on_ready=on_ready, durable=state))
 
 
-def _modelled(table: CostTable | None, pipeline: str | None) -> ModelledSource:
+def _modelled(table: CostTable | None, pipeline: str | None, memory_bytes: int | None = None) -> ModelledSource:
     """Raises UserError."""
     if table is None:
         raise UserError("--backend modelled needs --cost; name a file, or a table of `tilework cost list`")
@@ -152,4 +206,10 @@ def _modelled(table: CostTable | None, pipeline: str | None) -> ModelledSource:
         pipeline = known[0]
     if pipeline not in known:
         raise UserError(f"MODEL is {pipeline!r}; the cost table has {', '.join(known)}")
-    return ModelledSource(pipeline=pipeline, hardware=table.hardware, steps=table.steps or 28, rows=table.rows)
+    return ModelledSource(
+        pipeline=pipeline,
+        hardware=table.hardware,
+        steps=table.steps or 28,
+        rows=table.rows,
+        memory_bytes=memory_bytes,
+    )

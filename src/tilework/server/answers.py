@@ -12,13 +12,17 @@ State = Literal["queued", "running", "paused", "done", "failed", "cancelled"]
 
 
 class SegmentModel(BaseModel):
-    """One piece of work that was done for an image; times in seconds from its arrival."""
+    """One piece of work that was done for an image; times in seconds from its arrival.
+
+    A `sliced` one, a decode, took less memory and more time.
+    """
 
     stage: str
     devices: list[int]
     steps: int
     start_s: float
     end_s: float
+    sliced: bool = False
 
 
 class ImageStory(BaseModel):
@@ -204,9 +208,10 @@ class Alive(BaseModel):
 
 
 class ReadyModel(BaseModel):
-    """`open_requests` counts images that have not ended."""
+    """`open_requests` counts images that have not ended; `restored_requests` those taken over from a former start."""
 
     status: Literal["ready"] = "ready"
     devices_up: int
     devices: int
     open_requests: int
+    restored_requests: int

@@ -36,6 +36,7 @@ from tilework.server.examples import PICTURES, PROGRESS, UID
 from tilework.server.finish import Finisher
 from tilework.server.images import ImageService
 from tilework.server.intake import Intake
+from tilework.server.journal import CallJournal
 from tilework.server.ledger import Ledger
 from tilework.server.metrics import Metrics
 from tilework.server.middleware import CatchBugs, HeadAsGet, InPieces, LimitHead, RequireKey
@@ -55,6 +56,7 @@ from tilework.server.openapi import (
 from tilework.server.ready import Readiness
 from tilework.server.requests import RequestService
 from tilework.server.tenants import load_tenants
+from tilework.store.durable import DurableDirectory
 from tilework.store.memory import MemoryStore
 from tilework.store.results import ResultStore
 
@@ -84,6 +86,7 @@ def create_app(
 
     `store` keeps results that are fetched later (default: in memory); `rng` chooses seeds for clients that send none.
     `readiness` says when the engine has started (default: it has); `ledger` lets the caller see which calls are open.
+    `app.state.intake` is the `Intake`, for calls that do not come by HTTP.
 
     Raises:
         ConfigError: the file of tenants cannot be used.
@@ -116,6 +119,7 @@ def create_app(
     )
     requests = RequestService(engine=engine, config=config, store=store, ledger=ledger, intake=intake, threads=threads)
     app = FastAPI(title="Tilework", version=tilework.__version__, redirect_slashes=False, lifespan=_closing(threads))
+    app.state.intake = intake
     _add_image_routes(app, images, requests)
     _add_chat_route(app, ChatService(images=images))
     _add_request_routes(app, requests)
@@ -131,12 +135,17 @@ def create_app(
     return app
 
 
-def new_ledger(config: ServerConfig) -> Ledger:
-    return Ledger(max_records=config.max_records, max_bytes=config.record_bytes, ttl_ns=ns_from_s(config.result_ttl_s))
+def new_ledger(config: ServerConfig, journal: CallJournal | None = None) -> Ledger:
+    ttl_ns = ns_from_s(config.result_ttl_s)
+    return Ledger(max_records=config.max_records, max_bytes=config.record_bytes, ttl_ns=ttl_ns, journal=journal)
 
 
-def new_store(config: ServerConfig) -> ResultStore:
-    return MemoryStore(max_bytes=config.result_bytes, ttl_ns=ns_from_s(config.result_ttl_s))
+def new_store(config: ServerConfig, durable: DurableDirectory | None = None) -> ResultStore:
+    """Raises OSError if a durable one cannot be opened."""
+    ttl_ns = ns_from_s(config.result_ttl_s)
+    if durable is None:
+        return MemoryStore(max_bytes=config.result_bytes, ttl_ns=ttl_ns)
+    return durable.results(max_bytes=config.result_bytes, ttl_ns=ttl_ns)
 
 
 def _closing(threads: Threads) -> Any:

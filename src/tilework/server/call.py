@@ -12,6 +12,7 @@ from tilework.server.answers import ImageStory
 from tilework.server.calls import ImageCall
 from tilework.server.errors import ApiError
 from tilework.server.idempotency import Key
+from tilework.server.journal import KeptCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,17 @@ class Call:
     num_owners: int = 0
     cancel_reason: str | None = None
     abandoned: asyncio.TimerHandle | None = None
+
+    def kept(self) -> KeptCall:
+        """What a later start of the server needs to go on with it."""
+        return KeptCall(
+            uid=self.uid,
+            tenant=self.tenant,
+            key=self.key,
+            ask=self.ask,
+            arrival_ns=self.arrival_ns,
+            arrived_s=self.arrived_s,
+        )
 
     @property
     def is_kept(self) -> bool:

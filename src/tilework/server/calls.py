@@ -47,6 +47,8 @@ class ImageCall:
     on_miss: OnMiss
     priority: str
     weight: float
+    tenant_weight: float
+    room: float
     as_url: bool
     output_format: OutputFormat
     quality: int
@@ -95,6 +97,8 @@ def image_call(body: Mapping[str, object], rules: Rules, rng: Random, *, slo_ms:
         on_miss=OnMiss(ask.on_miss),
         priority=priority,
         weight=rules.tenants.weight(rules.tenant, priority),
+        tenant_weight=rules.tenant.weight,
+        room=rules.tenants.room(priority),
         as_url=ask.response_format == "url",
         output_format=ask.output_format,
         quality=_quality(ask),

@@ -10,6 +10,7 @@ from typing import get_type_hints
 from urllib.parse import urlsplit
 
 from tilework.control.controller import ControllerConfig
+from tilework.core.time import s_from_ns
 
 PREFIX = "TILEWORK_"
 
@@ -25,10 +26,12 @@ class ServerConfig:
     `port` 0 takes a free one. `api_key` is one key or several, separated by commas; None leaves the server open.
     `public_url` replaces scheme and host in the URLs of results, for servers behind a proxy.
     `tenants` is the path of a TOML file (see `server.tenants`).
-    `max_jobs` is how many images of all tenants may wait or run at a time.
+    `max_jobs` is how many images of all tenants may wait or run at a time, and `max_backlog_s` how long the devices may
+    need for them when another comes in (see `policy.door`).
     `reconnect_s` is how long a call with an idempotency key goes on after its client has gone. `read_timeout_s` is for
     a whole request head, and for a whole body; `send_timeout_s` is after how long a client that takes too little of an
     answer is cut off (how little is in `protocol`).
+    `durable` is a directory: what was accepted outlives the server there (see `store.durable`).
     `max_records` and `record_bytes` bound what is remembered of calls that have ended.
     `drain_s` is how long a stop waits for what is running and for answers under way.
 
@@ -40,6 +43,7 @@ class ServerConfig:
     port: int = 8000
     api_key: str | None = field(default=None, repr=False)
     tenants: str | None = None
+    durable: str | None = None
     public_url: str | None = None
     max_body_bytes: int = 1 << 20
     max_prompt_chars: int = 4096
@@ -49,6 +53,7 @@ class ServerConfig:
     max_previews: int = 16
     max_slo_s: float = 7 * 86400.0
     max_jobs: int = ControllerConfig().max_jobs
+    max_backlog_s: float = s_from_ns(ControllerConfig().max_backlog_ns)
     result_ttl_s: float = 3600.0
     result_bytes: int = 512 << 20
     max_records: int = 10_000
@@ -87,6 +92,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "max_previews": (0, 1000),
     "max_slo_s": (1e-3, 366 * 86400.0),
     "max_jobs": (1, 1 << 20),
+    "max_backlog_s": (1e-3, 366 * 86400.0),
     "result_ttl_s": (1e-3, 366 * 86400.0),
     "result_bytes": (1, 1 << 50),
     "max_records": (1, 1 << 30),

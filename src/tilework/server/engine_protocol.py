@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from tilework.core.checkpoint import Checkpoint
 from tilework.core.classes import DEFAULT_CLASS
 from tilework.core.request import OnMiss
 from tilework.core.wire import ModelInfo, Spec
 from tilework.runtime.observer import Observer, Usage
-from tilework.runtime.ticket import Refusal, Ticket
+from tilework.runtime.ticket import Refusal, Ticket, Wanted
 
 
 class Health(Protocol):
@@ -45,8 +46,19 @@ class Engine(Protocol):
         tenant: str = "default",
         priority: str = DEFAULT_CLASS,
         weight: float = 1.0,
+        tenant_weight: float = 1.0,
+        room: float = 1.0,
     ) -> tuple[Ticket, ...] | Refusal:
         """Bring requests in, all of them or none; `specs` by their uids, which are new."""
+
+    def restore(self, kept: Sequence[tuple[Wanted, Checkpoint]]) -> tuple[Ticket, ...]:
+        """Take requests in that an engine before this one had accepted; once, before any other.
+
+        A ticket whose request cannot be served any more has failed already.
+        """
+
+    def release(self, uid: str) -> None:
+        """The picture of a request that is done is safe: nothing that it was made of need be kept."""
 
     def cancel(self, uid: str, reason: str) -> None:
         """End a request as cancelled; does nothing if it is unknown or has ended."""
@@ -67,4 +79,7 @@ class Engine(Protocol):
 
     async def start(self) -> None: ...
     async def stop(self) -> None:
-        """Stop the devices; every open ticket resolves as cancelled. May be called twice, or without `start`."""
+        """Stop the devices; every open ticket resolves as cancelled. May be called twice, or without `start`.
+
+        What is kept for a later engine stays.
+        """

@@ -83,7 +83,8 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
     ),
     429: (
         "The deadline is out of reach (`deadline_unreachable`; `earliest_s` is the earliest that is not),"
-        " the server has enough (`queue_full`), or your tenant has (`too_many_open`); `Retry-After` says when to ask",
+        " the server has enough (`queue_full`), or your tenant has (`tenant_share` of the queue, `too_many_open`);"
+        " `Retry-After` says when to ask",
         "rate_limit_error",
         "deadline_unreachable",
         "slo_s",
@@ -121,7 +122,7 @@ _STORY = {
     "queue_s": 0.02,
     "slo_s": 2.5,
     "on_time": True,
-    "segments": [{"stage": "diffuse", "devices": [0], "steps": 6, "start_s": 0.03, "end_s": 1.24}],
+    "segments": [{"stage": "diffuse", "devices": [0], "steps": 6, "start_s": 0.03, "end_s": 1.24, "sliced": False}],
 }
 _IMAGES = {
     "created": 1767225600,
@@ -268,7 +269,7 @@ EXAMPLES: dict[str, object] = {
     "model path": {"model_path": "stabilityai/stable-diffusion-3.5-medium"},
     "models": {"object": "list", "data": [_MODEL]},
     "alive": {"status": "ok"},
-    "ready": {"status": "ready", "devices_up": 8, "devices": 8, "open_requests": 3},
+    "ready": {"status": "ready", "devices_up": 8, "devices": 8, "open_requests": 3, "restored_requests": 0},
 }
 
 

@@ -18,10 +18,11 @@ from tilework.server.call import Call, Finished
 from tilework.server.encode import Threads, encode
 from tilework.server.engine_protocol import Engine
 from tilework.server.errors import SERVER, ApiError, internal_error, not_ready
-from tilework.server.ledger import Ledger, Record
+from tilework.server.ledger import Ledger
+from tilework.server.records import Record
 from tilework.server.status import CANCELLED, call_decisions, call_status
 from tilework.server.story import image_story
-from tilework.store.results import ResultStore, TooLarge
+from tilework.store.results import ResultStore, Stored, TooLarge, Unwritten
 
 logger = logging.getLogger("tilework.server")
 
@@ -38,20 +39,26 @@ class Finisher:
     async def finish(self, call: Call) -> None:
         """Resolve `call.end`, whatever happens, after the ledger has let go of the open call.
 
-        A bug while the record is written costs the record, not the pictures: who waits for them gets them.
+        A bug while the record is written costs the record, not the pictures: who waits for them gets them. A call that
+        is left to the next start of the server stays open.
         """
-        end, is_kept = await self._end(call)
+        end, expires_ns = await self._end(call)
+        if self.ledger.is_left and isinstance(end, ApiError) and call.cancel_reason is None:
+            call.end.set_result(_left(call))
+            return
         try:
             if isinstance(end, ApiError):
                 self.cancel(call, f"another image of the call ended it ({end.code})")
             now_ns = self.engine.now_ns()
-            record = self._record(call, end, is_kept, now_ns)
+            record = self._record(call, end, expires_ns, now_ns)
         except Exception:
             logger.exception("call %s has ended, but no record of it could be written", call.uid)
             self.ledger.forget(call)
         else:
             self.ledger.end(record, now_ns, frees_key=isinstance(end, ApiError))
         finally:
+            for ticket in call.tickets:
+                self.engine.release(ticket.request.uid)
             if call.abandoned is not None:
                 call.abandoned.cancel()
             call.end.set_result(end)
@@ -62,21 +69,21 @@ class Finisher:
             if not ticket.outcome.done():
                 self.engine.cancel(ticket.request.uid, reason)
 
-    async def _end(self, call: Call) -> tuple[Finished | ApiError, bool]:
-        """What became of a call, and whether its pictures are in the store."""
+    async def _end(self, call: Call) -> tuple[Finished | ApiError, int | None]:
+        """What became of a call, and until when its pictures are in the store, if they are."""
         try:
             outcomes = await _settled(call)
             if isinstance(outcomes, ApiError):
-                return outcomes, False
+                return outcomes, None
             finished = await self._finished(call, outcomes)
-            too_large = await self._keep(call, finished) if call.is_kept else None
+            kept = await self._keep(call, finished) if call.is_kept else None
         except Exception:
             logger.exception("call %s failed", call.uid)
-            return internal_error(), False
-        if too_large is None:
-            return finished, call.is_kept
-        # Without the store a picture can only go to a connection that waits for it.
-        return (_too_large(too_large) if call.ask.as_url or call.is_detached else finished), False
+            return internal_error(), None
+        if isinstance(kept, ApiError):
+            # Without the store a picture can only go to a connection that waits for it.
+            return (kept if call.ask.as_url or call.is_detached else finished), None
+        return finished, kept
 
     async def _finished(self, call: Call, outcomes: list[Outcome]) -> Finished:
         ask = call.ask
@@ -86,17 +93,24 @@ class Finisher:
         stories = tuple(image_story(ask, index, ticket, outcome) for index, (ticket, outcome) in told)
         return Finished(uid=call.uid, arrived_s=call.arrived_s, ask=ask, stories=stories, files=tuple(files))
 
-    async def _keep(self, call: Call, finished: Finished) -> TooLarge | None:
+    async def _keep(self, call: Call, finished: Finished) -> int | ApiError:
+        """Put the pictures into the store; returns when the first expires, or what it means that one has no place."""
+        expire_ns = []
         for index, file in enumerate(finished.files):
             name = stored_name(call.tenant, f"{call.uid}-{index}")
-            answer = await self.store.put(name, file, call.ask.media_type, self.engine.now_ns())
-            if isinstance(answer, TooLarge):
-                return answer
-        return None
+            match await self.store.put(name, file, call.ask.media_type, self.engine.now_ns()):
+                case TooLarge() as answer:
+                    return _too_large(answer)
+                case Unwritten(reason=reason):
+                    logger.error("the pictures of call %s cannot be kept: %s", call.uid, reason)
+                    return _unwritten(call)
+                case Stored(expires_ns=expires_ns):
+                    expire_ns.append(expires_ns)
+        return min(expire_ns)
 
-    def _record(self, call: Call, end: Finished | ApiError, is_kept: bool, now_ns: int) -> Record:
-        expires_ns = now_ns + self.ledger.ttl_ns
-        expires_s = call.arrived_s + s_from_ns(expires_ns - call.arrival_ns) if is_kept else None
+    def _record(self, call: Call, end: Finished | ApiError, expires_ns: int | None, now_ns: int) -> Record:
+        is_kept = expires_ns is not None
+        expires_s = None if expires_ns is None else call.arrived_s + s_from_ns(expires_ns - call.arrival_ns)
         status = call_status(call, None, end, expires_s)
         decisions = Decisions(uid=call.uid, status=status.status, decisions=call_decisions(call))
         return Record(
@@ -105,11 +119,15 @@ class Finisher:
             key=call.key,
             ask=call.ask.without_texts(),
             arrived_s=call.arrived_s,
-            fresh_until_ns=expires_ns,
+            fresh_until_ns=now_ns + self.ledger.ttl_ns if expires_ns is None else expires_ns,
             status_json=status.model_dump_json().encode(),
             decisions_json=decisions.model_dump_json().encode(),
-            unread=set(range(len(call.tickets))) if is_kept and call.is_detached else set(),
+            unread=set(range(len(call.tickets))) if is_kept and self._must_be_fetched(call) else set(),
         )
+
+    def _must_be_fetched(self, call: Call) -> bool:
+        """Whether its pictures are gone when the server stops, and nobody has them then."""
+        return call.is_detached and not self.ledger.journal.is_durable
 
 
 def stored_name(tenant: str, uid: str) -> str:
@@ -143,6 +161,23 @@ def _failure(call: Call, outcome: Outcome) -> ApiError | None:
 def _pixels(outcome: Outcome) -> Image:
     assert outcome.image is not None
     return outcome.image
+
+
+def _unwritten(call: Call) -> ApiError:
+    message = (
+        f"The pictures of request {call.uid} are done, but this server cannot write them to its disk. Send the request"
+        ' again with response_format "b64_json", and wait for the answer.'
+    )
+    return ApiError(500, message, kind=SERVER, code="result_unwritable")
+
+
+def _left(call: Call) -> ApiError:
+    """For those who wait. Their libraries would send it again, and it would be drawn twice."""
+    message = (
+        f"The server is stopping. Request {call.uid} is kept: it goes on with the server's next start, and its pictures"
+        f" are then at /v1/requests/{call.uid}/content. Do not send it again."
+    )
+    return ApiError(503, message, kind=SERVER, code="kept", headers={"x-should-retry": "false"})
 
 
 def _too_large(answer: TooLarge) -> ApiError:

@@ -14,7 +14,7 @@ MAX_KEY_CHARS = 255
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A tenant's key, and what it was used for first."""
+    """A tenant's key, and what it was used for first: the digest in ASCII."""
 
     tenant: str
     text: str
@@ -36,7 +36,7 @@ def idempotency_key(header: str | None, tenant: str, route: str, body: Mapping[s
         )
         raise ApiError(400, message, param="Idempotency-Key", code="invalid_value")
     canonical = json.dumps([route, body], sort_keys=True)
-    return Key(tenant, header, hashlib.sha256(canonical.encode()).digest())
+    return Key(tenant, header, hashlib.sha256(canonical.encode()).hexdigest().encode())
 
 
 def reused(key: Key) -> ApiError:

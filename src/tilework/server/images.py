@@ -70,7 +70,7 @@ class ImageService:
             self.intake.detach(call)
             headers["Preference-Applied"] = wish.applied()
             if not await self._wait(call, http, wish.wait_s):
-                return self._later(call, http, headers)
+                return self._later(entry, http, headers)
         return await self._answer(await self.result(call, http), http, headers)
 
     async def enter(self, http: Request, check: Check) -> Entry:
@@ -142,8 +142,10 @@ class ImageService:
         """Whether the call has ended, at the latest after this long."""
         return call.end.done() or (wait_s > 0 and await unless_gone(http.receive, call.end, wait_s))
 
-    def _later(self, call: Call, http: Request, headers: dict[str, str]) -> Response:
-        status = call_status(call, self.engine)
+    def _later(self, entry: Entry, http: Request, headers: dict[str, str]) -> Response:
+        """Of a call that has just come in, the prediction that it came in with is still good."""
+        call = entry.call
+        status = call_status(call, self.engine if entry.is_replay else None)
         location = f"{base_url(self.config, http)}/v1/requests/{call.uid}"
         body = status.model_dump_json()
         return Response(body, 202, {**headers, "Location": location}, media_type="application/json")

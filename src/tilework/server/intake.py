@@ -20,9 +20,10 @@ from tilework.server.engine_protocol import Engine
 from tilework.server.errors import ApiError, shown
 from tilework.server.finish import Finisher, stored_name
 from tilework.server.idempotency import Key
-from tilework.server.ledger import Ledger, Record
+from tilework.server.ledger import Ledger
 from tilework.server.metrics import Metrics
 from tilework.server.ready import Readiness
+from tilework.server.records import Record
 from tilework.server.refusals import refused, too_many_open
 from tilework.server.tenants import Tenant
 from tilework.store.results import ResultStore
@@ -121,11 +122,19 @@ class Intake:
             tickets=self._submit(ask, tenant, uid, arrival_ns),
             end=asyncio.get_running_loop().create_future(),
         )
-        self.ledger.begin(call)
+        try:
+            self.ledger.begin(call)
+        except ApiError:
+            self.finisher.cancel(call, "it could not be kept")
+            raise
+        self.follow(call)
+        return call
+
+    def follow(self, call: Call) -> None:
+        """Bring an open call to its end, whenever that comes."""
         task = asyncio.create_task(self.finisher.finish(call))
         self.tasks.add(task)  # The loop alone would not keep it.
         task.add_done_callback(self.tasks.discard)
-        return call
 
     def _submit(self, ask: ImageCall, tenant: Tenant, call_uid: str, arrival_ns: int) -> tuple[Ticket, ...]:
         """Submit every image.
@@ -140,6 +149,8 @@ class Intake:
             tenant=tenant.name,
             priority=ask.priority,
             weight=ask.weight,
+            tenant_weight=ask.tenant_weight,
+            room=ask.room,
         )
         if isinstance(answer, Refusal):
             raise refused(answer, ask, arrival_ns)

@@ -5,47 +5,12 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter, OrderedDict, defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
-from tilework.server.answers import Decisions, RequestStatus
 from tilework.server.call import Call
-from tilework.server.calls import ImageCall
 from tilework.server.idempotency import Key, reused
-
-# What a record takes beside its texts, roughly.
-_OVERHEAD_BYTES = 1024
-_IMAGE_BYTES = 128
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """A call that has ended. Status and decisions are kept as JSON: small, and of known size.
-
-    `ask` is what was asked for, without its texts: it says how to answer a repeat.
-    `fresh_until_ns` is when its pictures expire, and its key with them; the record itself outlives them, to say so.
-    `unread` holds the images of a detached call that somebody may still come for.
-    """
-
-    uid: str
-    tenant: str
-    key: Key | None
-    ask: ImageCall
-    arrived_s: float
-    fresh_until_ns: int
-    status_json: bytes = field(repr=False)
-    decisions_json: bytes = field(repr=False)
-    unread: set[int] = field(default_factory=set)
-
-    @property
-    def num_bytes(self) -> int:
-        texts = len(self.status_json) + len(self.decisions_json)
-        return texts + _OVERHEAD_BYTES + len(self.ask.specs) * _IMAGE_BYTES
-
-    def status(self) -> RequestStatus:
-        return RequestStatus.model_validate_json(self.status_json)
-
-    def decisions(self) -> Decisions:
-        return Decisions.model_validate_json(self.decisions_json)
+from tilework.server.journal import CallJournal
+from tilework.server.records import Record
 
 
 class _Arrivals:
@@ -78,10 +43,11 @@ class Ledger:
     """A call is open until `end` replaces it by its record; records go, oldest first, beyond any of the three bounds.
 
     `ttl_ns` is for how long pictures are kept, `record_ttl_ns` for how long a record stays at most. What belongs to
-    another tenant is not found.
+    another tenant is not found. What begins and ends, `journal` is told first.
     """
 
-    def __init__(self, *, max_records: int, max_bytes: int, ttl_ns: int) -> None:
+    def __init__(self, *, max_records: int, max_bytes: int, ttl_ns: int, journal: CallJournal | None = None) -> None:
+        self.journal = CallJournal() if journal is None else journal
         self.ttl_ns = ttl_ns
         self.record_ttl_ns = 2 * ttl_ns
         self._max_records = max_records
@@ -93,6 +59,7 @@ class Ledger:
         self._num_bytes = 0
         self._num_open: Counter[str] = Counter()
         self._unread: set[str] = set()
+        self.is_left = False
         self._settled = asyncio.Event()
         self._settled.set()
 
@@ -115,16 +82,40 @@ class Ledger:
         return [call for call in self._open.values() if call.tenant == tenant]
 
     def begin(self, call: Call) -> None:
-        self._open[call.uid] = call
+        """Raises:
+        ApiError: 503 if the journal cannot keep it.
+        """
+        self.journal.begin(call.kept())
         self._arrivals[call.tenant].add(call.uid)
+        self._enter(call)
+
+    def restore(self, calls: Sequence[Call], records: Sequence[tuple[Record, bool]]) -> None:
+        """Take in what the journal has kept: open calls, and those that have ended, each with whether its key holds."""
+        entries: list[Call | Record] = [*calls, *(record for record, _ in records)]
+        for entry in sorted(entries, key=lambda entry: entry.arrived_s):
+            self._arrivals[entry.tenant].add(entry.uid)
+        for record, has_key in records:
+            self._ended[record.uid] = record
+            self._num_bytes += record.num_bytes
+            if has_key:
+                self._take_key(record)
+        for call in calls:
+            self._enter(call)
+
+    def _enter(self, call: Call) -> None:
+        self._open[call.uid] = call
         self._num_open[call.tenant] += len(call.tickets)
-        if call.key is not None:
-            self._keys[call.key.tenant, call.key.text] = call.key, call.uid
+        self._take_key(call)
         self._update()
+
+    def _take_key(self, entry: Call | Record) -> None:
+        if entry.key is not None:
+            self._keys[entry.key.tenant, entry.key.text] = entry.key, entry.uid
 
     def end(self, record: Record, now_ns: int, *, frees_key: bool) -> None:
         """Put a record in the place of an open call; a key that led to no picture is free again."""
         self.sweep(now_ns)
+        self.journal.end(record, has_key=not frees_key)
         self._close(record.uid)
         self._ended[record.uid] = record
         self._num_bytes += record.num_bytes
@@ -132,12 +123,18 @@ class Ledger:
             self._unread.add(record.uid)
         if frees_key:
             self._free_key(record)
+        dropped = []
         while len(self._ended) > self._max_records or self._num_bytes > self._max_bytes:
-            self._drop_oldest()
-        self._update()
+            dropped.append(self._drop_oldest())
+        self._dropped(dropped)
+
+    def leave(self) -> None:
+        """What is cut off from now on stays open, for the next start of the server."""
+        self.is_left = self.journal.is_durable
 
     def forget(self, call: Call) -> None:
         """Let an open call go without a record; its key is free again."""
+        self.journal.forget(call.uid)
         self._close(call.uid)
         self._arrivals[call.tenant].remove(call.uid)
         self._free_key(call)
@@ -190,6 +187,7 @@ class Ledger:
     def release(self, record: Record) -> None:
         """The pictures of this call are deleted; its key is free again."""
         self.settle_all(record.uid)
+        self.journal.free_key(record.uid)
         self._free_key(record)
 
     async def settled(self) -> None:
@@ -197,11 +195,10 @@ class Ledger:
         await self._settled.wait()
 
     def sweep(self, now_ns: int) -> None:
-        while self._ended:
-            oldest = next(iter(self._ended.values()))
-            if oldest.fresh_until_ns + self.ttl_ns > now_ns:
-                return
-            self._drop_oldest()
+        dropped = []
+        while self._ended and next(iter(self._ended.values())).fresh_until_ns + self.ttl_ns <= now_ns:
+            dropped.append(self._drop_oldest())
+        self._dropped(dropped)
 
     def _close(self, uid: str) -> None:
         call = self._open.pop(uid)
@@ -209,12 +206,17 @@ class Ledger:
         if not self._num_open[call.tenant]:
             del self._num_open[call.tenant]
 
-    def _drop_oldest(self) -> None:
+    def _drop_oldest(self) -> str:
         _, record = self._ended.popitem(last=False)
         self._arrivals[record.tenant].remove(record.uid)
         self._num_bytes -= record.num_bytes
         self._unread.discard(record.uid)
         self._free_key(record)
+        return record.uid
+
+    def _dropped(self, uids: Sequence[str]) -> None:
+        if uids:
+            self.journal.drop(uids)
         self._update()
 
     def _free_key(self, entry: Call | Record) -> None:

@@ -17,8 +17,11 @@ from tilework.server.app import create_app, new_ledger, new_store
 from tilework.server.config import ServerConfig
 from tilework.server.drain import settled
 from tilework.server.engine_protocol import Engine
+from tilework.server.journal import DurableJournal
 from tilework.server.protocol import LimitedProtocol, protocol_class
 from tilework.server.ready import Readiness
+from tilework.server.restore import restore
+from tilework.store.durable import DurableDirectory
 
 CLOSE_S = 5  # For the last answers, beyond the drain or when somebody is in a hurry.
 
@@ -44,6 +47,7 @@ async def serve(
     *,
     on_ready: Callable[[str], None] | None = None,
     signals: StopSignals | None = None,
+    durable: DurableDirectory | None = None,
 ) -> None:
     """Listen, start the engine, serve until SIGTERM or SIGINT, then stop both.
 
@@ -54,12 +58,19 @@ async def serve(
     to stop, and `CLOSE_S` for the last answers. A second signal ends the wait. `signals` lets a caller stop the server
     itself; outside the main thread there is no other way.
 
+    With a `durable` directory the server begins with the calls that are open there, and at the end leaves those there
+    that are open still. Pictures that nobody has fetched yet stay, too: a stop does not wait for that.
+
     Raises:
         AddressInUse: the address cannot be listened on.
         ConfigError: the file of tenants cannot be used.
+        JournalUnusable: the directory has open calls of another model, or was written by another version.
+        OSError: results cannot be kept there.
     """
     signals = signals or StopSignals()
-    readiness, ledger, store = Readiness(engine, has_started=False), new_ledger(config), new_store(config)
+    journal = None if durable is None else DurableJournal(durable.journal)
+    readiness, ledger = Readiness(engine, has_started=False), new_ledger(config, journal)
+    store = new_store(config, durable)
     app = create_app(engine, config, store=store, readiness=readiness, ledger=ledger)
     listener = _bind(config)
     server = _Server(_uvicorn_config(app, config))
@@ -70,7 +81,9 @@ async def serve(
         try:
             await _first(serving, server.listening.wait())
             if not serving.done() and await _unless(signals.stop, engine.start()):
-                with rare_collections():
+                with rare_collections(), _tidying(journal):
+                    if journal is not None:
+                        readiness.num_restored = restore(engine, journal, app.state.intake)
                     readiness.has_started = True
                     (on_ready or _ignore)(_url(config, listener))
                     await _first(serving, signals.stop.wait())
@@ -78,8 +91,19 @@ async def serve(
                     engine.drain()
                     await _drained(settled(ledger, store, engine.now_ns), signals, deadline_s)
         finally:
+            ledger.leave()
             await engine.stop()
             await _close(server, serving, signals, deadline_s)
+
+
+@contextmanager
+def _tidying(journal: DurableJournal | None) -> Iterator[None]:
+    task = None if journal is None else asyncio.create_task(journal.keep_tidy())
+    try:
+        yield
+    finally:
+        if task is not None:
+            task.cancel()
 
 
 class _Server(uvicorn.Server):

@@ -6,6 +6,7 @@ from prometheus_client import generate_latest
 
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import s_from_ns
+from tilework.core.work import Work
 from tilework.runtime.observer import EndedWork, Observer
 from tilework.runtime.ticket import Outcome, Ticket
 from tilework.server.engine_protocol import Engine
@@ -27,6 +28,8 @@ class Metrics(Observer):
         self._works = WorkMetrics(meters, sizes)
         self._invalid = meters.counter("invalid_calls", "Calls with a mistake, refused before they became images")
         self._stops = meters.counter("work_stops", "Works that were asked to end early")
+        self._stuck = meters.counter("stuck_works", "Works that did no step for too long")
+        self._log_losses = meters.counter("log_losses", "Event logs that could not be written to their end")
         self._moves = meters.counter("moves", "Images that went on on GPUs that did not have their state")
         self._preemptions = meters.counter("preemptions", "Unfinished images that had to wait for others on their GPU")
         self._previews = meters.counter("previews", "Previews that were drawn")
@@ -62,6 +65,12 @@ class Metrics(Observer):
 
     def on_work_stopped(self, work_id: int) -> None:
         self._stops.inc()
+
+    def on_stuck(self, work: Work) -> None:
+        self._stuck.inc()
+
+    def on_log_lost(self) -> None:
+        self._log_losses.inc()
 
     def on_moved(self, job_id: int) -> None:
         self._moves.inc()

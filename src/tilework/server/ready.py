@@ -11,10 +11,14 @@ from tilework.server.errors import not_ready
 
 @dataclass(slots=True)
 class Readiness:
-    """`has_started` becomes true when the models are loaded; before that the engine can answer nothing."""
+    """`has_started` becomes true when the models are loaded; before that the engine can answer nothing.
+
+    `num_restored` images were taken over from the server's former start.
+    """
 
     engine: Engine
     has_started: bool = True
+    num_restored: int = 0
 
     def require_started(self) -> None:
         """Raises:
@@ -41,4 +45,9 @@ class Readiness:
         """How the server stands, if it is ready. Raises as `require`."""
         self.require()
         health = self.engine.health()
-        return ReadyModel(devices_up=health.num_devices_up, devices=health.num_devices, open_requests=health.num_jobs)
+        return ReadyModel(
+            devices_up=health.num_devices_up,
+            devices=health.num_devices,
+            open_requests=health.num_jobs,
+            restored_requests=self.num_restored,
+        )

@@ -24,8 +24,9 @@ from tilework.server.errors import ApiError, invalid, shown
 from tilework.server.events import Reporter, View
 from tilework.server.finish import stored_name
 from tilework.server.intake import Intake, gone
-from tilework.server.ledger import Ledger, Record
+from tilework.server.ledger import Ledger
 from tilework.server.middleware import is_head, tenant_of
+from tilework.server.records import Record
 from tilework.server.sse import EventStream, event
 from tilework.server.status import call_decisions, call_status
 from tilework.store.results import ResultStore
@@ -83,8 +84,10 @@ class RequestService:
         found = self._find(uid, http)
         if isinstance(found.entry, Call):
             self.intake.cancel(found.entry, "the client has cancelled it")
-            await asyncio.shield(found.entry.end)
+            end = await asyncio.shield(found.entry.end)
             found = self._find(uid, http)
+            if isinstance(found.entry, Call) and isinstance(end, ApiError):  # The server left it to its next start.
+                raise end
         assert isinstance(found.entry, Record)
         status = found.entry.status()
         for image in status.images:

@@ -31,6 +31,7 @@ def _segment(segment: Segment, arrival_ns: int) -> SegmentModel:
         steps=segment.num_steps,
         start_s=_seconds(segment.start_ns - arrival_ns),
         end_s=_seconds(segment.end_ns - arrival_ns),
+        sliced=segment.sliced,
     )
 
 

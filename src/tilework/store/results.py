@@ -22,6 +22,13 @@ class TooLarge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unwritten:
+    """There was no writing it, for instance since the disk is full; nothing was stored or evicted."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     content: bytes = field(repr=False)
     media_type: str
@@ -37,7 +44,7 @@ class ResultStore(Protocol):
     def __len__(self) -> int:
         """How many results it holds."""
 
-    async def put(self, uid: str, content: bytes, media_type: str, now_ns: int) -> Stored | TooLarge:
+    async def put(self, uid: str, content: bytes, media_type: str, now_ns: int) -> Stored | TooLarge | Unwritten:
         """Keep a result; one with the same uid is replaced."""
 
     async def get(self, uid: str, now_ns: int) -> Result | None:

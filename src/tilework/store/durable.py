@@ -1,0 +1,66 @@
+"""The directory in which a server keeps what shall outlive it; one server at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from tilework.store.files import FileStore
+from tilework.store.journal import Journal, JournalUnusable, NotWritten
+
+JOURNAL = "tilework.sqlite"
+_LOCK = "lock"
+_KEPT_LOGS = 10
+
+
+class DurableDirectory:
+    """`path` holds the journal, the results as files, and the event logs of the latest starts of the server.
+
+    Event logs are files beside the journal, since nothing is restored from them: every command reads them as they
+    are, and who runs the server may delete old ones, which take five times what the journal does.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Make it, or open what an earlier server has left.
+
+        Raises:
+            JournalUnusable: another server uses it, or it is not ours; the message says what to do.
+            OSError: it cannot be made or written to.
+        """
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path = path.resolve()
+        with ExitStack() as stack:
+            self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, self._lock)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise JournalUnusable(f"{path} is used by a running server; stop that one, or give another") from None
+            self.journal = Journal(self.path / JOURNAL)
+            stack.pop_all()
+
+    def now_ns(self) -> int:
+        """What the clock of the server shows, which goes on from one start to the next. Raises JournalUnusable."""
+        unix_ns = time.time_ns()
+        try:
+            return max(0, unix_ns - self.journal.zero_ns(unix_ns))
+        except NotWritten as error:
+            raise JournalUnusable(f"{error}; make room there, or give another directory") from error
+
+    def results(self, *, max_bytes: int, ttl_ns: int) -> FileStore:
+        """Raises OSError."""
+        return FileStore(self.path / "results", max_bytes=max_bytes, ttl_ns=ttl_ns)
+
+    def new_log(self) -> Path:
+        """Where this start of the server may write its event log; the logs of starts long ago are removed."""
+        numbers = sorted(int(path.stem.removeprefix("events-")) for path in self.path.glob("events-[0-9]*.jsonl"))
+        for number in numbers[: 1 - _KEPT_LOGS]:
+            (self.path / f"events-{number}.jsonl").unlink()
+        return self.path / f"events-{max(numbers, default=0) + 1}.jsonl"
+
+    def close(self) -> None:
+        self.journal.close()
+        os.close(self._lock)

@@ -1,0 +1,74 @@
+"""What a store holds, in the order in which it goes: under a time to live and a cap in bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry(Generic[T]):
+    value: T
+    num_bytes: int
+    expires_ns: int
+
+
+class Index(Generic[T]):
+    """Results by uid. Whatever takes some of them out returns them, so that what they stand for can be let go.
+
+    Beyond the cap the oldest result goes first. All results live equally long (but for those of a former process with
+    another setting), so the order of arrival is also the order of expiry: a sweep looks at the oldest only.
+    """
+
+    def __init__(self, *, max_bytes: int, ttl_ns: int) -> None:
+        assert max_bytes > 0
+        assert ttl_ns > 0
+        self.max_bytes = max_bytes
+        self._ttl_ns = ttl_ns
+        self._entries: OrderedDict[str, _Entry[T]] = OrderedDict()
+        self._num_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def expires_ns(self, now_ns: int) -> int:
+        """Until when lives what is added now."""
+        return now_ns + self._ttl_ns
+
+    def get(self, uid: str, now_ns: int) -> T | None:
+        entry = self._entries.get(uid)
+        return None if entry is None or entry.expires_ns <= now_ns else entry.value
+
+    def add(self, uid: str, value: T, num_bytes: int, expires_ns: int) -> list[T]:
+        """Add what fits under the cap; returns what it replaces, and what makes room for it."""
+        removed = self.remove(uid)
+        while self._num_bytes + num_bytes > self.max_bytes:
+            removed += self.remove(next(iter(self._entries)))
+        self._entries[uid] = _Entry(value, num_bytes, expires_ns)
+        self._num_bytes += num_bytes
+        return removed
+
+    def remove(self, uid: str) -> list[T]:
+        entry = self._entries.pop(uid, None)
+        if entry is None:
+            return []
+        self._num_bytes -= entry.num_bytes
+        return [entry.value]
+
+    def sweep(self, now_ns: int) -> list[T]:
+        """Take out what has expired; a result is gone at its `expires_ns` itself."""
+        return [value for uid in list(self._expired(now_ns)) for value in self.remove(uid)]
+
+    def _expired(self, now_ns: int) -> Iterator[str]:
+        for uid, entry in self._entries.items():
+            if entry.expires_ns > now_ns:
+                return
+            yield uid

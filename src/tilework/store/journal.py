@@ -1,0 +1,219 @@
+"""The journal of a server: what it has accepted and how far that has come, in one SQLite file.
+
+Every method is one transaction, and is done when it returns: a killed process loses nothing of it. (If the machine
+loses power, the last moments before may be missing, but nothing is torn.) What a call or a record says is the server's
+affair: here they are documents.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tilework.core.checkpoint import Checkpoint
+from tilework.core.wire import Parcel
+
+_log = logging.getLogger(__name__)
+_APPLICATION_ID = 0x746A726E  # "tjrn"; marks the file as ours.
+_VERSION = 1
+_MOST_WAL_PAGES = 16_384  # 64 MiB, should `tidy` not get round to it.
+_BUSY_S = 10.0
+_SCHEMA = """
+CREATE TABLE clock (zero_ns INTEGER NOT NULL);
+CREATE TABLE call (number INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE, model TEXT NOT NULL, document BLOB NOT NULL);
+CREATE TABLE image (
+    uid TEXT PRIMARY KEY, call TEXT NOT NULL, conditioning TEXT, conditioning_bytes INTEGER, state TEXT,
+    state_bytes INTEGER, steps_done INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE INDEX image_call ON image (call);
+CREATE TABLE record (
+    number INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE, has_key INTEGER NOT NULL, document BLOB NOT NULL
+);
+"""
+
+
+class JournalUnusable(RuntimeError):
+    """The file cannot be used; the message names it, the reason and the remedy."""
+
+
+class NotWritten(Exception):
+    """There was no writing it, for instance since the disk is full: the journal is as it was before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenCall:
+    """A call that was accepted and has not ended; a checkpoint of each image, by its uid."""
+
+    uid: str
+    model: str
+    document: bytes
+    checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A call that has ended. `has_key`: a repeat with its idempotency key leads to it."""
+
+    uid: str
+    has_key: bool
+    document: bytes
+
+
+class Journal:
+    """A `CheckpointKeeper` and the list of calls. To be used on one thread, `tidy` on any; one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises JournalUnusable, OSError."""
+        path.touch(mode=0o600)  # It holds prompts; its companions take after it.
+        self._path = path
+        self._is_failing = False
+        self._owed: dict[str, Ended] = {}  # Ends that could not be written; with the next one.
+        with ExitStack() as stack:
+            try:
+                self._connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+                stack.callback(self._connection.close)
+                self._open()
+            except sqlite3.Error as error:
+                raise JournalUnusable(f"{path} cannot be used: {error}; give another directory") from error
+            stack.pop_all()
+
+    def _open(self) -> None:
+        (application,) = self._connection.execute("PRAGMA application_id").fetchone()
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        (num_tables,) = self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        if application != _APPLICATION_ID and (application or num_tables):
+            raise JournalUnusable(f"{self._path} is no journal of a tilework server; give another directory")
+        if version > _VERSION:
+            raise JournalUnusable(
+                f"{self._path} has version {version}, and this tilework knows up to {_VERSION}: it was written by a"
+                " newer one; start that one, or give another directory"
+            )
+        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._connection.execute("PRAGMA synchronous=NORMAL")
+        self._connection.execute(f"PRAGMA wal_autocheckpoint={_MOST_WAL_PAGES}")
+        if not version:
+            marks = f"PRAGMA application_id={_APPLICATION_ID}; PRAGMA user_version={_VERSION};"
+            self._connection.executescript(f"BEGIN; {_SCHEMA} {marks} COMMIT;")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def tidy(self) -> None:
+        """Move what was written from the write-ahead log into the file, which waits for the disk; on any thread."""
+        with closing(sqlite3.connect(self._path, timeout=0)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def zero_ns(self, unix_ns: int) -> int:
+        """The Unix time at which the clock of all starts of the server showed zero: that of the first one, now."""
+        with self._transaction() as connection:
+            row = connection.execute("SELECT zero_ns FROM clock").fetchone()
+            if row is None:
+                connection.execute("INSERT INTO clock VALUES (?)", (unix_ns,))
+            return unix_ns if row is None else int(row[0])
+
+    # Calls.
+
+    def begin(self, call: OpenCall) -> None:
+        """Keep a call until its end. Raises NotWritten."""
+        with self._transaction() as connection:
+            values = call.uid, call.model, call.document
+            connection.execute("INSERT INTO call (uid, model, document) VALUES (?, ?, ?)", values)
+            images = [(uid, call.uid) for uid in call.checkpoints]
+            connection.executemany("INSERT INTO image (uid, call) VALUES (?, ?)", images)
+
+    def end(self, ended: Ended) -> None:
+        """Put what is remembered of a call into the place of the open one.
+
+        What cannot be written is kept in mind, and written with the next end.
+
+        Raises:
+            NotWritten: until then, a process that is killed will find the call open.
+        """
+        self._owed[ended.uid] = ended
+        with self._transaction() as connection:
+            for one in self._owed.values():
+                _remove_open(connection, one.uid)
+                values = one.uid, one.has_key, one.document
+                connection.execute("INSERT INTO record (uid, has_key, document) VALUES (?, ?, ?)", values)
+        self._owed.clear()
+
+    def forget(self, uid: str) -> None:
+        """Let an open call go without a record. Raises NotWritten."""
+        with self._transaction() as connection:
+            _remove_open(connection, uid)
+
+    def free_key(self, uid: str) -> None:
+        """The key of a call that has ended leads to it no more. Raises NotWritten."""
+        with self._transaction() as connection:
+            connection.execute("UPDATE record SET has_key = 0 WHERE uid = ?", (uid,))
+
+    def drop(self, uids: Iterable[str]) -> None:
+        """Let records go. Raises NotWritten."""
+        with self._transaction() as connection:
+            connection.executemany("DELETE FROM record WHERE uid = ?", [(uid,) for uid in uids])
+
+    def open_calls(self) -> list[OpenCall]:
+        """In the order of their arrival."""
+        rows = self._connection.execute("SELECT uid, model, document FROM call ORDER BY number")
+        calls = {uid: OpenCall(uid=uid, model=model, document=document) for uid, model, document in rows}
+        columns = "call, uid, conditioning, conditioning_bytes, state, state_bytes, steps_done"
+        for call, uid, *kept, steps_done in self._connection.execute(f"SELECT {columns} FROM image ORDER BY uid"):
+            conditioning, state = _parcel(*kept[:2]), _parcel(*kept[2:])
+            checkpoint = Checkpoint(conditioning=conditioning, state=state, steps_done=steps_done)
+            calls[call].checkpoints[uid] = checkpoint
+        return list(calls.values())
+
+    def records(self) -> list[Ended]:
+        """In the order of their ends."""
+        rows = self._connection.execute("SELECT uid, has_key, document FROM record ORDER BY number")
+        return [Ended(uid=uid, has_key=bool(has_key), document=document) for uid, has_key, document in rows]
+
+    # Checkpoints. Without one a call begins anew if it comes to that: no reason to end it now.
+
+    def keep_conditioning(self, uid: str, parcel: Parcel) -> None:
+        values = parcel.name, parcel.num_bytes, uid
+        self._try(
+            "UPDATE image SET conditioning = ?, conditioning_bytes = ?, state = NULL, steps_done = 0 WHERE uid = ?",
+            values,
+        )
+
+    def keep_state(self, uid: str, parcel: Parcel, steps_done: int) -> None:
+        values = parcel.name, parcel.num_bytes, steps_done, uid
+        self._try("UPDATE image SET state = ?, state_bytes = ?, steps_done = ? WHERE uid = ?", values)
+
+    def _try(self, statement: str, values: tuple[str | int, ...]) -> None:
+        try:
+            with self._transaction() as connection:
+                connection.execute(statement, values)
+            self._is_failing = False
+        except NotWritten as error:
+            if not self._is_failing:  # Once, not for every step.
+                _log.warning("checkpoints are not kept for the next start: %s", error)
+            self._is_failing = True
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            yield self._connection
+            self._connection.execute("COMMIT")
+        except sqlite3.IntegrityError:  # A bug.
+            raise
+        except sqlite3.Error as error:
+            raise NotWritten(f"{self._path}: {error}") from error
+        finally:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+
+
+def _remove_open(connection: sqlite3.Connection, uid: str) -> None:
+    connection.execute("DELETE FROM image WHERE call = ?", (uid,))
+    connection.execute("DELETE FROM call WHERE uid = ?", (uid,))
+
+
+def _parcel(name: str | None, num_bytes: int | None) -> Parcel | None:
+    return None if name is None or num_bytes is None else Parcel(name, num_bytes)

@@ -1,0 +1,167 @@
+"""`tilework serve --durable`, killed and started again: every picture is there, once, and the same as ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+
+from fake_engine import eventually
+from tilework.control.log import Entry, read_log, replay
+from tilework.core.actions import Accept, RunSteps
+from tilework.core.events import Restored
+
+ASYNC = {"Prefer": "respond-async"}
+STEPS = 24
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen[str]
+    url: str
+    restored: int
+
+    def post(self, body: dict[str, Any], **headers: str) -> httpx.Response:
+        body = {"size": "96x96", "num_inference_steps": STEPS, **body}
+        return httpx.post(f"{self.url}/v1/images/generations", json=body, headers=headers, timeout=60)
+
+    def later(self, seed: int, n: int = 1, key: str | None = None) -> httpx.Response:
+        headers = ASYNC if key is None else ASYNC | {"Idempotency-Key": key}
+        answer = self.post({"prompt": "a red circle", "seed": seed, "n": n}, **headers)
+        assert answer.status_code in (200, 202), answer.text
+        return answer
+
+    def status(self, uid: str) -> Any:
+        return httpx.get(f"{self.url}/v1/requests/{uid}").json()
+
+    def calls(self) -> list[str]:
+        """Newest first."""
+        return [call["uid"] for call in httpx.get(f"{self.url}/v1/requests").json()["data"]]
+
+    def await_step(self, uid: str, index: int, step: int) -> None:
+        eventually(lambda: self.status(uid)["images"][index]["step"] >= step, 60)
+
+    def pictures(self, uid: str) -> list[bytes]:
+        """As soon as they are done."""
+        eventually(lambda: self.status(uid)["status"] == "done", 60)
+        files = [f"{self.url}/v1/images/{image['uid']}/content" for image in self.status(uid)["images"]]
+        return [httpx.get(file).content for file in files]
+
+    def stop(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+
+@contextmanager
+def serving(state: Path, profiles: Path) -> Iterator[Server]:
+    options = ["--durable", str(state), "--workers", "1", "--port", "0", "--profiles", str(profiles), "--json"]
+    environ = os.environ | {"TILEWORK_DRAIN_S": "0.2"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tilework", "serve", "shapes", *options], stdout=subprocess.PIPE, text=True, env=environ
+    )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line, "the server did not start"
+        ready = json.loads(line)
+        yield Server(process, ready["url"], ready["restored"])
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def entries(state: Path, number: int) -> list[Entry]:
+    return list(read_log((state / f"events-{number}.jsonl").read_text().splitlines())[1])
+
+
+def own_parcels(state: Path) -> list[Path]:
+    roots = [Path("/dev/shm"), Path("/tmp")]
+    owners = [owner for root in roots for owner in root.glob("tilework-*/owner")]
+    return [owner.parent for owner in owners if owner.read_text() == str(state.resolve())]
+
+
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the first start measures, the others need not."""
+    return tmp_path_factory.mktemp("profiles") / "profiles.sqlite"
+
+
+@pytest.mark.timeout(300)  # A start takes 4 s on an idle machine, 20 s on a busy one.
+def test_a_killed_server_finishes_what_it_had_accepted(tmp_path: Path, profiles: Path) -> None:
+    """The stop by SIGTERM, which leaves what is open to the next start, is in `test_durable`."""
+    state, step = tmp_path / "state", Random(time.time_ns()).randrange(4, STEPS - 4)
+    print(f"killed at step {step}")
+    with serving(state, profiles) as server:
+        undisturbed = [server.pictures(uid_of(server.later(seed, n))) for seed, n in ((10, 2), (20, 1), (30, 1))]
+        running, keyed = uid_of(server.later(10, 2)), uid_of(server.later(20, key="k"))
+        waits = threading.Thread(target=lose, args=(server, 30))
+        waits.start()
+        eventually(lambda: len(server.calls()) == 6)
+        server.await_step(running, 0, step)
+        server.stop(signal.SIGKILL)
+        waits.join()
+    assert len(own_parcels(state)) == 1
+    with serving(state, profiles) as server:
+        assert server.restored == 4
+        assert httpx.get(f"{server.url}/ready").json()["restored_requests"] == 4
+        lost = server.calls()[0]
+        assert [server.pictures(uid) for uid in (running, keyed, lost)] == undisturbed
+        answer = server.later(20, key="k")
+        assert (answer.headers["x-request-id"], answer.headers["Idempotent-Replayed"]) == (keyed, "true")
+        segments = server.status(running)["images"][0]["story"]["segments"]
+        num_steps = sum(one["steps"] for one in segments if one["stage"] == "diffuse")
+        assert num_steps < STEPS, "it went on from a checkpoint"
+        assert server.stop(signal.SIGTERM) == 0
+    assert own_parcels(state) == [], "nothing is left in the memory that the workers share"
+    check_logs(state, f"{running}-0")
+
+
+def uid_of(answer: httpx.Response) -> str:
+    return answer.headers["x-request-id"]
+
+
+def lose(server: Server, seed: int) -> None:
+    """A call whose client waits until the server is no more."""
+    with pytest.raises(httpx.TransportError):
+        server.post({"prompt": "a red circle", "seed": seed, "n": 1})
+
+
+def check_logs(state: Path, running: str) -> None:
+    """Each start has a log that can be replayed, on a clock that goes on; what it took over went on from where its
+    checkpoint says, and at the kill that of the running image said something."""
+    logs = [entries(state, number) for number in (1, 2)]
+    times_ns = [entry.now_ns for log in logs for entry in log]
+    assert times_ns == sorted(times_ns)
+    reached = kept_steps(logs[1])
+    assert all(reached[uid] == step for uid, step in first_steps(logs[1]).items())
+    assert reached[running] > 0
+    for number in (1, 2):
+        assert replay((state / f"events-{number}.jsonl").read_text().splitlines())[1] is None
+
+
+def kept_steps(log: list[Entry]) -> dict[str, int]:
+    """What was taken over, by uid: the steps of the state that was kept."""
+    events = (entry.event for entry in log)
+    return {event.request.uid: event.steps_done or 0 for event in events if isinstance(event, Restored)}
+
+
+def first_steps(log: list[Entry]) -> dict[str, int]:
+    """By uid, at which step the first work with steps began."""
+    actions = [action for entry in log for action in entry.actions]
+    uids = {action.job_id: action.uid for action in actions if isinstance(action, Accept)}
+    works = [action.work for action in actions if isinstance(action, RunSteps)]
+    return {uids[work.job_ids[0]]: work.first_steps[0] for work in reversed(works)}
