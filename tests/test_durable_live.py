@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
+from builders import table
 from fake_engine import eventually
 from tilework.control.log import Entry, read_log, replay
 from tilework.core.actions import Accept, RunSteps
@@ -66,8 +67,8 @@ class Server:
 
 
 @contextmanager
-def serving(state: Path, profiles: Path) -> Iterator[Server]:
-    options = ["--durable", str(state), "--workers", "1", "--port", "0", "--profiles", str(profiles), "--json"]
+def serving(state: Path, costs: Path) -> Iterator[Server]:
+    options = ["--durable", str(state), "--workers", "1", "--port", "0", "--cost", str(costs), "--json"]
     environ = os.environ | {"TILEWORK_DRAIN_S": "0.2"}
     process = subprocess.Popen(
         [sys.executable, "-m", "tilework", "serve", "shapes", *options], stdout=subprocess.PIPE, text=True, env=environ
@@ -94,18 +95,14 @@ def own_parcels(state: Path) -> list[Path]:
     return [owner.parent for owner in owners if owner.read_text() == str(state.resolve())]
 
 
-@pytest.fixture(scope="module")
-def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the first start measures, the others need not."""
-    return tmp_path_factory.mktemp("profiles") / "profiles.sqlite"
-
-
 @pytest.mark.timeout(300)  # A start takes 4 s on an idle machine, 20 s on a busy one.
-def test_a_killed_server_finishes_what_it_had_accepted(tmp_path: Path, profiles: Path) -> None:
+def test_a_killed_server_finishes_what_it_had_accepted(tmp_path: Path) -> None:
     """The stop by SIGTERM, which leaves what is open to the next start, is in `test_durable`."""
     state, step = tmp_path / "state", Random(time.time_ns()).randrange(4, STEPS - 4)
     print(f"killed at step {step}")
-    with serving(state, profiles) as server:
+    costs = tmp_path / "costs.json"
+    costs.write_text(json.dumps(table(0.02, 0.02, 0.02, pipeline="shapes").to_json()))
+    with serving(state, costs) as server:
         undisturbed = [server.pictures(uid_of(server.later(seed, n))) for seed, n in ((10, 2), (20, 1), (30, 1))]
         running, keyed = uid_of(server.later(10, 2)), uid_of(server.later(20, key="k"))
         waits = threading.Thread(target=lose, args=(server, 30))
@@ -115,7 +112,7 @@ def test_a_killed_server_finishes_what_it_had_accepted(tmp_path: Path, profiles:
         server.stop(signal.SIGKILL)
         waits.join()
     assert len(own_parcels(state)) == 1
-    with serving(state, profiles) as server:
+    with serving(state, costs) as server:
         assert server.restored == 4
         assert httpx.get(f"{server.url}/ready").json()["restored_requests"] == 4
         lost = server.calls()[0]

@@ -414,7 +414,7 @@ def test_late_ones_do_not_starve_under_an_overload_that_never_ends() -> None:
     requests = [request(str(index), index * 0.55, slo_s=2.4) for index in range(1400)]
     trace = simulate(requests, "tetriserve", num_gpus=1)
     waits = [ending.latency_ns for ending in trace.endings if ending.finish_ns < 770 * NS_PER_S]
-    assert max(waits) < 700 * NS_PER_S
+    assert max(waits) < 720 * NS_PER_S, "ten minutes, and the fair delay behind the late ones before it"
     early = trace.endings[:200]
     assert max(ending.finish_ns for ending in early) < 900 * NS_PER_S
 
