@@ -22,6 +22,7 @@ from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.core.request import Request, Status
 from tilework.core.work import Work
+from tilework.cost.table import TableCosts
 from tilework.policy.order import DeadlineOrder
 from tilework.policy.registry import policy_names
 from tilework.sim.cluster import Cluster
@@ -239,6 +240,10 @@ def _with_true_urgency(real: Callable[..., int]) -> Callable[..., None]:
     return patched
 
 
+def forget_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TableCosts, "needs_slices", lambda self, stage, shape: False)
+
+
 def draw_lots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Something that is not in the log decides."""
     real, count = Tracker.commit, iter(range(10**9))
@@ -260,6 +265,7 @@ def draw_lots(monkeypatch: pytest.MonkeyPatch) -> None:
         (keep_everything, "may keep", ["crash=0.1:1"], "edf"),
         (go_back, "", ["crash=0.1:1"], "edf"),
         (starve, "waits", [], "edf"),
+        (forget_what_does_not_fit, "did not fit", ["memory=1:0.6"], "edf"),
         (draw_lots, "replayed", ["replay=0.02:1"], "edf"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -157,6 +158,26 @@ def test_parcels_carry_tensors_of_any_kind(tmp_path: Path) -> None:
         assert torch.equal(taken[name], contents[name]), name  # type: ignore[arg-type]
         assert taken[name].numel() == 0 or taken[name].data_ptr() % 64 == 0, f"{name} lies unaligned"
     taken["small"] = taken["scalar"].add_(1)  # What is taken may be written to.
+
+
+def test_a_worker_waits_for_room_and_leaves_no_rests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Shared memory that is full until others' requests have ended, or for good."""
+    write, refusals = os.write, [3]
+
+    def full(descriptor: int, piece: memoryview) -> int:
+        if refusals[0] and len(piece) > 1000:
+            refusals[0] -= 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, piece)
+
+    monkeypatch.setattr(os, "write", full)
+    contents = {"large": torch.randn(3, 5000)}
+    parcel = Parcels(tmp_path, 0).put(freight.pack(contents))
+    assert torch.equal(freight.unpack(Parcels(tmp_path, 1).take(parcel), CPU)["large"], contents["large"])
+    refusals[0] = 1_000_000
+    with pytest.raises(OSError, match="No space left"):
+        Parcels(tmp_path, 0, patience_s=0.1).put(freight.pack(contents))
+    assert [path.name for path in tmp_path.iterdir()] == [parcel.name]
 
 
 def test_parcels_lie_in_shared_memory_unless_it_is_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

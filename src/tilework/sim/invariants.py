@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from tilework.control.controller import ControllerConfig
-from tilework.core.actions import Accept, Action, Finish, MoveState, Reject, RunStage, RunSteps
+from tilework.core.actions import Accept, Action, Finish, MoveState, Reject, RunStage, RunSteps, jobs_of
 from tilework.core.events import (
     Broken,
     Event,
@@ -24,7 +24,8 @@ from tilework.core.events import (
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
-from tilework.core.work import Work
+from tilework.core.work import DECODE, Work
+from tilework.cost.memory import FORGET_NS
 from tilework.cost.table import TableCosts
 from tilework.policy.demand import demand_at
 from tilework.sim.device import Run, State
@@ -65,6 +66,7 @@ class Invariants:
         self._num_mishaps = 0
         self._urgency_ns: dict[str, int] = {}
         self._first_start_ns: dict[str, int] = {}
+        self._too_large: dict[int, int] = {}
         self._num_events = 0
         self._num_servers = simulation.num_servers
 
@@ -74,7 +76,7 @@ class Invariants:
         self._num_events += 1
         if self._simulation.num_servers != self._num_servers:
             self._begin_anew()
-        self._take(event)
+        self._take(event, actions, now_ns)
         for action in actions:
             self._see(action, event, now_ns)
         if not isinstance(event, Restored):  # Others may not be back yet.
@@ -85,10 +87,10 @@ class Invariants:
         self._num_servers = self._simulation.num_servers
         self._num_mishaps += 1
         self._last_work_id = 0
-        for table in (self._uids, self._works, self._attempts, self._mishaps, self._up):
+        for table in (self._uids, self._works, self._attempts, self._mishaps, self._up, self._too_large):
             table.clear()
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
         match event:
             case Submitted() as submitted:
                 self._requests |= {request.uid: request for request in submitted.requests}
@@ -103,11 +105,29 @@ class Invariants:
                 self._hit(work for work in self._works.values() if gpu in work.gpus)
             case WorkFailed(work_id) | Broken(work_id) | OutOfMemory(work_id):
                 self._num_mishaps += 1
-                self._hit([work] if (work := self._works.pop(work_id, None)) else [])
+                work = self._works.pop(work_id, None)
+                self._hit([] if work is None else [work])
+                if work is not None and isinstance(event, OutOfMemory):
+                    self._starve(work, actions, now_ns)
             case StepsFinished(work_id) | StageFinished(work_id) | Stopped(work_id):
-                self._works.pop(work_id, None)
+                if (ended := self._works.pop(work_id, None)) is not None and isinstance(event, StageFinished):
+                    self._fit(ended)
             case _:
                 pass
+
+    def _starve(self, work: Work, actions: tuple[Action, ...], now_ns: int) -> None:
+        """From now on decodes as large as this one are to be made in slices, if its job was still of interest."""
+        is_wanted = any(set(work.job_ids) & set(jobs_of(action)) for action in actions)
+        if work.stage.name == DECODE and not work.sliced and is_wanted:
+            self._too_large[self._pixels(work)] = now_ns + FORGET_NS
+
+    def _fit(self, work: Work) -> None:
+        if work.stage.name == DECODE and not work.sliced:
+            pixels = self._pixels(work)
+            self._too_large = {too: until_ns for too, until_ns in self._too_large.items() if too > pixels}
+
+    def _pixels(self, work: Work) -> int:
+        return self._requests[self._uids[work.job_ids[0]]].shape.pixels
 
     def _hit(self, works: Iterable[Work]) -> None:
         for work in works:
@@ -166,6 +186,14 @@ class Invariants:
                 self._first_start_ns.setdefault(uid, now_ns)
         self._works[number] = work
         self._check_residents(work)
+        self._check_memory(work, now_ns)
+
+    def _check_memory(self, work: Work, now_ns: int) -> None:
+        """What has been seen not to fit is not tried again, as long as that is remembered. (Late reports aside.)"""
+        if work.stage.name == DECODE and not work.sliced and not _MESSAGES & self._faults.by_kind.keys():
+            pixels = self._pixels(work)
+            known = [too for too, until_ns in self._too_large.items() if too <= pixels and now_ns < until_ns]
+            _require(not known, f"a decode of {pixels} pixels is tried as a whole, and one of {known} did not fit")
 
     def _check_residents(self, work: Work) -> None:
         for gpu in work.gpus:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import struct
 import time
@@ -11,6 +13,9 @@ from pathlib import Path
 from tilework.core.wire import Parcel
 from tilework.pipelines.freight import Freight, room
 
+_log = logging.getLogger(__name__)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_POLL_S = 0.05
 _COUNT = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
 
@@ -25,27 +30,44 @@ class Parcels:
     A file holds the number of pieces, their lengths, and the pieces: the head of the freight and its buffers. It
     appears under its name only when it is complete. The name is never used again, also not by a worker of a later start
     of the server that happens to have the same process id.
+
+    Where there is no room, a worker waits for `patience_s`: others' requests end and leave theirs.
     """
 
-    def __init__(self, directory: Path, gpu: int) -> None:
+    def __init__(self, directory: Path, gpu: int, patience_s: float = 10.0) -> None:
         self._directory = directory
+        self._patience_s = patience_s
         self._prefix = f"{gpu}-{os.getpid()}-{time.monotonic_ns():x}"
         self._numbers = count()
 
     def put(self, freight: Freight) -> Parcel:
-        """Raises OSError, for instance when the memory is full."""
+        """Raises OSError, for instance when the memory is full and stays so."""
         name = f"{self._prefix}-{next(self._numbers)}"
         pieces = [memoryview(freight.head), *freight.buffers]
         head = _COUNT.pack(len(pieces)) + b"".join(_LENGTH.pack(len(piece)) for piece in pieces)
+        begin_s = waited_s = time.monotonic()
+        while True:
+            try:
+                return Parcel(name, self._write(name, [memoryview(head), *pieces]))
+            except OSError as error:
+                if error.errno not in _FULL or waited_s > begin_s + self._patience_s:
+                    raise
+            if waited_s == begin_s:
+                _log.warning("there is no room for a state in %s: waiting for it", self._directory)
+            time.sleep(_POLL_S)
+            waited_s = time.monotonic()
+
+    def _write(self, name: str, pieces: list[memoryview]) -> int:
+        """Returns the number of bytes."""
         hidden = self._directory / f".{name}"
         try:
             with hidden.open("wb", buffering=0) as file:
-                num_bytes = sum(_write_all(file.fileno(), piece) for piece in (memoryview(head), *pieces))
+                num_bytes = sum(_write_all(file.fileno(), piece) for piece in pieces)
             hidden.rename(self._directory / name)
         except OSError:
             hidden.unlink(missing_ok=True)
             raise
-        return Parcel(name, num_bytes)
+        return num_bytes
 
     def take(self, parcel: Parcel) -> Freight:
         """Read a parcel, which stays where it is.
