@@ -265,7 +265,7 @@ def draw_lots(monkeypatch: pytest.MonkeyPatch) -> None:
         (keep_everything, "may keep", ["crash=0.1:1"], "edf"),
         (go_back, "", ["crash=0.1:1"], "edf"),
         (starve, "waits", [], "edf"),
-        (forget_what_does_not_fit, "did not fit", ["memory=1:0.6"], "edf"),
+        (forget_what_does_not_fit, "did not fit", ["memory=1:0.6"], "tetriserve"),
         (draw_lots, "replayed", ["replay=0.02:1"], "edf"),
     ],
 )
