@@ -29,6 +29,8 @@ from tilework.core.events import (
     Event,
     GpuJoined,
     GpuLost,
+    OutOfMemory,
+    Restored,
     StageFinished,
     StepsFinished,
     Stopped,
@@ -227,12 +229,36 @@ class HostileDriver(RuleBasedStateMachine):
         self.chains[job_id].append((work.stage.name, num_steps, work.work_id))
 
     @precondition(lambda self: any(self.queues.values()))
-    @rule(data=st.data())
-    def fail_work(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), state_lost=st.booleans())
+    def fail_work(self, data: st.DataObject, state_lost: bool) -> None:
         work = data.draw(st.sampled_from(self.runnable()))
         self.take(work)
         self.written_off.append(work)
-        self.tell(WorkFailed(work.work_id, "broken on purpose"))
+        if state_lost and self.is_wanted(work):
+            self.chains[work.job_ids[0]].clear()
+        self.tell(WorkFailed(work.work_id, "broken on purpose", state_lost))
+
+    @precondition(lambda self: any(self.queues.values()))
+    @rule(data=st.data())
+    def run_out_of_memory(self, data: st.DataObject) -> None:
+        work = data.draw(st.sampled_from(self.runnable()))
+        steps_done = data.draw(st.integers(0, work.num_steps - 1)) if work.stage.name == DIFFUSE else 0
+        self.take(work)
+        self.written_off.append(work)
+        self.record(work, steps_done)
+        self.tell(OutOfMemory(work.work_id, steps_done))
+
+    @rule(side=st.sampled_from(SIDES), steps=st.integers(1, 12), kept=st.none() | st.integers(0, 12))
+    def restore(self, side: int, steps: int, kept: int | None) -> None:
+        """A request comes in that another controller had accepted, and of which so many steps are kept."""
+        uid = f"r{len(self.requests)}"
+        kept = None if kept is None else min(kept, steps)
+        self.requests[uid] = steps
+        if kept is not None:
+            chain = [(ENCODE, 1, 0), (DIFFUSE, kept, 0)]
+            self.chains[self.controller._next_job_id] = [piece for piece in chain if piece[1]]
+        self.tell(Restored(request(uid, self.now_ns / 1e9, side=side, steps=steps), kept))
+        assert uid in self.job_of, "it is in, whatever admission would say"
 
     @precondition(lambda self: self.queues)
     @rule(data=st.data())
@@ -271,6 +297,7 @@ class HostileDriver(RuleBasedStateMachine):
                     StepsFinished(work.work_id, MS),
                     Stopped(work.work_id, 1),
                     Broken(work.work_id, 1),
+                    OutOfMemory(work.work_id, 1),
                     WorkFailed(work.work_id, "late"),
                 ]
             )
