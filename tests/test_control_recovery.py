@@ -19,6 +19,7 @@ from tilework.core.events import (
     Restored,
     StageFinished,
     StepsFinished,
+    Stopped,
     Submitted,
     Woke,
     WorkFailed,
@@ -37,7 +38,7 @@ def works(actions: tuple[Action, ...]) -> list[Work]:
 
 def finished(work: Work) -> Event:
     kind = StepsFinished if work.stage.name == DIFFUSE else StageFinished
-    return kind(work.work_id, 10 * MS)
+    return kind(work.work_id, 100 * MS * work.num_steps if work.stage.name == DIFFUSE else 10 * MS)
 
 
 class Driver:
@@ -51,17 +52,22 @@ class Driver:
         self.now_ns += MS
         actions = self.control.handle(event, self.now_ns)
         stopped = {action.work_id for action in only(Stop, actions)}
+        revoked = [work for work in self.pending if work.work_id in stopped]
         self.pending = [work for work in self.pending + works(actions) if work.work_id not in stopped]
+        for work in revoked:
+            actions += self.tell(Stopped(work.work_id, 0))
         return actions
 
     def until(self, stage: str) -> Work:
         """End works until one of this stage is the next; it is taken out, for the test to end."""
-        while not self.pending or self.pending[0].stage.name != stage:
-            if self.pending:
-                self.tell(finished(self.pending.pop(0)))
-            else:
+        for _ in range(1000):
+            if not self.pending:
                 self.wait(NS_PER_S)
-        return self.pending.pop(0)
+            elif self.pending[0].stage.name == stage:
+                return self.pending.pop(0)
+            else:
+                self.tell(finished(self.pending.pop(0)))
+        raise AssertionError(f"no {stage} is ever begun")
 
     def wait(self, duration_ns: int) -> None:
         """Let time pass in which no work ends."""

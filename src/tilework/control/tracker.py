@@ -53,7 +53,7 @@ class Tracker:
         return self._waiting
 
     def job(self, job_id: int) -> Job | None:
-        return self.jobs.get(job_id)
+        return None if job_id in self._set_back else self.jobs.get(job_id)
 
     def num_jobs(self) -> int:
         return len(self.jobs)

@@ -104,7 +104,7 @@ class ClusterView(Protocol):
         """The block of each of these, ready when its works end."""
 
     def job(self, job_id: int) -> JobView | None:
-        """A job that has not ended; a work may outlive its job, which was cancelled or restarted."""
+        """A job that has not ended, and that may be started; a work may outlive its job, which was cancelled."""
 
 
 class CostModel(Protocol):
