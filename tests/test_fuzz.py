@@ -244,6 +244,11 @@ def forget_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TableCosts, "needs_slices", lambda self, stage, shape: False)
 
 
+def pile_works_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard starts promised work on devices that have more than enough."""
+    monkeypatch.setattr("tilework.policy.guard.WORKS_PER_LANE", 1000)
+
+
 def draw_lots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Something that is not in the log decides."""
     real, count = Tracker.commit, iter(range(10**9))
@@ -266,6 +271,7 @@ def draw_lots(monkeypatch: pytest.MonkeyPatch) -> None:
         (go_back, "", ["crash=0.1:1"], "edf"),
         (starve, "waits", [], "edf"),
         (forget_what_does_not_fit, "did not fit", ["memory=1:0.6"], "tetriserve"),
+        (pile_works_up, "is told", [], "tetriserve"),
         (draw_lots, "replayed", ["replay=0.02:1"], "edf"),
     ],
 )

@@ -192,7 +192,7 @@ class Guard:
                 continue
             group = scene.group(block, job.last_gpus)
             start = self._piece(job, cursor, group, scene.costs)
-            if held.isdisjoint(group) and all(room[gpu] for gpu in start.gpus):
+            if held.isdisjoint(group) and all(room[gpu] > 0 for gpu in start.gpus):
                 for gpu in start.gpus:
                     room[gpu] -= 1
                 yield start

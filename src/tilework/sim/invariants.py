@@ -35,6 +35,7 @@ from tilework.sim.simulation import Simulation, Trace
 # A mishap costs a victim at most so much: what a watchdog needs to find it, a restart, and what is run again.
 MISHAP_NS = 120 * NS_PER_S
 _SELDOM = 64
+_MOST_WORKS = 5  # That a device is told ahead.
 _MESSAGES = frozenset({"lost", "delayed", "doubled", "reordered"})
 _STATELESS = _MESSAGES | {"checkpoint", "restart", "replay"}
 
@@ -196,8 +197,11 @@ class Invariants:
             _require(not known, f"a decode of {pixels} pixels is tried as a whole, and one of {known} did not fit")
 
     def _check_residents(self, work: Work) -> None:
+        """A device is told no more than it can do soon, and keeps something of so many jobs at most."""
         for gpu in work.gpus:
-            residents = self._simulation.controller.tracker.devices[gpu].residents
+            device = self._simulation.controller.tracker.devices[gpu]
+            _require(len(device.works) <= _MOST_WORKS, f"GPU {gpu} is told {len(device.works)} works")
+            residents = device.residents
             most = max(self._config.max_residents, sum(bool(job.works) for job in residents.values()))
             _require(len(residents) <= most, f"GPU {gpu} keeps {len(residents)} jobs, and may keep {most}")
 
