@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check bench docs serve clean
+.PHONY: help demo test slow lint check bench docs serve clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -28,14 +28,17 @@ demo: $(VENV)/serve ## Serve a mixed workload with deadlines and draw what happe
 	@$(BIN)/tilework demo --out $(OUT) $(ARGS)
 
 test: $(VENV)/dev ## Run the tests; ARGS goes to pytest
-	@$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
+	@$(BIN)/python -m pytest $(IN_PARALLEL) -m "not slow" $(ARGS)
+
+slow: $(VENV)/dev ## Run the tests that take minutes: workers and servers are killed while they serve
+	@$(BIN)/python -m pytest -m slow $(ARGS)
 
 lint: $(VENV)/dev ## Check style, format and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-check: lint test ## All that a change must pass: lint and test
+check: lint test slow ## All that a change must pass: lint and tests
 
 bench: $(VENV)/dev ## Measure speed and memory; ARGS goes to bench/run.py
 	@$(BIN)/python bench/run.py $(ARGS)

@@ -39,6 +39,7 @@ from tilework.runtime.log_file import LogFile
 from tilework.server.config import ServerConfig
 from tilework.server.main import StopSignals, serve
 
+pytestmark = pytest.mark.slow
 LOSSES = "tilework_gpu_losses_total"
 STUCK_S = 2.0
 PATIENCE_S = 60.0

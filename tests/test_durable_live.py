@@ -95,6 +95,7 @@ def own_parcels(state: Path) -> list[Path]:
     return [owner.parent for owner in owners if owner.read_text() == str(state.resolve())]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # A start takes 4 s on an idle machine, 20 s on a busy one.
 def test_a_killed_server_finishes_what_it_had_accepted(tmp_path: Path) -> None:
     """The stop by SIGTERM, which leaves what is open to the next start, is in `test_durable`."""

@@ -22,6 +22,7 @@ from test_runtime import PingPong
 from tilework.cli.sizes import parse_bytes
 from tilework.comm.groups import Groups
 from tilework.control.controller import ControllerConfig
+from tilework.core.actions import RunStage
 from tilework.core.events import OutOfMemory
 from tilework.core.request import OnMiss, RefusalCode, Shape, Status
 from tilework.core.time import NS_PER_S
@@ -434,12 +435,15 @@ def test_parcels_that_are_gone_let_a_request_begin_anew(
     rig = Rig(ModelSource(path=str(directory)), costs("tiny-sd3", (64,), (1,)), "ping-pong", 2)
 
     async def disturbed() -> Outcome:
+        """Whatever is put down is taken away, until the request has had to begin anew."""
         [ticket] = rig.submit("disturbed", spec)
         while ticket.steps_done < 2:
             await asyncio.sleep(0.002)
-        for path in rig.executor._parcels.path.iterdir():
-            if path.name[0].isdigit():
-                path.unlink()
+        while sum(isinstance(action, RunStage) for _, action in ticket.history) < 2:
+            for path in rig.executor._parcels.path.iterdir():
+                if path.name[0].isdigit():
+                    path.unlink(missing_ok=True)
+            await asyncio.sleep(0.001)
         outcome: Outcome = await ticket.outcome
         return outcome
 

@@ -20,7 +20,7 @@ def rare_collections() -> Iterator[None]:
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(1_000, 50, 200)
+    gc.set_threshold(1_000, 10, 1_000)
     try:
         yield
     finally:
