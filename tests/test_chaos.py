@@ -81,7 +81,7 @@ class Service:
                 for work in gpu.works[:1]:
                     jobs = tracker.members(work)
                     if work.stage.name == DIFFUSE and jobs and not jobs[0].failures:
-                        found[gpu.gpu] = self.engine._live[jobs[0].job_id].ticket.steps_done
+                        found[gpu.gpu] = self.engine._roster[jobs[0].job_id].ticket.steps_done
             return found
 
         return asyncio.run_coroutine_threadsafe(look(), self.loop).result(PATIENCE_S)

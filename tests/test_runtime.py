@@ -292,7 +292,7 @@ def assert_nothing_is_left(engine: Engine) -> None:
     """An engine that serves nobody remembers nobody: a leak would show here first."""
     left = {name: value for name, value in vars(engine).items() if isinstance(value, dict) and value}
     assert not left
-    assert not engine._flights._flights
+    assert not engine._floor._flights._flights
     assert not engine._cargo._loads
     assert not engine._cargo._arrivals
     assert not left_behind(engine._executor), "parcels of requests that have ended"

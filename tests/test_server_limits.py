@@ -334,7 +334,7 @@ def test_memory_does_not_grow_with_what_clients_send_or_leave() -> None:
             assert rss(pid) - before > 20 * MIB, "the answers wait"
             for connection in stalled:
                 connection.close()
-            eventually(lambda: rss(pid) - before < 32 * MIB)
+            eventually(lambda: rss(pid) - before < 8 * MIB)
 
 
 def _send_100_mb(url: str, *, is_chunked: bool = False) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import uvicorn
 from fastapi import FastAPI
 
-from tilework.core.garbage import rare_collections
+from tilework.core.garbage import give_back_large_blocks, rare_collections
 from tilework.server.app import create_app, new_ledger, new_store
 from tilework.server.config import ServerConfig
 from tilework.server.drain import settled
@@ -69,6 +69,7 @@ async def serve(
     """
     signals = signals or StopSignals()
     journal = None if durable is None else DurableJournal(durable.journal)
+    give_back_large_blocks()
     readiness, ledger = Readiness(engine, has_started=False), new_ledger(config, journal)
     store = new_store(config, durable)
     app = create_app(engine, config, store=store, readiness=readiness, ledger=ledger)

@@ -1,0 +1,61 @@
+"""The requests that an engine has taken in and that have not ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilework.core.wire import Image, Spec
+from tilework.core.work import Work
+from tilework.runtime.ticket import Ticket
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Entry:
+    """What is kept of an open request; `last_work` is its latest, and `image` what that has left."""
+
+    spec: Spec
+    ticket: Ticket
+    image: Image | None = None
+    last_work: Work | None = None
+
+
+class Roster:
+    """Open requests, by the numbers that the controller gives them and by their uids."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, Entry] = {}
+        self._job_ids: dict[str, int] = {}
+
+    def __getitem__(self, job_id: int) -> Entry:
+        return self._entries[job_id]
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    @property
+    def uids(self) -> list[str]:
+        return list(self._job_ids)
+
+    def get(self, job_id: int) -> Entry | None:
+        return self._entries.get(job_id)
+
+    def job_id(self, uid: str) -> int | None:
+        """None for a request that is not open (any more)."""
+        return self._job_ids.get(uid)
+
+    def ticket(self, uid: str) -> Ticket:
+        return self._entries[self._job_ids[uid]].ticket
+
+    def add(self, job_id: int, spec: Spec, ticket: Ticket) -> None:
+        self._entries[job_id] = Entry(spec=spec, ticket=ticket)
+        self._job_ids[ticket.request.uid] = job_id
+
+    def remove(self, job_id: int) -> Entry:
+        entry = self._entries.pop(job_id)
+        del self._job_ids[entry.ticket.request.uid]
+        return entry
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self._job_ids.clear()
