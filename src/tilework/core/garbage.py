@@ -10,6 +10,7 @@ from contextlib import contextmanager
 _M_MMAP_THRESHOLD = -3  # As in malloc.h.
 _LARGE_BYTES = 1 << 20
 
+
 @contextmanager
 def rare_collections() -> Iterator[None]:
     """Leave what is there now to itself, and let the garbage of what comes and goes wait.
