@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import socket
@@ -335,6 +336,25 @@ def test_memory_does_not_grow_with_what_clients_send_or_leave() -> None:
             for connection in stalled:
                 connection.close()
             eventually(lambda: rss(pid) - before < 8 * MIB)
+
+
+def test_a_connection_leaves_next_to_nothing_for_a_collection(server: Served) -> None:
+    ask = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+    def visit(number: int) -> None:
+        for _ in range(number):
+            with connect(server.url) as connection:
+                connection.sendall(ask)
+                assert everything(connection)
+
+    visit(5)
+    gc.collect()
+    gc.disable()
+    try:
+        visit(50)
+        assert gc.collect() < 50 * 12
+    finally:
+        gc.enable()
 
 
 def _send_100_mb(url: str, *, is_chunked: bool = False) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import uvicorn
 from fastapi import FastAPI
 
-from tilework.core.garbage import give_back_large_blocks, rare_collections
+from tilework.core.garbage import give_back_large_blocks, rare_collections, sweep
 from tilework.server.app import create_app, new_ledger, new_store
 from tilework.server.config import ServerConfig
 from tilework.server.drain import settled
@@ -82,7 +82,8 @@ async def serve(
         try:
             await _first(serving, server.listening.wait())
             if not serving.done() and await _unless(signals.stop, engine.start()):
-                with rare_collections(), _tidying(journal):
+                tidying = [] if journal is None else [journal.keep_tidy()]
+                with rare_collections(), _beside(sweep(), *tidying):
                     if journal is not None:
                         readiness.num_restored = restore(engine, journal, app.state.intake)
                     readiness.has_started = True
@@ -98,12 +99,13 @@ async def serve(
 
 
 @contextmanager
-def _tidying(journal: DurableJournal | None) -> Iterator[None]:
-    task = None if journal is None else asyncio.create_task(journal.keep_tidy())
+def _beside(*chores: Coroutine[object, object, None]) -> Iterator[None]:
+    """Do these while the block runs."""
+    tasks = [asyncio.create_task(chore) for chore in chores]
     try:
         yield
     finally:
-        if task is not None:
+        for task in tasks:
             task.cancel()
 
 

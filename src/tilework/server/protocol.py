@@ -67,6 +67,8 @@ class LimitedProtocol(H11Protocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+        if self.cycle is None or self.cycle.response_complete:  # What points back at this would wait for a collection.
+            self.cycle = self.transport = self.flow = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         if self.is_lingering:
