@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -355,6 +356,17 @@ def test_a_connection_leaves_next_to_nothing_for_a_collection(server: Served) ->
         assert gc.collect() < 50 * 12
     finally:
         gc.enable()
+
+
+def test_connection_that_is_reset_between_two_requests_is_quiet(
+    server: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connect(server.url) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.recv(1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    time.sleep(5.3)  # uvicorn closes connections that have been idle for 5 s.
+    assert "Traceback" not in caplog.text
 
 
 def _send_100_mb(url: str, *, is_chunked: bool = False) -> None:

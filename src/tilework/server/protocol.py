@@ -67,6 +67,7 @@ class LimitedProtocol(H11Protocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn leaves it running if the connection was reset.
         if self.cycle is None or self.cycle.response_complete:  # What points back at this would wait for a collection.
             self.cycle = self.transport = self.flow = None  # type: ignore[assignment]
 
