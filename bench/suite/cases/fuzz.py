@@ -17,7 +17,7 @@ from tilework.sim.fuzz import Verdict, judge_many
 class Fuzz:
     """`num_seeds` scenarios from `first` on; each seed chooses cluster, policy, workload and faults."""
 
-    num_seeds: int = 24_000
+    num_seeds: int = 30_000
     first: int = 0
     least_events: int = 10_000_000
     num_processes: int = field(default_factory=lambda: os.cpu_count() or 1)
