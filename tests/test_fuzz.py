@@ -6,6 +6,7 @@ import json
 import os
 import re
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +78,7 @@ def test_seeds_of_the_hour_are_tried_and_told_of() -> None:
     first = 1_000_000 + int(time.time() // 3600) * 8
     for verdict in judge_many(range(first, first + 8), None, None, 1):
         if verdict.violation:
-            print(f"tilework fuzz --seed {verdict.seed}: {verdict.violation}")
+            warnings.warn(f"tilework fuzz --seed {verdict.seed}: {verdict.violation}", stacklevel=1)
 
 
 def test_a_seed_is_one_scenario_and_one_course() -> None:

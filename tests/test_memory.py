@@ -149,6 +149,15 @@ def test_slices_take_less_than_the_whole() -> None:
     assert not limits.fits(PICTURE, Shape(96, 64), 1)
 
 
+def test_what_a_smaller_one_has_taught_takes_nothing_from_what_a_larger_one_had() -> None:
+    limits = MemoryLimits()
+    limits.starved(PICTURE, Shape(96, 96), 1, False, 0)
+    limits.starved(PICTURE, Shape(64, 64), 1, False, 0)
+    assert limits.fitted(PICTURE, Shape(80, 80), 1, False), "it was no lasting limit"
+    assert limits.fits(PICTURE, Shape(64, 64), 1)
+    assert not limits.fits(PICTURE, Shape(96, 96), 1)
+
+
 def test_a_limit_is_forgotten_in_time_or_when_it_is_seen_to_be_wrong() -> None:
     limits = MemoryLimits()
     limits.starved(STEPS, Shape(64, 64), 1, False, 0)

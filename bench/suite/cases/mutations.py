@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -59,14 +60,14 @@ class _Fate:
 class Mutations:
     """`num_mutants` drawn from all of `packages`; each is run on `fuzz_seeds` scenarios, and if it lives, by the tests.
 
-    `timeout_s` is for either; a mutant that takes longer is dead, too.
+    One that takes `patience` times as long as the code without a mistake is dead, too.
     """
 
     packages: tuple[str, ...] = ("control", "policy")
-    num_mutants: int = 300
+    num_mutants: int = 200
     fuzz_seeds: int = 60
     seed: int = 1
-    timeout_s: float = 600.0
+    patience: float = 4.0
     num_processes: int = field(default_factory=lambda: os.cpu_count() or 1)
 
     @classmethod
@@ -81,10 +82,12 @@ class Mutations:
             places: SimpleQueue[Path] = SimpleQueue()
             for number in range(self.num_processes):
                 places.put(_copy(Path(scratch) / str(number)))
-            if (killer := self._killer(_Copy(places))) is not None:
+            started_s = time.monotonic()
+            if (killer := self._killer(_Copy(places), timeout_s=None)) is not None:
                 raise CaseFailed(f"without any mistake, {killer} fails")
+            timeout_s = self.patience * (time.monotonic() - started_s)
             with ThreadPoolExecutor(self.num_processes) as pool:
-                for fate in pool.map(lambda one: self._fate(*one, places), chosen):
+                for fate in pool.map(lambda one: self._fate(*one, places, timeout_s), chosen):
                     fates.append(fate)
                     alive = sum(not fate.killer for fate in fates)
                     note(f"{len(fates)} of {self.num_mutants} mutants, {alive} alive")
@@ -94,45 +97,26 @@ class Mutations:
         source = ROOT / "src" / "tilework"
         return [path for package in self.packages for path in sorted((source / package).glob("*.py"))]
 
-    def _fate(self, path: Path, mutant: Mutant, places: SimpleQueue[Path]) -> _Fate:
+    def _fate(self, path: Path, mutant: Mutant, places: SimpleQueue[Path], timeout_s: float) -> _Fate:
         module = str(path.relative_to(ROOT / "src"))
-        copy = _Copy(places)
-        killer = self._killer(copy, module, mutant.text)
+        killer = self._killer(_Copy(places), timeout_s, module, mutant.text)
         return _Fate(module, mutant, killer or "")
 
-    def _killer(self, copy: _Copy, module: str = "", text: str = "") -> str | None:
+    def _killer(self, copy: _Copy, timeout_s: float | None, module: str = "", text: str = "") -> str | None:
         with copy as place:
             original = None
             if module:
                 original = (place / "src" / module).read_text("utf-8")
                 (place / "src" / module).write_text(text, "utf-8")
             try:
-                if not self._passes(place, "-c", _FUZZ, str(self.fuzz_seeds)):
+                if not _passes(place, timeout_s, "-c", _FUZZ, str(self.fuzz_seeds)):
                     return "simulation"
-                tests = [str(place / "tests" / name) for name in TESTS if (place / "tests" / name).exists()]
-                return (
-                    None
-                    if self._passes(place, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests)
-                    else "tests"
-                )
+                tests = [str(place / "tests" / name) for name in TESTS]
+                pytest = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
+                return None if _passes(place, timeout_s, *pytest, *tests) else "tests"
             finally:
                 if original is not None:
                     (place / "src" / module).write_text(original, "utf-8")
-
-    def _passes(self, place: Path, *words: str) -> bool:
-        environment = {**os.environ, "PYTHONPATH": str(place / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-        try:
-            done = subprocess.run(
-                [sys.executable, *words],
-                cwd=place,
-                env=environment,
-                capture_output=True,
-                timeout=self.timeout_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return False
-        return done.returncode == 0
 
     def _finding(self, fates: list[_Fate], population: int) -> Finding:
         killers = Counter(fate.killer for fate in fates)
@@ -154,6 +138,22 @@ class Mutations:
             facts={"by simulation": killers["simulation"], "by tests": killers["tests"], "alive": killers[""]},
             tables=(Table(title="Alive", columns=("module", "line", "was", "is"), rows=rows),),
         )
+
+
+def _passes(place: Path, timeout_s: float | None, *words: str) -> bool:
+    environment = {**os.environ, "PYTHONPATH": str(place / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=place,
+            env=environment,
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
 
 
 class _Copy:

@@ -13,19 +13,17 @@ FORGET_NS = 600 * NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a stage is run, as far as its memory is concerned."""
+    """How a stage is run, and on how many pixels, as far as its memory is concerned."""
 
     stage: StageId
+    pixels: int
     degree: int
     sliced: bool
 
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """Works of so many pixels or more did not fit; forgotten at `until_ns`."""
-
-    pixels: int
-    until_ns: int
+    def is_less(self, other: _Form) -> bool:
+        """Whether it takes no more than another, so that the other does not fit if this does not."""
+        is_no_larger = self.pixels <= other.pixels and self.degree >= other.degree and self.sliced >= other.sliced
+        return self.stage == other.stage and is_no_larger
 
 
 @dataclass(slots=True)
@@ -36,45 +34,38 @@ class MemoryLimits:
     such a work is seen to fit. Another attempt costs one work.
     """
 
-    _marks: dict[_Form, _Mark] = field(default_factory=dict)
+    _until_ns: dict[_Form, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self._marks)
+        return bool(self._until_ns)
 
     def starved(self, stage: StageId, shape: Shape, degree: int, sliced: bool, now_ns: int) -> bool:
         """A work ran out of memory; returns whether that is news."""
         if not self.fits(stage, shape, degree, sliced):
             return False
-        self._marks[_Form(stage, degree, sliced)] = _Mark(shape.pixels, now_ns + FORGET_NS)
+        self._until_ns[_Form(stage, shape.pixels, degree, sliced)] = now_ns + FORGET_NS
         return True
 
     def fitted(self, stage: StageId, shape: Shape, degree: int, sliced: bool) -> bool:
         """A work did fit; returns whether that is news."""
-        wrong = [form for form in self._marks if _says(form, stage, degree, sliced) and self._is_less(form, shape)]
-        for form in wrong:
-            del self._marks[form]
-        return bool(wrong)
+        form = _Form(stage, shape.pixels, degree, sliced)
+        return self._drop([other for other in self._until_ns if other.is_less(form)])
 
     def fits(self, stage: StageId, shape: Shape, degree: int, sliced: bool = False) -> bool:
         """Whether nothing is known against it. `sliced` takes less than the whole at once."""
-        return not any(_says(form, stage, degree, sliced) and self._is_less(form, shape) for form in self._marks)
+        form = _Form(stage, shape.pixels, degree, sliced)
+        return not any(other.is_less(form) for other in self._until_ns)
 
     @property
     def forgets_ns(self) -> int | None:
         """When the oldest limit is forgotten."""
-        return min((mark.until_ns for mark in self._marks.values()), default=None)
+        return min(self._until_ns.values(), default=None)
 
     def forget(self, now_ns: int) -> bool:
         """Let go what is too old; returns whether something was."""
-        old = [form for form, mark in self._marks.items() if mark.until_ns <= now_ns]
-        for form in old:
-            del self._marks[form]
-        return bool(old)
+        return self._drop([form for form, until_ns in self._until_ns.items() if until_ns <= now_ns])
 
-    def _is_less(self, form: _Form, shape: Shape) -> bool:
-        return self._marks[form].pixels <= shape.pixels
-
-
-def _says(form: _Form, stage: StageId, degree: int, sliced: bool) -> bool:
-    """Whether what did not fit in one form tells of another: it takes as much or more."""
-    return form.stage == stage and form.degree >= degree and form.sliced >= sliced
+    def _drop(self, forms: list[_Form]) -> bool:
+        for form in forms:
+            del self._until_ns[form]
+        return bool(forms)
