@@ -228,6 +228,18 @@ def test_what_survivors_of_a_group_have_done_counts_though_a_later_work_was_only
     assert (rest.gpus, rest.first_steps, rest.attempts) == ((1,), (1,), (2,))
 
 
+def test_a_lost_decode_is_begun_again_when_the_steps_before_it_are_said_to_be_done_after_all() -> None:
+    it = driver("fixed-sp2", num_gpus=2)
+    it.tell(Submitted(request("a", steps=2)))
+    steps = it.until(DIFFUSE)
+    it.pending.clear()
+    it.tell(GpuLost(0, "for a test"))
+    [decode] = works(it.tell(finished(steps)))
+    assert (decode.stage.name, decode.gpus, decode.attempts) == (DECODE, (1,), (2,))
+    it.pending = [decode]
+    assert only(Finish, it.finish())[0].status is Status.DONE
+
+
 # The controller is lost.
 
 

@@ -192,7 +192,7 @@ class HostileDriver(RuleBasedStateMachine):
         self.requests[uid] = steps
         was_idle = not self.job_of.keys() - self.ends.keys()
         self.tell(Submitted(new))
-        if was_idle and self.queues and slo_s is None:
+        if was_idle and self.queues and uid in self.etas_ns and slo_s is None:  # What does not fit is refused.
             assert self.etas_ns[uid] >= self.now_ns + self.alone_ns(uid, side, steps)
 
     def alone_ns(self, uid: str, side: int, steps: int) -> int:

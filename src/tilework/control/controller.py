@@ -234,7 +234,15 @@ class Controller:
         if before is not None:
             self._early.setdefault(before.work_id, []).append(report)
             return []
-        return self._ended(work, report, now_ns) + self._catch_up(work, now_ns)
+        return self._ended(work, report, now_ns) + self._bereaved(work) + self._catch_up(work, now_ns)
+
+    def _bereaved(self, work: Work) -> list[Action]:
+        """Begin those again whose next work is lost: they were left alone as long as this one, which had lost a member,
+        could bring them further.
+        """
+        works = self.tracker.works
+        jobs = [job for job in self.tracker.members(work) if job.works and job.works[0].work_id not in works]
+        return [action for job in jobs for action in self._retry(job, "the device of its next work was lost")]
 
     def _catch_up(self, work: Work, now_ns: int) -> list[Action]:
         """A work has ended, or is lost: take the reports that came too early."""

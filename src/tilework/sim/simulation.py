@@ -216,8 +216,12 @@ class Simulation:
             self._perform(action)
         if self._observe is not None:
             self._observe(event, actions, now_ns)
-        if self.config.faults and self._num_restarts < _MOST_RESTARTS and not self._clock.is_asleep:
+        if self._num_restarts < _MOST_RESTARTS and self._is_in_danger(event):
             self._endanger()
+
+    def _is_in_danger(self, event: Event) -> bool:
+        """A server that is restored is told of everything at once."""
+        return bool(self.config.faults) and not isinstance(event, Restored) and not self._clock.is_asleep
 
     # Actions.
 
