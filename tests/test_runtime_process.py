@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import time
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from tilework.core.wire import CostRow, Forget, ModelledSource, ModelSource, Report, Source
 from tilework.core.work import DIFFUSE
 from tilework.pipelines.loading import shipped_directory
+from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor, WorkerStartFailed
 from tilework.runtime.frames import Frames, framed
 
@@ -228,3 +230,26 @@ def is_alive(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text("ascii")
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_start_that_is_cancelled_is_quiet(num_workers: int) -> None:
+    """The workers go on to load meanwhile, and say so to an engine that has not begun."""
+    complaints: list[dict[str, Any]] = []
+
+    async def play() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        executor = LocalExecutor(LocalConfig(num_workers=num_workers, source=MODELLED))
+        engine = Engine(EngineConfig(), executor)
+        starting = asyncio.create_task(engine.start())
+        await until(lambda: executor._workers)
+        starting.cancel()
+        await asyncio.wait({starting})
+        await until(lambda: len(executor._up) == num_workers)
+        os.kill(executor.pid(0) or 0, signal.SIGKILL)
+        await until(lambda: 0 not in executor._up)
+        await engine.stop()
+
+    asyncio.run(play())
+    gc.collect()
+    assert not complaints

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from enum import StrEnum
 from pathlib import Path
@@ -143,17 +144,14 @@ def command(
         )
         make_policy(policy)
         table = None if cost is None else read_table(cost)
+        source: Source
         if backend is Backend.MODELLED:
-            source: Source = _modelled(table, model, worker_memory)
+            source, kind = _modelled(table, model, worker_memory), backend.value
         else:
+            dtype, kind = dtype or default_dtype(device), device
             source = ModelSource(
-                path=model or "shapes",
-                device=device,
-                dtype=dtype or default_dtype(device),
-                threads=threads,
-                memory_bytes=worker_memory,
+                path=model or "shapes", device=device, dtype=dtype, threads=threads, memory_bytes=worker_memory
             )
-        kind = backend.value if backend is Backend.MODELLED else device
         file = None if tenants is None else str(tenants)
         directory = None if durable is None else str(durable)
         overrides: dict[str, object] = {"host": host, "port": port, "api_key": api_key, "tenants": file}
@@ -184,17 +182,21 @@ def command(
 
         def on_ready(url: str) -> None:
             status.stop()
-            seconds, restored = time.monotonic() - started_s, engine.health().num_jobs
-            if json:
-                told = {"url": url, "model": engine.info.name, "workers": workers, "ready_s": round(seconds, 3)}
-                print_json(told | ({"restored": restored} if state else {}))
-                return
-            ready = f"{engine.info.name} on {workers} x {kind}, policy {policy}: ready in {seconds:.1f} s at {url}"
-            ready += f"\n  {restored} images taken over from {config.durable}" if state else ""
-            out.print(ready, soft_wrap=True)
-            out.print(f"  API documentation {url}/docs, metrics {url}/metrics; stop with Ctrl-C", soft_wrap=True)
+            seconds = round(time.monotonic() - started_s, 3)
+            told: dict[str, object] = {"url": url, "model": engine.info.name, "workers": workers, "ready_s": seconds}
+            told |= {"restored": engine.health().num_jobs} if state is not None else {}
+            print_json(told) if json else _greet(told, kind, policy, config.durable)
 
         asyncio.run(serve_http(engine, config, on_ready=on_ready, durable=state))
+
+
+def _greet(told: Mapping[str, object], kind: str, policy: str, durable: str | None) -> None:
+    url, seconds = told["url"], told["ready_s"]
+    head = f"{told['model']} on {told['workers']} x {kind}, policy {policy}: ready in {seconds:.1f} s at {url}"
+    taken_over = f"  {told['restored']} images taken over from {durable}" if durable else None
+    where = f"  API documentation {url}/docs, metrics {url}/metrics; stop with Ctrl-C"
+    for line in filter(None, (head, taken_over, where)):
+        out.print(line, soft_wrap=True)
 
 
 def _modelled(table: CostTable | None, pipeline: str | None, memory_bytes: int | None = None) -> ModelledSource:

@@ -298,13 +298,15 @@ class Engine:
     # For the executor.
 
     def on_joined(self, gpu: int) -> None:
+        if not self._started:  # A worker has loaded although the start was given up meanwhile.
+            return
         self._floor.up.add(gpu)
         self._observer.on_joined(gpu, self.now_ns())
         stages = frozenset(StageId(self.info.name, stage) for stage in STAGES)
         self._handle(GpuJoined(gpu, 0, stages))
 
     def on_lost(self, gpu: int, reason: str) -> None:
-        if gpu in self._floor.up:
+        if self._started and gpu in self._floor.up:
             self._floor.lose(gpu, reason)
 
     def on_given_up(self) -> None:

@@ -154,7 +154,8 @@ class LocalExecutor:
             self._spawn(gpu)
         timeout_s = self._config.start_timeout_s
         try:
-            loaded = await asyncio.wait_for(asyncio.gather(*self._loaded.values()), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                loaded = await asyncio.gather(*self._loaded.values())
         except TimeoutError:
             await self.stop()
             raise WorkerStartFailed(f"the workers did not load within {timeout_s:g} s") from None
