@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 import uvicorn
 from fastapi import FastAPI
 
-from tilework.core.garbage import give_back_large_blocks, rare_collections, sweep
+from tilework.core.garbage import rare_collections
 from tilework.server.app import create_app, new_ledger, new_store
 from tilework.server.config import ServerConfig
 from tilework.server.drain import settled
 from tilework.server.engine_protocol import Engine
+from tilework.server.garbage import give_back_large_blocks, sweep
 from tilework.server.journal import DurableJournal
 from tilework.server.protocol import LimitedProtocol, protocol_class
 from tilework.server.ready import Readiness

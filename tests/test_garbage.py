@@ -8,8 +8,9 @@ import weakref
 
 import pytest
 
-from tilework.core import garbage
-from tilework.core.garbage import rare_collections, sweep
+from tilework.core.garbage import rare_collections
+from tilework.server import garbage
+from tilework.server.garbage import sweep
 
 
 def test_what_is_there_is_left_alone_until_the_end() -> None:
