@@ -75,7 +75,8 @@ async def serve(
     store = new_store(config, durable)
     app = create_app(engine, config, store=store, readiness=readiness, ledger=ledger)
     listener = _bind(config)
-    server = _Server(_uvicorn_config(app, config))
+    protocol = protocol_class(config)
+    server = _Server(_uvicorn_config(app, config, protocol))
     loop = asyncio.get_running_loop()
     deadline_s = loop.time()  # Of all that a stop waits for, on the loop's clock; it moves when one is asked for.
     with _handled(signals), listener:
@@ -84,7 +85,7 @@ async def serve(
             await _first(serving, server.listening.wait())
             if not serving.done() and await _unless(signals.stop, engine.start()):
                 tidying = [] if journal is None else [journal.keep_tidy()]
-                with rare_collections(), _beside(sweep(), *tidying):
+                with rare_collections(), _beside(sweep(lambda: protocol.num_closed), *tidying):
                     if journal is not None:
                         readiness.num_restored = restore(engine, journal, app.state.intake)
                     readiness.has_started = True
@@ -153,12 +154,12 @@ async def _close(server: _Server, serving: asyncio.Task[None], signals: StopSign
     await serving
 
 
-def _uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
+def _uvicorn_config(app: FastAPI, config: ServerConfig, protocol: type[LimitedProtocol]) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         host=config.host,
         port=config.port,
-        http=protocol_class(config),
+        http=protocol,
         h11_max_incomplete_event_size=config.max_head_bytes,
         log_level="warning",
         access_log=False,

@@ -31,9 +31,13 @@ LINGER_BYTES = 4 << 20  # ... of which so much more is taken, and thrown away.
 
 
 class LimitedProtocol(H11Protocol):
-    """One connection. `limits` is set on a subclass, since uvicorn makes the protocols itself: see `protocol_class`."""
+    """One connection. `limits` is set on a subclass, since uvicorn makes the protocols itself: see `protocol_class`.
+
+    That subclass also counts the connections that have been closed.
+    """
 
     limits: ServerConfig
+    num_closed = 0
 
     def __init__(
         self,
@@ -67,6 +71,7 @@ class LimitedProtocol(H11Protocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+        type(self).num_closed += 1
         self._unset_keepalive_if_required()  # uvicorn leaves it running if the connection was reset.
         if self.cycle is None or self.cycle.response_complete:  # What points back at this would wait for a collection.
             self.cycle = self.transport = self.flow = None  # type: ignore[assignment]
@@ -229,7 +234,7 @@ def _reset_when_closed(transport: asyncio.Transport) -> None:
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, on_at_once)
 
 
-def protocol_class(limits: ServerConfig) -> type[asyncio.Protocol]:
+def protocol_class(limits: ServerConfig) -> type[LimitedProtocol]:
     """The protocol for a server with these limits."""
     return type("BoundProtocol", (LimitedProtocol,), {"limits": limits})
 
