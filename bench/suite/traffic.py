@@ -112,6 +112,9 @@ class Traffic:
             if answer.status == 429 and kind == "promise":
                 self.seen.answers["promise, refused"] += 1
                 return
+            if answer.status == 503 and json.loads(text)["error"].get("status") == "no_devices":
+                self.seen.answers["refused: no worker was up"] += 1
+                return
             if answer.status not in (200, 202):
                 raise CaseFailed(f"HTTP {answer.status}: {text[:200]}")
             if kind == "cancelled":

@@ -44,13 +44,14 @@ class Load:
     Of the connections all but `pollers` follow the events of a call that waits; those ask for one every four seconds. A
     share `refused` of the arrivals asks for a promise that is out of reach; of the others every second one has a far
     deadline. For each that comes in, one that waits is cancelled, so that the queue keeps its length and yet is another
-    one in the end.
+    one in the end. Afterwards calls arrive at `slower` rates, each for a tenth of the time.
     """
 
     queued: int = 20_000
     connections: int = 2_000
     pollers: int = 100
     rate: float = 200.0
+    slower: tuple[float, ...] = (150.0, 100.0, 50.0)
     refused: float = 0.5
     seconds: float = 600.0
     devices: int = 8
@@ -67,17 +68,17 @@ class Load:
             seen = asyncio.run(self._measure(note))
         checks = [
             Check(what=f"p99 until {what}", measured=bootstrap(ms, self.seed, p99), high=GOAL_MS, unit="ms")
-            for what, ms in seen.answers()
+            for what, ms in seen.answers[self.rate].by_kind()
         ]
         growth = exact(seen.gauge.growth_mb())
         checks.append(Check(what="growth of the server's memory", measured=growth, high=FLAT_MB, unit="MB/min"))
-        rows = tuple(_row(what, ms) for what, ms in seen.answers())
-        columns = ("answer", "count", "median, ms", "p99, ms", "largest, ms")
+        rows = [_row(rate, what, ms) for rate, answers in seen.answers.items() for what, ms in answers.by_kind()]
+        columns = ("arrivals per second", "answer", "count", "median, ms", "p99, ms", "largest, ms")
         return Finding(
             checks=tuple(checks),
             method=self._method(),
             tables=(
-                Table(title="Time to the answer", columns=columns, rows=rows),
+                Table(title="Time to the answer", columns=columns, rows=tuple(rows)),
                 Table(title="The server", columns=("at, s", "memory, MB", "CPU"), rows=tuple(seen.gauge.rows())),
             ),
             facts={"client_cpu": round(seen.client_cpu, 3), "events_read": seen.num_events, "waiting": seen.waiting},
@@ -113,6 +114,8 @@ class Load:
             began_s, cpu_s = time.perf_counter(), time.process_time()
             await crowd.arrive(self.rate, self.seconds, self.refused)
             seen.client_cpu = (time.process_time() - cpu_s) / (time.perf_counter() - began_s)
+        for rate in self.slower:
+            await crowd.arrive(rate, self.seconds / 10, self.refused)
         seen.waiting = await crowd.num_waiting()
         ended = [task for task in watching if task.done()]
         for task in watching:
@@ -130,6 +133,7 @@ class Load:
             f"that waits (a comment every 15 s), {self.pollers} ask for one every {_POLL_S:g} s.",
             f"{self.rate:g} calls arrive per second (Poisson) for {self.seconds:g} s on further connections. "
             f"{self.refused:.0%} ask for a promise out of reach; for each that comes in, one that waits is cancelled.",
+            f"Then fewer come: {', '.join(f'{rate:g}' for rate in self.slower)} per second, each for a tenth of the time.",
             "Time from the client's call to its reading of the 202 or 429, over HTTP on loopback; client, server and "
             "workers share the machine's cores. Intervals: 95% bootstrap.",
             "Memory: the server's resident bytes each second; the growth is that of a line through the last "
@@ -168,16 +172,24 @@ class _Gauge:
 
 @dataclass(slots=True)
 class _Seen:
-    """What the client has measured; `client_cpu` is the share of one core that it took itself."""
+    """What the client has measured: `answers` by the rate of arrivals, and `client_cpu`, its own share of one core."""
 
     gauge: _Gauge
-    accepted_ms: list[float] = field(default_factory=list)
-    refused_ms: list[float] = field(default_factory=list)
+    answers: dict[float, _Answers] = field(default_factory=dict)
     num_events: int = 0
     client_cpu: float = 0.0
     waiting: int = 0
 
-    def answers(self) -> tuple[tuple[str, list[float]], ...]:
+
+@dataclass(slots=True)
+class _Answers:
+    """How long each took."""
+
+    accepted_ms: list[float] = field(default_factory=list)
+    refused_ms: list[float] = field(default_factory=list)
+
+    def by_kind(self) -> tuple[tuple[str, list[float]], ...]:
+        """Raises CaseFailed if there are none of one kind."""
         if not self.accepted_ms or not self.refused_ms:
             raise CaseFailed(f"{len(self.accepted_ms)} were accepted and {len(self.refused_ms)} refused: too few")
         return ("accepted", self.accepted_ms), ("refused", self.refused_ms)
@@ -217,9 +229,10 @@ class _Crowd:
 
     async def arrive(self, rate: float, seconds: float, refused: float) -> None:
         start_s, due_s, tasks = time.perf_counter(), 0.0, set[asyncio.Task[None]]()
+        answers = self._seen.answers[rate] = _Answers()
         while due_s < seconds:
             await asyncio.sleep(max(0.0, start_s + due_s - time.perf_counter()))
-            tasks.add(task := asyncio.create_task(self._visit(refused)))
+            tasks.add(task := asyncio.create_task(self._visit(refused, answers)))
             task.add_done_callback(tasks.discard)
             due_s += self._rng.expovariate(rate)
         await asyncio.gather(*tasks)
@@ -229,7 +242,7 @@ class _Crowd:
             lines = [line for line in (await response.text()).splitlines() if line.startswith("tilework_jobs_queued")]
         return round(sum(float(line.rsplit(" ", 1)[1]) for line in lines))
 
-    async def _visit(self, refused: float) -> None:
+    async def _visit(self, refused: float, answers: _Answers) -> None:
         body = self._patient()
         if self._rng.random() < refused:
             body |= {"slo_s": 0.1, "on_miss": "reject"}
@@ -239,9 +252,9 @@ class _Crowd:
         status, uid = await self._submit(body)
         taken_ms = (time.perf_counter() - start_s) * 1e3
         if status == 429:
-            self._seen.refused_ms.append(taken_ms)
+            answers.refused_ms.append(taken_ms)
         elif status == 202 and uid is not None:
-            self._seen.accepted_ms.append(taken_ms)
+            answers.accepted_ms.append(taken_ms)
             await self._replace(uid)
         else:
             raise CaseFailed(f"a call was answered with {status}")
@@ -281,9 +294,10 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _row(name: str, times: list[float]) -> tuple[str, ...]:
+def _row(rate: float, kind: str, times: list[float]) -> tuple[str, ...]:
     return (
-        name,
+        f"{rate:g}",
+        kind,
         str(len(times)),
         f"{percentile(times, 50):.2f}",
         f"{percentile(times, 99):.2f}",

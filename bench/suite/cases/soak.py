@@ -94,7 +94,8 @@ class Soak:
             f"`tilework serve shapes --workers {self.workers}` over HTTP, client on the same cores: plain calls, calls "
             "with deadlines and with promises, some that are cancelled within half a second, and streams; three sizes, "
             "three numbers of steps. Pictures are compared with the first of the same request.",
-            "A call that asks for a promise may be refused; all others have to get their picture, whatever is killed.",
+            "A call may be refused while no worker is up, and if it asks for a promise; all others have to get their "
+            "picture, whatever is killed.",
             "Memory is what `/metrics` says (`tilework_resident_bytes`): that of the server, and that of a "
             f"worker, the mean of those that are up. After {self.warm_up:.0%} of the time a line is fitted "
             "to the means of 20 blocks of samples; growth is beyond doubt as far as the whole interval is above zero.",
