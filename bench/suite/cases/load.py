@@ -133,7 +133,7 @@ class Load:
             f"that waits (a comment every 15 s), {self.pollers} ask for one every {_POLL_S:g} s.",
             f"{self.rate:g} calls arrive per second (Poisson) for {self.seconds:g} s on further connections. "
             f"{self.refused:.0%} ask for a promise out of reach; for each that comes in, one that waits is cancelled.",
-            f"Then fewer come: {', '.join(f'{rate:g}' for rate in self.slower)} per second, each for a tenth of the time.",
+            f"Then fewer: {', '.join(f'{rate:g}' for rate in self.slower)} per second, each for a tenth of the time.",
             "Time from the client's call to its reading of the 202 or 429, over HTTP on loopback; client, server and "
             "workers share the machine's cores. Intervals: 95% bootstrap.",
             "Memory: the server's resident bytes each second; the growth is that of a line through the last "
