@@ -61,13 +61,14 @@ def test_a_measurement_of_no_time_says_nothing(run_ns: int) -> None:
     assert (step_s(model, 100), model.version) == (1.0, 0)
 
 
-def test_every_observation_changes_the_version() -> None:
+def test_the_version_changes_with_the_answers() -> None:
     model = costs(row(100, 1.0))
-    versions = [model.version]
-    for _ in range(3):
-        observe(model, 100, 1.5)
-        versions.append(model.version)
-    assert len(set(versions)) == 4
+    seen = [(model.version, step_s(model, 100))]
+    for factor in (1.5, 1.5, 2.0, 1.9):  # The second one says what is known already.
+        observe(model, 100, factor)
+        seen.append((model.version, step_s(model, 100)))
+    assert [version for version, _ in seen] == [0, 1, 1, 2, 3]
+    assert len({seconds for _, seconds in seen}) == 4
 
 
 def test_an_observation_leaves_every_other_key_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from tilework.core.request import Request
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
@@ -24,24 +25,30 @@ class Cursor:
         assert self.stage is not None, "nothing is left to advance"
         if num_steps == 0:
             return self
-        pipeline, name = self.stage.pipeline, self.stage.name
+        name = self.stage.name
+        _, diffuse, decode = _chain(self.stage.pipeline)
         if name == ENCODE:
-            return Cursor(StageId(pipeline, DIFFUSE), self.num_steps_left)
+            return Cursor(diffuse, self.num_steps_left)
         if name == DIFFUSE and num_steps < self.num_steps_left:
             return Cursor(self.stage, self.num_steps_left - num_steps)
         if name == DIFFUSE:
             assert num_steps == self.num_steps_left, "a work has more steps than its job"
-            return Cursor(StageId(pipeline, DECODE), 0)
+            return Cursor(decode, 0)
         return Cursor(None, 0)
 
     def pieces(self) -> tuple[tuple[StageId, int], ...]:
         """Every (stage, number of steps) that is left, in order."""
         if self.stage is None:
             return ()
-        pipeline, name = self.stage.pipeline, self.stage.name
-        encode, diffuse, decode = (StageId(pipeline, stage) for stage in (ENCODE, DIFFUSE, DECODE))
+        name = self.stage.name
+        encode, diffuse, decode = _chain(self.stage.pipeline)
         if name == ENCODE:
             return (encode, 1), (diffuse, self.num_steps_left), (decode, 1)
         if name == DIFFUSE:
             return (diffuse, self.num_steps_left), (decode, 1)
         return ((decode, 1),)
+
+
+@cache
+def _chain(pipeline: str) -> tuple[StageId, StageId, StageId]:
+    return StageId(pipeline, ENCODE), StageId(pipeline, DIFFUSE), StageId(pipeline, DECODE)

@@ -61,6 +61,7 @@ _COUNTS = ("height", "width", "frames", "degree", "batch")
 _OPTIONAL_COUNTS = (("peak_bytes", 0, "a whole number of bytes"), ("num_runs", 1, "a whole number of at least 1"))
 _DEFAULTED = ("frames", "degree", "batch", "link")
 _UNGUIDED = 0.5
+_MOST_PRICES = 10_000  # Kept at hand.
 
 
 def read_table(place: Path | str) -> CostTable:
@@ -174,32 +175,42 @@ class TableCosts:
         self._degrees = _degrees(self._points)
         self._pipelines = {row.pipeline for row in table.rows}
         self._corrections: dict[_Place, float] = {}
-        self._cache: dict[tuple[StageId, tuple[Shape, ...], int, bool], int] = {}
+        self._prices: dict[_Key, _Price] = {}
 
     def run_ns(
         self, stage: StageId, shapes: Sequence[Shape], degree: int, num_steps: int = 1, guided: bool = True
     ) -> int:
         """Predicted device time of works on outputs of these shapes, without previews. Raises UnknownCost."""
-        key = (stage, tuple(shapes), degree, guided)
-        unit_ns = self._cache.get(key)
-        if unit_ns is None:
-            unit_ns = self._cache[key] = self._unit_ns(stage, tuple(shapes), degree, guided)
-        return unit_ns * num_steps
+        return self._price(stage, shapes, degree, guided).unit_ns * num_steps
 
     def work_ns(self, stage: StageId, requests: Sequence[Request], degree: int, num_steps: int = 1) -> int:
         """Predicted device time of one work; previews are spread evenly over the steps. Raises UnknownCost."""
         run_ns = self.run_ns(stage, [one.shape for one in requests], degree, num_steps, _is_guided(requests))
         return run_ns + self._previews_ns(stage, requests, num_steps)
 
+    def _price(self, stage: StageId, shapes: Sequence[Shape], degree: int, guided: bool) -> _Price:
+        # Numbers and texts have a hash at hand, which dataclasses compute every time.
+        sizes = [(shape.height, shape.width, shape.frames) for shape in shapes]
+        key = (stage.pipeline, stage.name, degree, guided, *sizes)
+        price = self._prices.get(key)
+        if price is None:
+            if len(self._prices) >= _MOST_PRICES:  # Clients choose the shapes.
+                self._prices.clear()
+            base_ns = self._base_ns(stage, tuple(shapes), degree)
+            price = self._prices[key] = _Price(base_ns, _place(stage, shapes, degree, guided))
+        if price.version != self.version:
+            unknown = 1.0 if guided or stage.name != DIFFUSE else _UNGUIDED
+            price.unit_ns = round(price.base_ns * self._corrections.get(price.place, unknown))
+            price.version = self.version
+        return price
+
     def _previews_ns(self, stage: StageId, requests: Sequence[Request], num_steps: int) -> int:
-        if stage.name != DIFFUSE:
-            return 0
-        decode = StageId(stage.pipeline, DECODE)
-        return sum(
-            self.run_ns(decode, (preview_shape(one.shape),), 1) * num_steps // one.preview_every
-            for one in requests
-            if one.preview_every
-        )
+        preview_ns = 0
+        for one in requests if stage.name == DIFFUSE else ():
+            if one.preview_every:
+                decode = StageId(stage.pipeline, DECODE)
+                preview_ns += self.run_ns(decode, (preview_shape(one.shape),), 1) * num_steps // one.preview_every
+        return preview_ns
 
     def degrees(self, stage: StageId) -> tuple[int, ...]:
         """The degrees at which single requests were profiled, ascending. Raises UnknownCost for an unknown pipeline.
@@ -244,30 +255,25 @@ class TableCosts:
         """Learn from a work; one with previews or of guided and unguided requests together tells nothing of either."""
         if any(one.preview_every for one in requests) or len({one.guided for one in requests}) > 1:
             return
-        shapes = tuple(one.shape for one in requests)
-        base_ns = self._base_ns(stage, shapes, degree) * num_steps
+        price = self._price(stage, [one.shape for one in requests], degree, _is_guided(requests))
+        base_ns = price.base_ns * num_steps
         if base_ns <= 0 or run_ns <= 0:
             return
-        key = _place(stage, shapes, degree, _is_guided(requests))
         ratio = min(4.0, max(0.25, run_ns / base_ns))
-        old = self._corrections.get(key)
-        self._corrections[key] = ratio if old is None else old + self._weight * (ratio - old)
-        self._cache.clear()  # Not this shape alone: one that is turned on its side has the same correction.
-        self.version += 1
+        old = self._corrections.get(price.place)
+        new = ratio if old is None else old + self._weight * (ratio - old)
+        if new != old:
+            self._corrections[price.place] = new
+            self.version += 1
 
     def correction(self, stage: StageId, requests: Sequence[Request], degree: int) -> float:
         """Measured over tabled time of such works; 1 as long as nothing has been measured."""
-        shapes = tuple(one.shape for one in requests)
+        shapes = [one.shape for one in requests]
         return self._corrections.get(_place(stage, shapes, degree, _is_guided(requests)), 1.0)
 
     def is_profiled(self, stage: StageId, shape: Shape, degree: int = 1) -> bool:
         """Whether a row was measured for this very number of pixels, so that nothing is interpolated."""
         return any(pixels == shape.pixels for pixels, _ in self._points.get((stage, degree, 1), ()))
-
-    def _unit_ns(self, stage: StageId, shapes: tuple[Shape, ...], degree: int, guided: bool) -> int:
-        unknown = 1.0 if guided or stage.name != DIFFUSE else _UNGUIDED
-        correction = self._corrections.get(_place(stage, shapes, degree, guided), unknown)
-        return round(self._base_ns(stage, shapes, degree) * correction)
 
     def _base_ns(self, stage: StageId, shapes: tuple[Shape, ...], degree: int) -> float:
         self._check_pipeline(stage)
@@ -290,12 +296,24 @@ class TableCosts:
             raise UnknownCost(f"pipeline {stage.pipeline!r} is not in the cost table; it knows {known}")
 
 
-_Place = tuple[StageId, int, int, int, bool]
+_Key = tuple[object, ...]
+_Place = tuple[str, str, int, int, int, bool]
 
 
-def _place(stage: StageId, shapes: tuple[Shape, ...], degree: int, guided: bool) -> _Place:
-    """What has a correction of its own. Guidance concerns steps only."""
-    return stage, sum(shape.pixels for shape in shapes), degree, len(shapes), guided or stage.name != DIFFUSE
+@dataclass(slots=True)
+class _Price:
+    """What a work costs by the table, what has a correction with it, and what it costs corrected, as of `version`."""
+
+    base_ns: float
+    place: _Place
+    unit_ns: int = 0
+    version: int = -1
+
+
+def _place(stage: StageId, shapes: Sequence[Shape], degree: int, guided: bool) -> _Place:
+    """What has a correction of its own: turned on its side, a shape has the same. Guidance concerns steps only."""
+    pixels = sum(shape.pixels for shape in shapes)
+    return stage.pipeline, stage.name, pixels, degree, len(shapes), guided or stage.name != DIFFUSE
 
 
 def _is_guided(requests: Sequence[Request]) -> bool:

@@ -88,8 +88,10 @@ class Guard:
 
         `degrees` says at which degrees the policy may run a request.
         """
+        if not _has_something_to_guard(view):
+            return {}
         scene = _Scene.now(view, costs)
-        if not _has_something_to_guard(view) or self._all.covers(scene):
+        if self._all.covers(scene):
             return {}
         self._choose(scene, now_ns)
         slacks = self._checked(scene, now_ns)
@@ -117,8 +119,10 @@ class Guard:
 
     def forced(self, view: ClusterView, costs: CostModel, now_ns: int) -> tuple[Start, ...]:
         """What promised jobs must start now since it cannot wait: all up to the last one that has nothing to spare."""
+        if not _has_something_to_guard(view):
+            return ()
         scene = _Scene.now(view, costs)
-        if not _has_something_to_guard(view) or self._all.covers(scene):
+        if self._all.covers(scene):
             return ()
         self._choose(scene, now_ns)
         slacks = self._checked(scene, now_ns)
