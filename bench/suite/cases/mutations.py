@@ -65,7 +65,7 @@ class Mutations:
     """
 
     packages: tuple[str, ...] = ("control", "policy")
-    num_mutants: int = 200
+    num_mutants: int = 60
     fuzz_seeds: int = 60
     seed: int = 1
     patience: float = 4.0

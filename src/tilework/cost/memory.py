@@ -40,11 +40,13 @@ class MemoryLimits:
         return bool(self._until_ns)
 
     def starved(self, stage: StageId, shape: Shape, degree: int, sliced: bool, now_ns: int) -> bool:
-        """A work ran out of memory; returns whether that is news."""
-        if not self.fits(stage, shape, degree, sliced):
-            return False
+        """A work ran out of memory; returns whether that is news.
+
+        It is kept even if it follows from another limit, which may be forgotten sooner.
+        """
+        is_news = self.fits(stage, shape, degree, sliced)
         self._until_ns[_Form(stage, shape.pixels, degree, sliced)] = now_ns + FORGET_NS
-        return True
+        return is_news
 
     def fitted(self, stage: StageId, shape: Shape, degree: int, sliced: bool) -> bool:
         """A work did fit; returns whether that is news."""
