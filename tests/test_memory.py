@@ -158,6 +158,16 @@ def test_what_a_smaller_one_has_taught_takes_nothing_from_what_a_larger_one_had(
     assert not limits.fits(PICTURE, Shape(96, 96), 1)
 
 
+def test_what_followed_from_another_limit_outlives_it() -> None:
+    """The slices did fit after all, but that the whole did not had been seen, too."""
+    limits = MemoryLimits()
+    limits.starved(PICTURE, Shape(64, 64), 1, True, 0)
+    assert not limits.starved(PICTURE, Shape(64, 64), 1, False, 0), "it follows from the slices"
+    assert limits.fitted(PICTURE, Shape(96, 64), 1, True)
+    assert limits.fits(PICTURE, Shape(64, 64), 1, True)
+    assert not limits.fits(PICTURE, Shape(64, 64), 1, False)
+
+
 def test_a_limit_is_forgotten_in_time_or_when_it_is_seen_to_be_wrong() -> None:
     limits = MemoryLimits()
     limits.starved(STEPS, Shape(64, 64), 1, False, 0)
