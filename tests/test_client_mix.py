@@ -9,18 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilework.client.arrivals import constant_s, first_s, paced, poisson_s, read_trace
 from tilework.client.mix import (
-    dealt,
     mixed_workload,
     parse_size,
     parse_sizes,
     parse_slo,
-    skewed,
     with_slo,
 )
 from tilework.client.prompts import PROMPTS, read_prompts
+from tilework.core.arrivals import constant_s, first_s, paced, poisson_s, read_trace
 from tilework.core.request import OnMiss, Shape
+from tilework.core.shares import dealt, skewed
 from tilework.core.workload import BadLine, WorkloadRequest, write_workload
 
 PAPER = {Shape(side, side): 1.0 for side in (256, 512, 1024, 2048)}
