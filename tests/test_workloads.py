@@ -15,7 +15,7 @@ from tilework.core.time import s_from_ns
 from tilework.core.work import DIFFUSE, StageId
 from tilework.core.workload import BadLine, WorkloadRequest, read_workload, write_workload
 from tilework.cost.degrees import latency_ns, useful_degrees
-from tilework.sim.workloads.family import RatedFamily, costs_of, diurnal, table_of
+from tilework.sim.workloads.family import RatedFamily, costs_of, diurnal, stream, table_of
 from tilework.sim.workloads.load import device_seconds
 from tilework.sim.workloads.parameters import BadParameter
 from tilework.sim.workloads.registry import (
@@ -84,6 +84,18 @@ def test_requests_come_in_order_of_arrival_with_their_places_as_ids(name: str) -
     requests = short(name)
     assert all(earlier <= later for earlier, later in pairwise(arrivals(requests)))
     assert [request.id for request in requests] == list(range(len(requests)))
+
+
+def test_requests_of_cycles_that_overlap_come_in_order_too() -> None:
+    late = made("wide-after-narrow", cycles=5, delay_s=100.0)
+    assert arrivals(late) == sorted(arrivals(late))
+    assert [request.id for request in late] == list(range(len(late)))
+    assert [request.height for request in late[:18]] != [*[1024] * 8, 2048] * 2
+
+
+def test_each_purpose_has_its_own_stream() -> None:
+    purposes = ("arrivals", "items", "deadlines", "hopeless", "blocks")
+    assert len({stream(1, purpose).random() for purpose in purposes}) == len(purposes)
 
 
 @pytest.mark.parametrize("name", workload_names())
