@@ -9,18 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilework.client.arrivals import constant_s, first_s, paced, poisson_s, read_trace
 from tilework.client.mix import (
-    dealt,
     mixed_workload,
     parse_size,
     parse_sizes,
     parse_slo,
-    skewed,
     with_slo,
 )
 from tilework.client.prompts import PROMPTS, read_prompts
+from tilework.core.arrivals import constant_s, first_s, paced, poisson_s, read_trace, varying_s
 from tilework.core.request import OnMiss, Shape
+from tilework.core.shares import dealt, skewed
 from tilework.core.workload import BadLine, WorkloadRequest, write_workload
 
 PAPER = {Shape(side, side): 1.0 for side in (256, 512, 1024, 2048)}
@@ -177,3 +176,16 @@ def test_prompts_come_from_lines_that_are_not_blank(tmp_path):
 
 def test_a_square_may_be_written_by_its_side():
     assert parse_size("512") == parse_size("512x512") == Shape(512, 512)
+
+
+def test_a_varying_rate_goes_through_its_profile_each_period_and_keeps_its_mean():
+    arrivals_s = first_s(varying_s(2.0, [1.0, 0.0, 3.0], 30.0, Random(5)), 6000, None)
+    thirds = Counter(int(at_s % 30.0 // 10) for at_s in arrivals_s)
+    assert arrivals_s[-1] == pytest.approx(3000, rel=0.05)
+    assert thirds[1] == 0
+    assert thirds[2] / 6000 == pytest.approx(0.75, rel=0.05)
+
+
+def test_a_flat_profile_changes_nothing():
+    flat = first_s(varying_s(2.0, [5.0] * 3, 4.0, Random(7)), 50, None)
+    assert flat == pytest.approx(first_s(poisson_s(2.0, Random(7)), 50, None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from hypothesis import strategies as st
 
 from builders import PIPELINE, SIDES, costs, row, sized, table
 from tilework.core.request import Shape
-from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.core.time import NS_PER_S, ns_from_s, s_from_ns
 from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, StageId
+from tilework.cost.degrees import least_device_ns, optimal_latency_ns, useful_degrees
 from tilework.cost.shipped import shipped_names
-from tilework.cost.table import BadCostTable, CostTable, TableCosts, UnknownCost, parse_table, read_table
+from tilework.cost.table import BadCostTable, CostTable, TableCosts, UnknownCost, merged, parse_table, read_table
 
 STEP = StageId(PIPELINE, DIFFUSE)
 GOOD_ROW = {"pipeline": PIPELINE, "stage": DIFFUSE, "height": 64, "width": 64, "seconds": 0.5}
@@ -156,7 +158,7 @@ def test_a_shipped_table_says_where_it_is_from_and_covers_its_evaluation(name: s
     assert shipped.hardware.endswith("(approximation)")
     assert shipped.steps is not None
     stage = StageId(shipped.rows[0].pipeline, DIFFUSE)
-    assert TableCosts(shipped).degrees(stage) == (1, 2, 4, 8)
+    assert TableCosts(shipped).degrees(stage) == ((1,) if name == "sd3_h100" else (1, 2, 4, 8))
     sizes = {str(Shape(row.height, row.width, row.frames)) for row in shipped.rows}
     assert set(shipped.slo_s) == sizes
 
@@ -173,7 +175,7 @@ def test_every_shipped_table_meets_its_slos_at_its_best_degree_alone() -> None:
 
 
 def test_the_names_of_the_shipped_tables() -> None:
-    assert shipped_names() == ("flux1_l20", "flux1dev_h100_eager", "hunyuanvideo_l20", "opensora_h800")
+    assert shipped_names() == ("flux1_l20", "flux1dev_h100_eager", "hunyuanvideo_l20", "opensora_h800", "sd3_h100")
 
 
 def test_a_file_with_the_name_of_a_shipped_table_is_reached_by_its_path(
@@ -185,6 +187,75 @@ def test_a_file_with_the_name_of_a_shipped_table_is_reached_by_its_path(
     assert read_table("flux1_l20").hardware != "mine"
     with pytest.raises(BadCostTable, match=r"^flux1_l2: "):
         read_table("flux1_l2")
+
+
+# Tables joined.
+
+
+def test_tables_of_one_hardware_are_one_with_the_pipelines_of_both() -> None:
+    parts = [read_table(name) for name in ("flux1_l20", "hunyuanvideo_l20")]
+    both = read_table("flux1_l20+hunyuanvideo_l20")
+    assert both.rows == parts[0].rows + parts[1].rows
+    assert both.slo_s == {**parts[0].slo_s, **parts[1].slo_s}
+    assert both.hardware == parts[0].hardware
+    assert both.source == f"{parts[0].source} + {parts[1].source}"
+    assert both.steps is None
+    assert merged([parts[0], replace(parts[1], steps=parts[0].steps)]).steps == parts[0].steps
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        ("opensora_h800", "hardware is '128xL20.* in one and '8xH800.* in another; join tables of one hardware"),
+        ("flux1_l20", "pipeline 'flux.1' is in two of them; leave one out"),
+        ("nowhere", "nowhere: "),
+    ],
+)
+def test_tables_that_do_not_belong_together_are_not_joined(other: str, what: str) -> None:
+    with pytest.raises(BadCostTable, match=rf"^flux1_l20\+{other}: {what}"):
+        read_table(f"flux1_l20+{other}")
+
+
+def test_one_size_with_two_slos_is_not_joined() -> None:
+    flux = read_table("flux1_l20")
+    other = replace(flux, rows=tuple(replace(one, pipeline="other") for one in flux.rows))
+    with pytest.raises(BadCostTable, match="slo_s of 1024x1024 is in two of them"):
+        merged([flux, other])
+
+
+def test_a_file_whose_name_has_a_plus_is_read_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "a+b.json"
+    path.write_text(json.dumps({"rows": [GOOD_ROW], "hardware": "mine"}))
+    assert read_table(path).hardware == "mine"
+
+
+# A request alone.
+
+
+def test_the_optimal_degree_is_the_highest_efficient_one_and_makes_the_published_slos() -> None:
+    """TridentServe: 2.5 times the latency at the optimal degrees."""
+    for name in ("flux1_l20", "hunyuanvideo_l20", "opensora_h800"):
+        shipped = read_table(name)
+        model, pipeline = TableCosts(shipped), shipped.rows[0].pipeline
+        for shape in {Shape(one.height, one.width, one.frames) for one in shipped.rows}:
+            latency_s = s_from_ns(optimal_latency_ns(model, pipeline, shape, shipped.steps or 0))
+            assert 2.5 * latency_s == pytest.approx(shipped.slo_s[str(shape)], abs=2e-3)
+
+
+def test_useful_degrees_are_faster_than_all_narrower_ones() -> None:
+    model, stage = TableCosts(read_table("flux1dev_h100_eager")), StageId("flux.1-dev", DIFFUSE)
+    assert useful_degrees(model, stage, Shape(256, 256)) == (1,)
+    assert useful_degrees(model, stage, Shape(2048, 2048)) == (1, 2, 4, 8)
+
+
+def test_the_least_device_time_is_that_of_the_most_economical_degree_of_each_stage() -> None:
+    model = costs(
+        row(100, 1.0),
+        row(100, 0.4, degree=2),
+        row(100, 0.3, stage=DECODE),
+        row(100, 0.2, stage=DECODE, degree=2),
+    )
+    assert s_from_ns(least_device_ns(model, PIPELINE, Shape(1, 100), 5)) == pytest.approx(5 * 0.8 + 0.3)
 
 
 # Between and beyond the rows.

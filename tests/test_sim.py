@@ -22,7 +22,7 @@ from tilework.policy import registry
 from tilework.policy.fixed import FixedDegree
 from tilework.policy.registry import UnknownPolicy, make_policy, policy_names
 from tilework.sim.simulation import SimConfig, Simulation, Trace
-from tilework.sim.workload import to_requests
+from tilework.sim.workloads.requests import to_requests
 
 
 def attainment(trace: Trace) -> float:

@@ -7,7 +7,20 @@ import sys
 import typer
 
 import tilework
-from tilework.cli import bench, cost, demo, explain, fuzz, generate, profile, replay, serve, simulate, timeline
+from tilework.cli import (
+    bench,
+    cost,
+    demo,
+    explain,
+    fuzz,
+    generate,
+    profile,
+    replay,
+    serve,
+    simulate,
+    timeline,
+    workload,
+)
 from tilework.cli.output import UserError, console
 
 app = typer.Typer(
@@ -28,6 +41,7 @@ app.command("explain", epilog=explain.EXAMPLE)(explain.command)
 app.command("fuzz", epilog=fuzz.EXAMPLE)(fuzz.command)
 app.command("profile", epilog=profile.EXAMPLE)(profile.command)
 app.add_typer(cost.app, name="cost")
+app.add_typer(workload.app, name="workload")
 app.command("demo", epilog=demo.EXAMPLE)(demo.command)
 
 

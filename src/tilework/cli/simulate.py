@@ -29,7 +29,7 @@ from tilework.policy.registry import UnknownPolicy, make_policy, policy_names
 from tilework.report.schedule import write_schedule
 from tilework.report.tables import attainment_table, summary
 from tilework.sim.simulation import SimConfig, Simulation, Trace
-from tilework.sim.workload import to_requests
+from tilework.sim.workloads.requests import to_requests
 
 EXAMPLE = (
     "Examples: tilework simulate requests.jsonl --cost flux.json --gpus 8 --policy edf --timeline plan.html  |  "

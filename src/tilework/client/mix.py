@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from tilework.core.request import OnMiss, Shape
+from tilework.core.shares import dealt
 from tilework.core.workload import WorkloadRequest
 
 SIZES_EXAMPLE = "256,512x768:2,1024"
 SLO_EXAMPLE = "256=1.5,512=2, 3 for all sizes, auto, or auto:2.5"
 AUTO_FACTOR = 2.5  # AlpaServe's rule, which TridentServe (section 8) takes over.
-PIXELS_PER_TOKEN = 16 * 16
 _SIZE = re.compile(r"([1-9]\d{0,5})(?:x([1-9]\d{0,5}))?")
 
 Shares = Mapping[Shape, float]
@@ -42,32 +42,6 @@ def parse_sizes(text: str) -> dict[Shape, float]:
             raise ValueError(f"sizes has {size.strip()!r} twice; name each size once, as in {SIZES_EXAMPLE}")
         shares[shape] = _positive(f"the weight in sizes entry {entry.strip()!r}", weight or "1")
     return shares
-
-
-def skewed(shares: Shares, alpha: float = 1.0) -> dict[Shape, float]:
-    """Multiply each weight by exp(alpha * L / L_max), L the latent tokens (pixels / 256): large sizes come more often.
-
-    Source: TetriServe section 6.1, "Skewed", there with alpha = 1 and equal weights.
-    """
-    longest = max(shape.pixels for shape in shares) / PIXELS_PER_TOKEN
-    return {s: weight * math.exp(alpha * s.pixels / PIXELS_PER_TOKEN / longest) for s, weight in shares.items()}
-
-
-def dealt(shares: Shares, count: int, rng: Random) -> list[Shape]:
-    """`count` sizes in the proportions of `shares`, to within one request each, in random order.
-
-    What rounding leaves over goes to the largest remainders, of equal ones to the first. TetriServe draws each size
-    independently; dealt proportions are the same on average and differ less between seeds.
-    """
-    total = math.fsum(shares.values())
-    quotas = {shape: count * weight / total for shape, weight in shares.items()}
-    counts = {shape: math.floor(quota) for shape, quota in quotas.items()}
-    by_remainder = sorted(shares, key=lambda shape: counts[shape] - quotas[shape])
-    for shape in by_remainder[: count - sum(counts.values())]:
-        counts[shape] += 1
-    deck = [shape for shape, number in counts.items() for _ in range(number)]
-    rng.shuffle(deck)
-    return deck
 
 
 def mixed_workload(

@@ -67,9 +67,53 @@ _MOST_PRICES = 10_000  # Kept at hand.
 def read_table(place: Path | str) -> CostTable:
     """Read a cost table: a file, or one of `shipped_names()` (then a file of that name is reached as ./NAME).
 
+    Several of them, joined by "+", are one table (see `merged`), unless there is a file of that very name.
+
     Raises:
         BadCostTable: what is wrong, where, and what would be right.
     """
+    parts = str(place).split("+")
+    if len(parts) > 1 and not Path(place).exists():
+        try:
+            return merged([_read_one(part) for part in parts])
+        except BadCostTable as error:
+            raise BadCostTable(f"{place}: {error}") from error
+    return _read_one(place)
+
+
+def merged(tables: Sequence[CostTable]) -> CostTable:
+    """One table of the pipelines of all of these, which share hardware: for serving them side by side.
+
+    `steps` stays if all agree on it. Sizes keep their SLOs.
+
+    Raises:
+        BadCostTable: they are of different hardware, or two have the same pipeline or an SLO for the same size.
+    """
+    first = tables[0]
+    for index, table in enumerate(tables[1:], 1):
+        for name in ("hardware", "gpus_per_node"):
+            ours, other = getattr(first, name), getattr(table, name)
+            if ours != other:
+                raise BadCostTable(f"{name} is {ours!r} in one and {other!r} in another; join tables of one hardware")
+        for earlier in tables[:index]:
+            twice = {row.pipeline for row in earlier.rows} & {row.pipeline for row in table.rows}
+            if twice:
+                raise BadCostTable(f"pipeline {min(twice)!r} is in two of them; leave one out")
+            sizes = earlier.slo_s.keys() & table.slo_s.keys()
+            if sizes:
+                raise BadCostTable(f"slo_s of {min(sizes)} is in two of them; take it out of both")
+    steps = {table.steps for table in tables}
+    return CostTable(
+        hardware=first.hardware,
+        gpus_per_node=first.gpus_per_node,
+        source=" + ".join(table.source for table in tables if table.source),
+        steps=first.steps if len(steps) == 1 else None,
+        slo_s={size: seconds for table in tables for size, seconds in table.slo_s.items()},
+        rows=tuple(row for table in tables for row in table.rows),
+    )
+
+
+def _read_one(place: Path | str) -> CostTable:
     path = shipped_path(str(place)) or Path(place)
     try:
         document = json.loads(path.read_text("utf-8"))

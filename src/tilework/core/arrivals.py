@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, islice, repeat, takewhile
 from pathlib import Path
-from random import Random
+from typing import Protocol
 
 from tilework.core.workload import BadLine, WorkloadRequest, read_workload
 
@@ -26,7 +26,13 @@ COLUMNS = {
 REQUIRED = ("arrival_s", "height", "width", "steps")
 
 
-def poisson_s(rate_per_s: float, rng: Random) -> Iterator[float]:
+class Gaps(Protocol):
+    """The part of `random.Random` that spaces arrivals; core knows no generator of its own."""
+
+    def expovariate(self, lambd: float, /) -> float: ...
+
+
+def poisson_s(rate_per_s: float, rng: Gaps) -> Iterator[float]:
     """Arrivals of a Poisson process, without end. One seed at another rate gives the same pattern, stretched."""
     return accumulate(rng.expovariate(1.0) / rate_per_s for _ in repeat(None))
 
@@ -37,6 +43,22 @@ def constant_s(rate_per_s: float) -> Iterator[float]:
     while True:
         yield index / rate_per_s
         index += 1
+
+
+def varying_s(rate_per_s: float, profile: Sequence[float], period_s: float, rng: Gaps) -> Iterator[float]:
+    """Poisson arrivals without end whose rate goes through `profile` once each period, `rate_per_s` on average.
+
+    The profile holds relative rates, each for an equal part of the period; not all are 0. One seed has the same
+    unit-rate process under every profile, so that a profile moves requests and does not draw others.
+    """
+    part_s = period_s / len(profile)
+    due = [rate_per_s * period_s * weight / sum(profile) for weight in profile]
+    part, begun = 0, 0.0
+    for at in accumulate(rng.expovariate(1.0) for _ in repeat(None)):
+        while at >= begun + due[part % len(due)]:
+            begun += due[part % len(due)]
+            part += 1
+        yield (part + (at - begun) / due[part % len(due)]) * part_s
 
 
 def first_s(arrivals_s: Iterator[float], num_requests: int | None, duration_s: float | None) -> list[float]:

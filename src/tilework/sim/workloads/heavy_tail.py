@@ -1,0 +1,53 @@
+"""A few huge requests among many small ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tilework.core.request import Shape
+from tilework.core.time import s_from_ns
+from tilework.cost.degrees import least_device_ns
+from tilework.sim.workloads.family import Item, RatedFamily, costs_of, steps_of, stream, table_of
+from tilework.sim.workloads.parameters import parameter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeavyTail(RatedFamily):
+    """Device time after a Pareto distribution: whoever draws 4096 px takes 400 times what most take.
+
+    Each request draws its device time, at least that of the smallest size, and gets the largest size that takes no
+    more. Deadlines are 2.5 times the latency at the optimal degree. Small requests behind a huge one are the test: a
+    policy must neither let them wait for it nor starve it.
+
+    Ours altogether; sizes and costs are those of TridentServe's FLUX.1.
+    """
+
+    name: ClassVar[str] = "heavy-tail"
+    source: ClassVar[str] = "ours"
+    about: ClassVar[str] = "a few huge pictures among many small ones"
+    table: ClassVar[str] = "flux1_l20"
+    num_gpus: ClassVar[int] = 16
+
+    rate_per_s: float = parameter(1.0, "Requests per second on average.", above=0)
+    num_requests: int = parameter(500, "How many requests.", least=1)
+    tail: float = parameter(0.6, "Exponent of the Pareto distribution; the smaller, the heavier.", above=0)
+    slo_factor: float = parameter(2.5, "Deadline over the latency at the optimal degree.", above=0)
+
+    def items(self, arrivals_s: Sequence[float], seed: int) -> Iterable[Item]:
+        rng, sizes = stream(seed, "items"), self._sizes()
+        least_s = sizes[0][0]
+        for _ in arrivals_s:
+            drawn_s = least_s * rng.paretovariate(self.tail)
+            yield max((size for size in sizes if size[0] <= drawn_s), key=lambda size: size[0])[1]
+
+    def slo_s(self, item: Item) -> float:
+        return self.slo_factor * self.optimal_s(item)
+
+    def _sizes(self) -> list[tuple[float, Item]]:
+        """Every size of the table with its least device time, smallest first."""
+        table, costs = table_of(self.table), costs_of(self.table)
+        shapes = {Shape(row.height, row.width, row.frames) for row in table.rows}
+        items = [Item("flux.1", shape, steps_of(self.table)) for shape in shapes]
+        return sorted((s_from_ns(least_device_ns(costs, *item)), item) for item in items)

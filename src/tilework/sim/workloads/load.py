@@ -1,0 +1,15 @@
+"""How much a workload asks of its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tilework.core.time import s_from_ns
+from tilework.core.workload import WorkloadRequest
+from tilework.cost.degrees import least_device_ns
+from tilework.cost.table import TableCosts
+
+
+def device_seconds(requests: Iterable[WorkloadRequest], costs: TableCosts) -> list[float]:
+    """The least device time of each request: every stage at the degree that takes the least. Raises UnknownCost."""
+    return [s_from_ns(least_device_ns(costs, one.pipeline, one.shape, one.steps)) for one in requests]

@@ -1,0 +1,36 @@
+"""Deadlines that each leave one degree to choose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tilework.core.time import s_from_ns
+from tilework.core.work import DIFFUSE, StageId
+from tilework.cost.degrees import latency_ns, useful_degrees
+from tilework.sim.workloads.family import Item, costs_of, stream
+from tilework.sim.workloads.parameters import parameter
+from tilework.sim.workloads.tetriserve import TetriServe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneDegree(TetriServe):
+    """TetriServe's pictures, each with a deadline that a degree just makes if it starts almost at once.
+
+    The degree is drawn among those that are faster than all narrower ones; the deadline is its latency plus `margin`.
+    Narrower is late, wider wastes devices that the next one needs. Ours altogether.
+    """
+
+    name: ClassVar[str] = "one-degree"
+    source: ClassVar[str] = "ours"
+    about: ClassVar[str] = "deadlines that one degree just makes"
+
+    rate_per_s: float = parameter(0.15, "Requests per second on average.", above=0)
+    margin: float = parameter(0.08, "What is left of the latency at that degree.", above=0, most=10)
+
+    def slos_s(self, items: Sequence[Item], seed: int) -> Iterable[float | None]:
+        rng, costs = stream(seed, "deadlines"), costs_of(self.table)
+        for item in items:
+            degree = rng.choice(useful_degrees(costs, StageId(item.pipeline, DIFFUSE), item.shape))
+            yield (1 + self.margin) * s_from_ns(latency_ns(costs, *item, degree))

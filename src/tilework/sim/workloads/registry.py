@@ -1,0 +1,90 @@
+"""Workloads by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, fields
+from difflib import get_close_matches
+from typing import Any
+
+from tilework.sim.workloads.coserving import CoServing
+from tilework.sim.workloads.ddit import DDiT
+from tilework.sim.workloads.family import Family
+from tilework.sim.workloads.flood import Flood
+from tilework.sim.workloads.heavy_tail import HeavyTail
+from tilework.sim.workloads.hopeless import Hopeless
+from tilework.sim.workloads.in_phase import InPhase
+from tilework.sim.workloads.ladder import Ladder
+from tilework.sim.workloads.one_degree import OneDegree
+from tilework.sim.workloads.parameters import parsed, unknown
+from tilework.sim.workloads.patchedserve import PatchedServe
+from tilework.sim.workloads.tetriserve import TetriServe
+from tilework.sim.workloads.tridentserve import TridentServeFlux, TridentServeHunyuanVideo
+from tilework.sim.workloads.wide_after_narrow import WideAfterNarrow
+
+_FAMILIES: tuple[type[Family], ...] = (
+    TetriServe,
+    DDiT,
+    TridentServeFlux,
+    TridentServeHunyuanVideo,
+    PatchedServe,
+    CoServing,
+    HeavyTail,
+    WideAfterNarrow,
+    Hopeless,
+    OneDegree,
+    Flood,
+    InPhase,
+    Ladder,
+)
+
+
+class UnknownWorkload(ValueError):
+    """There is no workload of this name; says which there are."""
+
+
+def workload_names() -> tuple[str, ...]:
+    """Published evaluations first."""
+    return tuple(kind.name for kind in _FAMILIES)
+
+
+def family(name: str) -> type[Family]:
+    """Raises UnknownWorkload."""
+    for kind in _FAMILIES:
+        if kind.name == name:
+            return kind
+    near = get_close_matches(name, workload_names(), n=1)
+    remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(workload_names())}"
+    raise UnknownWorkload(f"there is no workload {name!r}; {remedy}")
+
+
+def parameters_of(kind: type[Family]) -> dict[str, Field[Any]]:
+    """By name, those that all workloads share first."""
+    return {one.name: one for one in fields(kind)}
+
+
+def make_workload(name: str, values: Mapping[str, Any] | None = None) -> Family:
+    """The workload of this name with these parameters and the defaults of the others.
+
+    Raises:
+        UnknownWorkload: there is none of this name.
+        BadParameter: it has no such parameter, or the value is not what that may be.
+    """
+    kind, values = family(name), values or {}
+    _check_names(kind, values)
+    return kind(**values)
+
+
+def values_of(name: str, texts: Mapping[str, str]) -> dict[str, Any]:
+    """What texts mean as parameters of this workload. Raises UnknownWorkload and BadParameter."""
+    kind = family(name)
+    _check_names(kind, texts)
+    known = parameters_of(kind)
+    return {key: parsed(name, known[key], text) for key, text in texts.items()}
+
+
+def _check_names(kind: type[Family], names: Iterable[str]) -> None:
+    known = parameters_of(kind)
+    for name in names:
+        if name not in known:
+            raise unknown(kind.name, name, known)
