@@ -91,7 +91,7 @@ SMALL, LARGE = kind("small", 6, p1=1.0, p2=0.9), kind("large", 2, p1=8.0, p2=4.2
 
 
 def test_a_backlog_on_eight_devices_by_hand() -> None:
-    """Small ones take 6 x 1 s of one device at best, large ones 2 x 8 s; wider or more groups only take more of it."""
+    """Small ones take 6 x 1 s of one device at best, large ones 2 x 8 s; wider or more groups only take more."""
     found = optimal_allocation([SMALL, LARGE], num_gpus=8, gpus_per_node=8, model=batch_s)
     assert found == Allocation(
         cost=22.0,
@@ -103,9 +103,9 @@ def test_a_backlog_on_eight_devices_by_hand() -> None:
 
 
 def test_the_best_mean_latency_by_hand() -> None:
-    """Small ones (3/4 of all) take 1 s on six devices, 2 s on three, 3 s on two; large ones 4.2 s on four, as two pairs.
+    """Small ones take 1 s on six devices, 2 s on three, 3 s on two; large ones 4.2 s on four, as two pairs.
 
-    Three and four devices make 3/4 x 2 s + 1/4 x 4.2 s; one device is left, which helps nobody.
+    Three quarters are small: 3/4 x 2 s + 1/4 x 4.2 s on three and four devices; one device is left, which helps nobody.
     """
     found = optimal_allocation([SMALL, LARGE], num_gpus=8, gpus_per_node=8, model=batch_s, objective=Objective.LATENCY)
     assert found.cost == pytest.approx(0.75 * 2 + 0.25 * 4.2)

@@ -187,7 +187,7 @@ def _bound_cluster(relaxation: _Relaxation, is_searched: bool) -> tuple[float, S
     if is_searched and bound < relaxation.gains.sum() - _TOLERANCE:
         solution = solve_whole(relaxation.program, relaxation.chosen, max_nodes=_MAX_NODES)
         bound = min(bound, _rounded(solution.bound) if counts_heads else solution.bound + _TOLERANCE)
-    return bound, solution.point[relaxation.chosen].tolist()
+    return bound, np.clip(solution.point[relaxation.chosen], 0.0, 1.0).tolist()
 
 
 def _rounded(bound: float) -> float:

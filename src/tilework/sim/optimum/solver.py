@@ -76,8 +76,8 @@ class Builder:
 
     def put(self, rows: Any, columns: Any, values: Any) -> None:
         """Entries of the matrix; each argument is a number or an array, and they are stretched to the same length."""
-        size = max(np.size(rows), np.size(columns), np.size(values))
-        rows, columns, values = (one if np.shape(one) else np.full(size, one) for one in (rows, columns, values))
+        size = max((len(one) for one in (rows, columns, values) if np.ndim(one)), default=1)
+        rows, columns, values = (one if np.ndim(one) else np.full(size, one) for one in (rows, columns, values))
         self._entries.append((rows, columns, values))
 
     def program(self) -> Program:
