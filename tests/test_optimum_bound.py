@@ -77,6 +77,11 @@ def test_nothing_runs_beside_a_group_of_all_devices() -> None:
     assert len(optimum(requests, costs, num_gpus=2).on_time) == 1
 
 
+def test_groups_of_some_devices_run_side_by_side() -> None:
+    requests, costs = [asked("a", 0, 3), asked("b", 0, 3)], priced(0, 0, {1: 9, 2: 3, 4: 2})
+    assert bound(requests, costs, num_gpus=4).value == len(optimum(requests, costs, num_gpus=4).on_time) == 2
+
+
 def test_no_group_is_wider_than_a_node() -> None:
     requests, costs = [asked("a", 0, 1)], priced(0, 0, {1: 2, 2: 1})
     assert bound(requests, costs, num_gpus=2, per_node=2).value == 1
