@@ -310,7 +310,6 @@ def test_the_bound_says_something(loads: list[Load]) -> None:
             assert load.limit < sum(one.deadline_ns is not None for one in load.requests), load.name
 
 
-def test_it_is_near_what_can_be_done() -> None:
-    """On one device with little to do the best policy is at the bound, request by request."""
+def test_with_little_to_do_a_policy_is_at_the_bound() -> None:
     requests = [request(str(index), 2.0 * index, slo_s=1.5) for index in range(8)]
     assert bound(requests, table()).value == on_time(simulate(requests, "edf", num_gpus=1)) == 8

@@ -18,7 +18,7 @@ from tilework.cost.table import CostTable, TableCosts, read_table
 from tilework.sim.optimum.bound import on_time_bound
 from tilework.sim.simulation import SimConfig, Simulation
 
-GOAL_S, GOAL_LARGE_S = 1.0, 10.0
+GOAL_S, GOAL_LARGE_S = 1.0, 10.0  # On a machine that does nothing else.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +29,11 @@ class Yardsticks:
     """
 
     table: str = "flux1dev_h100_eager"
-    cells: tuple[tuple[float, float, float], ...] = ((0, 1.0, 12), (0, 1.0, 18), (1, 1.0, 12), (1, 1.0, 18))
+    cells: tuple[tuple[float, float, float], ...] = ((0, 1.0, 12), (1, 1.0, 18))
     policies: tuple[str, ...] = ("tetriserve",)
     devices: int = 8
     requests: int = 300
-    seeds: tuple[int, ...] = (0, 1, 2, 3)
+    seeds: tuple[int, ...] = (0, 1)
     large: tuple[int, int, float] = (128, 5000, 30.0)
 
     @classmethod
@@ -55,7 +55,7 @@ class Yardsticks:
             rows.append((f"{skew:g}, {scale:g}, {per_minute:g}", *(f"{share:.3f}" for share in shares)))
         devices, count, per_minute = self.large
         note(f"{count} requests on {devices} devices")
-        load = _workload(table, count, per_minute * devices / 8, 1.0, 0.0, 0)
+        load = _workload(table, count, per_minute * devices / 8, 1.0, 1.0, 0)
         large, large_s = self._bound(load, table, devices)
         return Finding(
             checks=(
@@ -91,7 +91,32 @@ class Yardsticks:
     def _bound(self, load: Sequence[Request], table: CostTable, devices: int) -> tuple[float, float]:
         """The bound, and the seconds that it took."""
         start = time.perf_counter()
-        costs = TableCosts(table)
-        found = on_time_bound(load, costs, num_gpus=devices, gpus_per_node=table.gpus_per_node)
+        found = on_time_bound(load, TableCosts(table), num_gpus=devices, gpus_per_node=table.gpus_per_node)
+        return found.value, time.perf_counter() - start
 
+    def _reached(self, load: Sequence[Request], table: CostTable, policy: str) -> int:
+        simulation = Simulation(ControllerConfig(policy=policy), table, SimConfig(num_gpus=self.devices))
+        return sum(ending.on_time for ending in simulation.run(load).endings)
+
+
+def _workload(table: CostTable, count: int, per_minute: float, scale: float, skew: float, seed: int) -> list[Request]:
+    assert table.steps is not None
+    rng, arrival_s, found = Random(seed), 0.0, []
+    shapes = {Shape(row.height, row.width) for row in table.rows}
+    sizes = sorted((shape, table.slo_s[str(shape)]) for shape in shapes)
+    most = max(shape.pixels for shape in shapes)
+    weights = [exp(skew * shape.pixels / most) for shape, _ in sizes]
+    for index in range(count):
+        arrival_s += rng.expovariate(per_minute / 60)
+        ((shape, slo_s),) = rng.choices(sizes, weights)
+        found.append(
+            Request(
+                uid=str(index),
+                pipeline=table.rows[0].pipeline,
+                shape=shape,
+                steps=table.steps,
+                arrival_ns=ns_from_s(arrival_s),
+                deadline_ns=ns_from_s(arrival_s + slo_s * scale),
+            )
+        )
     return found
