@@ -31,7 +31,19 @@ from tilework.report.schedule import read_schedule
 from tilework.sim.simulation import SimConfig, Simulation
 
 HEAVY = ("torch", "diffusers", "transformers", "fastapi", "uvicorn", "starlette", "prometheus_client")
-COMMANDS = ("serve", "generate", "simulate", "replay", "timeline", "explain", "bench", "profile", "demo", "fuzz")
+COMMANDS = (
+    "serve",
+    "generate",
+    "simulate",
+    "replay",
+    "timeline",
+    "explain",
+    "bench",
+    "profile",
+    "demo",
+    "fuzz",
+    "bound",
+)
 NUM_REQUESTS = 30
 
 

@@ -9,6 +9,7 @@ import typer
 import tilework
 from tilework.cli import (
     bench,
+    bound,
     cost,
     demo,
     explain,
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.command("serve", epilog=serve.EXAMPLE)(serve.command)
 app.command("generate", epilog=generate.EXAMPLE)(generate.command)
 app.command("simulate", epilog=simulate.EXAMPLE)(simulate.command)
+app.command("bound", epilog=bound.EXAMPLE)(bound.command)
 app.command("bench", epilog=bench.EXAMPLE)(bench.command)
 app.command("replay", epilog=replay.EXAMPLE)(replay.command)
 app.command("timeline", epilog=timeline.EXAMPLE)(timeline.command)

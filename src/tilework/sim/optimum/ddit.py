@@ -1,0 +1,142 @@
+"""DDiT's theoretical optimum: which devices for which kind of request, and how wide its groups, if the mix is known.
+
+Devices are dealt out to kinds of requests for good, in order. Each kind runs on groups of one degree, which lie within
+nodes. A dynamic program finds the best such partition by what a group is taken to cost its kind: by the batch model,
+how long a backlog takes; by the queue model, how long a request is in the system if requests arrive at random.
+
+Source: DDiT §4.2.2, Algorithm 1, and appendix A. Unlike them:
+- Equation 7 as printed halves the service time together with the wait. Half of what M/M/c waits is the approximation
+  of M/D/c, so time in the system is 1/mu + Wq/2; with one group that is equation 6.
+- Line 19 as printed forgets what earlier k and p have found; the smallest is kept.
+- Erlang's recursion takes the place of Stirling's formula, which is 8% off at 1!.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from math import ceil, inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Requests that cost the same: `service_s` is the time of one, by degree.
+
+    `amount` is how many there are to do (batch model), or how many arrive per second (queue model).
+    """
+
+    name: str
+    amount: float
+    service_s: Mapping[int, float]
+
+
+Model = Callable[[float, float, int], float]
+"""(amount, service time, number of groups) -> seconds, infinite if the groups cannot keep up."""
+
+
+def batch_s(amount: float, service_s: float, num_groups: int) -> float:
+    """When a backlog is done that is spread evenly over the groups. Source: DDiT §4.2.2, equation 3."""
+    return ceil(amount / num_groups) * service_s
+
+
+def queue_s(amount: float, service_s: float, num_groups: int) -> float:
+    """Mean time in the system of Poisson arrivals with equal service times: M/D/1 exactly, M/D/c approximately.
+
+    Source: DDiT appendix A, equations 6 and 7, corrected as said at the head of this file.
+    """
+    offered = amount * service_s
+    if offered >= num_groups:
+        return inf
+    wait_s = _erlang_c(offered, num_groups) * service_s / (num_groups - offered)
+    return service_s + wait_s / 2
+
+
+def _erlang_c(offered: float, num_servers: int) -> float:
+    """How probable it is that an arrival finds all servers of an M/M/c queue busy, with `offered` < `num_servers`."""
+    blocked = 1.0
+    for servers in range(1, num_servers + 1):
+        blocked = offered * blocked / (servers + offered * blocked)
+    return blocked / (1 - offered / num_servers * (1 - blocked))
+
+
+class Objective(StrEnum):
+    """What is added up over the kinds."""
+
+    OCCUPANCY = "occupancy"  # Devices times seconds, as Algorithm 1 does.
+    LATENCY = "latency"  # Seconds times the kind's share of the requests: the mean over all requests.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What a kind gets, the devices from `first` to before `end`, and what the model makes of it."""
+
+    kind: str
+    first: int
+    end: int
+    degree: int
+    num_groups: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """The best partition, one share per kind in the order given. Infinite and without shares if none keeps up."""
+
+    cost: float
+    shares: tuple[Share, ...]
+
+
+def groups_within_nodes(first: int, end: int, degree: int, gpus_per_node: int) -> int:
+    """How many groups of a degree the devices from `first` to before `end` hold, none of which crosses nodes.
+
+    Source: DDiT §4.2.2, BandwidthAwarePartition.
+    """
+    cuts = [first, *range(first - first % gpus_per_node + gpus_per_node, end, gpus_per_node), end]
+    return sum((right - left) // degree for left, right in pairwise(cuts))
+
+
+def optimal_allocation(
+    kinds: Sequence[Kind],
+    *,
+    num_gpus: int,
+    gpus_per_node: int,
+    model: Model = queue_s,
+    objective: Objective = Objective.OCCUPANCY,
+) -> Allocation:
+    """Deal out devices to kinds, in the order of the kinds, such that the sum of the objective is smallest.
+
+    The first devices may be left to nobody. Of equally good allocations, the last kind gets the fewest devices, in
+    groups of the degree that comes first; then the one before it. O(devices^2 x kinds x degrees x nodes).
+
+    Source: DDiT §4.2.2, Algorithm 1.
+    """
+    total = sum(kind.amount for kind in kinds)
+    best: list[Allocation] = [Allocation(cost=0.0, shares=())] * (num_gpus + 1)
+    for kind in kinds:
+        after = []
+        for end in range(num_gpus + 1):
+            found = Allocation(cost=inf, shares=())
+            for first in reversed(range(end)):
+                for share in _shares(kind, first, end, gpus_per_node, model):
+                    weight = end - first if objective is Objective.OCCUPANCY else kind.amount / total
+                    cost = best[first].cost + weight * share.seconds
+                    if cost < found.cost:
+                        found = Allocation(cost=cost, shares=(*best[first].shares, share))
+            after.append(found)
+        best = after
+    return best[num_gpus]
+
+
+def _shares(kind: Kind, first: int, end: int, gpus_per_node: int, model: Model) -> list[Share]:
+    """What a kind can do with these devices, by degree."""
+    found = []
+    for degree, service_s in kind.service_s.items():
+        num_groups = groups_within_nodes(first, end, degree, gpus_per_node)
+        if num_groups:
+            seconds = model(kind.amount, service_s, num_groups)
+            found.append(
+                Share(kind=kind.name, first=first, end=end, degree=degree, num_groups=num_groups, seconds=seconds)
+            )
+    return found

@@ -1,0 +1,78 @@
+"""What yardsticks know of a request: the pieces of work that it needs one after another, and its time for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tilework.core.request import Request
+from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
+from tilework.cost.table import TableCosts
+from tilework.policy.demand import Speed
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """So many units of work of one stage: steps, or one encode or decode. `speeds` say how long a unit takes."""
+
+    stage: str
+    units: int
+    speeds: tuple[Speed, ...]
+
+    @property
+    def shortest_ns(self) -> int:
+        return self.units * min(speed.step_ns for speed in self.speeds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """A request with a deadline, as its pieces."""
+
+    request: Request
+    deadline_ns: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def arrival_ns(self) -> int:
+        return self.request.arrival_ns
+
+    @property
+    def slack_ns(self) -> int:
+        """What is left of its time if it has all devices to itself; below 0: it cannot be on time."""
+        return self.deadline_ns - self.arrival_ns - sum(piece.shortest_ns for piece in self.pieces)
+
+    def windows(self) -> Iterable[tuple[Piece, int, int]]:
+        """Each piece with the earliest time it can begin and the latest it may end if the request is on time."""
+        start_ns, slack_ns = self.arrival_ns, self.slack_ns
+        for piece in self.pieces:
+            end_ns = start_ns + piece.shortest_ns
+            yield piece, start_ns, end_ns + slack_ns
+            start_ns = end_ns
+
+
+def due_requests(requests: Sequence[Request], costs: TableCosts, max_degree: int) -> list[Due]:
+    """Those that have a deadline, in the order given.
+
+    Encode and decode run on one device, steps on every profiled degree up to `max_degree`. Pieces that cost nothing
+    are left out, and previews, which only add to a request's time. Raises UnknownCost.
+    """
+    known: dict[object, tuple[Piece, ...]] = {}
+    found = []
+    for one in requests:
+        if one.deadline_ns is None:
+            continue
+        kind = one.pipeline, one.shape, one.steps, one.guided
+        if kind not in known:
+            known[kind] = tuple(_pieces(one, costs, max_degree))
+        found.append(Due(request=one, deadline_ns=one.deadline_ns, pieces=known[kind]))
+    return found
+
+
+def _pieces(request: Request, costs: TableCosts, max_degree: int) -> Iterable[Piece]:
+    for name, units in ((ENCODE, 1), (DIFFUSE, request.steps), (DECODE, 1)):
+        stage = StageId(request.pipeline, name)
+        known = costs.degrees(stage) if name == DIFFUSE else (1,)
+        degrees = [degree for degree in known if degree <= max_degree] or [max_degree]  # Nobody knows what that takes.
+        units_ns = [costs.run_ns(stage, (request.shape,), degree, 1, request.guided) for degree in degrees]
+        if all(units_ns):
+            yield Piece(name, units, tuple(map(Speed, degrees, units_ns)))
