@@ -31,6 +31,7 @@ from suite.cases.ready import Ready
 from suite.cases.simulate import Simulate
 from suite.cases.soak import Soak
 from suite.cases.stack import Stack
+from suite.cases.yardsticks import Yardsticks
 from suite.environment import environment
 from suite.tell import Result, show, write
 
@@ -53,6 +54,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "groups": ("Forming a group of workers, and opening it again", GroupTime),
     "elastic": ("Changing the degree, moving the state, sharing guidance", Elastic),
     "modelled": ("Deadlines kept by each policy on eight modelled GPUs, live and simulated", Modelled),
+    "yardsticks": ("The bound on requests on time: how tight it is, and how long it takes, simulated", Yardsticks),
     "simulate": ("A live run against its own simulation", Simulate),
 }
 
