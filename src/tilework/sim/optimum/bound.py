@@ -95,7 +95,10 @@ def on_time_bound(
     value = 0.0
     for cluster in _clusters([due for due in all_due if due.slack_ns >= 0]):
         gains = [1.0 if weights is None else weights[due.request.uid] for due in cluster]
-        part, points = _bound_cluster(_Relaxation(cluster, gains, num_gpus, max_cuts), len(cluster) <= max_whole)
+        if len(cluster) == 1:
+            part, points = gains[0], [1.0]  # It fits alone.
+        else:
+            part, points = _bound_cluster(_Relaxation(cluster, gains, num_gpus, max_cuts), len(cluster) <= max_whole)
         value += part
         shares.update((due.request.uid, point) for due, point in zip(cluster, points, strict=True))
     hopeless = frozenset(due.request.uid for due in all_due if due.slack_ns < 0)
@@ -179,7 +182,7 @@ class _Relaxation:
         return first, np.diff(np.clip(self._edges[first : last + 1], start_s, end_s))
 
 
-def _bound_cluster(relaxation: _Relaxation, is_searched: bool) -> tuple[float, Sequence[float]]:
+def _bound_cluster(relaxation: _Relaxation, is_searched: bool) -> tuple[float, list[float]]:
     """The bound, and x of each request."""
     counts_heads = bool(np.all(relaxation.gains == 1.0))
     solution = solve_relaxed(relaxation.program)
@@ -187,7 +190,8 @@ def _bound_cluster(relaxation: _Relaxation, is_searched: bool) -> tuple[float, S
     if is_searched and bound < relaxation.gains.sum() - _TOLERANCE:
         solution = solve_whole(relaxation.program, relaxation.chosen, max_nodes=_MAX_NODES)
         bound = min(bound, _rounded(solution.bound) if counts_heads else solution.bound + _TOLERANCE)
-    return bound, np.clip(solution.point[relaxation.chosen], 0.0, 1.0).tolist()
+    shares: list[float] = np.clip(solution.point[relaxation.chosen], 0.0, 1.0).tolist()
+    return bound, shares
 
 
 def _rounded(bound: float) -> float:
