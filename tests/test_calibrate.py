@@ -165,13 +165,19 @@ def test_a_short_calibration_stops_after_a_tenth_of_a_second(iteration_s: float,
     assert family.calls.count(DIFFUSE) == 1 + num_runs, "one to warm up"
 
 
-def test_the_median_and_the_longest_of_a_few_runs() -> None:
-    family = FakeFamily()
-    durations_s = iter([0.09] * 3 + [0.01, 0.05, 0.01, 0.02, 0.03])
-    family.predict = lambda states: time.sleep(next(durations_s)) or [None]  # type: ignore[assignment, func-returns-value]
+def test_the_median_and_the_longest_of_a_few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    family, now_ns = FakeFamily(), 0
+    durations_ms = iter([90] * 3 + [10, 50, 10, 20, 30])
+
+    def predict(_states: object) -> list[None]:
+        nonlocal now_ns
+        now_ns += next(durations_ms) * 1_000_000
+        return [None]
+
+    family.predict = predict  # type: ignore[assignment]
+    monkeypatch.setattr(calibrate_module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns))
     step = next(row for row in calibrate(family, (SMALL,), num_runs=5) if row.stage == DIFFUSE)
-    assert step.seconds == pytest.approx(0.02, abs=0.008)
-    assert step.p99_seconds == pytest.approx(0.05, abs=0.015)
+    assert (step.seconds, step.p99_seconds) == (0.02, 0.05)
 
 
 def test_the_p99_of_many_runs_is_the_nearest_rank() -> None:

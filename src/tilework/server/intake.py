@@ -52,8 +52,9 @@ class Intake:
         Raises:
             ApiError: the key belongs to another body, or the pictures have made room for newer ones.
         """
-        known = self.ledger.find_key(key, self.engine.now_ns())
-        return await self._replayed(known) if isinstance(known, Record) else known
+        now_ns = self.engine.now_ns()
+        known = self.ledger.find_key(key, now_ns)
+        return await self._replayed(known, now_ns) if isinstance(known, Record) else known
 
     def submit(self, ask: ImageCall, tenant: Tenant, key: Key | None) -> Call:
         """Bring a new call in.
@@ -156,8 +157,8 @@ class Intake:
             raise refused(answer, ask, arrival_ns)
         return answer
 
-    async def _replayed(self, record: Record) -> Call:
-        """A call that is done already, as if it had just ended.
+    async def _replayed(self, record: Record, now_ns: int) -> Call:
+        """A call that is done already, as if it had just ended; `now_ns` is the time at which it was found.
 
         Raises:
             ApiError: 410 if its pictures have made room for newer ones.
@@ -165,7 +166,7 @@ class Intake:
         status = record.status()
         files = []
         for image in status.images:
-            result = await self.store.get(stored_name(record.tenant, image.uid), self.engine.now_ns())
+            result = await self.store.get(stored_name(record.tenant, image.uid), now_ns)
             if result is None:
                 raise gone(record.uid, "they made room for newer ones")
             files.append(result.content)
