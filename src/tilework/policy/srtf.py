@@ -27,7 +27,7 @@ class ShortestFirst:
     """Keep the mean latency low: whoever has the least time left goes first, and takes over at the end of a chunk.
 
     Each job runs at the widest degree that is efficient (see `efficient_degree`), as the systems describe it that are
-    compared with SRTF. Deadlines are ignored.
+    compared with SRTF. Deadlines and tenants are ignored.
 
     Aging: a job is passed by those that came up to `patience` times its own time later, or rather by that times the
     difference of what is left of both, divided by the weight. It is a fixed point in time at which a job becomes
@@ -42,7 +42,7 @@ class ShortestFirst:
 
     def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
         """What the request takes is known from `demand`, which admission asks for first."""
-        return request.arrival_ns + delay_ns + self._aged_ns(request, self._run_ns.get(_kind(request), 0))
+        return request.arrival_ns + self._aged_ns(request, self._run_ns.get(_kind(request), 0))
 
     def _aged_ns(self, request: Request, run_ns: int) -> int:
         return int(self.patience * run_ns / request.weight)
