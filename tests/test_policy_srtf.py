@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import finished, groups, planned, poisson, profile, request, shipped, simulate, table
@@ -138,6 +138,7 @@ def test_devices_are_not_held_for_those_that_nobody_will_give_up() -> None:
     assert min(run.start_ns for run in trace.runs if run.work.job_ids == (4,)) < 0.3 * NS_PER_S
 
 
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000), rate=st.floats(0.5, 4))
 def test_everybody_is_served_and_each_simulation_is_the_same(seed: int, rate: float) -> None:
     requests = poisson(12, rate, seed)
