@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import combinations_with_replacement, product
 
 import pytest
@@ -431,3 +432,35 @@ def test_a_step_that_is_longer_than_a_round_runs(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(registry._REGISTRY, "rounds", lambda: TetriServe(round_ns=500 * NS_PER_MS))
     trace = simulate([request("a", steps=3)], "rounds", num_gpus=1, costs=table(step_s=1.2))
     assert trace.endings[0].latency_ns < 5 * NS_PER_S
+
+
+# Rounds that end early.
+
+
+def test_a_round_whose_work_is_done_is_over_with_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of 300 ms leaves a tail of 200 in a round of 500 ms, in which the next one could already run."""
+    for name, ends_early in (("rounds", False), ("early", True)):
+        build = partial(TetriServe, round_ns=500 * NS_PER_MS, ends_early=ends_early)
+        monkeypatch.setitem(registry._REGISTRY, name, build)
+    costs = table(encode_s=0.0, step_s=0.3, decode_s=0.0)
+    late, early = (simulate([request("a", steps=2)], policy, num_gpus=1, costs=costs) for policy in ("rounds", "early"))
+    assert (late.endings[0].finish_ns, early.endings[0].finish_ns) == (800 * NS_PER_MS, 600 * NS_PER_MS)
+
+
+def test_a_round_goes_on_while_anybody_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device that is done first waits: what runs in a round is decided at its beginning."""
+    monkeypatch.setitem(registry._REGISTRY, "early", partial(TetriServe, round_ns=500 * NS_PER_MS, ends_early=True))
+    requests = [request("long", steps=1, side=192), request("short", steps=1), request("third", 0.1, steps=1)]
+    costs = table(encode_s=0.0, step_s=0.2, decode_s=0.0)  # At 192 px 450 ms.
+    trace = simulate(requests, "early", num_gpus=2, costs=costs)
+    starts_ns = {run.work.job_ids[0]: run.start_ns for run in reversed(trace.runs)}
+    assert starts_ns[2] == 450 * NS_PER_MS
+
+
+def test_rounds_that_end_early_keep_more_deadlines() -> None:
+    requests = flux_requests(100, 12, 1.0, seed=2)
+    plain, early = (
+        on_time(simulate(requests, policy, num_gpus=8, costs=flux_table()))
+        for policy in ("tetriserve", "tetriserve-early")
+    )
+    assert early > plain + 0.01
