@@ -11,7 +11,7 @@ from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
 from tilework.policy.degrees import all_speeds, efficient_degree
-from tilework.policy.demand import demand_at
+from tilework.policy.demand import Speed, demand_at
 from tilework.policy.order import needs
 from tilework.policy.pool import Placed, Pool
 from tilework.policy.registry import policy
@@ -48,7 +48,10 @@ class ShortestFirst:
         return int(self.patience * run_ns / request.weight)
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
-        return (efficient_degree(all_speeds(request, costs)),)
+        return (self.degree_of(all_speeds(request, costs)),)
+
+    def degree_of(self, speeds: Sequence[Speed]) -> int:
+        return efficient_degree(speeds)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
         (degree,) = self.degrees(request, costs)
@@ -72,7 +75,7 @@ class ShortestFirst:
             if not pool.is_ready(task):
                 pool.keep(task.job.last_gpus)
                 continue
-            degree = efficient_degree(task.speeds) if task.speeds else 1
+            degree = self.degree_of(task.speeds) if task.speeds else 1
             if (group := pool.allocator.take(degree, task.job.last_gpus)) is not None:
                 placed.append(Placed(task, group, self._why(task)))
             else:
