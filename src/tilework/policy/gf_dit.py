@@ -64,7 +64,6 @@ class BestFit:
         placed = [one for task in tasks if pool.is_ready(task) and (one := _narrowest(pool, task)) is not None]
         while pool.allocator.num_free() and any(_grows(pool, one) for one in placed):
             pass
-        pool.settle(placed)
         return pool.plan(placed)
 
 

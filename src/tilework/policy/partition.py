@@ -113,15 +113,13 @@ class Partition:
         self._divide(view)
         lanes = open_lanes(view, self._groups)
         slots = Slots(view, lanes, costs, self.chunk_ns)
-        idle = {lane.ids: self._groups[lane.ids] for lane in lanes if not lane.num_works}
         owners: dict[int, Group] = {}
 
         def choose(lane: Lane) -> Choice | None:
             job = slots.continued(lane)
             if job is not None and owners.setdefault(job.job_id, lane.ids) == lane.ids:
                 return job, "keeps its group until it is finished"
-            idle.pop(lane.ids, None)
-            kind = self._next_kind(self._groups[lane.ids], queues, list(idle.values()))
+            kind = self._next_kind(self._groups[lane.ids], queues)
             if kind is None:
                 return None
             job = queues[kind].popleft()
@@ -142,13 +140,16 @@ class Partition:
                 census.pixels, census.speeds = job.request.shape.pixels, look.speeds
         return queues
 
-    def _next_kind(self, cluster: Cluster, queues: dict[Kind, deque[JobView]], idle: Sequence[Cluster]) -> Kind | None:
-        """Whom a group serves next: of its own kinds the one that waits longest; else, if it may, of the next wider."""
+    def _next_kind(self, cluster: Cluster, queues: dict[Kind, deque[JobView]]) -> Kind | None:
+        """Whom a group serves next: of its own kinds the one that waits longest; else, if it may, of the next wider.
+
+        Of the idle groups the widest are asked first, so who waits for a wider one has none that is idle.
+        """
         own = [kind for kind in cluster.kinds if queues.get(kind)]
         if own:
             return min(own, key=lambda kind: (queues[kind][0].urgency_ns, queues[kind][0].job_id))
-        wider = [kind for kind in sorted(queues) if kind > cluster.kinds[-1] and self.borrows]
-        return next((kind for kind in wider if len(queues[kind]) > idle.count(self._clusters[kind])), None)
+        wider = (kind for kind in sorted(queues) if queues[kind] and kind > cluster.kinds[-1])
+        return next(wider, None) if self.borrows else None
 
     # How devices are divided.
 

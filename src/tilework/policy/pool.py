@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tilework.core.interfaces import ClusterView, CostModel, GpuView
@@ -116,16 +116,6 @@ class Pool:
         return True
 
     # The plan.
-
-    def settle(self, placed: Sequence[Placed]) -> None:
-        """Choose the groups once more, now that all widths are known: those that can stay where they are come first."""
-        for one in placed:
-            self.allocator.give(one.group)
-        order = sorted(placed, key=lambda one: (one.degree != len(one.task.job.last_gpus), -one.degree))
-        groups = [self.allocator.take(one.degree, one.task.job.last_gpus) for one in order]
-        if all(groups):  # Else, over several nodes, those that stay leave no room for a wide one.
-            for one, group in zip(order, groups, strict=True):
-                one.group = group or ()
 
     def plan(self, placed: Iterable[Placed]) -> Plan:
         return Plan(starts=tuple(start for one in placed for start in self._starts(one)), wake_ns=self.wake_ns())

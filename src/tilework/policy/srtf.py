@@ -80,7 +80,6 @@ class ShortestFirst:
                 placed.append(Placed(task, group, self._why(task)))
             else:
                 pool.hold(degree, task.job.last_gpus)
-        pool.settle(placed)
         return pool.plan(placed)
 
     def _rank(self, task: Task) -> tuple[int, int]:
