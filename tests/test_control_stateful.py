@@ -385,5 +385,5 @@ class HostileDriver(RuleBasedStateMachine):
 # Half a minute of CPU, and a machine may be slow.
 TestHostileDriver = pytest.mark.timeout(400)(HostileDriver.TestCase)
 TestHostileDriver.settings = settings(
-    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
