@@ -32,6 +32,7 @@ FLAT_MB = 1.0
 _POLL_S = 4.0  # Less than after what the server closes a connection on which nothing happens.
 _WARM_UP = 0.2  # Of the time, before the memory counts.
 _AT_A_TIME = 20
+_FAR_S, _FARTHEST_S = 500_000.0, 600_000.0
 # Connections are opened one by one over this time, which is that between two comments of the server in a stream: what
 # comes at regular times would else come for all of them at once.
 _OPENING_S = 15.0
@@ -44,7 +45,8 @@ class Load:
     Of the connections all but `pollers` follow the events of a call that waits; those ask for one every four seconds. A
     share `refused` of the arrivals asks for a promise that is out of reach; of the others every second one has a far
     deadline. For each that comes in, one that waits is cancelled, so that the queue keeps its length and yet is another
-    one in the end. Afterwards calls arrive at `slower` rates, each for a tenth of the time.
+    one in the end; those that are followed have the farthest deadlines, and never come to its head. Afterwards calls
+    arrive at `slower` rates, each for a tenth of the time.
     """
 
     queued: int = 20_000
@@ -102,10 +104,10 @@ class Load:
     async def _run(self, http: aiohttp.ClientSession, server: Server, note: Note) -> _Seen:
         seen = _Seen(gauge=_Gauge(server.pid))
         crowd = _Crowd(http, server.url, Random(self.seed), seen)
-        await crowd.fill(self.queued)
-        note(f"{len(crowd.uids)} wait, {resident_bytes(server.pid) or 0:,} bytes")
-        # Those whose events are followed are never cancelled, so that every connection stays open to the end.
-        followed = [crowd.uids.pop() for _ in range(self.connections - self.pollers)]
+        num_followed = self.connections - self.pollers
+        await crowd.fill(self.queued - num_followed)
+        followed = await crowd.submit_all({"slo_s": _FARTHEST_S}, num_followed)
+        note(f"{len(crowd.uids) + len(followed)} wait, {resident_bytes(server.pid) or 0:,} bytes")
         watching = [asyncio.create_task(crowd.follow(uid)) for uid in followed]
         watching += [asyncio.create_task(crowd.poll(followed, index)) for index in range(self.pollers)]
         await asyncio.sleep(_OPENING_S + 1.0)
@@ -114,6 +116,7 @@ class Load:
             began_s, cpu_s = time.perf_counter(), time.process_time()
             await crowd.arrive(self.rate, self.seconds, self.refused)
             seen.client_cpu = (time.process_time() - cpu_s) / (time.perf_counter() - began_s)
+        note(", ".join(f"{what}: p99 {p99(ms):.1f} ms" for what, ms in seen.answers[self.rate].by_kind()))
         for rate in self.slower:
             await crowd.arrive(rate, self.seconds / 10, self.refused)
         seen.waiting = await crowd.num_waiting()
@@ -203,11 +206,17 @@ class _Crowd:
         self.uids: list[str] = []
 
     async def fill(self, count: int) -> None:
+        self.uids += await self.submit_all({}, count)
+
+    async def submit_all(self, more: dict[str, Any], count: int) -> list[str]:
+        """Calls that wait, with `more` in their bodies."""
+        uids: list[str] = []
         for first in range(0, count, _AT_A_TIME):
-            calls = (self._submit(self._patient()) for _ in range(first, min(first + _AT_A_TIME, count)))
-            self.uids += [uid for _, uid in await asyncio.gather(*calls) if uid is not None]
-        if len(self.uids) < count:
-            raise CaseFailed(f"{count - len(self.uids)} of {count} calls were refused while the queue was filled")
+            calls = (self._submit(self._patient() | more) for _ in range(first, min(first + _AT_A_TIME, count)))
+            uids += [uid for _, uid in await asyncio.gather(*calls) if uid is not None]
+        if len(uids) < count:
+            raise CaseFailed(f"{count - len(uids)} of {count} calls were refused while the queue was filled")
+        return uids
 
     async def follow(self, uid: str) -> None:
         """Read a call's events until cancelled."""
@@ -228,14 +237,14 @@ class _Crowd:
                 await asyncio.sleep(_POLL_S)
 
     async def arrive(self, rate: float, seconds: float, refused: float) -> None:
-        start_s, due_s, tasks = time.perf_counter(), 0.0, set[asyncio.Task[None]]()
+        """Raises what the first call raised that went wrong."""
+        start_s, due_s = time.perf_counter(), 0.0
         answers = self._seen.answers[rate] = _Answers()
-        while due_s < seconds:
-            await asyncio.sleep(max(0.0, start_s + due_s - time.perf_counter()))
-            tasks.add(task := asyncio.create_task(self._visit(refused, answers)))
-            task.add_done_callback(tasks.discard)
-            due_s += self._rng.expovariate(rate)
-        await asyncio.gather(*tasks)
+        async with asyncio.TaskGroup() as visits:
+            while due_s < seconds:
+                await asyncio.sleep(max(0.0, start_s + due_s - time.perf_counter()))
+                visits.create_task(self._visit(refused, answers))
+                due_s += self._rng.expovariate(rate)
 
     async def num_waiting(self) -> int:
         async with self._http.get("/metrics") as response:
@@ -247,7 +256,7 @@ class _Crowd:
         if self._rng.random() < refused:
             body |= {"slo_s": 0.1, "on_miss": "reject"}
         elif self._rng.random() < 0.5:
-            body |= {"slo_s": 500_000.0}
+            body |= {"slo_s": _FAR_S}
         start_s = time.perf_counter()
         status, uid = await self._submit(body)
         taken_ms = (time.perf_counter() - start_s) * 1e3

@@ -25,6 +25,8 @@ from tilework.server.restore import restore
 from tilework.store.durable import DurableDirectory
 
 CLOSE_S = 5  # For the last answers, beyond the drain or when somebody is in a hurry.
+# Longer than clients keep idle connections (httpx 5 s, aiohttp 15 s): who closes second cannot close on a new request.
+_KEEP_ALIVE_S = 20
 
 
 class AddressInUse(Exception):
@@ -161,6 +163,7 @@ def _uvicorn_config(app: FastAPI, config: ServerConfig, protocol: type[LimitedPr
         port=config.port,
         http=protocol,
         h11_max_incomplete_event_size=config.max_head_bytes,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         log_level="warning",
         access_log=False,
         ws="none",
