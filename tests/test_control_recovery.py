@@ -164,6 +164,16 @@ def test_who_was_set_back_is_tried_again_when_it_is_forgotten_and_fails_in_the_e
     assert all(FORGET_NS <= later - earlier <= FORGET_NS + 2 * NS_PER_S for earlier, later in pairwise(tries_ns))
 
 
+def test_an_encode_that_does_not_fit_is_tried_again_also_where_fewer_devices_are_up_than_the_policy_wants() -> None:
+    it = driver("fixed-sp2", num_gpus=2)
+    it.tell(GpuLost(1, "for a test"))
+    it.tell(Submitted(request("a", steps=4)))
+    work = it.until(ENCODE)
+    it.tell(OutOfMemory(work.work_id, 0))
+    it.finish()
+    assert not it.control.tracker.jobs
+
+
 def test_a_device_keeps_the_states_of_so_many_jobs_and_gets_others_back_when_they_go_on() -> None:
     """Five that are each displaced by a more urgent one after their first steps."""
     it = driver(max_residents=3)

@@ -54,6 +54,7 @@ from tilework.core.time import NS_PER_S
 from tilework.core.work import DIFFUSE, ENCODE, Group, Plan, StageId, Start, Work
 from tilework.cost.table import CostTable, TableCosts, UnknownCost
 from tilework.policy.admission import EtaAdmission
+from tilework.policy.demand import usable_degree
 from tilework.policy.door import Door
 from tilework.policy.guard import Guard
 from tilework.policy.registry import make_policy
@@ -302,8 +303,14 @@ class Controller:
         return actions
 
     def _lacks_devices(self, job: Job) -> bool:
-        """Whether the steps of a job would fit on more devices of a node than are up now, as they have been before."""
+        """Whether the steps of a job would fit on more devices of a node than are up now, as they have been before.
+
+        Not if nothing is known against those that are up: it may have been another stage that did not fit, of which
+        nothing will be forgotten that could bring the job back.
+        """
         stage, shape = StageId(job.request.pipeline, DIFFUSE), job.request.shape
+        if self.costs.fits(stage, shape, usable_degree(stage, self.tracker.widest_now, self.costs)):
+            return False
         degrees = [one for one in self._policy.degrees(job.request, self.costs) if one <= self.tracker.widest]
         fitting = [degree for degree in degrees if self.costs.fits(stage, shape, degree)]
         return bool(fitting) and min(fitting) > self.tracker.widest_now
