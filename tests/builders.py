@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import exp, log2
 from random import Random
+from statistics import fmean
 from typing import Any, TypeVar
 
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.control.job import Job
+from tilework.control.tracker import Tracker
 from tilework.core.actions import Action
 from tilework.core.events import GpuJoined
 from tilework.core.interfaces import ClusterView, CostModel, Demand, Forecast
@@ -17,8 +19,9 @@ from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, Request, Shape
 from tilework.core.time import ns_from_s
 from tilework.core.wire import CostRow
-from tilework.core.work import DIFFUSE, STAGES, Plan, StageId
-from tilework.cost.table import CostTable, TableCosts
+from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, Group, Plan, StageId
+from tilework.cost.shipped import shipped_path
+from tilework.cost.table import CostTable, TableCosts, read_table
 from tilework.policy.demand import demand_at
 from tilework.sim.simulation import SimConfig, Simulation, Trace
 
@@ -52,6 +55,24 @@ def table(
         for degree in (degrees if stage == DIFFUSE else (1,))
     ]
     return CostTable(hardware="toy", rows=tuple(rows))
+
+
+def profile(steps_s: Mapping[int, Mapping[int, float]], decode_s: float = 0.0, encode_s: float = 0.0) -> CostTable:
+    """Seconds of a step by side and degree."""
+    steps = [(DIFFUSE, side, degree, s) for side, of_degree in steps_s.items() for degree, s in of_degree.items()]
+    ends = [(stage, side, 1, s) for stage, s in ((ENCODE, encode_s), (DECODE, decode_s)) for side in steps_s]
+    rows = [
+        CostRow(pipeline=PIPELINE, stage=stage, height=side, width=side, degree=degree, seconds=seconds)
+        for stage, side, degree, seconds in steps + ends
+    ]
+    return CostTable(hardware="toy", rows=tuple(rows))
+
+
+def shipped(name: str) -> CostTable:
+    """A cost table that comes with the package."""
+    path = shipped_path(name)
+    assert path is not None
+    return read_table(path)
 
 
 def row(pixels: int, seconds: float, **fields: Any) -> CostRow:
@@ -116,6 +137,47 @@ class Idle:
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         return Plan()
+
+
+def planned(
+    policy: Any,
+    requests: list[Request],
+    num_gpus: int = 1,
+    costs: TableCosts | None = None,
+    gpus: tuple[int, ...] = (),
+) -> Plan:
+    """What a policy plans when all these wait and all devices, of nodes of eight, are idle."""
+    costs = costs or TableCosts(table())
+    tracker = Tracker(policy, costs)
+    for gpu in gpus or range(num_gpus):
+        tracker.add_device(gpu, gpu // 8, ALL_STAGES)
+    for job_id, asked in enumerate(requests):
+        policy.demand(asked, Cursor.start(asked), costs)  # As admission asks first.
+        tracker.add_job(job(job_id, asked, policy.urgency_ns(asked, False)))
+    plan: Plan = policy.plan(tracker, costs, 0)
+    return plan
+
+
+def groups(trace: Trace, stage: str = DIFFUSE) -> dict[str, list[Group]]:
+    """The groups on which each request ran a stage, in order; repeated ones once."""
+    found: dict[str, list[Group]] = {}
+    uids = {ending.job_id: ending.request.uid for ending in trace.endings}
+    for run in sorted(trace.runs, key=lambda run: (run.start_ns, run.work.work_id)):
+        for job_id in run.work.job_ids:
+            visited = found.setdefault(uids[job_id], [])
+            if run.work.stage.name == stage and visited[-1:] != [run.gpus]:
+                visited.append(run.gpus)
+    return found
+
+
+def finished(trace: Trace) -> list[str]:
+    """Who is done, in order."""
+    return [ending.request.uid for ending in sorted(trace.endings, key=lambda ending: ending.finish_ns)]
+
+
+def on_time(trace: Trace) -> float:
+    """The share of requests that were."""
+    return fmean(ending.on_time for ending in trace.endings)
 
 
 def controller(policy: str = "edf", num_gpus: int = 1, degrees: tuple[int, ...] = (1,), **options: int) -> Controller:

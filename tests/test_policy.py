@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from builders import ALL_STAGES, PIPELINE, job, request, simulate, table
+from builders import ALL_STAGES, PIPELINE, planned, request, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
-from tilework.control.tracker import Tracker
 from tilework.core.actions import RunStage, RunSteps
 from tilework.core.events import GpuJoined, StageFinished, StepsFinished, Submitted, WorkFailed
 from tilework.core.interfaces import Demand
@@ -30,19 +29,6 @@ WIDE_COSTS = TableCosts(table(degrees=(1, 2, 4)))
 
 def service_time_ns(asked: Request) -> int:
     return demand_at(asked, Cursor.start(asked), 1, COSTS).run_ns
-
-
-def planned(
-    policy: Any, requests: list[Request], num_gpus: int = 1, costs: TableCosts = COSTS, gpus: tuple[int, ...] = ()
-) -> Plan:
-    """What a policy plans when all these wait and all devices, of nodes of eight, are idle."""
-    tracker = Tracker(policy, costs)
-    for gpu in gpus or range(num_gpus):
-        tracker.add_device(gpu, gpu // 8, ALL_STAGES)
-    for job_id, asked in enumerate(requests):
-        tracker.add_job(job(job_id, asked, policy.urgency_ns(asked, False)))
-    plan: Plan = policy.plan(tracker, costs, 0)
-    return plan
 
 
 def told(plan: Plan) -> list[tuple[int, int, str, int]]:

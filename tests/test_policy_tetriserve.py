@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import combinations_with_replacement, product
-from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import ALL_STAGES, flux_requests, job, request, simulate, table
+from builders import ALL_STAGES, flux_requests, job, on_time, request, shipped, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.control.tracker import Tracker
 from tilework.core.actions import RunStage, RunSteps, WakeAt
@@ -20,14 +20,12 @@ from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, Group, Plan, StageId, Work
-from tilework.cost.shipped import shipped_path
-from tilework.cost.table import CostTable, TableCosts, read_table
+from tilework.cost.table import CostTable, TableCosts
 from tilework.policy import registry
 from tilework.policy.demand import Segment, Speed, min_gpu_allocation, step_speeds
 from tilework.policy.packing import Option, pack
 from tilework.policy.rounds import Kind, RoundSearch, cheapest_ns, whole_steps
 from tilework.policy.tetriserve import TetriServe
-from tilework.sim.simulation import Trace
 
 MARGIN_NS = 10 * NS_PER_MS
 WIDE = table(degrees=(1, 2, 4))  # A step of 128 px takes 100, 62.5 and 39.1 ms; encode 10 ms, decode 50 ms.
@@ -42,9 +40,7 @@ def choose_round_ns(kinds: Sequence[Kind], margin_ns: int) -> int:
 
 
 def flux_table() -> CostTable:
-    path = shipped_path("flux1dev_h100_eager")
-    assert path is not None
-    return read_table(path)
+    return shipped("flux1dev_h100_eager")
 
 
 # The minimal allocation.
@@ -141,7 +137,7 @@ def test_the_chosen_round_is_among_the_best_there_are(
 
     def attained(round_ns: int) -> float:
         monkeypatch.setitem(registry._REGISTRY, "rounds", lambda: TetriServe(round_ns=round_ns))
-        return attainment(simulate(requests, "rounds", num_gpus=8, costs=flux_table()))
+        return on_time(simulate(requests, "rounds", num_gpus=8, costs=flux_table()))
 
     others = [attained(ns_from_s(0.15 * 1.5**index)) for index in range(7)]
     chosen = attained(choose_round_ns(flux_kinds(scale), MARGIN_NS))
@@ -385,16 +381,12 @@ def test_what_it_expects_to_take_is_the_cheapest_that_is_in_time() -> None:
 # What comes of it.
 
 
-def attainment(trace: Trace) -> float:
-    return fmean(ending.on_time for ending in trace.endings)
-
-
 @pytest.mark.parametrize(("scale", "alpha"), [(1.0, 0.0), (1.2, 1.0)])
 def test_it_beats_every_fixed_degree_and_edf(scale: float, alpha: float) -> None:
     """TetriServe §6.2 at 12 requests per minute, with a shorter workload."""
     requests = flux_requests(100, 12, scale, seed=3, alpha=alpha)
     attained = {
-        policy: attainment(simulate(requests, policy, num_gpus=8, costs=flux_table()))
+        policy: on_time(simulate(requests, policy, num_gpus=8, costs=flux_table()))
         for policy in ("tetriserve", "fixed-sp1", "fixed-sp2", "fixed-sp4", "fixed-sp8", "edf")
     }
     mine = attained.pop("tetriserve")
@@ -440,3 +432,35 @@ def test_a_step_that_is_longer_than_a_round_runs(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(registry._REGISTRY, "rounds", lambda: TetriServe(round_ns=500 * NS_PER_MS))
     trace = simulate([request("a", steps=3)], "rounds", num_gpus=1, costs=table(step_s=1.2))
     assert trace.endings[0].latency_ns < 5 * NS_PER_S
+
+
+# Rounds that end early.
+
+
+def test_a_round_whose_work_is_done_is_over_with_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of 300 ms leaves a tail of 200 in a round of 500 ms, in which the next one could already run."""
+    for name, ends_early in (("rounds", False), ("early", True)):
+        build = partial(TetriServe, round_ns=500 * NS_PER_MS, ends_early=ends_early)
+        monkeypatch.setitem(registry._REGISTRY, name, build)
+    costs = table(encode_s=0.0, step_s=0.3, decode_s=0.0)
+    late, early = (simulate([request("a", steps=2)], policy, num_gpus=1, costs=costs) for policy in ("rounds", "early"))
+    assert (late.endings[0].finish_ns, early.endings[0].finish_ns) == (800 * NS_PER_MS, 600 * NS_PER_MS)
+
+
+def test_a_round_goes_on_while_anybody_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device that is done first waits: what runs in a round is decided at its beginning."""
+    monkeypatch.setitem(registry._REGISTRY, "early", partial(TetriServe, round_ns=500 * NS_PER_MS, ends_early=True))
+    requests = [request("long", steps=1, side=192), request("short", steps=1), request("third", 0.1, steps=1)]
+    costs = table(encode_s=0.0, step_s=0.2, decode_s=0.0)  # At 192 px 450 ms.
+    trace = simulate(requests, "early", num_gpus=2, costs=costs)
+    starts_ns = {run.work.job_ids[0]: run.start_ns for run in reversed(trace.runs)}
+    assert starts_ns[2] == 450 * NS_PER_MS
+
+
+def test_rounds_that_end_early_keep_more_deadlines() -> None:
+    requests = flux_requests(100, 12, 1.0, seed=2)
+    plain, early = (
+        on_time(simulate(requests, policy, num_gpus=8, costs=flux_table()))
+        for policy in ("tetriserve", "tetriserve-early")
+    )
+    assert early > plain + 0.01

@@ -26,6 +26,10 @@ class Allocator:
     def num_free(self) -> int:
         return sum(len(free) for free in self._free)
 
+    def widest(self) -> int:
+        """The most free GPUs of a node."""
+        return max([len(free) for free in self._free], default=0)
+
     def take(self, width: int, preferred: Group = ()) -> Group | None:
         """Take `width` free GPUs of one node; None if no node has that many.
 
@@ -39,6 +43,16 @@ class Allocator:
             for free in self._free:
                 free.difference_update(group)
         return group
+
+    def num_free_of(self, node: Sequence[int]) -> int:
+        """How many of these GPUs are free."""
+        return sum(gpu in free for free in self._free for gpu in node)
+
+    def take_some(self, node: Sequence[int], most: int) -> None:
+        """Take free GPUs among these, the lowest first, `most` at most."""
+        chosen = [gpu for gpu in node if any(gpu in free for free in self._free)][:most]
+        for free in self._free:
+            free.difference_update(chosen)
 
     def give(self, group: Group) -> None:
         """Take back what `take` gave."""

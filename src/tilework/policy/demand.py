@@ -27,6 +27,20 @@ def demand_at(request: Request, left: Cursor, degree: int, costs: CostModel) -> 
     )
 
 
+def cheapest_in_time(
+    request: Request, left: Cursor, degrees: Sequence[int], budget_ns: int, costs: CostModel
+) -> Demand:
+    """What is left at the degree, of these, that takes the least GPU-time within a budget; the quickest if none does.
+
+    Raises UnknownCost.
+    """
+    blocks = [demand_at(request, left, degree, costs) for degree in (degrees if left.num_steps_left else (1,))]
+    in_time = [block for block in blocks if block.run_ns <= budget_ns]
+    if in_time:
+        return min(in_time, key=lambda block: (block.width * block.run_ns, block.width))
+    return min(blocks, key=lambda block: (block.run_ns, block.width))
+
+
 def usable_degree(stage: StageId, width: int, costs: CostModel) -> int:
     """The widest profiled degree that `width` GPUs can run; 1 for a stage that was profiled at wider degrees only."""
     return max((degree for degree in costs.degrees(stage) if degree <= width), default=1)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from tilework.core.interfaces import CostModel, JobView
+from tilework.core.interfaces import ClusterView, CostModel, JobView
 from tilework.core.request import Request, Shape
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, Group, StageId, Start
 from tilework.policy.demand import Speed, step_speeds
+from tilework.policy.order import by_urgency, jobs_at_hand
 
 _NO_SPEED = Speed(1, 0)
 
@@ -94,3 +95,16 @@ class TaskReader:
             )
             self._prices[key] = encode_ns, step_speeds(request, self._costs, self._max_degree), decode_ns
         return self._prices[key]
+
+
+def tasks_at_hand(view: ClusterView, costs: CostModel, now_ns: int) -> list[Task]:
+    """The running jobs and the most urgent waiting ones, in order of urgency."""
+    if not view.gpus:
+        return []
+    sizes: dict[int, int] = {}
+    for gpu in view.gpus:
+        sizes[gpu.node] = sizes.get(gpu.node, 0) + 1
+    free_ns, max_degree = {gpu.gpu: gpu.free_ns for gpu in view.gpus}, max(sizes.values())
+    jobs = sorted(jobs_at_hand(view, max(32, 4 * len(view.gpus))), key=by_urgency)
+    reader = TaskReader(free_ns, costs, max_degree, now_ns)
+    return [task for job in jobs if (task := reader.read(job)) is not None]

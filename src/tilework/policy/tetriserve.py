@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from tilework.core.interfaces import ClusterView, CostModel, Demand
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
-from tilework.policy.demand import Speed, demand_at, fitting_degrees
-from tilework.policy.order import DeadlineOrder, by_urgency, doom, jobs_at_hand
+from tilework.policy.demand import Speed, cheapest_in_time, fitting_degrees
+from tilework.policy.order import DeadlineOrder, doom
 from tilework.policy.registry import policy
 from tilework.policy.round_plan import RoundPlan
 from tilework.policy.rounds import Kind, RoundSearch
-from tilework.policy.tasks import Task, TaskReader
+from tilework.policy.tasks import Task, tasks_at_hand
 
 _MOST_KINDS = 8
 # Rounds after which their length is thought over, with news of the requests and without.
@@ -30,6 +31,8 @@ class TetriServe:
     A round that nobody of is left to wait for its end is over when an arrival finds all devices idle. The length of
     a round follows from the requests seen lately (see `RoundSearch`), unless `round_ns` fixes it. At the end of
     each round, `margin_ns` is left free: what dispatch, moves and small delays take must not push steps over it.
+    With `ends_early` a round is over as soon as all its work is done, which spares the tails of rounds in which few
+    jobs ran; over many devices somebody is nearly always at work, and little changes.
 
     Jobs that cannot be on time any more, even at full speed from now on, are set aside; they and jobs without a
     deadline are served by the patience of `DeadlineOrder`.
@@ -39,6 +42,7 @@ class TetriServe:
     """
 
     round_ns: int | None = None
+    ends_early: bool = False
     margin_ns: int = 10 * NS_PER_MS
     order: DeadlineOrder = field(default_factory=DeadlineOrder)
     _end_ns: int = field(default=0, init=False)
@@ -56,18 +60,14 @@ class TetriServe:
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
         """The cheapest degree that would meet the deadline from the arrival on; the quickest if none would."""
-        degrees = self.degrees(request, costs) if left.num_steps_left else (1,)
-        blocks = [demand_at(request, left, degree, costs) for degree in degrees]
         budget_ns = self.urgency_ns(request, False) - request.arrival_ns
-        in_time = [block for block in blocks if block.run_ns <= budget_ns]
-        if in_time:
-            return min(in_time, key=lambda block: (block.width * block.run_ns, block.width))
-        return min(blocks, key=lambda block: (block.run_ns, block.width))
+        return cheapest_in_time(request, left, self.degrees(request, costs), budget_ns, costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        if now_ns < self._end_ns and not _is_deserted(view):
+        is_over = now_ns >= self._end_ns or _is_deserted(view) or (self.ends_early and _is_idle(view))
+        if not is_over:
             return Plan(wake_ns=self._end_ns)
-        tasks = _tasks(view, costs, now_ns)
+        tasks = tasks_at_hand(view, costs, now_ns)
         doomed = tuple(
             (task.job.job_id, why) for task in tasks if (why := doom(task.job, task.earliest_ns)) is not None
         )
@@ -123,19 +123,13 @@ def _differ(old: Sequence[Speed], new: Sequence[Speed]) -> bool:
     return any(abs(one.step_ns - other.step_ns) > 0.01 * one.step_ns for one, other in zip(old, new, strict=True))
 
 
+def _is_idle(view: ClusterView) -> bool:
+    return not any(gpu.works for gpu in view.gpus)
+
+
 def _is_deserted(view: ClusterView) -> bool:
     """Whether all devices are idle and nobody waits for the end of the round who has a state on some."""
-    return not any(gpu.works for gpu in view.gpus) and not any(job.last_gpus for job in view.waiting())
+    return _is_idle(view) and not any(job.last_gpus for job in view.waiting())
 
 
-def _tasks(view: ClusterView, costs: CostModel, now_ns: int) -> list[Task]:
-    """The running jobs and the most urgent waiting ones, in order of urgency."""
-    if not view.gpus:
-        return []
-    sizes: dict[int, int] = {}
-    for gpu in view.gpus:
-        sizes[gpu.node] = sizes.get(gpu.node, 0) + 1
-    free_ns, max_degree = {gpu.gpu: gpu.free_ns for gpu in view.gpus}, max(sizes.values())
-    jobs = sorted(jobs_at_hand(view, max(32, 4 * len(view.gpus))), key=by_urgency)
-    reader = TaskReader(free_ns, costs, max_degree, now_ns)
-    return [task for job in jobs if (task := reader.read(job)) is not None]
+policy("tetriserve-early")(partial(TetriServe, ends_early=True))
