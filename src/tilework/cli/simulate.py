@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -23,6 +23,7 @@ from tilework.control.measured import dispatch_ns, profiled_table
 from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.core.request import Request, Status
+from tilework.core.time import NS_PER_MS
 from tilework.core.workload import BadLine, RequestId, read_workload
 from tilework.cost.table import BadCostTable, CostTable, read_table
 from tilework.policy.registry import UnknownPolicy, make_policy, policy_names
@@ -63,6 +64,12 @@ def command(
         str | None, typer.Option(help=f"One of {', '.join(policy_names())}; default edf, or the log's.")
     ] = None,
     gpus: Annotated[int | None, typer.Option(min=1, help="Number of devices; default 1, or the log's.")] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, help="Devices of a node: no group is wider; default: the cost table's.")
+    ] = None,
+    switch_ms: Annotated[
+        float, typer.Option(min=0, help="What is lost when devices go on with another job, or a job on other devices.")
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the jitter.")] = 0,
     jitter: Annotated[float, typer.Option(min=0, max=1, help="Relative standard deviation of each duration.")] = 0.0,
     schedule: Annotated[Path | None, typer.Option(help="Write what ran when, as JSON lines.")] = None,
@@ -80,9 +87,11 @@ def command(
     With --log, the devices cost what the run itself measured, the controller starts from the costs that the run started
     from, and the result is set beside what really happened.
     """
-    config = SimConfig(num_gpus=gpus or 1, seed=seed, jitter=jitter)
+    config = SimConfig(num_gpus=gpus or 1, seed=seed, jitter=jitter, switch_ns=round(switch_ms * NS_PER_MS))
     with user_errors(BadLine, BadCostTable, UnknownPolicy, OSError):
         scenario = _scenario(requests, cost, log, policy, gpus, config, quiet=json)
+        if gpus_per_node is not None:
+            scenario = replace(scenario, devices=replace(scenario.devices, gpus_per_node=gpus_per_node))
         make_policy(scenario.policy)
         pictures = check_timeline_files(timeline or [])
         header = Header(
@@ -156,12 +165,7 @@ def _from_log(log: Path, policy: str | None, gpus: int | None, config: SimConfig
         table=history.header.table,
         devices=profiled_table(history),
         policy=policy or history.header.config.policy,
-        config=SimConfig(
-            num_gpus=gpus or history.num_gpus or 1,
-            seed=config.seed,
-            jitter=config.jitter,
-            dispatch_ns=dispatch_ns(history),
-        ),
+        config=replace(config, num_gpus=gpus or history.num_gpus or 1, dispatch_ns=dispatch_ns(history)),
         live=live,
     )
 

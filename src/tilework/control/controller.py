@@ -254,14 +254,25 @@ class Controller:
             case StepsFinished(_, run_ns) | StageFinished(_, run_ns):
                 return self._complete(work, run_ns, now_ns)
             case Stopped(_, steps_done):
-                self.tracker.end_work(work, steps_done)
-                return []
+                jobs = self.tracker.end_work(work, steps_done)
+                return [] if steps_done else self._clear(jobs, work)
             case WorkFailed(_, reason, state_lost):
                 return self._interrupted(work, 0, reason, state_lost)
             case Broken(_, steps_done):
                 return self._interrupted(work, steps_done, report.why)
             case OutOfMemory(_, steps_done):
                 return self._starved(work, steps_done, report.why, now_ns)
+
+    def _clear(self, jobs: Sequence[Job], work: Work) -> list[Action]:
+        """A work was revoked: let devices forget jobs of which nothing has run there, and which may not have come."""
+        drops: list[Action] = []
+        for job in jobs:
+            strays = tuple(gpu for gpu in work.gpus if gpu in job.holders and gpu not in job.done_gpus)
+            for gpu in strays:
+                self.tracker.let_go(job, gpu)
+            if strays:
+                drops.append(DropState(job.job_id, strays))
+        return drops
 
     def _complete(self, work: Work, run_ns: int, now_ns: int) -> list[Action]:
         jobs = self.tracker.end_work(work, work.num_steps)
@@ -369,6 +380,8 @@ class Controller:
             while plan.set_aside:
                 actions += self._set_aside(plan)
                 plan = self._policy.plan(self.tracker, self.costs, now_ns)
+            for job_id in plan.stops:
+                actions += [Stop(work.work_id) for work in self.tracker.stop(self.tracker.jobs[job_id])]
             starts = self._guard.review(plan.starts, self.tracker, self.costs, now_ns)
             actions += [action for start in starts for action in self._start(start)]
             forced = self._forced(now_ns)

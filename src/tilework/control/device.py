@@ -56,6 +56,12 @@ class Device:
         else:
             self._foresee(self.now_ns + self._predicted_ns[0] if index == 0 else head_ns)
 
+    def shorten(self, work: Work, run_ns: int) -> None:
+        """Predict a work to end after `run_ns`, from now on if it is running, if that is sooner."""
+        index = self.works.index(work)
+        self._predicted_ns[index] = min(self._predicted_ns[index], run_ns)
+        self._foresee(min(self._ends_ns[0], self.now_ns + run_ns) if index == 0 else self._ends_ns[0])
+
     def _foresee(self, head_ns: int) -> None:
         """Predict the ends of all works from that of the running one."""
         self._ends_ns = list(accumulate([head_ns, *self._predicted_ns[1:]]))

@@ -16,11 +16,12 @@ _NOTHING = Demand(width=1, run_ns=0)
 class Job:
     """Mutable record of one accepted request; a `JobView` to policies.
 
-    `done` is how far completed works brought it, and so where the state stands that was put down last; `works` are
-    committed to devices and not ended, and will bring it to `committed`; `last_gpus` will have its state then;
-    `holders` are the devices that have seen its conditioning. A lost device or a failed work starts the next `attempt`,
-    from `done`; `failures` counts those since the last progress. `demand` and `promised` are kept by the tracker, which
-    knows policy and costs. `urgency_ns` includes `delay_ns`, for the sake of its tenant's others and of other tenants.
+    `done` is how far completed works brought it, and so where the state stands that was put down last, by `done_gpus`;
+    `works` are committed to devices and not ended, and will bring it to `committed`; `last_gpus` will have its state
+    then; `holders` are the devices that have seen its conditioning. A lost device or a failed work starts the next
+    `attempt`, from `done`; `failures` counts those since the last progress. `demand` and `promised` are kept by the
+    tracker, which knows policy and costs. `urgency_ns` includes `delay_ns`, for the sake of its tenant's others and of
+    other tenants.
     """
 
     job_id: int
@@ -34,8 +35,10 @@ class Job:
     set_aside: bool = False
     demand: Demand = _NOTHING
     promised: Block | None = None
+    is_stopping: bool = False
     works: list[Work] = field(default_factory=list)
     last_gpus: Group = ()
+    done_gpus: Group = ()
     holders: set[int] = field(default_factory=set)
     committed: Cursor = field(init=False)
 
@@ -55,7 +58,9 @@ class Job:
     def end(self, work: Work, steps_done: int) -> None:
         """Take over what a work has done; one that was stopped has done less than was committed."""
         self.works.remove(work)
-        self.done = self.done.advanced(steps_done)
+        self.is_stopping = self.is_stopping and bool(self.works)
+        if steps_done:
+            self.done, self.done_gpus = self.done.advanced(steps_done), work.gpus
         self._commit()
 
     @property
@@ -77,5 +82,6 @@ class Job:
         if from_start:
             self.done = Cursor.start(self.request)
         self.attempt += 1
+        self.is_stopping, self.done_gpus = False, ()
         self.works.clear()
         self._commit()

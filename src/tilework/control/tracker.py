@@ -234,6 +234,30 @@ class Tracker:
                     self._wait(job)
         return jobs
 
+    def stop(self, job: Job) -> list[Work]:
+        """Expect a job's works to end at their next step boundary; returns those to stop, the last one first.
+
+        A stage without steps that is running runs to its end.
+        """
+        job.is_stopping = True
+        stopped = [work for work in reversed(job.works) if work.work_id in self.works]
+        for work in stopped:
+            left_ns = self._to_boundary_ns(work)
+            for gpu in work.gpus:
+                if left_ns is not None and self._carries(gpu, work):
+                    self.devices[gpu].shorten(work, left_ns)
+        return stopped
+
+    def _to_boundary_ns(self, work: Work) -> int | None:
+        """How long a work runs that is told to stop; None: to its end."""
+        if any(self._carries(gpu, work) and self.devices[gpu].works[0] is not work for gpu in work.gpus):
+            return 0
+        if work.stage.name != DIFFUSE:
+            return None
+        requests = [job.request for job in self.members(work)]
+        step_ns = self._costs.work_ns(work.stage, requests, len(work.gpus)) if requests else 0
+        return (self._end_ns(work) - self._now_ns) % step_ns if step_ns else None
+
     def awaited(self, work: Work) -> Work | None:
         """The first earlier work of one of its jobs that has not been reported on, if there is one."""
         return next((job.works[0] for job in self.members(work) if job.works[0] is not work), None)

@@ -60,6 +60,10 @@ class JobView(Protocol):
     @property
     def set_aside(self) -> bool: ...
     @property
+    def is_stopping(self) -> bool:
+        """Whether its works have been told to end early, and have not all done so."""
+
+    @property
     def last_gpus(self) -> Group:
         """Devices that will have its state when its works have ended: the group of the latest, without lost ones."""
 

@@ -63,10 +63,14 @@ class Work:
 class Plan:
     """What a policy wants now; an empty plan changes nothing.
 
+    `stops` names jobs whose works are to end at their next step boundary, and not to begin if they have not. They may
+    be started again when they have ended.
+
     `set_aside` names jobs that cannot be on time any more, each with the reason in words: they are served after those
     that can, and never starve.
     """
 
     starts: tuple[Start, ...] = ()
+    stops: tuple[int, ...] = ()
     set_aside: tuple[tuple[int, str], ...] = ()
     wake_ns: int | None = None

@@ -146,10 +146,10 @@ class Cluster:
         return any(job.job_id == job_id for job in self._tracker.members(work))
 
     def _state(self, job_id: int, behind: Work | None) -> State | None:
-        """What a job's latest work has put down, or what there was when its attempt began; None if it is lost."""
+        """What a job's latest work has put down, or what there is if that was heard of; None if it is lost."""
         job = self._tracker.jobs[job_id]
         steps = job.request.steps - job.done.num_steps_left
-        if behind is not None and self._is_member(job_id, behind):
+        if behind is not None and behind.work_id in self._tracker.works and self._is_member(job_id, behind):
             (first_step,) = behind.first_steps
             steps = first_step + (behind.num_steps if behind.stage.name == DIFFUSE else 0)
         return self._kept.get(job_id, {}).get(steps)

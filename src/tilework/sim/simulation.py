@@ -36,7 +36,9 @@ class SimConfig:
 
     `jitter` is the relative standard deviation of each work's duration (0: exactly its table time). `dispatch_ns` lies
     before every work and is not part of its run: what live devices lose between two works, one number or by degree
-    (a degree that is not listed loses what the nearest narrower one does, or the narrowest). `result_ns` lies between
+    (a degree that is not listed loses what the nearest narrower one does, or the narrowest). `switch_ns` comes on top
+    where steps do not go on from where their devices are: the last steps that these ran were of another job, or of this
+    one on another group. `result_ns` lies between
     the end of a request's last work and the client's answer. `faults` are what goes wrong.
     """
 
@@ -44,6 +46,7 @@ class SimConfig:
     seed: int = 0
     jitter: float = 0.0
     dispatch_ns: int | Mapping[int, int] = 0
+    switch_ns: int = 0
     result_ns: int = 0
     faults: Faults = field(default_factory=Faults)
 
@@ -115,7 +118,13 @@ class Simulation:
         devices = devices or table
         costs = TableCosts(devices)
         self._works = ModelledWorks(
-            costs, self._requests_of, config.dispatch_ns_at, self._dice, config.jitter, config.seed
+            costs,
+            self._requests_of,
+            config.dispatch_ns_at,
+            config.switch_ns,
+            self._dice,
+            config.jitter,
+            config.seed,
         )
         self.cluster = Cluster(
             self._clock,

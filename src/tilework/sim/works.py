@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from tilework.core.request import Request
-from tilework.core.work import DECODE, DIFFUSE, Work
+from tilework.core.work import DECODE, DIFFUSE, Group, Work
 from tilework.cost.table import TableCosts
 from tilework.sim.device import RunEnd
 from tilework.sim.faults import Dice
@@ -17,8 +17,9 @@ _SLICED = 0.5  # What a sliced decode needs of the memory of a whole one.
 class ModelledWorks:
     """A `Nature` of table times, jitter and faults.
 
-    `requests` gives those of some jobs; `dispatch_ns` what a work on so many devices loses before it runs; `jitter` is
-    the relative standard deviation of each duration.
+    `requests` gives those of some jobs; `dispatch_ns` what a work on so many devices loses before it runs, `switch_ns`
+    what steps lose besides if they do not go on from where their devices are; `jitter` is the relative standard
+    deviation of each duration.
     """
 
     def __init__(
@@ -26,6 +27,7 @@ class ModelledWorks:
         costs: TableCosts,
         requests: Callable[[Sequence[int]], list[Request]],
         dispatch_ns: Callable[[int], int],
+        switch_ns: int,
         dice: Dice,
         jitter: float,
         seed: int,
@@ -33,6 +35,8 @@ class ModelledWorks:
         self._costs = costs
         self._requests = requests
         self._dispatch_ns = dispatch_ns
+        self._switch_ns = switch_ns
+        self._latest: dict[int, tuple[tuple[int, ...], Group]] = {}
         self._dice = dice
         self._jitter = jitter
         self._random = Random(seed)
@@ -40,7 +44,13 @@ class ModelledWorks:
         self._is_small = dice.strikes("memory")
 
     def dispatch_ns(self, work: Work) -> int:
-        return self._dispatch_ns(len(work.gpus))
+        lost_ns = self._dispatch_ns(len(work.gpus))
+        if self._switch_ns and work.stage.name == DIFFUSE:
+            now = work.job_ids, work.gpus
+            if any(self._latest.get(gpu) != now for gpu in work.gpus):
+                lost_ns += self._switch_ns
+            self._latest.update(dict.fromkeys(work.gpus, now))
+        return lost_ns
 
     def run(self, work: Work) -> tuple[int, int, RunEnd | None]:
         requests = self._requests(work.job_ids)

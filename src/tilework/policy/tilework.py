@@ -1,0 +1,268 @@
+"""Tilework's own policy: look ahead, serve everybody no wider than needed, and give up as few deadlines as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from tilework.core.interfaces import ClusterView, CostModel, Demand, GpuView, JobView
+from tilework.core.progress import Cursor
+from tilework.core.request import Request, Shape
+from tilework.core.time import NS_PER_MS
+from tilework.core.work import DECODE, DIFFUSE, ENCODE, Plan, StageId, Start
+from tilework.policy.degrees import best_doubling
+from tilework.policy.demand import Speed, cheapest_in_time, fitting_degrees, step_speeds
+from tilework.policy.foresight import Claim, Ride
+from tilework.policy.lookahead import ONE_DEVICE, Lookahead
+from tilework.policy.order import DeadlineOrder, doom
+from tilework.policy.registry import policy
+
+_MOST_WAITING = 24  # Looked at per node: the most urgent.
+_TRIALS = 4  # Nodes that are rolled forward to find one on which a request is on time.
+
+_KindKey = tuple[str, Shape, bool, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What requests of a kind take on a node; `speeds` are the degrees that are quicker than every narrower one."""
+
+    encode_ns: int
+    speeds: tuple[Speed, ...]
+    usual: int
+    decode_ns: int
+
+
+@policy("tilework")
+@dataclass(slots=True, kw_only=True)
+class Tilework:
+    """Keep as many deadlines as possible, at every event, on every node for itself (see `Lookahead`).
+
+    A request that has not begun goes to the node with the fewest idle devices that are enough for it, so that wide
+    groups stay whole; if there is none, to one where it would be on time without costing others their deadlines; else
+    to the one with least to do. As long as it has not begun, it may still go to another.
+
+    Requests without a deadline, or whose deadline cannot be met, go by `patience` times their GPU-time after the point
+    of `DeadlineOrder`, at the degree up to which each doubling pays: short ones first, but nobody waits for ever.
+    """
+
+    chunk_ns: int = 200 * NS_PER_MS
+    patience: float = 4.0
+    order: DeadlineOrder = field(default_factory=DeadlineOrder)
+    _kinds: dict[_KindKey, Kind] = field(default_factory=dict, init=False)
+    _version: int = field(default=-1, init=False)
+    _homes: dict[int, int] = field(default_factory=dict, init=False)
+    _at_rest: dict[int, tuple[object, ...]] = field(default_factory=dict, init=False)
+
+    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
+        return self.order.urgency_ns(request, set_aside, delay_ns)
+
+    def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
+        return fitting_degrees(request, costs)
+
+    def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
+        """The cheapest degree that would meet the deadline from the arrival on; the quickest if none would."""
+        budget_ns = self.urgency_ns(request, False) - request.arrival_ns
+        return cheapest_in_time(request, left, self.degrees(request, costs), budget_ns, costs)
+
+    def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
+        """A plan that sets jobs aside starts nothing, and is asked for again in the new order."""
+        if costs.version != self._version:
+            self._kinds, self._version = {}, costs.version
+        nodes = _Nodes(view, now_ns)
+        waiting = list(islice(view.waiting(), _MOST_WAITING * len(nodes.gpus)))
+        self._settle(waiting, nodes, view, costs)
+        starts: list[Start] = []
+        stops: list[int] = []
+        doomed: list[tuple[int, str]] = []
+        for number in nodes.gpus:
+            key = nodes.key(number)
+            if self._at_rest.get(number) == key:
+                continue
+            node = self._node(number, nodes, view, costs)
+            doomed += [
+                (ride.job_id, why)
+                for ride in node.rides
+                if (why := doom(node.jobs[ride.job_id], now_ns + int(ride.least_ns))) is not None
+            ]
+            if doomed:
+                continue
+            node.choose()
+            node.carry_out()
+            starts += node.starts
+            stops += node.stops
+            self._at_rest[number] = () if node.starts or node.stops else key
+        if doomed:
+            return Plan(set_aside=tuple(doomed))
+        return Plan(starts=tuple(starts), stops=tuple(stops))
+
+    # Which node serves whom.
+
+    def _settle(self, waiting: Sequence[JobView], nodes: _Nodes, view: ClusterView, costs: CostModel) -> None:
+        """Give every waiting job a home among the nodes."""
+        homes: dict[int, int] = {}
+        for job in waiting:
+            number = homes[job.job_id] = self._home(job, nodes, view, costs)
+            nodes.waiting[number].append(job)
+        self._homes = homes
+
+    def _home(self, job: JobView, nodes: _Nodes, view: ClusterView, costs: CostModel) -> int:
+        if len(nodes.gpus) == 1:
+            return next(iter(nodes.gpus))
+        if job.last_gpus:
+            return nodes.number_of[job.last_gpus[0]]
+        home = self._homes.get(job.job_id)
+        width = self._width(job, nodes, costs)
+        if home in nodes.gpus and nodes.take_idle(home, width):
+            return home
+        roomy = nodes.tightest(width)
+        if roomy is not None:
+            nodes.take_idle(roomy, width)
+            return roomy
+        if home in nodes.gpus:
+            return home
+        candidates = nodes.least_loaded(_TRIALS)
+        for number in candidates:
+            node = self._node(number, nodes, view, costs)
+            ride = self._ride(job, node, costs)
+            if ride is not None and node.keeps_all_with(ride):
+                return number
+        return candidates[0]
+
+    def _width(self, job: JobView, nodes: _Nodes, costs: CostModel) -> int:
+        """How many devices it needs now: the fewest with which it is on time, or else as many as it usually takes."""
+        kind = self._kind(job.request, nodes.widest, costs)
+        if not kind.speeds:
+            return 1
+        if job.request.deadline_ns is not None and not job.set_aside:
+            budget_ns = job.request.deadline_ns - nodes.now_ns - kind.encode_ns - kind.decode_ns
+            for speed in kind.speeds:
+                if job.num_steps_left * speed.step_ns <= budget_ns:
+                    return speed.degree
+        return kind.speeds[kind.usual].degree
+
+    def _node(self, number: int, nodes: _Nodes, view: ClusterView, costs: CostModel) -> Lookahead:
+        """A node with what it serves and what waits there so far."""
+        node = Lookahead(nodes.gpus[number], nodes.now_ns, self.chunk_ns)
+        for job in (*_running(node.gpus, view), *nodes.waiting[number]):
+            ride = self._ride(job, node, costs)
+            if ride is not None:
+                node.add(job, ride)
+        return node
+
+    # What is left of a job.
+
+    def _ride(self, job: JobView, node: Lookahead, costs: CostModel) -> Ride | None:
+        """None if no degree that the node can run was profiled. Raises UnknownCost."""
+        assert job.stage is not None
+        kind, name = self._kind(job.request, len(node.gpus), costs), job.stage.name
+        if name == DECODE:
+            speeds: tuple[Speed, ...] = (ONE_DEVICE,)
+            usual, num_steps, head_ns = 0, 0.0, 0.0
+        elif not kind.speeds:
+            return None
+        else:
+            speeds, usual, num_steps = kind.speeds, kind.usual, float(job.num_steps_left)
+            head_ns = float(kind.encode_ns) if name == ENCODE else 0.0
+        if job.works:
+            left_ns = node.ready_ns(job) - node.now_ns
+            current = next((speed for speed in speeds if speed.degree == len(job.last_gpus)), None)
+            if current is None or not current.step_ns or job.is_stopping or name != DIFFUSE:
+                head_ns += left_ns
+            else:
+                num_steps += left_ns / current.step_ns
+        claim, due_ns = self._claim(job, node.now_ns)
+        ride = Ride(
+            job_id=job.job_id,
+            claim=claim,
+            due_ns=due_ns,
+            speeds=speeds,
+            usual=usual,
+            num_steps=num_steps,
+            head_ns=head_ns,
+            tail_ns=float(kind.decode_ns),
+            weight=job.request.weight,
+        )
+        if claim is Claim.PATIENT:
+            ride.due_ns += self.patience * ride.least_gpu_ns / ride.weight
+        return ride
+
+    def _claim(self, job: JobView, now_ns: int) -> tuple[Claim, float]:
+        """What it may ask for, and its place among those who ask for the same."""
+        if job.request.deadline_ns is not None and not job.set_aside:
+            return Claim.DUE, float(job.request.deadline_ns)
+        return (Claim.OVERDUE if job.urgency_ns <= now_ns else Claim.PATIENT), float(job.urgency_ns)
+
+    def _kind(self, request: Request, num_gpus: int, costs: CostModel) -> Kind:
+        key = request.pipeline, request.shape, request.guided, request.preview_every, num_gpus
+        kind = self._kinds.get(key)
+        if kind is None:
+            encode_ns, decode_ns = (
+                costs.work_ns(StageId(request.pipeline, stage), (request,), 1) for stage in (ENCODE, DECODE)
+            )
+            speeds = _worthwhile(step_speeds(request, costs, num_gpus))
+            degree = best_doubling(speeds) if speeds else 0
+            usual = max((rank for rank, speed in enumerate(speeds) if speed.degree <= degree), default=0)
+            kind = self._kinds[key] = Kind(encode_ns=encode_ns, speeds=speeds, usual=usual, decode_ns=decode_ns)
+        return kind
+
+
+class _Nodes:
+    """The devices by node, who waits where, and what is idle; for the time of one plan."""
+
+    def __init__(self, view: ClusterView, now_ns: int) -> None:
+        self.now_ns = now_ns
+        self.gpus: dict[int, list[GpuView]] = {}
+        self.number_of: dict[int, int] = {}
+        for gpu in view.gpus:
+            self.gpus.setdefault(gpu.node, []).append(gpu)
+            self.number_of[gpu.gpu] = gpu.node
+        self.waiting: dict[int, list[JobView]] = {number: [] for number in self.gpus}
+        self.widest = max(map(len, self.gpus.values()), default=0)
+        self._idle = {number: sum(not gpu.works for gpu in gpus) for number, gpus in self.gpus.items()}
+
+    def key(self, number: int) -> tuple[object, ...]:
+        """Changes whenever there is something to decide for a node."""
+        works = [gpu.works[-1].work_id if gpu.works else 0 for gpu in self.gpus[number]]
+        counts = [len(gpu.works) for gpu in self.gpus[number]]
+        return (*works, *counts, *(job.job_id for job in self.waiting[number]))
+
+    def take_idle(self, number: int, width: int) -> bool:
+        """Count on idle devices of a node, if there are so many."""
+        if self._idle[number] < width:
+            return False
+        self._idle[number] -= width
+        return True
+
+    def tightest(self, width: int) -> int | None:
+        """The node with the fewest idle devices that are enough."""
+        fitting = [(idle, number) for number, idle in self._idle.items() if idle >= width]
+        return min(fitting, default=(0, None))[1]
+
+    def least_loaded(self, most: int) -> list[int]:
+        """The nodes in which fewest wait; of these, those whose devices are free first."""
+        return sorted(self.gpus, key=lambda number: (len(self.waiting[number]), self._free_ns(number), number))[:most]
+
+    def _free_ns(self, number: int) -> int:
+        return sum(gpu.free_ns for gpu in self.gpus[number])
+
+
+def _running(gpus: Iterable[GpuView], view: ClusterView) -> Iterable[JobView]:
+    """Jobs with works there that have steps left to start; remnants of former attempts do not count."""
+    works = {work.work_id: work for gpu in gpus for work in gpu.works}
+    jobs: dict[int, JobView] = {}
+    for work in works.values():
+        for job_id in work.job_ids:
+            job = view.job(job_id)
+            if job is not None and work in job.works and job.stage is not None and job.stage.name != DECODE:
+                jobs[job_id] = job
+    return jobs.values()
+
+
+def _worthwhile(speeds: Iterable[Speed]) -> tuple[Speed, ...]:
+    kept: list[Speed] = []
+    for speed in speeds:
+        if not kept or speed.step_ns < kept[-1].step_ns:
+            kept.append(speed)
+    return tuple(kept)
