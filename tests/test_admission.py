@@ -12,7 +12,7 @@ from builders import SERVICE_S, Idle, controller, only, promise, request, simula
 from tilework.control.device import Device
 from tilework.core.actions import Accept, Finish, Reject, RunStage
 from tilework.core.events import Cancelled, StageFinished, Submitted
-from tilework.core.interfaces import Admitted, Ahead, CostModel, Demand, Forecast, Held, Refused
+from tilework.core.interfaces import Admitted, Ahead, Block, CostModel, Demand, Forecast, Held, Refused
 from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, RefusalCode, Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
@@ -105,7 +105,8 @@ def test_a_promise_is_given_with_a_margin_before_the_deadline() -> None:
 
     accepted = asked(due_ns)
     assert isinstance(accepted, Admitted)
-    assert (accepted.eta_ns, accepted.promised) == (eta_ns, Demand(1, ns_from_s(SERVICE_S)))
+    block = Block(due_ns, 0, Demand(1, ns_from_s(SERVICE_S)), (2,))
+    assert (accepted.eta_ns, accepted.promised) == (eta_ns, block)
     assert accepted.why == "it needs 1.06 s of 1 GPU, beside 3 other requests; its deadline is promised"
     scarce = "it would end 0.20 s before its deadline, and a promise needs 0.20 s to spare"
     assert asked(due_ns - 1) == Refused(scarce, due_ns, RefusalCode.DEADLINE)

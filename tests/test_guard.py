@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
 import pytest
 
-from builders import Idle, only, promise, promise_mix, simulate, table
+from builders import Idle, only, promise, promise_mix, request, simulate, table
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Action, WakeAt
 from tilework.core.events import Event, Woke
-from tilework.core.interfaces import ClusterView, CostModel, JobView
+from tilework.core.interfaces import Block, ClusterView, CostModel, JobView
 from tilework.core.request import OnMiss, Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import DIFFUSE, Plan, Start
-from tilework.policy import registry
+from tilework.policy import certificate, registry
 from tilework.policy.chunks import WORKS_PER_LANE
 from tilework.policy.demand import usable_degree
-from tilework.policy.guard import Guard
+from tilework.policy.guard import Guard, Review
 from tilework.policy.registry import policy_names
 from tilework.sim.simulation import SimConfig, Simulation, Trace
 
@@ -104,10 +104,26 @@ def hostile(monkeypatch: pytest.MonkeyPatch) -> None:
 def kept_and_refused(trace: Trace) -> tuple[int, int]:
     """How many promises were kept, and how many were not given; none may be broken."""
     promised = [ending for ending in trace.endings if ending.request.is_promise]
-    given = [ending for ending in promised if ending.status is not Status.REJECTED]
+    given = [ending for ending in promised if ending.status not in (Status.REJECTED, Status.CANCELLED)]
     late = {ending.request.uid: ending.finish_ns - (ending.request.deadline_ns or 0) for ending in given}
     assert all(ending.on_time for ending in given), {uid: late_ns for uid, late_ns in late.items() if late_ns > 0}
-    return len(given), len(promised) - len(given)
+    return len(given), sum(ending.status is Status.REJECTED for ending in promised)
+
+
+@pytest.mark.usefixtures("hostile")
+@pytest.mark.parametrize("policy", HOSTILE)
+def test_of_many_promises_those_are_kept_that_are_seldom_looked_at(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the first two or three; thousands of promises would take long."""
+    monkeypatch.setattr(certificate, "_NEAR", 2)
+    share, num_kept = 1.0 if policy == "sleeper" else 0.7, 0
+    for seed in range(4):
+        costs = replace(table(degrees=(1, 2)), gpus_per_node=2 if policy != "reckless" else 4)
+        requests = promise_mix(40, 4.0, seed, share)
+        cancels = tuple((one.arrival_ns + NS_PER_S, one.uid) for one in requests[::7])
+        num_kept += kept_and_refused(simulate(requests, policy, num_gpus=4, costs=costs, cancels=cancels))[0]
+    assert num_kept > 20
 
 
 @pytest.mark.usefixtures("hostile")
@@ -178,14 +194,48 @@ def test_wake_ups_do_not_multiply(policy: str) -> None:
     assert not outstanding
 
 
+@dataclass
+class Scripted(Idle):
+    """Serves nobody but those who name a device; requests of 160 steps run on two devices, all others on one."""
+
+    def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
+        return (2,) if request.steps == 160 else (1,)
+
+    def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
+        named = [job for job in view.waiting() if job.request.uid.startswith("on ")]
+        return Plan(starts=tuple(start(job, (int(job.request.uid[3:]),), 999) for job in named))
+
+
+@pytest.mark.parametrize("gpus_per_node", [3, 2])
+def test_a_device_that_comes_free_early_makes_no_promise_late(
+    gpus_per_node: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wide one has its home where two devices come last, the other one, which is due a little later, on the first.
+
+    Then a work on its node is cancelled. Placed anew, the wide one would begin at once, and the other one when the last
+    device comes: too late.
+    """
+    monkeypatch.setitem(registry._REGISTRY, "scripted", Scripted)
+    busy = {3: {"on 1": 100, "on 2": 100}, 2: {"on 1": 100, "on 2": 50, "on 3": 50}}[gpus_per_node]
+    requests = [
+        *(request(uid, steps=steps) for uid, steps in busy.items()),
+        promise("narrow", 0.1, slo_s=21.5, steps=180),
+        promise("wide", 0.1, slo_s=21.4, steps=160),
+    ]
+    costs = replace(table(degrees=(1, 2)), gpus_per_node=gpus_per_node)
+    cancels = ((NS_PER_S, "on 1"),)
+    trace = simulate(requests, "scripted", num_gpus=len(busy) + 1, costs=costs, cancels=cancels)
+    assert kept_and_refused(trace) == (2, 0)
+
+
 class NoGuard(Guard):
     """Lets everything pass, and demands nothing."""
 
-    def review(self, starts: tuple[Start, ...], *scene: Any) -> tuple[Start, ...]:
-        return starts
-
-    def widened(self, *scene: Any) -> dict[int, int]:
+    def settled(self, *scene: Any) -> dict[int, Block]:
         return {}
+
+    def review(self, starts: tuple[Start, ...], *scene: Any) -> Review:
+        return Review(starts)
 
     def forced(self, *scene: Any) -> tuple[Start, ...]:
         return ()

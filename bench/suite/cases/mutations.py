@@ -26,6 +26,7 @@ TESTS = (
     "test_queue.py",
     "test_policy.py",
     "test_plane.py",
+    "test_homes.py",
     "test_admission.py",
     "test_door.py",
     "test_allocator.py",

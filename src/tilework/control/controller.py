@@ -14,7 +14,7 @@ it. Nothing here reads a clock or draws a random number, so a log of events give
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilework.control.job import Job
@@ -47,7 +47,7 @@ from tilework.core.events import (
     Woke,
     WorkFailed,
 )
-from tilework.core.interfaces import Admission, Admitted, Block, Demand, Forecast, Policy, Refused
+from tilework.core.interfaces import Admission, Admitted, Block, Forecast, Policy, Refused
 from tilework.core.progress import Cursor
 from tilework.core.request import RefusalCode, Request, Status
 from tilework.core.time import NS_PER_S
@@ -165,7 +165,7 @@ class Controller:
             request=request,
             urgency_ns=self._policy.urgency_ns(request, False, delay_ns),
             delay_ns=delay_ns,
-            promised=_reserved(request, answer.promised),
+            promised=answer.promised,
             forecast=answer.forecast,
             done=done or Cursor.start(request),
         )
@@ -331,7 +331,7 @@ class Controller:
         assert job.promised is not None
         stage, width = StageId(job.request.pipeline, DIFFUSE), job.promised.demand.width
         if not self.costs.fits(stage, job.request.shape, width):
-            self.tracker.reserve(job, min(self._policy.degrees(job.request, self.costs)))
+            self.tracker.reserve(job, min(self._policy.degrees(job.request, self.costs)), home=())
             self._guard.recheck()
 
     def _lose(self, gpu: int, why: str, now_ns: int) -> list[Action]:
@@ -356,6 +356,7 @@ class Controller:
             return self._end(job, Status.FAILED, f"{reason} (attempt {job.failures} of {self.config.max_attempts})")
         actions = self._abandon(job)
         self.tracker.restart(job, from_start=state_lost)
+        self._guard.recheck()
         return actions
 
     def _end(self, job: Job, status: Status, reason: str) -> list[Action]:
@@ -380,22 +381,28 @@ class Controller:
             while plan.set_aside:
                 actions += self._set_aside(plan)
                 plan = self._policy.plan(self.tracker, self.costs, now_ns)
-            for job_id in plan.stops:
-                actions += [Stop(work.work_id) for work in self.tracker.stop(self.tracker.jobs[job_id])]
-            starts = self._guard.review(plan.starts, self.tracker, self.costs, now_ns)
-            actions += [action for start in starts for action in self._start(start)]
-            forced = self._forced(now_ns)
+            for job in map(self.tracker.jobs.__getitem__, plan.stops):
+                if self._guard.may_stop(job):
+                    actions += [Stop(work.work_id) for work in self.tracker.stop(job)]
+            self._settle(now_ns)
+            review = self._guard.review(plan.starts, self.tracker, self.costs, now_ns)
+            actions += [action for start in review.starts for action in self._start(start)]
+            self._reserve(review.blocks)
+            self._settle(now_ns)
+            forced = self._guard.forced(self.tracker, self.costs, now_ns)
             actions += [action for start in forced for action in self._start(start)]
             if not forced:
                 break
         recall_ns = self.costs.forgets_ns if self.tracker.num_set_back else None
         return actions + self._wake(plan.wake_ns, self._guard.wake_ns(self.tracker, now_ns), recall_ns)
 
-    def _forced(self, now_ns: int) -> tuple[Start, ...]:
-        wider = self._guard.widened(self.tracker, self.costs, self._policy.degrees, now_ns)
-        for job_id, width in wider.items():
-            self.tracker.reserve(self.tracker.jobs[job_id], width)
-        return self._guard.forced(self.tracker, self.costs, now_ns)
+    def _settle(self, now_ns: int) -> None:
+        """Let the guard find a certificate for what is promised, as things are now."""
+        self._reserve(self._guard.settled(self.tracker, self.costs, self._policy.degrees, now_ns))
+
+    def _reserve(self, blocks: Mapping[int, Block]) -> None:
+        for job_id, block in blocks.items():
+            self.tracker.reserve(self.tracker.jobs[job_id], block.demand.width, block.gpus)
 
     def _set_aside(self, plan: Plan) -> list[Action]:
         for job_id, _ in plan.set_aside:
@@ -444,9 +451,3 @@ def _reached(request: Request, steps_done: int | None) -> Cursor:
     """Where a request stands whose state after so many steps is kept; None: nothing is."""
     start = Cursor.start(request)
     return start if steps_done is None else start.advanced(1).advanced(steps_done)
-
-
-def _reserved(request: Request, promised: Demand | None) -> Block | None:
-    if promised is None or request.deadline_ns is None:
-        return None
-    return Block(request.deadline_ns, 0, promised)

@@ -13,7 +13,7 @@ from tilework.control.load import Load
 from tilework.control.queue import WaitingQueue
 from tilework.core.interfaces import Ahead, Block, CostModel, Held, Policy
 from tilework.core.request import Request
-from tilework.core.work import DIFFUSE, StageId, Start, Work
+from tilework.core.work import DIFFUSE, Group, StageId, Start, Work
 from tilework.policy.demand import demand_at
 
 
@@ -288,11 +288,11 @@ class Tracker:
         jobs = [(self.jobs.get(job_id), attempt) for job_id, attempt in zip(work.job_ids, work.attempts, strict=True)]
         return [job for job, attempt in jobs if job is not None and job.attempt == attempt]
 
-    def reserve(self, job: Job, width: int) -> None:
-        """Keep a block of this width for the rest of a promised job."""
+    def reserve(self, job: Job, width: int, home: Group) -> None:
+        """Keep a block of this width on these devices for the rest of a promised job; () if they are to be chosen."""
         assert job.request.deadline_ns is not None
         demand = demand_at(job.request, job.committed, width, self._costs)
-        job.promised = self._reserved[self._rank(job)] = Block(job.request.deadline_ns, 0, demand)
+        job.promised = self._reserved[self._rank(job)] = Block(job.request.deadline_ns, 0, demand, home)
 
     def _release(self, job: Job) -> None:
         """Give up what is reserved for a job."""
@@ -309,7 +309,7 @@ class Tracker:
         self._load.change(job, demand)
         job.demand = demand
         if job.promised is not None:
-            self.reserve(job, job.promised.demand.width)
+            self.reserve(job, job.promised.demand.width, job.promised.gpus)
 
     def _wait(self, job: Job) -> None:
         self._predict(job)

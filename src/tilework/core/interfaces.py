@@ -21,11 +21,15 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What is reserved for the rest of a promised job: `demand`, not before `ready_ns`, due at `due_ns`."""
+    """What is reserved for the rest of a promised job: `demand`, not before `ready_ns`, due at `due_ns`.
+
+    `gpus` are its home: the devices on which it is to run; none if it has none yet.
+    """
 
     due_ns: int
     ready_ns: int
     demand: Demand
+    gpus: Group = ()
 
 
 class JobView(Protocol):
@@ -166,7 +170,7 @@ class Admitted:
     eta_ns: int
     why: str
     forecast: Forecast
-    promised: Demand | None = None
+    promised: Block | None = None
 
 
 @dataclass(frozen=True, slots=True)

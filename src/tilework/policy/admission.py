@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from tilework.core.interfaces import Admitted, Backlog, CostModel, Demand, Forecast, JobView, Policy, Refused
+from tilework.core.interfaces import Admitted, Backlog, Block, CostModel, Demand, Forecast, JobView, Policy, Refused
 from tilework.core.progress import Cursor
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import s_from_ns
 from tilework.core.work import DECODE, DIFFUSE, StageId
+from tilework.policy.allocator import nodes
 from tilework.policy.demand import demand_at, usable_degree
 from tilework.policy.door import Door
 from tilework.policy.experience import Experience
-from tilework.policy.guard import ready_ns
 from tilework.policy.order import needs
-from tilework.policy.plane import Levels, levels_after, levels_of, place
+from tilework.policy.plane import Levels, levels_after, place
 from tilework.policy.promises import ADMISSION_MARGIN, Promises
+from tilework.policy.scene import ready_ns
 
 _TRIALS = 8
 
@@ -69,7 +70,7 @@ class EtaAdmission:
     ) -> _Ask:
         promises = self._promises_at(backlog, now_ns)
         start, stage = Cursor.start(request), StageId(request.pipeline, DIFFUSE)
-        widest = max(map(len, promises.levels))
+        widest = max(map(len, promises.nodes))
         degrees = {usable_degree(stage, min(degree, widest), costs) for degree in policy.degrees(request, costs)}
         blocks = [demand_at(request, start, degree, costs) for degree in degrees]
         blocks.sort(key=lambda block: (block.width * block.run_ns, block.width))
@@ -85,9 +86,9 @@ class EtaAdmission:
 
     def _promises_at(self, backlog: Backlog, now_ns: int) -> Promises:
         """What is promised, which between two changes of works and promises stays the same."""
-        levels, blocks, known = levels_of(backlog.gpus), backlog.reserved(), self._promises
+        levels, blocks, known = {gpu.gpu: gpu.free_ns for gpu in backlog.gpus}, backlog.reserved(), self._promises
         if known is None or known.levels != levels or known.blocks != blocks:
-            known = self._promises = Promises(levels, blocks, now_ns)
+            known = self._promises = Promises(levels, nodes(backlog.gpus), blocks, now_ns)
         known.at(now_ns)
         return known
 
@@ -164,12 +165,11 @@ class _Ask:
     ends_ns: Sequence[int]
     now_ns: int
 
-    def promised(self, deadline_ns: int) -> Demand | None:
+    def promised(self, deadline_ns: int) -> Block | None:
         """The cheapest block with which the deadline can be promised."""
-        for block, end_ns in zip(self.blocks, self.ends_ns, strict=True):
-            if end_ns <= deadline_ns and self.promises.end_ns(deadline_ns, block) is not None:
-                return block
-        return None
+        in_time = (block for block, end_ns in zip(self.blocks, self.ends_ns, strict=True) if end_ns <= deadline_ns)
+        placed = (self.promises.place(deadline_ns, block) for block in in_time)
+        return next((block for block in placed if block is not None), None)
 
     def earliest_ns(self) -> int:
         """The earliest deadline with which it would be let in, by its cheapest block or by its quickest."""

@@ -1,12 +1,25 @@
 """Promises: which requests came in on the condition that their deadline is met, and whether all of them still can be.
 
-Theory of operation. What is left of each promised job is a block of the GPU x time plane. If these blocks, placed one
-after another in the order of their deadlines on the devices as they become free, all end in time, then all promises
-can be kept, whatever else is waiting: the placement is a certificate. Three things preserve it:
+Theory of operation. What is left of each promised job is a block of the GPU x time plane, and it has a *home*: the
+devices on which it is to run. A device runs the blocks that have their home there in the order of their deadlines, each
+as soon as all of its devices have come to it and it is ready. If all end in time then, all promises can be kept,
+whatever else is waiting: the homes are a certificate.
 
-- admission lets a promise in only if there is a certificate with it (`Promises.end_ns`);
-- the guard (`policy.guard`) lets a policy start only what leaves one;
-- and it starts the first blocks itself when they cannot wait any longer.
+A block ends at the largest of some sums: of when a device is free, or a block ready, and of what runs between. So a
+certificate cannot be spoiled by what goes well: a device that is free earlier, a job that is ready earlier or has less
+left, or is gone, lets nobody end later. That is why homes are kept. To place blocks anew, each where it can begin
+first, has no such property, on several nodes, with wide blocks or where some are ready later: a device that comes free
+early can make a promise late. And what goes wrong costs no more than it takes: nobody ends later by more than devices
+and jobs come later.
+
+Going backwards from the deadlines gives for each device until when the blocks can spare it (`homes.latest_ends`): they
+are all in time exactly if each device is free, and each job ready, by then. These things preserve the certificate:
+
+- admission lets a promise in only if there is one with it (`Promises.place`), and so gives it its home;
+- the guard (`policy.guard`) lets a policy start only what leaves one: as it is, or with the home of a started job moved
+  to where it was started, or with all homes chosen anew;
+- it starts blocks at their homes when they cannot wait any longer;
+- where one is endangered or has lost devices, it chooses homes anew or widens blocks, as far as that helps.
 
 So every policy keeps promises, also one that knows nothing of deadlines. The margins are for what passes between works
 and for works that take longer than predicted; admission's is the larger one, so that the guard has some to lose.
@@ -15,14 +28,13 @@ and for works that take longer than predicted; admission's is the larger one, so
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from math import inf
 
 from tilework.core.interfaces import Block, Demand
 from tilework.core.time import NS_PER_MS
-from tilework.policy.plane import Levels, place, place_all
+from tilework.core.work import Group
+from tilework.policy.homes import NEVER, Nodes, Times, choose, follow, latest_ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,163 +42,135 @@ class Margin:
     """How much earlier than its deadline a block is to end: a fixed part, and a share of the time until then."""
 
     fixed_ns: int
-    share: float
+    percent: int
 
     def due_ns(self, end_ns: int, now_ns: int) -> int:
         """The earliest deadline for which a block may end then."""
-        return end_ns + self.fixed_ns + int(self.share * (end_ns - now_ns))
+        return end_ns + self.fixed_ns - (-self.percent * (end_ns - now_ns)) // 100
+
+    def latest_ns(self, due_ns: int, now_ns: int) -> int:
+        """When a block may end at the latest for this deadline."""
+        return now_ns + (due_ns - self.fixed_ns - now_ns) * 100 // (100 + self.percent)
+
+    def latest_all_ns(self, blocks: Sequence[Block], now_ns: int) -> list[int]:
+        """`latest_ns` of each block: there may be thousands."""
+        begin_ns, share = now_ns + self.fixed_ns, 100 + self.percent
+        return [now_ns + (block.due_ns - begin_ns) * 100 // share for block in blocks]
 
 
-ADMISSION_MARGIN = Margin(fixed_ns=80 * NS_PER_MS, share=0.06)
-GUARD_MARGIN = Margin(fixed_ns=40 * NS_PER_MS, share=0.03)
-_MANY, _STRIDE = 64, 32
-
-
-def slacks_ns(levels: Levels, blocks: Sequence[Block], margin: Margin, now_ns: int) -> list[int]:
-    """By how much each block could end later and still be in time by the margin. `levels` is used up."""
-    fixed_ns, share = margin.fixed_ns, margin.share
-    return [
-        block.due_ns - end_ns - fixed_ns - int(share * (end_ns - now_ns))
-        for block, end_ns in zip(blocks, place_all(levels, blocks), strict=True)
-    ]
+ADMISSION_MARGIN = Margin(fixed_ns=80 * NS_PER_MS, percent=6)
+GUARD_MARGIN = Margin(fixed_ns=40 * NS_PER_MS, percent=3)
+_MANY, _STRIDE = 256, 32
 
 
 class Promises:
     """The blocks of all promised jobs, in order of their deadlines, on the devices as they are at one time.
 
-    There must be a device. The blocks are placed once, when that is first needed; a newcomer at some place in the order
-    is then placed from the nearest of the levels that were kept, and mostly what those behind it have to spare
-    says that it breaks no promise, so that an answer takes far less time than placing all blocks.
+    `levels` says when each device is free; there must be one. What the blocks before and behind some place in the order
+    make of that is worked out once, when it is first needed, at so many places that it takes few blocks to know it at
+    any. So most answers take far less time than looking at all blocks.
     """
 
-    def __init__(self, levels: Levels, blocks: Sequence[Block], now_ns: int) -> None:
+    def __init__(self, levels: Times, nodes: Nodes, blocks: Sequence[Block], now_ns: int) -> None:
         self.levels = levels
+        self.nodes = nodes
         self.blocks = blocks
         self._now_ns = now_ns
-        self._placed: _Placed | None = None
+        self._stride = 1 if len(blocks) <= _MANY else _STRIDE
+        self._levels = [levels]
+        self._latest = [dict.fromkeys(levels, NEVER)]
 
     def at(self, now_ns: int) -> None:
-        """Go on to a later time, at which levels and blocks are still the same."""
+        """Go on to a later time, at which levels and blocks are still the same; blocks may then be a little later."""
         self._now_ns = now_ns
 
-    def end_ns(self, due_ns: int, demand: Demand) -> int | None:
-        """When a newcomer that is due then would end; None if it would break a promise or be late itself."""
+    def place(self, due_ns: int, demand: Demand) -> Block | None:
+        """The block of a newcomer that is due then; None if it would be late, or break a promise, wherever it is.
+
+        Homes of others stay, unless there are few promises and it would be refused: then all homes are chosen anew, and
+        if that makes room, the guard will do so, too.
+        """
         index = self._place_of(due_ns)
-        before = self._levels_at(index)
-        after = [list(node) for node in before]
-        end_ns = place(after, demand, self._now_ns)
-        is_late = ADMISSION_MARGIN.due_ns(end_ns, self._now_ns) > due_ns
-        return None if is_late or not self._in_time(before, after, index) else end_ns
+        found = self._at_home(index, demand)
+        if found is not None and ADMISSION_MARGIN.due_ns(found[1], self._now_ns) <= due_ns:
+            return Block(due_ns, 0, demand, found[0])
+        return self._anew(index, due_ns, demand) if len(self.blocks) <= _MANY else None
 
     def earliest_ns(self, demand: Demand, at_least_ns: int = 0) -> int:
-        """A deadline, from `at_least_ns` on, with which a newcomer would be let in: the earliest, or nearly so."""
-        index = self._first(demand)
-        while True:
-            due_ns = max(at_least_ns, self._due_ns(demand, index))
-            if index >= len(self.blocks) or self.end_ns(due_ns, demand) is not None:
-                return due_ns
-            index = max(index + 1, self._place_of(due_ns))
+        """A deadline, from `at_least_ns` on, with which a newcomer would be let in.
 
-    def _first(self, demand: Demand) -> int:
-        """A place in the order at which a newcomer breaks no promise of those behind it.
-
-        It is the first at which everybody behind has the newcomer's time to spare, which is more than they may need: up
-        to `_MANY` promises the first place of all is found by bisection.
+        The earliest with which all homes can stay; with many promises nearly so, since not all places are tried.
         """
-        index = bisect_left(self._all.spare_ns, demand.run_ns - self._gained_ns)
-        return self._bisect(demand, index) if len(self.blocks) <= _MANY else index
+        for index in self._places(self._place_of(at_least_ns)):
+            found = self._at_home(index, demand)
+            if found is not None:
+                before_ns = self.blocks[index - 1].due_ns if index else 0
+                due_ns = max(at_least_ns, before_ns, ADMISSION_MARGIN.due_ns(found[1], self._now_ns))
+                if index == len(self.blocks) or due_ns < self.blocks[index].due_ns:
+                    return due_ns
+        raise AssertionError("there is room behind all others")
 
-    def _bisect(self, demand: Demand, high: int) -> int:
-        low = 0
-        while low < high:
-            middle = (low + high) // 2
-            before = self._levels_at(middle)
-            after = [list(node) for node in before]
-            place(after, demand, self._now_ns)
-            if self._in_time(before, after, middle):
-                high = middle
-            else:
-                low = middle + 1
-        return low
+    def _at_home(self, index: int, demand: Demand) -> tuple[Group, int] | None:
+        """Devices for a newcomer at a place in the order, which those behind it can spare, and its end on them."""
+        levels, latest_ns = self._around(index)
+        home = choose(levels, self.nodes, demand, self._now_ns, latest_ns)
+        if home is None:
+            return None
+        return home, max([self._now_ns, *(levels[gpu] for gpu in home)]) + demand.run_ns
 
-    def _due_ns(self, demand: Demand, index: int) -> int:
-        """The earliest deadline that suits a place in the order."""
-        end_ns = place(self._levels_at(index), demand, self._now_ns)
-        before_ns = self.blocks[index - 1].due_ns if index else 0
-        return max(before_ns, ADMISSION_MARGIN.due_ns(end_ns, self._now_ns))
+    def _anew(self, index: int, due_ns: int, demand: Demand) -> Block | None:
+        newcomer = Block(due_ns, self._now_ns, demand)
+        blocks = [*self.blocks[:index], newcomer, *self.blocks[index:]]
+        homes, ends_ns = follow(dict(self.levels), self.nodes, blocks, anew=True)
+        for block, end_ns in zip(blocks, ends_ns, strict=True):
+            if ADMISSION_MARGIN.due_ns(end_ns, self._now_ns) > block.due_ns:
+                return None
+        return Block(due_ns, 0, demand, homes[index])
 
     def _place_of(self, due_ns: int) -> int:
         """Behind those that are due at the same time."""
         return bisect_left(self.blocks, due_ns + 1, key=_due_ns)
 
-    @property
-    def _all(self) -> _Placed:
-        if self._placed is None:
-            self._placed = _Placed.of(self.levels, self.blocks, self._now_ns)
-        return self._placed
+    def _places(self, first: int) -> Iterator[int]:
+        """Places from one on: all of them, or those at which most is known, and the last."""
+        yield first
+        yield from range(first // self._stride * self._stride + self._stride, len(self.blocks), self._stride)
+        if first < len(self.blocks):
+            yield len(self.blocks)
 
-    @property
-    def _gained_ns(self) -> int:
-        """What everybody has to spare more than when the blocks were placed: the margin becomes smaller with time."""
-        return int(ADMISSION_MARGIN.share * (self._now_ns - self._all.at_ns))
+    def _around(self, index: int) -> tuple[Times, Times]:
+        """When devices are free after the blocks before a place in the order, and until when those behind spare them.
 
-    def _levels_at(self, index: int) -> Levels:
-        """When devices are free after the blocks before `index`."""
-        kept = index // _STRIDE
-        levels = [list(node) for node in self._all.levels[kept]]
-        place_all(levels, self.blocks[kept * _STRIDE : index])
-        return levels
-
-    def _in_time(self, before: Levels, after: Levels, index: int) -> bool:
-        """Whether the blocks from `index` on are, with and without a newcomer before them; `after` is used up."""
-        if self._all.spare_ns[index] + self._gained_ns >= self._most_delay_ns(before, after):
-            return True
-        fixed_ns, share, now_ns = ADMISSION_MARGIN.fixed_ns, ADMISSION_MARGIN.share, self._now_ns
-        blocks = self.blocks[index:]
-        return all(
-            end_ns + fixed_ns + int(share * (end_ns - now_ns)) <= block.due_ns
-            for block, end_ns in zip(blocks, place_all(after, blocks), strict=True)
-        )
-
-    def _most_delay_ns(self, before: Levels, after: Levels) -> float:
-        """By how much a newcomer delays anybody at most, with the margin that grows with it.
-
-        On one node, where every block takes one device: by no more than it raises any of the levels, in order, since
-        placing a block keeps that so. One that is ready later may change places with another, for as long as that.
-        Where some take several devices there is no such bound.
+        Not to be changed.
         """
-        if len(self.levels) > 1 or self._all.widest > 1:
-            return inf
-        delay_ns = max(high - low for low, high in zip(before[0], after[0], strict=True))
-        return (1 + ADMISSION_MARGIN.share) * (delay_ns + self._all.wait_ns) + 1
+        stride, mark, next_mark = self._stride, index // self._stride, -(-index // self._stride)
+        levels, latest_ns = self._levels_at(mark), self._latest_at(next_mark)
+        if mark < next_mark:
+            levels, latest_ns = dict(levels), dict(latest_ns)
+            follow(levels, self.nodes, self.blocks[mark * stride : index])
+            self._go_back(latest_ns, index, next_mark * stride)
+        return levels, latest_ns
 
+    def _levels_at(self, mark: int) -> Times:
+        marks, stride = self._levels, self._stride
+        while len(marks) <= mark:
+            levels, first = dict(marks[-1]), (len(marks) - 1) * stride
+            follow(levels, self.nodes, self.blocks[first : first + stride])
+            marks.append(levels)
+        return marks[mark]
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """The blocks as they were placed at `at_ns`.
+    def _latest_at(self, mark: int) -> Times:
+        marks, stride = self._latest, self._stride  # The last mark comes first.
+        last = -(-len(self.blocks) // stride)
+        while last - len(marks) >= mark:
+            latest_ns, first = dict(marks[-1]), (last - len(marks)) * stride
+            self._go_back(latest_ns, first, first + stride)
+            marks.append(latest_ns)
+        return marks[last - mark]
 
-    `spare_ns` of each is what it and all behind it have at least; the last entry is of nobody. `levels` are before each
-    `_STRIDE`-th block. `wait_ns` is the longest that one which is not ready could keep the first free device waiting.
-    """
-
-    at_ns: int
-    spare_ns: list[float]
-    levels: list[Levels]
-    wait_ns: int
-    widest: int
-
-    @staticmethod
-    def of(levels: Levels, blocks: Sequence[Block], now_ns: int) -> _Placed:
-        after, kept = [list(node) for node in levels], []
-        slacks: list[float] = []
-        for first in range(0, len(blocks) + 1, _STRIDE):
-            kept.append([list(node) for node in after])
-            slacks += slacks_ns(after, blocks[first : first + _STRIDE], ADMISSION_MARGIN, now_ns)
-        spare_ns = list(accumulate(reversed([*slacks, inf]), min))[::-1]
-        free_ns = min(min(node) for node in levels)
-        wait_ns = max((block.ready_ns - free_ns for block in blocks), default=0)
-        widest = max((block.demand.width for block in blocks), default=0)
-        return _Placed(at_ns=now_ns, spare_ns=spare_ns, levels=kept, wait_ns=max(0, wait_ns), widest=widest)
+    def _go_back(self, latest_ns: Times, first: int, last: int) -> None:
+        blocks = self.blocks[first:last]
+        latest_ends(latest_ns, blocks, ADMISSION_MARGIN.latest_all_ns(blocks, self._now_ns))
 
 
 def _due_ns(block: Block) -> int:
