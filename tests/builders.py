@@ -9,6 +9,8 @@ from random import Random
 from statistics import fmean
 from typing import Any, TypeVar
 
+import pytest
+
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.control.job import Job
 from tilework.control.tracker import Tracker
@@ -23,6 +25,7 @@ from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, Group, Plan, Sta
 from tilework.cost.shipped import shipped_path
 from tilework.cost.table import CostTable, TableCosts, read_table
 from tilework.policy.demand import demand_at
+from tilework.policy.registry import policy_names
 from tilework.sim.simulation import SimConfig, Simulation, Trace
 
 PIPELINE = "toy"
@@ -31,6 +34,11 @@ SIDES = (64, 128, 192)
 SERVICE_S = 0.01 + 10 * 0.1 + 0.05  # Of a `request` by a `table`, on one device.
 
 Kind = TypeVar("Kind")
+
+# A policy of each kind: lanes, rounds, groups anew for each chunk, devices divided among sizes, groups that widen, ours.
+# What takes long is tried with these, and with all others where slow tests run.
+ONE_OF_EACH = ("edf", "tetriserve", "gf-dit-edf-best-fit-aside", "bucketed", "ddit", "tilework")
+POLICIES = [pytest.param(name, marks=() if name in ONE_OF_EACH else pytest.mark.slow) for name in policy_names()]
 
 
 def table(

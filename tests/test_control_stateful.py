@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from builders import ALL_STAGES, SIDES, request, table
+from builders import ALL_STAGES, ONE_OF_EACH, SIDES, request, table
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.control.log import entry_line, header_line, replay
 from tilework.core.actions import (
@@ -60,7 +60,7 @@ class HostileDriver(RuleBasedStateMachine):
     """
 
     @initialize(
-        policy=st.sampled_from(policy_names()),
+        policy=st.sampled_from(ONE_OF_EACH),
         num_gpus=st.integers(1, NUM_GPUS),
         gpus_per_node=st.sampled_from((2, NUM_GPUS)),
     )
@@ -382,8 +382,21 @@ class HostileDriver(RuleBasedStateMachine):
         assert count == len(self.lines) - 1
 
 
+class HostileDriverOfAny(HostileDriver):
+    """Of any policy."""
+
+    @initialize(
+        policy=st.sampled_from(policy_names()),
+        num_gpus=st.integers(1, NUM_GPUS),
+        gpus_per_node=st.sampled_from((2, NUM_GPUS)),
+    )
+    def set_up(self, policy: str, num_gpus: int, gpus_per_node: int) -> None:
+        super().set_up(policy=policy, num_gpus=num_gpus, gpus_per_node=gpus_per_node)
+
+
 # Half a minute of CPU, and a machine may be slow.
+SETTINGS = settings(max_examples=150, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
 TestHostileDriver = pytest.mark.timeout(400)(HostileDriver.TestCase)
-TestHostileDriver.settings = settings(
-    max_examples=150, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestHostileDriver.settings = SETTINGS
+TestHostileDriverOfAny = pytest.mark.slow(pytest.mark.timeout(1000)(HostileDriverOfAny.TestCase))
+TestHostileDriverOfAny.settings = settings(SETTINGS, max_examples=400)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import PIPELINE, poisson, request, table
+from builders import PIPELINE, POLICIES, poisson, request, table
 from tilework.control.controller import ControllerConfig
 from tilework.control.history import PastWork, read_history
 from tilework.control.log import BadLog, Difference, entry_line, header_line, read_log, replay
@@ -34,7 +34,7 @@ from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.wire import Spec
 from tilework.core.work import DIFFUSE, StageId, Work
 from tilework.cost.table import CostTable
-from tilework.policy.registry import UnknownPolicy, policy_names
+from tilework.policy.registry import UnknownPolicy
 from tilework.sim.device import RunEnd
 from tilework.sim.simulation import SimConfig, Simulation, Trace
 
@@ -123,7 +123,7 @@ def reachable(kind: Any) -> set[type]:
 # Replay.
 
 
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_simulated_run_replays(policy: str) -> None:
     requests = poisson(30, 1.5, seed=4, slo_s=3.0)
     requests += [request(f"strict{i}", 5 + i, slo_s=0.9, on_miss=OnMiss.REJECT) for i in range(4)]

@@ -13,13 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from builders import PIPELINE, flux_requests, poisson, promise_mix, request, simulate, table
+from builders import PIPELINE, POLICIES, flux_requests, poisson, promise_mix, request, simulate, table
 from tilework.core.request import Request
 from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, ENCODE
 from tilework.cost.table import CostTable, TableCosts, UnknownCost, read_table
 from tilework.policy.demand import Speed
-from tilework.policy.registry import policy_names
 from tilework.sim.optimum.bound import Bound, on_time_bound, worthwhile
 from tilework.sim.optimum.exact import Optimum, TooLarge, exact_optimum
 from tilework.sim.optimum.solver import Program, SolverMissing, solve_relaxed, solve_whole
@@ -296,7 +295,7 @@ def loads() -> list[Load]:
     return found
 
 
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("policy", POLICIES)
 def test_no_policy_exceeds_it(policy: str, loads: list[Load]) -> None:
     for load in loads:
         reached = on_time(simulate(load.requests, policy, num_gpus=load.num_gpus, costs=load.costs))

@@ -7,9 +7,8 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilework.control.device import Device
 from tilework.core.interfaces import Ahead, Block, Demand
-from tilework.policy.plane import Levels, levels_after, levels_of, place, place_all
+from tilework.policy.plane import Levels, levels_after, place
 
 TIMES = st.integers(0, 60)
 NODE = st.lists(TIMES, min_size=1, max_size=5).map(sorted)
@@ -52,14 +51,6 @@ def test_a_block_begins_as_early_as_it_can_and_leaves_the_most_room(
         assert (place(levels, block, ready_ns), levels) == expected
 
 
-@given(levels=NODES, blocks=st.lists(st.builds(Block, TIMES, TIMES, BLOCKS), max_size=8))
-def test_placing_all_is_placing_one_after_another(levels: Levels, blocks: list[Block]) -> None:
-    one_by_one = [list(free_ns) for free_ns in levels]
-    ends_ns = [place(one_by_one, block.demand, block.ready_ns) for block in blocks]
-    assert list(place_all(levels, blocks)) == ends_ns
-    assert levels == one_by_one
-
-
 def test_of_the_free_devices_those_that_became_free_last_are_taken() -> None:
     levels = [[0, 10, 20, 90]]
     assert place(levels, Demand(2, 5), ready_ns=30) == 35
@@ -85,14 +76,6 @@ def test_a_finish_is_that_of_the_last_of_blocks_placed_in_order(
         _, levels = placed(levels, block, 0)
     end_ns, _ = placed(levels, last, ready_ns)
     assert place(levels_after(free_ns, (), Ahead(0, ahead)), last, ready_ns) == end_ns
-
-
-def test_devices_are_grouped_by_node() -> None:
-    devices = [
-        Device(gpu=gpu, node=node, stages=frozenset(), now_ns=now_ns)
-        for gpu, (node, now_ns) in enumerate([(0, 30), (1, 5), (0, 10), (1, 7)])
-    ]
-    assert levels_of(devices) == [[10, 30], [5, 7]]
 
 
 # Many blocks: pouring.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +24,7 @@ from tilework.policy.chunks import Lane, Slots, fill
 from tilework.policy.demand import demand_at
 from tilework.policy.edf import EarliestDeadlineFirst
 from tilework.policy.fixed import FixedDegree
+from tilework.policy.registry import policy_names
 
 COSTS = TableCosts(table())
 WIDE_COSTS = TableCosts(table(degrees=(1, 2, 4)))
@@ -247,3 +250,10 @@ def test_a_service_time_counts_every_stage() -> None:
     asked = request("a", steps=3)
     assert service_time_ns(asked) == ns_from_s(0.01 + 0.3 + 0.05)
     assert COSTS.run_ns(StageId(PIPELINE, DECODE), (asked.shape,), 1) == ns_from_s(0.05)
+
+
+@pytest.mark.parametrize("policy", policy_names())
+def test_the_docs_have_a_row_for_every_policy(policy: str) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "policies.md").read_text("utf-8")
+    named = {name for row in text.splitlines() if row.startswith("| `") for name in re.findall("`([^`]+)`", row)}
+    assert policy in named or policy.removeprefix("fixed-sp") in named

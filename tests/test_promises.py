@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import only, promise_mix, table
+from builders import POLICIES, only, promise_mix, table
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Accept, Action, Reject
 from tilework.core.events import Event, Submitted
@@ -22,7 +22,6 @@ from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import Group
 from tilework.policy.homes import Nodes, Times, choose, follow
 from tilework.policy.promises import ADMISSION_MARGIN, GUARD_MARGIN, Promises
-from tilework.policy.registry import policy_names
 from tilework.sim.simulation import SimConfig, Simulation
 
 NOW_NS = 1000 * NS_PER_MS
@@ -164,7 +163,7 @@ def test_margins_leave_and_demand_the_same() -> None:
             assert margin.latest_ns(due_ns - 1, NOW_NS) < end_ns
 
 
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=12)
 @given(
     seed=st.integers(0, 10_000),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import PIPELINE, SERVICE_S, Idle, poisson, request, simulate, table
+from builders import PIPELINE, POLICIES, SERVICE_S, Idle, poisson, request, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
 from tilework.core.events import Event, GpuJoined, StageFinished, StepsFinished, Stopped, Submitted
@@ -72,7 +73,7 @@ def test_edf_beats_first_come_first_served_near_capacity() -> None:
     assert attainment(simulate(requests, "edf")) > attainment(simulate(requests, "fixed-sp1")) + 0.1
 
 
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("policy", POLICIES)
 def test_same_seed_same_trace_and_another_seed_another(policy: str) -> None:
     requests = poisson(60, 1.2, seed=5)
     one, same, other = (simulate(requests, policy, jitter=0.05, seed=seed) for seed in (1, 1, 2))
@@ -80,12 +81,7 @@ def test_same_seed_same_trace_and_another_seed_another(policy: str) -> None:
     assert one != other
 
 
-# Those of a fixed degree are one policy, and share its examples.
-FIXED = tuple(name for name in policy_names() if name.startswith("fixed-"))
-KINDS = {"fixed": FIXED} | {name: (name,) for name in policy_names() if name not in FIXED}
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", POLICIES)
 @given(
     seed=st.integers(0, 10_000),
     rate=st.floats(0.3, 4),
@@ -95,7 +91,7 @@ KINDS = {"fixed": FIXED} | {name: (name,) for name in policy_names() if name not
     data=st.data(),
 )
 def test_every_trace_is_legal(
-    kind: str,
+    policy: str,
     seed: int,
     rate: float,
     num_gpus: int,
@@ -103,16 +99,27 @@ def test_every_trace_is_legal(
     gpus_per_node: int,
     data: st.DataObject,
 ) -> None:
-    """Devices run one work at a time, groups together on one node; a request's works follow one another, and all end.
-
-    That nobody starves is part of it: a simulation ends only when nothing is left to happen, and looks for all endings.
-    """
-    policy = data.draw(st.sampled_from(KINDS[kind]))
     requests = poisson(25, rate, seed)
     cancelled = data.draw(st.lists(st.sampled_from(requests), max_size=4))
     cancels = tuple((r.arrival_ns + data.draw(st.integers(0, 5 * NS_PER_S)), r.uid) for r in cancelled)
     costs = replace(table(degrees=degrees), gpus_per_node=gpus_per_node)
     trace = simulate(requests, policy, num_gpus=num_gpus, jitter=0.1, seed=seed, cancels=cancels, costs=costs)
+    assert_legal(trace, num_gpus, degrees, gpus_per_node, {uid for _, uid in cancels})
+
+
+@pytest.mark.parametrize("policy", policy_names())
+def test_a_trace_of_every_policy_is_legal(policy: str) -> None:
+    requests, costs = poisson(25, 3.0, 1), replace(table(degrees=(1, 2)), gpus_per_node=2)
+    cancels = tuple((one.arrival_ns + NS_PER_S // 2, one.uid) for one in requests[::8])
+    trace = simulate(requests, policy, num_gpus=3, jitter=0.1, cancels=cancels, costs=costs)
+    assert_legal(trace, 3, (1, 2), 2, {uid for _, uid in cancels})
+
+
+def assert_legal(trace: Trace, num_gpus: int, degrees: Sequence[int], gpus_per_node: int, cancelled: Set[str]) -> None:
+    """Devices run one work at a time, groups together on one node; a request's works follow one another, and all end.
+
+    That nobody starves is part of it: a simulation ends only when nothing is left to happen, and looks for all endings.
+    """
     for gpu in range(num_gpus):
         runs = sorted((run.start_ns, run.end_ns) for run in trace.runs if gpu in run.work.gpus)
         assert all(first[1] <= second[0] for first, second in pairwise(runs))
@@ -128,7 +135,7 @@ def test_every_trace_is_legal(
         assert [run.work.first_steps[0] for run in steps] == done, "each step once, in order"
         if ending.status is Status.DONE:
             assert sum(run.steps for run in steps) == ending.request.steps
-        assert ending.status is Status.DONE or ending.request in cancelled
+        assert ending.status is Status.DONE or ending.request.uid in cancelled
 
 
 def test_a_cancelled_request_frees_its_device_at_the_next_step() -> None:

@@ -7,21 +7,21 @@ from itertools import pairwise
 
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request
+from tilework.cost.degrees import EFFICIENT
 from tilework.policy.demand import Speed, step_speeds
 
-_LEAST_EFFICIENCY = 0.8
 _LEAST_GAIN = 0.25
 _ANY = 1 << 30
 
 
 def efficient_degree(speeds: Sequence[Speed]) -> int:
-    """The highest degree k with T(1) / (k T(k)) >= 0.8. `speeds` are ascending, and not empty.
+    """The highest degree k with T(1) / (k T(k)) at least EFFICIENT. `speeds` are ascending, and not empty.
 
     Where a request does not fit on one GPU, the narrowest degree stands for the first.
 
     Source: TridentServe's criterion of efficiency.
     """
-    return max(speed.degree for speed in speeds if speeds[0].gpu_ns >= _LEAST_EFFICIENCY * speed.gpu_ns)
+    return max(speed.degree for speed in speeds if speeds[0].gpu_ns >= EFFICIENT * speed.gpu_ns)
 
 
 def best_doubling(speeds: Sequence[Speed]) -> int:

@@ -6,17 +6,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from heapq import heapreplace
 
-from tilework.core.interfaces import Ahead, Block, Demand, GpuView
+from tilework.core.interfaces import Ahead, Block, Demand
 
 Levels = list[list[int]]
 """When the devices of each node are free, ascending."""
-
-
-def levels_of(gpus: Iterable[GpuView]) -> Levels:
-    by_node: dict[int, list[int]] = {}
-    for gpu in gpus:
-        by_node.setdefault(gpu.node, []).append(gpu.free_ns)
-    return [sorted(free_ns) for free_ns in by_node.values()]
 
 
 def place(levels: Levels, block: Demand, ready_ns: int = 0) -> int:
@@ -43,24 +36,6 @@ def _place_on(node: list[int], width: int, run_ns: int, ready_ns: int) -> int:
     index = bisect_left(node, end_ns)
     node[index:index] = [end_ns] * width
     return end_ns
-
-
-def place_all(levels: Levels, blocks: Iterable[Block]) -> list[int]:
-    """Place blocks in order; returns the end of each. The same as `place`, at a fraction of the time."""
-    if len(levels) > 1:
-        return [place(levels, block.demand, block.ready_ns) for block in blocks]
-    (node,), ends_ns = levels, []  # A heap between two blocks that need it sorted.
-    for block in blocks:
-        demand = block.demand
-        if demand.width == 1 and block.ready_ns <= node[0]:
-            end_ns = node[0] + demand.run_ns
-            heapreplace(node, end_ns)
-        else:
-            node.sort()
-            end_ns = _place_on(node, demand.width, demand.run_ns, block.ready_ns)
-        ends_ns.append(end_ns)
-    node.sort()
-    return ends_ns
 
 
 def _start_ns(free_ns: list[int], width: int) -> tuple[bool, int]:
