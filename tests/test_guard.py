@@ -178,6 +178,13 @@ def test_a_promise_waits_as_long_as_it_can_and_no_longer() -> None:
 
 
 @pytest.mark.usefixtures("hostile")
+def test_stages_that_cost_nothing_are_started_in_time() -> None:
+    requests = [promise(str(index), index, slo_s=5.0) for index in range(3)]
+    free = table(encode_s=0.0, decode_s=0.0)
+    assert kept_and_refused(simulate(requests, "sleeper", num_gpus=2, costs=free)) == (3, 0)
+
+
+@pytest.mark.usefixtures("hostile")
 @pytest.mark.parametrize("policy", [*POLICIES, "least-urgent", "reckless"])
 def test_wake_ups_do_not_multiply(policy: str) -> None:
     """Each that was asked for comes once; another one is asked for only if it is earlier than all that are to come."""

@@ -14,7 +14,7 @@ from tilework.control.queue import WaitingQueue
 from tilework.core.interfaces import Ahead, Block, CostModel, Held, Policy
 from tilework.core.request import Request
 from tilework.core.work import DIFFUSE, Group, StageId, Start, Work
-from tilework.policy.demand import demand_at
+from tilework.policy.demand import reserved_at
 
 
 class Tracker:
@@ -291,7 +291,7 @@ class Tracker:
     def reserve(self, job: Job, width: int, home: Group) -> None:
         """Keep a block of this width on these devices for the rest of a promised job; () if they are to be chosen."""
         assert job.request.deadline_ns is not None
-        demand = demand_at(job.request, job.committed, width, self._costs)
+        demand = reserved_at(job.request, job.committed, width, self._costs)
         job.promised = self._reserved[self._rank(job)] = Block(job.request.deadline_ns, 0, demand, home)
 
     def _release(self, job: Job) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from tilework.core.interfaces import Block, ClusterView, CostModel, JobView
 from tilework.core.request import Request
-from tilework.policy.demand import demand_at
+from tilework.policy.demand import reserved_at
 from tilework.policy.homes import NEVER, Times, follow, latest_ends
 from tilework.policy.promises import GUARD_MARGIN
 from tilework.policy.scene import Scene, due
@@ -191,7 +191,7 @@ class Part:
         for degree in degrees(job.request, costs):
             if cursor.stage is not None and former.demand.width < degree <= widest:
                 blocks = list(trial.blocks)
-                blocks[index] = replace(former, demand=demand_at(job.request, cursor, degree, costs), gpus=())
+                blocks[index] = replace(former, demand=reserved_at(job.request, cursor, degree, costs), gpus=())
                 yield from self._trials(blocks)
 
     def _trials(self, blocks: Sequence[Block]) -> Iterator[Trial]:

@@ -27,6 +27,15 @@ def demand_at(request: Request, left: Cursor, degree: int, costs: CostModel) -> 
     )
 
 
+def reserved_at(request: Request, left: Cursor, degree: int, costs: CostModel) -> Demand:
+    """As `demand_at`, but a nanosecond at least while anything is left: what costs nothing must be started, too.
+
+    Raises UnknownCost.
+    """
+    demand = demand_at(request, left, degree, costs)
+    return Demand(degree, 1) if left.stage is not None and not demand.run_ns else demand
+
+
 def cheapest_in_time(
     request: Request, left: Cursor, degrees: Sequence[int], budget_ns: int, costs: CostModel
 ) -> Demand:

@@ -44,7 +44,7 @@ def follow(levels: Times, nodes: Nodes, blocks: Sequence[Block], anew: bool = Fa
     """Let blocks run in order; returns the devices and the end of each, and leaves in `levels` when devices are free.
 
     Each goes to its home; to those that `choose` takes if it has none, or with `anew`. It begins when all of them are
-    free and it is ready. One of which nothing is left needs no devices.
+    free and it is ready. One that takes no time, since nothing is left of it, needs no devices.
     """
     homes, ends_ns = [], []
     for block in blocks:

@@ -9,7 +9,7 @@ from tilework.core.interfaces import Block, ClusterView, CostModel, GpuView, Job
 from tilework.core.progress import Cursor
 from tilework.core.work import Group, Start
 from tilework.policy.allocator import nodes
-from tilework.policy.demand import demand_at
+from tilework.policy.demand import reserved_at
 from tilework.policy.homes import Nodes, Times
 
 
@@ -80,7 +80,7 @@ class Scene:
         home, width = before.gpus, before.demand.width
         if len(group) >= len(home) and not set(home) <= set(group) and is_before(job, self.far_from):
             home = group[: len(home)]
-        left = demand_at(job.request, self.cursor(job), width, self.costs)
+        left = reserved_at(job.request, self.cursor(job), width, self.costs)
         self.changed[job_id] = Block(before.due_ns, self.ready_ns[job_id], left, home)
 
     def cursor(self, job: JobView) -> Cursor:
