@@ -10,6 +10,7 @@ import tilework
 from tilework.cli import (
     bench,
     bound,
+    compare,
     cost,
     demo,
     explain,
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command("serve", epilog=serve.EXAMPLE)(serve.command)
 app.command("generate", epilog=generate.EXAMPLE)(generate.command)
 app.command("simulate", epilog=simulate.EXAMPLE)(simulate.command)
+app.command("compare", epilog=compare.EXAMPLE)(compare.command)
 app.command("bound", epilog=bound.EXAMPLE)(bound.command)
 app.command("bench", epilog=bench.EXAMPLE)(bench.command)
 app.command("replay", epilog=replay.EXAMPLE)(replay.command)

@@ -1,0 +1,153 @@
+"""Which panels the picture of a comparison has, and what is on each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tilework.report.panels import Curve, CurvePanel, Panel, RadarPanel, draw_panels
+from tilework.sim.compare.figures import Figures
+from tilework.sim.compare.records import Record
+from tilework.sim.compare.summary import CellSummary
+from tilework.sim.compare.sweeps import Sweep, sweeps_of
+
+MOST_SWEEPS = 7  # Two more panels make nine.
+_LEAST_ON_RADAR = 3  # Sizes: fewer are no area.
+_PER_MINUTE = 60
+_SLOW_PER_S = 1.0  # Rates up to this are told per minute.
+_NAMES = {"scale": "SLO scale", "rate_per_s": "rate"}
+
+
+def plot(path: Path, cells: Sequence[CellSummary]) -> None:
+    """Write a PNG: what each sweep shows, then sizes on one cell with deadlines, and latencies on one cell.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    sweeps = sweeps_of(cells)[:MOST_SWEEPS]
+    panels: list[Panel] = [_of_sweep(sweep, sweeps) for sweep in sweeps]
+    due = next((cell for cell in cells if cell.num_due and len(_sizes(cell)) >= _LEAST_ON_RADAR), None)
+    free = next((cell for cell in cells if not cell.num_due), None)
+    if due is not None:
+        panels.append(_radar(due, is_alone=len(cells) == 1))
+    if free is not None or not sweeps:
+        panels.append(_latencies(free or cells[0], is_alone=len(cells) == 1))
+    policies = [one.policy for one in cells[0].policies]
+    seeds = max(len(runs) for cell in cells for runs in cell.records.values())
+    what = cells[0].cell.name if len(cells) == 1 else f"{len(cells)} workloads"
+    title = f"{len(policies)} policies on {what}, {seeds} seed{'s' if seeds > 1 else ''}: simulated"
+    draw_panels(path, panels, policies, title=title)
+
+
+def _of_sweep(sweep: Sweep, others: Sequence[Sweep]) -> CurvePanel:
+    first, figure = sweep.cells[0], sweep.cells[0].leading
+    xs, unit = _axis(sweep)
+    has_deadlines = figure == "attainment"
+    bounds = [cell.bound for cell in sweep.cells]
+    known = [bound.mean for bound in bounds if bound is not None]
+    curves = {one.policy: _curve(sweep, xs, one.policy, figure) for one in first.policies}
+    return CurvePanel(
+        title=_title(sweep, others),
+        x_label=unit,
+        y_label="on time" if has_deadlines else "mean latency, s",
+        is_share=has_deadlines,
+        curves={policy: curve for policy, curve in curves.items() if curve is not None},
+        bound=Curve(xs=xs, ys=tuple(known)) if len(known) == len(xs) else None,
+    )
+
+
+def _axis(sweep: Sweep) -> tuple[tuple[float, ...], str]:
+    if sweep.parameter != "rate_per_s":
+        return sweep.xs, "SLO scale (all deadlines times this)"
+    if max(sweep.xs) <= _SLOW_PER_S and min(sweep.xs) < 0.2:
+        return tuple(round(_PER_MINUTE * x, 6) for x in sweep.xs), "requests per minute"
+    if max(sweep.xs) > _SLOW_PER_S * 4:
+        return sweep.xs, "requests per second"
+    return tuple(round(_PER_MINUTE * x, 6) for x in sweep.xs), "requests per minute"
+
+
+def _curve(sweep: Sweep, xs: tuple[float, ...], policy: str, figure: str) -> Curve | None:
+    found = [
+        next((one.estimates.get(figure) for one in cell.policies if one.policy == policy), None) for cell in sweep.cells
+    ]
+    known = [one for one in found if one is not None]
+    if len(known) < len(xs):
+        return None
+    halves = tuple(one.half or 0.0 for one in known)
+    return Curve(xs=xs, ys=tuple(one.mean for one in known), halves=halves)
+
+
+def _title(sweep: Sweep, others: Sequence[Sweep]) -> str:
+    """What it is of, and what is different in the others of its kind."""
+    cell = sweep.cells[0].cell
+    alike = [other.cells[0].cell for other in others]
+    own = cell.parameters
+    told = [f"{cell.source} on {cell.num_gpus}"]
+    for name, value in own.items():
+        shown = {str(other.parameters[name]) for other in alike if name in other.parameters}
+        if name != sweep.parameter and len(shown) > 1 and _has_meaning(name, sweep):
+            told.append(_told(name, value))
+    return ", ".join(told)
+
+
+def _has_meaning(name: str, sweep: Sweep) -> bool:
+    return name not in ("num_requests",) and (name != "scale" or sweep.cells[0].num_due > 0)
+
+
+def _told(name: str, value: Any) -> str:
+    if name == "rate_per_s":
+        return f"{_PER_MINUTE * value:g} per minute"
+    if name == "scale":
+        return f"SLO scale {value:g}"
+    return str(value) if isinstance(value, str) else f"{name} {value}"
+
+
+def _sizes(cell: CellSummary) -> list[str]:
+    """Those that have deadlines, smallest first."""
+    sizes: dict[str, None] = {}
+    for record in _some(cell.records):
+        sizes |= dict.fromkeys(size for size, of in _run(record).by_size.items() if of.num_due)
+    return list(sizes)
+
+
+def _radar(cell: CellSummary, *, is_alone: bool) -> RadarPanel:
+    sizes = _sizes(cell)
+    shares = {
+        policy: tuple(_share([_run(record) for record in records], size) for size in sizes)
+        for policy, records in cell.records.items()
+    }
+    title = "on time by size" if is_alone else f"on time by size: {cell.cell.name}"
+    return RadarPanel(title=title, axes=tuple(sizes), shares=shares)
+
+
+def _share(runs: Sequence[Figures], size: str) -> float:
+    """Of all seeds together."""
+    found = [run.by_size[size] for run in runs if size in run.by_size]
+    return sum(one.num_on_time for one in found) / max(1, sum(one.num_due for one in found))
+
+
+def _latencies(cell: CellSummary, *, is_alone: bool) -> CurvePanel:
+    """The share of requests done within a time, all seeds together."""
+    curves = {}
+    for policy, records in cell.records.items():
+        times_s = sorted(at_s for record in records for at_s in _run(record).quantiles_s)
+        shares = tuple((index + 1) / len(times_s) for index in range(len(times_s)))
+        curves[policy] = Curve(xs=tuple(times_s), ys=shares)
+    return CurvePanel(
+        title="latency" if is_alone else f"latency: {cell.cell.name}",
+        x_label="seconds from the arrival",
+        y_label="done within",
+        is_share=True,
+        is_distribution=True,
+        curves=curves,
+    )
+
+
+def _some(records: Mapping[str, Sequence[Record]]) -> Sequence[Record]:
+    return next(iter(records.values()))
+
+
+def _run(record: Record) -> Figures:
+    assert isinstance(record.result, Figures)
+    return record.result

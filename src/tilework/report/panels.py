@@ -1,0 +1,197 @@
+"""Pictures of policies side by side: curves with their bound, shares by size, distributions of latency."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+INK, FAINT, GRID = "#202124", "#5F6368", "#E3E3E3"
+# Okabe and Ito's colours, strong ones first; after them each comes again with another mark and line.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F5539", "#8A8D91")
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "h")
+LINES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)))
+PANEL_INCHES = (4.7, 3.7)
+MOST_COLUMNS = 3
+LOWEST_SHOWN = 0.02
+_SLOWEST_SHOWN = 0.98  # Of all that is done: a tail would squeeze the rest.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Points in ascending order of x; `halves` are those of the intervals of the ys, if there are any."""
+
+    xs: tuple[float, ...]
+    ys: tuple[float, ...]
+    halves: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePanel:
+    """One curve per policy; `bound` is drawn dashed. `is_share`: y is a share of 1.
+
+    `is_distribution`: each y is the share of what is at most x, which may be infinite, and the curve is one of steps.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    curves: Mapping[str, Curve]
+    is_share: bool = True
+    is_distribution: bool = False
+    bound: Curve | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RadarPanel:
+    """Shares of 1 on three axes or more, clockwise from the top."""
+
+    title: str
+    axes: tuple[str, ...]
+    shares: Mapping[str, tuple[float, ...]]
+
+
+Panel = CurvePanel | RadarPanel
+
+
+def draw_panels(path: Path | str, panels: Sequence[Panel], policies: Sequence[str], *, title: str) -> None:
+    """Write a PNG of all panels, row by row. A policy has the same colour and mark on each; the legend is at the foot.
+
+    Raises:
+        ValueError: there are no panels.
+        OSError: the file cannot be written.
+    """
+    if not panels:
+        raise ValueError("there is nothing to draw")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(MOST_COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    width = PANEL_INCHES[0] * max(columns, 2)
+    legend_columns = max(1, min(len(policies) + 1, int(width // 2.2)))
+    legend_inches = 0.3 * math.ceil((len(policies) + 1) / legend_columns) + 0.15
+    height = PANEL_INCHES[1] * rows + legend_inches + 0.5
+    figure = Figure(figsize=(width, height), dpi=120)
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, x=0.012, y=1 - 0.12 / height, ha="left", va="top", fontsize=13, fontweight="bold", color=INK)
+    body = figure.add_gridspec(
+        rows,
+        columns,
+        left=0.62 / width,
+        right=1 - 0.25 / width,
+        bottom=(legend_inches + 0.55) / height,
+        top=1 - 0.85 / height,
+        hspace=0.95 / (PANEL_INCHES[1] - 0.95),
+        wspace=0.75 / (PANEL_INCHES[0] - 0.75),
+    )
+    styles = {policy: _style(index) for index, policy in enumerate(policies)}
+    for index, panel in enumerate(panels):
+        place = body[index // columns, index % columns]
+        if isinstance(panel, RadarPanel):
+            _draw_radar(figure.add_subplot(place, projection="polar"), panel, styles)
+        else:
+            _draw_curves(figure.add_subplot(place), panel, styles)
+    _draw_legend(figure, styles, legend_columns, has_bound=any(_has_bound(panel) for panel in panels))
+    figure.savefig(path)
+
+
+def _style(index: int) -> dict[str, Any]:
+    """The first one is drawn over the others."""
+    turn = index // len(COLOURS)
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "marker": MARKS[(index + turn) % len(MARKS)],
+        "linestyle": LINES[turn % len(LINES)],
+        "linewidth": 2.6 if index == 0 else 1.6,
+        "markersize": 6 if index == 0 else 5,
+        "zorder": 5 if index == 0 else 3,
+    }
+
+
+def _has_bound(panel: Panel) -> bool:
+    return isinstance(panel, CurvePanel) and panel.bound is not None
+
+
+def _draw_curves(axes: Any, panel: CurvePanel, styles: Mapping[str, dict[str, Any]]) -> None:
+    for policy, curve in panel.curves.items():
+        style = styles[policy]
+        if panel.is_distribution:
+            axes.step(curve.xs, curve.ys, where="post", **style | {"marker": ""})
+            continue
+        axes.plot(curve.xs, curve.ys, **style, markeredgecolor="white", markeredgewidth=0.6)
+        if any(curve.halves):
+            low = [y - half for y, half in zip(curve.ys, curve.halves, strict=True)]
+            high = [y + half for y, half in zip(curve.ys, curve.halves, strict=True)]
+            axes.fill_between(curve.xs, low, high, color=style["color"], alpha=0.1, linewidth=0, zorder=1)
+    if panel.bound is not None:
+        axes.plot(panel.bound.xs, panel.bound.ys, color=INK, linewidth=1.4, linestyle=(0, (4, 2)), zorder=4)
+    axes.set_title(panel.title, loc="left", fontsize=10, color=INK)
+    axes.set_xlabel(panel.x_label, fontsize=9)
+    axes.set_ylabel(panel.y_label, fontsize=9)
+    _limit(axes, panel)
+    axes.tick_params(labelsize=8.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color=GRID, linewidth=0.7)
+    axes.set_axisbelow(True)
+
+
+def _limit(axes: Any, panel: CurvePanel) -> None:
+    """Shares up to 100%; a distribution as far as nearly all of the finite latencies go."""
+    if panel.is_share:
+        axes.yaxis.set_major_formatter("{x:.0%}")
+        ys = [y for curve in panel.curves.values() for y in curve.ys]
+        low = 0.0 if panel.is_distribution else max(0.0, min(ys, default=0.0) - LOWEST_SHOWN)
+        axes.set_ylim(low, 1.0 + 0.015 * (1 - low))
+    else:
+        axes.set_ylim(bottom=0)
+    if panel.is_distribution:
+        finite = [sorted(x for x in curve.xs if math.isfinite(x)) for curve in panel.curves.values()]
+        ends = [xs[min(len(xs) - 1, int(_SLOWEST_SHOWN * len(xs)))] for xs in finite if xs]
+        axes.set_xlim(0, max(ends, default=1.0) or 1.0)
+    else:
+        xs = sorted({x for curve in panel.curves.values() for x in curve.xs})
+        axes.set_xticks(xs, [f"{x:g}" for x in xs])
+
+
+def _draw_radar(axes: Any, panel: RadarPanel, styles: Mapping[str, dict[str, Any]]) -> None:
+    axes.set_theta_zero_location("N")
+    axes.set_theta_direction(-1)
+    angles = [2 * math.pi * index / len(panel.axes) for index in range(len(panel.axes))]
+    for policy, shares in panel.shares.items():
+        style = styles[policy]
+        ring = [*angles, angles[0]]
+        axes.plot(ring, [*shares, shares[0]], **style | {"markersize": style["markersize"] - 1.5})
+        if style["zorder"] > 3:
+            axes.fill(ring, [*shares, shares[0]], color=style["color"], alpha=0.08, linewidth=0)
+    axes.set_xticks(angles, panel.axes, fontsize=8.5)
+    for label, angle in zip(axes.get_xticklabels(), angles, strict=True):
+        side = math.sin(angle)
+        label.set_horizontalalignment("center" if abs(side) < 0.1 else "left" if side > 0 else "right")
+    axes.set_ylim(0, 1)
+    axes.set_yticks([0.25, 0.5, 0.75, 1.0], ["", "50%", "", "100%"], fontsize=7.5, color=FAINT)
+    axes.set_rlabel_position(180 / len(panel.axes))
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.spines["polar"].set_color(GRID)
+    axes.set_title(panel.title, loc="center", fontsize=10, color=INK, pad=12)
+
+
+def _draw_legend(figure: Any, styles: Mapping[str, dict[str, Any]], columns: int, *, has_bound: bool) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], label=policy, **style, markeredgecolor="white") for policy, style in styles.items()]
+    if has_bound:
+        label = "bound: nobody can do better"
+        handles.append(Line2D([], [], color=INK, linewidth=1.4, linestyle=(0, (4, 2)), label=label))
+    figure.legend(
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(0.006, 0.0),
+        ncols=columns,
+        frameon=False,
+        fontsize=9,
+        handlelength=2.6,
+        columnspacing=1.4,
+    )

@@ -1,0 +1,150 @@
+"""What policies are compared on: a workload on so many devices, under a name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from tilework.core.workload import WorkloadRequest, read_workload
+from tilework.cost.table import CostTable, read_table
+from tilework.sim.workloads.family import Family
+from tilework.sim.workloads.registry import family, make_workload, values_of, workload_names
+
+SHORT = {"rate": "rate_per_s", "num": "num_requests"}
+"""What parameters may be called, as in the options of `tilework workload make`; and `rpm`, requests per minute."""
+
+
+class BadCell(ValueError):
+    """A text names nothing that policies can be compared on; says what is wrong with it and what to write."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A workload, by name or as a file, on modelled devices.
+
+    `table` is a place for `read_table`; `gpus_per_node` None leaves the table's. `section` is the part of the grid.
+    """
+
+    name: str
+    workload: Family | Path
+    table: str
+    num_gpus: int
+    gpus_per_node: int | None = None
+    section: str = ""
+
+    @property
+    def source(self) -> str:
+        return str(self.workload) if isinstance(self.workload, Path) else self.workload.name
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether another seed gives other requests; a file has its own."""
+        return not isinstance(self.workload, Path)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """All of them, also those that have their defaults; none of a file."""
+        values = {} if isinstance(self.workload, Path) else self.workload.parameters()
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+    def requests(self, seed: int) -> tuple[WorkloadRequest, ...]:
+        """In order of arrival. Raises BadParameter, BadLine, OSError."""
+        if isinstance(self.workload, Path):
+            return tuple(sorted(read_workload(self.workload), key=lambda one: one.arrival_s))
+        return self.workload.requests(seed)
+
+    def costs(self) -> CostTable:
+        """Raises BadCostTable."""
+        table = read_table(self.table)
+        return table if self.gpus_per_node is None else replace(table, gpus_per_node=self.gpus_per_node)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """What somebody asks for; None leaves what the workload is meant for."""
+
+    table: str | None = None
+    num_gpus: int | None = None
+    gpus_per_node: int | None = None
+
+
+def cell_of(text: str, devices: Devices) -> Cell:
+    """The cell of NAME[,key=value...], or of a file of requests.
+
+    Raises:
+        UnknownWorkload, BadParameter, BadCell: there is nothing of this name, or it has no such parameter or value.
+    """
+    name, *pairs = text.split(",")
+    if name not in workload_names() and (Path(text).exists() or text.endswith(".jsonl")):
+        if devices.table is None:
+            raise BadCell("a file of requests does not say what they cost; give --cost")
+        workload: Family | Path = Path(text)
+        own = Devices(table=devices.table, num_gpus=1)
+    else:
+        kind = family(name)
+        workload = make_workload(name, values_of(name, _texts(name, pairs)))
+        own = Devices(table=kind.table, num_gpus=kind.num_gpus)
+    return Cell(
+        name=text,
+        workload=workload,
+        table=devices.table or own.table or "",
+        num_gpus=devices.num_gpus or own.num_gpus or 1,
+        gpus_per_node=devices.gpus_per_node,
+    )
+
+
+def chosen(cells: Sequence[Cell], pattern: str) -> tuple[Cell, ...]:
+    """Those whose names match, as names of files do in a shell. Raises BadCell if none does."""
+    found = tuple(cell for cell in cells if fnmatchcase(cell.name, pattern))
+    if not found:
+        raise BadCell(f"no cell of the grid is called {pattern!r}; it has {', '.join(cell.name for cell in cells)}")
+    return found
+
+
+def check_requests(cell: Cell, requests: Sequence[WorkloadRequest], table: CostTable) -> None:
+    """Raises BadCell for what cannot be simulated."""
+    if not requests:
+        raise BadCell(f"{cell.source} holds no requests; write one JSON object per line")
+    if len({str(one.id) for one in requests}) < len(requests):
+        raise BadCell(f"{cell.source}: an id stands there once as text and once as a number; use other names")
+    known = {row.pipeline for row in table.rows}
+    for one in requests:
+        if one.pipeline not in known:
+            names = ", ".join(sorted(known))
+            raise BadCell(f"pipeline {one.pipeline!r} of {cell.source} is not in {cell.table}; it knows {names}")
+
+
+def digest_of_requests(requests: Sequence[WorkloadRequest]) -> str:
+    return digest([asdict(one) for one in requests])
+
+
+def digest(value: Any) -> str:
+    """The same for equal values of plain JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _texts(name: str, pairs: Sequence[str]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise BadCell(f"{pair!r} is no parameter; write {name},key=value, as in tetriserve,mix=skewed")
+        if key == "rpm":
+            key, value = "rate_per_s", _per_s(value)
+        key = SHORT.get(key, key)
+        if key in texts:
+            raise BadCell(f"{key} is set twice; leave one out")
+        texts[key] = value
+    return texts
+
+
+def _per_s(rpm: str) -> str:
+    try:
+        return repr(float(rpm) / 60)
+    except ValueError:
+        raise BadCell(f"rpm is {rpm!r}; use a number of requests per minute") from None

@@ -1,0 +1,154 @@
+"""The figures of one run: of a trace, in numbers that can be written down and compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilework.core.request import Status
+from tilework.core.time import s_from_ns
+from tilework.core.work import DIFFUSE
+from tilework.sim.device import Run
+from tilework.sim.simulation import Ending, Trace
+
+NUM_QUANTILES = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeFigures:
+    """Of the requests of one size: how many, with a deadline, of these on time; and their mean latency."""
+
+    num_requests: int
+    num_due: int
+    num_on_time: int
+    mean_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What became of the requests of one run. Latency counts from the arrival; without a picture it is infinite.
+
+    `num_on_time` are those of the `num_due` with a deadline that were done by it, `num_good` these and what was done
+    without a deadline, `num_unserved` those that were refused, dropped or failed. `gpu_s` is device time in works,
+    times the width of each. `num_preempted`: see `preemptions`; `num_moved` of these went on on other devices.
+    `fairness` is Jain's index of the shares on time of tenants, or of sizes if there is one tenant; None without
+    deadlines, and if there are fewer than two. `quantiles_s` are the latencies that 1, 2, ... 100% do not exceed.
+    """
+
+    num_requests: int
+    num_due: int
+    num_on_time: int
+    num_good: int
+    num_unserved: int
+    mean_s: float
+    p95_s: float
+    p99_s: float
+    gpu_s: float
+    num_preempted: int
+    num_moved: int
+    fairness: float | None
+    num_events: int
+    by_size: Mapping[str, SizeFigures]
+    quantiles_s: tuple[float, ...]
+
+    @property
+    def attainment(self) -> float | None:
+        """The share of requests with a deadline that were on time; None without deadlines."""
+        return self.num_on_time / self.num_due if self.num_due else None
+
+    @property
+    def gpu_s_each(self) -> float:
+        """Device time of all per request that was good; infinite if none was."""
+        return self.gpu_s / self.num_good if self.num_good else math.inf
+
+
+def figures_of(trace: Trace, dispatch_ns: int = 0) -> Figures:
+    """`dispatch_ns` is what devices lose before every work, which is no interruption."""
+    endings = trace.endings
+    latencies_s = sorted(map(_latency_s, endings))
+    num_preempted, num_moved = preemptions(trace.runs, dispatch_ns)
+    due = [one for one in endings if one.request.deadline_ns is not None]
+    return Figures(
+        num_requests=len(endings),
+        num_due=len(due),
+        num_on_time=sum(one.on_time for one in due),
+        num_good=sum(one.on_time for one in endings),
+        num_unserved=sum(one.status is not Status.DONE for one in endings),
+        mean_s=_mean(latencies_s),
+        p95_s=nearest_rank(latencies_s, 95),
+        p99_s=nearest_rank(latencies_s, 99),
+        gpu_s=s_from_ns(sum((run.end_ns - run.start_ns) * len(run.gpus) for run in trace.runs)),
+        num_preempted=num_preempted,
+        num_moved=num_moved,
+        fairness=_fairness(due),
+        num_events=trace.num_events,
+        by_size=_by_size(endings),
+        quantiles_s=tuple(nearest_rank(latencies_s, percent) for percent in range(1, NUM_QUANTILES + 1)),
+    )
+
+
+def preemptions(runs: Iterable[Run], dispatch_ns: int = 0) -> tuple[int, int]:
+    """How often jobs were interrupted between two steps; and how often of these they went on on other devices.
+
+    Take the works of one job that did steps, in order of their starts. It is interrupted between two of them if the
+    later one runs on another set of devices than the earlier, or begins more than `dispatch_ns` after its end. So a job
+    that is cut in chunks, but never waits and never moves, is not interrupted; the wait before its first step and
+    that for its decode do not count.
+    """
+    latest: dict[int, Run] = {}
+    num_all = num_moved = 0
+    for run in sorted(runs, key=lambda run: (run.start_ns, run.work.work_id)):
+        if run.work.stage.name != DIFFUSE or not run.steps:
+            continue
+        for job_id in run.work.job_ids:
+            before = latest.get(job_id)
+            if before is not None:
+                has_moved = set(before.gpus) != set(run.gpus)
+                num_moved += has_moved
+                num_all += has_moved or run.start_ns - before.end_ns > dispatch_ns
+            latest[job_id] = run
+    return num_all, num_moved
+
+
+def jain(values: Sequence[float]) -> float:
+    """Jain's index of fairness: 1 if all are equal (also all 0), 1/n if one has everything."""
+    squares = math.fsum(value * value for value in values)
+    return math.fsum(values) ** 2 / (len(values) * squares) if squares else 1.0
+
+
+def nearest_rank(ordered: Sequence[float], percent: float) -> float:
+    """The smallest of ascending values that at least `percent` per cent of them do not exceed."""
+    return ordered[math.ceil(percent * len(ordered) / 100) - 1]
+
+
+def _latency_s(ending: Ending) -> float:
+    return s_from_ns(ending.latency_ns) if ending.status is Status.DONE else math.inf
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.inf if math.inf in values else math.fsum(values) / len(values)
+
+
+def _fairness(due: Sequence[Ending]) -> float | None:
+    groups: dict[str, list[bool]] = {}
+    several = len({one.request.tenant for one in due}) > 1
+    for one in due:
+        groups.setdefault(one.request.tenant if several else str(one.request.shape), []).append(one.on_time)
+    return jain([sum(group) / len(group) for group in groups.values()]) if len(groups) > 1 else None
+
+
+def _by_size(endings: Sequence[Ending]) -> dict[str, SizeFigures]:
+    """Smallest first."""
+    groups: dict[str, list[Ending]] = {}
+    for one in sorted(endings, key=lambda one: (one.request.shape.pixels, one.request.shape)):
+        groups.setdefault(str(one.request.shape), []).append(one)
+    return {
+        size: SizeFigures(
+            num_requests=len(group),
+            num_due=sum(one.request.deadline_ns is not None for one in group),
+            num_on_time=sum(one.on_time for one in group if one.request.deadline_ns is not None),
+            mean_s=_mean([_latency_s(one) for one in group]),
+        )
+        for size, group in groups.items()
+    }

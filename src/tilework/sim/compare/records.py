@@ -1,0 +1,156 @@
+"""Results as they are kept: one per run, under a key that says what was run; a file of them, to go on with later."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tilework.sim.compare.cells import digest
+from tilework.sim.compare.figures import Figures, SizeFigures
+
+FORMAT = 1
+
+
+class BadRecords(ValueError):
+    """A file of results cannot be read; names the file, the line and the remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """What the wall clock said, which no seed repeats: of each call of `Policy.plan`, and of the whole run.
+
+    `num_processes` were at work on the machine.
+    """
+
+    num_plans: int
+    plan_p50_ms: float
+    plan_p99_ms: float
+    wall_s: float
+    num_processes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundFigures:
+    """No schedule has more than `most_on_time` of the `num_due` requests with a deadline on time."""
+
+    num_due: int
+    most_on_time: float
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """The result of one run of a policy, or the bound of one workload and seed.
+
+    `config` is all that decides it; `cell` and `code`, a digest of the program, are told and decide nothing.
+    """
+
+    config: Mapping[str, Any]
+    result: Figures | BoundFigures
+    timing: Timing | None = None
+    cell: str = ""
+    code: str = ""
+
+    @property
+    def key(self) -> str:
+        return key_of(self.config)
+
+    def to_json(self) -> dict[str, Any]:
+        kind = "bound" if isinstance(self.result, BoundFigures) else "run"
+        document = {"format": FORMAT, "key": self.key, "cell": self.cell, "code": self.code, "config": self.config}
+        document[kind] = _finite(asdict(self.result))
+        return document | ({} if self.timing is None else {"timing": asdict(self.timing)})
+
+
+def key_of(config: Mapping[str, Any]) -> str:
+    return digest(config)
+
+
+def parse_record(document: Mapping[str, Any]) -> Record:
+    """Raises KeyError, TypeError, ValueError: it is not one."""
+    if document["format"] != FORMAT:
+        raise ValueError(f"format {document['format']}")
+    timing = Timing(**document["timing"]) if "timing" in document else None
+    result = BoundFigures(**document["bound"]) if "bound" in document else _figures(document["run"])
+    return Record(
+        config=document["config"], result=result, timing=timing, cell=document["cell"], code=document["code"]
+    )
+
+
+class Records:
+    """What has been run so far; with a file, each result is there as soon as it is known."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Read what the file holds. A last line that was cut off while it was written is taken away.
+
+        Raises:
+            BadRecords: a line is not what this class writes.
+            OSError: the file cannot be read or written.
+        """
+        self.path = path
+        self._by_key: dict[str, Record] = {}
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            _mend(path)
+            self._by_key = {record.key: record for record in _read(path)}
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def get(self, key: str) -> Record | None:
+        return self._by_key.get(key)
+
+    def add(self, record: Record) -> None:
+        """Raises OSError."""
+        self._by_key[record.key] = record
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record.to_json(), ensure_ascii=False) + "\n")
+
+
+def _mend(path: Path) -> None:
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        with path.open("r+b") as file:
+            file.truncate(whole)
+
+
+def _read(path: Path) -> Iterator[Record]:
+    for index, line in enumerate(path.read_text("utf-8").splitlines()):
+        try:
+            yield parse_record(json.loads(line))
+        except (ValueError, LookupError, TypeError) as error:
+            remedy = "give another --out, or take the line away"
+            raise BadRecords(f"{path}:{index + 1}: no result of tilework compare ({error}); {remedy}") from error
+
+
+def _figures(values: Mapping[str, Any]) -> Figures:
+    figures = Figures(**_infinite(values))
+    by_size = {size: SizeFigures(**_infinite(one)) for size, one in values["by_size"].items()}
+    return replace(figures, by_size=by_size, quantiles_s=tuple(figures.quantiles_s))
+
+
+# JSON knows no infinity: a latency that is infinite is null there.
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if value == math.inf else value
+
+
+def _infinite(values: Mapping[str, Any]) -> dict[str, Any]:
+    def read(name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [math.inf if each is None else each for each in value]
+        return math.inf if value is None and name.endswith("_s") else value
+
+    return {name: read(name, value) for name, value in values.items()}

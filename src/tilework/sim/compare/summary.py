@@ -1,0 +1,189 @@
+"""Many runs in few numbers: means over seeds with their intervals, and differences between policies seed by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist, fmean, stdev
+
+from tilework.sim.compare.cells import Cell
+from tilework.sim.compare.figures import Figures
+from tilework.sim.compare.records import BoundFigures, Record
+
+# The quantile at 97.5% of Student's t with 1, 2, ... degrees of freedom.
+_T = (
+    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
+    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean over seeds; `half` is half of the 95% interval of it, None where one cannot be given.
+
+    The interval is Student's t, which takes seeds for independent and their values for normal. With 3 seeds it is wide,
+    as it should be: 2.5 standard deviations of a value.
+    """
+
+    mean: float
+    half: float | None
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One column: what it is called, how it is read from a run and the bound there, and which end is the better one.
+
+    `better` is 1 if more is better, -1 if less is, 0 if neither. `read` returns None where there is nothing to say.
+    """
+
+    name: str
+    better: int
+    read: Callable[[Record, BoundFigures | None], float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySummary:
+    """`estimates` by the names of FIGURES; None where a run has nothing to say.
+
+    `lead` is the difference to `rival`, the best of the others, in the cell's leading figure, seed by seed; it is
+    None for a policy that is alone. `error`: why a run failed, if one did; there are no estimates then.
+    """
+
+    policy: str
+    estimates: Mapping[str, Estimate | None]
+    lead: Estimate | None = None
+    rival: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellSummary:
+    """One cell. `leading` names the figure by which policies are compared: attainment, or without deadlines mean_s.
+
+    `bound` is the share of requests with a deadline that could be on time at most.
+    """
+
+    cell: Cell
+    num_requests: int
+    num_due: int
+    bound: Estimate | None
+    policies: tuple[PolicySummary, ...]
+    records: Mapping[str, Sequence[Record]] = field(repr=False)
+
+    @property
+    def leading(self) -> str:
+        return "attainment" if self.num_due else "mean_s"
+
+    def best(self, name: str) -> list[str]:
+        """The policies with the best mean of a figure, as far as three digits tell."""
+        better = _BY_NAME[name].better
+        means = {
+            one.policy: estimate.mean * better for one in self.policies if (estimate := one.estimates.get(name))
+        }
+        top = max(means.values(), default=0.0)
+        return [policy for policy, mean in means.items() if better and mean >= top - abs(top) * 5e-4]
+
+
+def _run(record: Record) -> Figures:
+    assert isinstance(record.result, Figures)
+    return record.result
+
+
+def _timed(record: Record, name: str) -> float | None:
+    return None if record.timing is None else float(getattr(record.timing, name))
+
+
+def _of_bound(record: Record, bound: BoundFigures | None) -> float | None:
+    return _run(record).num_on_time / bound.most_on_time if bound is not None and bound.most_on_time else None
+
+
+FIGURES = (
+    Figure(name="attainment", better=1, read=lambda record, _: _run(record).attainment),
+    Figure(name="of_bound", better=1, read=_of_bound),
+    Figure(name="mean_s", better=-1, read=lambda record, _: _run(record).mean_s),
+    Figure(name="p95_s", better=-1, read=lambda record, _: _run(record).p95_s),
+    Figure(name="p99_s", better=-1, read=lambda record, _: _run(record).p99_s),
+    Figure(name="gpu_s_each", better=-1, read=lambda record, _: _run(record).gpu_s_each),
+    Figure(name="num_preempted", better=-1, read=lambda record, _: float(_run(record).num_preempted)),
+    Figure(name="fairness", better=1, read=lambda record, _: _run(record).fairness),
+    Figure(name="plan_p50_ms", better=-1, read=lambda record, _: _timed(record, "plan_p50_ms")),
+    Figure(name="plan_p99_ms", better=-1, read=lambda record, _: _timed(record, "plan_p99_ms")),
+    Figure(name="num_events", better=0, read=lambda record, _: float(_run(record).num_events)),
+)
+_BY_NAME = {figure.name: figure for figure in FIGURES}
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Of values that are drawn independently, at least one of them."""
+    mean = math.inf if math.inf in values else fmean(values)
+    half = None
+    if len(values) > 1 and math.isfinite(mean):
+        half = t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return Estimate(mean=mean, half=half, values=tuple(values))
+
+
+def t_quantile(freedom: int) -> float:
+    """At 97.5%; beyond the table by Cornish and Fisher's expansion, to four digits."""
+    if freedom <= len(_T):
+        return _T[freedom - 1]
+    z = NormalDist().inv_cdf(0.975)
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+def summary_of(
+    cell: Cell,
+    records: Mapping[str, Sequence[Record]],
+    bounds: Sequence[BoundFigures | None],
+    errors: Mapping[str, str],
+) -> CellSummary:
+    """`records` of each policy, seed by seed, as many as there are `bounds`; none of those in `errors`, but one at
+    least of some policy."""
+    drawn = {
+        policy: {figure.name: _estimated(figure, runs, bounds) for figure in FIGURES}
+        for policy, runs in records.items()
+        if policy not in errors
+    }
+    some = _run(next(runs[0] for policy, runs in records.items() if policy in drawn))
+    shares = [bound.most_on_time / bound.num_due for bound in bounds if bound is not None and bound.num_due]
+    leading = _BY_NAME["attainment" if some.num_due else "mean_s"]
+    policies = []
+    for policy in records:
+        rival, lead = _lead(policy, leading, drawn)
+        policies.append(
+            PolicySummary(
+                policy=policy,
+                estimates=drawn.get(policy, {}),
+                lead=lead,
+                rival=rival,
+                error=errors.get(policy, ""),
+            )
+        )
+    return CellSummary(
+        cell=cell,
+        num_requests=some.num_requests,
+        num_due=some.num_due,
+        bound=estimate(shares) if shares else None,
+        policies=tuple(policies),
+        records={policy: records[policy] for policy in drawn},
+    )
+
+
+def _estimated(figure: Figure, runs: Sequence[Record], bounds: Sequence[BoundFigures | None]) -> Estimate | None:
+    values = [figure.read(record, bound) for record, bound in zip(runs, bounds, strict=True)]
+    known = [value for value in values if value is not None]
+    return estimate(known) if known and len(known) == len(values) else None
+
+
+def _lead(
+    policy: str, leading: Figure, drawn: Mapping[str, Mapping[str, Estimate | None]]
+) -> tuple[str, Estimate | None]:
+    """The best of the others, and the differences to it seed by seed."""
+    found = {name: one for name, figures in drawn.items() if (one := figures[leading.name]) is not None}
+    own, others = found.get(policy), [name for name in found if name != policy]
+    if own is None or not others:
+        return "", None
+    rival = max(others, key=lambda name: leading.better * found[name].mean)
+    pairs = zip(own.values, found[rival].values, strict=True)
+    return rival, estimate([0.0 if mine == other else mine - other for mine, other in pairs])

@@ -1,0 +1,48 @@
+"""Which cells are the same but for one parameter: what lines of a picture go through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilework.sim.compare.cells import digest
+from tilework.sim.compare.summary import CellSummary
+
+SWEPT = ("scale", "rate_per_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Cells in ascending order of `parameter`, all else equal; `fixed` is what tells this sweep from its like."""
+
+    parameter: str
+    cells: tuple[CellSummary, ...]
+
+    @property
+    def xs(self) -> tuple[float, ...]:
+        return tuple(float(one.cell.parameters[self.parameter]) for one in self.cells)
+
+
+def sweeps_of(cells: Sequence[CellSummary], least: int = 2) -> list[Sweep]:
+    """Every sweep through at least so many values, those of deadlines first, else in the order of their first cells."""
+    found: list[Sweep] = []
+    for parameter in SWEPT:
+        alike: dict[str, dict[float, CellSummary]] = {}
+        for one in cells:
+            if parameter in one.cell.parameters and one.cell.is_drawn:
+                value = float(one.cell.parameters[parameter])
+                alike.setdefault(_others(one, parameter), {}).setdefault(value, one)
+        found += [
+            Sweep(parameter=parameter, cells=tuple(members[value] for value in sorted(members)))
+            for members in alike.values()
+            if len(members) >= least
+        ]
+    return found
+
+
+def _others(one: CellSummary, parameter: str) -> str:
+    """What two cells of one sweep have in common. Without deadlines their scale says nothing."""
+    cell, ignored = one.cell, {parameter} | (set() if one.num_due else {"scale"})
+    rest: dict[str, Any] = {name: value for name, value in cell.parameters.items() if name not in ignored}
+    return digest([cell.source, cell.table, cell.num_gpus, cell.gpus_per_node, bool(one.num_due), rest])
