@@ -43,7 +43,9 @@ COMMANDS = (
     "demo",
     "fuzz",
     "bound",
+    "compare",
 )
+GROUPS = {"cost": ("list", "show", "export"), "workload": ("list", "make", "show")}  # Commands that have commands.
 NUM_REQUESTS = 30
 
 
@@ -142,9 +144,19 @@ def test_every_command_has_an_example(command: str) -> None:
 
 
 def test_help_names_every_command_and_version_says_which() -> None:
-    assert all(command in invoke("--help").output for command in COMMANDS)
+    assert all(command in invoke("--help").output for command in (*COMMANDS, *GROUPS))
     assert invoke("--version").output.strip() == tilework.__version__
     assert len(app.registered_commands) == len(COMMANDS)
+    assert {group.name for group in app.registered_groups} == set(GROUPS)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_command_of_a_group_is_named_there_and_has_an_example(group: str) -> None:
+    named = invoke(group, "--help").output
+    for command in GROUPS[group]:
+        assert command in named
+        text = " ".join(invoke(group, command, "--help").output.split())
+        assert re.search(rf"Examples?: tilework {group} {command}", text)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["simulate", "--help"], ["simulate", "FILES"], ["replay", "FILES"]])

@@ -31,8 +31,8 @@ from tilework.sim.workloads.registry import UnknownWorkload
 
 EXAMPLE = (
     "Examples: tilework compare --workload tetriserve,rpm=18,mix=skewed --policies tilework,tetriserve,edf  |  "
-    "tilework compare --out out/grid --plot grid.png  |  tilework compare --workload r.jsonl --cost flux1dev_h100_eager "
-    "--gpus 8"
+    "tilework compare --out out/grid --plot grid.png  |  "
+    "tilework compare --workload r.jsonl --cost flux1dev_h100_eager --gpus 8"
 )
 RESULTS = "results.jsonl"
 _GRID = "grid"

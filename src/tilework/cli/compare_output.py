@@ -44,25 +44,28 @@ def _milliseconds(value: float) -> str:
 _Format = Callable[[float], str]
 # Headings of the figures, how a value is written, and whether its interval is.
 _COLUMNS: dict[str, tuple[str, _Format, bool]] = {
-    "attainment": ("on time %", percent, True),
-    "of_bound": ("of bound %", percent, True),
-    "mean_s": ("mean s", seconds, True),
-    "p95_s": ("p95 s", seconds, False),
-    "p99_s": ("p99 s", seconds, False),
-    "gpu_s_each": ("GPU s per good", seconds, False),
+    "attainment": ("on time\n%", percent, True),
+    "of_bound": ("of bound\n%", percent, True),
+    "mean_s": ("mean\ns", seconds, True),
+    "p95_s": ("p95\ns", seconds, False),
+    "p99_s": ("p99\ns", seconds, False),
+    "gpu_s_each": ("GPU s\nper good", seconds, False),
     "num_preempted": ("preempted", _count, False),
     "fairness": ("fair", lambda value: f"{value:.3f}", False),
-    "plan_p50_ms": ("plan ms p50", _milliseconds, False),
-    "plan_p99_ms": ("plan ms p99", _milliseconds, False),
+    "plan_p50_ms": ("plan ms\np50", _milliseconds, False),
+    "plan_p99_ms": ("plan ms\np99", _milliseconds, False),
     "num_events": ("events", _count, False),
 }
+_LEAD = "vs best\nother"
 _OUTCOME = ("attainment", "of_bound", "lead", "mean_s", "p95_s", "p99_s")
+_OVERALL = (
+    *("on time\n%", "of bound\n%", "worst cell\n%", "mean s\nover best"),
+    *("best in\ncells", "plan ms\np50", "plan ms\np99"),
+)
 _EFFORT = ("gpu_s_each", "num_preempted", "fairness", "plan_p50_ms", "plan_p99_ms", "num_events")
 
 
-def print_tables(
-    cells: Sequence[CellSummary], num_processes: int, conditions: Conditions, *, has_bound: bool
-) -> None:
+def print_tables(cells: Sequence[CellSummary], num_processes: int, conditions: Conditions, *, has_bound: bool) -> None:
     """One table per cell, or two where the terminal is narrow; then, of several cells, what they have in common."""
     for cell in cells:
         parts = [_OUTCOME + _EFFORT] if out.width >= _WIDE else [_OUTCOME, _EFFORT]
@@ -88,7 +91,7 @@ def _cell_table(cell: CellSummary, columns: Sequence[str], title: str) -> Table:
     table = Table(title=Text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("policy", no_wrap=True)
     for name in columns:
-        table.add_column(_lead_heading(cell) if name == "lead" else _COLUMNS[name][0], justify="right")
+        table.add_column(_LEAD if name == "lead" else _COLUMNS[name][0], justify="right")
     best = {name: set(cell.best(name)) for name in columns if name != "lead"}
     for one in cell.policies:
         if one.error:
@@ -97,10 +100,6 @@ def _cell_table(cell: CellSummary, columns: Sequence[str], title: str) -> Table:
         cells = [_lead(cell, one) if name == "lead" else _cell(one, name, best[name]) for name in columns]
         table.add_row(one.policy, *cells)
     return table
-
-
-def _lead_heading(cell: CellSummary) -> str:
-    return "against best other, " + ("points" if cell.leading == "attainment" else "mean s")
 
 
 def _lead(cell: CellSummary, one: PolicySummary) -> str:
@@ -132,7 +131,7 @@ def _print_overall(cells: Sequence[CellSummary]) -> None:
     title += "" if bound is None else f"; at most {percent(bound.mean)}% on time"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("policy", no_wrap=True)
-    for heading in ("on time %", "of bound %", "worst cell %", "mean s over best", "best in", "plan ms p50", "p99"):
+    for heading in _OVERALL:
         table.add_column(heading, justify="right")
     tops = _tops(lines)
     for one in lines:
@@ -196,10 +195,13 @@ def _sections_table(lines: Sequence[Overall], sections: Sequence[str], due: Sequ
     return table
 
 
-def _print_notes(
-    cells: Sequence[CellSummary], num_processes: int, conditions: Conditions, *, has_bound: bool
-) -> None:
+def _print_notes(cells: Sequence[CellSummary], num_processes: int, conditions: Conditions, *, has_bound: bool) -> None:
     notes = ["± half of a 95% interval over seeds (Student's t); bold: the best of a column."]
+    if any(one.lead is not None for cell in cells for one in cell.policies):
+        notes.append(
+            "vs best other: the difference to the best of the other policies, seed by seed, in points of on time %; "
+            "without deadlines in seconds of the mean."
+        )
     notes.append(
         f"plan ms: measured on this machine, by the wall clock, under load of {num_processes} "
         f"process{'es' if num_processes > 1 else ''}. All other times are simulated."
@@ -249,9 +251,7 @@ def _cell_document(summary: CellSummary) -> dict[str, Any]:
 def _policy_document(summary: CellSummary, one: PolicySummary) -> dict[str, Any]:
     if one.error:
         return {"error": one.error}
-    document: dict[str, Any] = {
-        figure.name: _estimate_document(one.estimates.get(figure.name)) for figure in FIGURES
-    }
+    document: dict[str, Any] = {figure.name: _estimate_document(one.estimates.get(figure.name)) for figure in FIGURES}
     runs = [record.result for record in summary.records[one.policy] if isinstance(record.result, Figures)]
     return document | {
         "lead": None if one.lead is None else {"over": one.rival} | (_estimate_document(one.lead) or {}),

@@ -15,8 +15,7 @@ from tilework.sim.compare.sweeps import Sweep, sweeps_of
 MOST_SWEEPS = 7  # Two more panels make nine.
 _LEAST_ON_RADAR = 3  # Sizes: fewer are no area.
 _PER_MINUTE = 60
-_SLOW_PER_S = 1.0  # Rates up to this are told per minute.
-_NAMES = {"scale": "SLO scale", "rate_per_s": "rate"}
+_FAST_PER_S = 4.0  # Rates up to this are told per minute.
 
 
 def plot(path: Path, cells: Sequence[CellSummary]) -> None:
@@ -28,16 +27,23 @@ def plot(path: Path, cells: Sequence[CellSummary]) -> None:
     sweeps = sweeps_of(cells)[:MOST_SWEEPS]
     panels: list[Panel] = [_of_sweep(sweep, sweeps) for sweep in sweeps]
     due = next((cell for cell in cells if cell.num_due and len(_sizes(cell)) >= _LEAST_ON_RADAR), None)
-    free = next((cell for cell in cells if not cell.num_due), None)
+    free = _busiest([cell for cell in cells if not cell.num_due], sweeps)
     if due is not None:
         panels.append(_radar(due, is_alone=len(cells) == 1))
     if free is not None or not sweeps:
         panels.append(_latencies(free or cells[0], is_alone=len(cells) == 1))
     policies = [one.policy for one in cells[0].policies]
     seeds = max(len(runs) for cell in cells for runs in cell.records.values())
+    who = "1 policy" if len(policies) == 1 else f"{len(policies)} policies"
     what = cells[0].cell.name if len(cells) == 1 else f"{len(cells)} workloads"
-    title = f"{len(policies)} policies on {what}, {seeds} seed{'s' if seeds > 1 else ''}: simulated"
+    title = f"{who} on {what}, {seeds} seed{'s' if seeds > 1 else ''}: simulated"
     draw_panels(path, panels, policies, title=title)
+
+
+def _busiest(free: Sequence[CellSummary], sweeps: Sequence[Sweep]) -> CellSummary | None:
+    """The last of those that a sweep goes through, or the first."""
+    swept = [cell for sweep in sweeps for cell in sweep.cells if cell in free]
+    return swept[-1] if swept else next(iter(free), None)
 
 
 def _of_sweep(sweep: Sweep, others: Sequence[Sweep]) -> CurvePanel:
@@ -60,9 +66,7 @@ def _of_sweep(sweep: Sweep, others: Sequence[Sweep]) -> CurvePanel:
 def _axis(sweep: Sweep) -> tuple[tuple[float, ...], str]:
     if sweep.parameter != "rate_per_s":
         return sweep.xs, "SLO scale (all deadlines times this)"
-    if max(sweep.xs) <= _SLOW_PER_S and min(sweep.xs) < 0.2:
-        return tuple(round(_PER_MINUTE * x, 6) for x in sweep.xs), "requests per minute"
-    if max(sweep.xs) > _SLOW_PER_S * 4:
+    if max(sweep.xs) > _FAST_PER_S:
         return sweep.xs, "requests per second"
     return tuple(round(_PER_MINUTE * x, 6) for x in sweep.xs), "requests per minute"
 
@@ -83,7 +87,7 @@ def _title(sweep: Sweep, others: Sequence[Sweep]) -> str:
     cell = sweep.cells[0].cell
     alike = [other.cells[0].cell for other in others]
     own = cell.parameters
-    told = [f"{cell.source} on {cell.num_gpus}"]
+    told = [f"{cell.source} on {cell.num_gpus} devices"]
     for name, value in own.items():
         shown = {str(other.parameters[name]) for other in alike if name in other.parameters}
         if name != sweep.parameter and len(shown) > 1 and _has_meaning(name, sweep):

@@ -24,6 +24,7 @@ from tilework.cost.table import BadCostTable, CostTable, TableCosts, read_table
 
 app = typer.Typer(help="Show, export and list cost tables.", no_args_is_help=True)
 SHOW_EXAMPLE = "Examples: tilework cost show flux1dev_h100_eager  |  tilework cost show --model shapes --size 160"
+LIST_EXAMPLE = "Example: tilework cost list"
 EXPORT_EXAMPLE = "Example: tilework cost export shapes.json --model shapes"
 
 TableName = Annotated[str | None, typer.Argument(help="A name of `cost list`, or a file; default: measured here.")]
@@ -72,7 +73,7 @@ def export(
     out.print(f"{output}: {len(found.rows)} rows", soft_wrap=True)
 
 
-@app.command("list")
+@app.command("list", epilog=LIST_EXAMPLE)
 def list_(profiles: ProfilesFile = None, json: AsJson = False) -> None:
     """List the tables that come with the package, and what was measured on this machine."""
     shipped = {name: read_table(name) for name in shipped_names()}

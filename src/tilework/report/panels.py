@@ -16,7 +16,7 @@ LINES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 PANEL_INCHES = (4.7, 3.7)
 MOST_COLUMNS = 3
 LOWEST_SHOWN = 0.02
-_SLOWEST_SHOWN = 0.98  # Of all that is done: a tail would squeeze the rest.
+_LONG_TAIL = 20.0  # Longest over shortest time, above which times are drawn in proportion.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ def draw_panels(path: Path | str, panels: Sequence[Panel], policies: Sequence[st
     width = PANEL_INCHES[0] * max(columns, 2)
     legend_columns = max(1, min(len(policies) + 1, int(width // 2.2)))
     legend_inches = 0.3 * math.ceil((len(policies) + 1) / legend_columns) + 0.15
-    height = PANEL_INCHES[1] * rows + legend_inches + 0.5
+    height = PANEL_INCHES[1] * rows + legend_inches + 0.35
     figure = Figure(figsize=(width, height), dpi=120)
     FigureCanvasAgg(figure)
     figure.suptitle(title, x=0.012, y=1 - 0.12 / height, ha="left", va="top", fontsize=13, fontweight="bold", color=INK)
@@ -82,8 +82,8 @@ def draw_panels(path: Path | str, panels: Sequence[Panel], policies: Sequence[st
         columns,
         left=0.62 / width,
         right=1 - 0.25 / width,
-        bottom=(legend_inches + 0.55) / height,
-        top=1 - 0.85 / height,
+        bottom=(legend_inches + 0.6) / height,
+        top=1 - 0.8 / height,
         hspace=0.95 / (PANEL_INCHES[1] - 0.95),
         wspace=0.75 / (PANEL_INCHES[0] - 0.75),
     )
@@ -91,7 +91,7 @@ def draw_panels(path: Path | str, panels: Sequence[Panel], policies: Sequence[st
     for index, panel in enumerate(panels):
         place = body[index // columns, index % columns]
         if isinstance(panel, RadarPanel):
-            _draw_radar(figure.add_subplot(place, projection="polar"), panel, styles)
+            _draw_radar(figure, place.get_position(figure), panel, styles)
         else:
             _draw_curves(figure.add_subplot(place), panel, styles)
     _draw_legend(figure, styles, legend_columns, has_bound=any(_has_bound(panel) for panel in panels))
@@ -148,15 +148,32 @@ def _limit(axes: Any, panel: CurvePanel) -> None:
     else:
         axes.set_ylim(bottom=0)
     if panel.is_distribution:
-        finite = [sorted(x for x in curve.xs if math.isfinite(x)) for curve in panel.curves.values()]
-        ends = [xs[min(len(xs) - 1, int(_SLOWEST_SHOWN * len(xs)))] for xs in finite if xs]
-        axes.set_xlim(0, max(ends, default=1.0) or 1.0)
+        _limit_times(axes, [x for curve in panel.curves.values() for x in curve.xs if 0 < x < math.inf])
     else:
         xs = sorted({x for curve in panel.curves.values() for x in curve.xs})
         axes.set_xticks(xs, [f"{x:g}" for x in xs])
 
 
-def _draw_radar(axes: Any, panel: RadarPanel, styles: Mapping[str, dict[str, Any]]) -> None:
+def _limit_times(axes: Any, times_s: Sequence[float]) -> None:
+    """From the shortest to the longest; in proportion where a tail would squeeze the rest."""
+    shortest, longest = min(times_s, default=1.0), max(times_s, default=1.0)
+    if longest <= _LONG_TAIL * shortest:
+        axes.set_xlim(0, 1.02 * longest)
+        return
+    axes.set_xscale("log")
+    axes.set_xlim(0.9 * shortest, 1.1 * longest)
+    decades = range(math.floor(math.log10(shortest)), math.ceil(math.log10(longest)) + 1)
+    parts = (1, 2, 5) if longest < 1000 * shortest else (1,)
+    ticks = [part * 10.0**decade for decade in decades for part in parts]
+    ticks = [tick for tick in ticks if 0.9 * shortest <= tick <= 1.1 * longest]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks([], minor=True)
+
+
+def _draw_radar(figure: Any, box: Any, panel: RadarPanel, styles: Mapping[str, dict[str, Any]]) -> None:
+    """`box` is the place of the panel; names of axes stand around the circle, which leaves room for them in it."""
+    inset = (box.x0 + 0.14 * box.width, box.y0, 0.72 * box.width, 0.86 * box.height)
+    axes = figure.add_axes(inset, projection="polar")
     axes.set_theta_zero_location("N")
     axes.set_theta_direction(-1)
     angles = [2 * math.pi * index / len(panel.axes) for index in range(len(panel.axes))]
@@ -175,7 +192,7 @@ def _draw_radar(axes: Any, panel: RadarPanel, styles: Mapping[str, dict[str, Any
     axes.set_rlabel_position(180 / len(panel.axes))
     axes.grid(color=GRID, linewidth=0.8)
     axes.spines["polar"].set_color(GRID)
-    axes.set_title(panel.title, loc="center", fontsize=10, color=INK, pad=12)
+    figure.text(box.x0, box.y1 + 0.012 * box.height, panel.title, fontsize=10, color=INK, va="bottom")
 
 
 def _draw_legend(figure: Any, styles: Mapping[str, dict[str, Any]], columns: int, *, has_bound: bool) -> None:

@@ -18,11 +18,13 @@ POLICIES = (
     "gf-dit-edf-best-fit-aside",
     "tetriserve-early",
     "tetriserve",
-    "edf",
     "ddit-aside",
     "fixed-sp8",
 )
-"""Who is compared if nobody says otherwise: ours, and the best of each kind of published policy and of habit."""
+"""Who is compared if nobody says otherwise: ours, and the best of each kind of published policy and of habit.
+
+Without `edf`: on one device each, half of the requests of most cells can never be on time, whatever the load.
+"""
 
 FEW_SEEDS, FULL_SEEDS = 3, 10
 
@@ -30,6 +32,8 @@ _MIXES = ("uniform", "skewed")
 _SCALES = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
 _RATES = (6, 9, 15, 18)  # And 12, which the scales have.
 _OVERLOADS = (24, 30)
+_FEWER = 200  # Requests where the queue grows, or there are many devices: what takes longest to simulate.
+_VIDEOS = 150
 
 
 def grid() -> tuple[Cell, ...]:
@@ -54,26 +58,26 @@ def _overload() -> Iterator[Cell]:
     for mix in _MIXES:
         for scale in (1.0, 1.5):
             for rpm in _OVERLOADS:
-                yield _flux("overload", mix, scale, rpm)
+                yield _flux("overload", mix, scale, rpm, num_requests=_FEWER)
 
 
 def _bursts() -> Iterator[Cell]:
     for mix in _MIXES:
         for scale in (1.0, 1.5):
-            yield _flux("bursts", mix, scale, 12, "-bursts", arrivals="bursts")
+            yield _flux("bursts", mix, scale, 12, "-bursts", arrivals="bursts", num_requests=_FEWER)
 
 
 def _nodes() -> Iterator[Cell]:
     for mix in _MIXES:
         for rpm in (72, 120):
-            yield _flux("four nodes", mix, 1.0, rpm, num_gpus=32)
+            yield _flux("four nodes", mix, 1.0, rpm, num_gpus=32, num_requests=_FEWER)
 
 
 def _videos() -> Iterator[Cell]:
     for rate in (0.25, 0.5, 0.75, 1.0):
-        yield _cell("videos", f"ddit8-r{rate:g}", DDiT(rate_per_s=rate), 8)
-    yield _cell("videos", "ddit8-at-once", DDiT(arrivals="at_once"), 8)
-    yield _cell("videos", "ddit8-deadlines-r0.75", DDiT(rate_per_s=0.75, deadlines=True), 8)
+        yield _cell("videos", f"ddit8-r{rate:g}", DDiT(rate_per_s=rate, num_requests=_VIDEOS), 8)
+    yield _cell("videos", "ddit8-at-once", DDiT(arrivals="at_once", num_requests=_VIDEOS), 8)
+    yield _cell("videos", "ddit8-deadlines-r0.75", DDiT(rate_per_s=0.75, deadlines=True, num_requests=_VIDEOS), 8)
 
 
 def _stages() -> Iterator[Cell]:
@@ -82,7 +86,7 @@ def _stages() -> Iterator[Cell]:
         workload = TridentServeFlux(rate_per_s=0.75, num_requests=300, load=load)
         yield _cell("stages", f"trident-flux32-{load}", workload, 32)
     for load in ("medium", "dynamic"):
-        video = TridentServeHunyuanVideo(rate_per_s=0.16, num_requests=150, load=load)
+        video = TridentServeHunyuanVideo(rate_per_s=0.16, num_requests=_VIDEOS, load=load)
         yield _cell("stages", f"trident-video32-{load}", video, 32)
 
 
@@ -91,9 +95,7 @@ def _mixed() -> Iterator[Cell]:
     yield _cell("mixed", "heavy-tail16-r1.5", HeavyTail(rate_per_s=1.5, num_requests=300), 16)
 
 
-def _flux(
-    section: str, mix: str, scale: float, rpm: float, suffix: str = "", num_gpus: int = 8, **more: Any
-) -> Cell:
+def _flux(section: str, mix: str, scale: float, rpm: float, suffix: str = "", num_gpus: int = 8, **more: Any) -> Cell:
     workload = TetriServe(mix=mix, scale=scale, rate_per_s=rpm / 60, **more)
     return _cell(section, f"flux{num_gpus}-{mix}{suffix}-s{scale}-r{rpm}", workload, num_gpus)
 

@@ -55,9 +55,7 @@ def _overall(policy: str, cells: Sequence[CellSummary]) -> Overall:
         plan_p50_ms=_averaged(cells, lambda cell: _mean(cell, policy, "plan_p50_ms")),
         plan_p99_ms=_averaged(cells, lambda cell: _mean(cell, policy, "plan_p99_ms")),
         by_section={
-            section: fmean(
-                _mean(cell, policy, "attainment") or 0.0 for cell in due if cell.cell.section == section
-            )
+            section: fmean(_mean(cell, policy, "attainment") or 0.0 for cell in due if cell.cell.section == section)
             for section in sections
         },
     )

@@ -76,9 +76,7 @@ def parse_record(document: Mapping[str, Any]) -> Record:
         raise ValueError(f"format {document['format']}")
     timing = Timing(**document["timing"]) if "timing" in document else None
     result = BoundFigures(**document["bound"]) if "bound" in document else _figures(document["run"])
-    return Record(
-        config=document["config"], result=result, timing=timing, cell=document["cell"], code=document["code"]
-    )
+    return Record(config=document["config"], result=result, timing=timing, cell=document["cell"], code=document["code"])
 
 
 class Records:

@@ -10,6 +10,9 @@ from tilework.sim.compare.cells import digest
 from tilework.sim.compare.summary import CellSummary
 
 SWEPT = ("scale", "rate_per_s")
+_A_PAIR = 2
+# Parameters that say how long a workload is, not what it is like.
+_LENGTHS = {"num_requests"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +27,11 @@ class Sweep:
         return tuple(float(one.cell.parameters[self.parameter]) for one in self.cells)
 
 
-def sweeps_of(cells: Sequence[CellSummary], least: int = 2) -> list[Sweep]:
-    """Every sweep through at least so many values, those of deadlines first, else in the order of their first cells."""
+def sweeps_of(cells: Sequence[CellSummary]) -> list[Sweep]:
+    """Every sweep through two values or more; without those of two where there are longer ones.
+
+    Those of deadlines first, else in the order of their first cells.
+    """
     found: list[Sweep] = []
     for parameter in SWEPT:
         alike: dict[str, dict[float, CellSummary]] = {}
@@ -36,13 +42,14 @@ def sweeps_of(cells: Sequence[CellSummary], least: int = 2) -> list[Sweep]:
         found += [
             Sweep(parameter=parameter, cells=tuple(members[value] for value in sorted(members)))
             for members in alike.values()
-            if len(members) >= least
+            if len(members) > 1
         ]
-    return found
+    long = [sweep for sweep in found if len(sweep.cells) > _A_PAIR]
+    return long or found
 
 
 def _others(one: CellSummary, parameter: str) -> str:
     """What two cells of one sweep have in common. Without deadlines their scale says nothing."""
-    cell, ignored = one.cell, {parameter} | (set() if one.num_due else {"scale"})
+    cell, ignored = one.cell, {parameter} | _LENGTHS | (set() if one.num_due else {"scale"})
     rest: dict[str, Any] = {name: value for name, value in cell.parameters.items() if name not in ignored}
     return digest([cell.source, cell.table, cell.num_gpus, cell.gpus_per_node, bool(one.num_due), rest])
