@@ -375,6 +375,8 @@ def test_the_key_knows_all_that_decides_a_result(small: Cell, tmp_path: Path) ->
     files = [Cell(name="f", workload=path / "r.jsonl", table=str(path / "costs.json"), num_gpus=1) for path in paths]
     digests = [config_of(Task(cell=one, seed=0, policy="edf"), NO_CONDITIONS)["requests"] for one in files]
     assert digests[0] != digests[1], "what is in a file decides, not its name"
+    jittered = [config_of(Task(cell=files[0], seed=seed, policy="edf"), Conditions(jitter=0.1)) for seed in (0, 1)]
+    assert jittered[0] != jittered[1], "a seed decides what jitters, also of requests that are the same"
 
 
 def test_a_policy_that_breaks_is_told_and_the_others_go_on(small: Cell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,8 +69,9 @@ def print_tables(cells: Sequence[CellSummary], num_processes: int, conditions: C
     """One table per cell, or two where the terminal is narrow; then, of several cells, what they have in common."""
     for cell in cells:
         parts = [_OUTCOME + _EFFORT] if out.width >= _WIDE else [_OUTCOME, _EFFORT]
-        for index, columns in enumerate(parts):
-            out.print(_cell_table(cell, columns, title=_title(cell) if index == 0 else ""))
+        out.print(_title(cell), style="italic", markup=False, highlight=False, soft_wrap=True)
+        for columns in parts:
+            out.print(_cell_table(cell, columns))
     if len(cells) > 1:
         _print_overall(cells)
     if cells:
@@ -87,8 +88,8 @@ def _seeds(number: int) -> str:
     return "1 seed" if number == 1 else f"{number} seeds"
 
 
-def _cell_table(cell: CellSummary, columns: Sequence[str], title: str) -> Table:
-    table = Table(title=Text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+def _cell_table(cell: CellSummary, columns: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("policy", no_wrap=True)
     for name in columns:
         table.add_column(_LEAD if name == "lead" else _COLUMNS[name][0], justify="right")
