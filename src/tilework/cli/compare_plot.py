@@ -85,18 +85,20 @@ def _curve(sweep: Sweep, xs: tuple[float, ...], policy: str, figure: str) -> Cur
 def _title(sweep: Sweep, others: Sequence[Sweep]) -> str:
     """What it is of, and what is different in the others of its kind."""
     cell = sweep.cells[0].cell
-    alike = [other.cells[0].cell for other in others]
-    own = cell.parameters
     told = [f"{cell.source} on {cell.num_gpus} devices"]
-    for name, value in own.items():
-        shown = {str(other.parameters[name]) for other in alike if name in other.parameters}
-        if name != sweep.parameter and len(shown) > 1 and _has_meaning(name, sweep):
+    for name, value in sorted(
+        cell.parameters.items(), key=lambda item: not isinstance(item[1], str)
+    ):  # Such as the mix first.
+        if name != sweep.parameter and _has_meaning(name, sweep, others):
             told.append(_told(name, value))
     return ", ".join(told)
 
 
-def _has_meaning(name: str, sweep: Sweep) -> bool:
-    return name not in ("num_requests",) and (name != "scale" or sweep.cells[0].num_due > 0)
+def _has_meaning(name: str, sweep: Sweep, others: Sequence[Sweep]) -> bool:
+    """Whether a parameter tells this sweep from others of its workload."""
+    source = sweep.cells[0].cell.source
+    alike = [other.cells[0].cell.parameters[name] for other in others if other.cells[0].cell.source == source]
+    return name != "num_requests" and any(value != alike[0] for value in alike)
 
 
 def _told(name: str, value: Any) -> str:

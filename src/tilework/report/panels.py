@@ -80,7 +80,7 @@ def draw_panels(path: Path | str, panels: Sequence[Panel], policies: Sequence[st
     body = figure.add_gridspec(
         rows,
         columns,
-        left=0.62 / width,
+        left=0.74 / width,
         right=1 - 0.25 / width,
         bottom=(legend_inches + 0.6) / height,
         top=1 - 0.8 / height,
@@ -146,12 +146,20 @@ def _limit(axes: Any, panel: CurvePanel) -> None:
         low = 0.0 if panel.is_distribution else max(0.0, min(ys, default=0.0) - LOWEST_SHOWN)
         axes.set_ylim(low, 1.0 + 0.015 * (1 - low))
     else:
-        axes.set_ylim(bottom=0)
+        _limit_values(axes, [y for curve in panel.curves.values() for y in curve.ys if 0 < y < math.inf])
     if panel.is_distribution:
         _limit_times(axes, [x for curve in panel.curves.values() for x in curve.xs if 0 < x < math.inf])
     else:
         xs = sorted({x for curve in panel.curves.values() for x in curve.xs})
         axes.set_xticks(xs, [f"{x:g}" for x in xs])
+
+
+def _limit_values(axes: Any, ys: Sequence[float]) -> None:
+    if max(ys, default=1.0) <= _LONG_TAIL * min(ys, default=1.0):
+        axes.set_ylim(bottom=0)
+        return
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
 
 
 def _limit_times(axes: Any, times_s: Sequence[float]) -> None:
@@ -205,7 +213,7 @@ def _draw_legend(figure: Any, styles: Mapping[str, dict[str, Any]], columns: int
     figure.legend(
         handles=handles,
         loc="lower left",
-        bbox_to_anchor=(0.006, 0.0),
+        bbox_to_anchor=(0.006, 0.004),
         ncols=columns,
         frameon=False,
         fontsize=9,
