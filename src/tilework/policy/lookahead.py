@@ -8,7 +8,7 @@ from math import inf
 
 from tilework.core.interfaces import GpuView, JobView
 from tilework.core.progress import Cursor
-from tilework.core.work import DIFFUSE, Group, Start
+from tilework.core.work import DIFFUSE, Group, Start, Work
 from tilework.policy.allocator import Allocator
 from tilework.policy.demand import Speed
 from tilework.policy.foresight import Claim, Outlook, Ride, roll
@@ -57,8 +57,11 @@ class Lookahead:
         """When the works of a job have ended; now if it has none."""
         if not job.works:
             return self.now_ns
-        last = job.works[-1]
-        return max([self.now_ns, *(gpu.free_ns for gpu in self.gpus if gpu.gpu in last.gpus)])
+        return max(self.now_ns, self.end_ns(job.works[-1]))
+
+    def end_ns(self, work: Work) -> int:
+        """When a work is predicted to end."""
+        return max([gpu.end_ns(work) for gpu in self.gpus if gpu.gpu in work.gpus and work in gpu.works], default=0)
 
     # Whom to serve.
 
@@ -70,7 +73,7 @@ class Lookahead:
             if self._outlook.late is None:
                 break
             rivals = [ride for ride in order[: self._outlook.late + 1] if ride.claim is Claim.DUE]
-            victim = max(rivals, key=lambda ride: ride.least_gpu_ns / ride.weight)
+            victim = max(reversed(rivals), key=lambda ride: ride.least_gpu_ns / ride.weight)
             victim.claim = Claim.SPARED
             order.sort(key=lambda ride: ride.claim)
         self.rides = order
@@ -93,7 +96,7 @@ class Lookahead:
             if not job.works:
                 self._begin(job, ride, degree, then)
             elif job.is_stopping:
-                self._hold(degree - len(job.last_gpus))
+                self._hold(degree - len(_group(job)))
             else:
                 self._go_on(job, ride, degree, then)
 
@@ -108,13 +111,14 @@ class Lookahead:
 
     def _go_on(self, job: JobView, ride: Ride, degree: int, then: int) -> None:
         """Change the degree of a running job, or tell it its next chunk."""
-        extra = degree - len(job.last_gpus)
+        group = _group(job)
+        extra = degree - len(group)
         if extra < 0 or 0 < extra <= self._allocator.num_free():
             self.stops.append(job.job_id)
             self._hold(extra)
         else:
             num_chunks = sum(work.stage.name == DIFFUSE for work in job.works)
-            self.starts += self._pieces(job, ride, job.last_gpus, max(0, _CHUNKS - num_chunks), then)
+            self.starts += self._pieces(job, ride, group, max(0, _CHUNKS - num_chunks), then)
 
     def _hold(self, width: int) -> None:
         """Leave idle devices to somebody who waits for others to become idle."""
@@ -151,6 +155,11 @@ class Lookahead:
             wide_ns = next(speed.step_ns for speed in ride.speeds if speed.degree == then)
             return 0 if room_ns < step_ns - wide_ns else 1
         return 1 if ride.claim <= Claim.DUE else 0
+
+
+def _group(job: JobView) -> Group:
+    """The devices that it runs its steps on."""
+    return max([work.gpus for work in job.works], key=len)
 
 
 def _order(ride: Ride) -> tuple[int, float, int]:

@@ -10,7 +10,7 @@ from tilework.core.interfaces import ClusterView, CostModel, Demand, GpuView, Jo
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, Plan, StageId, Start
+from tilework.core.work import DECODE, DIFFUSE, ENCODE, Plan, StageId, Start, Work
 from tilework.policy.degrees import best_doubling
 from tilework.policy.demand import Speed, cheapest_in_time, fitting_degrees, step_speeds
 from tilework.policy.foresight import Claim, Ride
@@ -155,23 +155,20 @@ class Tilework:
 
     def _ride(self, job: JobView, node: Lookahead, costs: CostModel) -> Ride | None:
         """None if no degree that the node can run was profiled. Raises UnknownCost."""
-        assert job.stage is not None
-        kind, name = self._kind(job.request, len(node.gpus), costs), job.stage.name
-        if name == DECODE:
-            speeds: tuple[Speed, ...] = (ONE_DEVICE,)
-            usual, num_steps, head_ns = 0, 0.0, 0.0
-        elif not kind.speeds:
+        kind = self._kind(job.request, len(node.gpus), costs)
+        speeds, usual, num_steps, head_ns = kind.speeds, kind.usual, float(job.num_steps_left), 0.0
+        steps = _last_steps(job)
+        if job.stage is not None and job.stage.name == ENCODE:
+            head_ns = float(kind.encode_ns)
+        if steps is None and (job.stage is None or job.stage.name == DECODE):
+            speeds, usual = (ONE_DEVICE,), 0
+        elif not speeds:
             return None
+        current = next((speed for speed in speeds if steps is not None and speed.degree == len(steps.gpus)), None)
+        if steps is None or job.is_stopping or current is None or not current.step_ns:
+            head_ns += node.ready_ns(job) - node.now_ns
         else:
-            speeds, usual, num_steps = kind.speeds, kind.usual, float(job.num_steps_left)
-            head_ns = float(kind.encode_ns) if name == ENCODE else 0.0
-        if job.works:
-            left_ns = node.ready_ns(job) - node.now_ns
-            current = next((speed for speed in speeds if speed.degree == len(job.last_gpus)), None)
-            if current is None or not current.step_ns or job.is_stopping or name != DIFFUSE:
-                head_ns += left_ns
-            else:
-                num_steps += left_ns / current.step_ns
+            num_steps += max(0, node.end_ns(steps) - node.now_ns) / current.step_ns
         claim, due_ns = self._claim(job, node.now_ns)
         ride = Ride(
             job_id=job.job_id,
@@ -249,15 +246,25 @@ class _Nodes:
 
 
 def _running(gpus: Iterable[GpuView], view: ClusterView) -> Iterable[JobView]:
-    """Jobs with works there that have steps left to start; remnants of former attempts do not count."""
+    """Jobs that are to run steps there, which may be stopped.
+
+    Remnants of former attempts do not count, nor works that have lost a device, which break off.
+    """
     works = {work.work_id: work for gpu in gpus for work in gpu.works}
     jobs: dict[int, JobView] = {}
     for work in works.values():
         for job_id in work.job_ids:
             job = view.job(job_id)
-            if job is not None and work in job.works and job.stage is not None and job.stage.name != DECODE:
-                jobs[job_id] = job
+            if job is not None and work in job.works and job.works[-1].gpus == job.last_gpus:
+                has_steps = job.stage is not None and job.stage.name != DECODE
+                if has_steps or _last_steps(job) is not None:
+                    jobs[job_id] = job
     return jobs.values()
+
+
+def _last_steps(job: JobView) -> Work | None:
+    """The last of its works that runs steps."""
+    return next((work for work in reversed(job.works) if work.stage.name == DIFFUSE), None)
 
 
 def _worthwhile(speeds: Iterable[Speed]) -> tuple[Speed, ...]:

@@ -1,0 +1,192 @@
+"""Tilework's own policy: what it foresees, what it decides, and what comes of that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from builders import finished, flux_requests, groups, on_time, planned, profile, request, shipped, simulate, table
+from tilework.control.controller import ControllerConfig
+from tilework.core.actions import Action, Stop
+from tilework.core.events import Event
+from tilework.core.request import Request
+from tilework.core.time import NS_PER_MS, NS_PER_S
+from tilework.core.work import DIFFUSE
+from tilework.cost.table import TableCosts
+from tilework.policy.demand import Speed
+from tilework.policy.foresight import Claim, Ride, roll
+from tilework.policy.tilework import Tilework
+from tilework.sim.optimum.exact import exact_optimum
+from tilework.sim.simulation import SimConfig, Simulation, Trace
+
+WIDE = table(degrees=(1, 2, 4))  # Ten steps with encode and decode take 1.06, 0.69 and 0.45 s on 1, 2 and 4 devices.
+MS = NS_PER_MS
+# A step takes 100, 60 and 40 ms on 1, 2 and 4 devices.
+SPEEDS = tuple(Speed(degree, step_ms * MS) for degree, step_ms in ((1, 100), (2, 60), (4, 40)))
+
+
+def ride(due_ms: float = inf, steps: int = 10, claim: Claim = Claim.DUE, **more: float) -> Ride:
+    due_ns, weight = due_ms * MS, more.get("weight", 1.0)
+    return Ride(0, claim, due_ns, SPEEDS, 1, float(steps), more.get("head_ms", 0.0) * MS, 0.0, weight)
+
+
+# Foresight.
+
+
+@pytest.mark.parametrize(("due_ms", "degree"), [(1000, 1), (999, 2), (600, 2), (599, 4), (400, 4)])
+def test_who_is_due_takes_the_narrowest_group_that_is_in_time(due_ms: float, degree: int) -> None:
+    others = [ride(due_ms) for _ in range(8 // degree - 1)]
+    outlook = roll([ride(due_ms), *others], 8, 0)
+    assert (outlook.degrees, outlook.late) == ([degree] * (8 // degree), None)
+
+
+def test_who_is_late_is_named_the_first_in_order_of_service() -> None:
+    assert roll([ride(1000), ride(399), ride(100)], 8, 0).late == 1
+    assert roll([ride(400), ride(400)], 4, 0).late == 1, "one after the other"
+    assert roll([ride(400), ride(800)], 4, 0).late is None
+
+
+def test_what_is_left_widens_who_gains_most_by_it() -> None:
+    assert roll([ride(5000), ride(5000, steps=11)], 3, 0).degrees == [1, 2]
+    assert roll([ride(5000), ride(5000, steps=11)], 8, 0).degrees == [4, 4]
+
+
+def test_who_has_no_deadline_gets_its_usual_width_of_what_the_others_leave() -> None:
+    patient = ride(claim=Claim.PATIENT)
+    assert roll([ride(1000), patient, patient], 8, 0).degrees == [4, 2, 2], "a wider one is worth it to who is due"
+    assert roll([ride(1000), patient], 2, 0).degrees == [2, 0]
+
+
+def test_the_next_change_is_foreseen() -> None:
+    outlook = roll([ride(1000), ride(5000, steps=40)], 3, 0)
+    assert (outlook.degrees, outlook.then, outlook.next_ns) == ([1, 2], [0, 2], 1000 * MS)
+    outlook = roll([ride(407), ride(5000)], 4, 7 * MS)
+    assert (outlook.degrees, outlook.then, outlook.next_ns) == ([4, 0], [0, 4], 407 * MS)
+
+
+def test_what_passes_before_the_steps_counts() -> None:
+    assert roll([ride(1000, head_ms=1)], 1, 0).late == 0
+    assert roll([ride(1000, head_ms=1)], 2, 0).late is None
+
+
+# Decisions.
+
+
+def widths(requests: list[Request], num_gpus: int) -> list[int]:
+    plan = planned(Tilework(), requests, num_gpus, TableCosts(WIDE))
+    of_job = {start.job_ids[0]: len(start.gpus) for start in plan.starts if start.stage.name == DIFFUSE}
+    return [of_job.get(index, 0) for index in range(len(requests))]
+
+
+def test_the_one_with_most_to_do_gives_way_if_not_all_can_be_saved() -> None:
+    small = [request(str(index), slo_s=1.07) for index in range(4)]
+    large = request("large", slo_s=1.06, steps=20)
+    assert widths([large, *small], 4) == [0, 1, 1, 1, 1]
+
+
+def test_weight_counts_when_somebody_has_to_give_way() -> None:
+    tight = {"slo_s": 0.5}
+    assert widths([request("a", **tight), request("b", **tight)], 4) == [4, 0]
+    assert widths([request("a", **tight), request("b", **tight, weight=2.0)], 4) == [0, 4]
+
+
+def test_who_cannot_be_on_time_at_all_is_set_aside_with_its_reason() -> None:
+    plan = planned(Tilework(), [request("a", slo_s=0.4), request("b", slo_s=1)], 8, TableCosts(WIDE))
+    assert plan.set_aside == ((0, "even if nothing else ran, it would finish 0.05 s late"),)
+    assert not plan.starts
+
+
+def run(requests: list[Request], num_gpus: int) -> tuple[Trace, int]:
+    """With how often works were told to stop."""
+    stops: list[Action] = []
+
+    def observe(_: Event, actions: tuple[Action, ...], now_ns: int) -> None:
+        stops.extend(action for action in actions if isinstance(action, Stop))
+
+    config = ControllerConfig(policy="tilework")
+    trace = Simulation(config, WIDE, SimConfig(num_gpus=num_gpus)).run(requests, observe=observe)
+    return trace, len(stops)
+
+
+def test_a_wide_job_makes_room_at_its_next_step_and_gets_its_devices_back() -> None:
+    """Else the second would be late; its chunk would last until 0.72 s."""
+    trace, num_stops = run([request("a", slo_s=3, steps=40), request("b", 0.55, slo_s=0.7)], 4)
+    assert on_time(trace) == 1.0
+    assert num_stops
+    assert [len(group) for group in groups(trace)["a"]] == [4, 2, 4]
+    (start_ns,) = {min(run.start_ns for run in trace.runs if run.work.job_ids == (1,))}
+    assert start_ns <= 0.6 * NS_PER_S
+
+
+def test_nothing_is_stopped_where_nobody_needs_it() -> None:
+    trace, num_stops = run([request("a", slo_s=9), request("b", 0.1, slo_s=9), request("c", 0.2)], 12)
+    assert (on_time(trace), num_stops) == (1.0, 0)
+
+
+def test_whoever_will_be_wider_in_a_moment_waits_for_that() -> None:
+    """A step takes 63 ms on two devices and 39 on four: before `a` ends, `b` waits for up to 24 ms."""
+    requests = [request("a", slo_s=0.75), request("b", 0.05, slo_s=9, steps=60)]
+    trace = simulate(requests, "tilework", num_gpus=4, costs=WIDE)
+    steps = [one for one in trace.runs if one.work.job_ids == (1,) and one.work.stage.name == DIFFUSE]
+    last_narrow_ns = max(one.end_ns for one in steps if len(one.gpus) == 2)
+    first_wide_ns = min(one.start_ns for one in steps if len(one.gpus) == 4)
+    over_ns = max(one.end_ns for one in trace.runs if one.work.job_ids == (0,))
+    assert over_ns - 63 * MS <= last_narrow_ns <= over_ns + 26 * MS
+    assert first_wide_ns <= over_ns + 26 * MS
+
+
+def test_short_ones_without_a_deadline_go_first_but_nobody_waits_for_ever() -> None:
+    long = [request("long", 0.001, steps=30)]
+    short = [request(f"short {index}", 0.3 * index, steps=4) for index in range(400)]
+    order = finished(simulate([*short, *long], "tilework", num_gpus=1))
+    assert order[0] == "short 0"
+    assert 1 < order.index("long") < len(order) - 1
+
+
+# Several nodes.
+
+
+def test_a_newcomer_goes_where_the_fewest_idle_devices_are_enough() -> None:
+    """On nodes of two devices: wide ones keep a node that is whole."""
+    costs = replace(table(degrees=(1, 2)), gpus_per_node=2)
+    narrow, wide = {"slo_s": 1.3}, {"slo_s": 0.75}
+    requests = [request("a", **narrow), request("b", 0.01, **wide), request("c", 0.02, **narrow)]
+    trace = simulate(requests, "tilework", num_gpus=4, costs=costs)
+    nodes = {uid: {gpu // 2 for group in taken for gpu in group} for uid, taken in groups(trace).items()}
+    assert nodes["a"] == nodes["c"]
+    assert nodes["b"].isdisjoint(nodes["a"])
+    assert on_time(trace) == 1.0
+
+
+def test_who_has_not_begun_goes_to_another_node_that_becomes_idle() -> None:
+    costs = replace(table(), gpus_per_node=1)
+    requests = [request("a", steps=40), request("b", steps=5), request("c", 0.1)]
+    trace = simulate(requests, "tilework", num_gpus=2, costs=costs)
+    assert finished(trace) == ["b", "c", "a"]
+
+
+# What comes of it.
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_more_are_on_time_than_under_tetriserve(seed: int) -> None:
+    costs = shipped("flux1dev_h100_eager")
+    requests = flux_requests(60, per_minute=18, scale=1.0, seed=seed)
+    ours, theirs = (on_time(simulate(requests, name, num_gpus=8, costs=costs)) for name in ("tilework", "tetriserve"))
+    assert ours > theirs
+
+
+def test_small_cases_are_close_to_the_optimum() -> None:
+    """Of requests that come at once, as many are on time as could be, but for steps that are not split at will."""
+    costs = profile({64: {1: 0.05, 2: 0.03}, 128: {1: 0.2, 2: 0.11}})
+    reached = possible = 0
+    for seed in range(12):
+        requests = [
+            request(f"{seed}-{index}", side=64 if (seed + index) % 2 else 128, steps=4, slo_s=0.3 + 0.13 * index)
+            for index in range(5)
+        ]
+        reached += sum(one.on_time for one in simulate(requests, "tilework", num_gpus=2, costs=costs).endings)
+        possible += len(exact_optimum(requests, TableCosts(costs), num_gpus=2).on_time)
+    assert 0.95 * possible <= reached <= possible
