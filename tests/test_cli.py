@@ -196,7 +196,14 @@ def test_simulate_in_json_says_what_it_ran(files: Path) -> None:
     document = json.loads(simulate(files, "--gpus", 3, "--policy", "fixed-sp1", "--seed", 7, "--json").stdout)
     assert document["simulated"] is True
     assert document["policy"] == "fixed-sp1"
-    assert document["config"] == {"num_gpus": 3, "seed": 7, "jitter": 0.0, "dispatch_ns": 0, "result_ns": 0}
+    assert document["config"] == {
+        "num_gpus": 3,
+        "seed": 7,
+        "jitter": 0.0,
+        "dispatch_ns": 0,
+        "switch_ns": 0,
+        "result_ns": 0,
+    }
     result = document["result"]
     assert (result["requests"], result["done"]) == (NUM_REQUESTS, NUM_REQUESTS)
     assert sum(size["requests"] for size in result["by_size"].values()) == NUM_REQUESTS

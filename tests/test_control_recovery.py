@@ -150,6 +150,20 @@ def test_steps_that_fit_only_on_more_devices_than_are_up_wait_for_them() -> None
     assert it.until(DIFFUSE).gpus == (0, 1)
 
 
+def test_who_was_set_back_is_tried_again_when_another_one_is_seen_to_fit() -> None:
+    it = driver("tetriserve", num_gpus=2)
+    it.tell(GpuLost(1, "for a test"))
+    it.tell(Submitted(request("a", steps=4)))
+    it.tell(OutOfMemory(it.until(DIFFUSE).work_id, 0))
+    assert not it.pending
+    it.tell(Submitted(request("b", steps=4)))
+    it.finish()
+    for _ in range(10):
+        it.wait(NS_PER_S)
+        it.finish()
+    assert not it.control.tracker.jobs
+
+
 def test_who_was_set_back_is_tried_again_when_it_is_forgotten_and_fails_in_the_end() -> None:
     it = driver("tetriserve", num_gpus=2)
     it.tell(GpuLost(1, "for a test"))

@@ -120,9 +120,9 @@ class HostileDriver(RuleBasedStateMachine):
                 self.seen[job_id] |= set(targets)
             case DropState(job_id, gpus):
                 assert set(gpus) <= self.queues.keys()
-                assert self.seen[job_id] == set(gpus)
-                self.seen[job_id].clear()
-                self.promised[job_id].clear()
+                assert set(gpus) <= self.seen[job_id]
+                self.seen[job_id] -= set(gpus)
+                self.promised[job_id] -= set(gpus)
             case WakeAt(at_ns):
                 self.wakes_ns.append(at_ns)
 
@@ -187,14 +187,15 @@ class HostileDriver(RuleBasedStateMachine):
         """`is_tight`: the deadline lies a little after the earliest end, so that one mishap makes it unreachable."""
         uid = f"r{len(self.requests)}"
         slo_s = None if slo_ms is None else slo_ms / 1000
+        alone_ns = self.alone_ns(uid, side, steps)
         if is_tight and slo_s is not None:
-            slo_s = slo_s / 20 + self.alone_ns(uid, side, steps) / 1e9
+            slo_s = slo_s / 20 + alone_ns / 1e9
         new = request(uid, self.now_ns / 1e9, side=side, steps=steps, slo_s=slo_s, on_miss=on_miss)
         self.requests[uid] = steps
         was_idle = not self.job_of.keys() - self.ends.keys()
         self.tell(Submitted(new))
         if was_idle and self.queues and uid in self.etas_ns and slo_s is None:  # What does not fit is refused.
-            assert self.etas_ns[uid] >= self.now_ns + self.alone_ns(uid, side, steps)
+            assert self.etas_ns[uid] >= self.now_ns + alone_ns
 
     def alone_ns(self, uid: str, side: int, steps: int) -> int:
         alone = request(uid, side=side, steps=steps)
@@ -215,11 +216,19 @@ class HostileDriver(RuleBasedStateMachine):
             self.record(work, num_steps)
             self.tell(Broken(work.work_id, num_steps))
         elif work.work_id in self.stopped:
-            self.tell(Stopped(work.work_id, num_steps if work.stage.name == DIFFUSE else 0))
+            num_steps = num_steps if work.stage.name == DIFFUSE and self.is_next(work) else 0
+            self.record(work, num_steps)
+            self.tell(Stopped(work.work_id, num_steps))
         else:
             self.record(work, work.num_steps)
             kind = StepsFinished if work.stage.name == DIFFUSE else StageFinished
             self.tell(kind(work.work_id, run_ns))
+
+    def is_next(self, work: Work) -> bool:
+        """Whether its job has come as far as the work begins; not behind one that was stopped before its end."""
+        chain = self.chains[work.job_ids[0]]
+        done = sum(steps for stage, steps, _ in chain if stage == DIFFUSE)
+        return bool(chain) and work.first_steps == (done,)
 
     def record(self, work: Work, num_steps: int) -> None:
         (job_id,) = work.job_ids
@@ -342,9 +351,9 @@ class HostileDriver(RuleBasedStateMachine):
     @invariant()
     def no_device_works_for_an_attempt_that_is_over(self) -> None:
         for work in self.in_flight().values() if hasattr(self, "controller") else ():
-            assert self.is_wanted(work) != (work.work_id in self.stopped), (
-                "stopped exactly when nobody wants it any more"
-            )
+            job = self.controller.tracker.job(work.job_ids[0])
+            is_wanted = job is not None and self.is_wanted(work) and not job.is_stopping
+            assert is_wanted != (work.work_id in self.stopped), "stopped exactly when it is not wanted as it is"
 
     @invariant()
     def the_tracker_knows_what_devices_do(self) -> None:

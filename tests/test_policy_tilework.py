@@ -92,6 +92,18 @@ def test_weight_counts_when_somebody_has_to_give_way() -> None:
     assert widths([request("a", **tight), request("b", **tight, weight=2.0)], 4) == [0, 4]
 
 
+def test_who_has_no_deadline_begins_no_step_on_devices_that_are_needed_before_it_ends() -> None:
+    """A step of the large one takes 0.4 s on one device; `wide` is to have all devices as soon as `small` is done."""
+    costs = profile({64: {1: 0.05}, 128: {1: 0.4, 2: 0.2, 4: 0.1}})
+    small = request("small", side=64, steps=4, slo_s=0.25)
+    wide = request("wide", 0.0, side=128, steps=10, slo_s=1.3)
+    calm = request("calm", 0.01, side=128, steps=5)
+    trace = simulate([small, wide, calm], "tilework", num_gpus=4, costs=costs)
+    assert on_time(trace) == 1.0
+    first_ns = min(one.start_ns for one in trace.runs if one.work.job_ids == (2,) and one.work.stage.name == DIFFUSE)
+    assert first_ns >= min(one.end_ns for one in trace.runs if one.work.job_ids == (0,) and one.steps)
+
+
 def test_who_cannot_be_on_time_at_all_is_set_aside_with_its_reason() -> None:
     plan = planned(Tilework(), [request("a", slo_s=0.4), request("b", slo_s=1)], 8, TableCosts(WIDE))
     assert plan.set_aside == ((0, "even if nothing else ran, it would finish 0.05 s late"),)

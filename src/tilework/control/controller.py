@@ -288,8 +288,8 @@ class Controller:
             return
         requests = [job.request for job in jobs]
         self.costs.observe(work.stage, requests, len(work.gpus), work.num_steps, run_ns)
-        if len(jobs) == 1:
-            self.costs.observe_memory(work, jobs[0].request.shape, fitted=True, now_ns=now_ns)
+        if len(jobs) == 1 and self.costs.observe_memory(work, jobs[0].request.shape, fitted=True, now_ns=now_ns):
+            self.tracker.bring_back()  # What is known of memory now may not keep them from running any more.
 
     def _interrupted(self, work: Work, steps_done: int, reason: str, state_lost: bool = False) -> list[Action]:
         jobs = self.tracker.end_work(work, steps_done)
