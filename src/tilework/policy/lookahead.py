@@ -154,7 +154,8 @@ class Lookahead:
         if then > degree:
             wide_ns = next(speed.step_ns for speed in ride.speeds if speed.degree == then)
             return 0 if room_ns < step_ns - wide_ns else 1
-        return 1 if ride.claim <= Claim.DUE else 0
+        is_needed = ride.claim > Claim.DUE and any(other.claim is Claim.DUE for other in self.rides)
+        return 0 if is_needed else 1
 
 
 def _group(job: JobView) -> Group:

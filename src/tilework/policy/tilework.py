@@ -19,8 +19,10 @@ from tilework.policy.order import DeadlineOrder, doom
 from tilework.policy.registry import policy
 
 _MOST_WAITING = 24  # Looked at per node: the most urgent.
+_MOST_SIZES = 256
 _TRIALS = 4  # Nodes that are rolled forward to find one on which a request is on time.
 
+_Size = tuple[str, Shape, int, bool, int]
 _KindKey = tuple[str, Shape, bool, int, int]
 
 
@@ -48,23 +50,34 @@ class Tilework:
     """
 
     chunk_ns: int = 200 * NS_PER_MS
-    patience: float = 4.0
+    patience: float = 20.0
     order: DeadlineOrder = field(default_factory=DeadlineOrder)
     _kinds: dict[_KindKey, Kind] = field(default_factory=dict, init=False)
     _version: int = field(default=-1, init=False)
+    _gpu_ns: dict[_Size, int] = field(default_factory=dict, init=False)
     _homes: dict[int, int] = field(default_factory=dict, init=False)
     _at_rest: dict[int, tuple[object, ...]] = field(default_factory=dict, init=False)
 
     def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
-        return self.order.urgency_ns(request, set_aside, delay_ns)
+        """What the request takes is known from `demand`, which admission asks for first."""
+        urgency_ns = self.order.urgency_ns(request, set_aside, delay_ns)
+        if request.deadline_ns is not None and not set_aside:
+            return urgency_ns
+        return urgency_ns + int(self.patience * self._gpu_ns.get(_size(request), 0) / request.weight)
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         return fitting_degrees(request, costs)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
         """The cheapest degree that would meet the deadline from the arrival on; the quickest if none would."""
-        budget_ns = self.urgency_ns(request, False) - request.arrival_ns
-        return cheapest_in_time(request, left, self.degrees(request, costs), budget_ns, costs)
+        budget_ns = self.order.urgency_ns(request, False) - request.arrival_ns
+        demand = cheapest_in_time(request, left, self.degrees(request, costs), budget_ns, costs)
+        if left == Cursor.start(request):
+            self._gpu_ns.pop(_size(request), None)
+            self._gpu_ns[_size(request)] = demand.width * demand.run_ns
+            if len(self._gpu_ns) > _MOST_SIZES:
+                del self._gpu_ns[next(iter(self._gpu_ns))]
+        return demand
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         """A plan that sets jobs aside starts nothing, and is asked for again in the new order."""
@@ -169,11 +182,13 @@ class Tilework:
             head_ns += node.ready_ns(job) - node.now_ns
         else:
             num_steps += max(0, node.end_ns(steps) - node.now_ns) / current.step_ns
-        claim, due_ns = self._claim(job, node.now_ns)
-        ride = Ride(
+        claim = Claim.DUE
+        if job.request.deadline_ns is None or job.set_aside:
+            claim = Claim.OVERDUE if job.urgency_ns <= node.now_ns else Claim.PATIENT
+        return Ride(
             job_id=job.job_id,
             claim=claim,
-            due_ns=due_ns,
+            due_ns=float(job.urgency_ns),
             speeds=speeds,
             usual=usual,
             num_steps=num_steps,
@@ -181,15 +196,6 @@ class Tilework:
             tail_ns=float(kind.decode_ns),
             weight=job.request.weight,
         )
-        if claim is Claim.PATIENT:
-            ride.due_ns += self.patience * ride.least_gpu_ns / ride.weight
-        return ride
-
-    def _claim(self, job: JobView, now_ns: int) -> tuple[Claim, float]:
-        """What it may ask for, and its place among those who ask for the same."""
-        if job.request.deadline_ns is not None and not job.set_aside:
-            return Claim.DUE, float(job.request.deadline_ns)
-        return (Claim.OVERDUE if job.urgency_ns <= now_ns else Claim.PATIENT), float(job.urgency_ns)
 
     def _kind(self, request: Request, num_gpus: int, costs: CostModel) -> Kind:
         key = request.pipeline, request.shape, request.guided, request.preview_every, num_gpus
@@ -265,6 +271,11 @@ def _running(gpus: Iterable[GpuView], view: ClusterView) -> Iterable[JobView]:
 def _last_steps(job: JobView) -> Work | None:
     """The last of its works that runs steps."""
     return next((work for work in reversed(job.works) if work.stage.name == DIFFUSE), None)
+
+
+def _size(request: Request) -> _Size:
+    """What says how much GPU-time it takes."""
+    return request.pipeline, request.shape, request.steps, request.guided, request.preview_every
 
 
 def _worthwhile(speeds: Iterable[Speed]) -> tuple[Speed, ...]:
