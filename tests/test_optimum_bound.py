@@ -18,8 +18,8 @@ from tilework.core.request import Request
 from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, ENCODE
 from tilework.cost.table import CostTable, TableCosts, UnknownCost, read_table
-from tilework.policy.demand import Speed
-from tilework.sim.optimum.bound import Bound, on_time_bound, worthwhile
+from tilework.policy.demand import Speed, worthwhile
+from tilework.sim.optimum.bound import Bound, on_time_bound
 from tilework.sim.optimum.exact import Optimum, TooLarge, exact_optimum
 from tilework.sim.optimum.solver import Program, SolverMissing, solve_relaxed, solve_whole
 

@@ -85,6 +85,15 @@ def step_speeds(request: Request, costs: CostModel, max_degree: int) -> tuple[Sp
     return tuple(Speed(degree, costs.work_ns(stage, (request,), degree)) for degree in degrees)
 
 
+def worthwhile(speeds: Sequence[Speed]) -> list[Speed]:
+    """Those that are quicker than every narrower one, ascending: the others only take more devices."""
+    kept: list[Speed] = []
+    for speed in sorted(speeds, key=lambda speed: speed.degree):
+        if not kept or speed.step_ns < kept[-1].step_ns:
+            kept.append(speed)
+    return kept
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Some of a request's steps in a row at one degree."""

@@ -12,7 +12,7 @@ from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, Plan, StageId, Start, Work
 from tilework.policy.degrees import best_doubling
-from tilework.policy.demand import Speed, cheapest_in_time, fitting_degrees, step_speeds
+from tilework.policy.demand import Speed, cheapest_in_time, fitting_degrees, step_speeds, worthwhile
 from tilework.policy.foresight import Claim, Ride
 from tilework.policy.lookahead import ONE_DEVICE, Lookahead
 from tilework.policy.order import DeadlineOrder, doom
@@ -204,7 +204,7 @@ class Tilework:
             encode_ns, decode_ns = (
                 costs.work_ns(StageId(request.pipeline, stage), (request,), 1) for stage in (ENCODE, DECODE)
             )
-            speeds = _worthwhile(step_speeds(request, costs, num_gpus))
+            speeds = tuple(worthwhile(step_speeds(request, costs, num_gpus)))
             degree = best_doubling(speeds) if speeds else 0
             usual = max((rank for rank, speed in enumerate(speeds) if speed.degree <= degree), default=0)
             kind = self._kinds[key] = Kind(encode_ns=encode_ns, speeds=speeds, usual=usual, decode_ns=decode_ns)
@@ -276,11 +276,3 @@ def _last_steps(job: JobView) -> Work | None:
 def _size(request: Request) -> _Size:
     """What says how much GPU-time it takes."""
     return request.pipeline, request.shape, request.steps, request.guided, request.preview_every
-
-
-def _worthwhile(speeds: Iterable[Speed]) -> tuple[Speed, ...]:
-    kept: list[Speed] = []
-    for speed in speeds:
-        if not kept or speed.step_ns < kept[-1].step_ns:
-            kept.append(speed)
-    return tuple(kept)

@@ -45,7 +45,7 @@ import numpy as np
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
 from tilework.cost.table import TableCosts
-from tilework.policy.demand import Speed
+from tilework.policy.demand import worthwhile
 from tilework.sim.optimum.pieces import Due, due_requests
 from tilework.sim.optimum.solver import Builder, Floats, require_solver, solve_relaxed, solve_whole
 
@@ -196,12 +196,3 @@ def _bound_cluster(relaxation: _Relaxation, is_searched: bool) -> tuple[float, l
 
 def _rounded(bound: float) -> float:
     return float(floor(bound + _TOLERANCE))
-
-
-def worthwhile(speeds: Sequence[Speed]) -> list[Speed]:
-    """The degrees that are quicker than every narrower one, ascending: the others only take more devices."""
-    kept: list[Speed] = []
-    for speed in sorted(speeds, key=lambda speed: speed.degree):
-        if not kept or speed.step_ns < kept[-1].step_ns:
-            kept.append(speed)
-    return kept
