@@ -330,6 +330,19 @@ def test_a_request_is_set_aside_once_though_a_remnant_of_it_still_has_a_device()
     assert control.tracker.jobs[0].set_aside
 
 
+def test_a_policy_that_cannot_make_up_its_mind_keeps_nobody_from_going_on(scripted: Scripted) -> None:
+    """A work that is told to stop before its first step has done nothing: the next one is left alone until it has."""
+    stop, steps = Plan(stops=(0,)), run(start(DIFFUSE, 0, steps=2))
+    control = scripted(run(start(ENCODE, 0)), steps, stop, steps, stop, steps, stop)
+    control.handle(Submitted(request("a", steps=6)), 0)
+    control.handle(StageFinished(1, 1), 1)
+    assert only(Stop, control.handle(Woke(), 2)) == [Stop(2)]
+    assert ran(control.handle(Stopped(2, 0), 3)) == [(3, DIFFUSE, 2, (0,))]
+    assert not only(Stop, control.handle(Woke(), 4)), "it has not done a step since it was stopped last"
+    assert ran(control.handle(StepsFinished(3, 1), 5)) == [(4, DIFFUSE, 2, (0,))]
+    assert only(Stop, control.handle(Woke(), 6)) == [Stop(4)]
+
+
 def test_a_work_that_was_stopped_at_a_step_goes_on_from_there(scripted: Scripted) -> None:
     control = scripted(run(start(ENCODE, 0)), run(start(DIFFUSE, 0, steps=6)))
     control.handle(Submitted(request("a")), 0)

@@ -382,7 +382,7 @@ class Controller:
                 actions += self._set_aside(plan)
                 plan = self._policy.plan(self.tracker, self.costs, now_ns)
             for job in map(self.tracker.jobs.__getitem__, plan.stops):
-                if self._guard.may_stop(job):
+                if job.may_stop:
                     actions += [Stop(work.work_id) for work in self.tracker.stop(job)]
             self._settle(now_ns)
             review = self._guard.review(plan.starts, self.tracker, self.costs, now_ns)

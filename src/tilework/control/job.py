@@ -19,9 +19,9 @@ class Job:
     `done` is how far completed works brought it, and so where the state stands that was put down last, by `done_gpus`;
     `works` are committed to devices and not ended, and will bring it to `committed`; `last_gpus` will have its state
     then; `holders` are the devices that have seen its conditioning. A lost device or a failed work starts the next
-    `attempt`, from `done`; `failures` counts those since the last progress. `demand` and `promised` are kept by the
-    tracker, which knows policy and costs. `urgency_ns` includes `delay_ns`, for the sake of its tenant's others and of
-    other tenants.
+    `attempt`, from `done`; `failures` counts those since the last progress. `has_advanced`: there was progress since
+    its works were told to stop last. `demand` and `promised` are kept by the tracker, which knows policy and costs.
+    `urgency_ns` includes `delay_ns`, for the sake of its tenant's others and of other tenants.
     """
 
     job_id: int
@@ -36,6 +36,7 @@ class Job:
     demand: Demand = _NOTHING
     promised: Block | None = None
     is_stopping: bool = False
+    has_advanced: bool = True
     works: list[Work] = field(default_factory=list)
     last_gpus: Group = ()
     done_gpus: Group = ()
@@ -60,8 +61,12 @@ class Job:
         self.works.remove(work)
         self.is_stopping = self.is_stopping and bool(self.works)
         if steps_done:
-            self.done, self.done_gpus = self.done.advanced(steps_done), work.gpus
+            self.done, self.done_gpus, self.has_advanced = self.done.advanced(steps_done), work.gpus, True
         self._commit()
+
+    @property
+    def may_stop(self) -> bool:
+        return self.promised is None and self.has_advanced and not self.is_stopping
 
     @property
     def stage(self) -> StageId | None:

@@ -239,7 +239,7 @@ class Tracker:
 
         A stage without steps that is running runs to its end.
         """
-        job.is_stopping = True
+        job.is_stopping, job.has_advanced = True, False
         stopped = [work for work in reversed(job.works) if work.work_id in self.works]
         for work in stopped:
             left_ns = self._to_boundary_ns(work)

@@ -68,6 +68,12 @@ class JobView(Protocol):
         """Whether its works have been told to end early, and have not all done so."""
 
     @property
+    def may_stop(self) -> bool:
+        """Whether a plan may end its works early: not if it is promised, since more would be left of it then, and not
+        twice without progress between, so that changes of mind come to an end.
+        """
+
+    @property
     def last_gpus(self) -> Group:
         """Devices that will have its state when its works have ended: the group of the latest, without lost ones."""
 

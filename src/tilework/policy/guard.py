@@ -42,10 +42,6 @@ class Guard:
         """Forget the certificate: there is a new promise, or one of which more is left than was."""
         self._known = None
 
-    def may_stop(self, job: JobView) -> bool:
-        """Whether a policy may end works of a job early: not if it is promised, since more is left of it then."""
-        return job.promised is None
-
     # Finding a certificate.
 
     def settled(self, view: ClusterView, costs: CostModel, degrees: Degrees, now_ns: int) -> Mapping[int, Block]:

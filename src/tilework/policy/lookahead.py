@@ -113,7 +113,7 @@ class Lookahead:
         """Change the degree of a running job, or tell it its next chunk."""
         group = _group(job)
         extra = degree - len(group)
-        if extra < 0 or 0 < extra <= self._allocator.num_free():
+        if job.may_stop and (extra < 0 or 0 < extra <= self._allocator.num_free()):
             self.stops.append(job.job_id)
             self._hold(extra)
         else:

@@ -261,7 +261,7 @@ def _running(gpus: Iterable[GpuView], view: ClusterView) -> Iterable[JobView]:
     for work in works.values():
         for job_id in work.job_ids:
             job = view.job(job_id)
-            if job is not None and work in job.works and job.works[-1].gpus == job.last_gpus:
+            if job is not None and job.works and work is job.works[-1] and work.gpus == job.last_gpus:
                 has_steps = job.stage is not None and job.stage.name != DECODE
                 if has_steps or _last_steps(job) is not None:
                     jobs[job_id] = job
