@@ -229,13 +229,19 @@ class TableCosts:
 
     def work_ns(self, stage: StageId, requests: Sequence[Request], degree: int, num_steps: int = 1) -> int:
         """Predicted device time of one work; previews are spread evenly over the steps. Raises UnknownCost."""
+        if len(requests) == 1:  # As nearly always, and thousands of times a second: spare the lists.
+            (one,) = requests
+            run_ns = self._price(stage, (one.shape,), degree, one.guided).unit_ns * num_steps
+            return run_ns + self._previews_ns(stage, requests, num_steps) if one.preview_every else run_ns
         run_ns = self.run_ns(stage, [one.shape for one in requests], degree, num_steps, _is_guided(requests))
         return run_ns + self._previews_ns(stage, requests, num_steps)
 
     def _price(self, stage: StageId, shapes: Sequence[Shape], degree: int, guided: bool) -> _Price:
         # Numbers and texts have a hash at hand, which dataclasses compute every time.
-        sizes = [(shape.height, shape.width, shape.frames) for shape in shapes]
-        key = (stage.pipeline, stage.name, degree, guided, *sizes)
+        first = shapes[0]
+        key: _Key = (stage.name, degree, first.height, first.width, first.frames, guided, stage.pipeline)
+        if len(shapes) > 1:
+            key += tuple((shape.height, shape.width, shape.frames) for shape in shapes[1:])
         price = self._prices.get(key)
         if price is None:
             if len(self._prices) >= _MOST_PRICES:  # Clients choose the shapes.

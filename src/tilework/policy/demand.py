@@ -43,7 +43,12 @@ def cheapest_in_time(
 
     Raises UnknownCost.
     """
-    blocks = [demand_at(request, left, degree, costs) for degree in (degrees if left.num_steps_left else (1,))]
+    if not left.num_steps_left:
+        return demand_at(request, left, 1, costs)
+    stage, one = StageId(request.pipeline, DIFFUSE), (request,)
+    rest_ns = sum(costs.work_ns(other, one, 1) for other, _ in left.pieces() if other.name != DIFFUSE)
+    num_steps = left.num_steps_left
+    blocks = [Demand(degree, rest_ns + costs.work_ns(stage, one, degree, num_steps)) for degree in degrees]
     in_time = [block for block in blocks if block.run_ns <= budget_ns]
     if in_time:
         return min(in_time, key=lambda block: (block.width * block.run_ns, block.width))
