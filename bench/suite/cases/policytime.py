@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 from suite.case import Check, Finding, Note, Table
 from suite.stats import Interval, median, over_repeats, p99
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action, RunStage, RunSteps
-from tilework.core.events import Event, Submitted
+from tilework.core.events import Event
 from tilework.core.interfaces import ClusterView, CostModel, Policy
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import ns_from_s
@@ -134,12 +135,13 @@ class _Steady(Simulation):
         super().__init__(controller, table, config)
         self._supply, self._num_requests = supply, num_requests
 
-    def _end(self, uid: str, status: Status, finish_ns: int, reason: str) -> None:
-        super()._end(uid, status, finish_ns, reason)
-        if self.num_ended < self._num_requests:
-            following = _shifted(next(self._supply), finish_ns)
+    def _end(self, uid: str, status: Status, reason: str) -> None:
+        super()._end(uid, status, reason)
+        if len(self._endings) < self._num_requests:
+            now_ns = self._clock.now_ns
+            following = _shifted(next(self._supply), now_ns)
             self._requests[following.uid] = following
-            self._schedule(finish_ns, Submitted(following))
+            self._clock.at(now_ns, partial(self._submit, following.uid))
 
 
 def _shifted(request: Request, by_ns: int) -> Request:
@@ -174,7 +176,7 @@ class _Watched:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.plan_ns = 0
-        self.urgency_ns, self.demand = policy.urgency_ns, policy.demand
+        self.urgency_ns, self.degrees, self.demand = policy.urgency_ns, policy.degrees, policy.demand
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         start_ns = time.perf_counter_ns()

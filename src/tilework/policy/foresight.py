@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain
 from math import inf
 
 from tilework.policy.demand import Speed
@@ -45,11 +46,12 @@ class Ride:
     head_ns: float
     tail_ns: float
     weight: float = 1.0
-    least_gpu_ns: float = field(init=False)
 
-    def __post_init__(self) -> None:
+    @property
+    def least_gpu_ns(self) -> float:
+        """What is left of it takes at least so much time of devices."""
         extra_ns = self.head_ns + self.tail_ns
-        self.least_gpu_ns = min([self.num_steps * speed.gpu_ns + extra_ns * speed.degree for speed in self.speeds])
+        return min([self.num_steps * speed.gpu_ns + extra_ns * speed.degree for speed in self.speeds])
 
     @property
     def least_ns(self) -> float:
@@ -70,7 +72,7 @@ class Outlook:
     then: list[int]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Left:
     """What is left of a ride at some time of the future."""
 
@@ -80,6 +82,10 @@ class _Left:
     head_ns: float
     tail_ns: float
     rank: int = -1  # Of its speed; -1: it has no devices.
+
+    @property
+    def degree(self) -> int:
+        return self.ride.speeds[self.rank].degree
 
     def run_ns(self) -> float:
         return self.head_ns + self.steps * self.ride.speeds[self.rank].step_ns + self.tail_ns
@@ -97,37 +103,51 @@ class _Left:
 def roll(rides: Sequence[Ride], num_gpus: int, now_ns: int) -> Outlook:
     """Let rides go in this order of service, which is that of their claims, until none is left that is due.
 
-    Whenever one ends, devices are shared anew: see `_share`. Steps are taken for a fluid.
+    Those of `Claim.DUE` are in order of their deadlines. Whenever a ride ends, devices are shared anew: see `_share`.
+    Steps are taken for a fluid.
+
+    It is the inner loop of the look-ahead: a round touches those who have devices, not all who wait.
     """
-    active = [_Left(ride, index, ride.num_steps, ride.head_ns, ride.tail_ns) for index, ride in enumerate(rides)]
-    num_due = sum(ride.claim <= Claim.DUE for ride in rides)
+    left = [_Left(ride, index, ride.num_steps, ride.head_ns, ride.tail_ns) for index, ride in enumerate(rides)]
+    certain = [one for one in left if one.ride.claim < Claim.DUE]
+    due = [one for one in left if one.ride.claim is Claim.DUE]
+    others = [one for one in left if one.ride.claim > Claim.DUE]
     now, next_ns = float(now_ns), inf
     shares: list[list[int]] = []
-    while active and (active[0].index < num_due or len(shares) < 2):
-        _share(active, num_gpus, now)
+    while certain or due or (others and len(shares) < 2):
+        running = _share(certain, due, others, num_gpus, now)
         if len(shares) < 2:
             shares.append([0] * len(rides))
-            for one in active:
-                shares[-1][one.index] = one.ride.speeds[one.rank].degree if one.rank >= 0 else 0
-        running = [one for one in active if one.rank >= 0]
+            for one in running:
+                shares[-1][one.index] = one.degree
         if not running:
             break
-        span_ns = min([one.run_ns() for one in running])
+        runs_ns = [one.run_ns() for one in running]
+        span_ns = min(runs_ns)
         now += span_ns
         next_ns = min(next_ns, now)
-        for one in running:
-            one.run(span_ns)
-        going = [one for one in active if one.rank < 0 or one.run_ns() > _NEARLY_NS]
-        for one in active:
-            is_over = one.rank >= 0 and one.run_ns() <= _NEARLY_NS
-            if one.ride.claim is Claim.DUE and now > one.ride.due_ns + (_NEARLY_NS if is_over else 0):
-                return Outlook(shares[0], one.index, next_ns, shares[-1])
-        active = going
+        late: list[int] = []
+        for one, run_ns in zip(running, runs_ns, strict=True):
+            if run_ns - span_ns > _NEARLY_NS:
+                one.run(span_ns)
+            elif one.ride.claim is Claim.DUE:
+                due.remove(one)
+                if now > one.ride.due_ns + _NEARLY_NS:
+                    late.append(one.index)
+            else:
+                (certain if one.ride.claim < Claim.DUE else others).remove(one)
+            one.rank = -1
+        if due and now > due[0].ride.due_ns:
+            late.append(due[0].index)
+        if late:
+            return Outlook(shares[0], min(late), next_ns, shares[-1])
     nobody = [0] * len(rides)
     return Outlook(shares[0] if shares else nobody, None, next_ns, shares[1] if len(shares) > 1 else nobody)
 
 
-def _share(active: Sequence[_Left], free: int, now: float) -> None:
+def _share(
+    certain: Sequence[_Left], due: Sequence[_Left], others: Sequence[_Left], free: int, now: float
+) -> list[_Left]:
     """Give devices to those who may have some, in this order:
 
     1. each that is due, in order of service, the narrowest group with which it would be on time if it kept that, or
@@ -135,22 +155,27 @@ def _share(active: Sequence[_Left], free: int, now: float) -> None:
     2. wider ones to these, where that is worth it;
     3. the usual ones to the others, in order;
     4. what is left to whoever gains by it.
+
+    Returns those who got some, in order of service. Nobody has any before.
     """
-    due: list[_Left] = []
-    others: list[_Left] = []
-    for one in active:
-        one.rank = -1
-        (due if one.ride.claim <= Claim.DUE else others).append(one)
-    for one in due:
-        if free:
-            one.rank = _narrowest(one, free, now)
-            free -= one.ride.speeds[one.rank].degree if one.rank >= 0 else 0
-    free = _widen(due, free, _WORTH)
+    running: list[_Left] = []
+    for one in chain(certain, due):
+        if not free:
+            return running
+        one.rank = _narrowest(one, free, now)
+        if one.rank >= 0:
+            free -= one.degree
+            running.append(one)
+    free = _widen(running, free, _WORTH)
     for one in others:
-        if free:
-            one.rank = _widest(one, one.ride.usual, free)
-            free -= one.ride.speeds[one.rank].degree if one.rank >= 0 else 0
-    _widen(active, free, 1.0)
+        if not free:
+            return running
+        one.rank = _widest(one, one.ride.usual, free)
+        if one.rank >= 0:
+            free -= one.degree
+            running.append(one)
+    _widen(running, free, 1.0)
+    return running
 
 
 def _narrowest(one: _Left, free: int, now: float) -> int:
@@ -173,7 +198,7 @@ def _widest(one: _Left, most: int, free: int) -> int:
 
 def _widen(candidates: Iterable[_Left], free: int, worth: float) -> int:
     """Widen, again and again, the group that saves most time per device by it; returns how many are still free."""
-    growing = [one for one in candidates if one.rank >= 0 and one.ride.claim is not Claim.FIXED]
+    growing = [one for one in candidates if one.ride.claim is not Claim.FIXED]
     while free:
         best, most = None, 0.0
         for one in growing:

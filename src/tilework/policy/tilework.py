@@ -23,7 +23,7 @@ _MOST_SIZES = 256
 _TRIALS = 4  # Nodes that are rolled forward to find one on which a request is on time.
 
 _Size = tuple[str, Shape, int, bool, int]
-_KindKey = tuple[str, Shape, bool, int, int]
+_KindKey = tuple[str, int, int, int, bool, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,13 +126,10 @@ class Tilework:
         if job.last_gpus:
             return nodes.number_of[job.last_gpus[0]]
         home = self._homes.get(job.job_id)
-        width = self._width(job, nodes, costs)
-        if home in nodes.gpus and nodes.take_idle(home, width):
-            return home
-        roomy = nodes.tightest(width)
-        if roomy is not None:
-            nodes.take_idle(roomy, width)
-            return roomy
+        if nodes.idle:
+            roomy = nodes.take_idle(home, self._width(job, nodes, costs))
+            if roomy is not None:
+                return roomy
         if home in nodes.gpus:
             return home
         candidates = nodes.least_loaded(_TRIALS)
@@ -169,19 +166,20 @@ class Tilework:
     def _ride(self, job: JobView, node: Lookahead, costs: CostModel) -> Ride | None:
         """None if no degree that the node can run was profiled. Raises UnknownCost."""
         kind = self._kind(job.request, len(node.gpus), costs)
-        speeds, usual, num_steps, head_ns = kind.speeds, kind.usual, float(job.num_steps_left), 0.0
-        steps = _last_steps(job)
-        if job.stage is not None and job.stage.name == ENCODE:
-            head_ns = float(kind.encode_ns)
-        if steps is None and (job.stage is None or job.stage.name == DECODE):
+        speeds, usual, num_steps = kind.speeds, kind.usual, float(job.num_steps_left)
+        stage = None if job.stage is None else job.stage.name
+        head_ns = float(kind.encode_ns) if stage == ENCODE else 0.0
+        steps = _last_steps(job) if job.works else None
+        if steps is None and stage in (None, DECODE):
             speeds, usual = (ONE_DEVICE,), 0
         elif not speeds:
             return None
-        current = next((speed for speed in speeds if steps is not None and speed.degree == len(steps.gpus)), None)
-        if steps is None or job.is_stopping or current is None or not current.step_ns:
-            head_ns += node.ready_ns(job) - node.now_ns
-        else:
-            num_steps += max(0, node.end_ns(steps) - node.now_ns) / current.step_ns
+        if job.works:
+            current = next((speed for speed in speeds if steps is not None and speed.degree == len(steps.gpus)), None)
+            if steps is None or job.is_stopping or current is None or not current.step_ns:
+                head_ns += node.ready_ns(job) - node.now_ns
+            else:
+                num_steps += max(0, node.end_ns(steps) - node.now_ns) / current.step_ns
         claim = Claim.DUE
         if job.request.deadline_ns is None or job.set_aside:
             claim = Claim.OVERDUE if job.urgency_ns <= node.now_ns else Claim.PATIENT
@@ -198,7 +196,16 @@ class Tilework:
         )
 
     def _kind(self, request: Request, num_gpus: int, costs: CostModel) -> Kind:
-        key = request.pipeline, request.shape, request.guided, request.preview_every, num_gpus
+        shape = request.shape  # Its hash takes longer than the rest.
+        key = (
+            request.pipeline,
+            shape.height,
+            shape.width,
+            shape.frames,
+            request.guided,
+            request.preview_every,
+            num_gpus,
+        )
         kind = self._kinds.get(key)
         if kind is None:
             encode_ns, decode_ns = (
@@ -212,7 +219,7 @@ class Tilework:
 
 
 class _Nodes:
-    """The devices by node, who waits where, and what is idle; for the time of one plan."""
+    """The devices by node, who waits where, and which nodes have how many idle devices; for the time of one plan."""
 
     def __init__(self, view: ClusterView, now_ns: int) -> None:
         self.now_ns = now_ns
@@ -223,7 +230,10 @@ class _Nodes:
             self.number_of[gpu.gpu] = gpu.node
         self.waiting: dict[int, list[JobView]] = {number: [] for number in self.gpus}
         self.widest = max(map(len, self.gpus.values()), default=0)
-        self._idle = {number: sum(not gpu.works for gpu in gpus) for number, gpus in self.gpus.items()}
+        self.idle: dict[int, int] = {}
+        for gpu in view.gpus:
+            if not gpu.works:
+                self.idle[gpu.node] = self.idle.get(gpu.node, 0) + 1
 
     def key(self, number: int) -> tuple[object, ...]:
         """Changes whenever there is something to decide for a node."""
@@ -231,17 +241,21 @@ class _Nodes:
         counts = [len(gpu.works) for gpu in self.gpus[number]]
         return (*works, *counts, *(job.job_id for job in self.waiting[number]))
 
-    def take_idle(self, number: int, width: int) -> bool:
-        """Count on idle devices of a node, if there are so many."""
-        if self._idle[number] < width:
-            return False
-        self._idle[number] -= width
-        return True
+    def take_idle(self, home: int | None, width: int) -> int | None:
+        """Count on so many idle devices, at home or else on the node with the fewest that are enough; returns it."""
+        number = home
+        if number is None or self.idle.get(number, 0) < width:
+            number = min(
+                (number for number, idle in self.idle.items() if idle >= width), key=self._tightness, default=None
+            )
+        if number is not None:
+            self.idle[number] -= width
+            if not self.idle[number]:
+                del self.idle[number]
+        return number
 
-    def tightest(self, width: int) -> int | None:
-        """The node with the fewest idle devices that are enough."""
-        fitting = [(idle, number) for number, idle in self._idle.items() if idle >= width]
-        return min(fitting, default=(0, None))[1]
+    def _tightness(self, number: int) -> tuple[int, int]:
+        return self.idle[number], number
 
     def least_loaded(self, most: int) -> list[int]:
         """The nodes in which fewest wait; of these, those whose devices are free first."""
