@@ -187,7 +187,7 @@ def without_heavy_packages(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_simulate_prints_attainment_by_size(files: Path) -> None:
     text = simulate(files, "--gpus", 2).output
-    assert text.startswith("edf, 2 devices, simulated")
+    assert text.startswith("tilework, 2 devices, simulated")
     assert all(size in text for size in ("64x64", "128x128", "192x192", "on time", "p99"))
     assert re.search(rf"^ *all +{NUM_REQUESTS} +{NUM_REQUESTS} ", text, re.MULTILINE)
 

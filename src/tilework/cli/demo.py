@@ -24,6 +24,7 @@ from tilework.control.history import read_history
 from tilework.control.log import replay
 from tilework.core.time import s_from_ns
 from tilework.core.workload import WorkloadRequest, write_workload
+from tilework.policy.registry import DEFAULT_POLICY
 from tilework.report.chart import chart_of_schedule
 from tilework.report.contact_sheet import Frame, draw_contact_sheet
 from tilework.report.schedule import Schedule, write_schedule
@@ -39,7 +40,7 @@ def command(
     directory: Annotated[Path, typer.Option("--out", help="Where pictures and files go.")] = Path("out/demo"),
     workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
     requests: Annotated[int, typer.Option(min=1, help="How many pictures to ask for.")] = 24,
-    policy: Annotated[str, typer.Option(help="Scheduling policy.")] = "edf",
+    policy: Annotated[str, typer.Option(help="Scheduling policy.")] = DEFAULT_POLICY,
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:

@@ -24,7 +24,7 @@ from tilework.core.time import ns_from_s, s_from_ns
 from tilework.core.wire import ModelledSource, ModelSource, Source
 from tilework.core.work import DIFFUSE
 from tilework.cost.table import BadCostTable, CostTable, read_table
-from tilework.policy.registry import UnknownPolicy, make_policy, policy_names
+from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, make_policy, policy_names
 
 EXAMPLE = (
     "Examples: tilework serve  |  tilework serve ./sd3-medium --device cuda --workers 4 --port 8000  |  "
@@ -56,7 +56,7 @@ def command(
     workers: Annotated[
         int, typer.Option("--workers", "--gpus", min=1, max=1024, help="Worker processes, one per device.")
     ] = 2,
-    policy: Annotated[str, typer.Option(help=f"Scheduling policy: {', '.join(policy_names())}.")] = "edf",
+    policy: Annotated[str, typer.Option(help=f"Scheduling policy: {', '.join(policy_names())}.")] = DEFAULT_POLICY,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default by device.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")] = 1,

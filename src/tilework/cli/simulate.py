@@ -26,7 +26,7 @@ from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS
 from tilework.core.workload import BadLine, RequestId, read_workload
 from tilework.cost.table import BadCostTable, CostTable, read_table
-from tilework.policy.registry import UnknownPolicy, make_policy, policy_names
+from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, make_policy, policy_names
 from tilework.report.schedule import write_schedule
 from tilework.report.tables import attainment_table, summary
 from tilework.sim.simulation import SimConfig, Simulation, Trace
@@ -61,7 +61,7 @@ def command(
     ] = None,
     log: Annotated[Path | None, typer.Option(help="Take requests and measured costs from a live run's log.")] = None,
     policy: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(policy_names())}; default edf, or the log's.")
+        str | None, typer.Option(help=f"One of {', '.join(policy_names())}; default {DEFAULT_POLICY}, or the log's.")
     ] = None,
     gpus: Annotated[int | None, typer.Option(min=1, help="Number of devices; default 1, or the log's.")] = None,
     gpus_per_node: Annotated[
@@ -148,7 +148,7 @@ def _scenario(
         ids=ids,
         table=table,
         devices=table,
-        policy=policy or "edf",
+        policy=policy or DEFAULT_POLICY,
         config=config,
         live=[],
     )

@@ -57,7 +57,7 @@ from tilework.policy.admission import EtaAdmission
 from tilework.policy.demand import usable_degree
 from tilework.policy.door import Door
 from tilework.policy.guard import Guard
-from tilework.policy.registry import make_policy
+from tilework.policy.registry import DEFAULT_POLICY, make_policy
 
 _Report = StepsFinished | StageFinished | Stopped | WorkFailed | OutOfMemory | Broken
 
@@ -74,7 +74,7 @@ class ControllerConfig:
     device keeps something, unless more run on it.
     """
 
-    policy: str = "edf"
+    policy: str = DEFAULT_POLICY
     max_attempts: int = 3
     max_jobs: int = 32_768
     max_backlog_ns: int = 3600 * NS_PER_S

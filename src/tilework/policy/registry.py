@@ -12,6 +12,8 @@ from typing import TypeVar
 import tilework.policy
 from tilework.core.interfaces import Policy
 
+DEFAULT_POLICY = "tilework"
+
 
 class UnknownPolicy(ValueError):
     """No policy has this name; the message lists those that exist."""

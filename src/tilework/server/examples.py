@@ -232,7 +232,7 @@ _MODEL = {
         "default_size": "128x128",
         "default_steps": 20,
         "default_guidance_scale": 4.0,
-        "policy": "edf",
+        "policy": "tilework",
     },
 }
 PROGRESS = event(
