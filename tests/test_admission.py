@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from builders import SERVICE_S, Idle, controller, only, promise, request, simulate, table
-from tilework.control.device import Device
+from tilework.control.device import Device, Now
 from tilework.core.actions import Accept, Finish, Reject, RunStage
 from tilework.core.events import Cancelled, StageFinished, Submitted
 from tilework.core.interfaces import Admitted, Ahead, Block, CostModel, Demand, Forecast, Held, Refused
@@ -48,7 +48,7 @@ class Backlog:
 
     def __post_init__(self) -> None:
         times = enumerate(self.free_s)
-        self.gpus = [Device(gpu=gpu, node=0, stages=frozenset(), now_ns=ns_from_s(free_s)) for gpu, free_s in times]
+        self.gpus = [Device(gpu=gpu, node=0, stages=frozenset(), now=Now(ns_from_s(free_s))) for gpu, free_s in times]
 
     def num_jobs(self) -> int:
         return 3

@@ -83,7 +83,7 @@ def test_each_idle_device_gets_a_job_before_any_gets_a_second_work(policy: Any) 
 
 def test_a_job_that_begins_again_does_not_follow_its_remnant() -> None:
     """The stopped second work of the failed attempt is still on device 0; the job goes to the idle device 1."""
-    control = Controller(ControllerConfig(), table())
+    control = Controller(ControllerConfig(policy="edf"), table())
     for gpu in (0, 1):
         control.handle(GpuJoined(gpu, 0, ALL_STAGES), 0)
     control.handle(Submitted(request("a")), 0)
@@ -161,7 +161,7 @@ def test_whatever_may_start_now_is_checked_not_only_the_head() -> None:
 
 def test_what_runs_is_set_aside_when_it_has_become_late() -> None:
     """Its steps took far longer than predicted: the one that can still be on time takes over."""
-    control = Controller(ControllerConfig(), table())
+    control = Controller(ControllerConfig(policy="edf"), table())
     control.handle(GpuJoined(0, 0, ALL_STAGES), 0)
     control.handle(Submitted(request("slow", slo_s=1.5)), 0)
     control.handle(Submitted(request("other", slo_s=4.0)), 0)
@@ -176,7 +176,7 @@ def test_what_runs_is_set_aside_when_it_has_become_late() -> None:
 
 
 def test_equal_deadlines_are_served_in_order_of_arrival() -> None:
-    control = Controller(ControllerConfig(), table())
+    control = Controller(ControllerConfig(policy="edf"), table())
     control.handle(GpuJoined(0, 0, ALL_STAGES), 0)
     for uid in ("a", "b"):
         control.handle(Submitted(request(uid, slo_s=9)), 0)
@@ -193,7 +193,7 @@ def test_equal_deadlines_are_served_in_order_of_arrival() -> None:
     ],
 )
 def test_every_start_says_why(asked: Request, set_aside: bool, why: str) -> None:
-    control = Controller(ControllerConfig(), table())
+    control = Controller(ControllerConfig(policy="edf"), table())
     control.handle(Submitted(asked), 0)
     actions = control.handle(GpuJoined(0, 0, ALL_STAGES), 0)
     assert [action.work.why for action in actions if isinstance(action, RunStage)] == [why]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from tilework.control.device import Device
+from tilework.control.device import Device, Now
 from tilework.control.job import Job
 from tilework.control.load import Load
 from tilework.control.queue import WaitingQueue
@@ -41,7 +41,7 @@ class Tracker:
         self._sorted_devices: tuple[Device, ...] = ()
         self.widest = 0
         self._next_work_id = 1
-        self._now_ns = 0
+        self._now = Now()
 
     # What policies and admission see.
 
@@ -93,12 +93,10 @@ class Tracker:
 
     def at(self, now_ns: int) -> None:
         """Set the time of the event that is being handled."""
-        self._now_ns = now_ns
-        for device in self._sorted_devices:
-            device.at(now_ns)
+        self._now.ns = now_ns
 
     def add_device(self, gpu: int, node: int, stages: frozenset[StageId]) -> None:
-        self.devices[gpu] = Device(gpu=gpu, node=node, stages=stages, now_ns=self._now_ns)
+        self.devices[gpu] = Device(gpu=gpu, node=node, stages=stages, now=self._now)
         self._sort_devices()
 
     def remove_device(self, gpu: int) -> list[Work]:
@@ -256,7 +254,7 @@ class Tracker:
             return None
         requests = [job.request for job in self.members(work)]
         step_ns = self._costs.work_ns(work.stage, requests, len(work.gpus)) if requests else 0
-        return (self._end_ns(work) - self._now_ns) % step_ns if step_ns else None
+        return (self._end_ns(work) - self._now.ns) % step_ns if step_ns else None
 
     def awaited(self, work: Work) -> Work | None:
         """The first earlier work of one of its jobs that has not been reported on, if there is one."""

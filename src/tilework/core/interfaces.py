@@ -97,6 +97,10 @@ class GpuView(Protocol):
     def free_ns(self) -> int:
         """Predicted end of the committed works; not before now."""
 
+    @property
+    def num_changes(self) -> int:
+        """How often a work was committed to it, has left it or was told to end early."""
+
     def end_ns(self, work: Work) -> int:
         """Predicted end of one of its works; not before now."""
 

@@ -55,8 +55,7 @@ class Tilework:
     _kinds: dict[_KindKey, Kind] = field(default_factory=dict, init=False)
     _version: int = field(default=-1, init=False)
     _gpu_ns: dict[_Size, int] = field(default_factory=dict, init=False)
-    _homes: dict[int, int] = field(default_factory=dict, init=False)
-    _at_rest: dict[int, tuple[object, ...]] = field(default_factory=dict, init=False)
+    _nodes: _Nodes | None = field(default=None, init=False)
 
     def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
         """What the request takes is known from `demand`, which admission asks for first."""
@@ -83,17 +82,15 @@ class Tilework:
         """A plan that sets jobs aside starts nothing, and is asked for again in the new order."""
         if costs.version != self._version:
             self._kinds, self._version = {}, costs.version
-        nodes = _Nodes(view, now_ns)
-        waiting = list(islice(view.waiting(), _MOST_WAITING * len(nodes.gpus)))
-        self._settle(waiting, nodes, view, costs)
+        if self._nodes is None or self._nodes.devices is not view.gpus:
+            self._nodes = _Nodes(view.gpus)
+        nodes = self._nodes
+        self._settle(list(islice(view.waiting(), _MOST_WAITING * len(nodes.gpus))), nodes, view, costs, now_ns)
         starts: list[Start] = []
         stops: list[int] = []
         doomed: list[tuple[int, str]] = []
-        for number in nodes.gpus:
-            key = nodes.key(number)
-            if self._at_rest.get(number) == key:
-                continue
-            node = self._node(number, nodes, view, costs)
+        for number in sorted(nodes.stirred):
+            node = self._node(number, nodes, view, costs, now_ns)
             doomed += [
                 (ride.job_id, why)
                 for ride in node.rides
@@ -105,57 +102,60 @@ class Tilework:
             node.carry_out()
             starts += node.starts
             stops += node.stops
-            self._at_rest[number] = () if node.starts or node.stops else key
+            if not node.starts and not node.stops:
+                nodes.stirred.remove(number)
         if doomed:
             return Plan(set_aside=tuple(doomed))
         return Plan(starts=tuple(starts), stops=tuple(stops))
 
     # Which node serves whom.
 
-    def _settle(self, waiting: Sequence[JobView], nodes: _Nodes, view: ClusterView, costs: CostModel) -> None:
-        """Give every waiting job a home among the nodes."""
-        homes: dict[int, int] = {}
-        for job in waiting:
-            number = homes[job.job_id] = self._home(job, nodes, view, costs)
-            nodes.waiting[number].append(job)
-        self._homes = homes
+    def _settle(
+        self, waiting: Sequence[JobView], nodes: _Nodes, view: ClusterView, costs: CostModel, now_ns: int
+    ) -> None:
+        """Give every waiting job a home among the nodes; where devices are idle, the most urgent may move there."""
+        newcomers = nodes.look(waiting)
+        for job in waiting[: _MOST_WAITING * len(nodes.idle)]:
+            if not job.last_gpus:
+                number = nodes.take_idle(nodes.homes.get(job.job_id), self._width(job, nodes, costs, now_ns))
+                if number is not None:
+                    nodes.settle(job, number)
+            if not nodes.idle:
+                break
+        for job in newcomers:
+            if job.job_id not in nodes.homes:
+                nodes.settle(job, self._home(job, nodes, view, costs, now_ns))
 
-    def _home(self, job: JobView, nodes: _Nodes, view: ClusterView, costs: CostModel) -> int:
-        if len(nodes.gpus) == 1:
-            return next(iter(nodes.gpus))
+    def _home(self, job: JobView, nodes: _Nodes, view: ClusterView, costs: CostModel, now_ns: int) -> int:
+        """Where it goes that finds no idle devices."""
         if job.last_gpus:
             return nodes.number_of[job.last_gpus[0]]
-        home = self._homes.get(job.job_id)
-        if nodes.idle:
-            roomy = nodes.take_idle(home, self._width(job, nodes, costs))
-            if roomy is not None:
-                return roomy
-        if home in nodes.gpus:
-            return home
+        if len(nodes.gpus) == 1:
+            return next(iter(nodes.gpus))
         candidates = nodes.least_loaded(_TRIALS)
         for number in candidates:
-            node = self._node(number, nodes, view, costs)
+            node = self._node(number, nodes, view, costs, now_ns)
             ride = self._ride(job, node, costs)
             if ride is not None and node.keeps_all_with(ride):
                 return number
         return candidates[0]
 
-    def _width(self, job: JobView, nodes: _Nodes, costs: CostModel) -> int:
+    def _width(self, job: JobView, nodes: _Nodes, costs: CostModel, now_ns: int) -> int:
         """How many devices it needs now: the fewest with which it is on time, or else as many as it usually takes."""
         kind = self._kind(job.request, nodes.widest, costs)
         if not kind.speeds:
             return 1
         if job.request.deadline_ns is not None and not job.set_aside:
-            budget_ns = job.request.deadline_ns - nodes.now_ns - kind.encode_ns - kind.decode_ns
+            budget_ns = job.request.deadline_ns - now_ns - kind.encode_ns - kind.decode_ns
             for speed in kind.speeds:
                 if job.num_steps_left * speed.step_ns <= budget_ns:
                     return speed.degree
         return kind.speeds[kind.usual].degree
 
-    def _node(self, number: int, nodes: _Nodes, view: ClusterView, costs: CostModel) -> Lookahead:
+    def _node(self, number: int, nodes: _Nodes, view: ClusterView, costs: CostModel, now_ns: int) -> Lookahead:
         """A node with what it serves and what waits there so far."""
-        node = Lookahead(nodes.gpus[number], nodes.now_ns, self.chunk_ns)
-        for job in (*_running(node.gpus, view), *nodes.waiting[number]):
+        node = Lookahead(nodes.gpus[number], now_ns, self.chunk_ns)
+        for job in (*_running(node.gpus, view), *nodes.waiting[number].values()):
             ride = self._ride(job, node, costs)
             if ride is not None:
                 node.add(job, ride)
@@ -219,27 +219,55 @@ class Tilework:
 
 
 class _Nodes:
-    """The devices by node, who waits where, and which nodes have how many idle devices; for the time of one plan."""
+    """The devices by node, who waits where, and which nodes have how many idle devices.
 
-    def __init__(self, view: ClusterView, now_ns: int) -> None:
-        self.now_ns = now_ns
+    Kept from plan to plan as long as no device comes or goes. `stirred` are the nodes where there may be something to
+    decide: their devices have been told something or have ended something, or others wait there than before.
+    """
+
+    def __init__(self, devices: Sequence[GpuView]) -> None:
+        self.devices = devices
         self.gpus: dict[int, list[GpuView]] = {}
         self.number_of: dict[int, int] = {}
-        for gpu in view.gpus:
+        for gpu in devices:
             self.gpus.setdefault(gpu.node, []).append(gpu)
             self.number_of[gpu.gpu] = gpu.node
-        self.waiting: dict[int, list[JobView]] = {number: [] for number in self.gpus}
         self.widest = max(map(len, self.gpus.values()), default=0)
+        self.homes: dict[int, int] = {}
+        self.waiting: dict[int, dict[int, JobView]] = {number: {} for number in self.gpus}
+        self.stirred = set(self.gpus)
         self.idle: dict[int, int] = {}
-        for gpu in view.gpus:
+        self._changes: list[int] = []
+
+    def look(self, waiting: Sequence[JobView]) -> list[JobView]:
+        """Notice what has changed since the last plan; returns those who have no home yet, in order."""
+        changes = [gpu.num_changes for gpu in self.devices]
+        if changes != self._changes:
+            before = self._changes or [-1] * len(changes)
+            pairs = zip(self.devices, before, changes, strict=True)
+            self.stirred.update(gpu.node for gpu, old, new in pairs if old != new)
+            self._changes = changes
+        self.idle = {}
+        for gpu in self.devices:
             if not gpu.works:
                 self.idle[gpu.node] = self.idle.get(gpu.node, 0) + 1
+        for job_id in self.homes.keys() - {job.job_id for job in waiting}:
+            self._leave(job_id)
+        return [job for job in waiting if job.job_id not in self.homes]
 
-    def key(self, number: int) -> tuple[object, ...]:
-        """Changes whenever there is something to decide for a node."""
-        works = [gpu.works[-1].work_id if gpu.works else 0 for gpu in self.gpus[number]]
-        counts = [len(gpu.works) for gpu in self.gpus[number]]
-        return (*works, *counts, *(job.job_id for job in self.waiting[number]))
+    def settle(self, job: JobView, number: int) -> None:
+        """Let a job wait at this node."""
+        if self.homes.get(job.job_id) != number:
+            self._leave(job.job_id)
+            self.homes[job.job_id] = number
+            self.waiting[number][job.job_id] = job
+            self.stirred.add(number)
+
+    def _leave(self, job_id: int) -> None:
+        number = self.homes.pop(job_id, None)
+        if number is not None:
+            del self.waiting[number][job_id]
+            self.stirred.add(number)
 
     def take_idle(self, home: int | None, width: int) -> int | None:
         """Count on so many idle devices, at home or else on the node with the fewest that are enough; returns it."""
