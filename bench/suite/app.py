@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 import sys
 import time
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +24,7 @@ from suite.cases.load import Load
 from suite.cases.modelled import Modelled
 from suite.cases.mutations import Mutations
 from suite.cases.observe import Observe
+from suite.cases.papers import FIGURES, Papers
 from suite.cases.policytime import PolicyTime
 from suite.cases.promises import Promises
 from suite.cases.queue import QueueLength
@@ -55,6 +56,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "elastic": ("Changing the degree, moving the state, sharing guidance", Elastic),
     "modelled": ("Deadlines kept by each policy on eight modelled GPUs, live and simulated", Modelled),
     "yardsticks": ("The bound on requests on time: how tight it is, and how long it takes, simulated", Yardsticks),
+    "papers": ("The figures of the papers, remade in simulation", Papers),
     "simulate": ("A live run against its own simulation", Simulate),
 }
 
@@ -76,6 +78,9 @@ def command(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per case instead of tables.")] = False,
     save: Annotated[bool, typer.Option("--write", help="Write bench/results/<theme>_<hardware>_<yyyymm>.md.")] = False,
+    figure: Annotated[
+        list[str] | None, typer.Option(help=f"Of papers, only this: {', '.join(FIGURES)}; repeatable.")
+    ] = None,
 ) -> None:
     names = list(dict.fromkeys(cases or CASES))
     for name in names:
@@ -83,7 +88,13 @@ def command(
             raise typer.BadParameter(f"{name!r} is no case; choose from {', '.join(CASES)}")
     if quick and save:
         raise typer.BadParameter("--quick is too rough to be kept; leave it or --write out")
-    results = [_measure(name, quick, _command_line(name, quick, save)) for name in names]
+    figures = tuple(dict.fromkeys(figure or ()))
+    for name in figures:
+        if name not in FIGURES:
+            raise typer.BadParameter(f"{name!r} is no figure; choose from {', '.join(FIGURES)}")
+    if figures and names != ["papers"]:
+        raise typer.BadParameter("--figure is of papers alone; write: papers --figure NAME")
+    results = [_measure(name, quick, figures, _command_line(name, quick, save, figures)) for name in names]
     for result in results:
         if json:
             print(jsonlib.dumps(result.to_json(), ensure_ascii=False), flush=True)
@@ -94,9 +105,11 @@ def command(
     raise typer.Exit(0 if all(result.finding.passed for result in results) else 1)
 
 
-def _measure(name: str, quick: bool, command_line: str) -> Result:
+def _measure(name: str, quick: bool, figures: tuple[str, ...], command_line: str) -> Result:
     title, kind = CASES[name]
     case = kind.make(quick)
+    if isinstance(case, Papers) and figures:
+        case = replace(case, figures=figures)
     assert is_dataclass(case)
     place, start_s = environment(), time.monotonic()
 
@@ -121,6 +134,8 @@ def _measure(name: str, quick: bool, command_line: str) -> Result:
     )
 
 
-def _command_line(name: str, quick: bool, save: bool) -> str:
+def _command_line(name: str, quick: bool, save: bool, figures: tuple[str, ...]) -> str:
     """The shortest command that measures this case so again."""
-    return " ".join(["python bench/run.py", name, *(["--quick"] if quick else []), *(["--write"] if save else [])])
+    chosen = [f"--figure {figure}" for figure in figures]
+    options = [*chosen, *(["--quick"] if quick else []), *(["--write"] if save else [])]
+    return " ".join(["python bench/run.py", name, *options])

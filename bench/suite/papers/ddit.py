@@ -1,0 +1,377 @@
+"""DDiT's figures: latency without deadlines, Open-Sora on H800 by the table that ships."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+from suite.case import Check, Table
+from suite.papers.shelf import Remade, Runs, Shelf, least, mean_of, most, range_of, traced
+from suite.pictures import BarPanel, grouped_bars
+from tilework.core.request import Shape
+from tilework.core.time import s_from_ns
+from tilework.core.work import DECODE, DIFFUSE
+from tilework.cost.table import CostTable
+from tilework.policy.ddit import DDiT
+from tilework.policy.pool import Placed, Pool
+from tilework.policy.registry import policy
+from tilework.policy.tasks import Task
+from tilework.sim.compare.cells import Cell
+from tilework.sim.compare.figures import figures_of
+from tilework.sim.optimum.ddit import Kind, batch_s, optimal_allocation
+from tilework.sim.workloads.ddit import MIXES, SHAPES
+from tilework.sim.workloads.requests import to_requests
+
+BASELINES = ("fixed-sp1", "fixed-sp2", "fixed-sp4", "spci", "dpci", "dp")
+POLICIES = ("ddit", *BASELINES)
+LOADS = ("0.25", "0.5", "0.75", "1", "burst")
+METRICS = {"p99": "p99_s", "mean": "mean_s"}
+REQUESTS = 100
+MANY_GPUS, MANY_REQUESTS = 64, 200
+MANY_MIXES = MIXES[:4]
+MANY_POLICIES = ("ddit", "fixed-sp4", "spci", "dpci", "dp")
+
+# By how many % DDiT lowers a metric, as §6.2 says: loads, against whom, metric.
+TOLD: tuple[tuple[tuple[str, ...], str, str, str], ...] = (
+    (("0.25",), "fixed-sp4", "p99", "12.9"),
+    (("0.5",), "fixed-sp2", "p99", "10.7"),
+    (("0.5",), "fixed-sp4", "p99", "up to 36.6"),
+    (("0.5",), "fixed-sp4", "mean", "up to 44.4"),
+    (("0.75", "1"), "fixed-sp2", "p99", "up to 19.2"),
+    (("0.75", "1"), "fixed-sp2", "mean", "up to 29.5"),
+    (("burst",), "fixed-sp1", "p99", "up to 20.7"),
+    (("burst",), "fixed-sp1", "mean", "up to 21.7"),
+    (LOADS, "spci", "p99", "27.6 to 48.6"),
+    (LOADS, "dpci", "p99", "14.5 to 75.1"),
+    (("0.25", "0.5"), "dp", "p99", "4.9"),
+    (("1", "burst"), "dp", "p99", "22 to 24"),
+)
+BEST_STATIC = {"0.25": "fixed-sp4", "0.5": "fixed-sp2", "0.75": "fixed-sp2", "1": "fixed-sp2", "burst": "fixed-sp1"}
+
+
+class Unpromoted(DDiT):
+    """A request keeps the devices that it began with."""
+
+    def _promote(self, pool: Pool, task: Task, placed: Placed | None) -> None:
+        pass
+
+
+policy("ddit-unpromoted")(Unpromoted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sweep:
+    """Runs on each mix at each load."""
+
+    cells: Mapping[tuple[str, str], Cell]
+    runs: Runs
+
+    def value(self, mix: str, load: str, name: str, metric: str) -> float:
+        return mean_of(self.runs[self.cells[mix, load].name, name], lambda one: float(getattr(one, METRICS[metric])))
+
+    def mixes(self) -> list[str]:
+        return list(dict.fromkeys(mix for mix, _ in self.cells))
+
+    def loads(self) -> list[str]:
+        return list(dict.fromkeys(load for _, load in self.cells))
+
+    def cuts(self, loads: Sequence[str], name: str, rival: str, metric: str) -> list[float]:
+        """By how much `name` is below `rival`, as a share of the latter, in each mix at each of these loads."""
+        return [self.cut(mix, load, name, rival, metric) for mix, load in self.cells if load in loads]
+
+    def cut(self, mix: str, load: str, name: str, rival: str, metric: str) -> float:
+        return 1 - self.value(mix, load, name, metric) / self.value(mix, load, rival, metric)
+
+    def normalised(self, load: str, name: str, metric: str, names: Sequence[str]) -> list[float]:
+        """In each mix over the worst of `names` there."""
+        return [
+            self.value(mix, load, name, metric) / max(self.value(mix, load, one, metric) for one in names)
+            for mix in self.mixes()
+        ]
+
+
+def _swept(shelf: Shelf, names: Sequence[str]) -> _Sweep:
+    cells = {
+        (mix, load): _cell(shelf, mix, load, REQUESTS) for mix in shelf.points(MIXES) for load in shelf.points(LOADS)
+    }
+    return _Sweep(cells, shelf.runs(cells.values(), names))
+
+
+def _cell(shelf: Shelf, mix: str, load: str, num_requests: int, num_gpus: int | None = None) -> Cell:
+    when = "arrivals=at_once" if load == "burst" else f"rate={load}"
+    count = f",num={num_requests}" if shelf.num_requests is None else ""  # Else the shelf says how many.
+    return shelf.cell(f"ddit,{when},mix={mix}{count}", num_gpus)
+
+
+def figure_10(shelf: Shelf) -> Remade:
+    """One node: p99 and mean by arrival rate, for each of ten mixes (five of them are figure 16)."""
+    sweep = _swept(shelf, POLICIES)
+    beaten = [
+        (mix, load, metric)
+        for mix, load in sweep.cells
+        for metric in METRICS
+        if any(sweep.value(mix, load, one, metric) < sweep.value(mix, load, "ddit", metric) for one in BASELINES)
+    ]
+    checks = [
+        Check(
+            what=f"subplots (mix and load) of {len(sweep.cells)} in which a baseline has a better {metric}",
+            measured=most([float(sum(one[2] == metric for one in beaten))]),
+            high=0,
+        )
+        for metric in METRICS
+    ]
+    for load in sweep.loads():
+        rivals = [name for name in BASELINES[:3] if name != BEST_STATIC[load]]
+        checks.append(
+            Check(
+                what=f"load {load}: p99 of another static degree over that of {BEST_STATIC[load]}, least",
+                measured=least(
+                    [
+                        min(sweep.value(mix, load, one, "p99") for one in rivals)
+                        / sweep.value(mix, load, BEST_STATIC[load], "p99")
+                        for mix in sweep.mixes()
+                    ]
+                ),
+                low=1.0,
+            )
+        )
+    return Remade(
+        tables=(
+            *(_latency_table(sweep, metric) for metric in METRICS),
+            _told_table(sweep),
+            _beaten_table(sweep, beaten),
+        ),
+        checks=tuple(checks),
+        png=_normalised_bars(
+            sweep, POLICIES, "DDiT, figure 10, simulated: means over the mixes, lines from least to most"
+        ),
+    )
+
+
+def figure_11(shelf: Shelf) -> Remade:
+    """Eight nodes, all requests at once: p99 and mean."""
+    found = _on_many(shelf)
+    checks = []
+    for metric, goal in (("p99", 0.304), ("mean", 0.30)):
+        cuts = [
+            1 - figures["ddit"][metric] / figures[one][metric]
+            for figures in found.values()
+            for one in MANY_POLICIES[1:]
+        ]
+        checks.append(Check(what=f"{metric}: least reduction over any baseline", measured=least(cuts), low=goal))
+    order = ("spci", "dpci", "dp")
+    for worse, better in pairwise(order):
+        ratios = [figures[worse]["p99"] / figures[better]["p99"] for figures in found.values()]
+        checks.append(Check(what=f"p99 of {worse} over that of {better}", measured=range_of(ratios), low=1.0))
+    tables = tuple(_many_table(f"{metric}, s", metric, found) for metric in METRICS)
+    panels = [_many_panel(f"{metric}, s", metric, found) for metric in METRICS]
+    return Remade(
+        tables=tables,
+        checks=tuple(checks),
+        png=grouped_bars(panels, MANY_POLICIES, "DDiT, figure 11, simulated: 64 devices, all requests at once"),
+    )
+
+
+def figure_12(shelf: Shelf) -> Remade:
+    """The same: seconds for which devices are held, each from the burst until its last work ends."""
+    found = _on_many(shelf)
+    others = MANY_POLICIES[1:]
+    ratios = {
+        name: [figures[name]["held"] / figures["optimum"]["held"] for figures in found.values()]
+        for name in MANY_POLICIES
+    }
+    columns = ("policy", *found, "over the optimum")
+    rows = [
+        (name, *(f"{figures[name]['held']:.0f}" for figures in found.values()), f"{fmean(ratios[name]):.2f}")
+        for name in MANY_POLICIES
+    ]
+    rows.append(("optimum", *(f"{figures['optimum']['held']:.0f}" for figures in found.values()), "1.00"))
+    busy = _many_table("Device seconds in works", "busy", found)
+    return Remade(
+        tables=(Table(title="Device seconds held, by mix", columns=columns, rows=tuple(rows)), busy),
+        checks=(
+            Check(
+                what="cost of ddit over that of the cheapest baseline, most of any mix",
+                measured=most(
+                    [
+                        figures["ddit"]["held"] / min(figures[one]["held"] for one in others)
+                        for figures in found.values()
+                    ]
+                ),
+                high=1.0,
+            ),
+            Check(
+                what="cost of ddit over the optimum; the paper has 1.39",
+                measured=range_of(ratios["ddit"]),
+                low=1.29,
+                high=1.49,
+            ),
+            Check(
+                what="cost of the best baseline over the optimum; the paper has 2.08",
+                measured=range_of(min((ratios[one] for one in others), key=fmean)),
+                low=1.98,
+                high=2.18,
+            ),
+        ),
+        png=grouped_bars(
+            (_many_panel("device seconds held", "held", found),),
+            MANY_POLICIES,
+            "DDiT, figure 12, simulated: 64 devices, all requests at once",
+        ),
+    )
+
+
+def figure_14(shelf: Shelf) -> Remade:
+    """Promotion on and off, one node."""
+    names = ("ddit", "ddit-unpromoted")
+    sweep = _swept(shelf, names)
+    rows, checks = [], []
+    for metric, told in (("p99", 0.352), ("mean", 0.135)):
+        for load in sweep.loads():
+            cuts = sweep.cuts([load], *names, metric)
+            rows.append((f"{metric}, {load}", *(_percent(value) for value in (fmean(cuts), min(cuts), max(cuts)))))
+        rest = [load for load in sweep.loads() if load != "burst"]
+        checks.append(
+            Check(
+                what=f"{metric}: largest reduction by promotion in any mix, but for the burst; the paper has {told}",
+                measured=most(sweep.cuts(rest, *names, metric)),
+                low=told - 0.05,
+                high=told + 0.05,
+            )
+        )
+        checks.append(
+            Check(
+                what=f"{metric}: mean reduction in the burst: minimal",
+                measured=range_of(sweep.cuts(["burst"], *names, metric)),
+                low=-0.05,
+                high=0.05,
+            )
+        )
+    columns = ("metric, load", "mean of mixes", "least", "most")
+    return Remade(
+        tables=(Table(title="What promotion lowers, %", columns=columns, rows=tuple(rows)),),
+        checks=tuple(checks),
+        png=_normalised_bars(
+            sweep, names, "DDiT, figure 14, simulated: means over the mixes, lines from least to most"
+        ),
+    )
+
+
+def _latency_table(sweep: _Sweep, metric: str) -> Table:
+    rows = tuple(
+        (
+            name,
+            *(
+                f"{fmean(sweep.value(mix, load, name, metric) for mix in sweep.mixes()):.2f} "
+                f"({fmean(sweep.normalised(load, name, metric, POLICIES)):.2f})"
+                for load in sweep.loads()
+            ),
+        )
+        for name in POLICIES
+    )
+    title = f"{metric}, s, and in brackets over the worst policy: means over the mixes"
+    return Table(title=title, columns=("policy", *sweep.loads()), rows=rows)
+
+
+def _told_table(sweep: _Sweep) -> Table:
+    rows = []
+    for loads, rival, metric, told in TOLD:
+        if set(loads) <= set(sweep.loads()):
+            cuts = sweep.cuts(loads, "ddit", rival, metric)
+            values = (_percent(value) for value in (fmean(cuts), min(cuts), max(cuts)))
+            rows.append((f"{', '.join(loads)} against {rival}: {metric}", told, *values))
+    columns = ("load, baseline, metric", "the paper", "mean of mixes", "least", "most")
+    return Table(title="What ddit lowers, %", columns=columns, rows=tuple(rows))
+
+
+def _beaten_table(sweep: _Sweep, beaten: Sequence[tuple[str, str, str]]) -> Table:
+    rows = []
+    for mix, load, metric in beaten:
+        best = min(BASELINES, key=lambda one: sweep.value(mix, load, one, metric))
+        rows.append((f"{mix}, {load}: {metric}", best, _percent(-sweep.cut(mix, load, "ddit", best, metric))))
+    title = "Where a baseline is better than ddit"
+    return Table(title=title, columns=("mix, load: metric", "the best", "ddit above it by, %"), rows=tuple(rows))
+
+
+def _normalised_bars(sweep: _Sweep, names: Sequence[str], title: str) -> bytes:
+    panels = []
+    for metric in METRICS:
+        values = {name: [sweep.normalised(load, name, metric, names) for load in sweep.loads()] for name in names}
+        panels.append(
+            BarPanel(
+                title=f"{metric} latency over the worst policy",
+                y_label=f"normalised {metric}",
+                groups=tuple(load if load == "burst" else f"{load} per second" for load in sweep.loads()),
+                bars={name: tuple(map(fmean, found)) for name, found in values.items()},
+                marks={name: tuple((min(one), max(one)) for one in found) for name, found in values.items()},
+            )
+        )
+    return grouped_bars(panels, names, title)
+
+
+def _on_many(shelf: Shelf) -> dict[str, dict[str, dict[str, float]]]:
+    """By mix and policy: p99, mean, busy and held. `optimum` has only what it is held for."""
+    found = {}
+    for mix in shelf.points(MANY_MIXES):
+        shelf.note(f"64 devices, {mix}")
+        cell = _cell(shelf, mix, "burst", MANY_REQUESTS, MANY_GPUS)
+        found[mix] = {name: _held(cell, name) for name in MANY_POLICIES} | {"optimum": {"held": _optimum_s(cell)}}
+    return found
+
+
+def _held(cell: Cell, name: str) -> dict[str, float]:
+    trace = traced(cell, name, seed=0)
+    last_ns: dict[int, int] = {}
+    for run in trace.runs:
+        last_ns |= {gpu: max(run.end_ns, last_ns.get(gpu, 0)) for gpu in run.gpus}
+    figures = figures_of(trace)
+    return {
+        "p99": figures.p99_s,
+        "mean": figures.mean_s,
+        "busy": figures.gpu_s,
+        "held": s_from_ns(sum(last_ns.values())),
+    }
+
+
+def _optimum_s(cell: Cell) -> float:
+    """Algorithm 1 with the batch model: device seconds of the best division, the mix being known."""
+    table, requests = cell.costs(), to_requests(cell.requests(0))
+    kinds = [
+        Kind(
+            name=str(shape),
+            amount=sum(one.shape == shape for one in requests),
+            service_s={
+                degree: requests[0].steps * _seconds(table, DIFFUSE, shape, degree) + _seconds(table, DECODE, shape, 1)
+                for degree in (1, 2, 4, 8)
+            },
+        )
+        for shape in SHAPES
+    ]
+    return optimal_allocation(kinds, num_gpus=cell.num_gpus, gpus_per_node=table.gpus_per_node, model=batch_s).cost
+
+
+def _seconds(table: CostTable, stage: str, shape: Shape, degree: int) -> float:
+    return next(
+        row.seconds
+        for row in table.rows
+        if row.stage == stage and row.degree == degree and (row.height, row.width) == (shape.height, shape.width)
+    )
+
+
+def _many_table(title: str, metric: str, found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:
+    rows = tuple((name, *(f"{figures[name][metric]:.1f}" for figures in found.values())) for name in MANY_POLICIES)
+    return Table(title=title, columns=("policy", *found), rows=rows)
+
+
+def _many_panel(title: str, metric: str, found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> BarPanel:
+    bars = {name: tuple(figures[name][metric] for figures in found.values()) for name in MANY_POLICIES}
+    return BarPanel(title=title, y_label=title, groups=tuple(found), bars=bars)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+FIGURES = {"ddit-10": figure_10, "ddit-11": figure_11, "ddit-12": figure_12, "ddit-14": figure_14}
