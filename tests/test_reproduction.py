@@ -49,7 +49,7 @@ def small(args: list[str]) -> list[str]:
     kept = []
     for option, value in zip(args[::2], args[1::2], strict=True):
         if option == "--workload":
-            kept += [option, f"{value},num=2"]
+            kept += [option, re.sub(r",num=\d+$", "", value) + ",num=2"]
         elif option not in ("--seeds", "--out", "--plot", "--processes"):
             kept += [option, value]
     return [*kept, "--seeds", "1", "--processes", "1", "--json"]
@@ -59,7 +59,7 @@ def test_the_page_has_commands_of_both_kinds_only() -> None:
     found = commands()
     others = [one for one in found if tuple(one[:3]) != BENCH and one[:2] != ["tilework", "compare"]]
     assert others == []
-    assert len(found) > len(others)
+    assert found
 
 
 @pytest.mark.parametrize("command", [one for one in commands() if one[0] == "tilework"], ids=" ".join)

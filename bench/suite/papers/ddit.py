@@ -365,7 +365,7 @@ def _many_table(title: str, metric: str, found: Mapping[str, Mapping[str, Mappin
 
 def _many_panel(title: str, metric: str, found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> BarPanel:
     bars = {name: tuple(figures[name][metric] for figures in found.values()) for name in MANY_POLICIES}
-    return BarPanel(title=title, y_label=title, groups=tuple(found), bars=bars)
+    return BarPanel(title=title, y_label=title.partition(",")[0], groups=tuple(found), bars=bars)
 
 
 def _percent(share: float) -> str:
