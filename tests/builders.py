@@ -200,6 +200,19 @@ def only(kind: type[Kind], actions: Sequence[Action]) -> list[Kind]:
     return [action for action in actions if isinstance(action, kind)]
 
 
+# DDiT gives no numbers; seconds of a step read from its Figure 5. B is 1, 2 and 4 for sides of 64, 128 and 192.
+CLIP_STEPS_S = {
+    64: {1: 0.05, 2: 0.051, 4: 0.053},
+    128: {1: 0.138, 2: 0.07, 4: 0.063},
+    192: {1: 0.389, 2: 0.212, 4: 0.11},
+}
+
+
+def clip(uid: str, arrival_s: float, best: int, steps: int = 30) -> Request:
+    """A request that suits 1, 2 or 4 devices."""
+    return request(uid, arrival_s, side=64 * best.bit_length(), steps=steps)
+
+
 def poisson(count: int, rate_per_s: float, seed: int, slo_s: float = 3.0, best_effort: float = 0.2) -> list[Request]:
     """A mix of sizes with exponential gaps; a share is best effort."""
     rng, arrival_s, requests = Random(seed), 0.0, []

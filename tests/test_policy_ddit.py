@@ -1,4 +1,4 @@
-"""DDiT's greedy allocation and the baselines that it is compared with: the paper's examples, told by groups."""
+"""DDiT's greedy allocation and its baselines, told by groups. The paper's examples are in `test_papers`."""
 
 from __future__ import annotations
 
@@ -8,51 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import finished, groups, poisson, profile, request, simulate, table
+from builders import CLIP_STEPS_S, clip, finished, groups, poisson, profile, request, simulate, table
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_S
-from tilework.core.work import DECODE, Group
+from tilework.core.work import Group
 from tilework.policy.partition import divide, share
 
-# The paper gives no numbers; these are read from Figure 5. B is 1, 2 and 4 for sides of 64, 128 and 192.
-STEPS_S = {
-    64: {1: 0.05, 2: 0.051, 4: 0.053},
-    128: {1: 0.138, 2: 0.07, 4: 0.063},
-    192: {1: 0.389, 2: 0.212, 4: 0.11},
-}
-VIDEO, STEPS = profile(STEPS_S, decode_s=0.5), profile(STEPS_S)
-
-
-def clip(uid: str, arrival_s: float, best: int, steps: int = 30) -> Request:
-    """A request that suits 1, 2 or 4 devices."""
-    return request(uid, arrival_s, side=64 * best.bit_length(), steps=steps)
-
-
-def test_figure_6_a_request_gets_the_devices_that_another_releases() -> None:
-    """Four devices, 240p and then 360p: the second begins on the two that are free, and ends on four.
-
-    "The scheduler then faces two choices: waiting [...] or allocating the two idle GPUs": it does neither.
-    """
-    requests = [clip("240p", 0.0, 2), clip("360p", 0.1, 4)]
-    trace = simulate(requests, "ddit", num_gpus=4, costs=VIDEO)
-    assert groups(trace) == {"240p": [(0, 1)], "360p": [(2, 3), (0, 1, 2, 3)]}
-    waits = 30 * 0.07 + 0.5 + 30 * 0.11 + 0.5
-    suboptimal = 0.1 + 30 * 0.212 + 0.5
-    assert trace.endings[1].finish_ns / NS_PER_S < min(waits, suboptimal) - 0.3
-
-
-def test_figure_9_the_lifecycle_of_a_request() -> None:
-    """b begins hungry, is promoted when a completes, and releases all but one of its devices when its steps are done.
-
-    c, which waits, begins on these while b is still decoded.
-    """
-    requests = [clip("a", 0.0, 2, steps=20), clip("b", 0.1, 4), clip("c", 2.0, 2)]
-    trace = simulate(requests, "ddit", num_gpus=4, costs=VIDEO)
-    assert groups(trace)["b"] == [(2, 3), (0, 1, 2, 3)]
-    assert groups(trace)["c"] == [(2, 3)]
-    (decode,) = (run for run in trace.runs if run.work.job_ids == (1,) and run.work.stage.name == DECODE)
-    first_of_c = min(run.start_ns for run in trace.runs if run.work.job_ids == (2,))
-    assert (decode.gpus, first_of_c) == ((0,), decode.start_ns)
+VIDEO, STEPS = profile(CLIP_STEPS_S, decode_s=0.5), profile(CLIP_STEPS_S)
 
 
 def test_a_newcomer_takes_what_suits_it_and_no_more() -> None:
