@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -48,6 +49,72 @@ def test_whatever_is_asked_for(free: set[int], asked: list[tuple[int, set[int]]]
             allocator.give(group)
             free = free | set(group)
         assert allocator.num_free() == len(free)
+
+
+def legal(free: set[int], width: int) -> list[Group]:
+    """Every group that there is."""
+    return [group for node in NODES for group in combinations([gpu for gpu in node if gpu in free], width)]
+
+
+def hole(group: Group, free: set[int]) -> int:
+    """How wide the free aligned block is that an aligned group is cut from."""
+    width = len(group)
+    while width < 8 and set(range(first := group[0] - group[0] % (2 * width), first + 2 * width)) <= free:
+        width *= 2
+    return width
+
+
+@given(
+    free=st.sets(st.integers(0, 15)),
+    width=st.sampled_from([1, 2, 3, 4, 5, 8]),
+    preferred=st.sets(st.integers(0, 15), max_size=8),
+)
+def test_the_choice_is_the_best_of_all_groups(free: set[int], width: int, preferred: set[int]) -> None:
+    """As `take` ranks them: none keeps more of the former devices, but aligned ones go before all others."""
+    every = legal(free, width)
+    group = Allocator([[gpu for gpu in node if gpu in free] for node in NODES]).take(width, tuple(sorted(preferred)))
+    if group is None or group == tuple(sorted(preferred)):
+        assert (group in every) == (group is not None)
+        assert bool(every) == (group is not None)
+        return
+    assert tuple(sorted(preferred)) not in every
+
+    def kept(one: Group) -> int:
+        return len(preferred.intersection(one))
+
+    aligned = [one for one in every if width & (width - 1) == 0 and is_aligned(one)]
+    if aligned:
+        assert group == min(aligned, key=lambda one: (-kept(one), hole(one, free), one))
+        return
+    room = {one: len(free.intersection(next(node for node in NODES if one[0] in node))) for one in every}
+    assert (kept(group), -room[group]) == max((kept(one), -room[one]) for one in every)
+
+
+@given(st.lists(st.sampled_from([1, 2, 4, 8]), max_size=20))
+def test_as_long_as_none_comes_back_every_group_is_aligned(widths: list[int]) -> None:
+    """Cut from the smallest hole, groups leave holes of different sizes: where there is room, a block is whole."""
+    allocator, taken = Allocator(NODES), list[int]()
+    for width in widths:
+        widest = allocator.widest()
+        group = allocator.take(width)
+        assert (group is not None) == (widest >= width)
+        if group is not None:
+            assert is_aligned(group)
+            taken += group
+    assert len(taken) == len(set(taken)) == 16 - allocator.num_free(), "none is given twice"
+
+
+@given(free=st.sets(st.integers(0, 15)), most=st.integers(0, 9), node=st.sampled_from(NODES))
+def test_devices_that_are_held_are_some_of_those_asked_for(free: set[int], most: int, node: Group) -> None:
+    allocator = Allocator([[gpu for gpu in one if gpu in free] for one in NODES])
+    here, all_free = len(free & set(node)), len(free)
+    assert allocator.num_free_of(node) == here
+    allocator.take_some(node, most)
+    assert allocator.num_free_of(node) == here - min(here, most)
+    assert allocator.num_free() == all_free - min(here, most)
+    lowest = sorted(free & set(node))[:most]
+    left = [group[0] for _ in range(16) if (group := allocator.take(1)) is not None]
+    assert sorted(left) == sorted(free - set(lowest))
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ class Allocator:
         rooms = [free for free in self._free if len(free) >= width]
         if not rooms:
             return None
-        room = min(rooms, key=lambda free: (-len(wanted & free), len(free), min(free)))
+        room = min(rooms, key=lambda free: (-min(width, len(wanted & free)), len(free), min(free)))
         chosen = sorted(room, key=lambda gpu: (gpu not in wanted, _buddy_width(room, gpu, 1), gpu))[:width]
         return tuple(sorted(chosen))
 
