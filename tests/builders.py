@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from itertools import pairwise
 from math import exp, log2
 from random import Random
 from statistics import fmean
@@ -18,7 +19,7 @@ from tilework.core.actions import Action
 from tilework.core.events import GpuJoined
 from tilework.core.interfaces import ClusterView, CostModel, Demand, Forecast
 from tilework.core.progress import Cursor
-from tilework.core.request import OnMiss, Request, Shape
+from tilework.core.request import OnMiss, Request, Shape, Status
 from tilework.core.time import ns_from_s
 from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, Group, Plan, StageId
@@ -176,6 +177,30 @@ def groups(trace: Trace, stage: str = DIFFUSE) -> dict[str, list[Group]]:
             if run.work.stage.name == stage and visited[-1:] != [run.gpus]:
                 visited.append(run.gpus)
     return found
+
+
+def assert_legal(trace: Trace, num_gpus: int, degrees: Sequence[int], gpus_per_node: int, excused: Set[str]) -> None:
+    """Devices run one work at a time, groups together on one node; a request's works follow one another, and all end.
+
+    Those that are `excused` need not be done. That nobody starves is part of it: a simulation ends only when nothing is
+    left to happen, and looks for all endings.
+    """
+    for gpu in range(num_gpus):
+        runs = sorted((run.start_ns, run.end_ns) for run in trace.runs if gpu in run.work.gpus)
+        assert all(first[1] <= second[0] for first, second in pairwise(runs))
+    for run in trace.runs:
+        assert len({gpu // gpus_per_node for gpu in run.work.gpus}) == 1
+        assert len(run.work.gpus) in (degrees if run.work.stage.name == DIFFUSE else (1,))
+    for ending in trace.endings:
+        runs_of_job = sorted((r for r in trace.runs if ending.job_id in r.work.job_ids), key=lambda r: r.start_ns)
+        assert all(run.start_ns >= ending.request.arrival_ns for run in runs_of_job)
+        assert all(first.end_ns <= second.start_ns for first, second in pairwise(runs_of_job))
+        steps = [run for run in runs_of_job if run.work.stage.name == DIFFUSE]
+        done = [sum(run.steps for run in steps[:index]) for index in range(len(steps))]
+        assert [run.work.first_steps[0] for run in steps] == done, "each step once, in order"
+        if ending.status is Status.DONE:
+            assert sum(run.steps for run in steps) == ending.request.steps
+        assert ending.status is Status.DONE or ending.request.uid in excused
 
 
 def finished(trace: Trace) -> list[str]:

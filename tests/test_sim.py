@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import PIPELINE, POLICIES, SERVICE_S, Idle, poisson, request, simulate, table
+from builders import PIPELINE, POLICIES, SERVICE_S, Idle, assert_legal, poisson, request, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
 from tilework.core.events import Event, GpuJoined, StageFinished, StepsFinished, Stopped, Submitted
@@ -113,29 +112,6 @@ def test_a_trace_of_every_policy_is_legal(policy: str) -> None:
     cancels = tuple((one.arrival_ns + NS_PER_S // 2, one.uid) for one in requests[::8])
     trace = simulate(requests, policy, num_gpus=3, jitter=0.1, cancels=cancels, costs=costs)
     assert_legal(trace, 3, (1, 2), 2, {uid for _, uid in cancels})
-
-
-def assert_legal(trace: Trace, num_gpus: int, degrees: Sequence[int], gpus_per_node: int, cancelled: Set[str]) -> None:
-    """Devices run one work at a time, groups together on one node; a request's works follow one another, and all end.
-
-    That nobody starves is part of it: a simulation ends only when nothing is left to happen, and looks for all endings.
-    """
-    for gpu in range(num_gpus):
-        runs = sorted((run.start_ns, run.end_ns) for run in trace.runs if gpu in run.work.gpus)
-        assert all(first[1] <= second[0] for first, second in pairwise(runs))
-    for run in trace.runs:
-        assert len({gpu // gpus_per_node for gpu in run.work.gpus}) == 1
-        assert len(run.work.gpus) in (degrees if run.work.stage.name == DIFFUSE else (1,))
-    for job_id, ending in enumerate(trace.endings):
-        runs_of_job = sorted((r for r in trace.runs if job_id in r.work.job_ids), key=lambda r: r.start_ns)
-        assert all(run.start_ns >= ending.request.arrival_ns for run in runs_of_job)
-        assert all(first.end_ns <= second.start_ns for first, second in pairwise(runs_of_job))
-        steps = [run for run in runs_of_job if run.work.stage.name == DIFFUSE]
-        done = [sum(run.steps for run in steps[:index]) for index in range(len(steps))]
-        assert [run.work.first_steps[0] for run in steps] == done, "each step once, in order"
-        if ending.status is Status.DONE:
-            assert sum(run.steps for run in steps) == ending.request.steps
-        assert ending.status is Status.DONE or ending.request.uid in cancelled
 
 
 def test_a_cancelled_request_frees_its_device_at_the_next_step() -> None:

@@ -1,0 +1,150 @@
+"""What holds for every policy, on small workloads of all kinds: laws of the schedule, and how long anybody waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from builders import POLICIES, assert_legal, profile, request, table
+from tilework.control.controller import ControllerConfig
+from tilework.core.request import OnMiss, Request
+from tilework.core.time import NS_PER_MS, NS_PER_S
+from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
+from tilework.cost.table import CostTable, TableCosts
+from tilework.sim.faults import Faults
+from tilework.sim.invariants import Invariants
+from tilework.sim.simulation import SimConfig, Simulation, Trace
+
+SIDES = (64, 128)
+LONGEST_ROUND_NS = 2 * NS_PER_S
+MOVE_NS = 2 * NS_PER_MS  # At most: what a state takes from one device to others.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A small cluster and a workload. `degrees` are those that were profiled."""
+
+    requests: list[Request]
+    costs: CostTable
+    num_gpus: int
+    degrees: tuple[int, ...]
+
+    def run(self, policy: str) -> Trace:
+        """Simulate under the eyes of the invariants, exactly as predicted."""
+        controller = ControllerConfig(policy=policy)
+        simulation = Simulation(controller, self.costs, SimConfig(num_gpus=self.num_gpus))
+        invariants = Invariants(simulation, controller, Faults(), TableCosts(self.costs))
+        trace = simulation.run(self.requests, observe=invariants.check)
+        invariants.finish(trace)
+        return trace
+
+    def longest_ns(self, request: Request) -> int:
+        """What a request takes at the slowest degree, all its stages one after another."""
+        costs = TableCosts(self.costs)
+        degrees = [degree for degree in self.degrees if degree <= self.num_gpus] or [1]
+        ends = (costs.run_ns(StageId(request.pipeline, stage), (request.shape,), 1) for stage in (ENCODE, DECODE))
+        diffuse = StageId(request.pipeline, DIFFUSE)
+        step_ns = max(costs.run_ns(diffuse, (request.shape,), degree) for degree in degrees)
+        return sum(ends) + request.steps * step_ns
+
+
+MS = st.integers(10, 300).map(lambda ms: ms / 1000)
+
+
+@st.composite
+def tables(draw: st.DrawFn, degrees: Sequence[int], gpus_per_node: int) -> CostTable:
+    """Steps gain by each doubling of the degree what they gain, or lose by it."""
+    steps_s: dict[int, dict[int, float]] = {}
+    for side in SIDES:
+        step_s = draw(MS)
+        for degree in degrees:
+            steps_s.setdefault(side, {})[degree] = round(step_s, 6)
+            step_s /= draw(st.sampled_from([1.9, 1.6, 1.2, 1.0, 0.9]))
+    ends_s = st.sampled_from([0.0, 0.005, 0.08])
+    return replace(profile(steps_s, draw(ends_s), draw(ends_s)), gpus_per_node=gpus_per_node)
+
+
+@st.composite
+def cases(draw: st.DrawFn, promises: bool = True) -> Case:
+    num_gpus = draw(st.integers(1, 4))
+    degrees = draw(st.sampled_from([(1,), (1, 2), (1, 2, 4)]))
+    costs = draw(tables(degrees, draw(st.sampled_from(sorted({-(-num_gpus // 2), num_gpus})))))
+    asked, arrival_s = [], 0.0
+    for index in range(draw(st.integers(1, 8))):
+        arrival_s += draw(st.sampled_from([0.0, 0.0, 0.03, 0.2, 0.9]))
+        slo_s = draw(st.none() | st.integers(1, 40).map(lambda tenths: tenths / 10))
+        is_promise = promises and slo_s is not None and draw(st.booleans())
+        asked.append(
+            request(
+                str(index),
+                arrival_s,
+                side=draw(st.sampled_from(SIDES)),
+                steps=draw(st.sampled_from([1, 2, 5, 12])),
+                slo_s=slo_s,
+                on_miss=OnMiss.REJECT if is_promise else OnMiss.BEST_EFFORT,
+                weight=draw(st.sampled_from([1.0, 1.0, 0.25, 4.0])),
+            )
+        )
+    return Case(requests=asked, costs=costs, num_gpus=num_gpus, degrees=degrees)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=30)
+@given(case=cases())
+def test_every_schedule_keeps_the_laws(policy: str, case: Case) -> None:
+    """Each request ends once; a device runs one work at a time, a group together and within a node; each step is run
+    once, in order; works take what the table says; and twice the same question has twice the same answer.
+
+    Who wanted a promise may be refused; all others are done, and promises are kept (`Invariants`, `assert_legal`).
+    """
+    trace = case.run(policy)
+    may_be_refused = {one.uid for one in case.requests if one.is_promise}
+    assert_legal(trace, case.num_gpus, case.degrees, case.costs.gpus_per_node, may_be_refused)
+    costs = TableCosts(case.costs)
+    requests = {ending.job_id: ending.request for ending in trace.endings}
+    for run in trace.runs:
+        served = [requests[job_id] for job_id in run.work.job_ids]
+        assert run.end_ns - run.start_ns == costs.work_ns(run.work.stage, served, len(run.gpus), run.steps)
+    assert case.run(policy) == trace
+
+
+def gaps_ns(trace: Trace) -> list[int]:
+    """How long at a time somebody is there and no device runs anything."""
+    found, busy_until_ns = list[int](), 0
+    for run in sorted(trace.runs, key=lambda run: run.start_ns):
+        there_ns = [ending.request.arrival_ns for ending in trace.endings if ending.finish_ns > busy_until_ns]
+        found.append(run.start_ns - max(busy_until_ns, min(there_ns, default=run.start_ns)))
+        busy_until_ns = max(busy_until_ns, run.end_ns)
+    return found
+
+
+def test_gaps_are_found() -> None:
+    """Nothing runs from 1.06 to 5 s, and nobody is there; `tetriserve` lets the second wait for the next round."""
+    requests = [request("a"), request("b", 5.0), request("c", 5.1)]
+    case = Case(requests=requests, costs=table(), num_gpus=1, degrees=(1,))
+    assert max(gaps_ns(case.run("edf"))) == 0
+    assert max(gaps_ns(case.run("tetriserve"))) > MOVE_NS
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=30)
+@given(case=cases(promises=False))
+def test_nobody_waits_longer_than_all_works_take_one_after_another(policy: str, case: Case) -> None:
+    """As long as anybody is there, something runs, but for the moments in which a state moves. So nobody is there for
+    longer than all requests together take, each at its slowest degree, and a move before each work.
+
+    In plain rounds devices may idle: what is done early waits for the end of the round, which is 2 s at most. At least
+    half of a round is used but for those in which somebody ends, so it is twice that time and a round for each.
+    """
+    trace = case.run(policy)
+    serial_ns = sum(case.longest_ns(one) for one in case.requests)
+    if policy == "tetriserve":
+        most_ns = 2 * serial_ns + (len(case.requests) + 1) * LONGEST_ROUND_NS
+    else:
+        most_ns = serial_ns + MOVE_NS * len(trace.runs)
+        assert max(gaps_ns(trace)) <= MOVE_NS
+    assert max(ending.latency_ns for ending in trace.endings) <= most_ns
