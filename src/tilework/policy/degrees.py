@@ -14,14 +14,19 @@ _LEAST_GAIN = 0.25
 _ANY = 1 << 30
 
 
-def efficient_degree(speeds: Sequence[Speed]) -> int:
-    """The highest degree k with T(1) / (k T(k)) at least EFFICIENT. `speeds` are ascending, and not empty.
+def efficient_speeds(speeds: Sequence[Speed]) -> list[Speed]:
+    """Those of degrees k with T(1) / (k T(k)) at least EFFICIENT. `speeds` are ascending, and not empty.
 
     Where a request does not fit on one GPU, the narrowest degree stands for the first.
 
     Source: TridentServe's criterion of efficiency.
     """
-    return max(speed.degree for speed in speeds if speeds[0].gpu_ns >= EFFICIENT * speed.gpu_ns)
+    return [speed for speed in speeds if speeds[0].gpu_ns >= EFFICIENT * speed.gpu_ns]
+
+
+def efficient_degree(speeds: Sequence[Speed]) -> int:
+    """The highest degree that is efficient: TridentServe's optimal one."""
+    return efficient_speeds(speeds)[-1].degree
 
 
 def best_doubling(speeds: Sequence[Speed]) -> int:

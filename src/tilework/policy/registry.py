@@ -20,15 +20,20 @@ class UnknownPolicy(ValueError):
 
 
 _REGISTRY: dict[str, Callable[[], Policy]] = {}
+_EXTRA: set[str] = set()
 Factory = TypeVar("Factory", bound=Callable[[], Policy])
 
 
-def policy(name: str) -> Callable[[Factory], Factory]:
-    """Register a policy class (or a function that builds one) under `name`."""
+def policy(name: str, *, is_extra: bool = False) -> Callable[[Factory], Factory]:
+    """Register a policy class (or a function that builds one) under `name`.
+
+    An extra one needs more than the base installation, and raises UnknownPolicy where that is missing.
+    """
 
     def register(factory: Factory) -> Factory:
         assert name not in _REGISTRY, f"two policies are called {name}"
         _REGISTRY[name] = factory
+        _EXTRA.update({name} if is_extra else ())
         return factory
 
     return register
@@ -41,8 +46,9 @@ def _load_all() -> None:
 
 
 def policy_names() -> list[str]:
+    """Those that every installation can build: what a seed chooses among them is the same everywhere."""
     _load_all()
-    return sorted(_REGISTRY)
+    return sorted(_REGISTRY.keys() - _EXTRA)
 
 
 def make_policy(name: str) -> Policy:
