@@ -23,7 +23,7 @@ from tilework.policy.packing import Option, pack_quickly
 from tilework.policy.registry import UnknownPolicy, make_policy, policy_names
 from tilework.policy.tasks import TaskReader
 from tilework.policy.trident_ilp import solve, value_of
-from tilework.policy.tridentserve import LATE, MOST_SPEED, ON_TIME, Bid, TridentServe
+from tilework.policy.tridentserve import LATE, MOST_SPEED, ON_TIME, TridentServe, read_bids
 
 # Sides of 64, 128 and 192: efficient on 1, on up to 2 and on up to 4 devices.
 STEPS_S = {
@@ -97,7 +97,8 @@ def bids(requests: Sequence[Request], costs: TableCosts, now_s: float = 30.0) ->
     """The options of requests that have not begun, with devices of a node of 8 free."""
     reader = TaskReader({}, costs, 8, ns_from_s(now_s))
     jobs = [job(index, asked, TridentServe().urgency_ns(asked, False)) for index, asked in enumerate(requests)]
-    return [Bid.of(task).options for one in jobs if (task := reader.read(one)) is not None]
+    tasks = [task for one in jobs if (task := reader.read(one)) is not None]
+    return [bid.options for bid in read_bids(tasks)]
 
 
 def test_a_search_that_is_cut_short_says_by_how_much_it_may_fall_short() -> None:

@@ -32,6 +32,7 @@ from suite.cases.ready import Ready
 from suite.cases.simulate import Simulate
 from suite.cases.soak import Soak
 from suite.cases.stack import Stack
+from suite.cases.trident import Trident
 from suite.cases.yardsticks import Yardsticks
 from suite.environment import environment
 from suite.tell import Result, show, write
@@ -41,6 +42,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "stack": ("One request at a time through the whole stack, against the stock pipeline", Stack),
     "controller": ("Time of the controller per event", ControllerTime),
     "policytime": ("Time of a decision of tetriserve, with 50 requests in the system", PolicyTime),
+    "trident": ("Decisions of tridentserve on 1024 and 4096 devices: time, and value against the solver's", Trident),
     "queue": ("One more request behind 20,000 others: time and memory in the controller", QueueLength),
     "promises": ("Promised deadlines and predicted finishes at 0.5 to 3 times capacity, simulated", Promises),
     "frontdoor": ("Time until a request is accepted or refused, with 1,000 waiting", FrontDoor),

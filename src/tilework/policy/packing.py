@@ -52,17 +52,22 @@ def pack_quickly(groups: Sequence[Sequence[Option]], capacity: int) -> list[int 
 
     Each group moves from nothing to ever wider options, those with the most value per GPU first, as far as they fit.
     That is the optimum without whole numbers, but for the one move that would be made in part: if each option fits
-    alone, less is lost than one is worth. What is left over goes to those that gain most by it.
+    alone, less is lost than one is worth. What is left over goes to those that gain most by it. Groups that are one
+    object are looked at once.
 
     Source: the greedy method for the multiple-choice knapsack problem (Kellerer, Pferschy, Pisinger 2004, chapter 11).
     """
     if len(groups) * capacity <= _MOST_CELLS:
         return pack(groups, capacity)
-    moves = sorted(
-        (-gain / width, group, level, width, option)
-        for group, options in enumerate(groups)
-        for level, (gain, width, option) in enumerate(_hull(options))
-    )
+    hulls: dict[int, list[tuple[float, int, int]]] = {}
+    moves = []
+    for group, options in enumerate(groups):
+        hull = hulls.get(id(options))
+        if hull is None:
+            hull = hulls[id(options)] = _hull(options)
+        for level, (rank, width, option) in enumerate(hull):
+            moves.append((rank, group, level, width, option))
+    moves.sort()
     chosen: list[int | None] = [None] * len(groups)
     levels, room = [0] * len(groups), capacity
     for _, group, level, width, option in moves:
@@ -71,8 +76,14 @@ def pack_quickly(groups: Sequence[Sequence[Option]], capacity: int) -> list[int 
     return _fill(groups, chosen, room) if room else chosen
 
 
-def _hull(options: Sequence[Option]) -> list[tuple[int, int, int]]:
-    """The moves (value gained, GPUs added, index of the option) along the upper convex hull, from nothing on."""
+def _hull(options: Sequence[Option]) -> list[tuple[float, int, int]]:
+    """The moves along the upper convex hull, from nothing on.
+
+    Of each: the value that it gains per GPU, below 0; the GPUs that it adds; the index of its option.
+    """
+    if len(options) == 1:
+        (option,) = options
+        return [(-option.value / option.width, option.width, 0)] if option.value > 0 else []
     moves: list[tuple[int, int, int]] = []
     value = width = 0
     for index in sorted(range(len(options)), key=lambda index: (options[index].width, -options[index].value)):
@@ -84,7 +95,7 @@ def _hull(options: Sequence[Option]) -> list[tuple[int, int, int]]:
             former = moves.pop()
             gain, added = gain + former[0], added + former[1]
         moves.append((gain, added, index))
-    return moves
+    return [(-gain / added, added, index) for gain, added, index in moves]
 
 
 def _fill(groups: Sequence[Sequence[Option]], chosen: list[int | None], room: int) -> list[int | None]:

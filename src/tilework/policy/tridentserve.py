@@ -12,7 +12,7 @@ What is left out of the paper, and why:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tilework.core.interfaces import ClusterView, CostModel, Demand
@@ -22,7 +22,7 @@ from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
 from tilework.policy.allocator import nodes
 from tilework.policy.degrees import all_speeds, efficient_speeds
-from tilework.policy.demand import Speed, cheapest_in_time
+from tilework.policy.demand import Speed, cheapest_in_time, worthwhile
 from tilework.policy.order import DeadlineOrder, by_urgency, doom, explain
 from tilework.policy.packing import Option, pack_quickly
 from tilework.policy.pool import ONE_DEVICE, Placed, Pool
@@ -35,7 +35,7 @@ Pack = Callable[[Sequence[Sequence[Option]], int], Sequence[int | None]]
 ON_TIME, LATE, MOST_SPEED = 1_000_000, 100_000, 1_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Bid:
     """A request that waits, and what it is worth to dispatch it now: `choices` and `options` go together, ascending.
 
@@ -47,26 +47,64 @@ class Bid:
     options: tuple[Option, ...]
     earliest_ns: int
 
-    @staticmethod
-    def of(task: Task) -> Bid:
-        """Rewards in thousandths; see `TridentServe`."""
-        speeds = efficient_speeds(task.speeds or (ONE_DEVICE,))
-        runs_ns = {speed: task.encode_ns + task.num_steps * speed.step_ns + task.decode_ns for speed in speeds}
-        best_ns = max(1, min(runs_ns.values()))
-        deadline_ns = task.job.request.deadline_ns
-        due_ns = task.due_ns if deadline_ns is None else deadline_ns
-        late_ns = task.ready_ns + best_ns - due_ns
-        if deadline_ns is not None and late_ns <= 0:
-            speeds = [speed for speed in speeds if task.ready_ns + runs_ns[speed] <= due_ns]
-            reward = ON_TIME
-        else:
-            reward = min(ON_TIME, LATE + LATE * max(0, late_ns) // best_ns)
-        options = [Option(speed.degree, reward + MOST_SPEED * best_ns // max(1, runs_ns[speed])) for speed in speeds]
-        return Bid(task, tuple(speeds), tuple(options), task.ready_ns + best_ns)
-
     def within(self, widest: int) -> tuple[Option, ...]:
         """The options, without those that need more devices than any node has free."""
+        if self.options[-1].width <= widest:
+            return self.options
         return tuple([option for option in self.options if option.width <= widest])
+
+
+def read_bids(tasks: Iterable[Task]) -> list[Bid]:
+    """The bids of tasks that have not begun. Rewards are in thousandths; see `TridentServe`.
+
+    What requests of a kind have in common is computed once: there are many, of few kinds.
+    """
+    kinds: dict[tuple[int, int, int, int], _Kind] = {}
+    bids = []
+    for task in tasks:
+        key = task.encode_ns, task.num_steps, task.decode_ns, id(task.speeds)  # Those of a shape are one object.
+        kind = kinds.get(key)
+        if kind is None:
+            kind = kinds[key] = _Kind.of(task)
+        bids.append(kind.bid(task))
+    return bids
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What is left of tasks, at each efficient degree: its duration, and what its speed adds to the reward.
+
+    The wider of the degrees are the quicker: how many are in time says which.
+    """
+
+    speeds: tuple[Speed, ...]
+    runs_ns: tuple[int, ...]
+    added: tuple[int, ...]
+    best_ns: int
+    _known: dict[tuple[int, int], tuple[Option, ...]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(task: Task) -> _Kind:
+        speeds = tuple(worthwhile(efficient_speeds(task.speeds or (ONE_DEVICE,))))
+        runs_ns = tuple([task.encode_ns + task.num_steps * speed.step_ns + task.decode_ns for speed in speeds])
+        best_ns = min(runs_ns)
+        return _Kind(speeds, runs_ns, tuple([MOST_SPEED * best_ns // max(1, run_ns) for run_ns in runs_ns]), best_ns)
+
+    def bid(self, task: Task) -> Bid:
+        deadline_ns, best_ns = task.job.request.deadline_ns, self.best_ns
+        slack_ns = (task.due_ns if deadline_ns is None else deadline_ns) - task.ready_ns
+        reward, num = ON_TIME, len(self.speeds)
+        if deadline_ns is None or slack_ns < best_ns:
+            late_ns = max(0, best_ns - slack_ns)
+            reward = min(ON_TIME, LATE + LATE * late_ns // max(1, best_ns))
+        elif slack_ns < self.runs_ns[0]:
+            num = sum([run_ns <= slack_ns for run_ns in self.runs_ns])
+        options = self._known.get((reward, num))
+        if options is None:
+            pairs = zip(self.speeds[-num:], self.added[-num:], strict=True)
+            options = tuple([Option(speed.degree, reward + added) for speed, added in pairs])
+            self._known[reward, num] = options
+        return Bid(task, self.speeds[-num:], options, task.ready_ns + best_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +158,7 @@ class TridentServe:
             return pool.plan(())
         ready = [task for task in pool.tasks() if pool.is_ready(task)]
         placed, others = _keep(pool, ready)
-        bids = [Bid.of(task) for task in others]
+        bids = read_bids(others)
         doomed = tuple(
             (bid.task.job.job_id, why) for bid in bids if (why := doom(bid.task.job, bid.earliest_ns)) is not None
         )
