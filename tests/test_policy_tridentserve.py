@@ -74,6 +74,27 @@ def test_the_greedy_core_loses_less_than_one_option_is_worth(options: list[list[
     assert value_of(options, chosen) >= by_hand(options, capacity) - dearest
 
 
+@pytest.mark.parametrize(
+    ("capacity", "options", "chosen"),
+    [
+        (3, [[(1, 1), (2, 10)], [(1, 4)], [(1, 4)]], [1, 0, None]),  # An option that is not on the hull is skipped.
+        (6, [[(3, 60)], [(5, 50), (6, 51)]], [0, None]),  # Nobody moves on from where it has not come.
+        (3, [[(2, 20)], [(1, 1), (2, 15)]], [0, 0]),  # What is left over is not left.
+        (2, [[(1, 6)], [(2, 10)]], [0, None]),  # Here it is wrong.
+    ],
+)
+def test_the_greedy_core_step_by_step(
+    monkeypatch: pytest.MonkeyPatch, capacity: int, options: list[list[tuple[int, int]]], chosen: list[int | None]
+) -> None:
+    monkeypatch.setattr("tilework.policy.packing._MOST_CELLS", -1)
+    assert pack_quickly([[Option(*one) for one in group] for group in options], capacity) == chosen
+
+
+def test_the_solver_is_not_misled_by_the_greedy_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilework.policy.packing._MOST_CELLS", -1)
+    assert solve([[Option(1, 6)], [Option(2, 10)]], 2).chosen == [None, 0]
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("per_device", [0.25, 1, 3])
 def test_on_many_devices_the_greedy_core_is_as_good_as_the_solver(per_device: float, seed: int) -> None:
