@@ -218,9 +218,9 @@ def test_the_same_seed_prints_the_same_and_another_does_not(files: Path) -> None
     assert json.loads(printed(3))["result"] != json.loads(printed(4))["result"]
 
 
-def test_simulate_defaults_to_one_device_and_edf(files: Path) -> None:
+def test_simulate_defaults_to_one_device_and_tilework(files: Path) -> None:
     document = json.loads(simulate(files, "--json").stdout)
-    assert (document["policy"], document["config"]["num_gpus"]) == ("edf", 1)
+    assert (document["policy"], document["config"]["num_gpus"]) == ("tilework", 1)
 
 
 def test_simulate_writes_a_schedule_that_can_be_read_and_a_picture(files: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from suite.cases.policytime import PolicyTime
 from suite.cases.promises import Promises
 from suite.cases.queue import QueueLength
 from suite.cases.ready import Ready
+from suite.cases.robust import Robust
 from suite.cases.simulate import Simulate
 from suite.cases.soak import Soak
 from suite.cases.stack import Stack
@@ -42,6 +43,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "stack": ("One request at a time through the whole stack, against the stock pipeline", Stack),
     "controller": ("Time of the controller per event", ControllerTime),
     "policytime": ("Time of a decision of tetriserve, with 50 requests in the system", PolicyTime),
+    "robust": ("What noise, a wrong table and changes of devices cost tilework and others, simulated", Robust),
     "trident": ("Decisions of tridentserve on 1024 and 4096 devices: time, and value against the solver's", Trident),
     "queue": ("One more request behind 20,000 others: time and memory in the controller", QueueLength),
     "promises": ("Promised deadlines and predicted finishes at 0.5 to 3 times capacity, simulated", Promises),
