@@ -42,7 +42,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 CASES: dict[str, tuple[str, type[Case]]] = {
     "stack": ("One request at a time through the whole stack, against the stock pipeline", Stack),
     "controller": ("Time of the controller per event", ControllerTime),
-    "policytime": ("Time of a decision of tetriserve, with 50 requests in the system", PolicyTime),
+    "policytime": ("Time of a decision of tilework, on 8, 128 and 4096 devices, and of tetriserve", PolicyTime),
     "robust": ("What noise, a wrong table and changes of devices cost tilework and others, simulated", Robust),
     "trident": ("Decisions of tridentserve on 1024 and 4096 devices: time, and value against the solver's", Trident),
     "queue": ("One more request behind 20,000 others: time and memory in the controller", QueueLength),

@@ -91,6 +91,9 @@ class Tilework:
         doomed: list[tuple[int, str]] = []
         for number in sorted(nodes.stirred):
             node = self._node(number, nodes, view, costs, now_ns)
+            if not node.rides:
+                nodes.stirred.remove(number)
+                continue
             doomed += [
                 (ride.job_id, why)
                 for ride in node.rides
