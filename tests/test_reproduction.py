@@ -72,6 +72,7 @@ def test_a_comparison_runs(command: list[str]) -> None:
     assert all(set(cell["policies"]) == set(asked) for cell in cells)
 
 
+@pytest.mark.slow
 def test_every_figure_is_told_and_can_be_remade() -> None:
     asked = [command[len(BENCH) :] for command in commands() if tuple(command[:3]) == BENCH]
     figures = sorted({figure for command in asked for figure in figures_of(command)})

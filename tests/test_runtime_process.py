@@ -221,6 +221,10 @@ def test_workers_that_outlive_the_forkserver_end_with_the_executor() -> None:
 
     run(scenario, num_workers=2)
     assert len(pids) == 2
+    for _ in range(100):  # They are killed, but nobody's children, for whose end somebody could wait.
+        if not any(map(is_alive, pids)):
+            break
+        time.sleep(0.02)
     assert not [pid for pid in pids if is_alive(pid)]
 
 
