@@ -64,7 +64,7 @@ class Plan:
     """What a policy wants now; an empty plan changes nothing.
 
     `stops` names jobs whose works are to end at their next step boundary, and not to begin if they have not. They may
-    be started again when they have ended.
+    be started again when they have ended. Only those count that `JobView.may_stop`.
 
     `set_aside` names jobs that cannot be on time any more, each with the reason in words: they are served after those
     that can, and never starve.
