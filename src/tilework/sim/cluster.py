@@ -112,11 +112,16 @@ class Cluster:
         for job_id in work.job_ids:
             self._latest[job_id] = work
         for gpu in work.gpus:
-            self._send(gpu, partial(self.fleet.enqueue, gpu, work))
-        self._begin_next(work.gpus)
+            self._send(gpu, partial(self._enqueue, gpu, work))
         if self._dice.faults and not self._is_ticking:
             self._is_ticking = True
             self._after(NS_PER_S, self._tick)
+
+    def _enqueue(self, gpu: int, work: Work) -> None:
+        """It can begin when it has come to the last of its group; until then nothing else can, either."""
+        self.fleet.enqueue(gpu, work)
+        if gpu == work.gpus[-1] or not self._mail.is_instant:
+            self._begin_next((gpu,))
 
     def _stop(self, work_id: int) -> None:
         """The leader's word counts; if it is lost, the work breaks off anyway."""
@@ -169,7 +174,6 @@ class Cluster:
         """What was meant for a worker that has died since is lost with it."""
         if self.fleet.is_up(gpu) and self._lives[gpu] == life:
             deliver()
-            self._begin_next((gpu,))
 
     # Works begin and end.
 
@@ -209,7 +213,9 @@ class Cluster:
             return
         if run.steps:
             self.runs.append(run)
-        states = {gpu: self.fleet.state(gpu, run.work.job_ids[0]) for gpu in run.gpus}
+        # Of a whole group only the first is heard, unless a message may be lost or overtaken by another.
+        speakers = run.gpus[:1] if self._mail.is_safe and run.end is not RunEnd.BROKEN else run.gpus
+        states = {gpu: self.fleet.state(gpu, run.work.job_ids[0]) for gpu in speakers}
         self.fleet.settle(run)
         self._begin_next(run.gpus)
         for gpu, state in states.items():

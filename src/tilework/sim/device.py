@@ -43,16 +43,16 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A job's conditioning and its latents, after pieces of (first step, number of steps) in the order they ran in."""
+    """A job's conditioning and its latents, after pieces of (first step, number of steps) in the order they ran in.
+
+    `steps_done` are the steps of all pieces: every device asks for them before each work.
+    """
 
     pieces: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def steps_done(self) -> int:
-        return sum(num_steps for _, num_steps in self.pieces)
+    steps_done: int = field(default=0, repr=False)
 
     def after(self, first_step: int, num_steps: int) -> State:
-        return State((*self.pieces, (first_step, num_steps)))
+        return State((*self.pieces, (first_step, num_steps)), self.steps_done + num_steps)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -255,7 +255,8 @@ class Fleet:
         return work.work_id in self._revoked or all(parcel.left_ns is not None for parcel in self._parcels_for(work))
 
     def _parcels_for(self, work: Work) -> list[Parcel]:
-        return [parcel for gpu in work.gpus for parcel in self._devices[gpu].awaited.get(work.work_id, ())]
+        awaited = [self._devices[gpu].awaited for gpu in work.gpus]
+        return [parcel for parcels in awaited if parcels for parcel in parcels.get(work.work_id, ())]
 
     def _planned(self, work: Work, now_ns: int) -> Run:
         if work.work_id in self._revoked:
@@ -266,7 +267,7 @@ class Fleet:
             assert parcel.left_ns is not None
             start_ns, lost = max(start_ns, parcel.left_ns + parcel.move_ns), lost or parcel.lost
         self._unpack(work)
-        if not all(self._is_ready(work, gpu) for gpu in work.gpus):
+        if not self._is_ready(work):
             return replace(_void(work, work.gpus, now_ns, RunEnd.REFUSED), state_lost=lost)
         duration_ns, steps, end = self._nature.run(work)
         end_ns = NEVER_NS if end is None else start_ns + duration_ns
@@ -275,18 +276,22 @@ class Fleet:
     def _unpack(self, work: Work) -> None:
         """Take over what has come for the jobs of a work."""
         for gpu in work.gpus:
-            states = self._devices[gpu].states
-            for parcel in self._devices[gpu].awaited.pop(work.work_id, ()):
-                states.pop(parcel.job_id, None)
+            device = self._devices[gpu]
+            for parcel in device.awaited.pop(work.work_id, ()) if device.awaited else ():
+                device.states.pop(parcel.job_id, None)
                 if parcel.state is not None:
-                    states[parcel.job_id] = parcel.state
+                    device.states[parcel.job_id] = parcel.state
 
-    def _is_ready(self, work: Work, gpu: int) -> bool:
+    def _is_ready(self, work: Work) -> bool:
+        """Whether each of its devices has the state from which it is to go on."""
         if work.stage.name == ENCODE:
             return True
-        states = self._devices[gpu].states
-        jobs = zip(work.job_ids, work.first_steps, strict=True)
-        return all(job_id in states and states[job_id].steps_done == first_step for job_id, first_step in jobs)
+        for job_id, first_step in zip(work.job_ids, work.first_steps, strict=True):
+            for gpu in work.gpus:
+                state = self._devices[gpu].states.get(job_id)
+                if state is None or state.steps_done != first_step:
+                    return False
+        return True
 
     def _begin(self, run: Run) -> Run:
         for gpu in run.gpus:
@@ -299,28 +304,39 @@ class Fleet:
 
     def end(self, run: Run) -> bool:
         """Free the devices of a run, which have the new states now; False if it is out of date."""
-        work = run.work
-        if any(gpu not in self._devices or self._devices[gpu].run is not run for gpu in run.gpus):
+        devices = [device for gpu in run.gpus if (device := self._devices.get(gpu)) is not None and device.run is run]
+        if len(devices) < len(run.gpus):
             return False
-        for gpu in run.gpus:
-            device = self._devices[gpu]
+        for device in devices:
             device.run = None
-            for job_id, first_step in zip(work.job_ids, work.first_steps, strict=True):
-                if run.end in (RunEnd.FAILED, RunEnd.REFUSED):
-                    device.states.pop(job_id, None)
-                elif work.stage.name == ENCODE and run.end is RunEnd.DONE:
-                    device.states[job_id] = State()
-                elif work.stage.name == DIFFUSE and run.steps:
-                    device.states[job_id] = device.states[job_id].after(first_step, run.steps)
+        for job_id, first_step in zip(run.work.job_ids, run.work.first_steps, strict=True):
+            _bring_on(devices, job_id, first_step, run)
         return True
 
     def settle(self, run: Run) -> None:
         """What devices were to let go when this run has ended, and its states have been put down."""
         for gpu in run.gpus:
-            if gpu in self._devices:
-                device = self._devices[gpu]
+            device = self._devices.get(gpu)
+            if device is not None and device.forgets:
                 for job_id in device.forgets.pop(run.work.work_id, ()):
                     device.states.pop(job_id, None)
+
+
+def _bring_on(devices: Iterable[_Device], job_id: int, first_step: int, run: Run) -> None:
+    """Give the devices of a run that has ended the state that a job of it has now; where they agreed, they share it."""
+    if run.end in (RunEnd.FAILED, RunEnd.REFUSED):
+        for device in devices:
+            device.states.pop(job_id, None)
+    elif run.work.stage.name == ENCODE and run.end is RunEnd.DONE:
+        for device in devices:
+            device.states[job_id] = State()
+    elif run.work.stage.name == DIFFUSE and run.steps:
+        before, after = None, None
+        for device in devices:
+            if after is None or device.states[job_id] is not before:
+                before = device.states[job_id]
+                after = before.after(first_step, run.steps)
+            device.states[job_id] = after
 
 
 def _void(work: Work, gpus: Group, now_ns: int, end: RunEnd) -> Run:

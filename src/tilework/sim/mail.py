@@ -19,10 +19,15 @@ class Mail:
         self._dice = dice
         self._free_ns: dict[Link, int] = {}
         kinds = ("lost", "delayed", "doubled", "reordered")
-        self._is_safe = not any(kind in dice.faults for kind in kinds)
+        self.is_safe = not any(kind in dice.faults for kind in kinds)
+
+    @property
+    def is_instant(self) -> bool:
+        """Whether what is sent now is delivered before anything else happens."""
+        return self.is_safe and not self._clock.is_asleep
 
     def send(self, link: Link, deliver: Callable[[], None]) -> None:
-        if self._is_safe:
+        if self.is_safe:
             if self._clock.is_asleep:
                 self._clock.at(self._clock.back_ns, deliver)
             else:
