@@ -59,13 +59,13 @@ class Devices(Fleet):
         for gpu in one.gpus:
             if knows and self.state(gpu, one.job_ids[0]) is None:
                 self._devices[gpu].states[one.job_ids[0]] = State()
-            self.enqueue(gpu, one)
+            self.enqueue(one, gpu)
 
     def send(self, job_id: int, target: int, move_ns: int, left_ns: int | None = 0, *steps: int) -> Parcel:
         parcel = Parcel(job_id=job_id, move_ns=move_ns)
         if left_ns is not None:
             parcel.leave(state_after(*steps), left_ns)
-        self.expect(target, parcel)
+        self.expect(parcel, target)
         return parcel
 
 
@@ -158,11 +158,11 @@ def test_a_group_waits_for_a_member_whom_its_command_has_not_reached() -> None:
     fleet.tell(work(9, 9, gpus=(1,)), 5)
     fleet.told.durations_ns[1] = 40
     fleet._devices[0].states[0] = fleet._devices[1].states[0] = State()
-    fleet.enqueue(0, one)
+    fleet.enqueue(one, 0)
     assert begun(fleet, 0, (0, 1)).work.work_id == 9
     fleet.end(fleet.runs()[0])
     assert fleet.begin_next((0, 1), 5) == []
-    fleet.enqueue(1, one)
+    fleet.enqueue(one, 1)
     assert begun(fleet, 7, (1,)).start_ns == 7
 
 
@@ -248,14 +248,14 @@ def test_what_is_to_be_forgotten_stays_until_the_works_before_have_ended() -> No
     for work_id, first_step in ((1, 0), (2, 4)):
         fleet.tell(work(work_id, job_id=7, first_step=first_step), 40)
     run = begun(fleet, 0)
-    fleet.forget(0, 7)
+    fleet.forget(7, 0)
     for _ in range(2):
         assert fleet.state(0, 7) is not None
         fleet.end(run)
         fleet.settle(run)
         run = next(iter(fleet.begin_next((0,), 40)), run)
     assert fleet.state(0, 7) is None
-    fleet.forget(0, 7)
+    fleet.forget(7, 0)
 
 
 # Members are lost, or hang.

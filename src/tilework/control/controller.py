@@ -439,12 +439,14 @@ class Controller:
 
     def _moves(self, job: Job, start: Start) -> list[Action]:
         """Bring a job's state to those devices of the start that will lack it; the encode stage needs none."""
-        targets = [gpu for gpu in start.gpus if gpu not in job.last_gpus and start.stage.name != ENCODE]
-        new = tuple(gpu for gpu in targets if gpu not in job.holders)
-        known = tuple(gpu for gpu in targets if gpu in job.holders)
+        moves: list[Action] = []
+        if start.stage.name != ENCODE and start.gpus != job.last_gpus:
+            targets = [gpu for gpu in start.gpus if gpu not in job.last_gpus]
+            new = tuple([gpu for gpu in targets if gpu not in job.holders])
+            known = tuple([gpu for gpu in targets if gpu in job.holders])
+            moves = [MoveState(job.job_id, gpus, gpus is new) for gpus in (new, known) if gpus]
         self.tracker.hold(job, start.gpus)
-        moves = ((new, True), (known, False))
-        return [MoveState(job.job_id, gpus, conditioning) for gpus, conditioning in moves if gpus]
+        return moves
 
 
 def _reached(request: Request, steps_done: int | None) -> Cursor:

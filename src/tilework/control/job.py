@@ -57,12 +57,13 @@ class Job:
         self.committed = self.committed.advanced(work.num_steps)
 
     def end(self, work: Work, steps_done: int) -> None:
-        """Take over what a work has done; one that was stopped has done less than was committed."""
+        """Take over what its first work has done; one that was stopped may have done less than was committed."""
         self.works.remove(work)
         self.is_stopping = self.is_stopping and bool(self.works)
         if steps_done:
             self.done, self.done_gpus, self.has_advanced = self.done.advanced(steps_done), work.gpus, True
-        self._commit()
+        if steps_done < work.num_steps:
+            self._commit()
 
     @property
     def may_stop(self) -> bool:

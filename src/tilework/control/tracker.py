@@ -39,6 +39,7 @@ class Tracker:
         self._busy: dict[int, Job] = {}
         self._set_back: dict[int, Job] = {}
         self._sorted_devices: tuple[Device, ...] = ()
+        self._num_on_node: Counter[int] = Counter()
         self.widest = 0
         self._next_work_id = 1
         self._now = Now()
@@ -96,13 +97,18 @@ class Tracker:
         self._now.ns = now_ns
 
     def add_device(self, gpu: int, node: int, stages: frozenset[StageId]) -> None:
-        self.devices[gpu] = Device(gpu=gpu, node=node, stages=stages, now=self._now)
-        self._sort_devices()
+        assert gpu not in self.devices, f"device {gpu} has joined before"
+        self.devices[gpu] = device = Device(gpu=gpu, node=node, stages=stages, now=self._now)
+        place = self._place(gpu)
+        self._sorted_devices = (*self._sorted_devices[:place], device, *self._sorted_devices[place:])
+        self._num_on_node[node] += 1
+        self.widest = max(self.widest, self.widest_now)
 
     def remove_device(self, gpu: int) -> list[Work]:
         """Forget a device; returns the works whose whole group is lost by it, which are no longer in flight."""
-        device = self.devices.pop(gpu)
-        self._sort_devices()
+        device, place = self.devices.pop(gpu), self._place(gpu)
+        self._sorted_devices = self._sorted_devices[:place] + self._sorted_devices[place + 1 :]
+        self._num_on_node[device.node] -= 1
         for job in device.residents.values():
             job.leave(gpu)
         lost = [work for work in device.works if not any(self._carries(member, work) for member in work.gpus)]
@@ -110,18 +116,22 @@ class Tracker:
             del self.works[work.work_id]
         return lost
 
+    def _carriers(self, work: Work) -> list[Device]:
+        devices = [self.devices.get(gpu) for gpu in work.gpus]
+        return [device for device in devices if device is not None and device.has(work)]
+
     def _carries(self, gpu: int, work: Work) -> bool:
         """Whether a device still has this work; one that was lost and came back has not."""
-        return gpu in self.devices and work in self.devices[gpu].works
+        return gpu in self.devices and self.devices[gpu].has(work)
 
-    def _sort_devices(self) -> None:
-        self._sorted_devices = tuple(self.devices[gpu] for gpu in sorted(self.devices))
-        self.widest = max(self.widest, self.widest_now)
+    def _place(self, gpu: int) -> int:
+        """Of a device among those that are up."""
+        return bisect_left(self._sorted_devices, gpu, key=lambda device: device.gpu)
 
     @property
     def widest_now(self) -> int:
         """The most devices of a node that are up."""
-        return max(Counter(device.node for device in self._sorted_devices).values(), default=0)
+        return max(self._num_on_node.values(), default=0)
 
     def add_job(self, job: Job) -> None:
         self.jobs[job.job_id] = job
@@ -195,7 +205,7 @@ class Tracker:
         )
         self._next_work_id += 1
         for job in jobs:
-            if job in self._waiting:
+            if not job.works:
                 self._waiting.remove(job)
             job.begin(work)
             job.last_gpus = start.gpus
@@ -206,22 +216,24 @@ class Tracker:
 
     def _occupy(self, devices: list[Device], work: Work, jobs: list[Job]) -> None:
         """Put a work on its devices; it begins when the last of them is free and the works before it have ended."""
-        before = [job.works[-2] for job in jobs if len(job.works) > 1]
-        end_ns = max([device.free_ns for device in devices] + [self._end_ns(work) for work in before])
-        end_ns += self._costs.work_ns(work.stage, [job.request for job in jobs], len(work.gpus), work.num_steps)
+        begin_ns = max([device.free_ns for device in devices])
+        for job in jobs:
+            if len(job.works) > 1:
+                begin_ns = max(begin_ns, self._end_ns(job.works[-2]))
+        requests = [job.request for job in jobs]
+        end_ns = begin_ns + self._costs.work_ns(work.stage, requests, len(work.gpus), work.num_steps)
         for device in devices:
             device.push(work, end_ns)
         self.works[work.work_id] = work
 
     def _end_ns(self, work: Work) -> int:
-        return max((self.devices[gpu].end_ns(work) for gpu in work.gpus if self._carries(gpu, work)), default=0)
+        return max([device.end_ns(work) for device in self._carriers(work)], default=0)
 
     def end_work(self, work: Work, steps_done: int) -> list[Job]:
         """Take a work out of flight; returns those of its jobs that it still belongs to, advanced by it."""
         del self.works[work.work_id]
-        for gpu in work.gpus:
-            if self._carries(gpu, work):
-                self.devices[gpu].pop(work)
+        for device in self._carriers(work):
+            device.pop(work)
         jobs = self.members(work)
         for job in jobs:
             job.end(work, steps_done)
@@ -241,14 +253,14 @@ class Tracker:
         stopped = [work for work in reversed(job.works) if work.work_id in self.works]
         for work in stopped:
             left_ns = self._to_boundary_ns(work)
-            for gpu in work.gpus:
-                if left_ns is not None and self._carries(gpu, work):
-                    self.devices[gpu].shorten(work, left_ns)
+            if left_ns is not None:
+                for device in self._carriers(work):
+                    device.shorten(work, left_ns)
         return stopped
 
     def _to_boundary_ns(self, work: Work) -> int | None:
         """How long a work runs that is told to stop; None: to its end."""
-        if any(self._carries(gpu, work) and self.devices[gpu].works[0] is not work for gpu in work.gpus):
+        if any(device.works[0] is not work for device in self._carriers(work)):
             return 0
         if work.stage.name != DIFFUSE:
             return None
@@ -258,12 +270,15 @@ class Tracker:
 
     def awaited(self, work: Work) -> Work | None:
         """The first earlier work of one of its jobs that has not been reported on, if there is one."""
-        return next((job.works[0] for job in self.members(work) if job.works[0] is not work), None)
+        for job in self.members(work):
+            if job.works[0] is not work:
+                return job.works[0]
+        return None
 
-    def hold(self, job: Job, gpus: Iterable[int]) -> None:
+    def hold(self, job: Job, gpus: Group) -> None:
         """These devices will have something of a job from now on."""
+        job.holders.update(gpus)
         for gpu in gpus:
-            job.holders.add(gpu)
             residents = self.devices[gpu].residents
             residents.pop(job.job_id, None)
             residents[job.job_id] = job
@@ -273,18 +288,21 @@ class Tracker:
         del self.devices[gpu].residents[job.job_id]
         job.leave(gpu)
 
-    def residents_beyond(self, gpu: int, most: int) -> list[Job]:
+    def residents_beyond(self, gpu: int, most: int) -> Sequence[Job]:
         """Jobs without works, the oldest first, to let go so that this device keeps something of `most` if possible."""
         residents = self.devices[gpu].residents
         if len(residents) <= most:
-            return []
+            return ()
         idle = [job for job in residents.values() if not job.works]
         return idle[: len(residents) - most]
 
     def members(self, work: Work) -> list[Job]:
         """The jobs that a work still belongs to: neither ended nor in another attempt."""
-        jobs = [(self.jobs.get(job_id), attempt) for job_id, attempt in zip(work.job_ids, work.attempts, strict=True)]
-        return [job for job, attempt in jobs if job is not None and job.attempt == attempt]
+        return [
+            job
+            for job_id, attempt in zip(work.job_ids, work.attempts, strict=True)
+            if (job := self.jobs.get(job_id)) is not None and job.attempt == attempt
+        ]
 
     def reserve(self, job: Job, width: int, home: Group) -> None:
         """Keep a block of this width on these devices for the rest of a promised job; () if they are to be chosen."""

@@ -267,8 +267,11 @@ class TableCosts:
 
         (1,) for a stage that costs nothing. A degree that was profiled in batches only is left out.
         """
-        self._check_pipeline(stage)
-        return self._degrees.get(stage, (1,))
+        known = self._degrees.get((stage.pipeline, stage.name))
+        if known is None:
+            self._check_pipeline(stage)
+            return (1,)
+        return known
 
     def fits(self, stage: StageId, shape: Shape, degree: int) -> bool:
         """Whether such a work, in slices if need be, has not been seen to need more memory than a device has."""
@@ -303,9 +306,11 @@ class TableCosts:
 
     def observe(self, stage: StageId, requests: Sequence[Request], degree: int, num_steps: int, run_ns: int) -> None:
         """Learn from a work; one with previews or of guided and unguided requests together tells nothing of either."""
-        if any(one.preview_every for one in requests) or len({one.guided for one in requests}) > 1:
-            return
-        price = self._price(stage, [one.shape for one in requests], degree, _is_guided(requests))
+        guided = requests[0].guided
+        for one in requests:
+            if one.preview_every or one.guided != guided:
+                return
+        price = self._price(stage, [one.shape for one in requests], degree, guided)
         base_ns = price.base_ns * num_steps
         if base_ns <= 0 or run_ns <= 0:
             return
@@ -333,10 +338,11 @@ class TableCosts:
         single = self._points.get((stage, degree, 1))
         if single is not None:  # An unprofiled batch is priced as its members one after another.
             return sum(_interpolate(single, shape.pixels) for shape in shapes) * NS_PER_S
-        narrower = max((known for known in self._degrees.get(stage, ()) if known < degree), default=None)
+        profiled = self._degrees.get((stage.pipeline, stage.name))
+        narrower = max((known for known in profiled or () if known < degree), default=None)
         if narrower is not None:
             return self._base_ns(stage, shapes, narrower)
-        if stage in self._degrees:
+        if profiled is not None:
             raise UnknownCost(f"{stage} was not profiled at degree {degree}, nor below it, at batch {len(shapes)} or 1")
         return 0.0
 
@@ -386,11 +392,11 @@ def _points(rows: Iterable[CostRow]) -> dict[tuple[StageId, int, int], _Points]:
     }
 
 
-def _degrees(points: Iterable[tuple[StageId, int, int]]) -> dict[StageId, tuple[int, ...]]:
-    """Degrees with a price for single requests, ascending, by stage; also of a stage that has none."""
-    found: dict[StageId, set[int]] = {}
+def _degrees(points: Iterable[tuple[StageId, int, int]]) -> dict[tuple[str, str], tuple[int, ...]]:
+    """Degrees with a price for single requests, ascending, by pipeline and stage; also of a stage that has none."""
+    found: dict[tuple[str, str], set[int]] = {}
     for stage, degree, batch in points:
-        found.setdefault(stage, set()).update({degree} if batch == 1 else ())
+        found.setdefault((stage.pipeline, stage.name), set()).update({degree} if batch == 1 else ())
     return {stage: tuple(sorted(degrees)) for stage, degrees in found.items()}
 
 

@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heapreplace
 
 from tilework.core.interfaces import ClusterView, CostModel, GpuView, JobView
 from tilework.core.progress import Cursor
-from tilework.core.work import DIFFUSE, Group, Start
+from tilework.core.work import DIFFUSE, Group, Start, Work
 from tilework.policy.demand import usable_degree
 
 WORKS_PER_LANE = 2
@@ -26,10 +26,10 @@ class Lane:
     """
 
     gpus: tuple[GpuView, ...]
+    ids: Group = field(init=False, repr=False, compare=False)
 
-    @property
-    def ids(self) -> Group:
-        return tuple(gpu.gpu for gpu in self.gpus)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ids", tuple([gpu.gpu for gpu in self.gpus]))
 
     @property
     def num_works(self) -> int:
@@ -66,10 +66,12 @@ class Slots:
         return job if job is not None and self._cursor(job).stage is not None else None
 
     def _committed_tail(self, lane: Lane) -> JobView | None:
-        tails = [gpu.works[-1] for gpu in lane.gpus if gpu.works]
-        if not tails:
+        tail: Work | None = None
+        for gpu in lane.gpus:
+            if gpu.works and (tail is None or gpu.works[-1].work_id > tail.work_id):
+                tail = gpu.works[-1]
+        if tail is None:
             return None
-        tail = max(tails, key=lambda work: work.work_id)
         job = self.view.job(tail.job_ids[0])
         # The last work may be a remnant of a job that was cancelled, or restarted elsewhere.
         return job if job is not None and job.works and job.works[-1] is tail else None

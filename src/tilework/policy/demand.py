@@ -18,13 +18,11 @@ def demand_at(request: Request, left: Cursor, degree: int, costs: CostModel) -> 
 
     Raises UnknownCost.
     """
-    return Demand(
-        degree,
-        sum(
-            costs.work_ns(stage, (request,), degree if stage.name == DIFFUSE else 1, num_steps)
-            for stage, num_steps in left.pieces()
-        ),
-    )
+    one = (request,)
+    run_ns = 0
+    for stage, num_steps in left.pieces():
+        run_ns += costs.work_ns(stage, one, degree if stage.name == DIFFUSE else 1, num_steps)
+    return Demand(degree, run_ns)
 
 
 def reserved_at(request: Request, left: Cursor, degree: int, costs: CostModel) -> Demand:
@@ -57,7 +55,10 @@ def cheapest_in_time(
 
 def usable_degree(stage: StageId, width: int, costs: CostModel) -> int:
     """The widest profiled degree that `width` GPUs can run; 1 for a stage that was profiled at wider degrees only."""
-    return max((degree for degree in costs.degrees(stage) if degree <= width), default=1)
+    for degree in reversed(costs.degrees(stage)):
+        if degree <= width:
+            return degree
+    return 1
 
 
 def fitting_degrees(request: Request, costs: CostModel) -> Sequence[int]:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from dataclasses import dataclass, field
+from functools import partial
 
-from tilework.core.interfaces import ClusterView, CostModel, Demand
+from tilework.core.interfaces import ClusterView, CostModel, Demand, GpuView
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import DIFFUSE, Group, Plan, StageId
+from tilework.core.work import DIFFUSE, Plan, StageId
 from tilework.policy.allocator import Allocator, nodes
-from tilework.policy.chunks import Choice, Lane, Slots, fill, open_lanes
+from tilework.policy.chunks import Choice, Lane, Slots, fill
 from tilework.policy.demand import demand_at, usable_degree
 from tilework.policy.registry import policy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class FixedDegree:
     """Serve in order of arrival; a group of `degree` GPUs keeps a request until it is finished.
 
@@ -29,6 +29,8 @@ class FixedDegree:
 
     degree: int
     chunk_ns: int = 200 * NS_PER_MS
+    _devices: Sequence[GpuView] | None = field(default=None, init=False)
+    _lanes: Sequence[Lane] = field(default=(), init=False)
 
     def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
         return request.arrival_ns
@@ -41,8 +43,9 @@ class FixedDegree:
         return demand_at(request, left, degree, costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        groups = [group for gpus in nodes(view.gpus) for group in _groups(tuple(gpus), self.degree)]
-        slots = Slots(view, open_lanes(view, groups), costs, self.chunk_ns)
+        if self._devices is not view.gpus:
+            self._devices, self._lanes = view.gpus, _lanes(view.gpus, self.degree)
+        slots = Slots(view, self._lanes, costs, self.chunk_ns)
         waiting = iter(view.waiting())
 
         def choose(lane: Lane) -> Choice | None:
@@ -62,18 +65,16 @@ class FixedDegree:
         return "" if profiled == self.degree else f"; its pipeline was profiled for {profiled} GPUs at most"
 
 
-@lru_cache(maxsize=1024)
-def _groups(gpus: Group, degree: int) -> tuple[Group, ...]:
-    """The GPUs of a node in groups of `degree`, aligned ones first; then of half of that, and so on.
-
-    Remembered, since every event asks for them and they seldom change.
-    """
-    allocator, groups, width = Allocator([gpus]), [], degree
-    while width:
-        while group := allocator.take(width):
-            groups.append(group)
-        width //= 2
-    return tuple(groups)
+def _lanes(devices: Sequence[GpuView], degree: int) -> list[Lane]:
+    """The GPUs of each node in groups of `degree`, aligned ones first; then of half of that, and so on."""
+    by_id, lanes = {gpu.gpu: gpu for gpu in devices}, []
+    for node in nodes(devices):
+        allocator, width = Allocator([node]), degree
+        while width:
+            while group := allocator.take(width):
+                lanes.append(Lane(tuple([by_id[gpu] for gpu in group])))
+            width //= 2
+    return lanes
 
 
 for _degree in (1, 2, 4, 8):

@@ -24,7 +24,7 @@ from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import DECODE, DIFFUSE, StageId, Work
 from tilework.cost.table import TableCosts
 from tilework.sim.clock import Clock
-from tilework.sim.device import NEVER_NS, Fleet, Nature, Parcel, Run, RunEnd, State, steps_by
+from tilework.sim.device import FRUITLESS, NEVER_NS, Fleet, Nature, Parcel, Run, RunEnd, State, steps_by
 from tilework.sim.faults import Dice
 from tilework.sim.mail import Mail
 
@@ -104,22 +104,20 @@ class Cluster:
             case MoveState(job_id, targets, _):
                 self._move(job_id, targets)
             case DropState(job_id, gpus):
-                for gpu in gpus:
-                    self._send(gpu, partial(self.fleet.forget, gpu, job_id))
+                self._send(gpus, partial(self.fleet.forget, job_id))
 
     def _run(self, work: Work) -> None:
         self._flights[work.work_id] = _Flight(work=work)
         for job_id in work.job_ids:
             self._latest[job_id] = work
-        for gpu in work.gpus:
-            self._send(gpu, partial(self._enqueue, gpu, work))
+        self._send(work.gpus, partial(self._enqueue, work))
         if self._dice.faults and not self._is_ticking:
             self._is_ticking = True
             self._after(NS_PER_S, self._tick)
 
-    def _enqueue(self, gpu: int, work: Work) -> None:
+    def _enqueue(self, work: Work, gpu: int) -> None:
         """It can begin when it has come to the last of its group; until then nothing else can, either."""
-        self.fleet.enqueue(gpu, work)
+        self.fleet.enqueue(work, gpu)
         if gpu == work.gpus[-1] or not self._mail.is_instant:
             self._begin_next((gpu,))
 
@@ -127,10 +125,9 @@ class Cluster:
         """The leader's word counts; if it is lost, the work breaks off anyway."""
         flight = self._flights.get(work_id)
         if flight is not None:
-            leader = flight.work.gpus[0]
-            self._send(leader, partial(self._stop_at, leader, flight.work))
+            self._send(flight.work.gpus[:1], partial(self._stop_at, flight.work))
 
-    def _stop_at(self, gpu: int, work: Work) -> None:
+    def _stop_at(self, work: Work, gpu: int) -> None:
         self._schedule(self.fleet.stop(gpu, work, self._clock.now_ns))
         self._begin_next(work.gpus)  # A revoked work need not wait for its job's state.
 
@@ -145,7 +142,7 @@ class Cluster:
             else:
                 state = self._state(job_id, behind)
                 parcel.leave(state, self._clock.now_ns, lost=state is None)
-            self._send(target, partial(self.fleet.expect, target, parcel))
+            self._send((target,), partial(self.fleet.expect, parcel))
 
     def _is_member(self, job_id: int, work: Work) -> bool:
         return any(job.job_id == job_id for job in self._tracker.members(work))
@@ -166,14 +163,18 @@ class Cluster:
 
     # Messages.
 
-    def _send(self, gpu: int, deliver: Callable[[], None]) -> None:
-        life = self._lives[gpu]
-        self._mail.send(("to", gpu), partial(self._arrive, gpu, life, deliver))
+    def _send(self, gpus: Iterable[int], deliver: Callable[[int], None]) -> None:
+        """Let each of these workers hear of it, and `deliver` for it then."""
+        for gpu in gpus:
+            if self._mail.is_instant:
+                self._arrive(gpu, self._lives[gpu], deliver)
+            else:
+                self._mail.send(("to", gpu), partial(self._arrive, gpu, self._lives[gpu], deliver))
 
-    def _arrive(self, gpu: int, life: int, deliver: Callable[[], None]) -> None:
+    def _arrive(self, gpu: int, life: int, deliver: Callable[[int], None]) -> None:
         """What was meant for a worker that has died since is lost with it."""
         if self.fleet.is_up(gpu) and self._lives[gpu] == life:
-            deliver()
+            deliver(gpu)
 
     # Works begin and end.
 
@@ -247,19 +248,20 @@ class Cluster:
         work = flight.work
         del self._flights[work.work_id]
         members = [job.job_id for job in self._tracker.members(work)]
-        if run.end is RunEnd.REFUSED and members and self._tracker.awaited(work) is None:
+        is_done = run.end is RunEnd.DONE and not is_broken
+        if not is_done and run.end is RunEnd.REFUSED and members and self._tracker.awaited(work) is None:
             self.num_refused += 1
-        if state is not None and work.stage.name != DECODE and run.end not in (RunEnd.FAILED, RunEnd.REFUSED):
+        if state is not None and work.stage.name != DECODE and (is_done or run.end not in FRUITLESS):
             for job_id in members:
                 self._keep(job_id, state)
         if run.state_lost:
             for job_id in members:
                 self._kept.pop(job_id, None)
-        self._leave(work, state if run.end is RunEnd.DONE and not is_broken and members else None)
-        if work.stage.name == DECODE and run.end is RunEnd.DONE and not is_broken and state is not None:
+        self._leave(work, state if is_done and members else None)
+        if work.stage.name == DECODE and is_done and state is not None:
             for job_id in members:
                 self._delivered(job_id, state)
-        if run.end in (RunEnd.FAILED, RunEnd.REFUSED, RunEnd.STARVED):
+        if not is_done and run.end in (*FRUITLESS, RunEnd.STARVED):
             self._break_off(flight)
         steps_kept = run.steps if state is not None else 0
         self._tell(Broken(work.work_id, steps_kept) if is_broken else _event(run))

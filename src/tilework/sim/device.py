@@ -25,6 +25,9 @@ class RunEnd(StrEnum):
     STARVED = "starved"
 
 
+FRUITLESS = (RunEnd.FAILED, RunEnd.REFUSED)  # Its devices have nothing of its jobs any more.
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A work that these devices have begun; it will end at `end_ns` after `steps` steps, unless it is stopped.
@@ -140,7 +143,7 @@ class Fleet:
 
     # Commands arrive at one device each.
 
-    def enqueue(self, gpu: int, work: Work) -> None:
+    def enqueue(self, work: Work, gpu: int) -> None:
         device = self._devices[gpu]
         device.queue.append(work)
         if device.parcels:
@@ -148,11 +151,11 @@ class Fleet:
             if parcels:
                 device.awaited[work.work_id] = parcels
 
-    def expect(self, gpu: int, parcel: Parcel) -> None:
+    def expect(self, parcel: Parcel, gpu: int) -> None:
         """A state will come; the job's next work on this device waits for it."""
         self._devices[gpu].parcels.setdefault(parcel.job_id, []).append(parcel)
 
-    def forget(self, gpu: int, job_id: int) -> None:
+    def forget(self, job_id: int, gpu: int) -> None:
         """Let go what there is of a job, behind its works that came before."""
         device = self._devices[gpu]
         works = [*([] if device.run is None else [device.run.work]), *device.queue]
@@ -324,12 +327,9 @@ class Fleet:
 
 def _bring_on(devices: Iterable[_Device], job_id: int, first_step: int, run: Run) -> None:
     """Give the devices of a run that has ended the state that a job of it has now; where they agreed, they share it."""
-    if run.end in (RunEnd.FAILED, RunEnd.REFUSED):
+    if run.end in FRUITLESS:
         for device in devices:
             device.states.pop(job_id, None)
-    elif run.work.stage.name == ENCODE and run.end is RunEnd.DONE:
-        for device in devices:
-            device.states[job_id] = State()
     elif run.work.stage.name == DIFFUSE and run.steps:
         before, after = None, None
         for device in devices:
@@ -337,6 +337,9 @@ def _bring_on(devices: Iterable[_Device], job_id: int, first_step: int, run: Run
                 before = device.states[job_id]
                 after = before.after(first_step, run.steps)
             device.states[job_id] = after
+    elif run.work.stage.name == ENCODE and run.end is RunEnd.DONE:
+        for device in devices:
+            device.states[job_id] = State()
 
 
 def _void(work: Work, gpus: Group, now_ns: int, end: RunEnd) -> Run:
