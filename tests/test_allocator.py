@@ -33,7 +33,9 @@ def test_whatever_is_asked_for(free: set[int], asked: list[tuple[int, set[int]]]
     """Free GPUs of one node, exactly as many as asked for, whenever some node has them; aligned if possible."""
     allocator = Allocator([[gpu for gpu in node if gpu in free] for node in NODES])
     for index, (width, preferred) in enumerate(asked):
+        anew = Allocator([[gpu for gpu in node if gpu in free] for node in NODES])
         group = allocator.take(width, tuple(sorted(preferred)))
+        assert group == anew.take(width, tuple(sorted(preferred))), "what was there before makes no difference"
         assert (group is not None) == any(len(free & set(node)) >= width for node in NODES)
         if group is None:
             continue
@@ -138,6 +140,12 @@ def test_devices_that_are_held_are_some_of_those_asked_for(free: set[int], most:
 def test_choices(free: Sequence[int], width: int, preferred: Group, group: Group | None) -> None:
     allocator = Allocator([[gpu for gpu in node if gpu in free] for node in NODES])
     assert allocator.take(width, preferred) == group
+
+
+def test_former_devices_that_are_taken_do_not_count() -> None:
+    allocator = Allocator([range(8), (8, 9, 10)])
+    assert allocator.take(1, (0,)) == (0,)
+    assert allocator.take(3, (0,)) == (8, 9, 10), "the node with the fewest free GPUs"
 
 
 def test_single_gpus_fill_holes_so_that_wide_groups_survive() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from tilework.core.interfaces import GpuView
 from tilework.core.work import Group
@@ -15,6 +17,9 @@ class Allocator:
     halves are blocks again, and two aligned blocks overlap only if one contains the other. Any subset of a node is a
     legal group; aligned ones are preferred because they leave wide blocks whole for wide groups.
 
+    A *hole* is a free aligned block that no wider one contains. Holes are kept by width, and nodes by how many of their
+    GPUs are free, so that a group is found without looking at other nodes than those of the preferred GPUs.
+
     Source: buddy allocation of GPU groups, DDiT §5; placement preservation, TetriServe §4.2.3.
     """
 
@@ -22,74 +27,152 @@ class Allocator:
         """`nodes`: the free GPUs of each node."""
         self._free: list[set[int]] = [set(gpus) for gpus in nodes]
         self._room = {gpu: index for index, free in enumerate(self._free) for gpu in free}
+        self._num_free = len(self._room)
+        self._holes, self._nodes = _Shelves(), _Shelves()  # By their lowest GPUs, which name them.
+        self._names: list[list[int]] = [[] for _ in self._free]  # Of the holes of each node as of the last `_tidy`.
+        self._changed = set(range(len(self._free)))
 
     def num_free(self) -> int:
-        return sum(len(free) for free in self._free)
+        return self._num_free
 
     def widest(self) -> int:
         """The most free GPUs of a node."""
-        return max([len(free) for free in self._free], default=0)
+        self._tidy()
+        return self._nodes.highest()
 
     def take(self, width: int, preferred: Group = ()) -> Group | None:
         """Take `width` free GPUs of one node; None if no node has that many.
 
         The choice, in this order: the preferred group itself, where it has this width and is free; the aligned block
-        with the most preferred GPUs, among equals the one in the smallest free block, then the lowest; without a
+        with the most preferred GPUs, among equals the one in the smallest hole, then the lowest; without a
         free aligned block, the subset with the most preferred GPUs, of the node with the fewest free ones.
         """
         assert width > 0, "a group has at least one GPU"
         group = self._whole(width, preferred) or self._aligned(width, preferred) or self._subset(width, preferred)
         if group is not None:
-            for free in self._free:
-                free.difference_update(group)
+            self._remove(group)
         return group
 
     def num_free_of(self, node: Sequence[int]) -> int:
         """How many of these GPUs are free."""
-        return sum(gpu in free for free in self._free for gpu in node)
+        return sum([gpu in self._free_beside(gpu) for gpu in node])
 
     def take_some(self, node: Sequence[int], most: int) -> None:
         """Take free GPUs among these, the lowest first, `most` at most."""
-        chosen = [gpu for gpu in node if any(gpu in free for free in self._free)][:most]
-        for free in self._free:
-            free.difference_update(chosen)
+        self._remove([gpu for gpu in node if gpu in self._free_beside(gpu)][:most])
 
     def give(self, group: Group) -> None:
         """Take back what `take` gave."""
-        self._free[self._room[group[0]]].update(group)
+        index = self._room[group[0]]
+        self._free[index].update(group)
+        self._num_free += len(group)
+        self._changed.add(index)
+
+    def _remove(self, gpus: Sequence[int]) -> None:
+        for gpu in gpus:
+            index = self._room[gpu]
+            self._free[index].remove(gpu)
+            self._changed.add(index)
+        self._num_free -= len(gpus)
+
+    def _free_beside(self, gpu: int) -> set[int]:
+        """The free GPUs of its node."""
+        index = self._room.get(gpu)
+        return set() if index is None else self._free[index]
+
+    def _tidy(self) -> None:
+        """Put the nodes that have changed, and their holes, where they belong now."""
+        for index in self._changed:
+            free, names = self._free[index], self._names[index]
+            for name in names:
+                self._holes.remove(name)
+            if names:
+                self._nodes.remove(names[0])
+            self._names[index] = names = []
+            end = -1  # Of the latest hole.
+            for gpu in sorted(free):
+                if gpu >= end:
+                    width = _buddy_width(free, gpu, 1)
+                    end = gpu + width
+                    names.append(gpu)
+                    self._holes.put(gpu, width)
+            if names:
+                self._nodes.put(names[0], len(free))
+        self._changed.clear()
 
     def _whole(self, width: int, preferred: Group) -> Group | None:
-        is_free = len(preferred) == width and any(free.issuperset(preferred) for free in self._free)
+        is_free = len(preferred) == width and self._free_beside(preferred[0]).issuperset(preferred)
         return preferred if is_free else None
 
     def _aligned(self, width: int, preferred: Group) -> Group | None:
         if width & (width - 1):
             return None
         best: tuple[int, int, int] | None = None
-        for free in self._free:
-            for first in {gpu - gpu % width for gpu in free}:
-                if _is_free(free, first, width):
-                    overlap = sum(first <= gpu < first + width for gpu in preferred)
-                    rank = (-overlap, _buddy_width(free, first, width), first)
-                    best = rank if best is None else min(best, rank)
-        return None if best is None else tuple(range(best[2], best[2] + width))
+        for first in {gpu - gpu % width for gpu in preferred}:
+            free = self._free_beside(first)
+            if _is_free(free, first, width):
+                overlap = sum(first <= gpu < first + width for gpu in preferred)
+                rank = (-overlap, _buddy_width(free, first, width), first)
+                best = rank if best is None else min(best, rank)
+        if best is not None:
+            return tuple(range(best[2], best[2] + width))
+        self._tidy()
+        lowest = self._holes.lowest(width)
+        return None if lowest is None else tuple(range(lowest, lowest + width))
 
     def _subset(self, width: int, preferred: Group) -> Group | None:
-        wanted = set(preferred)
-        rooms = [free for free in self._free if len(free) >= width]
-        if not rooms:
+        self._tidy()
+        if (lowest := self._nodes.lowest(width)) is None:
             return None
+        wanted = set(preferred)
+        rooms = [free for gpu in preferred if gpu in (free := self._free_beside(gpu)) and len(free) >= width]
+        rooms = rooms or [self._free_beside(lowest)]
         room = min(rooms, key=lambda free: (-min(width, len(wanted & free)), len(free), min(free)))
         chosen = sorted(room, key=lambda gpu: (gpu not in wanted, _buddy_width(room, gpu, 1), gpu))[:width]
         return tuple(sorted(chosen))
 
 
+@dataclass(slots=True)
+class _Shelves:
+    """Names, each a number, on numbered shelves.
+
+    A heap for each shelf; what was removed stays there until it comes to the top.
+    """
+
+    _shelf_of: dict[int, int] = field(default_factory=dict)
+    _heaps: dict[int, list[int]] = field(default_factory=dict)
+
+    def put(self, name: int, shelf: int) -> None:
+        self._shelf_of[name] = shelf
+        heappush(self._heaps.setdefault(shelf, []), name)
+
+    def remove(self, name: int) -> None:
+        del self._shelf_of[name]
+
+    def lowest(self, least: int) -> int | None:
+        """The lowest name on the first shelf, from this one on, that is not empty."""
+        return next((heap[0] for shelf in sorted(self._heaps) if shelf >= least and (heap := self._heap(shelf))), None)
+
+    def highest(self) -> int:
+        """The last shelf that is not empty; 0 if all are."""
+        return max((shelf for shelf in self._heaps if self._heap(shelf)), default=0)
+
+    def _heap(self, shelf: int) -> list[int]:
+        heap = self._heaps[shelf]
+        while heap and self._shelf_of.get(heap[0]) != shelf:
+            heappop(heap)
+        return heap
+
+
 def _is_free(free: set[int], first: int, width: int) -> bool:
-    return all(gpu in free for gpu in range(first, first + width))
+    for gpu in range(first, first + width):  # noqa: SIM110 (A generator takes twice as long.)
+        if gpu not in free:
+            return False
+    return True
 
 
 def _buddy_width(free: set[int], first: int, width: int) -> int:
-    """Width of the largest free aligned block around an aligned free block."""
+    """Width of the hole around a free aligned block."""
     while _is_free(free, first - first % (2 * width), 2 * width):
         width *= 2
         first -= first % width

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from heapq import heapreplace
 
 from tilework.core.interfaces import Ahead, Block, Demand
 
@@ -56,19 +55,16 @@ def levels_after(free_ns: Iterable[int], running: Iterable[Block], waiting: Ahea
         levels = [_pour(levels[0], waiting.volume_ns)]
     node = levels[0]
     for demand in waiting.demands:
-        if demand.width == 1:
-            heapreplace(node, node[0] + demand.run_ns)
-        else:
-            node.sort()
-            _place_on(node, demand.width, demand.run_ns, 0)
-    node.sort()
+        _place_on(node, demand.width, demand.run_ns, 0)
     return levels
 
 
 def _pour(free_ns: list[int], volume_ns: int) -> list[int]:
     """Level the devices' free times from below with `volume_ns` of work; `free_ns` is sorted, and so is the answer."""
-    for count in range(1, len(free_ns) + 1):
-        level_ns = (sum(free_ns[:count]) + volume_ns) // count
+    below_ns = volume_ns  # And all that comes before the devices that are poured on are free.
+    for count, first_ns in enumerate(free_ns, start=1):
+        below_ns += first_ns
+        level_ns = below_ns // count
         if count == len(free_ns) or level_ns <= free_ns[count]:
             return [level_ns] * count + free_ns[count:]
     raise AssertionError("no device to pour work on")
