@@ -30,6 +30,7 @@ from suite.cases.promises import Promises
 from suite.cases.queue import QueueLength
 from suite.cases.ready import Ready
 from suite.cases.robust import Robust
+from suite.cases.simspeed import SimSpeed
 from suite.cases.simulate import Simulate
 from suite.cases.soak import Soak
 from suite.cases.stack import Stack
@@ -43,6 +44,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "stack": ("One request at a time through the whole stack, against the stock pipeline", Stack),
     "controller": ("Time of the controller per event", ControllerTime),
     "policytime": ("Time of a decision of tilework, on 8, 128 and 4096 devices, and of tetriserve", PolicyTime),
+    "simspeed": ("Events per second of simulations on 8 and 128 devices", SimSpeed),
     "robust": ("What noise, a wrong table and changes of devices cost tilework and others, simulated", Robust),
     "trident": ("Decisions of tridentserve on 1024 and 4096 devices: time, and value against the solver's", Trident),
     "queue": ("One more request behind 20,000 others: time and memory in the controller", QueueLength),

@@ -116,10 +116,6 @@ class Tracker:
             del self.works[work.work_id]
         return lost
 
-    def _carriers(self, work: Work) -> list[Device]:
-        devices = [self.devices.get(gpu) for gpu in work.gpus]
-        return [device for device in devices if device is not None and device.has(work)]
-
     def _carries(self, gpu: int, work: Work) -> bool:
         """Whether a device still has this work; one that was lost and came back has not."""
         return gpu in self.devices and self.devices[gpu].has(work)
@@ -195,8 +191,8 @@ class Tracker:
             work_id=self._next_work_id,
             stage=start.stage,
             job_ids=start.job_ids,
-            attempts=tuple(job.attempt for job in jobs),
-            first_steps=tuple(job.request.steps - job.num_steps_left for job in jobs),
+            attempts=tuple([job.attempt for job in jobs]),
+            first_steps=tuple([job.request.steps - job.num_steps_left for job in jobs]),
             gpus=start.gpus,
             num_steps=start.num_steps,
             why=start.why,
@@ -218,7 +214,7 @@ class Tracker:
         """Put a work on its devices; it begins when the last of them is free and the works before it have ended."""
         begin_ns = max([device.free_ns for device in devices])
         for job in jobs:
-            if len(job.works) > 1:
+            if len(job.works) > 1 and job.works[-2].gpus != work.gpus:
                 begin_ns = max(begin_ns, self._end_ns(job.works[-2]))
         requests = [job.request for job in jobs]
         end_ns = begin_ns + self._costs.work_ns(work.stage, requests, len(work.gpus), work.num_steps)
@@ -227,13 +223,14 @@ class Tracker:
         self.works[work.work_id] = work
 
     def _end_ns(self, work: Work) -> int:
-        return max([device.end_ns(work) for device in self._carriers(work)], default=0)
+        return max([self.devices[gpu].end_ns(work) for gpu in work.gpus if gpu in self.devices], default=0)
 
     def end_work(self, work: Work, steps_done: int) -> list[Job]:
         """Take a work out of flight; returns those of its jobs that it still belongs to, advanced by it."""
         del self.works[work.work_id]
-        for device in self._carriers(work):
-            device.pop(work)
+        for gpu in work.gpus:
+            if gpu in self.devices:
+                self.devices[gpu].pop(work)
         jobs = self.members(work)
         for job in jobs:
             job.end(work, steps_done)
@@ -254,13 +251,14 @@ class Tracker:
         for work in stopped:
             left_ns = self._to_boundary_ns(work)
             if left_ns is not None:
-                for device in self._carriers(work):
-                    device.shorten(work, left_ns)
+                for gpu in work.gpus:
+                    if gpu in self.devices:
+                        self.devices[gpu].shorten(work, left_ns)
         return stopped
 
     def _to_boundary_ns(self, work: Work) -> int | None:
         """How long a work runs that is told to stop; None: to its end."""
-        if any(device.works[0] is not work for device in self._carriers(work)):
+        if any(self._carries(gpu, work) and self.devices[gpu].works[0] is not work for gpu in work.gpus):
             return 0
         if work.stage.name != DIFFUSE:
             return None

@@ -102,7 +102,7 @@ class GpuView(Protocol):
         """How often a work was committed to it, has left it or was told to end early."""
 
     def end_ns(self, work: Work) -> int:
-        """Predicted end of one of its works; not before now."""
+        """Predicted end of one of its works, not before now; 0 for a work that it does not have (any more)."""
 
 
 class ClusterView(Protocol):

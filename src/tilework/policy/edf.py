@@ -39,9 +39,12 @@ class EarliestDeadlineFirst:
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         """Raises nothing; a plan that sets jobs aside starts nothing, and is asked for again in the new order."""
+        jobs = list(jobs_at_hand(view, WORKS_PER_LANE * len(view.gpus)))
+        if not jobs:
+            return Plan()
         doomed = tuple(
             (job.job_id, why)
-            for job in jobs_at_hand(view, WORKS_PER_LANE * len(view.gpus))
+            for job in jobs
             if job.stage is not None and (why := doom(job, now_ns + job.demand.run_ns)) is not None
         )
         if doomed:

@@ -14,6 +14,7 @@ from tilework.core.work import DIFFUSE, Plan, StageId
 from tilework.policy.allocator import Allocator, nodes
 from tilework.policy.chunks import Choice, Lane, Slots, fill
 from tilework.policy.demand import demand_at, usable_degree
+from tilework.policy.order import jobs_at_hand
 from tilework.policy.registry import policy
 
 
@@ -44,6 +45,8 @@ class FixedDegree:
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         if self._devices is not view.gpus:
+            if next(jobs_at_hand(view, 1), None) is None:
+                return Plan()  # Thousands of devices may join before anybody comes.
             self._devices, self._lanes = view.gpus, _lanes(view.gpus, self.degree)
         slots = Slots(view, self._lanes, costs, self.chunk_ns)
         waiting = iter(view.waiting())

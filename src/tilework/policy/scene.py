@@ -18,7 +18,7 @@ def ready_ns(job: JobView, up: Mapping[int, GpuView]) -> int:
     if not job.works:
         return 0
     last = job.works[-1]
-    return max((up[gpu].end_ns(last) for gpu in last.gpus if gpu in up and last in up[gpu].works), default=0)
+    return max([up[gpu].end_ns(last) for gpu in last.gpus if gpu in up], default=0)
 
 
 @dataclass(slots=True)

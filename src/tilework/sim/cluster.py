@@ -165,11 +165,12 @@ class Cluster:
 
     def _send(self, gpus: Iterable[int], deliver: Callable[[int], None]) -> None:
         """Let each of these workers hear of it, and `deliver` for it then."""
+        is_instant = self._mail.is_instant
         for gpu in gpus:
-            if self._mail.is_instant:
-                self._arrive(gpu, self._lives[gpu], deliver)
-            else:
+            if not is_instant:
                 self._mail.send(("to", gpu), partial(self._arrive, gpu, self._lives[gpu], deliver))
+            elif self.fleet.is_up(gpu):
+                deliver(gpu)
 
     def _arrive(self, gpu: int, life: int, deliver: Callable[[int], None]) -> None:
         """What was meant for a worker that has died since is lost with it."""

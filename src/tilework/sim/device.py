@@ -249,41 +249,44 @@ class Fleet:
         return begun
 
     def _may_begin(self, work: Work) -> bool:
+        is_awaiting = False
         for gpu in work.gpus:
             device = self._devices.get(gpu)
             if device is None or device.run is not None or device.hangs:
                 return False
             if not device.queue or device.queue[0] is not work:
                 return False
-        return work.work_id in self._revoked or all(parcel.left_ns is not None for parcel in self._parcels_for(work))
-
-    def _parcels_for(self, work: Work) -> list[Parcel]:
-        awaited = [self._devices[gpu].awaited for gpu in work.gpus]
-        return [parcel for parcels in awaited if parcels for parcel in parcels.get(work.work_id, ())]
+            if device.awaited:
+                parcels = device.awaited.get(work.work_id, ())
+                is_awaiting = is_awaiting or any(parcel.left_ns is None for parcel in parcels)
+        return not is_awaiting or work.work_id in self._revoked
 
     def _planned(self, work: Work, now_ns: int) -> Run:
         if work.work_id in self._revoked:
             self._revoked.remove(work.work_id)
             return _void(work, work.gpus, now_ns, RunEnd.STOPPED)
         start_ns, lost = now_ns + self._nature.dispatch_ns(work), False
-        for parcel in self._parcels_for(work):
+        for parcel in self._unpack(work):
             assert parcel.left_ns is not None
             start_ns, lost = max(start_ns, parcel.left_ns + parcel.move_ns), lost or parcel.lost
-        self._unpack(work)
         if not self._is_ready(work):
             return replace(_void(work, work.gpus, now_ns, RunEnd.REFUSED), state_lost=lost)
         duration_ns, steps, end = self._nature.run(work)
         end_ns = NEVER_NS if end is None else start_ns + duration_ns
         return Run(work=work, gpus=work.gpus, start_ns=start_ns, end_ns=end_ns, steps=steps, end=end or RunEnd.DONE)
 
-    def _unpack(self, work: Work) -> None:
+    def _unpack(self, work: Work) -> list[Parcel]:
         """Take over what has come for the jobs of a work."""
+        unpacked: list[Parcel] = []
         for gpu in work.gpus:
             device = self._devices[gpu]
-            for parcel in device.awaited.pop(work.work_id, ()) if device.awaited else ():
-                device.states.pop(parcel.job_id, None)
-                if parcel.state is not None:
-                    device.states[parcel.job_id] = parcel.state
+            if device.awaited:
+                for parcel in device.awaited.pop(work.work_id, ()):
+                    unpacked.append(parcel)
+                    device.states.pop(parcel.job_id, None)
+                    if parcel.state is not None:
+                        device.states[parcel.job_id] = parcel.state
+        return unpacked
 
     def _is_ready(self, work: Work) -> bool:
         """Whether each of its devices has the state from which it is to go on."""
