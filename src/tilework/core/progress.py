@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 from tilework.core.request import Request
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
+from tilework.core.work import DIFFUSE, ENCODE, StageId, stages_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +17,7 @@ class Cursor:
 
     @staticmethod
     def start(request: Request) -> Cursor:
-        return Cursor(StageId(request.pipeline, ENCODE), request.steps)
+        return Cursor(stages_of(request.pipeline)[0], request.steps)
 
     def advanced(self, num_steps: int) -> Cursor:
         """The cursor after a work of `num_steps` at this place; 0 steps of any stage change nothing."""
@@ -26,7 +25,7 @@ class Cursor:
         if num_steps == 0:
             return self
         name = self.stage.name
-        _, diffuse, decode = _chain(self.stage.pipeline)
+        _, diffuse, decode = stages_of(self.stage.pipeline)
         if name == ENCODE:
             return Cursor(diffuse, self.num_steps_left)
         if name == DIFFUSE and num_steps < self.num_steps_left:
@@ -41,14 +40,9 @@ class Cursor:
         if self.stage is None:
             return ()
         name = self.stage.name
-        encode, diffuse, decode = _chain(self.stage.pipeline)
+        encode, diffuse, decode = stages_of(self.stage.pipeline)
         if name == ENCODE:
             return (encode, 1), (diffuse, self.num_steps_left), (decode, 1)
         if name == DIFFUSE:
             return (diffuse, self.num_steps_left), (decode, 1)
         return ((decode, 1),)
-
-
-@cache
-def _chain(pipeline: str) -> tuple[StageId, StageId, StageId]:
-    return StageId(pipeline, ENCODE), StageId(pipeline, DIFFUSE), StageId(pipeline, DECODE)

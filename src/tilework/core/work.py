@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 Group = tuple[int, ...]
 """Sorted ids of GPUs on one node; a member's rank is its index."""
@@ -20,6 +21,12 @@ class StageId:
 
     def __str__(self) -> str:
         return f"{self.pipeline}/{self.name}"
+
+
+@lru_cache(maxsize=1024)
+def stages_of(pipeline: str) -> tuple[StageId, StageId, StageId]:
+    """Encode, diffuse and decode; remembered, since these are asked for at every event."""
+    return StageId(pipeline, ENCODE), StageId(pipeline, DIFFUSE), StageId(pipeline, DECODE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,10 +33,14 @@ class Lane:
 
     @property
     def num_works(self) -> int:
+        if len(self.gpus) == 1:
+            return len(self.gpus[0].works)
         return max([len(gpu.works) for gpu in self.gpus])
 
     @property
     def free_ns(self) -> int:
+        if len(self.gpus) == 1:
+            return self.gpus[0].free_ns
         return max([gpu.free_ns for gpu in self.gpus])
 
 
@@ -63,7 +67,10 @@ class Slots:
     def continued(self, lane: Lane) -> JobView | None:
         """The job that the lane works on last, if something of it is left to start."""
         job = self._tails.get(lane.gpus[0].gpu) or self._committed_tail(lane)
-        return job if job is not None and self._cursor(job).stage is not None else None
+        if job is None:
+            return None
+        cursor = self._cursors.get(job.job_id)
+        return job if (job.stage if cursor is None else cursor.stage) is not None else None
 
     def _committed_tail(self, lane: Lane) -> JobView | None:
         tail: Work | None = None

@@ -10,7 +10,7 @@ from math import ceil
 from tilework.core.interfaces import CostModel, Demand
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
-from tilework.core.work import DIFFUSE, StageId
+from tilework.core.work import DIFFUSE, StageId, stages_of
 
 
 def demand_at(request: Request, left: Cursor, degree: int, costs: CostModel) -> Demand:
@@ -43,7 +43,7 @@ def cheapest_in_time(
     """
     if not left.num_steps_left:
         return demand_at(request, left, 1, costs)
-    stage, one = StageId(request.pipeline, DIFFUSE), (request,)
+    (_, stage, _), one = stages_of(request.pipeline), (request,)
     rest_ns = sum(costs.work_ns(other, one, 1) for other, _ in left.pieces() if other.name != DIFFUSE)
     num_steps = left.num_steps_left
     blocks = [Demand(degree, rest_ns + costs.work_ns(stage, one, degree, num_steps)) for degree in degrees]
@@ -66,7 +66,7 @@ def fitting_degrees(request: Request, costs: CostModel) -> Sequence[int]:
 
     Raises UnknownCost.
     """
-    stage = StageId(request.pipeline, DIFFUSE)
+    _, stage, _ = stages_of(request.pipeline)
     degrees = costs.degrees(stage)
     return [degree for degree in degrees if costs.fits(stage, request.shape, degree)] or degrees
 
@@ -85,7 +85,7 @@ class Speed:
 
 def step_speeds(request: Request, costs: CostModel, max_degree: int) -> tuple[Speed, ...]:
     """The degrees at which a request's steps can run, up to a limit, ascending. Raises UnknownCost."""
-    stage = StageId(request.pipeline, DIFFUSE)
+    _, stage, _ = stages_of(request.pipeline)
     known = (fitting_degrees(request, costs), costs.degrees(stage))
     degrees = next((some for all_ in known if (some := [one for one in all_ if one <= max_degree])), [])
     return tuple(Speed(degree, costs.work_ns(stage, (request,), degree)) for degree in degrees)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tilework.core.interfaces import ClusterView, CostModel, Demand, JobView
+from tilework.core.interfaces import ClusterView, CostModel, Demand, GpuView, JobView
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, s_from_ns
 from tilework.core.work import Plan
-from tilework.policy.chunks import WORKS_PER_LANE, Choice, Lane, Slots, fill, open_lanes
+from tilework.policy.chunks import WORKS_PER_LANE, Choice, Lane, Slots, fill
 from tilework.policy.demand import demand_at
 from tilework.policy.order import DeadlineOrder, by_urgency, doom, explain, jobs_at_hand
 from tilework.policy.registry import policy
 
 
 @policy("edf")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class EarliestDeadlineFirst:
     """Serve the earliest deadline first, each job on one GPU; a more urgent job takes it over at the end of a chunk.
 
@@ -27,6 +27,8 @@ class EarliestDeadlineFirst:
 
     chunk_ns: int = 200 * NS_PER_MS
     order: DeadlineOrder = field(default_factory=DeadlineOrder)
+    _devices: Sequence[GpuView] | None = field(default=None, init=False)
+    _lanes: Sequence[Lane] = field(default=(), init=False)
 
     def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
         return self.order.urgency_ns(request, set_aside, delay_ns)
@@ -49,9 +51,13 @@ class EarliestDeadlineFirst:
         )
         if doomed:
             return Plan(set_aside=doomed)
-        slots = Slots(view, open_lanes(view), costs, self.chunk_ns)
+        if self._devices is not view.gpus:
+            self._devices, self._lanes = view.gpus, [Lane((gpu,)) for gpu in view.gpus]
         waiting = iter(view.waiting())
         head = next(waiting, None)
+        # While nobody waits there is nobody to give an idle device to.
+        lanes = self._lanes if head is not None else [lane for lane in self._lanes if lane.num_works]
+        slots = Slots(view, lanes, costs, self.chunk_ns)
 
         def choose(lane: Lane) -> Choice | None:
             nonlocal head

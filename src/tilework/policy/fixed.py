@@ -10,7 +10,7 @@ from tilework.core.interfaces import ClusterView, CostModel, Demand, GpuView
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import DIFFUSE, Plan, StageId
+from tilework.core.work import Plan, stages_of
 from tilework.policy.allocator import Allocator, nodes
 from tilework.policy.chunks import Choice, Lane, Slots, fill
 from tilework.policy.demand import demand_at, usable_degree
@@ -37,7 +37,8 @@ class FixedDegree:
         return request.arrival_ns
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
-        return (usable_degree(StageId(request.pipeline, DIFFUSE), self.degree, costs),)
+        _, diffuse, _ = stages_of(request.pipeline)
+        return (usable_degree(diffuse, self.degree, costs),)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
         (degree,) = self.degrees(request, costs)
@@ -64,7 +65,7 @@ class FixedDegree:
         """Why a request gets fewer GPUs than it should; empty if it gets them."""
         if len(lane.gpus) < self.degree:
             return f"; its node has only {len(lane.gpus)} GPUs left for a group"
-        profiled = usable_degree(StageId(request.pipeline, DIFFUSE), self.degree, costs)
+        (profiled,) = self.degrees(request, costs)
         return "" if profiled == self.degree else f"; its pipeline was profiled for {profiled} GPUs at most"
 
 

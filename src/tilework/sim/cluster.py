@@ -110,16 +110,18 @@ class Cluster:
         self._flights[work.work_id] = _Flight(work=work)
         for job_id in work.job_ids:
             self._latest[job_id] = work
-        self._send(work.gpus, partial(self._enqueue, work))
+        if self._mail.is_instant:  # Nothing else can begin by it, and it only when it has come to the last one.
+            self._send(work.gpus, partial(self.fleet.enqueue, work))
+            self._begin_next(work.gpus[-1:])
+        else:
+            self._send(work.gpus, partial(self._enqueue, work))
         if self._dice.faults and not self._is_ticking:
             self._is_ticking = True
             self._after(NS_PER_S, self._tick)
 
     def _enqueue(self, work: Work, gpu: int) -> None:
-        """It can begin when it has come to the last of its group; until then nothing else can, either."""
         self.fleet.enqueue(work, gpu)
-        if gpu == work.gpus[-1] or not self._mail.is_instant:
-            self._begin_next((gpu,))
+        self._begin_next((gpu,))
 
     def _stop(self, work_id: int) -> None:
         """The leader's word counts; if it is lost, the work breaks off anyway."""
