@@ -48,15 +48,14 @@ def levels_after(free_ns: Iterable[int], running: Iterable[Block], waiting: Ahea
     `running` are the rests of jobs that have a device, `waiting` jobs that have none: those of which only the volume is
     known are poured over the devices like a fluid.
     """
-    levels = [sorted(free_ns)]
+    node = sorted(free_ns)
     for block in running:
-        place(levels, block.demand, block.ready_ns)
+        _place_on(node, block.demand.width, block.demand.run_ns, block.ready_ns)
     if waiting.volume_ns:
-        levels = [_pour(levels[0], waiting.volume_ns)]
-    node = levels[0]
+        node = _pour(node, waiting.volume_ns)
     for demand in waiting.demands:
         _place_on(node, demand.width, demand.run_ns, 0)
-    return levels
+    return [node]
 
 
 def _pour(free_ns: list[int], volume_ns: int) -> list[int]:
