@@ -62,6 +62,10 @@ class JobView(Protocol):
         """The policy's own order, from `Policy.urgency_ns`; smaller is served first, ties by job id."""
 
     @property
+    def delay_ns(self) -> int:
+        """Part of `urgency_ns`: for how long its tenant's own requests before it come first."""
+
+    @property
     def set_aside(self) -> bool: ...
     @property
     def is_stopping(self) -> bool:

@@ -34,7 +34,9 @@ class Ride:
 
     `speeds` are ascending in degree, each quicker than those before it, and never empty: for a job without steps that
     of one device. `head_ns` passes before the steps at any degree, `tail_ns` after them. `usual` is the index of the
-    degree at which it runs when no deadline says otherwise.
+    degree at which it runs when no deadline says otherwise. `rank` is that of the degree at which it runs now, -1 if it
+    does not; these devices cannot be taken from it before `hold_ns` have passed, when its step ends. `due_ns` is the
+    deadline of one that is due, for the others only their place among those of equal claim: the smaller, the sooner.
     """
 
     job_id: int
@@ -46,6 +48,8 @@ class Ride:
     head_ns: float
     tail_ns: float
     weight: float = 1.0
+    rank: int = -1
+    hold_ns: float = 0.0
 
     @property
     def least_gpu_ns(self) -> float:
@@ -82,6 +86,8 @@ class _Left:
     head_ns: float
     tail_ns: float
     rank: int = -1  # Of its speed; -1: it has no devices.
+    before: int = -1  # The rank that it had last.
+    hold_ns: float = 0.0
 
     @property
     def degree(self) -> int:
@@ -104,45 +110,79 @@ def roll(rides: Sequence[Ride], num_gpus: int, now_ns: int) -> Outlook:
     """Let rides go in this order of service, which is that of their claims, until none is left that is due.
 
     Those of `Claim.DUE` are in order of their deadlines. Whenever a ride ends, devices are shared anew: see `_share`.
-    Steps are taken for a fluid.
+    Whoever runs now keeps his devices to the end of the step; after that, steps are taken for a fluid.
 
     It is the inner loop of the look-ahead: a round touches those who have devices, not all who wait.
     """
-    left = [_Left(ride, index, ride.num_steps, ride.head_ns, ride.tail_ns) for index, ride in enumerate(rides)]
+    left = [
+        _Left(ride, index, ride.num_steps, ride.head_ns, ride.tail_ns, before=ride.rank, hold_ns=ride.hold_ns)
+        for index, ride in enumerate(rides)
+    ]
     certain = [one for one in left if one.ride.claim < Claim.DUE]
     due = [one for one in left if one.ride.claim is Claim.DUE]
     others = [one for one in left if one.ride.claim > Claim.DUE]
+    in_step = [one for one in left if one.hold_ns > _NEARLY_NS]
     now, next_ns = float(now_ns), inf
     shares: list[list[int]] = []
     while certain or due or (others and len(shares) < 2):
-        running = _share(certain, due, others, num_gpus, now)
-        if len(shares) < 2:
+        running, turn_ns = _share(certain, due, others, num_gpus, now), inf
+        if not shares or (len(shares) < 2 and next_ns < inf):
             shares.append([0] * len(rides))
             for one in running:
                 shares[-1][one.index] = one.degree
+        if in_step:
+            running, turn_ns = _obtained(running, in_step, num_gpus)
         if not running:
             break
         runs_ns = [one.run_ns() for one in running]
-        span_ns = min(runs_ns)
+        span_ns = min(*runs_ns, turn_ns)
         now += span_ns
-        next_ns = min(next_ns, now)
         late: list[int] = []
         for one, run_ns in zip(running, runs_ns, strict=True):
+            one.before, one.hold_ns = one.rank, one.hold_ns - span_ns
             if run_ns - span_ns > _NEARLY_NS:
                 one.run(span_ns)
-            elif one.ride.claim is Claim.DUE:
+                one.rank = -1
+                continue
+            next_ns = min(next_ns, now)
+            one.rank = -1
+            if one.ride.claim is Claim.DUE:
                 due.remove(one)
                 if now > one.ride.due_ns + _NEARLY_NS:
                     late.append(one.index)
             else:
                 (certain if one.ride.claim < Claim.DUE else others).remove(one)
-            one.rank = -1
+        in_step = [one for one in in_step if one.hold_ns > _NEARLY_NS]
         if due and now > due[0].ride.due_ns:
             late.append(due[0].index)
         if late:
             return Outlook(shares[0], min(late), next_ns, shares[-1])
     nobody = [0] * len(rides)
     return Outlook(shares[0] if shares else nobody, None, next_ns, shares[1] if len(shares) > 1 else nobody)
+
+
+def _obtained(running: Sequence[_Left], in_step: Sequence[_Left], free: int) -> tuple[list[_Left], float]:
+    """What of its share each can have at once: whoever is in a step goes on to its end as before.
+
+    Returns those who have devices, and how long it is until the first has more or fewer of them; `free` is how many
+    devices there are.
+    """
+    turning = [one for one in in_step if one.rank != one.before]
+    if not turning:
+        return list(running), inf
+    for one in turning:
+        one.rank = one.before
+    free -= sum(one.degree for one in in_step)
+    obtained = list(in_step)
+    for one in running:
+        if one.hold_ns > _NEARLY_NS:
+            continue
+        if one.degree <= free:
+            free -= one.degree
+            obtained.append(one)
+        else:
+            one.rank = -1
+    return obtained, min(one.hold_ns for one in turning)
 
 
 def _share(

@@ -12,7 +12,7 @@ from tilework.core.work import DIFFUSE, Group, Start, Work
 from tilework.policy.allocator import Allocator
 from tilework.policy.demand import Speed
 from tilework.policy.foresight import Claim, Outlook, Ride, roll
-from tilework.policy.order import explain
+from tilework.policy.order import doom, explain
 
 ONE_DEVICE = Speed(1, 0)
 _CHUNKS = 2  # Told to a group at a time, so that it never waits for the controller.
@@ -41,17 +41,26 @@ class Lookahead:
     starts: list[Start] = field(default_factory=list)
     stops: list[int] = field(default_factory=list)
     rides: list[Ride] = field(default_factory=list)
-    _outlook: Outlook = field(init=False)
+    leaving: set[int] = field(default_factory=set)  # Jobs that are to stop and go on at another node.
+    _order: list[Ride] = field(default_factory=list)
+    _outlook: Outlook | None = None  # Of this order; None if another must be chosen.
     _allocator: Allocator = field(init=False)
 
     def add(self, job: JobView, ride: Ride) -> None:
         self.jobs[job.job_id] = job
         self.rides.append(ride)
+        self._outlook = None
+
+    def drop(self, job_id: int) -> None:
+        """It is served elsewhere."""
+        if self.jobs.pop(job_id, None) is not None:
+            self.rides = [ride for ride in self.rides if ride.job_id != job_id]
+            self._outlook = None
 
     def keeps_all_with(self, ride: Ride) -> bool:
-        """Whether another one would be on time, and nobody late for it."""
-        order = sorted([*self._fixed(), *self.rides, ride], key=_order)
-        return roll(order, len(self.gpus), self.now_ns).late is None
+        """Whether another one would be on time, and nobody late for it who is not so anyway."""
+        self.choose()
+        return roll(sorted([*self._order, ride], key=_order), len(self.gpus), self.now_ns).late is None
 
     def ready_ns(self, job: JobView) -> int:
         """When the works of a job have ended; now if it has none."""
@@ -65,18 +74,48 @@ class Lookahead:
 
     # Whom to serve.
 
-    def choose(self) -> None:
-        """Put rides in order of service, and spare as few of them as possible."""
-        order = sorted([*self._fixed(), *self.rides], key=_order)
-        while True:
-            self._outlook = roll(order, len(self.gpus), self.now_ns)
-            if self._outlook.late is None:
-                break
-            rivals = [ride for ride in order[: self._outlook.late + 1] if ride.claim is Claim.DUE]
-            victim = max(reversed(rivals), key=lambda ride: ride.least_gpu_ns / ride.weight)
+    def doomed(self) -> list[tuple[int, str]]:
+        """Whom nothing would bring in on time, and why."""
+        found = [(ride, doom(self.jobs[ride.job_id], self.now_ns + int(ride.least_ns))) for ride in self.rides]
+        return [(ride.job_id, why) for ride, why in found if why is not None]
+
+    def choose(self) -> Outlook:
+        """Put rides in order of service, and spare as few of them as possible; says what comes of it."""
+        if self._outlook is not None:
+            return self._outlook
+        for ride in self.rides:
+            if ride.claim is Claim.SPARED:
+                ride.claim = Claim.DUE
+        order, outlook = self._roll()
+        spared: list[Ride] = []
+        while outlook.late is not None:
+            rivals = [ride for ride in order[: outlook.late + 1] if ride.claim is Claim.DUE]
+            victim = max(reversed(rivals), key=_value)
             victim.claim = Claim.SPARED
-            order.sort(key=lambda ride: ride.claim)
-        self.rides = order
+            spared.append(victim)
+            order, outlook = self._roll()
+        for ride in sorted(spared[:-1], key=_value):
+            ride.claim = Claim.DUE
+            with_it = self._roll()
+            if with_it[1].late is None:
+                order, outlook = with_it
+            else:
+                ride.claim = Claim.SPARED
+        self._order, self._outlook = order, outlook
+        return outlook
+
+    def _roll(self) -> tuple[list[Ride], Outlook]:
+        order = sorted([*self._fixed(), *self.rides], key=_order)
+        return order, roll(order, len(self.gpus), self.now_ns)
+
+    def spared(self) -> list[tuple[JobView, Ride]]:
+        """Whose deadlines are given up here though they may still go elsewhere, and what is left of them."""
+        pairs = [(self.jobs[ride.job_id], ride) for ride in self.rides if ride.claim is Claim.SPARED]
+        return [(job, ride) for job, ride in pairs if not job.works or job.may_stop]
+
+    def need(self) -> int:
+        """How many devices those need now who are on time."""
+        return min(len(self.gpus), sum(_need(ride, self.now_ns) for ride in self.rides))
 
     def _fixed(self) -> Iterator[Ride]:
         """Devices that are left to what they do, since it cannot be changed any more."""
@@ -88,8 +127,9 @@ class Lookahead:
 
     def carry_out(self) -> None:
         """Say what is to be started and stopped."""
+        outlook = self.choose()
         self._allocator = Allocator([[gpu.gpu for gpu in self.gpus if not gpu.works]])
-        for ride, degree, then in zip(self.rides, self._outlook.degrees, self._outlook.then, strict=True):
+        for ride, degree, then in zip(self._order, outlook.degrees, outlook.then, strict=True):
             job = self.jobs.get(ride.job_id)
             if job is None:
                 continue
@@ -113,7 +153,9 @@ class Lookahead:
         """Change the degree of a running job, or tell it its next chunk."""
         group = _group(job)
         extra = degree - len(group)
-        if job.may_stop and (extra < 0 or 0 < extra <= self._allocator.num_free()):
+        if job.job_id in self.leaving:
+            self.stops.append(job.job_id)
+        elif job.may_stop and (extra < 0 or 0 < extra <= self._allocator.num_free()):
             self.stops.append(job.job_id)
             self._hold(extra)
         else:
@@ -145,10 +187,11 @@ class Lookahead:
 
     def _most_steps(self, job: JobView, ride: Ride, degree: int, step_ns: int, then: int) -> int:
         """How many steps it may begin now at this degree, with regard to the next change that is foreseen."""
-        if not step_ns or then == degree or self._outlook.next_ns == inf:
+        next_ns = self.choose().next_ns
+        if not step_ns or then == degree or next_ns == inf:
             return job.num_steps_left + 1
         begin_ns = self.ready_ns(job) if job.works else self.now_ns + ride.head_ns
-        room_ns = self._outlook.next_ns - begin_ns
+        room_ns = next_ns - begin_ns
         if room_ns >= step_ns:
             return int(room_ns // step_ns)
         if then > degree:
@@ -165,6 +208,20 @@ def _group(job: JobView) -> Group:
 
 def _order(ride: Ride) -> tuple[int, float, int]:
     return ride.claim, ride.due_ns, ride.job_id
+
+
+def _value(ride: Ride) -> float:
+    """What it costs to serve it."""
+    return ride.least_gpu_ns / ride.weight
+
+
+def _need(ride: Ride, now_ns: int) -> int:
+    """How many devices it needs now: the fewest with which it is on time."""
+    if ride.claim is Claim.DUE:
+        budget_ns = ride.due_ns - now_ns - ride.head_ns - ride.tail_ns
+        in_time = (speed.degree for speed in ride.speeds if ride.num_steps * speed.step_ns <= budget_ns)
+        return next(in_time, ride.speeds[-1].degree)
+    return ride.speeds[ride.usual].degree if ride.claim < Claim.DUE else 0
 
 
 def _verb(ride: Ride, degree: int) -> str:

@@ -1,0 +1,58 @@
+"""What requests of a kind take on a node, worked out once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilework.core.interfaces import CostModel
+from tilework.core.request import Request
+from tilework.core.work import DECODE, ENCODE, StageId
+from tilework.policy.degrees import best_doubling
+from tilework.policy.demand import Speed, step_speeds, worthwhile
+
+_Key = tuple[str, int, int, int, bool, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """`speeds` are the degrees that are quicker than every narrower one; `usual` is the index of the degree up to which
+    each doubling pays.
+    """
+
+    encode_ns: int
+    speeds: tuple[Speed, ...]
+    usual: int
+    decode_ns: int
+
+
+@dataclass(slots=True)
+class Kinds:
+    """The kinds of a version of the costs."""
+
+    _version: int = -1
+    _kinds: dict[_Key, Kind] = field(default_factory=dict)
+
+    def of(self, request: Request, num_gpus: int, costs: CostModel) -> Kind:
+        """On a node of so many devices. Raises UnknownCost."""
+        if costs.version != self._version:
+            self._kinds, self._version = {}, costs.version
+        shape = request.shape  # Its hash takes longer than the rest.
+        key = (
+            request.pipeline,
+            shape.height,
+            shape.width,
+            shape.frames,
+            request.guided,
+            request.preview_every,
+            num_gpus,
+        )
+        kind = self._kinds.get(key)
+        if kind is None:
+            encode_ns, decode_ns = (
+                costs.work_ns(StageId(request.pipeline, stage), (request,), 1) for stage in (ENCODE, DECODE)
+            )
+            speeds = tuple(worthwhile(step_speeds(request, costs, num_gpus)))
+            degree = best_doubling(speeds) if speeds else 0
+            usual = max((rank for rank, speed in enumerate(speeds) if speed.degree <= degree), default=0)
+            kind = self._kinds[key] = Kind(encode_ns=encode_ns, speeds=speeds, usual=usual, decode_ns=decode_ns)
+        return kind
