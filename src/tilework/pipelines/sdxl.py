@@ -11,13 +11,15 @@ from diffusers.pipelines.stable_diffusion_xl.pipeline_stable_diffusion_xl import
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
+from tilework.core.packing import Layout
 from tilework.core.wire import Spec
 from tilework.pipelines import slices
 from tilework.pipelines.defaults import Defaults
 from tilework.pipelines.estimate import clean_by_noise
 from tilework.pipelines.family import Conditioning, StepState
 from tilework.pipelines.hooks import share_passes
-from tilework.pipelines.staged import StagedPipeline
+from tilework.pipelines.packing import pack_u_net
+from tilework.pipelines.staged import Pieces, StagedPipeline, stack
 
 
 class StableDiffusionXL(StagedPipeline):
@@ -41,8 +43,10 @@ class StableDiffusionXL(StagedPipeline):
             side_multiple=pipeline.vae_scale_factor,
             two_passes=two_passes,
             max_degree=2 if two_passes else 1,
+            cell_multiple=2**pipeline.unet.num_upsamplers,
         )
         share_passes(pipeline.unet, self._parallel, output="conv_out")
+        pack_u_net(pipeline.unet, self._packing)
         # Stock converts it to float32 and back for each picture, since it overflows in half precision.
         if pipeline.vae.dtype == torch.float16 and pipeline.vae.config.force_upcast:
             pipeline.vae.to(torch.float32)
@@ -97,6 +101,24 @@ class StableDiffusionXL(StagedPipeline):
             return_dict=False,
         )[0]
         return prediction
+
+    def _forward_packed(self, layout: Layout, patches: Tensor, times: Tensor, conditioning: Pieces) -> Tensor:
+        inputs = stack(layout, conditioning)
+        text = inputs.pop("encoder_hidden_states")
+        per_patch = {name: layout.per_patch(rows) for name, rows in inputs.items()}
+        prediction: Tensor = self._pipeline.unet(
+            patches,
+            layout.per_patch(times),
+            encoder_hidden_states=text,
+            timestep_cond=per_patch.get("timestep_cond"),
+            added_cond_kwargs={name: per_patch[name] for name in ("text_embeds", "time_ids")},
+            return_dict=False,
+        )[0]
+        return prediction
+
+    def _picture(self, state: StepState) -> Tensor:
+        scaled: Tensor = state.sampler.scale_model_input(state.latents, state.timestep)
+        return scaled[0]
 
     def _accepted_by(self, sampler: Any) -> Mapping[str, Any]:
         eta = {"eta": 0.0} if "eta" in inspect.signature(sampler.step).parameters else {}
