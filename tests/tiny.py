@@ -97,12 +97,15 @@ def build_flux(sampler: str = "shifting", guidance_embeds: bool = True) -> Any:
     )
 
 
-def build_sdxl(sampler: str = "sdxl-euler", distilled: bool = False) -> Any:
-    """Stable Diffusion XL in miniature (0.4M weights); `distilled` has the guidance scale as an input."""
+def build_sdxl(sampler: str = "sdxl-euler", distilled: bool = False, deep: bool = False) -> Any:
+    """Stable Diffusion XL in miniature (0.4M weights); `distilled` has the guidance scale as an input.
+
+    `deep` has three levels, as the real one, and not two.
+    """
     torch.manual_seed(0)
     tokenizer = build_tokenizer()
     return StableDiffusionXLPipeline(
-        unet=_unet(time_cond_proj_dim=8 if distilled else None),
+        unet=_unet(time_cond_proj_dim=8 if distilled else None, deep=deep),
         scheduler=SAMPLERS[sampler](),
         vae=_autoencoder(),
         text_encoder=CLIPTextModel(build_text_encoder(tokenizer).config).eval(),
@@ -259,14 +262,15 @@ def _flux_transformer(guidance_embeds: bool) -> FluxTransformer2DModel:
     ).eval()
 
 
-def _unet(time_cond_proj_dim: int | None) -> UNet2DConditionModel:
+def _unet(time_cond_proj_dim: int | None, deep: bool) -> UNet2DConditionModel:
+    num_levels = 3 if deep else 2
     return UNet2DConditionModel(
         sample_size=8,
-        block_out_channels=(16, 32),
+        block_out_channels=(16, 32, 32)[:num_levels],
         layers_per_block=1,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        attention_head_dim=(2, 4),
+        down_block_types=("DownBlock2D", *["CrossAttnDownBlock2D"] * (num_levels - 1)),
+        up_block_types=(*["CrossAttnUpBlock2D"] * (num_levels - 1), "UpBlock2D"),
+        attention_head_dim=(2, 4, 4)[:num_levels],
         norm_num_groups=4,
         use_linear_projection=True,
         addition_embed_type="text_time",
