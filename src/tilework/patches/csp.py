@@ -45,7 +45,7 @@ class Csp:
     in the batch; all else is in the batch's order. `picture_offsets` has the first patch of each picture, and P;
     `resolution_offsets` the first picture of each size, and their number; `run_offsets` the same for each number of
     patches. `owners` (P) is the picture of each patch, `neighbours` (P, 8) the patches around it by DIRECTIONS, NOBODY
-    outside of the picture.
+    outside of the picture. `sources` has the latter's columns, with P for NOBODY, for who keeps zeros there.
 
     Source: PatchedServe section 4.1, whose request offsets are `picture_offsets`. Added: runs, since attention does
     not care how patches lie in a picture.
@@ -59,6 +59,7 @@ class Csp:
     run_offsets: tuple[int, ...]
     owners: Tensor
     neighbours: Tensor
+    sources: tuple[Tensor, ...]
     _places: dict[Size, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod
@@ -69,7 +70,8 @@ class Csp:
         arranged = tuple(grids[index] for index in order)
         counts = [math.prod(grid) for grid in arranged]
         offsets = tuple(accumulate(counts, initial=0))
-        tables = [_around(grid, first) for grid, first in zip(arranged, offsets, strict=False)]
+        neighbours = torch.cat([_around(grid, first) for grid, first in zip(arranged, offsets, strict=False)])
+        sources = neighbours.where(neighbours != NOBODY, offsets[-1]).T.contiguous().to(device)
         return cls(
             patch=patch,
             order=tuple(order),
@@ -78,7 +80,8 @@ class Csp:
             resolution_offsets=_offsets(arranged),
             run_offsets=_offsets(counts),
             owners=torch.arange(len(sizes)).repeat_interleave(torch.tensor(counts)).to(device),
-            neighbours=torch.cat(tables).to(device),
+            neighbours=neighbours.to(device),
+            sources=sources.unbind(),
         )
 
     @property

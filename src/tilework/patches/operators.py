@@ -24,13 +24,15 @@ def with_halo(patches: Tensor, csp: Csp) -> Tensor:
     sides are in place by then.
     """
     count, channels, rows, columns = patches.shape
-    wide = patches.new_empty(count, channels, rows + 2, columns + 2)
-    wide[:, :, 1:-1, 1:-1] = patches
-    wide[:, :, 1:-1, 0] = _from(csp, _LEFT, patches[:, :, :, -1])
-    wide[:, :, 1:-1, -1] = _from(csp, _RIGHT, patches[:, :, :, 0])
-    wide[:, :, 0] = _from(csp, _UP, wide[:, :, -2])
-    wide[:, :, -1] = _from(csp, _DOWN, wide[:, :, 1])
-    return wide
+    wide = patches.new_empty(count + 1, channels, rows + 2, columns + 2)
+    wide[-1] = 0  # What NOBODY has.
+    result = wide[:-1]
+    result[:, :, 1:-1, 1:-1] = patches
+    result[:, :, 1:-1, 0] = wide[:, :, 1:-1, -2].index_select(0, csp.sources[_LEFT])
+    result[:, :, 1:-1, -1] = wide[:, :, 1:-1, 1].index_select(0, csp.sources[_RIGHT])
+    result[:, :, 0] = wide[:, :, -2].index_select(0, csp.sources[_UP])
+    result[:, :, -1] = wide[:, :, 1].index_select(0, csp.sources[_DOWN])
+    return result
 
 
 def convolve(convolution: nn.Conv2d, patches: Tensor, csp: Csp) -> Tensor:
@@ -91,11 +93,6 @@ def attend(
         for part, piece in zip(asked, pieces, strict=True):
             torch.unflatten(output[0, :, part], 1, (rows, -1)).copy_(piece.transpose(0, 1))
     return output
-
-
-def _from(csp: Csp, direction: int, edges: Tensor) -> Tensor:
-    """The edge (P, C, length) of each patch's neighbour; zeros where there is none, by the row that NOBODY finds."""
-    return torch.cat([edges, edges.new_zeros(1, *edges.shape[1:])])[csp.neighbours[:, direction]]
 
 
 def _over_pictures(values: Tensor, csp: Csp) -> Tensor:
