@@ -10,7 +10,8 @@ from random import Random
 import torch
 
 from suite import denoisers
-from suite.case import Check, Finding, Note, Table
+from suite.case import Check, Finding, Note, Picture, Table
+from suite.layouts import layout_png
 from suite.stats import bootstrap, extremes, median, percentile
 from tilework.core.packing import Size
 from tilework.patches.layout import PatchLayout, pack
@@ -18,6 +19,7 @@ from tilework.pipelines.family import Family, StepState
 from tilework.pipelines.loading import quiet
 
 GUIDED, UNGUIDED = 5.0, 1.0
+DRAWN: tuple[Size, ...] = ((4, 4), (2, 2), (2, 3), (3, 2))
 MIX: tuple[Size, ...] = ((128, 128),) * 8 + ((256, 256),) * 2
 
 
@@ -56,7 +58,12 @@ class Patches:
         )
         shares, share_table = self._shares(family, note)
         tables = [self._widths(note), share_table, *(self._mixes(name, note) for name in denoisers.FAMILIES)]
-        return Finding(checks=(check, *shares), method=self._method(), tables=tuple(tables))
+        return Finding(
+            checks=(check, *shares),
+            method=self._method(),
+            tables=tuple(tables),
+            pictures=(Picture(name="batch", png=layout_png(DRAWN, 128, shown=21)),),
+        )
 
     def _states(self, family: Family, sizes: Sequence[Size], rng: Random | None = None) -> list[StepState]:
         """Requests of these sizes in pixels, guided, or half of them if there is an `rng`."""
