@@ -23,6 +23,7 @@ from tilework.core.wire import Spec
 from tilework.patches.layout import PatchLayout, pack
 from tilework.pipelines.family import Conditioning, StepState
 from tilework.pipelines.flux import Flux
+from tilework.pipelines.sd import StableDiffusion
 from tilework.pipelines.sd3 import StableDiffusion3
 from tilework.pipelines.sdxl import StableDiffusionXL
 from tilework.pipelines.staged import StagedPipeline
@@ -37,9 +38,10 @@ BUILD = {
     "sdxl": tiny.build_sdxl,
     "sdxl-deep": partial(tiny.build_sdxl, deep=True),
     "sdxl-distilled": partial(tiny.build_sdxl, distilled=True),
+    "sd": tiny.build_sd,
 }
 FAMILIES = tuple(BUILD)
-U_NETS = tuple(name for name in FAMILIES if name.startswith("sdxl"))
+U_NETS = tuple(name for name in FAMILIES if name.startswith("sdxl") or name == "sd")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,7 +58,7 @@ def family(name: str) -> StagedPipeline:
             if isinstance(module, nn.GroupNorm):
                 nn.init.normal_(module.weight, 1.0, 0.3)
                 nn.init.normal_(module.bias, 0.0, 0.3)
-        return StableDiffusionXL(pipeline, name, {}, "")
+        return (StableDiffusion if name == "sd" else StableDiffusionXL)(pipeline, name, {}, "")
     return (StableDiffusion3 if name.startswith("sd3") else Flux)(pipeline, name, text, "")
 
 
@@ -322,7 +324,7 @@ def run_together(model: StagedPipeline, joining: dict[int, list[Spec]]) -> dict[
     return done
 
 
-@pytest.mark.parametrize("name", ["sd3", "sd3.5", "flux", "sdxl", "sdxl-deep"])
+@pytest.mark.parametrize("name", ["sd3", "sd3.5", "flux", "sdxl", "sdxl-deep", "sd"])
 def test_nobodys_picture_changes_when_others_join_and_leave(name: str) -> None:
     model = family(name)
     long, short, late = (

@@ -22,6 +22,7 @@ from diffusers import (
     FluxTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
+    StableDiffusionPipeline,
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
 )
@@ -105,7 +106,15 @@ def build_sdxl(sampler: str = "sdxl-euler", distilled: bool = False, deep: bool 
     torch.manual_seed(0)
     tokenizer = build_tokenizer()
     return StableDiffusionXLPipeline(
-        unet=_unet(time_cond_proj_dim=8 if distilled else None, deep=deep),
+        unet=_unet(
+            deep=deep,
+            use_linear_projection=True,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=8,
+            projection_class_embeddings_input_dim=6 * 8 + 64,
+            cross_attention_dim=128,
+            time_cond_proj_dim=8 if distilled else None,
+        ),
         scheduler=SAMPLERS[sampler](),
         vae=_autoencoder(),
         text_encoder=CLIPTextModel(build_text_encoder(tokenizer).config).eval(),
@@ -113,6 +122,22 @@ def build_sdxl(sampler: str = "sdxl-euler", distilled: bool = False, deep: bool 
         text_encoder_2=build_text_encoder(tokenizer).eval(),
         tokenizer_2=build_tokenizer(),
         add_watermarker=False,
+    )
+
+
+def build_sd(sampler: str = "sdxl-euler") -> Any:
+    """Stable Diffusion 1 in miniature (0.3M weights), without a safety checker."""
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer()
+    return StableDiffusionPipeline(
+        unet=_unet(cross_attention_dim=64),
+        scheduler=SAMPLERS[sampler](),
+        vae=_autoencoder(),
+        text_encoder=CLIPTextModel(build_text_encoder(tokenizer).config).eval(),
+        tokenizer=tokenizer,
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
     )
 
 
@@ -224,7 +249,7 @@ def pixels(image: Image) -> np.ndarray:
 def _text_arguments(pipeline: Any, request: Spec, max_sequence_length: int) -> dict[str, Any]:
     if isinstance(pipeline, FluxPipeline):
         return {"max_sequence_length": max_sequence_length}
-    if isinstance(pipeline, StableDiffusionXLPipeline):
+    if isinstance(pipeline, StableDiffusionXLPipeline | StableDiffusionPipeline):
         return {"negative_prompt": request.negative_prompt or None}
     return {"negative_prompt": request.negative_prompt, "max_sequence_length": max_sequence_length}
 
@@ -262,7 +287,7 @@ def _flux_transformer(guidance_embeds: bool) -> FluxTransformer2DModel:
     ).eval()
 
 
-def _unet(time_cond_proj_dim: int | None, deep: bool) -> UNet2DConditionModel:
+def _unet(deep: bool = False, **options: Any) -> UNet2DConditionModel:
     num_levels = 3 if deep else 2
     return UNet2DConditionModel(
         sample_size=8,
@@ -272,12 +297,7 @@ def _unet(time_cond_proj_dim: int | None, deep: bool) -> UNet2DConditionModel:
         up_block_types=(*["CrossAttnUpBlock2D"] * (num_levels - 1), "UpBlock2D"),
         attention_head_dim=(2, 4, 4)[:num_levels],
         norm_num_groups=4,
-        use_linear_projection=True,
-        addition_embed_type="text_time",
-        addition_time_embed_dim=8,
-        projection_class_embeddings_input_dim=6 * 8 + 64,
-        cross_attention_dim=128,
-        time_cond_proj_dim=time_cond_proj_dim,
+        **options,
     ).eval()
 
 
