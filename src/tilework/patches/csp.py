@@ -45,7 +45,8 @@ class Csp:
     in the batch; all else is in the batch's order. `picture_offsets` has the first patch of each picture, and P;
     `resolution_offsets` the first picture of each size, and their number; `run_offsets` the same for each number of
     patches. `owners` (P) is the picture of each patch, `neighbours` (P, 8) the patches around it by DIRECTIONS, NOBODY
-    outside of the picture. `sources` has the latter's columns, with P for NOBODY, for who keeps zeros there.
+    outside of the picture. `sources` has the latter's columns, with P for NOBODY, for who keeps zeros there; `averages`
+    (pictures, P), of float64, takes the mean over each picture's patches.
 
     Source: PatchedServe section 4.1, whose request offsets are `picture_offsets`. Added: runs, since attention does
     not care how patches lie in a picture.
@@ -60,6 +61,7 @@ class Csp:
     owners: Tensor
     neighbours: Tensor
     sources: tuple[Tensor, ...]
+    averages: Tensor
     _places: dict[Size, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod
@@ -72,6 +74,8 @@ class Csp:
         offsets = tuple(accumulate(counts, initial=0))
         neighbours = torch.cat([_around(grid, first) for grid, first in zip(arranged, offsets, strict=False)])
         sources = neighbours.where(neighbours != NOBODY, offsets[-1]).T.contiguous().to(device)
+        numbers = torch.arange(len(sizes))
+        owners = numbers.repeat_interleave(torch.tensor(counts))
         return cls(
             patch=patch,
             order=tuple(order),
@@ -79,9 +83,10 @@ class Csp:
             picture_offsets=offsets,
             resolution_offsets=_offsets(arranged),
             run_offsets=_offsets(counts),
-            owners=torch.arange(len(sizes)).repeat_interleave(torch.tensor(counts)).to(device),
+            owners=owners.to(device),
             neighbours=neighbours.to(device),
             sources=sources.unbind(),
+            averages=(owners == numbers[:, None]).double().div(torch.tensor(counts)[:, None]).to(device),
         )
 
     @property

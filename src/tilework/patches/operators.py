@@ -48,8 +48,9 @@ def convolve(convolution: nn.Conv2d, patches: Tensor, csp: Csp) -> Tensor:
 def normalise(norm: nn.GroupNorm, patches: Tensor, csp: Csp) -> Tensor:
     """See `core.packing.Layout.normalise`.
 
-    All patches are of one size, so a picture's mean is the mean of its patches' means, and its variance the mean of
-    their variances plus the variance of their means.
+    All patches are of one size, so a picture's moments are the means of those of its patches. These few numbers are
+    averaged in float64: squares do not cancel, and TF32 cannot round them. Rejected: adding rows by index, whose order,
+    and so rounding, differs from run to run on GPUs.
     """
     count, channels = patches.shape[:2]
     pixels = patches[0, 0].numel()
@@ -57,17 +58,21 @@ def normalise(norm: nn.GroupNorm, patches: Tensor, csp: Csp) -> Tensor:
     _, mean, scale = torch.native_group_norm(
         patches.float().contiguous(), None, None, count, channels, pixels, norm.num_groups, norm.eps
     )
-    whole_mean = _over_pictures(mean, csp)
-    variance = _over_pictures(scale.square().reciprocal() + (mean - whole_mean).square(), csp) - norm.eps
-    per_group = channels // norm.num_groups
+    mean = mean.double()
+    # Of each patch; `scale` is one over the root of variance and epsilon.
+    moments = torch.cat([mean, torch.addcmul(scale.double().pow(-2), mean, mean)], dim=1)
+    whole_mean, second = (csp.averages @ moments).chunk(2, dim=1)
+    statistics = torch.stack([whole_mean, torch.addcmul(second, whole_mean, whole_mean, value=-1)])
+    per_channel = statistics.float().repeat_interleave(channels // norm.num_groups, dim=2)
+    whole_mean, variance = per_channel.index_select(1, csp.owners).flatten(1)
     # With given statistics, both kinds of normalisation are one; every channel of every patch is a channel of its own.
     normalised = batch_norm(
         patches.reshape(1, count * channels, *patches.shape[2:]),
-        whole_mean.repeat_interleave(per_group, dim=1).flatten(),
-        variance.repeat_interleave(per_group, dim=1).flatten(),
+        whole_mean,
+        variance,  # With epsilon.
         norm.weight.float().repeat(count),
         norm.bias.float().repeat(count),
-        eps=norm.eps,
+        eps=0.0,
     )
     return normalised.view_as(patches)
 
@@ -93,18 +98,6 @@ def attend(
         for part, piece in zip(asked, pieces, strict=True):
             torch.unflatten(output[0, :, part], 1, (rows, -1)).copy_(piece.transpose(0, 1))
     return output
-
-
-def _over_pictures(values: Tensor, csp: Csp) -> Tensor:
-    """The mean over the patches of each picture, for each of its patches; (P, groups).
-
-    Rejected: adding rows by index, whose order, and so rounding, differs from run to run on GPUs.
-    """
-    means = []
-    for pictures, patches in csp.runs:
-        grouped = torch.unflatten(values[patches], 0, (pictures.stop - pictures.start, -1))
-        means.append(grouped.mean(dim=1, keepdim=True).expand_as(grouped).flatten(0, 1))
-    return torch.cat(means)
 
 
 def _slices(parts: Mapping[str, int], csp: Csp, pictures: slice, patches: slice) -> list[slice]:
