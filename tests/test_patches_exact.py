@@ -49,8 +49,7 @@ def _prepared() -> None:
     tiny.prepare()
 
 
-@cache
-def family(name: str) -> StagedPipeline:
+def build_family(name: str) -> StagedPipeline:
     pipeline, text = BUILD[name](), {"max_sequence_length": tiny.TEXT_LENGTH}
     if name in U_NETS:
         torch.manual_seed(1)
@@ -60,6 +59,9 @@ def family(name: str) -> StagedPipeline:
                 nn.init.normal_(module.bias, 0.0, 0.3)
         return (StableDiffusion if name == "sd" else StableDiffusionXL)(pipeline, name, {}, "")
     return (StableDiffusion3 if name.startswith("sd3") else Flux)(pipeline, name, text, "")
+
+
+family = cache(build_family)
 
 
 def denoiser(model: StagedPipeline) -> Any:
@@ -241,6 +243,21 @@ def test_the_order_of_the_requests_does_not_matter(name: str) -> None:
     states = [member.state(model) for member in mixed(name)]
     straight = model.predict(states, pack)
     assert_close(model.predict(states[::-1], pack)[::-1], straight)
+
+
+@pytest.mark.parametrize("name", ["sd3", "flux", "sdxl", "sd"])
+def test_half_precision_rounds_as_it_does_for_one_request(name: str) -> None:
+    model = build_family(name)
+    states = [member.state(model) for member in mixed(name)]
+    exact = alone(model, states)
+    model._pipeline.to(torch.bfloat16)
+    for state in states:
+        state.latents = state.latents.bfloat16()
+        halved = {name: tensor.bfloat16() for name, tensor in state.conditioning.tensors.items()}
+        state.conditioning = Conditioning(halved)
+    together, apart = model.predict(states, pack), alone(model, states)
+    assert {prediction.dtype for prediction in together} == {torch.bfloat16}
+    assert error(together, exact) <= 2 * error(apart, exact) < 0.5
 
 
 def refuse(sizes: tuple[Size, ...], multiple: int, device: Any) -> PatchLayout:

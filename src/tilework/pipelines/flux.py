@@ -10,7 +10,7 @@ import torch
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift, retrieve_timesteps
 from torch import Tensor
 
-from tilework.core.packing import Layout
+from tilework.core.packing import Layout, Size
 from tilework.core.wire import Spec
 from tilework.pipelines import slices
 from tilework.pipelines.defaults import Defaults
@@ -132,11 +132,13 @@ class Flux(StagedPipeline):
         )[0]
         return prediction.transpose(1, 2).reshape(len(patches), -1, *patches.shape[2:])
 
-    def _picture(self, state: StepState) -> Tensor:
-        """Tokens are its pixels: a patch may be a single one."""
+    def _size(self, state: StepState) -> Size:
+        """In tokens: a patch may be a single one."""
         side = self._info.side_multiple
-        size = (state.spec.height // side, state.spec.width // side)
-        return state.latents[0].T.view(-1, *size)
+        return state.spec.height // side, state.spec.width // side
+
+    def _picture(self, state: StepState) -> Tensor:
+        return state.latents[0].T.view(-1, *self._size(state))
 
     def _prediction(self, picture: Tensor) -> Tensor:
         return picture.flatten(1).T.contiguous()[None]

@@ -1,4 +1,4 @@
-"""Where diffusers' models are opened for `Parallel`: the only module that relies on how they are built inside.
+"""Where diffusers' models are opened for `Parallel`. Beside `packing` and `slices` this relies on how they are built.
 
 Hooks are installed once, when a model is loaded. At degree 1 each returns at once, and the stock code runs untouched.
 What is relied on: the names of the submodules given below, and that every attention processor calls torch's

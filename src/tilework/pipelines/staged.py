@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from tilework.core.packing import Layout, Pack
+from tilework.core.packing import Layout, Pack, Size
 from tilework.core.preview import preview_shape
 from tilework.core.wire import Image, ModelInfo, Spec
 from tilework.pipelines import freight
@@ -217,10 +217,9 @@ class StagedPipeline(ABC):
     def _kind(self, state: StepState) -> Hashable:
         """States of one kind can share a forward pass."""
         tensors = state.conditioning.tensors
-        rows, columns = self._picture(state).shape[1:]
-        odd = rows % self._cell_multiple or columns % self._cell_multiple
+        size = self._size(state)
         return (
-            (rows, columns) if odd else None,
+            size if any(side % self._cell_multiple for side in size) else None,
             state.latents.dtype,
             *((name, tensors[name].shape[1:], tensors[name].dtype) for name in sorted(tensors)),
         )
@@ -230,7 +229,7 @@ class StagedPipeline(ABC):
         rows = [state for state, count in zip(states, passes, strict=True) for _ in range(count)]
         inputs = [self._picture(state) for state in states]
         pictures = [picture for picture, count in zip(inputs, passes, strict=True) for _ in range(count)]
-        layout = pack(tuple((*picture.shape[1:],) for picture in pictures), self._cell_multiple, self.device)
+        layout = pack(tuple(self._size(state) for state in rows), self._cell_multiple, self.device)
         times = torch.stack(layout.arrange([state.timestep.to(self.device).float() for state in rows]))
         conditioning = {name: _pieces(name, states, passes) for name in states[0].conditioning.tensors}
         with self._packing.running(layout):
@@ -241,8 +240,12 @@ class StagedPipeline(ABC):
             for state, count in zip(states, passes, strict=True)
         ]
 
+    def _size(self, state: StepState) -> Size:
+        rows, columns = state.latents.shape[2:]
+        return rows, columns
+
     def _picture(self, state: StepState) -> Tensor:
-        """What enters the denoiser, as a picture (channels, rows, columns)."""
+        """What enters the denoiser, as a picture (channels, rows, columns) of `_size`."""
         return state.latents[0]
 
     def _prediction(self, picture: Tensor) -> Tensor:
