@@ -15,6 +15,7 @@ import tiny
 from tilework.core.wire import ModelSource, Spec
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load, shipped_directory
+from tilework.pipelines.sd import StableDiffusion
 
 SPECS = {
     "guided": tiny.spec(),
@@ -38,6 +39,7 @@ STOCK = {
     "sdxl": tiny.build_sdxl,
     "sdxl-noisy": partial(tiny.build_sdxl, "sdxl-ancestral"),
     "sdxl-distilled": partial(tiny.build_sdxl, distilled=True),
+    "sd": tiny.build_sd,
 }
 
 
@@ -125,6 +127,17 @@ def test_in_half_precision_the_autoencoder_of_sdxl_runs_in_float32_as_in_stock(t
     tiny.finish(model.here, state)
     assert state.latents.dtype == torch.float16
     assert_same(model.here, state, model.run_stock(tiny.spec()))
+
+
+def test_what_the_safety_checker_objects_to_is_black_as_in_stock() -> None:
+    pipeline = tiny.build_sd()
+    pipeline.run_safety_checker = lambda image, device, dtype: (torch.zeros_like(image), [True])
+    family = StableDiffusion(pipeline, "tiny", {}, "")
+    state = tiny.begin(family, tiny.spec())
+    tiny.finish(family, state)
+    stock = tiny.run_stock(pipeline, tiny.spec())
+    assert not stock.pixels.any()
+    assert_same(family, state, stock)
 
 
 def test_steps_are_counted_as_on_the_stock_progress_bar(model: Model) -> None:

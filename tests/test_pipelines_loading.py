@@ -61,6 +61,7 @@ def test_info_says_what_the_edges_need(saved: Path) -> None:
         (tiny.build_sd3, "sd3", True, 4, (28, 7.0, 64, 192)),
         (tiny.build_flux, "flux", False, 5, (28, 3.5, 1024, 2048)),
         (tiny.build_sdxl, "sdxl", True, 2, (50, 5.0, 64, 128)),
+        (tiny.build_sd, "sd", True, 2, (50, 7.5, 64, 128)),
         (partial(tiny.build_sdxl, distilled=True), "sdxl", False, 1, (50, 5.0, 64, 128)),
     ],
 )
@@ -77,7 +78,7 @@ def test_info_of_each_family(
     info = load(ModelSource(path=str(tmp_path))).info
     assert (info.family, info.two_passes, info.max_degree) == (family, two_passes, max_degree)
     assert (info.default_steps, info.default_guidance_scale, info.default_height, info.max_side) == stock
-    assert info.side_multiple == (8 if family == "sdxl" else 16)
+    assert info.side_multiple == (8 if family in ("sd", "sdxl") else 16)
     assert info.parameters < 1_000_000
 
 

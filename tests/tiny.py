@@ -22,6 +22,7 @@ from diffusers import (
     FluxTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
+    StableDiffusionPipeline,
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
 )
@@ -97,12 +98,23 @@ def build_flux(sampler: str = "shifting", guidance_embeds: bool = True) -> Any:
     )
 
 
-def build_sdxl(sampler: str = "sdxl-euler", distilled: bool = False) -> Any:
-    """Stable Diffusion XL in miniature (0.4M weights); `distilled` has the guidance scale as an input."""
+def build_sdxl(sampler: str = "sdxl-euler", distilled: bool = False, deep: bool = False) -> Any:
+    """Stable Diffusion XL in miniature (0.4M weights); `distilled` has the guidance scale as an input.
+
+    `deep` has three levels, as the real one, and not two.
+    """
     torch.manual_seed(0)
     tokenizer = build_tokenizer()
     return StableDiffusionXLPipeline(
-        unet=_unet(time_cond_proj_dim=8 if distilled else None),
+        unet=_unet(
+            deep=deep,
+            use_linear_projection=True,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=8,
+            projection_class_embeddings_input_dim=6 * 8 + 64,
+            cross_attention_dim=128,
+            time_cond_proj_dim=8 if distilled else None,
+        ),
         scheduler=SAMPLERS[sampler](),
         vae=_autoencoder(),
         text_encoder=CLIPTextModel(build_text_encoder(tokenizer).config).eval(),
@@ -110,6 +122,22 @@ def build_sdxl(sampler: str = "sdxl-euler", distilled: bool = False) -> Any:
         text_encoder_2=build_text_encoder(tokenizer).eval(),
         tokenizer_2=build_tokenizer(),
         add_watermarker=False,
+    )
+
+
+def build_sd(sampler: str = "sdxl-euler") -> Any:
+    """Stable Diffusion 1 in miniature (0.3M weights), without a safety checker."""
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer()
+    return StableDiffusionPipeline(
+        unet=_unet(cross_attention_dim=64),
+        scheduler=SAMPLERS[sampler](),
+        vae=_autoencoder(),
+        text_encoder=CLIPTextModel(build_text_encoder(tokenizer).config).eval(),
+        tokenizer=tokenizer,
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
     )
 
 
@@ -221,7 +249,7 @@ def pixels(image: Image) -> np.ndarray:
 def _text_arguments(pipeline: Any, request: Spec, max_sequence_length: int) -> dict[str, Any]:
     if isinstance(pipeline, FluxPipeline):
         return {"max_sequence_length": max_sequence_length}
-    if isinstance(pipeline, StableDiffusionXLPipeline):
+    if isinstance(pipeline, StableDiffusionXLPipeline | StableDiffusionPipeline):
         return {"negative_prompt": request.negative_prompt or None}
     return {"negative_prompt": request.negative_prompt, "max_sequence_length": max_sequence_length}
 
@@ -259,21 +287,17 @@ def _flux_transformer(guidance_embeds: bool) -> FluxTransformer2DModel:
     ).eval()
 
 
-def _unet(time_cond_proj_dim: int | None) -> UNet2DConditionModel:
+def _unet(deep: bool = False, **options: Any) -> UNet2DConditionModel:
+    num_levels = 3 if deep else 2
     return UNet2DConditionModel(
         sample_size=8,
-        block_out_channels=(16, 32),
+        block_out_channels=(16, 32, 32)[:num_levels],
         layers_per_block=1,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        attention_head_dim=(2, 4),
+        down_block_types=("DownBlock2D", *["CrossAttnDownBlock2D"] * (num_levels - 1)),
+        up_block_types=(*["CrossAttnUpBlock2D"] * (num_levels - 1), "UpBlock2D"),
+        attention_head_dim=(2, 4, 4)[:num_levels],
         norm_num_groups=4,
-        use_linear_projection=True,
-        addition_embed_type="text_time",
-        addition_time_embed_dim=8,
-        projection_class_embeddings_input_dim=6 * 8 + 64,
-        cross_attention_dim=128,
-        time_cond_proj_dim=time_cond_proj_dim,
+        **options,
     ).eval()
 
 

@@ -25,6 +25,7 @@ from suite.cases.modelled import Modelled
 from suite.cases.mutations import Mutations
 from suite.cases.observe import Observe
 from suite.cases.papers import FIGURES, Papers
+from suite.cases.patches import Patches
 from suite.cases.policytime import PolicyTime
 from suite.cases.promises import Promises
 from suite.cases.queue import QueueLength
@@ -53,6 +54,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "load": ("Answers at the door for ten minutes, with 20,000 waiting and 2,000 connections open", Load),
     "observe": ("Metrics and event log: what they cost in throughput", Observe),
     "bubbles": ("Idle time of busy workers between two works", Bubbles),
+    "patches": ("Requests of several sizes in one forward pass, against one by one", Patches),
     "ready": ("Time from the start of the server to ready", Ready),
     "chaos": ("Workers killed under load: nothing lost, and how soon it goes on", Chaos),
     "fuzz": ("Scenarios where things go wrong, simulated: is anything violated that must hold", Fuzz),

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tilework.core.packing import Pack
 from tilework.core.wire import Image, ModelInfo, Spec
 from tilework.pipelines.freight import Freight
 from tilework.pipelines.parallel import Parallel
@@ -85,8 +86,12 @@ class Family(Protocol):
     def begin(self, spec: Spec, conditioning: Conditioning) -> StepState:
         """Draw the initial latents from `spec.seed` and give the request a sampler of its own."""
 
-    def predict(self, states: Sequence[StepState]) -> list[Tensor]:
+    def predict(self, states: Sequence[StepState], pack: Pack | None = None) -> list[Tensor]:
         """The guided prediction for the next iteration of each state, in order; any mix of shapes and times.
+
+        With `pack` states share a forward pass as far as they can: at degree 1, with texts of equal length, and where
+        the sides of the pictures suit the model's layers, or equal each other. Predictions then differ by rounding,
+        and for a state that shares with none, by nothing. Without `pack` each state has a forward pass of its own.
 
         In a group every rank gives the same states and gets the same predictions. Changes no state.
 

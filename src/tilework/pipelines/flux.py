@@ -10,13 +10,15 @@ import torch
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift, retrieve_timesteps
 from torch import Tensor
 
+from tilework.core.packing import Layout, Size
 from tilework.core.wire import Spec
 from tilework.pipelines import slices
 from tilework.pipelines.defaults import Defaults
 from tilework.pipelines.estimate import clean_by_flow
 from tilework.pipelines.family import Conditioning, StepState
 from tilework.pipelines.hooks import share_sequence
-from tilework.pipelines.staged import StagedPipeline
+from tilework.pipelines.packing import pack_transformer
+from tilework.pipelines.staged import Pieces, StagedPipeline, stack
 
 
 class Flux(StagedPipeline):
@@ -38,6 +40,7 @@ class Flux(StagedPipeline):
             side_multiple=pipeline.vae_scale_factor * 2,
             two_passes=False,
             max_degree=transformer.config.num_attention_heads,
+            cell_multiple=1,
         )
         share_sequence(
             transformer,
@@ -47,6 +50,7 @@ class Flux(StagedPipeline):
             rotary="pos_embed",
             output="proj_out",
         )
+        pack_transformer(transformer, self._packing, text_first=True)
 
     @torch.no_grad()
     def encode(self, spec: Spec) -> Conditioning:
@@ -112,6 +116,32 @@ class Flux(StagedPipeline):
             **conditioning,
         )[0]
         return prediction
+
+    def _forward_packed(self, layout: Layout, patches: Tensor, times: Tensor, conditioning: Pieces) -> Tensor:
+        inputs = stack(layout, conditioning)
+        if layout.is_plain:  # All rows share the rotary embedding.
+            inputs |= {name: conditioning[name][0] for name in ("txt_ids", "img_ids")}
+        else:  # It is that of all texts and then all patches, one behind another.
+            places = [ids.T.view(-1, *size) for ids, size in zip(conditioning["img_ids"], layout.sizes, strict=True)]
+            inputs["img_ids"] = layout.split(places).flatten(2).transpose(1, 2).flatten(0, 1)
+        prediction: Tensor = self._pipeline.transformer(
+            hidden_states=patches.flatten(2).transpose(1, 2),
+            timestep=times.to(patches.dtype) / 1000,
+            return_dict=False,
+            **inputs,
+        )[0]
+        return prediction.transpose(1, 2).reshape(len(patches), -1, *patches.shape[2:])
+
+    def _size(self, state: StepState) -> Size:
+        """In tokens: a patch may be a single one."""
+        side = self._info.side_multiple
+        return state.spec.height // side, state.spec.width // side
+
+    def _picture(self, state: StepState) -> Tensor:
+        return state.latents[0].T.view(-1, *self._size(state))
+
+    def _prediction(self, picture: Tensor) -> Tensor:
+        return picture.flatten(1).T.contiguous()[None]
 
     def _estimate(self, state: StepState, prediction: Tensor) -> Tensor:
         return clean_by_flow(state, prediction)

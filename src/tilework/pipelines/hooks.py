@@ -1,4 +1,4 @@
-"""Where diffusers' models are opened for `Parallel`: the only module that relies on how they are built inside.
+"""Where diffusers' models are opened for `Parallel`. Beside `packing` and `slices` this relies on how they are built.
 
 Hooks are installed once, when a model is loaded. At degree 1 each returns at once, and the stock code runs untouched.
 What is relied on: the names of the submodules given below, and that every attention processor calls torch's
@@ -8,6 +8,7 @@ What is relied on: the names of the submodules given below, and that every atten
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -72,29 +73,35 @@ class SharedAttention:
         """Raises RuntimeError if the processor does not attend exactly once through torch: its result is wrong."""
         if not self._parallel.splits_sequence:
             return self._stock(attn, *args, **kwargs)
-        with _Detour(self._parallel, self._sequences) as detour:
-            result = self._stock(attn, *args, **kwargs)
-        if detour.num_calls != 1:
-            raise RuntimeError(
-                f"{type(self._stock).__name__} calls torch's scaled_dot_product_attention {detour.num_calls} times, "
-                "not once, so its sequence cannot be shared; unset DIFFUSERS_ATTN_BACKEND, or use degree 1"
-            )
-        return result
+        with Detour(partial(self._parallel.attend, sequences=self._sequences)):
+            return self._stock(attn, *args, **kwargs)
 
 
-class _Detour(TorchFunctionMode):
-    """While entered, attention in this thread is that of `Parallel.attend`."""
+class Detour(TorchFunctionMode):
+    """While entered, attention in this thread is that of `attend(query, key, value, scale)`, and is called once.
 
-    def __init__(self, parallel: Parallel, sequences: Sequence[str]) -> None:
+    Raises:
+        RuntimeError: on leaving, if torch's attention was not called exactly once: the result is wrong.
+    """
+
+    def __init__(self, attend: Callable[[Tensor, Tensor, Tensor, float | None], Tensor]) -> None:
         super().__init__()
-        self.num_calls = 0
-        self._parallel = parallel
-        self._sequences = sequences
+        self._num_calls = 0
+        self._answer = attend
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        if kind is None and self._num_calls != 1:
+            raise RuntimeError(
+                f"an attention processor calls torch's scaled_dot_product_attention {self._num_calls} times, not once, "
+                "so what it attends to cannot be shared or packed; unset DIFFUSERS_ATTN_BACKEND, or use degree 1 and "
+                "batches of one"
+            )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
-        self.num_calls += 1
+        self._num_calls += 1
         return self._attend(*args, **(kwargs or {}))
 
     def _attend(
@@ -111,8 +118,7 @@ class _Detour(TorchFunctionMode):
         assert attn_mask is None, "a mask would have to be shared too; no family here has one"
         assert dropout_p == 0
         assert not is_causal
-        assert query.shape == key.shape == value.shape
-        return self._parallel.attend(query, key, value, scale, self._sequences)
+        return self._answer(query, key, value, scale)
 
 
 def _on_output(model: Any, name: str, parallel: Parallel, change: Callable[[Any], Any]) -> None:

@@ -25,6 +25,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 ADAPTERS = {
     "FluxPipeline": "tilework.pipelines.flux:Flux",
     "StableDiffusion3Pipeline": "tilework.pipelines.sd3:StableDiffusion3",
+    "StableDiffusionPipeline": "tilework.pipelines.sd:StableDiffusion",
     "StableDiffusionXLPipeline": "tilework.pipelines.sdxl:StableDiffusionXL",
 }
 """Adapter by class name of the stock pipeline; called with (pipeline, name, overrides, library)."""

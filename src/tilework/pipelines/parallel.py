@@ -91,6 +91,7 @@ class Parallel:
         Ranks trade tokens for heads, attend with a few heads each, and trade back. The pieces of the sequences may
         lie in any order, as long as it is that of query, key and value.
         """
+        assert query.shape == key.shape == value.shape
         batch, num_heads, num_tokens, width = query.shape
         heads = split_evenly(num_heads, self._width)
         mine = heads[self._index]

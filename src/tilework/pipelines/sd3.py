@@ -9,13 +9,15 @@ import torch
 from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift, retrieve_timesteps
 from torch import Tensor
 
+from tilework.core.packing import Layout
 from tilework.core.wire import Spec
 from tilework.pipelines import slices
 from tilework.pipelines.defaults import Defaults
 from tilework.pipelines.estimate import clean_by_flow
 from tilework.pipelines.family import Conditioning, StepState
 from tilework.pipelines.hooks import share_sequence
-from tilework.pipelines.staged import StagedPipeline
+from tilework.pipelines.packing import pack_positions, pack_transformer
+from tilework.pipelines.staged import Pieces, StagedPipeline, stack
 
 
 class StableDiffusion3(StagedPipeline):
@@ -33,8 +35,11 @@ class StableDiffusion3(StagedPipeline):
             side_multiple=pipeline.vae_scale_factor * pipeline.patch_size,
             two_passes=True,
             max_degree=2 * transformer.config.num_attention_heads,
+            cell_multiple=pipeline.patch_size,
         )
         share_sequence(transformer, self._parallel, image="pos_embed", text="context_embedder", output="proj_out")
+        pack_transformer(transformer, self._packing, text_first=False)
+        pack_positions(transformer.pos_embed, self._packing)
 
     @torch.no_grad()
     def encode(self, spec: Spec) -> Conditioning:
@@ -88,6 +93,12 @@ class StableDiffusion3(StagedPipeline):
             timestep=state.timestep.expand(latents.shape[0]),
             return_dict=False,
             **conditioning,
+        )[0]
+        return prediction
+
+    def _forward_packed(self, layout: Layout, patches: Tensor, times: Tensor, conditioning: Pieces) -> Tensor:
+        prediction: Tensor = self._pipeline.transformer(
+            hidden_states=patches, timestep=times, return_dict=False, **stack(layout, conditioning)
         )[0]
         return prediction
 

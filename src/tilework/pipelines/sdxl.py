@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from diffusers.pipelines.stable_diffusion_xl.pipeline_stable_diffusion_xl import retrieve_timesteps
-from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from tilework.core.wire import Spec
 from tilework.pipelines import slices
 from tilework.pipelines.defaults import Defaults
-from tilework.pipelines.estimate import clean_by_noise
-from tilework.pipelines.family import Conditioning, StepState
-from tilework.pipelines.hooks import share_passes
-from tilework.pipelines.staged import StagedPipeline
+from tilework.pipelines.family import Conditioning
+from tilework.pipelines.u_net import UNetPipeline
 
 
-class StableDiffusionXL(StagedPipeline):
-    """The family of `StableDiffusionXLPipeline`, with its defaults: no cropping, eta 0, no rescaling of guidance.
+class StableDiffusionXL(UNetPipeline):
+    """The family of `StableDiffusionXLPipeline`, with its defaults: no cropping. See `UNetPipeline`.
 
     An empty negative prompt means none, as in a stock call without one: many such models then take zeros for it.
-    `guidance_scale` above 1 adds the negative pass, except where it is an input of the model (distilled ones).
-
-    The U-Net's picture is not split: two ranks share the passes of guidance, further ones repeat the work.
     """
 
     def __init__(self, pipeline: Any, name: str, overrides: Mapping[str, Any], library: str) -> None:
-        two_passes = pipeline.unet.config.time_cond_proj_dim is None
-        super().__init__(
-            pipeline,
-            pipeline.unet,
-            _stock_defaults(pipeline, name),
-            overrides,
-            library,
-            family="sdxl",
-            side_multiple=pipeline.vae_scale_factor,
-            two_passes=two_passes,
-            max_degree=2 if two_passes else 1,
-        )
-        share_passes(pipeline.unet, self._parallel, output="conv_out")
+        super().__init__(pipeline, _stock_defaults(pipeline, name), overrides, library, family="sdxl")
         # Stock converts it to float32 and back for each picture, since it overflows in half precision.
         if pipeline.vae.dtype == torch.float16 and pipeline.vae.config.force_upcast:
             pipeline.vae.to(torch.float32)
@@ -63,47 +43,10 @@ class StableDiffusionXL(StagedPipeline):
             pooled = torch.cat([negative_pooled, pooled], dim=0)
             time_ids = torch.cat([time_ids] * 2, dim=0)
         tensors = {"encoder_hidden_states": text, "text_embeds": pooled, "time_ids": time_ids}
-        if not self._info.two_passes:
-            tensors["timestep_cond"] = self._embedded_guidance(spec).to(self.device, text.dtype)
-        return Conditioning(tensors)
+        return Conditioning({**tensors, **self._guidance(spec, text.dtype)})
 
-    def _embedded_guidance(self, spec: Spec) -> Tensor:
-        embedding: Tensor = self._pipeline.get_guidance_scale_embedding(
-            torch.tensor(spec.guidance_scale - 1).repeat(1),
-            embedding_dim=self._pipeline.unet.config.time_cond_proj_dim,
-        )
-        return embedding
-
-    def _set_timesteps(self, sampler: Any, spec: Spec) -> None:
-        retrieve_timesteps(sampler, spec.steps, self.device)
-        if hasattr(sampler, "set_begin_index"):
-            sampler.set_begin_index(0)
-
-    def _draw_latents(self, spec: Spec, dtype: torch.dtype, sampler: Any, generator: torch.Generator) -> Tensor:
-        """As `prepare_latents`, which would scale by the sampler that all requests share."""
-        pipeline, side = self._pipeline, self._info.side_multiple
-        shape = (1, pipeline.unet.config.in_channels, spec.height // side, spec.width // side)
-        noise: Tensor = randn_tensor(shape, generator=generator, device=self.device, dtype=dtype)
-        scaled: Tensor = noise * sampler.init_noise_sigma
-        return scaled
-
-    def _forward(self, state: StepState, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
-        prediction: Tensor = self._pipeline.unet(
-            state.sampler.scale_model_input(latents, state.timestep),
-            state.timestep,
-            encoder_hidden_states=conditioning["encoder_hidden_states"],
-            timestep_cond=conditioning.get("timestep_cond"),
-            added_cond_kwargs={name: conditioning[name] for name in ("text_embeds", "time_ids")},
-            return_dict=False,
-        )[0]
-        return prediction
-
-    def _accepted_by(self, sampler: Any) -> Mapping[str, Any]:
-        eta = {"eta": 0.0} if "eta" in inspect.signature(sampler.step).parameters else {}
-        return {**super()._accepted_by(sampler), **eta}
-
-    def _estimate(self, state: StepState, prediction: Tensor) -> Tensor:
-        return clean_by_noise(state, prediction)
+    def _added(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: conditioning[name] for name in ("text_embeds", "time_ids")}
 
     def _decode(self, latents: Tensor, sliced: bool = False) -> Tensor:
         pipeline, config = self._pipeline, self._pipeline.vae.config

@@ -5,27 +5,34 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from tilework.core.packing import Layout, Pack, Size
 from tilework.core.preview import preview_shape
 from tilework.core.wire import Image, ModelInfo, Spec
 from tilework.pipelines import freight
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.family import Conditioning, StepState
+from tilework.pipelines.packing import Packing
 from tilework.pipelines.parallel import Parallel
 
 # These draw from a Brownian tree (of the package torchsde), which takes no generator and cannot be moved.
 _BROWNIAN = ("CosineDPMSolverMultistepScheduler", "DPMSolverSDEScheduler")
 
+Pieces = Mapping[str, Sequence[Tensor]]
+"""Conditioning by name, of each picture of a packed batch, in the order in which they were given."""
+
 
 class StagedPipeline(ABC):
     """A family over the stock `pipeline`; see `family.Family` for the contract. `denoiser` is its largest component.
+
+    The sides of a patch (`core.packing`) are multiples of `cell_multiple`.
 
     Any sampler that the stock pipeline accepts is served. What a stochastic one draws in a step comes from the
     request's generator, behind the initial latents. Stock SDXL does the same; stock SD3 and FLUX hand their samplers
@@ -48,11 +55,13 @@ class StagedPipeline(ABC):
         side_multiple: int,
         two_passes: bool,
         max_degree: int,
+        cell_multiple: int,
     ) -> None:
         self._pipeline = pipeline
         # diffusers' own property walks all modules on each read: 0.5 ms, and a worker reads it in each step.
         self._device: torch.device = denoiser.device
         self._parallel = Parallel()
+        self._packing, self._cell_multiple = Packing(denoiser), cell_multiple
         self._defaults = resolve(stock, overrides, side_multiple)
         self._info = ModelInfo(
             name=self._defaults.name,
@@ -96,6 +105,13 @@ class StagedPipeline(ABC):
         """One forward pass for this rank's rows; returns the prediction for all rows."""
 
     @abstractmethod
+    def _forward_packed(self, layout: Layout, patches: Tensor, times: Tensor, conditioning: Pieces) -> Tensor:
+        """One forward pass for all pictures of `layout`; their prediction (P, C, h, w).
+
+        `times` has one number per picture, of float32, in the order of the batch.
+        """
+
+    @abstractmethod
     def _estimate(self, state: StepState, prediction: Tensor) -> Tensor:
         """The clean latents that the model believes in, by its prediction for the next iteration; float32."""
 
@@ -118,8 +134,19 @@ class StagedPipeline(ABC):
         return StepState(spec=spec, conditioning=conditioning, latents=latents, sampler=sampler, generator=generator)
 
     @torch.no_grad()
-    def predict(self, states: Sequence[StepState]) -> list[Tensor]:
-        return [self._predict_one(state) for state in states]
+    def predict(self, states: Sequence[StepState], pack: Pack | None = None) -> list[Tensor]:
+        if pack is None or self._parallel.degree > 1 or not self._packing.is_possible:
+            return [self._predict_one(state) for state in states]
+        batches: dict[Hashable, list[int]] = {}
+        for index, state in enumerate(states):
+            batches.setdefault(self._kind(state), []).append(index)
+        predictions: dict[int, Tensor] = {}
+        for batch in batches.values():
+            members = [states[index] for index in batch]
+            alone = len(members) == 1
+            predicted = [self._predict_one(members[0])] if alone else self._predict_packed(members, pack)
+            predictions.update(zip(batch, predicted, strict=True))
+        return [predictions[index] for index in range(len(states))]
 
     @torch.no_grad()
     def advance(self, state: StepState, prediction: Tensor) -> None:
@@ -184,8 +211,46 @@ class StagedPipeline(ABC):
         prediction = self._forward(state, rows(latents), conditioning)
         if guided:
             negative, positive = prediction.chunk(2)
-            prediction = negative + state.spec.guidance_scale * (positive - negative)
+            prediction = _guide(negative, positive, state.spec.guidance_scale)
         return prediction
+
+    def _kind(self, state: StepState) -> Hashable:
+        """States of one kind can share a forward pass."""
+        tensors = state.conditioning.tensors
+        size = self._size(state)
+        return (
+            size if any(side % self._cell_multiple for side in size) else None,
+            state.latents.dtype,
+            *((name, tensors[name].shape[1:], tensors[name].dtype) for name in sorted(tensors)),
+        )
+
+    def _predict_packed(self, states: Sequence[StepState], pack: Pack) -> list[Tensor]:
+        passes = [2 if self._is_guided(state.spec) else 1 for state in states]
+        rows = [state for state, count in zip(states, passes, strict=True) for _ in range(count)]
+        inputs = [self._picture(state) for state in states]
+        pictures = [picture for picture, count in zip(inputs, passes, strict=True) for _ in range(count)]
+        layout = pack(tuple(self._size(state) for state in rows), self._cell_multiple, self.device)
+        times = torch.stack(layout.arrange([state.timestep.to(self.device).float() for state in rows]))
+        conditioning = {name: _pieces(name, states, passes) for name in states[0].conditioning.tensors}
+        with self._packing.running(layout):
+            predicted = self._forward_packed(layout, layout.split(pictures), times, conditioning)
+        halves = iter([self._prediction(picture) for picture in layout.assemble(predicted)])
+        return [
+            _guide(next(halves), next(halves), state.spec.guidance_scale) if count == 2 else next(halves)
+            for state, count in zip(states, passes, strict=True)
+        ]
+
+    def _size(self, state: StepState) -> Size:
+        rows, columns = state.latents.shape[2:]
+        return rows, columns
+
+    def _picture(self, state: StepState) -> Tensor:
+        """What enters the denoiser, as a picture (channels, rows, columns) of `_size`."""
+        return state.latents[0]
+
+    def _prediction(self, picture: Tensor) -> Tensor:
+        """Undo `_picture`, for what leaves the denoiser."""
+        return picture[None]
 
     def _sampler(self, spec: Spec) -> Any:
         """A sampler of the request's own, at its first step."""
@@ -218,6 +283,23 @@ class StagedPipeline(ABC):
                 f"{name} does not fit {type(self._pipeline).__name__}; choose another sampler or its flow options "
                 f"({error})"
             ) from error
+
+
+def _guide(negative: Tensor, positive: Tensor, scale: float) -> Tensor:
+    return negative + scale * (positive - negative)
+
+
+def stack(layout: Layout, pieces: Pieces) -> dict[str, Tensor]:
+    """Each name's pieces along the first dimension, in the order of the batch."""
+    return {name: torch.cat(layout.arrange(tensors)) for name, tensors in pieces.items()}
+
+
+def _pieces(name: str, states: Sequence[StepState], passes: Sequence[int]) -> list[Tensor]:
+    return [
+        piece
+        for state, count in zip(states, passes, strict=True)
+        for piece in state.conditioning.tensors[name].chunk(count)
+    ]
 
 
 def _memory(sampler: Any) -> dict[str, Any]:

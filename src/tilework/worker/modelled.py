@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from tilework.core.packing import Pack
 from tilework.core.preview import preview_shape
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S
@@ -78,7 +79,7 @@ class ModelledFamily:
         generator = torch.Generator()
         return StepState(spec=spec, conditioning=conditioning, latents=latents, sampler=sampler, generator=generator)
 
-    def predict(self, states: Sequence[StepState]) -> list[Tensor]:
+    def predict(self, states: Sequence[StepState], pack: Pack | None = None) -> list[Tensor]:
         for state in states:
             self._check_memory(DIFFUSE, state.spec.shape, self._parallel.degree)
             self._parallel.take_step(self._run_ns(DIFFUSE, state.spec.shape, self._parallel.degree))

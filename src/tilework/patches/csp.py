@@ -1,0 +1,162 @@
+"""The Compressed Sparse Patch format: which picture each patch is of, and who lies around it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, groupby, pairwise
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tilework.core.packing import Size
+
+DIRECTIONS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0), (1, 1))
+"""Rows and columns to each of the eight neighbours; the opposite of direction i is 7 - i."""
+NOBODY = -1
+
+
+def choose_patch(sizes: Sequence[Size], multiple: int, cap: int | None = None) -> Size:
+    """The largest patch that tiles pictures of all `sizes`, with sides that are multiples of `multiple`.
+
+    Pictures of one size are patches themselves, whatever their sides. With `cap` no side is longer than that, but
+    at least `multiple`: the smaller, the finer can somebody choose among patches, and the slower is the batch.
+
+    Raises:
+        ValueError: the sizes differ, and a side is not a multiple of `multiple`.
+    """
+    odd = [size for size in sizes if size[0] % multiple or size[1] % multiple]
+    if len(set(sizes)) == 1 and (cap is None or odd):
+        return sizes[0]
+    if odd:
+        raise ValueError(f"a picture is {odd[0][0]} x {odd[0][1]}; its sides must be multiples of {multiple}")
+    rows, columns = (math.gcd(*sides) // multiple for sides in zip(*sizes, strict=True))
+    most = max(cap // multiple, 1) if cap is not None else max(rows, columns)
+    return multiple * _divisor(rows, most), multiple * _divisor(columns, most)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Csp:
+    """The pictures of a batch as patches (P of them, all of one size), sorted so that equals lie together.
+
+    Pictures lie by their number of patches, then by size, then as given. `order` has the given index of each picture
+    in the batch; all else is in the batch's order. `picture_offsets` has the first patch of each picture, and P;
+    `resolution_offsets` the first picture of each size, and their number; `run_offsets` the same for each number of
+    patches. `owners` (P) is the picture of each patch, `neighbours` (P, 8) the patches around it by DIRECTIONS, NOBODY
+    outside of the picture. `sources` has the latter's columns, with P for NOBODY, for who keeps zeros there; `averages`
+    (pictures, P), of float64, takes the mean over each picture's patches.
+
+    Source: PatchedServe section 4.1, whose request offsets are `picture_offsets`. Added: runs, since attention does
+    not care how patches lie in a picture.
+    """
+
+    patch: Size
+    order: tuple[int, ...]
+    grids: tuple[Size, ...]
+    picture_offsets: tuple[int, ...]
+    resolution_offsets: tuple[int, ...]
+    run_offsets: tuple[int, ...]
+    owners: Tensor
+    neighbours: Tensor
+    sources: tuple[Tensor, ...]
+    averages: Tensor
+    _places: dict[Size, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, sizes: Sequence[Size], patch: Size, device: torch.device) -> Csp:
+        """Lay out pictures of `sizes`, which `patch` divides."""
+        grids = [(rows // patch[0], columns // patch[1]) for rows, columns in sizes]
+        order = sorted(range(len(sizes)), key=lambda index: (math.prod(grids[index]), grids[index], index))
+        arranged = tuple(grids[index] for index in order)
+        counts = [math.prod(grid) for grid in arranged]
+        offsets = tuple(accumulate(counts, initial=0))
+        neighbours = torch.cat([_around(grid, first) for grid, first in zip(arranged, offsets, strict=False)])
+        sources = neighbours.where(neighbours != NOBODY, offsets[-1]).T.contiguous().to(device)
+        numbers = torch.arange(len(sizes))
+        owners = numbers.repeat_interleave(torch.tensor(counts))
+        return cls(
+            patch=patch,
+            order=tuple(order),
+            grids=arranged,
+            picture_offsets=offsets,
+            resolution_offsets=_offsets(arranged),
+            run_offsets=_offsets(counts),
+            owners=owners.to(device),
+            neighbours=neighbours.to(device),
+            sources=sources.unbind(),
+            averages=(owners == numbers[:, None]).double().div(torch.tensor(counts)[:, None]).to(device),
+        )
+
+    @property
+    def num_patches(self) -> int:
+        return self.picture_offsets[-1]
+
+    @property
+    def is_plain(self) -> bool:
+        return self.num_patches == len(self.order)
+
+    @property
+    def runs(self) -> list[tuple[slice, slice]]:
+        """Pictures with equal numbers of patches, and their patches."""
+        offsets = self.run_offsets
+        pictures = [slice(first, end) for first, end in pairwise(offsets)]
+        return [(run, slice(self.picture_offsets[run.start], self.picture_offsets[run.stop])) for run in pictures]
+
+    def split(self, pictures: Sequence[Tensor]) -> Tensor:
+        """Pictures (C, rows, columns) in the given order, of the sizes or of these over one number; (P, C, h, w)."""
+        first = pictures[self.order[0]]
+        height, width = first.shape[1] // self.grids[0][0], first.shape[2] // self.grids[0][1]
+        pixels = torch.cat([pictures[index].flatten(1) for index in self.order], dim=1)
+        places, _ = self._pixels((height, width))
+        patches = pixels.index_select(1, places).view(-1, self.num_patches, height, width)
+        return patches.transpose(0, 1).contiguous()
+
+    def assemble(self, patches: Tensor) -> list[Tensor]:
+        """Undo `split`; each picture has memory of its own."""
+        height, width = patches.shape[2:]
+        _, places = self._pixels((height, width))
+        pixels = patches.transpose(0, 1).flatten(1).index_select(1, places)
+        sizes = [(rows * height, columns * width) for rows, columns in self.grids]
+        pieces = pixels.split_with_sizes([math.prod(size) for size in sizes], dim=1)
+        given: list[Tensor] = [pixels] * len(pieces)
+        for index, piece, size in zip(self.order, pieces, sizes, strict=True):
+            given[index] = piece.clone(memory_format=torch.contiguous_format).view(-1, *size)
+        return given
+
+    def _pixels(self, patch: Size) -> tuple[Tensor, Tensor]:
+        """Where each pixel of the patches is in the pictures one behind another, and the other way round."""
+        if patch not in self._places:
+            area = math.prod(patch)
+            places = torch.cat(
+                [
+                    torch.arange(first * area, first * area + math.prod(grid) * area)
+                    .view(grid[0], patch[0], grid[1], patch[1])
+                    .transpose(1, 2)
+                    .flatten()
+                    for grid, first in zip(self.grids, self.picture_offsets, strict=False)
+                ]
+            )
+            device = self.owners.device
+            self._places[patch] = places.to(device), places.argsort().to(device)
+        return self._places[patch]
+
+
+def _around(grid: Size, first: int) -> Tensor:
+    """The neighbours of the patches of one picture, which lie row by row from `first` on; (patches, 8)."""
+    rows, columns = grid
+    numbers = torch.arange(first, first + rows * columns).view(rows, columns)
+    framed = pad(numbers, (1, 1, 1, 1), value=NOBODY)
+    moved = [framed[1 + down : 1 + down + rows, 1 + right : 1 + right + columns] for down, right in DIRECTIONS]
+    return torch.stack(moved, dim=-1).flatten(0, 1)
+
+
+def _offsets(sorted_keys: Sequence[Hashable]) -> tuple[int, ...]:
+    """Where each run of equal keys begins, and where the last one ends."""
+    return tuple(accumulate((len(list(run)) for _, run in groupby(sorted_keys)), initial=0))
+
+
+def _divisor(number: int, most: int) -> int:
+    """The largest divisor that is at most `most`."""
+    return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)

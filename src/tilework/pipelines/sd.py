@@ -1,0 +1,68 @@
+"""Stable Diffusion 1 and 2: diffusers' `StableDiffusionPipeline.__call__` in parts, over its own components."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilework.core.wire import Spec
+from tilework.pipelines import slices
+from tilework.pipelines.defaults import Defaults
+from tilework.pipelines.family import Conditioning
+from tilework.pipelines.u_net import UNetPipeline
+
+_BLACK = -1.0
+
+
+class StableDiffusion(UNetPipeline):
+    """The family of `StableDiffusionPipeline`. See `UNetPipeline`.
+
+    If the model has a safety checker, what it objects to is black, as in stock.
+    """
+
+    def __init__(self, pipeline: Any, name: str, overrides: Mapping[str, Any], library: str) -> None:
+        super().__init__(pipeline, _stock_defaults(pipeline, name), overrides, library, family="sd")
+
+    @torch.no_grad()
+    def encode(self, spec: Spec) -> Conditioning:
+        guided = self._is_guided(spec)
+        text, negative_text = self._pipeline.encode_prompt(
+            prompt=spec.prompt,
+            device=self.device,
+            num_images_per_prompt=1,
+            do_classifier_free_guidance=guided,
+            negative_prompt=spec.negative_prompt or None,
+        )
+        if guided:
+            text = torch.cat([negative_text, text])
+        return Conditioning({"encoder_hidden_states": text, **self._guidance(spec, text.dtype)})
+
+    def _added(self, conditioning: Mapping[str, Tensor]) -> None:
+        return None
+
+    def _decode(self, latents: Tensor, sliced: bool = False) -> Tensor:
+        pipeline = self._pipeline
+        decoded = slices.decode(pipeline.vae, latents / pipeline.vae.config.scaling_factor, sliced)
+        checked: Tensor
+        checked, found = pipeline.run_safety_checker(decoded, self.device, decoded.dtype)
+        if found and found[0]:
+            return torch.full_like(decoded, _BLACK)
+        return checked
+
+
+def _stock_defaults(pipeline: Any, name: str) -> Defaults:
+    """What `StableDiffusionPipeline.__call__` assumes; as for Stable Diffusion XL, twice the side is the limit."""
+    sample = pipeline.unet.config.sample_size
+    side = (sample if isinstance(sample, int) else max(sample)) * pipeline.vae_scale_factor
+    return Defaults(
+        name=name,
+        steps=50,
+        guidance_scale=7.5,
+        height=side,
+        width=side,
+        max_side=2 * side,
+        max_sequence_length=0,
+    )
