@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from tilework.comm.groups import Groups
 from tilework.comm.rendezvous import Rendezvous
 from tilework.core.wire import GroupRef
+from tilework.runtime.worker_process import forkserver_context
 
 
 class Ranks:
@@ -17,8 +17,7 @@ class Ranks:
 
     def __init__(self, num_ranks: int) -> None:
         self._rendezvous = Rendezvous()
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([f"tilework.pipelines.{family}" for family in ("flux", "sd3", "sdxl")])
+        context = forkserver_context()  # A process has one forkserver: what the first of its tests preloads stays.
         self._pipes = []
         self._processes = []
         for rank in range(num_ranks):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import tempfile
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 import tiny
-from birth import MARKER, report_birth
+from birth import report_birth
 from tilework.core.wire import (
     Command,
     Decode,
@@ -32,6 +31,7 @@ from tilework.core.wire import (
     Site,
     StopWork,
 )
+from tilework.runtime.worker_process import forkserver_context
 from tilework.worker.process import serve
 
 SITE = Site(gpu=0, parcels=tempfile.mkdtemp(prefix="tilework-test-"))
@@ -58,8 +58,7 @@ class Child:
     """A process from the forkserver and our end of its pipe."""
 
     def __init__(self, target: Any, *arguments: Any) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([MARKER])
+        context = forkserver_context()
         self.connection, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(target=target, args=(theirs, *arguments))
         self.process.start()
