@@ -359,13 +359,15 @@ def test_a_connection_leaves_next_to_nothing_for_a_collection(server: Served) ->
 
 
 def test_connection_that_is_reset_between_two_requests_is_quiet(
-    server: Served, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with connect(server.url) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert connection.recv(1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    time.sleep(5.3)  # uvicorn closes connections that have been idle for 5 s.
+    monkeypatch.setattr("tilework.server.main._KEEP_ALIVE_S", 0.2)
+    with serving(FakeEngine(), drain_s=0) as server:
+        with connect(server.url) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert connection.recv(1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        time.sleep(0.5)  # A connection that were still open would be closed now.
     assert "Traceback" not in caplog.text
 
 
