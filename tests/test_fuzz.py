@@ -269,7 +269,7 @@ def draw_lots(monkeypatch: pytest.MonkeyPatch) -> None:
         (take_early_reports, "", ["reordered=0.2:0.5"], "fixed-sp1"),
         (end_twice, "ended twice", [], "edf"),
         (keep_everything, "may keep", ["crash=0.1:1"], "edf"),
-        (go_back, "", ["crash=0.1:1"], "edf"),
+        (go_back, "", ["crash=0.1:1", "reordered=0.2:0.5"], "edf"),
         (starve, "waits", [], "edf"),
         (forget_what_does_not_fit, "did not fit", ["memory=1:0.6"], "tetriserve"),
         (pile_works_up, "is told", [], "tetriserve"),

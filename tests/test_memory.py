@@ -387,10 +387,10 @@ def costs(pipeline: str, sides: tuple[int, ...], degrees: tuple[int, ...], **pea
 
 @pytest.fixture(scope="module")
 def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, Any]]:
-    """Two workers that may take 90 MiB: of 512 px a decode fits only in slices, of 1024 px not at all."""
+    """Two workers that may take 28 MiB: of 256 px a decode fits only in slices, of 512 px not at all."""
     tiny.prepare()
     directory = tmp_path_factory.mktemp("wide")
-    pipeline = tiny.build_sd3("euler", max_side=1024)
+    pipeline = tiny.build_sd3("euler", max_side=512)
     pipeline.vae = tiny.AutoencoderKL(
         block_out_channels=(32, 32, 32, 32),
         down_block_types=("DownEncoderBlock2D",) * 4,
@@ -403,15 +403,15 @@ def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, Any]]
         use_post_quant_conv=False,
     ).eval()
     tiny.save(pipeline, directory, "wide")
-    source = ModelSource(path=str(directory), memory_bytes=90 * MIB)
-    rig = Rig(source, costs("wide", (64, 512, 1024), (1,)), "edf", 2)
+    source = ModelSource(path=str(directory), memory_bytes=28 * MIB)
+    rig = Rig(source, costs("wide", (64, 256, 512), (1,)), "edf", 2)
     yield rig, pipeline
     rig.close()
 
 
 def test_a_decode_that_does_not_fit_is_made_in_slices(tight: tuple[Rig, Any]) -> None:
     rig, pipeline = tight
-    spec, small = tiny.spec(height=512, width=512, steps=2), tiny.spec()
+    spec, small = tiny.spec(height=256, width=256, steps=2), tiny.spec()
     [large, other] = rig.outcomes({"large": spec, "small": small})
     endings = rig.watching.endings("large")
     assert endings[-2:] == [("decode", 1, False, "out_of_memory"), ("decode", 1, True, "done")]
@@ -432,14 +432,14 @@ def test_a_decode_that_does_not_fit_is_made_in_slices(tight: tuple[Rig, Any]) ->
 
 def test_a_picture_that_fits_in_no_way_fails_once_and_is_refused_then(tight: tuple[Rig, Any]) -> None:
     rig, _ = tight
-    huge = tiny.spec(height=1024, width=1024, steps=1)
+    huge = tiny.spec(height=512, width=512, steps=1)
     [failed, *others] = rig.outcomes({"huge": huge} | {f"other{index}": tiny.spec(seed=index) for index in range(6)})
     assert failed.status is Status.FAILED
     assert "there was not enough memory" in failed.reason
     assert [outcome.status for outcome in others] == [Status.DONE] * 6
     refusal = rig.refusal(huge)
     assert refusal.code is RefusalCode.MEMORY
-    assert "1024x1024" in refusal.reason
+    assert "512x512" in refusal.reason
     assert rig.engine.health().num_devices_up == 2
     assert not [ended for ended in rig.watching.works if ended.ending is Ending.LOST]
 

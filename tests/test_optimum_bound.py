@@ -282,7 +282,7 @@ class Load:
 @pytest.fixture(scope="module")
 def loads() -> list[Load]:
     flux, found = read_table("flux1dev_h100_eager"), []
-    for seed in range(6):
+    for seed in range(3):
         mixed = promise_mix(30, 4.0, seed, 0.3)
         for name, requests, costs, num_gpus in (
             ("flux", flux_requests(40, 30, 1.0, seed, alpha=1.0), flux, 8),

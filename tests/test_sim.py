@@ -6,10 +6,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import PIPELINE, POLICIES, SERVICE_S, Idle, assert_legal, poisson, request, simulate, table
+from builders import ONE_OF_EACH, PIPELINE, POLICIES, SERVICE_S, Idle, assert_legal, poisson, request, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
 from tilework.core.events import Event, GpuJoined, StageFinished, StepsFinished, Stopped, Submitted
@@ -80,30 +80,30 @@ def test_same_seed_same_trace_and_another_seed_another(policy: str) -> None:
     assert one != other
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@given(
-    seed=st.integers(0, 10_000),
-    rate=st.floats(0.3, 4),
-    num_gpus=st.integers(1, 9),
-    degrees=st.sampled_from([(1,), (1, 2), (1, 2, 4), (1, 2, 4, 8)]),
-    gpus_per_node=st.sampled_from([1, 3, 4, 8]),
-    data=st.data(),
-)
-def test_every_trace_is_legal(
-    policy: str,
-    seed: int,
-    rate: float,
-    num_gpus: int,
-    degrees: tuple[int, ...],
-    gpus_per_node: int,
-    data: st.DataObject,
-) -> None:
+def check_drawn(policy: str, data: st.DataObject) -> None:
+    seed, rate = data.draw(st.integers(0, 10_000)), data.draw(st.floats(0.3, 4))
+    num_gpus, gpus_per_node = data.draw(st.integers(1, 9)), data.draw(st.sampled_from([1, 3, 4, 8]))
+    degrees = data.draw(st.sampled_from([(1,), (1, 2), (1, 2, 4), (1, 2, 4, 8)]))
     requests = poisson(25, rate, seed)
     cancelled = data.draw(st.lists(st.sampled_from(requests), max_size=4))
     cancels = tuple((r.arrival_ns + data.draw(st.integers(0, 5 * NS_PER_S)), r.uid) for r in cancelled)
     costs = replace(table(degrees=degrees), gpus_per_node=gpus_per_node)
     trace = simulate(requests, policy, num_gpus=num_gpus, jitter=0.1, seed=seed, cancels=cancels, costs=costs)
     assert_legal(trace, num_gpus, degrees, gpus_per_node, {uid for _, uid in cancels})
+
+
+@pytest.mark.parametrize("policy", ONE_OF_EACH)
+@settings(max_examples=30)
+@given(data=st.data())
+def test_every_trace_is_legal(policy: str, data: st.DataObject) -> None:
+    check_drawn(policy, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", policy_names())
+@given(data=st.data())
+def test_many_traces_are_legal(policy: str, data: st.DataObject) -> None:
+    check_drawn(policy, data)
 
 
 @pytest.mark.parametrize("policy", policy_names())
