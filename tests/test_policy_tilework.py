@@ -81,6 +81,7 @@ def test_devices_are_had_when_the_step_on_them_ends() -> None:
     assert roll([ride(430), wide], 4, 0).late is None
     assert roll([ride(429), wide], 4, 0).late == 0
     assert roll([ride(429), ride(5000, steps=40, degree=4)], 4, 0).late is None, "its step is over"
+    assert roll([ride(1000), ride(2000, degree=2, hold_ms=450)], 3, 0).late is None, "what fits is had at once"
     narrow = ride(2000, steps=20, degree=1, hold_ms=90)
     outlook = roll([ride(400), narrow], 5, 0)
     assert (outlook.degrees, outlook.late) == ([4, 1], None), "whoever keeps its devices is in nobody's way"
@@ -169,6 +170,13 @@ def test_nobody_is_stopped_for_one_that_is_late_by_the_end_of_the_step() -> None
     assert on_time(trace) == 0.5
     _, num_stops = run([requests[0], request("b", 0.06, slo_s=0.65)], 4)
     assert num_stops
+
+
+def test_whoever_is_on_time_on_idle_devices_does_not_wait_for_more() -> None:
+    """`b` is to have two devices, one of which is in a step of a second."""
+    trace = simulate([request("a", side=512), request("b", 0.3, slo_s=1.2)], "tilework", num_gpus=3, costs=WIDE)
+    assert min(one.start_ns for one in trace.runs if one.work.job_ids == (1,)) < 0.4 * NS_PER_S
+    assert [ending.on_time for ending in trace.endings if ending.request.uid == "b"] == [True]
 
 
 def test_whoever_will_be_wider_in_a_moment_waits_for_that() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from tilework.core.interfaces import ClusterView, CostModel, Demand
-from tilework.core.progress import Cursor
-from tilework.core.request import Request
+from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.work import Plan
-from tilework.policy.demand import cheapest_in_time, fitting_degrees
-from tilework.policy.order import DeadlineOrder, doom, explain
+from tilework.policy.elastic import Elastic
+from tilework.policy.order import doom, explain
 from tilework.policy.pool import ONE_DEVICE, Placed, Pool
 from tilework.policy.registry import policy
 from tilework.policy.tasks import Task
@@ -19,27 +16,14 @@ _TO_THE_END_NS = 1 << 62
 
 
 @policy("edf-narrowest")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NarrowestFirst:
+@dataclass(slots=True, kw_only=True)
+class NarrowestFirst(Elastic):
     """The simplest policy with degrees and deadlines: nobody is stopped, narrowed or widened once he has begun.
 
     In order of the deadlines each takes the narrowest group with which it is on time from now on; if that is not free,
     it waits, and others go before it. Hopeless requests are set aside. What it loses on a few devices, where a wide
     request cannot wait until enough of them are free, it does not lose on many; there it is hard to beat.
     """
-
-    order: DeadlineOrder = field(default_factory=DeadlineOrder)
-
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
-        return self.order.urgency_ns(request, set_aside, delay_ns)
-
-    def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
-        return fitting_degrees(request, costs)
-
-    def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        """The cheapest degree that would meet the deadline from the arrival on; the quickest if none would."""
-        budget_ns = self.urgency_ns(request, False) - request.arrival_ns
-        return cheapest_in_time(request, left, self.degrees(request, costs), budget_ns, costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         """A plan that sets jobs aside starts nothing, and is asked for again in the new order."""

@@ -127,9 +127,7 @@ def roll(rides: Sequence[Ride], num_gpus: int, now_ns: int) -> Outlook:
     while certain or due or (others and len(shares) < 2):
         running, turn_ns = _share(certain, due, others, num_gpus, now), inf
         if not shares or (len(shares) < 2 and next_ns < inf):
-            shares.append([0] * len(rides))
-            for one in running:
-                shares[-1][one.index] = one.degree
+            shares.append(_degrees(running, len(rides)))
         if in_step:
             running, turn_ns = _obtained(running, in_step, num_gpus)
         if not running:
@@ -161,8 +159,15 @@ def roll(rides: Sequence[Ride], num_gpus: int, now_ns: int) -> Outlook:
     return Outlook(shares[0] if shares else nobody, None, next_ns, shares[1] if len(shares) > 1 else nobody)
 
 
+def _degrees(running: Iterable[_Left], num_rides: int) -> list[int]:
+    degrees = [0] * num_rides
+    for one in running:
+        degrees[one.index] = one.degree
+    return degrees
+
+
 def _obtained(running: Sequence[_Left], in_step: Sequence[_Left], free: int) -> tuple[list[_Left], float]:
-    """What of its share each can have at once: whoever is in a step goes on to its end as before.
+    """What each can have of its share at once: whoever is in a step ends it, others take what fits.
 
     Returns those who have devices, and how long it is until the first has more or fewer of them; `free` is how many
     devices there are.
@@ -177,11 +182,10 @@ def _obtained(running: Sequence[_Left], in_step: Sequence[_Left], free: int) -> 
     for one in running:
         if one.hold_ns > _NEARLY_NS:
             continue
-        if one.degree <= free:
+        one.rank = _widest(one, one.rank, free)
+        if one.rank >= 0:
             free -= one.degree
             obtained.append(one)
-        else:
-            one.rank = -1
     return obtained, min(one.hold_ns for one in turning)
 
 

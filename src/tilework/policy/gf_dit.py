@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
-from tilework.core.interfaces import ClusterView, CostModel, Demand
-from tilework.core.progress import Cursor
-from tilework.core.request import Request
+from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
-from tilework.policy.demand import Speed, cheapest_in_time, fitting_degrees
-from tilework.policy.order import DeadlineOrder, doom, explain
+from tilework.policy.demand import Speed
+from tilework.policy.elastic import Elastic
+from tilework.policy.order import doom, explain
 from tilework.policy.pool import ONE_DEVICE, Placed, Pool
 from tilework.policy.registry import policy
 from tilework.policy.tasks import Task
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BestFit:
+@dataclass(slots=True, kw_only=True)
+class BestFit(Elastic):
     """Maximise the share of requests on time: at each end of a chunk, for the jobs and devices that stand there,
 
     1. earliest deadline first, each job takes the narrowest group with which all that is left of it meets the deadline;
@@ -36,18 +34,6 @@ class BestFit:
 
     sets_aside: bool
     chunk_ns: int = 50 * NS_PER_MS
-    order: DeadlineOrder = field(default_factory=DeadlineOrder)
-
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
-        return self.order.urgency_ns(request, set_aside, delay_ns)
-
-    def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
-        return fitting_degrees(request, costs)
-
-    def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        """The cheapest degree that would meet the deadline from the arrival on; the quickest if none would."""
-        budget_ns = self.urgency_ns(request, False) - request.arrival_ns
-        return cheapest_in_time(request, left, self.degrees(request, costs), budget_ns, costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         """A plan that sets jobs aside starts nothing, and is asked for again in the new order."""

@@ -144,6 +144,10 @@ class Lookahead:
         if not degree:
             return
         group = self._allocator.take(degree, job.last_gpus)
+        if group is None and ride.claim is Claim.DUE:
+            least, room = _need(ride, self.now_ns), self._allocator.num_free()
+            fitting = [speed.degree for speed in ride.speeds if least <= speed.degree <= room]
+            group = self._allocator.take(fitting[-1], job.last_gpus) if fitting else None
         if group is None:
             self._hold(degree)
         else:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from tilework.core.interfaces import ClusterView, CostModel, Demand
-from tilework.core.progress import Cursor
-from tilework.core.request import Request, Shape
+from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.request import Shape
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
-from tilework.policy.demand import Speed, cheapest_in_time, fitting_degrees
-from tilework.policy.order import DeadlineOrder, doom
+from tilework.policy.demand import Speed
+from tilework.policy.elastic import Elastic
+from tilework.policy.order import doom
 from tilework.policy.registry import policy
 from tilework.policy.round_plan import RoundPlan
 from tilework.policy.rounds import Kind, RoundSearch
@@ -25,7 +25,7 @@ _SOONEST, _LATEST = 4, 256
 
 @policy("tetriserve")
 @dataclass(slots=True, kw_only=True)
-class TetriServe:
+class TetriServe(Elastic):
     """Plan in rounds: everything that runs in one is decided at its beginning (see `RoundPlan`).
 
     A round that nobody of is left to wait for its end is over when an arrival finds all devices idle. The length of
@@ -44,24 +44,12 @@ class TetriServe:
     round_ns: int | None = None
     ends_early: bool = False
     margin_ns: int = 10 * NS_PER_MS
-    order: DeadlineOrder = field(default_factory=DeadlineOrder)
     _end_ns: int = field(default=0, init=False)
     _chosen_ns: int = field(default=0, init=False)
     _age: int = field(default=_LATEST, init=False)
     _search: RoundSearch | None = field(default=None, init=False)
     _has_news: bool = field(default=False, init=False)
     _kinds: dict[tuple[str, Shape, int, bool, int], Kind] = field(default_factory=dict, init=False)
-
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
-        return self.order.urgency_ns(request, set_aside, delay_ns)
-
-    def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
-        return fitting_degrees(request, costs)
-
-    def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        """The cheapest degree that would meet the deadline from the arrival on; the quickest if none would."""
-        budget_ns = self.urgency_ns(request, False) - request.arrival_ns
-        return cheapest_in_time(request, left, self.degrees(request, costs), budget_ns, costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         is_over = now_ns >= self._end_ns or _is_deserted(view) or (self.ends_early and _is_idle(view))

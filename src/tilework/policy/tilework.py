@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -11,11 +10,10 @@ from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan, Start
-from tilework.policy.demand import cheapest_in_time, fitting_degrees
+from tilework.policy.elastic import Elastic
 from tilework.policy.homing import Homing
 from tilework.policy.kinds import Kinds
 from tilework.policy.nodes import Nodes
-from tilework.policy.order import DeadlineOrder
 from tilework.policy.registry import policy
 
 _MOST_WAITING = 24  # Looked at per node: the most urgent.
@@ -26,7 +24,7 @@ _Size = tuple[str, Shape, int, bool, int]
 
 @policy("tilework")
 @dataclass(slots=True, kw_only=True)
-class Tilework:
+class Tilework(Elastic):
     """Keep as many deadlines as possible, at every event: see `Lookahead` for a node, `Homing` for who is served where.
 
     Requests without a deadline go by how long they have waited for how much (see `Homing`), each at the degree up to
@@ -36,7 +34,6 @@ class Tilework:
 
     chunk_ns: int = 200 * NS_PER_MS
     patience: float = 20.0
-    order: DeadlineOrder = field(default_factory=DeadlineOrder)
     _kinds: Kinds = field(default_factory=Kinds, init=False)
     _gpu_ns: dict[_Size, int] = field(default_factory=dict, init=False)
     _nodes: Nodes | None = field(default=None, init=False)
@@ -48,13 +45,8 @@ class Tilework:
             return urgency_ns
         return urgency_ns + int(self.patience * self._gpu_ns.get(_size(request), 0) / request.weight)
 
-    def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
-        return fitting_degrees(request, costs)
-
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        """The cheapest degree that would meet the deadline from the arrival on; the quickest if none would."""
-        budget_ns = self.order.urgency_ns(request, False) - request.arrival_ns
-        demand = cheapest_in_time(request, left, self.degrees(request, costs), budget_ns, costs)
+        demand = Elastic.demand(self, request, left, costs)  # Dataclasses with slots know no super().
         if left == Cursor.start(request):
             self._gpu_ns.pop(_size(request), None)
             self._gpu_ns[_size(request)] = demand.width * demand.run_ns

@@ -15,15 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tilework.core.interfaces import ClusterView, CostModel, Demand
-from tilework.core.progress import Cursor
+from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
 from tilework.policy.allocator import nodes
 from tilework.policy.degrees import all_speeds, efficient_speeds
-from tilework.policy.demand import Speed, cheapest_in_time, worthwhile
-from tilework.policy.order import DeadlineOrder, by_urgency, doom, explain
+from tilework.policy.demand import Speed, worthwhile
+from tilework.policy.elastic import Elastic
+from tilework.policy.order import by_urgency, doom, explain
 from tilework.policy.packing import Option, pack_quickly
 from tilework.policy.pool import ONE_DEVICE, Placed, Pool
 from tilework.policy.registry import policy
@@ -107,8 +107,8 @@ class _Kind:
         return Bid(task, self.speeds[-num:], options, task.ready_ns + best_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TridentServe:
+@dataclass(slots=True, kw_only=True)
+class TridentServe(Elastic):
     """Dispatch those requests, and on so many devices each, that the sum of their rewards is greatest.
 
     At each end of a chunk, and whenever devices come free:
@@ -138,18 +138,9 @@ class TridentServe:
 
     pack: Pack = pack_quickly
     chunk_ns: int = 200 * NS_PER_MS
-    order: DeadlineOrder = field(default_factory=DeadlineOrder)
-
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
-        return self.order.urgency_ns(request, set_aside, delay_ns)
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         return [speed.degree for speed in efficient_speeds(all_speeds(request, costs))]
-
-    def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        """The cheapest efficient degree that meets the deadline from the arrival on; the quickest if none does."""
-        budget_ns = self.urgency_ns(request, False) - request.arrival_ns
-        return cheapest_in_time(request, left, self.degrees(request, costs), budget_ns, costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         """A plan that sets jobs aside starts nothing, and is asked for again in the new order."""
