@@ -179,6 +179,26 @@ def test_whoever_is_on_time_on_idle_devices_does_not_wait_for_more() -> None:
     assert [ending.on_time for ending in trace.endings if ending.request.uid == "b"] == [True]
 
 
+# It can wait for 0.2 s; a step of the long one takes 0.6 and 0.4 s on 2 and 4 devices.
+STEPS = profile({64: {1: 0.1}, 128: {1: 1.0, 2: 0.6, 4: 0.4}})
+HURRIED, LONG = request("hurried", side=64, slo_s=1.2), request("long", 2.0)
+
+
+@pytest.mark.parametrize(("before", "num_gpus", "widest"), [([HURRIED], 4, 2), ([], 4, 4), ([HURRIED], 8, 4)])
+def test_a_device_is_left_for_whoever_cannot_wait_for_the_end_of_a_long_step(
+    before: list[Request], num_gpus: int, widest: int
+) -> None:
+    """As one came lately that could not; but not if other nodes are idle."""
+    trace = simulate([*before, LONG], "tilework", num_gpus=num_gpus, costs=replace(STEPS, gpus_per_node=4))
+    assert max(map(len, groups(trace)["long"])) == widest
+
+
+def test_whoever_cannot_wait_for_the_end_of_a_long_step_is_on_time() -> None:
+    again = replace(HURRIED, uid="again", arrival_ns=int(2.1 * NS_PER_S), deadline_ns=int(3.3 * NS_PER_S))
+    known, unknown = (simulate([*one, LONG, again], "tilework", num_gpus=4, costs=STEPS) for one in ([HURRIED], []))
+    assert (on_time(known), on_time(unknown)) == (1.0, 0.5)
+
+
 def test_whoever_will_be_wider_in_a_moment_waits_for_that() -> None:
     """A step takes 63 ms on two devices and 39 on four: before `a` ends, `b` waits for up to 24 ms."""
     requests = [request("a", slo_s=0.75), request("b", 0.05, slo_s=9, steps=60)]

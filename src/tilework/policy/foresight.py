@@ -106,11 +106,12 @@ class _Left:
         self.tail_ns -= span_ns
 
 
-def roll(rides: Sequence[Ride], num_gpus: int, now_ns: int) -> Outlook:
+def roll(rides: Sequence[Ride], num_gpus: int, now_ns: int, calm_ns: float = inf) -> Outlook:
     """Let rides go in this order of service, which is that of their claims, until none is left that is due.
 
     Those of `Claim.DUE` are in order of their deadlines. Whenever a ride ends, devices are shared anew: see `_share`.
-    Whoever runs now keeps his devices to the end of the step; after that, steps are taken for a fluid.
+    Whoever runs now keeps his devices to the end of the step; after that, steps are taken for a fluid. Nobody is given
+    more devices than he needs, if a step on them takes longer than `calm_ns` and none would be left.
 
     It is the inner loop of the look-ahead: a round touches those who have devices, not all who wait.
     """
@@ -125,7 +126,7 @@ def roll(rides: Sequence[Ride], num_gpus: int, now_ns: int) -> Outlook:
     now, next_ns = float(now_ns), inf
     shares: list[list[int]] = []
     while certain or due or (others and len(shares) < 2):
-        running, turn_ns = _share(certain, due, others, num_gpus, now), inf
+        running, turn_ns = _share(certain, due, others, num_gpus, now, calm_ns), inf
         if not shares or (len(shares) < 2 and next_ns < inf):
             shares.append(_degrees(running, len(rides)))
         if in_step:
@@ -190,7 +191,7 @@ def _obtained(running: Sequence[_Left], in_step: Sequence[_Left], free: int) -> 
 
 
 def _share(
-    certain: Sequence[_Left], due: Sequence[_Left], others: Sequence[_Left], free: int, now: float
+    certain: Sequence[_Left], due: Sequence[_Left], others: Sequence[_Left], free: int, now: float, calm_ns: float
 ) -> list[_Left]:
     """Give devices to those who may have some, in this order:
 
@@ -210,15 +211,17 @@ def _share(
         if one.rank >= 0:
             free -= one.degree
             running.append(one)
-    free = _widen(running, free, _WORTH)
+    free = _widen(running, free, _WORTH, calm_ns)
     for one in others:
         if not free:
             return running
         one.rank = _widest(one, one.ride.usual, free)
+        while one.rank > 0 and one.degree == free and one.ride.speeds[one.rank].step_ns > calm_ns:
+            one.rank -= 1
         if one.rank >= 0:
             free -= one.degree
             running.append(one)
-    _widen(running, free, 1.0)
+    _widen(running, free, 1.0, calm_ns)
     return running
 
 
@@ -240,7 +243,7 @@ def _widest(one: _Left, most: int, free: int) -> int:
     return next((rank for rank in range(most, -1, -1) if one.ride.speeds[rank].degree <= free), -1)
 
 
-def _widen(candidates: Iterable[_Left], free: int, worth: float) -> int:
+def _widen(candidates: Iterable[_Left], free: int, worth: float, calm_ns: float) -> int:
     """Widen, again and again, the group that saves most time per device by it; returns how many are still free."""
     growing = [one for one in candidates if one.ride.claim is not Claim.FIXED]
     while free:
@@ -251,7 +254,7 @@ def _widen(candidates: Iterable[_Left], free: int, worth: float) -> int:
                 continue
             narrow, wide = speeds[rank], speeds[rank + 1]
             extra = wide.degree - narrow.degree
-            if extra <= free and narrow.step_ns >= worth * wide.step_ns:
+            if extra <= free - (wide.step_ns > calm_ns) and narrow.step_ns >= worth * wide.step_ns:
                 gain = one.steps * (narrow.step_ns - wide.step_ns) / extra
                 if gain > most:
                     best, most = one, gain

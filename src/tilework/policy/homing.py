@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from tilework.core.interfaces import ClusterView, CostModel, GpuView, JobView
 from tilework.core.time import NS_PER_MS
@@ -27,6 +28,9 @@ class Homing:
     have idle devices for it and this one has not, it goes there, as does everybody who waits: to the node with the
     fewest that are enough. Whoever is spared at home looks for another, and takes along what he has done.
 
+    One device of the cluster is left to those who can wait no longer than `calm_ns`, if others would have it longer
+    without need.
+
     Without deadlines, short ones go first, and those that have waited long: see `_pressure`.
     """
 
@@ -36,6 +40,7 @@ class Homing:
     costs: CostModel
     now_ns: int
     chunk_ns: int
+    calm_ns: float
     _ahead: dict[int, Lookahead] = field(default_factory=dict)
     _by_tenant: bool = False
 
@@ -43,7 +48,8 @@ class Homing:
         """A node with what it serves and what waits there."""
         node = self._ahead.get(number)
         if node is None:
-            node = self._ahead[number] = Lookahead(self.nodes.gpus[number], self.now_ns, self.chunk_ns)
+            calm_ns = inf if self.nodes.is_idle_beside(number) else self.calm_ns
+            node = self._ahead[number] = Lookahead(self.nodes.gpus[number], self.now_ns, self.chunk_ns, calm_ns)
             for job in (*_running(node.gpus, self.view), *self.nodes.waiting[number].values()):
                 self._join(job, node)
         return node

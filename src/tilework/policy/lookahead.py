@@ -37,6 +37,7 @@ class Lookahead:
     gpus: Sequence[GpuView]
     now_ns: int
     chunk_ns: int
+    calm_ns: float = inf
     jobs: dict[int, JobView] = field(default_factory=dict)
     starts: list[Start] = field(default_factory=list)
     stops: list[int] = field(default_factory=list)
@@ -60,7 +61,7 @@ class Lookahead:
     def keeps_all_with(self, ride: Ride) -> bool:
         """Whether another one would be on time, and nobody late for it who is not so anyway."""
         self.choose()
-        return roll(sorted([*self._order, ride], key=_order), len(self.gpus), self.now_ns).late is None
+        return roll(sorted([*self._order, ride], key=_order), len(self.gpus), self.now_ns, self.calm_ns).late is None
 
     def ready_ns(self, job: JobView) -> int:
         """When the works of a job have ended; now if it has none."""
@@ -106,7 +107,7 @@ class Lookahead:
 
     def _roll(self) -> tuple[list[Ride], Outlook]:
         order = sorted([*self._fixed(), *self.rides], key=_order)
-        return order, roll(order, len(self.gpus), self.now_ns)
+        return order, roll(order, len(self.gpus), self.now_ns, self.calm_ns)
 
     def spared(self) -> list[tuple[JobView, Ride]]:
         """Whose deadlines are given up here though they may still go elsewhere, and what is left of them."""

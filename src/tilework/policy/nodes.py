@@ -36,6 +36,7 @@ class Nodes:
         for number, room in self._room.items():
             self._with_room[room].add(number)
         self._changes: list[int] = []
+        self._was_idle: dict[int, int] = {}
 
     def look(self, waiting: Sequence[JobView], view: ClusterView) -> list[JobView]:
         """Notice what has changed since the last plan. Returns those who have no home yet, in order."""
@@ -49,6 +50,7 @@ class Nodes:
         for gpu in self.devices:
             if not gpu.works:
                 self.idle[gpu.node] = self.idle.get(gpu.node, 0) + 1
+        self._was_idle = dict(self.idle)
         for job_id in self.homes.keys() - {job.job_id for job in waiting}:
             self._leave(job_id)
         for job_id in [job_id for job_id in self._expected if view.job(job_id) is None]:
@@ -105,6 +107,10 @@ class Nodes:
             if not self.idle[number]:
                 del self.idle[number]
         return number
+
+    def is_idle_beside(self, number: int) -> bool:
+        """Whether other nodes had idle devices when this plan was begun."""
+        return len(self._was_idle) > (number in self._was_idle)
 
     def _tightness(self, number: int) -> tuple[int, int]:
         return self.idle[number], number
