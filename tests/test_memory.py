@@ -448,17 +448,20 @@ def test_parcels_that_are_gone_let_a_request_begin_anew(
     directory: Path, family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(registry._REGISTRY, "ping-pong", PingPong)  # Every step reads what the one before put down.
-    spec = tiny.spec(steps=8, seed=3)
+    spec = tiny.spec(steps=60, seed=3)
     state = tiny.begin(family, spec)
     tiny.finish(family, state)
     rig = Rig(ModelSource(path=str(directory)), costs("tiny-sd3", (64,), (1,)), "ping-pong", 2)
+
+    def encodings(ticket: Any) -> int:
+        return sum(isinstance(action, RunStage) and action.work.stage.name == ENCODE for _, action in ticket.history)
 
     async def disturbed() -> Outcome:
         """Whatever is put down is taken away, until the request has had to begin anew."""
         [ticket] = rig.submit("disturbed", spec)
         while ticket.steps_done < 2:
             await asyncio.sleep(0.002)
-        while sum(isinstance(action, RunStage) for _, action in ticket.history) < 2:
+        while encodings(ticket) < 2:
             for path in rig.executor._parcels.path.iterdir():
                 if path.name[0].isdigit():
                     path.unlink(missing_ok=True)
