@@ -62,7 +62,8 @@ def test_a_profile_is_found_again_as_it_was(store: Profiles) -> None:
     assert store.entries() == ()
     assert not store.path.parent.exists(), "to ask brings nothing about"
     full = row(0.5, frames=5, degree=2, batch=3, link="pcie", p99_seconds=0.6, peak_bytes=1 << 40, num_runs=20)
-    saved = profile(full, row(0.25), kind=Kind.PROFILE, at=1_700_000_000_123_456_789)
+    mixed = CostRow.of((Shape(64, 64), Shape(64, 96, 5)), pipeline=PIPELINE, stage=DIFFUSE, seconds=0.75)
+    saved = profile(full, mixed, row(0.25), kind=Kind.PROFILE, at=1_700_000_000_123_456_789)
     store.save(saved)
     again = Profiles(store.path)
     assert again.entries() == (saved,)
@@ -196,7 +197,7 @@ def test_a_file_of_another_schema_is_moved_aside(store: Profiles, caplog: pytest
     sqlite(store.path, "PRAGMA user_version = 7")
     assert store.latest(KEY) is None
     assert asides(store.path) == ["costs.sqlite.aside-1"]
-    assert "its schema is 7, and this version reads 1" in caplog.text
+    assert "its schema is 7, and this version reads 2" in caplog.text
 
 
 def test_another_programs_database_is_left_alone(store: Profiles) -> None:

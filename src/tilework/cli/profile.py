@@ -174,7 +174,7 @@ def _print(measured: _Measured, json: bool) -> None:
     else:
         title = f"{key.model}, {key.dtype}, on {key.hardware}"
         out.print(cost_table(rows, title))
-    found = {(Shape(row.height, row.width, row.frames), row.degree) for row in rows}
+    found = {(row.shape, row.degree) for row in rows}
     for shape, degree in measured.wanted:
         if (shape, degree) not in found:
             console.print(f"{shape} does not run at degree {degree} here; the workers' messages say why")

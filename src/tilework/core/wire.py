@@ -8,7 +8,9 @@ report; whoever needs it is told the name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tilework.core.request import Shape
 from tilework.core.work import Group
@@ -129,6 +131,9 @@ class CostRow:
     """One line of a cost table (design section 10): seconds per step (diffuse) or per request (other stages).
 
     `seconds` is the median of `num_runs` runs. Below 100 of them `p99_seconds` is the longest.
+
+    `batch` is how many outputs of this shape are made together. Of a mixed batch it has the shapes of all, by pixels;
+    height, width and frames are then those of the last one. `CostRow.of` makes rows of any batch.
     """
 
     pipeline: str
@@ -137,12 +142,29 @@ class CostRow:
     width: int
     frames: int = 1
     degree: int = 1
-    batch: int = 1
+    batch: int | tuple[Shape, ...] = 1
     link: str = "none"
     seconds: float
     p99_seconds: float | None = None
     peak_bytes: int | None = None
     num_runs: int | None = None
+
+    @classmethod
+    def of(cls, shapes: Sequence[Shape], **fields: Any) -> CostRow:
+        """The row of outputs of these shapes made together, in any order."""
+        arranged = tuple(sorted(shapes, key=lambda shape: (shape.pixels, shape)))
+        last, batch = arranged[-1], arranged if len(set(arranged)) > 1 else len(arranged)
+        return cls(height=last.height, width=last.width, frames=last.frames, batch=batch, **fields)
+
+    @property
+    def shape(self) -> Shape:
+        """The largest one's."""
+        return Shape(self.height, self.width, self.frames)
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Of all outputs that are made together."""
+        return (self.shape,) * self.batch if isinstance(self.batch, int) else self.batch
 
 
 # Commands, runtime -> worker.

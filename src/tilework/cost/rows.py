@@ -11,13 +11,13 @@ from tilework.core.request import Shape
 from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, ENCODE
 
-Place = tuple[str, str, Shape, int, int, str]
+Place = tuple[str, str, Shape, int, int | tuple[Shape, ...], str]
 _Known = TypeVar("_Known", int, float)
 
 
 def place_of(row: CostRow) -> Place:
     """What was measured: pipeline, stage, shape, degree, batch and link."""
-    return row.pipeline, row.stage, Shape(row.height, row.width, row.frames), row.degree, row.batch, row.link
+    return row.pipeline, row.stage, row.shape, row.degree, row.batch, row.link
 
 
 def merge_rows(rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
@@ -35,7 +35,7 @@ def merge_rows(rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
 def missing_shapes(rows: Iterable[CostRow], pipeline: str, shapes: Sequence[Shape], degree: int) -> tuple[Shape, ...]:
     """Those of `shapes` for which a stage has no row at this degree; encode and decode are wanted at degree 1 only."""
     stages = (ENCODE, DIFFUSE, DECODE) if degree == 1 else (DIFFUSE,)
-    known = {(row.stage, Shape(row.height, row.width, row.frames)) for row in _single(rows, pipeline, degree)}
+    known = {(row.stage, row.shape) for row in _single(rows, pipeline, degree)}
     return tuple(shape for shape in shapes if any((stage, shape) not in known for stage in stages))
 
 

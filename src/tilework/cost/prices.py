@@ -1,0 +1,125 @@
+"""What a stage costs at one degree, by the rows of a table: single outputs by their pixels, and batches."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import TypeVar
+
+from tilework.core.request import Shape
+from tilework.core.wire import CostRow
+
+Member = tuple[int, int, int]
+"""A shape as far as its cost goes: the shorter side, the longer one, frames."""
+
+_Points = Sequence[tuple[int, float]]
+"""Sorted by the first, which is pixels, or a number of members."""
+
+_MOST_TERMS = 10_000  # Clients choose the shapes.
+_Key = TypeVar("_Key", int, tuple[Member, ...])
+
+
+def members_of(shapes: Iterable[Shape]) -> tuple[Member, ...]:
+    """What batches have in common that cost the same: shapes in an order of their own, none on its side."""
+    turned = [(one.height, one.width, one.frames) for one in shapes]
+    return tuple(sorted([one if one[0] <= one[1] else (one[1], one[0], one[2]) for one in turned]))
+
+
+class Prices:
+    """Seconds of a stage at one degree; rows that agree in what is told apart are averaged.
+
+    Single outputs are exact at profiled numbers of pixels, and linear between them. Beyond, the nearest two points are
+    extended, never below half the nearest value; a single point is scaled in proportion to pixels.
+
+    A batch that was measured, turned or in another order, is as dear as that was. Of any other is known what each
+    member saves beyond the first: n of one shape that take T_n together save (n T_1 - T_n) / (n - 1) each, which is
+    linear between measured shapes and numbers, and constant beyond them. Of a mix all save it but the one that would
+    save most. No such batch is cheaper than its dearest member. Where no batch was measured, nothing is saved.
+    """
+
+    def __init__(self, rows: Sequence[CostRow]) -> None:
+        self._alone = _means((row.shape.pixels, row.seconds) for row in rows if row.batch == 1)
+        self._together = dict(_means((members_of(row.shapes), row.seconds) for row in rows if row.batch != 1))
+        self._savings = self._measured_savings(rows) if self._alone else []
+        self._terms: dict[tuple[Member, int], tuple[float, float]] = {}
+
+    @property
+    def has_singles(self) -> bool:
+        """Whether single outputs have a price."""
+        return bool(self._alone)
+
+    def is_profiled(self, shape: Shape) -> bool:
+        """Whether one of this very number of pixels was measured alone."""
+        return any(pixels == shape.pixels for pixels, _ in self._alone)
+
+    def seconds(self, shapes: Sequence[Shape]) -> float | None:
+        """Of a single output, or of a batch; None where neither that nor single ones were measured."""
+        if len(shapes) == 1:
+            return _extended(self._alone, shapes[0].pixels) if self._alone else None
+        members = members_of(shapes)
+        measured = self._together.get(members)
+        if measured is not None or not self._alone:
+            return measured
+        return self._unmeasured(Counter(members), len(members))
+
+    def _unmeasured(self, counts: Counter[Member], size: int) -> float:
+        one_by_one = dearest = saved = 0.0
+        most = -math.inf
+        for member, count in counts.items():
+            terms = self._terms.get((member, size))
+            alone, saving = self._member_terms(member, size) if terms is None else terms
+            one_by_one += count * alone
+            saved += count * saving
+            dearest, most = max(dearest, alone), max(most, saving)
+        return max(dearest, one_by_one - saved + most)
+
+    def _member_terms(self, member: Member, size: int) -> tuple[float, float]:
+        """What one costs alone, and what it saves in a batch of `size`."""
+        if len(self._terms) >= _MOST_TERMS:
+            self._terms.clear()
+        height, width, frames = member
+        pixels = height * width * frames
+        savings = [(number, _between(points, pixels)) for number, points in self._savings]
+        terms = _extended(self._alone, pixels), _between(savings, size) if savings else 0.0
+        self._terms[member, size] = terms
+        return terms
+
+    def _measured_savings(self, rows: Sequence[CostRow]) -> list[tuple[int, _Points]]:
+        """By the size of the batch, for each number of pixels."""
+        found: dict[int, list[tuple[int, float]]] = {}
+        for row in rows:
+            if isinstance(row.batch, int) and row.batch > 1:
+                pixels = row.shape.pixels
+                saved = row.batch * _extended(self._alone, pixels) - row.seconds
+                found.setdefault(row.batch, []).append((pixels, saved / (row.batch - 1)))
+        return [(size, _means(points)) for size, points in sorted(found.items())]
+
+
+def _means(pairs: Iterable[tuple[_Key, float]]) -> list[tuple[_Key, float]]:
+    gathered: dict[_Key, list[float]] = {}
+    for key, value in pairs:
+        gathered.setdefault(key, []).append(value)
+    return [(key, fmean(gathered[key])) for key in sorted(gathered)]
+
+
+def _between(points: _Points, at: float) -> float:
+    """Linear between two points, constant beyond them."""
+    index = bisect_left(points, (at, 0.0))
+    if index == 0 or index == len(points):
+        return points[0 if index == 0 else -1][1]
+    (x0, y0), (x1, y1) = points[index - 1], points[index]
+    return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
+
+
+def _extended(points: _Points, pixels: float) -> float:
+    if len(points) == 1:
+        return points[0][1] * pixels / points[0][0]
+    index = min(max(bisect_left(points, (pixels, 0.0)), 1), len(points) - 1)
+    (x0, y0), (x1, y1) = points[index - 1], points[index]
+    value = y0 + (y1 - y0) * (pixels - x0) / (x1 - x0)
+    if x0 <= pixels <= x1:
+        return value
+    return max(value, (y0 if pixels < x0 else y1) / 2)
