@@ -18,7 +18,7 @@ from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire import CostRow
 from tilework.core.work import DIFFUSE, StageId
-from tilework.cost.rows import merge_rows, missing_shapes, place_of
+from tilework.cost.rows import merge_rows, missing_batches, place_of
 from tilework.cost.table import BadCostTable, CostTable, TableCosts, parse_table
 
 STEP = StageId(PIPELINE, DIFFUSE)
@@ -100,7 +100,10 @@ def test_rows_of_other_batches_are_other_places() -> None:
     assert len({place_of(one) for one in rows}) == 4
     merged = merge_rows([*rows, together(3.0, LARGE, SMALL)])
     assert merged == (replace(rows[0], seconds=2.0), *rows[1:])
-    assert missing_shapes(rows[:2], PIPELINE, (LARGE,), 1) == (LARGE,), "of none was it measured alone"
+    assert missing_batches(rows[:2], PIPELINE, ((LARGE,), (LARGE, SMALL), (LARGE, LARGE)), 1) == (
+        (LARGE,),
+        (LARGE, LARGE),
+    )
 
 
 # Prices.

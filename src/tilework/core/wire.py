@@ -80,7 +80,7 @@ class ModelInfo:
     Sides are in pixels, multiples of `side_multiple`, at most `max_side`. `two_passes` says that a guidance scale
     above 1 adds a second pass to each step (classifier-free guidance), rather than being an input of the model.
     `max_degree` is how many devices can share one request's steps. `path` is the directory that the model was loaded
-    from, or its hub id; empty if there is no model.
+    from, or its hub id; empty if there is no model. With `packs` requests of any sizes can share a forward pass.
     """
 
     name: str
@@ -95,6 +95,7 @@ class ModelInfo:
     library: str
     two_passes: bool = True
     max_degree: int = 1
+    packs: bool = False
     path: str = ""
 
 
@@ -126,6 +127,10 @@ class Parcel:
     num_bytes: int
 
 
+Batch = tuple[Shape, ...]
+"""The shapes of what is made together; of what is made alone, one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRow:
     """One line of a cost table (design section 10): seconds per step (diffuse) or per request (other stages).
@@ -142,7 +147,7 @@ class CostRow:
     width: int
     frames: int = 1
     degree: int = 1
-    batch: int | tuple[Shape, ...] = 1
+    batch: int | Batch = 1
     link: str = "none"
     seconds: float
     p99_seconds: float | None = None
@@ -162,7 +167,7 @@ class CostRow:
         return Shape(self.height, self.width, self.frames)
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> Batch:
         """Of all outputs that are made together."""
         return (self.shape,) * self.batch if isinstance(self.batch, int) else self.batch
 
@@ -246,12 +251,13 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Calibrate:
-    """Warm up and time the stages for these shapes, with a group at its degree; answered by `Calibrated`.
+    """Warm up and time the stages for these batches, with a group at its degree; answered by `Calibrated`.
 
-    Encode and decode are timed without a group only. `num_runs` None means a few, within a short time.
+    Encode and decode are timed without a group only, and for single outputs, which batches of one are. Others have no
+    group. `num_runs` None means a few, within a short time.
     """
 
-    shapes: tuple[Shape, ...]
+    batches: tuple[Batch, ...]
     group: GroupRef | None = None
     num_runs: int | None = None
 
