@@ -183,7 +183,7 @@ def tables(draw: st.DrawFn) -> tuple[CostRow, ...]:
 @given(rows=tables(), batch=BATCHES, seed=st.integers(0, 100))
 def test_neither_order_nor_turning_makes_a_difference(rows: Sequence[CostRow], batch: list[Shape], seed: int) -> None:
     model, rng = costs(*rows), Random(seed)
-    other = [rng.choice((shape, turned(shape))) for shape in batch]
+    other = [turned(shape) for shape in batch]
     rng.shuffle(other)
     assert model.run_ns(STEP, other, 1) == model.run_ns(STEP, batch, 1)
     shuffled = [replace(one) for one in rows]
@@ -209,6 +209,20 @@ def test_what_a_forward_pass_costs_whatever_is_in_it_is_found_exactly(fixed: flo
     """A fixed part and one by pixels: two sizes, alone and in twos, tell both."""
     rows = [row(pixels, fixed + pixels * count * 0.01, batch=count) for pixels in (100, 200) for count in (1, 2)]
     assert batch_s(costs(*rows), *thin(*batch)) == pytest.approx(fixed + sum(batch) * 0.01)
+
+
+def test_what_a_measured_mix_took_beyond_that_other_mixes_take_as_a_share_of_their_members() -> None:
+    """By what batches of one size saved 4.6 s were foretold of the mix, and it took a fifth of 5 s more."""
+    model = costs(*UNIFORM, together(5.6, *thin(10, 30)))
+    assert batch_s(model, *thin(10, 30)) == 5.6
+    assert batch_s(model, *thin(10, 10, 30)) == pytest.approx(6.0 - 0.8 + 6.0 / 5)
+    assert batch_s(model, *thin(10, 10, 10)) == pytest.approx(3.0 - 0.8), "this is no mix"
+
+
+def test_members_some_of_which_are_turned_are_a_mix() -> None:
+    model = costs(*(together(1.5 * n**0.5, *[WIDE] * n) for n in (1, 2)), together(9.0, WIDE, turned(WIDE)))
+    assert batch_s(model, turned(WIDE), WIDE) == 9.0
+    assert batch_s(model, turned(WIDE), turned(WIDE)) == pytest.approx(1.5 * 2**0.5)
 
 
 def test_a_member_more_costs_more_where_members_save_less_than_they_cost() -> None:

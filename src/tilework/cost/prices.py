@@ -6,14 +6,14 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import TypeVar
 
 from tilework.core.request import Shape
 from tilework.core.wire import CostRow
 
 Member = tuple[int, int, int]
-"""A shape as far as its cost goes: the shorter side, the longer one, frames."""
+"""Height, width and frames."""
 
 _Points = Sequence[tuple[int, float]]
 """Sorted by the first, which is pixels, or a number of members."""
@@ -23,9 +23,13 @@ _Key = TypeVar("_Key", int, tuple[Member, ...])
 
 
 def members_of(shapes: Iterable[Shape]) -> tuple[Member, ...]:
-    """What batches have in common that cost the same: shapes in an order of their own, none on its side."""
-    turned = [(one.height, one.width, one.frames) for one in shapes]
-    return tuple(sorted([one if one[0] <= one[1] else (one[1], one[0], one[2]) for one in turned]))
+    """The same for batches that cost the same: of another order, or with every member turned on its side.
+
+    A batch of which some are turned is another one, since its patches are smaller.
+    """
+    members = sorted([(one.height, one.width, one.frames) for one in shapes])
+    turned = sorted([(width, height, frames) for height, width, frames in members])
+    return tuple(min(members, turned))
 
 
 class Prices:
@@ -37,7 +41,8 @@ class Prices:
     A batch that was measured, turned or in another order, is as dear as that was. Of any other is known what each
     member saves beyond the first: n of one shape that take T_n together save (n T_1 - T_n) / (n - 1) each, which is
     linear between measured shapes and numbers, and constant beyond them. Of a mix all save it but the one that would
-    save most. No such batch is cheaper than its dearest member. Where no batch was measured, nothing is saved.
+    save most. What measured mixes took beyond this, as a share of their members one by one (the median), others take,
+    too. No such batch is cheaper than its dearest member. Where no batch was measured, nothing is saved.
     """
 
     def __init__(self, rows: Sequence[CostRow]) -> None:
@@ -45,6 +50,7 @@ class Prices:
         self._together = dict(_means((members_of(row.shapes), row.seconds) for row in rows if row.batch != 1))
         self._savings = self._measured_savings(rows) if self._alone else []
         self._terms: dict[tuple[Member, int], tuple[float, float]] = {}
+        self._mixing = self._measured_mixing() if self._alone else 0.0
 
     @property
     def has_singles(self) -> bool:
@@ -63,9 +69,12 @@ class Prices:
         measured = self._together.get(members)
         if measured is not None or not self._alone:
             return measured
-        return self._unmeasured(Counter(members), len(members))
+        one_by_one, together, dearest = self._unmeasured(members)
+        return max(dearest, together + (self._mixing * one_by_one if members[0] != members[-1] else 0.0))
 
-    def _unmeasured(self, counts: Counter[Member], size: int) -> float:
+    def _unmeasured(self, members: tuple[Member, ...]) -> tuple[float, float, float]:
+        """One by one; together, but for what mixing costs; and the dearest one alone."""
+        counts, size = Counter(members), len(members)
         one_by_one = dearest = saved = 0.0
         most = -math.inf
         for member, count in counts.items():
@@ -74,7 +83,7 @@ class Prices:
             one_by_one += count * alone
             saved += count * saving
             dearest, most = max(dearest, alone), max(most, saving)
-        return max(dearest, one_by_one - saved + most)
+        return one_by_one, one_by_one - saved + most, dearest
 
     def _member_terms(self, member: Member, size: int) -> tuple[float, float]:
         """What one costs alone, and what it saves in a batch of `size`."""
@@ -86,6 +95,15 @@ class Prices:
         terms = _extended(self._alone, pixels), _between(savings, size) if savings else 0.0
         self._terms[member, size] = terms
         return terms
+
+    def _measured_mixing(self) -> float:
+        """What mixes take beyond what is foretold of them, over their members one by one."""
+        shares = []
+        for members, seconds in self._together.items():
+            if members[0] != members[-1]:
+                one_by_one, together, _ = self._unmeasured(members)
+                shares.append((seconds - together) / one_by_one)
+        return median(shares) if shares else 0.0
 
     def _measured_savings(self, rows: Sequence[CostRow]) -> list[tuple[int, _Points]]:
         """By the size of the batch, for each number of pixels."""

@@ -64,7 +64,8 @@ def calibrate(
 
 def _time_stages(family: Family, batch: Batch, comm: Comm | None, num_runs: int | None) -> dict[str, _Timing]:
     specs = [_guided_spec(family, shape, num_runs) for shape in batch]
-    states = [family.begin(spec, family.encode(spec)) for spec in specs]
+    encoded = {spec: family.encode(spec) for spec in dict.fromkeys(specs)}
+    states = [family.begin(spec, encoded[spec]) for spec in specs]
     clock = _Clock(family.device, comm, num_runs)
     if comm is not None:
         assert len(batch) == 1
