@@ -17,7 +17,7 @@ import torch
 
 from tilework.core.comm import GroupBroken
 from tilework.core.request import Shape
-from tilework.core.wire import CostRow, ModelInfo, ModelSource
+from tilework.core.wire import Batch, CostRow, ModelInfo, ModelSource
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES
 from tilework.pipelines.identity import model_identity
 from tilework.worker import calibrate as calibrate_module
@@ -38,6 +38,7 @@ INFO = ModelInfo(
     max_degree=4,
 )
 SMALL, LARGE = Shape(64, 64), Shape(128, 128)
+ONE_SMALL, ONE_LARGE = (SMALL,), (LARGE,)
 
 
 # What a worker times.
@@ -104,6 +105,7 @@ class FakeFamily:
     parallel: FakeParallel = field(default_factory=FakeParallel)
     calls: list[str] = field(default_factory=list)
     specs: list[Any] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list)
 
     @property
     def device(self) -> torch.device:
@@ -117,14 +119,16 @@ class FakeFamily:
         self.calls.append("begin")
         return SimpleNamespace(steps_done=0, iteration=0, spec=spec)
 
-    def predict(self, states: Sequence[Any]) -> list[None]:
-        assert states[0].steps_done < states[0].spec.steps - 1, "the last step may be a shorter one"
-        if states[0].spec.shape == self.too_large:
+    def predict(self, states: Sequence[Any], pack: Any = None) -> list[None]:
+        assert all(state.steps_done < state.spec.steps - 1 for state in states), "the last step may be a shorter one"
+        assert (pack is None) == (len(states) == 1)
+        if any(state.spec.shape == self.too_large for state in states):
             raise MemoryError("too large")
         if self.parallel.comm is not None:
             self.parallel.comm.room.meet()
         time.sleep(self.iteration_s)
-        return [None]
+        self.batches.append(len(states))
+        return [None] * len(states)
 
     def advance(self, state: Any, prediction: None) -> None:
         self.calls.append(DIFFUSE)
@@ -135,19 +139,19 @@ class FakeFamily:
         self.calls.append(DECODE)
 
 
-def in_group(families: list[FakeFamily], *shapes: Shape, num_runs: int | None = None) -> list[tuple[CostRow, ...]]:
+def in_group(families: list[FakeFamily], *batches: Batch, num_runs: int | None = None) -> list[tuple[CostRow, ...]]:
     room = Room(len(families))
     comms = [FakeComm(room, rank) for rank in range(len(families))]
     with ThreadPoolExecutor() as threads:
         futures = [
-            threads.submit(calibrate, one, shapes, comm, num_runs) for one, comm in zip(families, comms, strict=True)
+            threads.submit(calibrate, one, batches, comm, num_runs) for one, comm in zip(families, comms, strict=True)
         ]
         return [future.result(30) for future in futures]
 
 
 def test_alone_every_stage_is_timed_as_often_as_asked() -> None:
     family = FakeFamily()
-    rows = calibrate(family, (SMALL, LARGE), num_runs=7)
+    rows = calibrate(family, (ONE_SMALL, ONE_LARGE), num_runs=7)
     assert [(row.stage, row.height, row.degree, row.num_runs) for row in rows] == [
         (stage, side, 1, 7) for side in (64, 128) for stage in STAGES
     ]
@@ -160,7 +164,7 @@ def test_alone_every_stage_is_timed_as_often_as_asked() -> None:
 @pytest.mark.parametrize(("iteration_s", "num_runs"), [(0.0, 5), (0.03, 3), (0.2, 1)])
 def test_a_short_calibration_stops_after_a_tenth_of_a_second(iteration_s: float, num_runs: int) -> None:
     family = FakeFamily(iteration_s)
-    step = next(row for row in calibrate(family, (SMALL,)) if row.stage == DIFFUSE)
+    step = next(row for row in calibrate(family, (ONE_SMALL,)) if row.stage == DIFFUSE)
     assert step.num_runs == num_runs
     assert family.calls.count(DIFFUSE) == 1 + num_runs, "one to warm up"
 
@@ -169,14 +173,14 @@ def test_the_median_and_the_longest_of_a_few_runs(monkeypatch: pytest.MonkeyPatc
     family, now_ns = FakeFamily(), 0
     durations_ms = iter([90] * 3 + [10, 50, 10, 20, 30])
 
-    def predict(_states: object) -> list[None]:
+    def predict(_states: object, _pack: object) -> list[None]:
         nonlocal now_ns
         now_ns += next(durations_ms) * 1_000_000
         return [None]
 
     family.predict = predict  # type: ignore[assignment]
     monkeypatch.setattr(calibrate_module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns))
-    step = next(row for row in calibrate(family, (SMALL,), num_runs=5) if row.stage == DIFFUSE)
+    step = next(row for row in calibrate(family, (ONE_SMALL,), num_runs=5) if row.stage == DIFFUSE)
     assert (step.seconds, step.p99_seconds) == (0.02, 0.05)
 
 
@@ -187,14 +191,33 @@ def test_the_p99_of_many_runs_is_the_nearest_rank() -> None:
 
 def test_a_step_has_all_the_iterations_of_its_sampler() -> None:
     family = FakeFamily(iteration_s=0.02, order=2)
-    step = next(row for row in calibrate(family, (SMALL,), num_runs=3) if row.stage == DIFFUSE)
+    step = next(row for row in calibrate(family, (ONE_SMALL,), num_runs=3) if row.stage == DIFFUSE)
     assert 0.04 <= step.seconds < 0.08
     assert family.calls.count(DIFFUSE) == 2 * (3 + 3)
 
 
+@pytest.mark.parametrize("order", [1, 2])
+def test_of_a_batch_one_step_of_all_members_together_is_timed(order: int) -> None:
+    family = FakeFamily(order=order)
+    rows = calibrate(family, ((LARGE, SMALL, SMALL), (SMALL,) * 4), num_runs=2)
+    assert [(row.stage, row.shapes, row.degree, row.num_runs) for row in rows] == [
+        (DIFFUSE, (SMALL, SMALL, LARGE), 1, 2),
+        (DIFFUSE, (SMALL,) * 4, 1, 2),
+    ]
+    assert family.batches == [3] * 5 * order + [4] * 5 * order, "three to warm up, then two"
+    assert family.calls.count(DIFFUSE) == (3 + 4) * 5 * order, "each member goes on by as many steps"
+    assert DECODE not in family.calls
+
+
+def test_a_batch_of_which_one_does_not_fit_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    rows = calibrate(FakeFamily(too_large=LARGE), ((SMALL, LARGE), (SMALL, SMALL)), num_runs=1)
+    assert [row.batch for row in rows] == [2]
+    assert "64x64 + 128x128 cannot run here" in caplog.text
+
+
 def test_a_group_times_steps_only_and_leaves_afterwards() -> None:
     families = [FakeFamily(info=replace(INFO, two_passes=two_passes)) for two_passes in (True, False)]
-    results = in_group(families, SMALL, LARGE, num_runs=4)
+    results = in_group(families, ONE_SMALL, ONE_LARGE, num_runs=4)
     for family, rows in zip(families, results, strict=True):
         assert [(row.stage, row.height, row.degree, row.num_runs) for row in rows] == [
             (DIFFUSE, 64, 2, 4),
@@ -216,7 +239,7 @@ def test_all_members_of_a_group_make_the_same_number_of_runs(slow_rank: int) -> 
         advance(state, prediction)
 
     families[slow_rank].advance = slowly  # type: ignore[method-assign]
-    results = in_group(families, SMALL)
+    results = in_group(families, ONE_SMALL)
     expected = 1 if slow_rank == 0 else 5
     assert [[row.num_runs for row in rows] for rows in results] == [[expected], [expected]], "by the first one's clock"
     assert families[0].calls == families[1].calls
@@ -225,14 +248,14 @@ def test_all_members_of_a_group_make_the_same_number_of_runs(slow_rank: int) -> 
 def test_a_member_that_fails_breaks_the_group_and_keeps_what_was_measured() -> None:
     families = [FakeFamily(), FakeFamily(too_large=LARGE)]
     start_s = time.monotonic()
-    results = in_group(families, SMALL, LARGE, SMALL, num_runs=2)
+    results = in_group(families, ONE_SMALL, ONE_LARGE, ONE_SMALL, num_runs=2)
     assert [[row.height for row in rows] for rows in results] == [[64], [64]]
     assert time.monotonic() - start_s < 5, "nobody waits for the one that failed"
     assert [family.parallel.comm for family in families] == [None, None]
 
 
 def test_alone_a_shape_that_does_not_fit_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    rows = calibrate(FakeFamily(too_large=SMALL), (SMALL, LARGE), num_runs=1)
+    rows = calibrate(FakeFamily(too_large=SMALL), (ONE_SMALL, ONE_LARGE), num_runs=1)
     assert {row.height for row in rows} == {128}
     assert "64x64 cannot run here" in caplog.text
 

@@ -60,11 +60,10 @@ def test_what_a_file_may_leave_out_and_add() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "remedy"),
     [
-        *((name, 0, "a whole number of at least 1") for name in ("height", "width", "frames", "degree", "batch")),
+        *((name, 0, "a whole number of at least 1") for name in ("height", "width", "frames", "degree")),
         ("height", 1.0, "a whole number of at least 1"),
         ("width", "64", "a whole number of at least 1"),
         ("degree", True, "a whole number of at least 1"),
-        ("batch", None, "a whole number of at least 1"),
         ("seconds", 0, "seconds above 0"),
         ("seconds", -1.5, "seconds above 0"),
         ("seconds", "fast", "seconds above 0"),
@@ -379,17 +378,6 @@ def test_the_degrees_are_those_at_which_single_requests_have_a_price() -> None:
 def test_degrees_are_priced_by_their_own_rows() -> None:
     model = costs(row(10, 1.0), row(20, 2.0), row(10, 0.6, degree=2), row(20, 1.1, degree=2))
     assert (step_s(model, 10), step_s(model, 10, degree=2), step_s(model, 20, degree=2)) == (1.0, 0.6, 1.1)
-
-
-def test_a_profiled_batch_has_its_own_price_and_another_costs_its_members() -> None:
-    model = costs(row(10, 1.0), row(30, 4.0), row(10, 1.6, batch=2), row(30, 7.6, batch=2))
-
-    def batch_s(*pixels: int) -> float:
-        return model.run_ns(STEP, tuple(Shape(1, count) for count in pixels), 1) / NS_PER_S
-
-    assert batch_s(10, 10) == 1.6
-    assert batch_s(10, 30) == 4.6, "a mixed batch is priced at the mean of its pixels"
-    assert batch_s(10, 30, 10) == 6.0, "three were not profiled: one after another"
 
 
 def test_moving_costs_nothing_where_the_state_already_is() -> None:

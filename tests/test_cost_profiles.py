@@ -19,7 +19,7 @@ from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES
 from tilework.cost import profiles as profiles_module
 from tilework.cost.profiles import Kind, Profile, ProfileKey, Profiles, ProfilesUnavailable
-from tilework.cost.rows import merge_rows, missing_shapes
+from tilework.cost.rows import merge_rows, missing_batches
 from tilework.cost.table import CostTable
 
 KEY = ProfileKey(hardware="a CPU", model="toy@1", dtype="float32", threads=1, workers=2, libraries="torch 2")
@@ -62,7 +62,8 @@ def test_a_profile_is_found_again_as_it_was(store: Profiles) -> None:
     assert store.entries() == ()
     assert not store.path.parent.exists(), "to ask brings nothing about"
     full = row(0.5, frames=5, degree=2, batch=3, link="pcie", p99_seconds=0.6, peak_bytes=1 << 40, num_runs=20)
-    saved = profile(full, row(0.25), kind=Kind.PROFILE, at=1_700_000_000_123_456_789)
+    mixed = CostRow.of((Shape(64, 64), Shape(64, 96, 5)), pipeline=PIPELINE, stage=DIFFUSE, seconds=0.75)
+    saved = profile(full, mixed, row(0.25), kind=Kind.PROFILE, at=1_700_000_000_123_456_789)
     store.save(saved)
     again = Profiles(store.path)
     assert again.entries() == (saved,)
@@ -196,7 +197,7 @@ def test_a_file_of_another_schema_is_moved_aside(store: Profiles, caplog: pytest
     sqlite(store.path, "PRAGMA user_version = 7")
     assert store.latest(KEY) is None
     assert asides(store.path) == ["costs.sqlite.aside-1"]
-    assert "its schema is 7, and this version reads 1" in caplog.text
+    assert "its schema is 7, and this version reads 2" in caplog.text
 
 
 def test_another_programs_database_is_left_alone(store: Profiles) -> None:
@@ -240,13 +241,15 @@ def test_merging_keeps_the_p99_at_or_above_the_median() -> None:
         assert merged.p99_seconds >= merged.seconds
 
 
-def test_missing_shapes_lack_a_row_for_some_stage_at_that_degree() -> None:
-    shapes = (Shape(64, 64), Shape(64, 128), Shape(128, 64))
+def test_missing_batches_lack_a_row_for_some_stage_at_that_degree() -> None:
+    shapes = tuple((Shape(*sides),) for sides in ((64, 64), (64, 128), (128, 64)))
     known = [row(1.0, stage=stage, width=width) for stage in STAGES for width in (64, 128)]
     known += [row(1.0, degree=2), row(1.0, degree=2, stage=ENCODE, height=128)]
-    assert missing_shapes(known, PIPELINE, shapes, 1) == (Shape(128, 64),)
-    assert missing_shapes(known[1:], PIPELINE, shapes, 1) == (Shape(64, 64), Shape(128, 64))
-    assert missing_shapes(known, PIPELINE, shapes, 2) == shapes[1:], "decode is not wanted at degree 2"
-    assert missing_shapes(known, PIPELINE, shapes, 4) == shapes
-    assert missing_shapes(known, "other", shapes, 1) == shapes
-    assert missing_shapes([row(1.0, stage=stage, batch=2) for stage in STAGES], PIPELINE, shapes[:1], 1) == shapes[:1]
+    assert missing_batches(known, PIPELINE, shapes, 1) == shapes[2:]
+    assert missing_batches(known[1:], PIPELINE, shapes, 1) == (shapes[0], shapes[2])
+    assert missing_batches(known, PIPELINE, shapes, 2) == shapes[1:], "decode is not wanted at degree 2"
+    assert missing_batches(known, PIPELINE, shapes, 4) == shapes
+    assert missing_batches(known, "other", shapes, 1) == shapes
+    twos = [row(1.0, stage=stage, batch=2) for stage in STAGES]
+    assert missing_batches(twos, PIPELINE, shapes[:1], 1) == shapes[:1]
+    assert missing_batches(twos[1:], PIPELINE, (shapes[0] * 2, shapes[0] * 3), 1) == (shapes[0] * 3,), "steps only"

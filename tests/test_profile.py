@@ -19,11 +19,11 @@ from test_cli import _plain_output, invoke, mistake  # noqa: F401
 from tilework.cli.app import app
 from tilework.cli.output import UserError
 from tilework.core.request import Shape
-from tilework.core.wire import CostRow, Loaded, ModelInfo, ModelSource
+from tilework.core.wire import Batch, CostRow, Loaded, ModelInfo, ModelSource
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, StageId
 from tilework.cost.profiles import Kind, Profile, ProfileKey, Profiles
 from tilework.cost.table import TableCosts, read_table
-from tilework.runtime.costs import CostCache, calibration_shapes, profile_key, start_costs
+from tilework.runtime.costs import CostCache, calibration_batches, calibration_shapes, profile_key, start_costs
 from tilework.worker.hardware import describe_hardware
 
 INFO = ModelInfo(
@@ -46,6 +46,7 @@ SMALL, LARGE = Shape(64, 64), Shape(128, 128)
 
 KEY = ProfileKey(hardware="a CPU", model="toy@1", dtype="float32", threads=1, workers=2, libraries="torch 2")
 SHAPES = calibration_shapes(INFO)
+WARM_UP = (SHAPES[:1], 1, None)
 
 
 class FakeMeasurer:
@@ -57,7 +58,7 @@ class FakeMeasurer:
         self.config = config
         self.profile_key = key
         self.info = info
-        self.asked: list[tuple[Shape, int, int | None]] = []
+        self.asked: list[tuple[Batch, int, int | None]] = []
         self.num_stops = 0
 
     async def start(self, listener: object) -> ModelInfo:
@@ -67,24 +68,24 @@ class FakeMeasurer:
         self.num_stops += 1
 
     async def calibrate(
-        self, shapes: tuple[Shape, ...], degree: int = 1, num_runs: int | None = None
+        self, batches: tuple[Batch, ...], degree: int = 1, num_runs: int | None = None
     ) -> tuple[CostRow, ...]:
-        self.asked += [(shape, degree, num_runs) for shape in shapes]
+        self.asked += [(batch, degree, num_runs) for batch in batches]
         return tuple(
-            CostRow(
+            CostRow.of(
+                batch,
                 pipeline=self.info.name,
                 stage=stage,
-                height=shape.height,
-                width=shape.width,
                 degree=degree,
-                seconds=shape.pixels / 1e6 / degree * (2 if stage == DECODE else 1) + group * 0.002,
-                p99_seconds=shape.pixels / 1e6 * 3,
+                seconds=pixels / 1e6 / degree * (2 if stage == DECODE else 1) + group * 0.002,
+                p99_seconds=pixels / 1e6 * 3,
                 num_runs=num_runs or 5,
             )
             for group in range(2)
-            for shape in shapes
-            if shape not in self.too_large
-            for stage in (STAGES if degree == 1 else (DIFFUSE,))
+            for batch in batches
+            for pixels in [sum(shape.pixels for shape in batch)]
+            if not self.too_large & set(batch)
+            for stage in (STAGES if len(batch) == degree == 1 else (DIFFUSE,))
         )
 
 
@@ -92,7 +93,7 @@ async def start(
     measurer: FakeMeasurer, degrees: Sequence[int], cache: CostCache | None
 ) -> dict[tuple[Any, ...], float]:
     """The seconds of the table that a start comes to."""
-    table = await start_costs(measurer, INFO, degrees, cache)
+    table = await start_costs(measurer, measurer.info, degrees, cache)
     assert table is not None
     assert table.hardware == measurer.profile_key.hardware
     rows = {(row.stage, Shape(row.height, row.width), row.degree): row.seconds for row in table.rows}
@@ -108,22 +109,43 @@ def cache(tmp_path: Path) -> CostCache:
 def test_a_first_start_measures_and_the_next_one_only_warms_up(cache: CostCache) -> None:
     first = FakeMeasurer()
     rows = asyncio.run(start(first, (1, 2), cache))
-    assert first.asked == [(shape, degree, None) for degree in (1, 2) for shape in SHAPES]
+    assert first.asked == [((shape,), degree, None) for degree in (1, 2) for shape in SHAPES]
     assert set(rows) == {(stage, shape, 1) for stage in STAGES for shape in SHAPES} | {
         (DIFFUSE, shape, 2) for shape in SHAPES
     }
     assert rows[DIFFUSE, SMALL, 1] == pytest.approx(0.004096 + 0.001), "the mean of two groups"
     second = FakeMeasurer()
     assert asyncio.run(start(second, (1, 2), cache)) == rows
-    assert second.asked == [(SHAPES[0], 1, None)]
+    assert second.asked == [WARM_UP]
     assert [entry.kind for entry in cache.profiles.entries()] == [Kind.CALIBRATION]
+
+
+def test_a_start_measures_a_few_batches_where_requests_can_share_a_pass(cache: CostCache) -> None:
+    packing = replace(INFO, packs=True)
+    assert calibration_batches(INFO) == ()
+    assert calibration_batches(packing) == ((SMALL,) * 2, (SMALL,) * 4, SHAPES)
+    assert calibration_batches(replace(packing, max_side=64)) == ((SMALL,) * 2, (SMALL,) * 4), "no two sizes"
+    asyncio.run(start(FakeMeasurer(), (1, 2), cache))
+    first, second = FakeMeasurer(info=packing), FakeMeasurer(info=packing)
+    table = asyncio.run(start_costs(first, packing, (1, 2), cache))
+    assert table is not None
+    assert first.asked == [*((batch, 1, None) for batch in calibration_batches(packing)), WARM_UP]
+    assert [(row.stage, row.batch, row.degree) for row in table.rows if row.batch != 1] == [
+        (DIFFUSE, 2, 1),
+        (DIFFUSE, 4, 1),
+        (DIFFUSE, SHAPES, 1),
+    ]
+    again = asyncio.run(start_costs(second, packing, (1, 2), cache))
+    assert again is not None
+    assert set(again.rows) == set(table.rows)
+    assert second.asked == [WARM_UP]
 
 
 def test_a_start_at_more_degrees_measures_those_only(cache: CostCache) -> None:
     asyncio.run(start(FakeMeasurer(), (1,), cache))
     more = FakeMeasurer()
     rows = asyncio.run(start(more, (1, 2, 4), cache))
-    assert more.asked == [(shape, degree, None) for degree in (2, 4) for shape in SHAPES] + [(SHAPES[0], 1, None)]
+    assert more.asked == [((shape,), degree, None) for degree in (2, 4) for shape in SHAPES] + [WARM_UP]
     assert {degree for _, _, degree in rows} == {1, 2, 4}
     assert asyncio.run(start(FakeMeasurer(), (1, 2, 4), cache)) == rows
 
@@ -137,7 +159,7 @@ def test_a_thorough_profile_is_used_with_all_its_sizes(cache: CostCache) -> None
     cache.profiles.save(Profile(key=KEY, kind=Kind.PROFILE, rows=rows, tilework="0", created_unix_ns=1))
     measurer = FakeMeasurer()
     table = asyncio.run(start(measurer, (1,), cache))
-    assert measurer.asked == [(SHAPES[0], 1, None)]
+    assert measurer.asked == [WARM_UP]
     assert set(table.values()) == {0.5}
     assert (DIFFUSE, Shape(160, 160), 1) in table
 
@@ -150,7 +172,7 @@ def test_a_profile_of_some_stages_keeps_its_rows_when_the_others_are_measured(ca
     assert {stage for stage, _, _ in first} == set(STAGES)
     again = FakeMeasurer()
     assert asyncio.run(start(again, (1,), cache)) == first
-    assert again.asked == [(SHAPES[0], 1, None)]
+    assert again.asked == [WARM_UP]
 
 
 def test_under_other_circumstances_everything_is_measured_again(cache: CostCache) -> None:
@@ -239,7 +261,7 @@ def test_a_profile_is_printed_kept_and_exported(measurers: list[FakeMeasurer], t
     (measurer,) = measurers
     assert measurer.config.num_workers == 4
     assert measurer.config.source == ModelSource(path="toy", device="cuda", dtype="bfloat16", threads=2)
-    assert measurer.asked == [(shape, degree, 7) for shape in (SMALL, Shape(128, 160)) for degree in (1, 4)]
+    assert measurer.asked == [((shape,), degree, 7) for shape in (SMALL, Shape(128, 160)) for degree in (1, 4)]
     assert measurer.num_stops == 1
     lines = [line.split() for line in result.stdout.splitlines()]
     assert ["diffuse", "64x64", "4", "2.02", "12.3", "2.52", "0.63"] in lines
@@ -259,7 +281,7 @@ def test_a_profile_without_wishes_takes_the_models_sizes_and_all_its_degrees(
 ) -> None:
     document = json.loads(invoke("profile", "--workers", 8, "--json", "--profiles", tmp_path / "other.sqlite").stdout)
     (measurer,) = measurers
-    assert measurer.asked == [(shape, degree, 20) for shape in SHAPES for degree in (1, 2, 4)]
+    assert measurer.asked == [((shape,), degree, 20) for shape in SHAPES for degree in (1, 2, 4)]
     assert document["model"] == "toy@1"
     assert [document[name] for name in ("hardware", "dtype", "workers")] == ["a CPU", "float32", 2]
     wide = next(row for row in document["rows"] if row["degree"] == 4 and row["size"] == "192x192")

@@ -335,13 +335,14 @@ def test_reasons_of_lost_jobs_are_bounded(bench: Bench) -> None:
     assert "is not on this worker" in reason_of(bench.run(Decode(2, 0))[0])
 
 
-def test_calibration_times_every_stage_of_every_shape(bench: Bench) -> None:
+def test_calibration_times_every_stage_of_every_shape_and_steps_of_batches(bench: Bench) -> None:
     shapes = (Shape(64, 64), Shape(64, 96), Shape(72, 72))
-    [report] = bench.run(Calibrate(shapes))
+    [report] = bench.run(Calibrate((*((shape,) for shape in shapes), shapes[:2])))
     assert isinstance(report, Calibrated)
     stages = ("encode", "diffuse", "decode")
-    assert [(row.height, row.width, row.stage) for row in report.rows] == [
-        (64, width, stage) for width in (64, 96) for stage in stages
+    assert [(row.shapes, row.stage) for row in report.rows] == [
+        *(((shape,), stage) for shape in shapes[:2] for stage in stages),
+        (shapes[:2], "diffuse"),
     ], "72 px is no multiple of 16: the shape is left out"
     assert all(row.pipeline == "tiny-sd3" and 0 < row.seconds < 1 for row in report.rows)
     assert bench.worker.num_jobs == 0

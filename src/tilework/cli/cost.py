@@ -148,7 +148,7 @@ def _entry(entry: Profile) -> dict[str, Any]:
         "sizes": [
             str(shape)
             for shape in sorted(
-                {Shape(row.height, row.width, row.frames) for row in entry.rows},
+                {row.shape for row in entry.rows},
                 key=lambda shape: (shape.pixels, shape),
             )
         ],

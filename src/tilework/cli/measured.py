@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,22 +35,23 @@ def open_profiles(path: Path | None) -> Profiles:
 
 def parse_size(text: str) -> Shape:
     """WIDTHxHEIGHT, WIDTHxHEIGHTxFRAMES, or SIDE for a square. Raises UserError."""
-    parts = text.strip().split("x")
-    if len(parts) > 3 or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
-        raise UserError(f"size is {text!r}; use WIDTHxHEIGHT, such as 1024x768, or one number for a square")
-    width, *others = (int(part) for part in parts)
-    height, *frames = others or [width]
-    return Shape(height, width, *frames)
+    size = text.strip()
+    try:
+        return Shape.parse(size if "x" in size else f"{size}x{size}")
+    except ValueError:
+        remedy = "use WIDTHxHEIGHT, such as 1024x768, or one number for a square"
+        raise UserError(f"size is {text!r}; {remedy}") from None
 
 
 _UNKNOWN = "-"
 
 
 class Scaling:
-    """How much faster a stage is on a group than alone, by rows of one table."""
+    """How much faster a stage is on a group than alone, and a batch than its members one by one; by rows of a table."""
 
     def __init__(self, rows: Sequence[CostRow]) -> None:
         self._alone_s = {_what(row): row.seconds for row in rows if row.degree == 1}
+        self._single_s = {(*_stage(row), row.shape, row.degree): row.seconds for row in rows if row.batch == 1}
 
     def speedup(self, row: CostRow) -> float | None:
         """T(1) / T(k); None if it was not measured alone."""
@@ -61,10 +63,21 @@ class Scaling:
         speedup = self.speedup(row)
         return None if speedup is None else speedup / row.degree
 
+    def gain(self, row: CostRow) -> float | None:
+        """The members of a batch one by one, over all together; None if one was not measured alone, or there is one."""
+        singles = [self._single_s.get((*_stage(row), shape, row.degree)) for shape in row.shapes]
+        known = [single for single in singles if single is not None]
+        return sum(known) / row.seconds if len(known) == len(singles) > 1 else None
+
 
 def in_order(rows: Sequence[CostRow]) -> list[CostRow]:
     """By pipeline, stage, size, batch and degree."""
-    return sorted(rows, key=lambda row: (row.pipeline, _stage_index(row), *_size_key(row), row.batch, row.degree))
+    return sorted(rows, key=_order)
+
+
+def batch_json(row: CostRow) -> int | list[str]:
+    """As in a cost table's file."""
+    return row.batch if isinstance(row.batch, int) else [str(shape) for shape in row.batch]
 
 
 def cost_table(rows: Sequence[CostRow], title: str, origins: Sequence[str] = ()) -> Table:
@@ -91,9 +104,9 @@ def row_json(row: CostRow, scaling: Scaling) -> dict[str, Any]:
     return {
         "pipeline": row.pipeline,
         "stage": row.stage,
-        "size": str(_shape(row)),
+        "size": str(row.shape),
         "degree": row.degree,
-        "batch": row.batch,
+        "batch": batch_json(row),
         "link": row.link,
         "seconds": row.seconds,
         "p99_seconds": row.p99_seconds,
@@ -101,22 +114,37 @@ def row_json(row: CostRow, scaling: Scaling) -> dict[str, Any]:
         "peak_bytes": row.peak_bytes,
         "speedup": scaling.speedup(row),
         "efficiency": scaling.efficiency(row),
+        "gain": scaling.gain(row),
     }
 
 
 def _cells(row: CostRow, scaling: Scaling, with_pipeline: bool) -> dict[str, str]:
-    speedup, efficiency = scaling.speedup(row), scaling.efficiency(row)
+    speedup, efficiency, gain = scaling.speedup(row), scaling.efficiency(row), scaling.gain(row)
     return {
         "stage": f"{row.pipeline}/{row.stage}" if with_pipeline else row.stage,
-        "size": str(_shape(row)),
+        "size": _sizes(row),
         "degree": str(row.degree),
-        "batch": str(row.batch),
+        "batch": str(len(row.shapes)),
         "median ms": _ms(row.seconds),
         "p99 ms": _UNKNOWN if row.p99_seconds is None else _ms(row.p99_seconds),
         "speed-up": _UNKNOWN if speedup is None else f"{speedup:.2f}",
         "efficiency": _UNKNOWN if efficiency is None else f"{efficiency:.2f}",
+        "gain": _UNKNOWN if gain is None else f"{gain:.2f}",
         "peak GiB": _UNKNOWN if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}",
     }
+
+
+def _sizes(row: CostRow) -> str:
+    """Of a mixed batch how many there are of each, unless it is one."""
+    if isinstance(row.batch, int):
+        return str(row.shape)
+    counts = Counter(row.batch)
+    return " + ".join(str(shape) if count == 1 else f"{count} of {shape}" for shape, count in counts.items())
+
+
+def _order(row: CostRow) -> tuple[object, ...]:
+    size = (row.shape.pixels, row.shape)
+    return row.pipeline, _stage_index(row), size, len(row.shapes), row.shapes, row.degree
 
 
 def _tells(heading: str, cells: set[str]) -> bool:
@@ -127,14 +155,6 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g}" if seconds < 0.1 else f"{seconds * 1e3:,.0f}"
 
 
-def _shape(row: CostRow) -> Shape:
-    return Shape(row.height, row.width, row.frames)
-
-
-def _size_key(row: CostRow) -> tuple[int, Shape]:
-    return _shape(row).pixels, _shape(row)
-
-
 def _stage(row: CostRow) -> tuple[str, str]:
     return row.pipeline, row.stage
 
@@ -143,5 +163,5 @@ def _stage_index(row: CostRow) -> tuple[int, str]:
     return (STAGES.index(row.stage) if row.stage in STAGES else len(STAGES)), row.stage
 
 
-def _what(row: CostRow) -> tuple[str, str, Shape, int]:
-    return row.pipeline, row.stage, _shape(row), row.batch
+def _what(row: CostRow) -> tuple[str, str, tuple[Shape, ...]]:
+    return row.pipeline, row.stage, row.shapes

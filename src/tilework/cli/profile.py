@@ -20,7 +20,7 @@ from tilework.cli.generate import default_dtype
 from tilework.cli.measured import ProfilesFile, Scaling, cost_table, in_order, open_profiles, parse_size, row_json
 from tilework.cli.output import UserError, console, out, print_json, progress, require_serve_extra, user_errors
 from tilework.core.request import Shape
-from tilework.core.wire import CostRow, ModelInfo, ModelSource, Report
+from tilework.core.wire import Batch, CostRow, ModelInfo, ModelSource, Report
 from tilework.cost.profiles import Kind, Profile, ProfileKey, ProfilesUnavailable
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class _Wish:
 @dataclass(frozen=True, slots=True)
 class _Measured:
     key: ProfileKey
-    wanted: list[tuple[Shape, int]]
+    wanted: Sequence[tuple[Batch, int]]
     rows: tuple[CostRow, ...]
 
 
@@ -132,7 +132,7 @@ async def _measure(executor: LocalExecutor, wish: _Wish, on_progress: Progress) 
     try:
         shapes = wish.shapes or calibration_shapes(info)
         _check_shapes(shapes, info)
-        wanted = [(shape, degree) for shape in shapes for degree in _degrees(wish, info)]
+        wanted = [((shape,), degree) for shape in shapes for degree in _degrees(wish, info)]
         rows = await measure(executor, wanted, wish.num_runs, on_progress)
         if not rows:
             raise UserError("the model ran at none of these sizes; the workers' messages say why")
@@ -174,10 +174,12 @@ def _print(measured: _Measured, json: bool) -> None:
     else:
         title = f"{key.model}, {key.dtype}, on {key.hardware}"
         out.print(cost_table(rows, title))
-    found = {(Shape(row.height, row.width, row.frames), row.degree) for row in rows}
-    for shape, degree in measured.wanted:
-        if (shape, degree) not in found:
-            console.print(f"{shape} does not run at degree {degree} here; the workers' messages say why")
+    found = {(row.shapes, row.degree) for row in rows}
+    for batch, degree in measured.wanted:
+        if (batch, degree) not in found:
+            console.print(
+                f"{' + '.join(map(str, batch))} does not run at degree {degree} here; the workers' messages say why"
+            )
 
 
 def _export(path: Path, measured: _Measured, num_runs: int) -> None:

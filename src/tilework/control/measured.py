@@ -8,6 +8,7 @@ from statistics import fmean, median
 from tilework.control.history import History
 from tilework.core.time import s_from_ns
 from tilework.core.wire import CostRow
+from tilework.cost.prices import Member, members_of
 from tilework.cost.table import CostTable
 
 
@@ -42,9 +43,10 @@ def profiled_table(history: History) -> CostTable:
     return replace(history.header.table, rows=rows + kept)
 
 
-def _profiled(row: CostRow) -> tuple[str, str, int, int, int]:
+def _profiled(row: CostRow) -> tuple[str, str, int, tuple[Member, ...] | int]:
     """What a table tells apart; rows that agree in it would be averaged."""
-    return row.pipeline, row.stage, row.height * row.width * row.frames, row.degree, row.batch
+    members = members_of(row.shapes) if row.batch != 1 else row.shape.pixels
+    return row.pipeline, row.stage, row.degree, members
 
 
 def dispatch_ns(history: History) -> dict[int, int]:

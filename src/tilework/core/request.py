@@ -24,6 +24,15 @@ class Shape:
         size = f"{self.width}x{self.height}"
         return size if self.frames == 1 else f"{size}x{self.frames}"
 
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """Undo `str`: WIDTHxHEIGHT, or WIDTHxHEIGHTxFRAMES. Raises ValueError for anything else."""
+        parts = text.split("x")
+        if len(parts) not in (2, 3) or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+            raise ValueError(f"{text!r} is no shape")
+        width, height, *frames = map(int, parts)
+        return cls(height, width, *frames)
+
 
 class OnMiss(StrEnum):
     """What to do with a request whose deadline cannot be met at admission."""

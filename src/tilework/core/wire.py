@@ -8,7 +8,9 @@ report; whoever needs it is told the name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tilework.core.request import Shape
 from tilework.core.work import Group
@@ -78,7 +80,7 @@ class ModelInfo:
     Sides are in pixels, multiples of `side_multiple`, at most `max_side`. `two_passes` says that a guidance scale
     above 1 adds a second pass to each step (classifier-free guidance), rather than being an input of the model.
     `max_degree` is how many devices can share one request's steps. `path` is the directory that the model was loaded
-    from, or its hub id; empty if there is no model.
+    from, or its hub id; empty if there is no model. With `packs` requests of any sizes can share a forward pass.
     """
 
     name: str
@@ -93,6 +95,7 @@ class ModelInfo:
     library: str
     two_passes: bool = True
     max_degree: int = 1
+    packs: bool = False
     path: str = ""
 
 
@@ -124,11 +127,18 @@ class Parcel:
     num_bytes: int
 
 
+Batch = tuple[Shape, ...]
+"""The shapes of what is made together; of what is made alone, one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRow:
     """One line of a cost table (design section 10): seconds per step (diffuse) or per request (other stages).
 
     `seconds` is the median of `num_runs` runs. Below 100 of them `p99_seconds` is the longest.
+
+    `batch` is how many outputs of this shape are made together. Of a mixed batch it has the shapes of all, by pixels;
+    height, width and frames are then those of the last one. `CostRow.of` makes rows of any batch.
     """
 
     pipeline: str
@@ -137,12 +147,29 @@ class CostRow:
     width: int
     frames: int = 1
     degree: int = 1
-    batch: int = 1
+    batch: int | Batch = 1
     link: str = "none"
     seconds: float
     p99_seconds: float | None = None
     peak_bytes: int | None = None
     num_runs: int | None = None
+
+    @classmethod
+    def of(cls, shapes: Sequence[Shape], **fields: Any) -> CostRow:
+        """The row of outputs of these shapes made together, in any order."""
+        arranged = tuple(sorted(shapes, key=lambda shape: (shape.pixels, shape)))
+        last, batch = arranged[-1], arranged if len(set(arranged)) > 1 else len(arranged)
+        return cls(height=last.height, width=last.width, frames=last.frames, batch=batch, **fields)
+
+    @property
+    def shape(self) -> Shape:
+        """The largest one's."""
+        return Shape(self.height, self.width, self.frames)
+
+    @property
+    def shapes(self) -> Batch:
+        """Of all outputs that are made together."""
+        return (self.shape,) * self.batch if isinstance(self.batch, int) else self.batch
 
 
 # Commands, runtime -> worker.
@@ -224,12 +251,13 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Calibrate:
-    """Warm up and time the stages for these shapes, with a group at its degree; answered by `Calibrated`.
+    """Warm up and time the stages for these batches, with a group at its degree; answered by `Calibrated`.
 
-    Encode and decode are timed without a group only. `num_runs` None means a few, within a short time.
+    Encode and decode are timed without a group only, and for single outputs, which batches of one are. Others have no
+    group. `num_runs` None means a few, within a short time.
     """
 
-    shapes: tuple[Shape, ...]
+    batches: tuple[Batch, ...]
     group: GroupRef | None = None
     num_runs: int | None = None
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import fcntl
 import logging
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import astuple, dataclass, fields
 from enum import StrEnum
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from tilework.core.request import Shape
 from tilework.core.wire import CostRow
 from tilework.cost.rows import Place, place_of
 from tilework.cost.table import CostTable
@@ -20,7 +21,7 @@ from tilework.cost.table import CostTable
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _APPLICATION_ID = 0x74696C65  # "tile"; marks the file as ours.
-_SCHEMA = 1
+_SCHEMA = 2
 _BUSY_S = 10.0
 _DAMAGED = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}
 
@@ -172,7 +173,7 @@ CREATE TABLE rows (
     profile_id INTEGER NOT NULL REFERENCES profiles (id),
     pipeline TEXT NOT NULL, stage TEXT NOT NULL,
     height INTEGER NOT NULL, width INTEGER NOT NULL, frames INTEGER NOT NULL,
-    degree INTEGER NOT NULL, batch INTEGER NOT NULL, link TEXT NOT NULL,
+    degree INTEGER NOT NULL, batch NOT NULL, link TEXT NOT NULL,
     seconds REAL NOT NULL, p99_seconds REAL, peak_bytes INTEGER, num_runs INTEGER
 )"""
 
@@ -197,8 +198,21 @@ def _save(connection: sqlite3.Connection, profile: Profile) -> None:
     values = (*astuple(profile.key), profile.kind.value, profile.tilework, profile.created_unix_ns)
     columns = (*_KEY_COLUMNS, "kind", "tilework", "created_unix_ns")
     cursor = connection.execute(_insert("profiles", columns), values)
-    rows = ((cursor.lastrowid, *astuple(row)) for row in profile.rows)
+    rows = ((cursor.lastrowid, *_row_values(row)) for row in profile.rows)
     connection.executemany(_insert("rows", ("profile_id", *_ROW_COLUMNS)), rows)
+
+
+def _row_values(row: CostRow) -> list[object]:
+    """A mixed batch is text: its shapes, separated by commas."""
+    batch = row.batch if isinstance(row.batch, int) else ",".join(map(str, row.batch))
+    return [batch if name == "batch" else getattr(row, name) for name in _ROW_COLUMNS]
+
+
+def _row(values: Sequence[Any]) -> CostRow:
+    given = dict(zip(_ROW_COLUMNS, values, strict=True))
+    if isinstance(given["batch"], str):
+        given["batch"] = tuple(map(Shape.parse, given["batch"].split(",")))
+    return CostRow(**given)
 
 
 def _insert(table: str, columns: tuple[str, ...]) -> str:
@@ -223,4 +237,4 @@ def _entries(connection: sqlite3.Connection) -> list[Profile]:
 def _rows(connection: sqlite3.Connection, profile_id: int) -> Iterator[CostRow]:
     columns = ", ".join(_ROW_COLUMNS)
     found = connection.execute(f"SELECT {columns} FROM rows WHERE profile_id = ? ORDER BY rowid", (profile_id,))
-    return (CostRow(**dict(zip(_ROW_COLUMNS, row, strict=True))) for row in found.fetchall())
+    return map(_row, found.fetchall())

@@ -8,16 +8,16 @@ from statistics import fmean
 from typing import TypeVar
 
 from tilework.core.request import Shape
-from tilework.core.wire import CostRow
-from tilework.core.work import DECODE, DIFFUSE, ENCODE
+from tilework.core.wire import Batch, CostRow
+from tilework.core.work import DIFFUSE, STAGES
 
-Place = tuple[str, str, Shape, int, int, str]
+Place = tuple[str, str, Shape, int, int | Batch, str]
 _Known = TypeVar("_Known", int, float)
 
 
 def place_of(row: CostRow) -> Place:
     """What was measured: pipeline, stage, shape, degree, batch and link."""
-    return row.pipeline, row.stage, Shape(row.height, row.width, row.frames), row.degree, row.batch, row.link
+    return row.pipeline, row.stage, row.shape, row.degree, row.batch, row.link
 
 
 def merge_rows(rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
@@ -32,15 +32,15 @@ def merge_rows(rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
     return tuple(_merge(members) for members in gathered.values())
 
 
-def missing_shapes(rows: Iterable[CostRow], pipeline: str, shapes: Sequence[Shape], degree: int) -> tuple[Shape, ...]:
-    """Those of `shapes` for which a stage has no row at this degree; encode and decode are wanted at degree 1 only."""
-    stages = (ENCODE, DIFFUSE, DECODE) if degree == 1 else (DIFFUSE,)
-    known = {(row.stage, Shape(row.height, row.width, row.frames)) for row in _single(rows, pipeline, degree)}
-    return tuple(shape for shape in shapes if any((stage, shape) not in known for stage in stages))
-
-
-def _single(rows: Iterable[CostRow], pipeline: str, degree: int) -> Iterable[CostRow]:
-    return (row for row in rows if (row.pipeline, row.degree, row.batch) == (pipeline, degree, 1))
+def missing_batches(rows: Iterable[CostRow], pipeline: str, batches: Sequence[Batch], degree: int) -> tuple[Batch, ...]:
+    """Those of which a stage has no row at this degree; encode and decode are wanted of single outputs at degree 1."""
+    known = {(row.stage, *sorted(row.shapes)) for row in rows if (row.pipeline, row.degree) == (pipeline, degree)}
+    return tuple(
+        batch
+        for batch in batches
+        for stages in [STAGES if len(batch) == degree == 1 else (DIFFUSE,)]
+        if any((stage, *sorted(batch)) not in known for stage in stages)
+    )
 
 
 def _merge(members: list[CostRow]) -> CostRow:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tilework.core.time import NS_PER_S
 from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, Group, StageId, Work
 from tilework.cost.memory import MemoryLimits
+from tilework.cost.prices import Prices
 from tilework.cost.shipped import shipped_path
 
 
@@ -44,20 +44,26 @@ class CostTable:
 
     def to_json(self) -> dict[str, Any]:
         """Without what is not known, but always with `peak_bytes`."""
-        rows = [asdict(row) for row in self.rows]
         return {
             "hardware": self.hardware,
             **({"source": self.source} if self.source else {}),
             "gpus_per_node": self.gpus_per_node,
             **({"steps": self.steps} if self.steps is not None else {}),
             **({"slo_s": dict(self.slo_s)} if self.slo_s else {}),
-            "rows": [{key: row[key] for key in row if row[key] is not None or key == "peak_bytes"} for row in rows],
+            "rows": [_row_json(row) for row in self.rows],
         }
 
 
-_ROW_FIELDS = {column.name for column in fields(CostRow)}
+def _row_json(row: CostRow) -> dict[str, Any]:
+    values = {name: getattr(row, name) for name in _ROW_FIELDS}
+    if not isinstance(row.batch, int):
+        values["batch"] = [str(shape) for shape in row.batch]
+    return {name: value for name, value in values.items() if value is not None or name == "peak_bytes"}
+
+
+_ROW_FIELDS = tuple(column.name for column in fields(CostRow))
 _TEXTS = ("pipeline", "stage", "link")
-_COUNTS = ("height", "width", "frames", "degree", "batch")
+_COUNTS = ("height", "width", "frames", "degree")
 _OPTIONAL_COUNTS = (("peak_bytes", 0, "a whole number of bytes"), ("num_runs", 1, "a whole number of at least 1"))
 _DEFAULTED = ("frames", "degree", "batch", "link")
 _UNGUIDED = 0.5
@@ -167,13 +173,44 @@ def _parse_row(place: str, row: object) -> CostRow:
         if type(row.get(name, 1)) is not int or row.get(name, 1) < 1:
             raise BadCostTable(f"{place}.{name} is {row[name]!r}; expected a whole number of at least 1")
     _check_measured(place, row)
-    return CostRow(**{key: value for key, value in row.items() if key in _ROW_FIELDS})
+    values = {key: value for key, value in row.items() if key in _ROW_FIELDS}
+    return CostRow(**(values | _parse_batch(place, row)))
+
+
+def _parse_batch(place: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The field, and with a mixed batch those of its largest member."""
+    batch = row.get("batch", 1)
+    if type(batch) is int and batch >= 1:
+        return {"batch": batch}
+    mixed = _mixed(batch)
+    if mixed is None:
+        raise BadCostTable(
+            f"{place}.batch is {batch!r}; expected a whole number of at least 1, or a list of shapes that differ, such "
+            'as ["512x512", "1024x768"]'
+        )
+    given = Shape(row["height"], row["width"], row.get("frames", 1))
+    if given not in mixed.shapes or given.pixels < mixed.shape.pixels:
+        raise BadCostTable(
+            f"{place} is of {given} and its batch {batch!r}; expected height, width and frames of the largest, "
+            f"{mixed.shape}"
+        )
+    return {"batch": mixed.batch, "height": mixed.height, "width": mixed.width, "frames": mixed.frames}
+
+
+def _mixed(batch: object) -> CostRow | None:
+    if not isinstance(batch, list) or len(set(map(str, batch))) < 2:
+        return None
+    try:
+        shapes = [Shape.parse(str(text)) for text in batch]
+    except ValueError:
+        return None
+    return CostRow.of(shapes, pipeline="", stage="", seconds=0.0)
 
 
 def _check_strays(place: str, row: Mapping[str, Any]) -> None:
     """A misspelt `degree` would be a row of degree 1."""
     absent = [name for name in _DEFAULTED if name not in row]
-    for key in row.keys() - _ROW_FIELDS:
+    for key in row.keys() - set(_ROW_FIELDS):
         for near in get_close_matches(str(key).lower(), absent, n=1, cutoff=0.65):
             raise BadCostTable(f"{place}.{key} is not a field; rename it to {near}, or leave it out")
 
@@ -197,10 +234,9 @@ def _is_seconds(value: object) -> bool:
 
 
 class TableCosts:
-    """The CostModel of a table: exact at profiled shapes, linear in pixels between them, corrected online.
+    """The CostModel of a table: what `Prices` says of its rows, corrected online.
 
-    Beyond the profiled range the nearest two points are extended, never below half the nearest value; a single point
-    is scaled in proportion to pixels. A group of an unprofiled degree is as fast as the next narrower profiled one. A
+    A group of an unprofiled degree is as fast as the next narrower profiled one. A
     stage that no row mentions costs nothing (design section 10); a pipeline that no row mentions, or a stage at a
     degree below all profiled ones, raises UnknownCost.
 
@@ -215,8 +251,8 @@ class TableCosts:
         self._memory = MemoryLimits()
         self._move_ns = move_ns
         self._weight = weight
-        self._points = _points(table.rows)
-        self._degrees = _degrees(self._points)
+        self._tabled = _tabled(table.rows)
+        self._degrees = _degrees(self._tabled)
         self._pipelines = {row.pipeline for row in table.rows}
         self._corrections: dict[_Place, float] = {}
         self._prices: dict[_Key, _Price] = {}
@@ -328,16 +364,15 @@ class TableCosts:
 
     def is_profiled(self, stage: StageId, shape: Shape, degree: int = 1) -> bool:
         """Whether a row was measured for this very number of pixels, so that nothing is interpolated."""
-        return any(pixels == shape.pixels for pixels, _ in self._points.get((stage, degree, 1), ()))
+        tabled = self._tabled.get((stage, degree))
+        return tabled is not None and tabled.is_profiled(shape)
 
     def _base_ns(self, stage: StageId, shapes: tuple[Shape, ...], degree: int) -> float:
         self._check_pipeline(stage)
-        points = self._points.get((stage, degree, len(shapes)))
-        if points is not None:
-            return _interpolate(points, sum(shape.pixels for shape in shapes) / len(shapes)) * NS_PER_S
-        single = self._points.get((stage, degree, 1))
-        if single is not None:  # An unprofiled batch is priced as its members one after another.
-            return sum(_interpolate(single, shape.pixels) for shape in shapes) * NS_PER_S
+        tabled = self._tabled.get((stage, degree))
+        seconds = None if tabled is None else tabled.seconds(shapes)
+        if seconds is not None:
+            return seconds * NS_PER_S
         profiled = self._degrees.get((stage.pipeline, stage.name))
         narrower = max((known for known in profiled or () if known < degree), default=None)
         if narrower is not None:
@@ -377,35 +412,16 @@ def _is_guided(requests: Sequence[Request]) -> bool:
     return any(one.guided for one in requests)
 
 
-_Points = list[tuple[int, float]]
-
-
-def _points(rows: Iterable[CostRow]) -> dict[tuple[StageId, int, int], _Points]:
-    """(pixels, seconds) by stage, degree and batch, sorted; rows of equal pixels are averaged."""
-    gathered: dict[tuple[StageId, int, int], dict[int, list[float]]] = {}
+def _tabled(rows: Iterable[CostRow]) -> dict[tuple[StageId, int], Prices]:
+    gathered: dict[tuple[StageId, int], list[CostRow]] = {}
     for row in rows:
-        by_pixels = gathered.setdefault((StageId(row.pipeline, row.stage), row.degree, row.batch), {})
-        by_pixels.setdefault(Shape(row.height, row.width, row.frames).pixels, []).append(row.seconds)
-    return {
-        key: sorted((pixels, sum(values) / len(values)) for pixels, values in by_pixels.items())
-        for key, by_pixels in gathered.items()
-    }
+        gathered.setdefault((StageId(row.pipeline, row.stage), row.degree), []).append(row)
+    return {place: Prices(members) for place, members in gathered.items()}
 
 
-def _degrees(points: Iterable[tuple[StageId, int, int]]) -> dict[tuple[str, str], tuple[int, ...]]:
+def _degrees(tabled: Mapping[tuple[StageId, int], Prices]) -> dict[tuple[str, str], tuple[int, ...]]:
     """Degrees with a price for single requests, ascending, by pipeline and stage; also of a stage that has none."""
     found: dict[tuple[str, str], set[int]] = {}
-    for stage, degree, batch in points:
-        found.setdefault((stage.pipeline, stage.name), set()).update({degree} if batch == 1 else ())
+    for (stage, degree), prices in tabled.items():
+        found.setdefault((stage.pipeline, stage.name), set()).update({degree} if prices.has_singles else ())
     return {stage: tuple(sorted(degrees)) for stage, degrees in found.items()}
-
-
-def _interpolate(points: _Points, pixels: float) -> float:
-    if len(points) == 1:
-        return points[0][1] * pixels / points[0][0]
-    index = min(max(bisect_left(points, (pixels, 0.0)), 1), len(points) - 1)
-    (x0, y0), (x1, y1) = points[index - 1], points[index]
-    value = y0 + (y1 - y0) * (pixels - x0) / (x1 - x0)
-    if x0 <= pixels <= x1:
-        return value
-    return max(value, (y0 if pixels < x0 else y1) / 2)

@@ -6,6 +6,8 @@ import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -80,9 +82,9 @@ class StagedPipeline(ABC):
         self._step_arguments = self._accepted_by(pipeline.scheduler)
         self._check_sampler()
 
-    @property
+    @cached_property
     def info(self) -> ModelInfo:
-        return self._info
+        return replace(self._info, packs=self._packing.is_possible)
 
     @property
     def device(self) -> torch.device:

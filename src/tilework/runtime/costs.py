@@ -10,9 +10,9 @@ from typing import Protocol
 
 import tilework
 from tilework.core.request import Shape
-from tilework.core.wire import CostRow, Loaded, ModelInfo, ModelSource, Source
+from tilework.core.wire import Batch, CostRow, Loaded, ModelInfo, ModelSource, Source
 from tilework.cost.profiles import Kind, Profile, ProfileKey, Profiles, ProfilesUnavailable
-from tilework.cost.rows import merge_rows, missing_shapes, place_of
+from tilework.cost.rows import merge_rows, missing_batches, place_of
 from tilework.cost.table import CostTable
 
 _log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class Measurer(Protocol):
         """Under what circumstances they measure."""
 
     async def calibrate(
-        self, shapes: tuple[Shape, ...], degree: int = 1, num_runs: int | None = None
+        self, batches: tuple[Batch, ...], degree: int = 1, num_runs: int | None = None
     ) -> tuple[CostRow, ...]:
         """Measure at this degree on all devices at once, in disjoint groups; the rows of all groups."""
 
@@ -58,21 +58,28 @@ def calibration_shapes(info: ModelInfo) -> tuple[Shape, ...]:
     return tuple(Shape(side, side) for side in sorted(sides) if info.side_multiple <= side <= info.max_side)
 
 
+def calibration_batches(info: ModelInfo) -> tuple[Batch, ...]:
+    """Two and four of the smallest of these, and one of each; none for a model whose requests share nothing."""
+    shapes = calibration_shapes(info)
+    batches = (shapes[:1] * 2, shapes[:1] * 4, shapes)
+    return tuple(batch for batch in batches if len(batch) > 1) if info.packs else ()
+
+
 async def measure(
     measurer: Measurer,
-    wanted: Sequence[tuple[Shape, int]],
+    wanted: Sequence[tuple[Batch, int]],
     num_runs: int | None = None,
     on_progress: Progress | None = None,
 ) -> tuple[CostRow, ...]:
-    """Measure shapes at degrees, one after another; one row for each that runs, out of those of all groups.
+    """Measure batches at degrees, one after another; the rows of each that runs, made from those of all groups.
 
     `on_progress` gets how many are done and how many there are, at first and after each.
     """
     on_progress = on_progress or (lambda _done, _all: None)
     rows: list[CostRow] = []
     on_progress(0, len(wanted))
-    for num_done, (shape, degree) in enumerate(wanted, start=1):
-        rows += merge_rows(await measurer.calibrate((shape,), degree, num_runs))
+    for num_done, (batch, degree) in enumerate(wanted, start=1):
+        rows += merge_rows(await measurer.calibrate((batch,), degree, num_runs))
         on_progress(num_done, len(wanted))
     return tuple(rows)
 
@@ -86,18 +93,19 @@ async def start_costs(
 ) -> CostTable | None:
     """The table for a start: all that is known under the measurer's key, and measured now what that lacks.
 
-    It has every stage at the calibration shapes and each of `degrees`, except where a shape cannot run; what was
-    measured is saved for the next start. None if nothing is known and no shape runs. Every device is warm afterwards,
-    also when nothing had to be measured. A cache that cannot be used is a warning: the server then measures at every
-    start.
+    It has every stage at the calibration shapes and each of `degrees`, and a step of the calibration batches, except
+    where one cannot run; what was measured is saved for the next start. None if nothing is known and nothing runs.
+    Every device is warm afterwards, also when nothing had to be measured. A cache that cannot be used is a warning: the
+    server then measures at every start.
     """
-    key, shapes = measurer.profile_key, calibration_shapes(info)
+    key, singles = measurer.profile_key, tuple((shape,) for shape in calibration_shapes(info))
     known = _load(cache, key)
-    missing = [(shape, degree) for degree in degrees for shape in missing_shapes(known, info.name, shapes, degree)]
+    missing = [(batch, degree) for degree in degrees for batch in missing_batches(known, info.name, singles, degree)]
+    missing += [(batch, 1) for batch in missing_batches(known, info.name, calibration_batches(info), 1)]
     fresh = await measure(measurer, missing, on_progress=on_progress)
     _save(cache, key, fresh)
-    if all(degree > 1 for _, degree in missing):  # Encode and decode have not run: a first picture would pay for it.
-        await measurer.calibrate(shapes[:1])
+    if not any((batch, 1) in missing for batch in singles):  # Encode and decode are cold: a first picture would pay.
+        await measurer.calibrate(singles[:1])
     rows = {place_of(row): row for row in (*fresh, *known)}
     return key.table(tuple(rows.values())) if rows else None
 

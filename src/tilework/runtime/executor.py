@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tilework.comm.rendezvous import Rendezvous
-from tilework.core.request import Shape
 from tilework.core.wire import (
+    Batch,
     BreakGroup,
     Calibrate,
     Calibrated,
@@ -67,7 +67,7 @@ class Executor(Protocol):
         """Bring every device up. Raises WorkerStartFailed."""
 
     async def calibrate(
-        self, shapes: tuple[Shape, ...], degree: int = 1, num_runs: int | None = None
+        self, batches: tuple[Batch, ...], degree: int = 1, num_runs: int | None = None
     ) -> tuple[CostRow, ...]:
         """Measure on all devices at the same time, in groups of `degree`. Raises WorkerStartFailed."""
 
@@ -167,7 +167,7 @@ class LocalExecutor:
         return loaded[0].info
 
     async def calibrate(
-        self, shapes: tuple[Shape, ...], degree: int = 1, num_runs: int | None = None
+        self, batches: tuple[Batch, ...], degree: int = 1, num_runs: int | None = None
     ) -> tuple[CostRow, ...]:
         up = sorted(self._up)
         groups = [tuple(up[first : first + degree]) for first in range(0, len(up) - degree + 1, degree)]
@@ -175,10 +175,10 @@ class LocalExecutor:
         refs = {group: None if degree == 1 else self.group(group) for group in groups}
         for group, ref in refs.items():
             for gpu in group:
-                self.send(gpu, Calibrate(shapes, ref, num_runs))
+                self.send(gpu, Calibrate(batches, ref, num_runs))
         await asyncio.gather(*self._calibrated.values())
         for group, ref in refs.items():
-            if ref is not None and any(len(self._calibrated[gpu].result()) < len(shapes) for gpu in group):
+            if ref is not None and any(len(self._calibrated[gpu].result()) < len(batches) for gpu in group):
                 self.break_off(ref)  # A member that could not run a shape has left the others.
         return tuple(row for future in self._calibrated.values() for row in future.result())
 

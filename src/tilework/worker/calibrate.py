@@ -1,11 +1,11 @@
-"""Measurement of this device: seconds and peak memory of each stage for some shapes, alone or as one of a group."""
+"""Measurement of this device: seconds and peak memory of each stage, alone, as one of a group, and in batches."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
@@ -15,8 +15,9 @@ import torch
 from tilework.core.comm import Comm
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_MS, s_from_ns
-from tilework.core.wire import CostRow, Spec
+from tilework.core.wire import Batch, CostRow, Spec
 from tilework.core.work import DECODE, DIFFUSE, ENCODE
+from tilework.patches.layout import pack
 from tilework.pipelines.family import Family, StepState
 from tilework.worker.settle import settle
 
@@ -34,42 +35,48 @@ class _Timing:
 
 
 def calibrate(
-    family: Family, shapes: tuple[Shape, ...], comm: Comm | None = None, num_runs: int | None = None
+    family: Family, batches: Sequence[Batch], comm: Comm | None = None, num_runs: int | None = None
 ) -> tuple[CostRow, ...]:
-    """Time the stages for every shape, with guidance; rows in the order of `shapes`.
+    """Time the stages for every batch, with guidance; rows in the order of `batches`.
 
-    Alone: encode, a denoising step, and decode. A shape that cannot run here (no memory for it, say) is left out.
-    With a `comm`: a step at the degree of the group, whose members all call this alike and get rows of their own. A
-    shape that cannot run on one of them breaks the group, since the others wait for it; the rows so far are returned.
+    Alone: a denoising step, and of what is no batch but a single output encode and decode, too. What cannot run here
+    (no memory for it, say) is left out.
+    With a `comm`: a step of single outputs at the degree of the group, whose members all call this alike and get rows
+    of their own. What cannot run on one of them breaks the group, since the others wait for it; the rows so far are
+    returned.
 
     `num_runs` runs follow three to warm up; None means one to warm up and then up to five within 0.1 s.
     """
     rows: list[CostRow] = []
-    for shape in shapes:
+    for batch in batches:
         try:
-            timings = _time_stages(family, shape, comm, num_runs)
+            timings = _time_stages(family, batch, comm, num_runs)
         except Exception:
-            _log.exception("%s cannot run here; it is left out of the calibration", shape)
+            _log.exception("%s cannot run here; it is left out of the calibration", " + ".join(map(str, batch)))
             if comm is not None:
                 comm.abort()
                 break
             continue
         degree = 1 if comm is None else comm.size
-        rows += [_row(family, stage, shape, degree, timing) for stage, timing in timings.items()]
+        rows += [_row(family, stage, batch, degree, timing) for stage, timing in timings.items()]
     return tuple(rows)
 
 
-def _time_stages(family: Family, shape: Shape, comm: Comm | None, num_runs: int | None) -> dict[str, _Timing]:
-    spec = _guided_spec(family, shape, num_runs)
-    state = family.begin(spec, family.encode(spec))
+def _time_stages(family: Family, batch: Batch, comm: Comm | None, num_runs: int | None) -> dict[str, _Timing]:
+    specs = [_guided_spec(family, shape, num_runs) for shape in batch]
+    encoded = {spec: family.encode(spec) for spec in dict.fromkeys(specs)}
+    states = [family.begin(spec, encoded[spec]) for spec in specs]
     clock = _Clock(family.device, comm, num_runs)
     if comm is not None:
+        assert len(batch) == 1
         with _joined(family, comm):
-            return {DIFFUSE: clock.time(lambda: _step(family, state))}
+            return {DIFFUSE: clock.time(lambda: _step(family, states))}
+    if len(batch) > 1:
+        return {DIFFUSE: clock.time(lambda: _step(family, states))}
     return {
-        ENCODE: clock.time(lambda: family.encode(spec)),
-        DIFFUSE: clock.time(lambda: _step(family, state)),
-        DECODE: clock.time(lambda: family.decode(state)),
+        ENCODE: clock.time(lambda: family.encode(specs[0])),
+        DIFFUSE: clock.time(lambda: _step(family, states)),
+        DECODE: clock.time(lambda: family.decode(states[0])),
     }
 
 
@@ -82,11 +89,13 @@ def _joined(family: Family, comm: Comm) -> Iterator[None]:
         family.parallel.leave()
 
 
-def _step(family: Family, state: StepState) -> None:
-    """One step, which is as many iterations as the sampler takes for it."""
-    steps_done = state.steps_done
-    while state.steps_done == steps_done:
-        family.advance(state, family.predict([state])[0])
+def _step(family: Family, states: Sequence[StepState]) -> None:
+    """One step of each, which is as many iterations as the sampler takes for it; alike for all."""
+    steps_done = states[0].steps_done
+    while states[0].steps_done == steps_done:
+        predictions = family.predict(states, pack if len(states) > 1 else None)
+        for state, prediction in zip(states, predictions, strict=True):
+            family.advance(state, prediction)
 
 
 def _guided_spec(family: Family, shape: Shape, num_runs: int | None) -> Spec:
@@ -145,13 +154,11 @@ def _p99(values: list[int]) -> int:
     return sorted(values)[math.ceil(0.99 * len(values)) - 1]
 
 
-def _row(family: Family, stage: str, shape: Shape, degree: int, timing: _Timing) -> CostRow:
-    return CostRow(
+def _row(family: Family, stage: str, batch: Batch, degree: int, timing: _Timing) -> CostRow:
+    return CostRow.of(
+        batch,
         pipeline=family.info.name,
         stage=stage,
-        height=shape.height,
-        width=shape.width,
-        frames=shape.frames,
         degree=degree,
         seconds=timing.seconds,
         p99_seconds=timing.p99_seconds,

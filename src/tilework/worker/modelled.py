@@ -38,7 +38,7 @@ class ModelledFamily:
         self._pipeline = source.pipeline
         self._parallel = _Clocked()
         rows = [row for row in source.rows if (row.pipeline, row.stage) == (source.pipeline, DIFFUSE)]
-        shapes = sorted({Shape(row.height, row.width, row.frames) for row in rows}, key=lambda shape: shape.pixels)
+        shapes = sorted({row.shape for row in rows}, key=lambda shape: shape.pixels)
         default = shapes[len(shapes) // 2]
         self._info = ModelInfo(
             name=source.pipeline,
@@ -124,8 +124,9 @@ class ModelledFamily:
             MemoryError: this `share` of it is more than there is.
         """
         source = self._source
-        rows = [row for row in source.rows if (row.pipeline, row.stage, row.degree) == (source.pipeline, stage, degree)]
-        peaks = [(row.height * row.width * row.frames, row.peak_bytes) for row in rows if row.peak_bytes is not None]
+        place = (source.pipeline, stage, degree, 1)
+        rows = [row for row in source.rows if (row.pipeline, row.stage, row.degree, row.batch) == place]
+        peaks = [(row.shape.pixels, row.peak_bytes) for row in rows if row.peak_bytes is not None]
         if source.memory_bytes is None or not peaks:
             return
         pixels, peak_bytes = min(peaks, key=lambda peak: abs(peak[0] - shape.pixels))

@@ -242,7 +242,7 @@ class Worker:
         try:
             comm = None if command.group is None else self._groups.open(command.group)
             with self._budget.hold():
-                return calibrate(self._family, command.shapes, comm, command.num_runs)
+                return calibrate(self._family, command.batches, comm, command.num_runs)
         except GroupBroken:
             _log.warning("a measurement broke off with its group")
             return ()

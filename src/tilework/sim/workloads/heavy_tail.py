@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
 from tilework.cost.degrees import least_device_ns
 from tilework.sim.workloads.family import Item, RatedFamily, costs_of, steps_of, stream, table_of
@@ -48,6 +47,6 @@ class HeavyTail(RatedFamily):
     def _sizes(self) -> list[tuple[float, Item]]:
         """Every size of the table with its least device time, smallest first."""
         table, costs = table_of(self.table), costs_of(self.table)
-        shapes = {Shape(row.height, row.width, row.frames) for row in table.rows}
+        shapes = {row.shape for row in table.rows}
         items = [Item("flux.1", shape, steps_of(self.table)) for shape in shapes]
         return sorted((s_from_ns(least_device_ns(costs, *item)), item) for item in items)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tilework.core.request import Shape
 from tilework.core.shares import dealt
 from tilework.core.workload import WorkloadRequest
 from tilework.sim.workloads.family import (
@@ -90,7 +89,7 @@ class TridentServe(RatedFamily):
 
     def _shares(self, kind: str) -> dict[Item, float]:
         table = table_of(self.table)
-        shapes = {Shape(row.height, row.width, row.frames) for row in table.rows}
+        shapes = {row.shape for row in table.rows}
         ordered = sorted(shapes, key=lambda shape: (shape.pixels, shape))
         weights = [LEAN[kind] ** -place for place in range(len(ordered))]
         return {

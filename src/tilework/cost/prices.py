@@ -1,0 +1,143 @@
+"""What a stage costs at one degree, by the rows of a table: single outputs by their pixels, and batches."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from statistics import fmean, median
+from typing import TypeVar
+
+from tilework.core.request import Shape
+from tilework.core.wire import CostRow
+
+Member = tuple[int, int, int]
+"""Height, width and frames."""
+
+_Points = Sequence[tuple[int, float]]
+"""Sorted by the first, which is pixels, or a number of members."""
+
+_MOST_TERMS = 10_000  # Clients choose the shapes.
+_Key = TypeVar("_Key", int, tuple[Member, ...])
+
+
+def members_of(shapes: Iterable[Shape]) -> tuple[Member, ...]:
+    """The same for batches that cost the same: of another order, or with every member turned on its side.
+
+    A batch of which some are turned is another one, since its patches are smaller.
+    """
+    members = sorted([(one.height, one.width, one.frames) for one in shapes])
+    turned = sorted([(width, height, frames) for height, width, frames in members])
+    return tuple(min(members, turned))
+
+
+class Prices:
+    """Seconds of a stage at one degree; rows that agree in what is told apart are averaged.
+
+    Single outputs are exact at profiled numbers of pixels, and linear between them. Beyond, the nearest two points are
+    extended, never below half the nearest value; a single point is scaled in proportion to pixels.
+
+    A batch that was measured, turned or in another order, is as dear as that was. Of any other is known what each
+    member saves beyond the first: n of one shape that take T_n together save (n T_1 - T_n) / (n - 1) each, which is
+    linear between measured shapes and numbers, and constant beyond them. Of a mix all save it but the one that would
+    save most. What measured mixes took beyond this, as a share of their members one by one (the median), others take,
+    too. No such batch is cheaper than its dearest member. Where no batch was measured, nothing is saved.
+    """
+
+    def __init__(self, rows: Sequence[CostRow]) -> None:
+        self._alone = _means((row.shape.pixels, row.seconds) for row in rows if row.batch == 1)
+        self._together = dict(_means((members_of(row.shapes), row.seconds) for row in rows if row.batch != 1))
+        self._savings = self._measured_savings(rows) if self._alone else []
+        self._terms: dict[tuple[Member, int], tuple[float, float]] = {}
+        self._mixing = self._measured_mixing() if self._alone else 0.0
+
+    @property
+    def has_singles(self) -> bool:
+        """Whether single outputs have a price."""
+        return bool(self._alone)
+
+    def is_profiled(self, shape: Shape) -> bool:
+        """Whether one of this very number of pixels was measured alone."""
+        return any(pixels == shape.pixels for pixels, _ in self._alone)
+
+    def seconds(self, shapes: Sequence[Shape]) -> float | None:
+        """Of a single output, or of a batch; None where neither that nor single ones were measured."""
+        if len(shapes) == 1:
+            return _extended(self._alone, shapes[0].pixels) if self._alone else None
+        members = members_of(shapes)
+        measured = self._together.get(members)
+        if measured is not None or not self._alone:
+            return measured
+        one_by_one, together, dearest = self._unmeasured(members)
+        return max(dearest, together + (self._mixing * one_by_one if members[0] != members[-1] else 0.0))
+
+    def _unmeasured(self, members: tuple[Member, ...]) -> tuple[float, float, float]:
+        """One by one; together, but for what mixing costs; and the dearest one alone."""
+        counts, size = Counter(members), len(members)
+        one_by_one = dearest = saved = 0.0
+        most = -math.inf
+        for member, count in counts.items():
+            terms = self._terms.get((member, size))
+            alone, saving = self._member_terms(member, size) if terms is None else terms
+            one_by_one += count * alone
+            saved += count * saving
+            dearest, most = max(dearest, alone), max(most, saving)
+        return one_by_one, one_by_one - saved + most, dearest
+
+    def _member_terms(self, member: Member, size: int) -> tuple[float, float]:
+        """What one costs alone, and what it saves in a batch of `size`."""
+        if len(self._terms) >= _MOST_TERMS:
+            self._terms.clear()
+        height, width, frames = member
+        pixels = height * width * frames
+        savings = [(number, _between(points, pixels)) for number, points in self._savings]
+        terms = _extended(self._alone, pixels), _between(savings, size) if savings else 0.0
+        self._terms[member, size] = terms
+        return terms
+
+    def _measured_mixing(self) -> float:
+        """What mixes take beyond what is foretold of them, over their members one by one."""
+        shares = []
+        for members, seconds in self._together.items():
+            if members[0] != members[-1]:
+                one_by_one, together, _ = self._unmeasured(members)
+                shares.append((seconds - together) / one_by_one)
+        return median(shares) if shares else 0.0
+
+    def _measured_savings(self, rows: Sequence[CostRow]) -> list[tuple[int, _Points]]:
+        """By the size of the batch, for each number of pixels."""
+        found: dict[int, list[tuple[int, float]]] = {}
+        for row in rows:
+            if isinstance(row.batch, int) and row.batch > 1:
+                pixels = row.shape.pixels
+                saved = row.batch * _extended(self._alone, pixels) - row.seconds
+                found.setdefault(row.batch, []).append((pixels, saved / (row.batch - 1)))
+        return [(size, _means(points)) for size, points in sorted(found.items())]
+
+
+def _means(pairs: Iterable[tuple[_Key, float]]) -> list[tuple[_Key, float]]:
+    gathered: dict[_Key, list[float]] = {}
+    for key, value in pairs:
+        gathered.setdefault(key, []).append(value)
+    return [(key, fmean(gathered[key])) for key in sorted(gathered)]
+
+
+def _between(points: _Points, at: float) -> float:
+    """Linear between two points, constant beyond them."""
+    index = bisect_left(points, (at, 0.0))
+    if index == 0 or index == len(points):
+        return points[0 if index == 0 else -1][1]
+    (x0, y0), (x1, y1) = points[index - 1], points[index]
+    return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
+
+
+def _extended(points: _Points, pixels: float) -> float:
+    if len(points) == 1:
+        return points[0][1] * pixels / points[0][0]
+    index = min(max(bisect_left(points, (pixels, 0.0)), 1), len(points) - 1)
+    (x0, y0), (x1, y1) = points[index - 1], points[index]
+    value = y0 + (y1 - y0) * (pixels - x0) / (x1 - x0)
+    if x0 <= pixels <= x1:
+        return value
+    return max(value, (y0 if pixels < x0 else y1) / 2)

@@ -1,0 +1,245 @@
+"""What batches cost: rows of one size and of several, what lies between them, and what is observed of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders import PIPELINE, costs, row, sized
+from tilework.core.request import Shape
+from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.core.wire import CostRow
+from tilework.core.work import DIFFUSE, StageId
+from tilework.cost.rows import merge_rows, missing_batches, place_of
+from tilework.cost.table import BadCostTable, CostTable, TableCosts, parse_table
+
+STEP = StageId(PIPELINE, DIFFUSE)
+SMALL, WIDE, LARGE = Shape(512, 512), Shape(512, 768), Shape(1024, 1024)
+FIELDS = {"pipeline": PIPELINE, "stage": DIFFUSE}
+
+
+def turned(shape: Shape) -> Shape:
+    return Shape(shape.width, shape.height, shape.frames)
+
+
+def together(seconds: float, *shapes: Shape, **more: Any) -> CostRow:
+    return CostRow.of(shapes, **FIELDS, seconds=seconds, **more)
+
+
+def batch_s(model: TableCosts, *shapes: Shape) -> float:
+    return model.run_ns(STEP, shapes, 1) / NS_PER_S
+
+
+def thin(*pixels: int) -> tuple[Shape, ...]:
+    return tuple(Shape(1, count) for count in pixels)
+
+
+# Rows.
+
+
+def test_a_row_of_a_batch_has_one_form_whatever_the_order() -> None:
+    mixed = together(1.0, LARGE, SMALL, turned(WIDE), SMALL)
+    assert mixed == together(1.0, SMALL, turned(WIDE), LARGE, SMALL)
+    assert mixed.batch == mixed.shapes == (SMALL, SMALL, turned(WIDE), LARGE)
+    assert mixed.shape == LARGE
+    alike = together(1.0, SMALL, SMALL, SMALL)
+    assert (alike.batch, alike.shape, alike.shapes) == (3, SMALL, (SMALL,) * 3)
+    assert together(1.0, SMALL).batch == 1
+
+
+def test_mixed_rows_survive_a_file_in_which_their_members_have_any_order() -> None:
+    table = CostTable(hardware="toy", rows=(together(1.0, SMALL, LARGE, SMALL, p99_seconds=2.0), together(0.3, SMALL)))
+    document = json.loads(json.dumps(table.to_json()))
+    assert document["rows"][0]["batch"] == ["512x512", "512x512", "1024x1024"]
+    assert (document["rows"][0]["height"], document["rows"][1]["batch"]) == (1024, 1)
+    document["rows"][0]["batch"].reverse()
+    assert parse_table(document) == table
+
+
+def test_of_two_largest_members_either_may_give_the_row_its_size() -> None:
+    rows = [FIELDS | {"seconds": 1, "height": h, "width": w, "batch": ["6x4", "4x6"]} for h, w in ((4, 6), (6, 4))]
+    first, second = parse_table({"rows": rows}).rows
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    "batch", [[], ["512x512"], ["512x512", "512x512"], ["512x512", "wide"], ["512x512", 7], [512, 1024], "512x512", {}]
+)
+def test_a_batch_that_is_none_is_named(batch: object) -> None:
+    given = FIELDS | {"height": 512, "width": 512, "seconds": 1, "batch": batch}
+    with pytest.raises(BadCostTable) as caught:
+        parse_table({"rows": [given]})
+    wanted = 'a whole number of at least 1, or a list of shapes that differ, such as ["512x512", "1024x768"]'
+    assert str(caught.value) == f"rows[0].batch is {batch!r}; expected {wanted}"
+
+
+@pytest.mark.parametrize("side", [512, 2048])
+def test_a_mixed_row_has_the_size_of_its_largest_member(side: int) -> None:
+    given = FIELDS | {"height": side, "width": side, "seconds": 1, "batch": ["512x512", "1024x1024"]}
+    with pytest.raises(
+        BadCostTable, match=rf"^rows\[0\] is of {side}x{side} and its batch .*of the largest, 1024x1024$"
+    ):
+        parse_table({"rows": [given]})
+
+
+def test_rows_of_other_batches_are_other_places() -> None:
+    rows = [
+        together(1.0, SMALL, LARGE),
+        together(1.0, SMALL, SMALL, LARGE),
+        together(1.0, LARGE),
+        together(1.0, *[LARGE] * 2),
+    ]
+    assert len({place_of(one) for one in rows}) == 4
+    merged = merge_rows([*rows, together(3.0, LARGE, SMALL)])
+    assert merged == (replace(rows[0], seconds=2.0), *rows[1:])
+    assert missing_batches(rows[:2], PIPELINE, ((LARGE,), (LARGE, SMALL), (LARGE, LARGE)), 1) == (
+        (LARGE,),
+        (LARGE, LARGE),
+    )
+
+
+# Prices.
+
+UNIFORM = (row(10, 1.0), row(30, 4.0), row(10, 1.6, batch=2), row(30, 7.6, batch=2))
+
+
+def test_without_measured_batches_nothing_is_saved() -> None:
+    model = costs(*UNIFORM[:2])
+    assert batch_s(model, *thin(10, 30, 10)) == 6.0
+
+
+def test_a_measured_batch_has_its_own_price_and_others_save_as_much_by_member() -> None:
+    """Two of 10 save 0.4 s, and so do two of 30: that is what each member beyond the first saves."""
+    model = costs(*UNIFORM)
+    assert batch_s(model, *thin(10, 10)) == 1.6
+    assert batch_s(model, *thin(20, 20)) == pytest.approx(5.0 - 0.4)
+    assert batch_s(model, *thin(10, 30)) == pytest.approx(5.0 - 0.4)
+    assert batch_s(model, *thin(10, 30, 10)) == pytest.approx(6.0 - 0.8)
+
+
+def test_savings_are_linear_between_sizes_and_numbers_and_constant_beyond() -> None:
+    """Beyond the first each member saves: of 10 pixels 0.2 of two and 0.6 of four, of 30 pixels 0.4 of two."""
+    model = costs(row(10, 1.0), row(30, 3.0), row(10, 1.8, batch=2), row(30, 5.6, batch=2), row(10, 2.2, batch=4))
+    assert batch_s(model, *thin(15, 15)) == pytest.approx(3.0 - 0.25)
+    assert batch_s(model, *thin(10, 10, 10)) == pytest.approx(3.0 - 2 * 0.4)
+    assert batch_s(model, *thin(10, 10, 10, 10, 10)) == pytest.approx(5.0 - 4 * 0.6)
+    assert batch_s(model, *thin(60, 60)) == pytest.approx(12.0 - 0.4)
+
+
+def test_of_a_mix_all_but_the_one_that_would_save_most_save() -> None:
+    model = costs(row(10, 1.0), row(30, 3.0), row(10, 1.7, batch=2), row(30, 5.9, batch=2))
+    assert batch_s(model, *thin(10, 30)) == pytest.approx(4.0 - 0.1)
+    assert batch_s(model, *thin(10, 10, 30)) == pytest.approx(5.0 - 0.4)
+
+
+def test_a_batch_that_costs_more_than_its_members_is_priced_so() -> None:
+    model = costs(row(10, 1.0), row(10, 2.5, batch=2))
+    assert batch_s(model, *thin(10, 10)) == 2.5
+    assert batch_s(model, *thin(10, 10, 10)) == 4.0
+
+
+def test_no_batch_is_cheaper_than_its_dearest_member() -> None:
+    model = costs(row(10, 1.0), row(30, 3.0), row(10, 1.0, batch=2))
+    assert batch_s(model, *thin(10, 10, 10)) == 1.0
+    assert batch_s(model, *thin(10, 10, 30)) == 3.0
+
+
+def test_a_batch_at_another_degree_follows_the_rows_of_that_degree() -> None:
+    model = costs(*UNIFORM, row(10, 0.6, degree=2))
+    assert model.run_ns(STEP, thin(10, 10), 2) == ns_from_s(1.2)
+
+
+def test_a_batch_where_only_that_very_one_was_measured() -> None:
+    model = costs(together(1.0, SMALL, LARGE))
+    assert batch_s(model, LARGE, SMALL) == 1.0
+    with pytest.raises(LookupError, match="was not profiled at degree 1, nor below it, at batch 2 or 1"):
+        batch_s(model, SMALL, SMALL)
+
+
+SHAPES = st.sampled_from([SMALL, WIDE, LARGE, Shape(768, 768), Shape(512, 512, 2)])
+BATCHES = st.lists(SHAPES, min_size=2, max_size=6)
+SECONDS = st.floats(0.01, 10)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[CostRow, ...]:
+    """Some shapes alone, some batches of one shape, some mixes; no two rows of one place."""
+    alone = draw(st.lists(st.tuples(SHAPES), min_size=1, max_size=4))
+    batches = draw(
+        st.lists(st.one_of(BATCHES, st.builds(lambda one, n: [one] * n, SHAPES, st.integers(2, 5))), max_size=6)
+    )
+    rows = {place_of(one): one for one in (together(draw(SECONDS), *shapes) for shapes in [*alone, *batches])}
+    return tuple(rows.values())
+
+
+@given(rows=tables(), batch=BATCHES, seed=st.integers(0, 100))
+def test_neither_order_nor_turning_makes_a_difference(rows: Sequence[CostRow], batch: list[Shape], seed: int) -> None:
+    model, rng = costs(*rows), Random(seed)
+    other = [turned(shape) for shape in batch]
+    rng.shuffle(other)
+    assert model.run_ns(STEP, other, 1) == model.run_ns(STEP, batch, 1)
+    shuffled = [replace(one) for one in rows]
+    rng.shuffle(shuffled)
+    assert costs(*shuffled).run_ns(STEP, batch, 1) == model.run_ns(STEP, batch, 1)
+
+
+@given(rows=tables(), batch=BATCHES)
+def test_a_measured_batch_costs_what_was_measured_and_no_other_less_than_its_dearest_member(
+    rows: Sequence[CostRow], batch: list[Shape]
+) -> None:
+    model = costs(*rows)
+    for one in rows:
+        if one.batch != 1:
+            assert model.run_ns(STEP, one.shapes, 1) == ns_from_s(one.seconds)
+    if sorted(batch) not in [sorted(one.shapes) for one in rows]:
+        dearest = max(model.run_ns(STEP, (shape,), 1) for shape in batch)
+        assert model.run_ns(STEP, batch, 1) >= dearest - 1
+
+
+@given(fixed=st.floats(0, 1), batch=st.lists(st.integers(100, 200), min_size=2, max_size=8))
+def test_what_a_forward_pass_costs_whatever_is_in_it_is_found_exactly(fixed: float, batch: list[int]) -> None:
+    """A fixed part and one by pixels: two sizes, alone and in twos, tell both."""
+    rows = [row(pixels, fixed + pixels * count * 0.01, batch=count) for pixels in (100, 200) for count in (1, 2)]
+    assert batch_s(costs(*rows), *thin(*batch)) == pytest.approx(fixed + sum(batch) * 0.01)
+
+
+def test_what_a_measured_mix_took_beyond_that_other_mixes_take_as_a_share_of_their_members() -> None:
+    """By what batches of one size saved 4.6 s were foretold of the mix, and it took a fifth of 5 s more."""
+    model = costs(*UNIFORM, together(5.6, *thin(10, 30)))
+    assert batch_s(model, *thin(10, 30)) == 5.6
+    assert batch_s(model, *thin(10, 10, 30)) == pytest.approx(6.0 - 0.8 + 6.0 / 5)
+    assert batch_s(model, *thin(10, 10, 10)) == pytest.approx(3.0 - 0.8), "this is no mix"
+
+
+def test_members_some_of_which_are_turned_are_a_mix() -> None:
+    model = costs(*(together(1.5 * n**0.5, *[WIDE] * n) for n in (1, 2)), together(9.0, WIDE, turned(WIDE)))
+    assert batch_s(model, turned(WIDE), WIDE) == 9.0
+    assert batch_s(model, turned(WIDE), turned(WIDE)) == pytest.approx(1.5 * 2**0.5)
+
+
+def test_a_member_more_costs_more_where_members_save_less_than_they_cost() -> None:
+    model = costs(*UNIFORM)
+    batches = [thin(*[10] * count) for count in range(1, 9)]
+    assert all(batch_s(model, *few) < batch_s(model, *many) for few, many in pairwise(batches))
+
+
+# Corrections.
+
+
+def test_what_is_observed_of_a_batch_corrects_batches_of_as_many_pixels_and_members() -> None:
+    model = costs(*UNIFORM)
+    model.observe(STEP, (sized(10), sized(30)), 1, 1, ns_from_s(9.2))
+    assert batch_s(model, *thin(10, 30)) == 9.2
+    assert batch_s(model, *thin(30, 10)) == 9.2
+    assert batch_s(model, *thin(20, 20)) == pytest.approx(9.2), "as many pixels"
+    assert batch_s(model, *thin(10, 10)) == 1.6
+    assert batch_s(model, *thin(10)) == 1.0
+    assert batch_s(model, *thin(10, 10, 20)) == pytest.approx(4.5 - 0.8), "as many pixels, but three"
