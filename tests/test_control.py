@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -400,15 +399,3 @@ def test_more_steps_than_are_left_are_a_bug_of_the_policy(scripted: Scripted) ->
     control = scripted(run(start(ENCODE, 0), start(DIFFUSE, 0, steps=11)))
     with pytest.raises(AssertionError, match="job 0 has 10 steps left, not 11"):
         control.handle(Submitted(request("a")), 0)
-
-
-def test_a_batch_that_lost_a_member_corrects_nothing(scripted: Scripted) -> None:
-    batch = replace(start(ENCODE, 0), job_ids=(0, 1))
-    for cancelled, version in ((), 1), (("a",), 0):
-        control = scripted(Plan(), run(batch))
-        for uid in ("a", "b"):
-            control.handle(Submitted(request(uid)), 0)
-        for uid in cancelled:
-            control.handle(Cancelled(uid, "gone"), 1)
-        control.handle(StageFinished(1, 20 * NS_PER_MS), 2)
-        assert control.costs.version == version

@@ -130,54 +130,54 @@ def _hold_budget() -> None:
 
 def test_what_did_not_fit_says_that_larger_ones_and_fewer_devices_do_not() -> None:
     limits = MemoryLimits()
-    assert limits.starved(STEPS, Shape(64, 64), 2, False, 0)
-    assert not limits.starved(STEPS, Shape(64, 64), 2, False, 0), "that is known"
-    assert not limits.starved(STEPS, Shape(96, 64), 1, False, 0), "and this follows from it"
+    assert limits.starved(STEPS, (Shape(64, 64),), 2, False, 0)
+    assert not limits.starved(STEPS, (Shape(64, 64),), 2, False, 0), "that is known"
+    assert not limits.starved(STEPS, (Shape(96, 64),), 1, False, 0), "and this follows from it"
     known = {
-        (side, degree): limits.fits(STEPS, Shape(side, 64), degree) for side in (48, 64, 96) for degree in (1, 2, 4)
+        (side, degree): limits.fits(STEPS, (Shape(side, 64),), degree) for side in (48, 64, 96) for degree in (1, 2, 4)
     }
     assert [place for place, fits in known.items() if not fits] == [(64, 1), (64, 2), (96, 1), (96, 2)]
-    assert limits.fits(PICTURE, Shape(96, 96), 1), "another stage is another matter"
+    assert limits.fits(PICTURE, (Shape(96, 96),), 1), "another stage is another matter"
 
 
 def test_slices_take_less_than_the_whole() -> None:
     limits = MemoryLimits()
-    limits.starved(PICTURE, Shape(64, 64), 1, False, 0)
-    assert limits.fits(PICTURE, Shape(64, 64), 1, sliced=True)
-    limits.starved(PICTURE, Shape(96, 64), 1, True, 0)
-    assert not limits.fits(PICTURE, Shape(96, 64), 1, sliced=True)
-    assert not limits.fits(PICTURE, Shape(96, 64), 1)
+    limits.starved(PICTURE, (Shape(64, 64),), 1, False, 0)
+    assert limits.fits(PICTURE, (Shape(64, 64),), 1, sliced=True)
+    limits.starved(PICTURE, (Shape(96, 64),), 1, True, 0)
+    assert not limits.fits(PICTURE, (Shape(96, 64),), 1, sliced=True)
+    assert not limits.fits(PICTURE, (Shape(96, 64),), 1)
 
 
 def test_what_a_smaller_one_has_taught_takes_nothing_from_what_a_larger_one_had() -> None:
     limits = MemoryLimits()
-    limits.starved(PICTURE, Shape(96, 96), 1, False, 0)
-    limits.starved(PICTURE, Shape(64, 64), 1, False, 0)
-    assert limits.fitted(PICTURE, Shape(80, 80), 1, False), "it was no lasting limit"
-    assert limits.fits(PICTURE, Shape(64, 64), 1)
-    assert not limits.fits(PICTURE, Shape(96, 96), 1)
+    limits.starved(PICTURE, (Shape(96, 96),), 1, False, 0)
+    limits.starved(PICTURE, (Shape(64, 64),), 1, False, 0)
+    assert limits.fitted(PICTURE, (Shape(80, 80),), 1, False), "it was no lasting limit"
+    assert limits.fits(PICTURE, (Shape(64, 64),), 1)
+    assert not limits.fits(PICTURE, (Shape(96, 96),), 1)
 
 
 def test_what_followed_from_another_limit_outlives_it() -> None:
     """The slices did fit after all, but that the whole did not had been seen, too."""
     limits = MemoryLimits()
-    limits.starved(PICTURE, Shape(64, 64), 1, True, 0)
-    assert not limits.starved(PICTURE, Shape(64, 64), 1, False, 0), "it follows from the slices"
-    assert limits.fitted(PICTURE, Shape(96, 64), 1, True)
-    assert limits.fits(PICTURE, Shape(64, 64), 1, True)
-    assert not limits.fits(PICTURE, Shape(64, 64), 1, False)
+    limits.starved(PICTURE, (Shape(64, 64),), 1, True, 0)
+    assert not limits.starved(PICTURE, (Shape(64, 64),), 1, False, 0), "it follows from the slices"
+    assert limits.fitted(PICTURE, (Shape(96, 64),), 1, True)
+    assert limits.fits(PICTURE, (Shape(64, 64),), 1, True)
+    assert not limits.fits(PICTURE, (Shape(64, 64),), 1, False)
 
 
 def test_a_limit_is_forgotten_in_time_or_when_it_is_seen_to_be_wrong() -> None:
     limits = MemoryLimits()
-    limits.starved(STEPS, Shape(64, 64), 1, False, 0)
-    limits.starved(STEPS, Shape(32, 64), 2, False, NS_PER_S)
+    limits.starved(STEPS, (Shape(64, 64),), 1, False, 0)
+    limits.starved(STEPS, (Shape(32, 64),), 2, False, NS_PER_S)
     assert not limits.forget(FORGET_NS - 1)
     assert limits.forget(FORGET_NS)
-    assert limits.fits(STEPS, Shape(48, 64), 4)
-    assert not limits.fits(STEPS, Shape(48, 64), 1), "the later one is still known"
-    assert not limits.fitted(STEPS, Shape(16, 64), 2, False), "a smaller one says nothing"
-    assert limits.fitted(STEPS, Shape(48, 64), 1, False)
+    assert limits.fits(STEPS, (Shape(48, 64),), 4)
+    assert not limits.fits(STEPS, (Shape(48, 64),), 1), "the later one is still known"
+    assert not limits.fitted(STEPS, (Shape(16, 64),), 2, False), "a smaller one says nothing"
+    assert limits.fitted(STEPS, (Shape(48, 64),), 1, False)
     assert not limits
 
 

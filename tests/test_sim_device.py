@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from builders import PIPELINE
@@ -35,11 +37,13 @@ class Told:
     def __init__(self) -> None:
         self.durations_ns: dict[int, int] = {}
         self.lost_ns: dict[int, int] = {}
+        self.ran: list[tuple[int, ...]] = []
 
     def dispatch_ns(self, work: Work) -> int:
         return self.lost_ns.get(work.work_id, 0)
 
     def run(self, work: Work) -> tuple[int, int, RunEnd | None]:
+        self.ran.append(work.job_ids)
         return self.durations_ns[work.work_id], work.num_steps, RunEnd.DONE
 
 
@@ -230,7 +234,7 @@ def test_a_device_refuses_a_work_for_whose_first_step_it_has_no_state(steps: tup
     fleet.send(7, 0, 5, 0, *steps)
     fleet.tell(work(1, job_id=7, first_step=3), 40, knows=False)
     run = begun(fleet, 10)
-    assert (run.end, run.end_ns, run.state_lost) == (RunEnd.REFUSED, 10, False)
+    assert (run.end, run.end_ns, run.left_out) == (RunEnd.REFUSED, 10, {7: False})
     fleet.end(run)
     assert fleet.state(0, 7) is None
 
@@ -240,7 +244,23 @@ def test_a_lost_state_is_told_apart_from_one_that_does_not_fit() -> None:
     fleet.send(7, 0, 5, None).leave(None, 0, lost=True)
     fleet.tell(work(1, job_id=7), 40, knows=False)
     run = begun(fleet, 10)
-    assert (run.end, run.state_lost) == (RunEnd.REFUSED, True)
+    assert (run.end, run.left_out) == (RunEnd.REFUSED, {7: True})
+
+
+def test_a_work_of_several_runs_for_those_whose_states_are_there() -> None:
+    fleet = Devices()
+    fleet.send(7, 0, 5, None).leave(None, 0, lost=True)
+    fleet.send(8, 0, 5, 0, 2)
+    both = replace(work(1, job_id=7), job_ids=(7, 8), attempts=(1, 1), first_steps=(2, 2))
+    fleet.tell(both, 40, knows=False)
+    run = begun(fleet, 10)
+    assert (run.end, run.left_out, run.members) == (RunEnd.DONE, {7: True}, [(8, 2)])
+    assert fleet.told.ran == [(8,)], "it takes as long as for these"
+    fleet.end(run)
+    state = fleet.state(0, 8)
+    assert state is not None
+    assert state.steps_done == 2 + run.steps
+    assert fleet.state(0, 7) is None
 
 
 def test_what_is_to_be_forgotten_stays_until_the_works_before_have_ended() -> None:

@@ -38,6 +38,7 @@ from tilework.core.events import (
     Event,
     GpuJoined,
     GpuLost,
+    LeftOut,
     OutOfMemory,
     Restored,
     StageFinished,
@@ -59,7 +60,8 @@ from tilework.policy.door import Door
 from tilework.policy.guard import Guard
 from tilework.policy.registry import DEFAULT_POLICY, make_policy
 
-_Report = StepsFinished | StageFinished | Stopped | WorkFailed | OutOfMemory | Broken
+_End = StepsFinished | StageFinished | Stopped | WorkFailed | OutOfMemory | Broken
+_Report = LeftOut | _End
 
 _MOST_PLANS = 3  # In answer to one event.
 _MORE_TRIALS = 16  # Than there are requests, to find a deadline with which all of them would be let in.
@@ -121,7 +123,7 @@ class Controller:
                 return self._admit(submitted.requests, now_ns)
             case Restored(request, steps_done):
                 return self._restore(request, steps_done, now_ns)
-            case StepsFinished() | StageFinished() | Stopped() | WorkFailed() | OutOfMemory() | Broken():
+            case LeftOut() | StepsFinished() | StageFinished() | Stopped() | WorkFailed() | OutOfMemory() | Broken():
                 return self._report(event, now_ns)
             case Cancelled(uid, reason):
                 job_id = self.tracker.job_ids.get(uid)
@@ -235,6 +237,9 @@ class Controller:
         if before is not None:
             self._early.setdefault(before.work_id, []).append(report)
             return []
+        if isinstance(report, LeftOut):
+            members = [job for job in self.tracker.members(work) if job.job_id == report.job_id]
+            return [action for job in members for action in self._retry(job, report.reason, report.state_lost)]
         return self._ended(work, report, now_ns) + self._bereaved(work) + self._catch_up(work, now_ns)
 
     def _bereaved(self, work: Work) -> list[Action]:
@@ -249,7 +254,7 @@ class Controller:
         """A work has ended, or is lost: take the reports that came too early."""
         return [action for report in self._early.pop(work.work_id, ()) for action in self._report(report, now_ns)]
 
-    def _ended(self, work: Work, report: _Report, now_ns: int) -> list[Action]:
+    def _ended(self, work: Work, report: _End, now_ns: int) -> list[Action]:
         match report:
             case StepsFinished(_, run_ns) | StageFinished(_, run_ns):
                 return self._complete(work, run_ns, now_ns)
@@ -283,12 +288,13 @@ class Controller:
         return [action for job in finished for action in self._end(job, Status.DONE, "")]
 
     def _learn(self, work: Work, jobs: list[Job], run_ns: int, now_ns: int) -> None:
-        """Correct the costs, unless a job has ended meanwhile: what it was is gone."""
+        """Correct the costs, unless a member has ended or begun again meanwhile: it may not have been part of it."""
         if len(jobs) != len(work.job_ids):
             return
         requests = [job.request for job in jobs]
         self.costs.observe(work.stage, requests, len(work.gpus), work.num_steps, run_ns)
-        if len(jobs) == 1 and self.costs.observe_memory(work, jobs[0].request.shape, fitted=True, now_ns=now_ns):
+        shapes = [request.shape for request in requests]
+        if self.costs.observe_memory(work, shapes, fitted=True, now_ns=now_ns):
             self.tracker.bring_back()  # What is known of memory now may not keep them from running any more.
 
     def _interrupted(self, work: Work, steps_done: int, reason: str, state_lost: bool = False) -> list[Action]:
@@ -296,16 +302,20 @@ class Controller:
         return [action for job in jobs for action in self._retry(job, reason, state_lost)]
 
     def _starved(self, work: Work, steps_done: int, reason: str, now_ns: int) -> list[Action]:
-        """Run it otherwise from now on: on more devices, or in slices. That it did not fit is no failure of its job,
-        unless it was known before.
+        """Run it otherwise from now on: on more devices, in slices, or with fewer members. That it did not fit is no
+        failure of its jobs, unless it was known before. Without a member that has ended meanwhile nobody knows what it
+        was that did not fit.
 
         Where it would fit on more devices than are up, it waits for them, or until it is forgotten that it did not fit.
         """
         actions: list[Action] = []
-        for job in self.tracker.end_work(work, steps_done):
-            is_news = self.costs.observe_memory(work, job.request.shape, fitted=False, now_ns=now_ns)
+        jobs = self.tracker.end_work(work, steps_done)
+        shapes = [job.request.shape for job in jobs]
+        is_whole = len(jobs) == len(work.job_ids)
+        is_excused = not is_whole or self.costs.observe_memory(work, shapes, fitted=False, now_ns=now_ns)
+        for job in jobs:
             lacks_devices = self._lacks_devices(job)
-            job.failures -= is_news and not lacks_devices
+            job.failures -= is_excused and not lacks_devices
             actions += self._retry(job, reason)
             if job.job_id in self.tracker.jobs and lacks_devices:
                 self.tracker.set_back(job)
@@ -338,7 +348,8 @@ class Controller:
         """Works that only this device had are lost; those with survivors end by `Broken`, when these have reported."""
         if gpu not in self.tracker.devices:
             return []
-        lost = self.tracker.remove_device(gpu)
+        reported = {report.work_id for early in self._early.values() for report in early}
+        lost = self.tracker.remove_device(gpu, reported)
         victims = {job.job_id: job for work in lost for job in self.tracker.members(work)}
         # A job whose first work has lost this member only goes on from what the others have: they will be heard.
         ended = [job for job in victims.values() if not self._will_break(job.works[0], gpu)]
@@ -365,8 +376,11 @@ class Controller:
         return [*actions, Finish(job.job_id, job.request.uid, status, reason)]
 
     def _abandon(self, job: Job) -> list[Action]:
-        """Stop what is in flight of a job, and free what devices hold of it."""
-        actions: list[Action] = [Stop(work.work_id) for work in job.works if work.work_id in self.tracker.works]
+        """Stop what is in flight of a job alone, and free what devices hold of it. Works with other members run on."""
+        mine = [
+            work for work in job.works if work.work_id in self.tracker.works and self.tracker.members(work) == [job]
+        ]
+        actions: list[Action] = [Stop(work.work_id) for work in mine]
         if job.holders:
             actions.append(DropState(job.job_id, tuple(sorted(job.holders))))
         return actions
@@ -381,9 +395,7 @@ class Controller:
             while plan.set_aside:
                 actions += self._set_aside(plan)
                 plan = self._policy.plan(self.tracker, self.costs, now_ns)
-            for job in map(self.tracker.jobs.__getitem__, plan.stops):
-                if job.may_stop:
-                    actions += [Stop(work.work_id) for work in self.tracker.stop(job)]
+            actions += self._stop(plan.stops)
             self._settle(now_ns)
             review = self._guard.review(plan.starts, self.tracker, self.costs, now_ns)
             actions += [action for start in review.starts for action in self._start(start)]
@@ -395,6 +407,14 @@ class Controller:
                 break
         recall_ns = self.costs.forgets_ns if self.tracker.num_set_back else None
         return actions + self._wake(plan.wake_ns, self._guard.wake_ns(self.tracker, now_ns), recall_ns)
+
+    def _stop(self, job_ids: Sequence[int]) -> list[Action]:
+        actions: list[Action] = []
+        for job in map(self.tracker.jobs.__getitem__, job_ids):
+            jobs = self.tracker.sharing(job)
+            if all(one.may_stop for one in jobs):
+                actions += [Stop(work.work_id) for work in self.tracker.stop(jobs)]
+        return actions
 
     def _settle(self, now_ns: int) -> None:
         """Let the guard find a certificate for what is promised, as things are now."""

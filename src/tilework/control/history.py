@@ -22,6 +22,7 @@ from tilework.core.events import (
     Event,
     GpuJoined,
     GpuLost,
+    LeftOut,
     OutOfMemory,
     Restored,
     StageFinished,
@@ -182,6 +183,8 @@ class Recorder:
                 self._finish(work_id, run_ns)
             case Stopped(work_id, steps):
                 self._stop(work_id, steps)
+            case LeftOut(work_id, job_id):
+                self._leave_out(work_id, job_id)
             case WorkFailed(work_id, reason):
                 self._lose(work_id, 0, reason)
             case Broken(work_id, steps) | OutOfMemory(work_id, steps):
@@ -277,6 +280,11 @@ class Recorder:
                 predicted_ns=flight.predicted_ns,
             )
         )
+
+    def _leave_out(self, work_id: int, job_id: int) -> None:
+        flight = self._flights.get(work_id)
+        if flight is not None and len(flight.work.job_ids) > 1:
+            flight.work = flight.work.without((job_id,))
 
     def _lose(self, work_id: int, steps: int, reason: str) -> None:
         landed = self._land(work_id)

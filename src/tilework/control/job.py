@@ -16,12 +16,13 @@ _NOTHING = Demand(width=1, run_ns=0)
 class Job:
     """Mutable record of one accepted request; a `JobView` to policies.
 
-    `done` is how far completed works brought it, and so where the state stands that was put down last, by `done_gpus`;
-    `works` are committed to devices and not ended, and will bring it to `committed`; `last_gpus` will have its state
-    then; `holders` are the devices that have seen its conditioning. A lost device or a failed work starts the next
-    `attempt`, from `done`; `failures` counts those since the last progress. `has_advanced`: there was progress since
-    its works were told to stop last. `demand` and `promised` are kept by the tracker, which knows policy and costs.
-    `urgency_ns` includes `delay_ns`, for the sake of its tenant's others and of other tenants.
+    `done` is how far completed works brought it, and so where the state stands that was put down last; `done_gpus`, of
+    those that put it down, still have it. `works` are committed to devices and not ended, and will bring it to
+    `committed`; `last_gpus` will have its state then; `holders` are the devices that have seen its conditioning. A lost
+    device or a failed work starts the next `attempt`, from `done`; `failures` counts those since the last progress.
+    `has_advanced`: there was progress since its works were told to stop last. `demand` and `promised` are kept by the
+    tracker, which knows policy and costs. `urgency_ns` includes `delay_ns`, for the sake of its tenant's others and of
+    other tenants.
     """
 
     job_id: int
@@ -70,6 +71,10 @@ class Job:
         return self.promised is None and self.has_advanced and not self.is_stopping
 
     @property
+    def may_share(self) -> bool:
+        return self.failures == 0
+
+    @property
     def stage(self) -> StageId | None:
         return self.committed.stage
 
@@ -81,6 +86,7 @@ class Job:
         """A device has nothing of it any more."""
         self.holders.discard(gpu)
         self.last_gpus = tuple(member for member in self.last_gpus if member != gpu)
+        self.done_gpus = tuple(member for member in self.done_gpus if member != gpu)
 
     def restart(self, from_start: bool) -> None:
         """Begin the next attempt where completed works have brought it, or anew; no device holds anything of it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
 from tilework.control.device import Device, Now
@@ -104,14 +104,18 @@ class Tracker:
         self._num_on_node[node] += 1
         self.widest = max(self.widest, self.widest_now)
 
-    def remove_device(self, gpu: int) -> list[Work]:
-        """Forget a device; returns the works whose whole group is lost by it, which are no longer in flight."""
+    def remove_device(self, gpu: int, reported: Set[int]) -> list[Work]:
+        """Forget a device; returns the works whose whole group is lost by it, which are no longer in flight.
+
+        How those that are `reported` have ended is known, though not recorded yet: they are not lost.
+        """
         device, place = self.devices.pop(gpu), self._place(gpu)
         self._sorted_devices = self._sorted_devices[:place] + self._sorted_devices[place + 1 :]
         self._num_on_node[device.node] -= 1
         for job in device.residents.values():
             job.leave(gpu)
-        lost = [work for work in device.works if not any(self._carries(member, work) for member in work.gpus)]
+        open_works = [work for work in device.works if work.work_id not in reported]
+        lost = [work for work in open_works if not any(self._carries(member, work) for member in work.gpus)]
         for work in lost:
             del self.works[work.work_id]
         return lost
@@ -185,6 +189,7 @@ class Tracker:
         jobs = [self.jobs[job_id] for job_id in start.job_ids]
         for job in jobs:
             _check(job, start)
+        _check_members(jobs, start)
         devices = [self.devices[gpu] for gpu in start.gpus]
         assert len({device.node for device in devices}) == 1, f"the group {start.gpus} spans nodes"
         work = Work(
@@ -241,13 +246,25 @@ class Tracker:
                     self._wait(job)
         return jobs
 
-    def stop(self, job: Job) -> list[Work]:
-        """Expect a job's works to end at their next step boundary; returns those to stop, the last one first.
+    def sharing(self, job: Job) -> list[Job]:
+        """A job and those that share works in flight with it, or with one of these."""
+        found = {job.job_id: job}
+        queue = [job]
+        for one in queue:
+            others = {other.job_id: other for work in one.works for other in self.members(work)}
+            queue += [other for job_id, other in others.items() if job_id not in found]
+            found |= others
+        return queue
 
-        A stage without steps that is running runs to its end.
+    def stop(self, jobs: Sequence[Job]) -> list[Work]:
+        """Expect the works of jobs to end at their next step boundary; returns those to stop, the last one first.
+
+        A stage without steps that is running runs to its end. No work may have other members.
         """
-        job.is_stopping, job.has_advanced = True, False
-        stopped = [work for work in reversed(job.works) if work.work_id in self.works]
+        for job in jobs:
+            job.is_stopping, job.has_advanced = True, False
+        works = {work.work_id: work for job in jobs for work in job.works if work.work_id in self.works}
+        stopped = [works[work_id] for work_id in sorted(works, reverse=True)]
         for work in stopped:
             left_ns = self._to_boundary_ns(work)
             if left_ns is not None:
@@ -357,3 +374,14 @@ def _check(job: Job, start: Start) -> None:
     assert 1 <= start.num_steps <= limit, f"job {job.job_id} has {limit} steps left, not {start.num_steps}"
     assert list(start.gpus) == sorted(set(start.gpus)), f"the group {start.gpus} is not sorted"
     assert diffuse or len(start.gpus) == 1, f"{start.stage} of job {job.job_id} is to run on {len(start.gpus)} devices"
+    assert not job.is_stopping, f"the works of job {job.job_id} have been told to end, and have not all done so"
+
+
+def _check_members(jobs: Sequence[Job], start: Start) -> None:
+    if len(jobs) == 1:
+        return
+    assert len(set(start.job_ids)) == len(jobs), f"a job is twice among {start.job_ids}"
+    assert start.stage.name == DIFFUSE, f"{start.stage} is to run for {len(jobs)} jobs at a time"
+    assert len(start.gpus) == 1, f"{len(jobs)} jobs are to share their steps on {len(start.gpus)} devices"
+    for job in jobs:
+        assert job.may_share, f"works of job {job.job_id} fail, and it is to share one"

@@ -79,6 +79,19 @@ class WorkFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A work of several members runs without this one, of which its GPU lacks the state. Comes before the work's end.
+
+    With `state_lost` what was put down of it is gone, too: nothing is left but the request.
+    """
+
+    work_id: int
+    job_id: int
+    reason: str
+    state_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class OutOfMemory:
     """A work needed more memory than a GPU of its group has, and gave back what it had taken.
 
@@ -143,6 +156,7 @@ Event = (
     | StageFinished
     | Stopped
     | WorkFailed
+    | LeftOut
     | OutOfMemory
     | Broken
     | GpuJoined

@@ -69,13 +69,18 @@ class JobView(Protocol):
     def set_aside(self) -> bool: ...
     @property
     def is_stopping(self) -> bool:
-        """Whether its works have been told to end early, and have not all done so."""
+        """Whether its works have been told to end early, and have not all done so; until then it may not be started."""
 
     @property
     def may_stop(self) -> bool:
         """Whether a plan may end its works early: not if it is promised, since more would be left of it then, and not
-        twice without progress between, so that changes of mind come to an end.
+        twice without progress between, so that changes of mind come to an end. Those that share works end together, or
+        not at all.
         """
+
+    @property
+    def may_share(self) -> bool:
+        """Whether a work of it may have other members: not while its works fail, which would fail others with it."""
 
     @property
     def last_gpus(self) -> Group:
@@ -142,6 +147,9 @@ class CostModel(Protocol):
 
     def fits(self, stage: StageId, shape: Shape, degree: int) -> bool:
         """Whether nothing is known against such a work's fitting into the memory of so many devices."""
+
+    def fits_together(self, stage: StageId, shapes: Sequence[Shape]) -> bool:
+        """The same of a work of several members, on one device."""
 
     def needs_slices(self, stage: StageId, shape: Shape) -> bool:
         """Whether it would fit in slices only."""

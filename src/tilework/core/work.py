@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 Group = tuple[int, ...]
@@ -34,8 +35,9 @@ class Start:
     """A policy's wish: a Work that is not yet numbered.
 
     `num_steps` is 1 for stages without steps. On a GPU that has work it is queued behind it, so that no bubble opens
-    between them. Encode and decode run on one GPU. `why` is the reason in words, for the decision log
-    and for whoever asked for the job: it names no other one, which may be another tenant's.
+    between them. Encode and decode run on one GPU, for one job. Steps may have several jobs, the *members*, which share
+    forward passes on one GPU; each makes `num_steps`, from wherever it is. `why` is the reason in words, for the
+    decision log and for whoever asked for the job: it names no other one, which may be another tenant's.
     """
 
     stage: StageId
@@ -65,13 +67,31 @@ class Work:
     after: tuple[int, ...] = ()
     sliced: bool = False
 
+    @property
+    def members(self) -> tuple[tuple[int, int], ...]:
+        """Each job with the steps that it has behind it."""
+        return tuple(zip(self.job_ids, self.first_steps, strict=True))
+
+    def without(self, left_out: Collection[int]) -> Work:
+        """The work as the other members make it."""
+        if not left_out:
+            return self
+        kept = [index for index, job_id in enumerate(self.job_ids) if job_id not in left_out]
+        return replace(
+            self,
+            job_ids=tuple(self.job_ids[index] for index in kept),
+            attempts=tuple(self.attempts[index] for index in kept),
+            first_steps=tuple(self.first_steps[index] for index in kept),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What a policy wants now; an empty plan changes nothing.
 
     `stops` names jobs whose works are to end at their next step boundary, and not to begin if they have not. They may
-    be started again when they have ended. Only those count that `JobView.may_stop`.
+    be started again when they have ended. Only those count that `JobView.may_stop`. Jobs that share works with them are
+    stopped with them, since their later works would begin at other steps; if one of these may not, nobody is.
 
     `set_aside` names jobs that cannot be on time any more, each with the reason in words: they are served after those
     that can, and never starve.

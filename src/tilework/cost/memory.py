@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tilework.core.request import Shape
@@ -13,17 +14,25 @@ FORGET_NS = 600 * NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a stage is run, and on how many pixels, as far as its memory is concerned."""
+    """How a stage is run, and on how many pixels, as far as its memory is concerned. `shared`: of several members.
+
+    What several need together says nothing about one that has as many pixels, nor the other way round.
+    """
 
     stage: StageId
     pixels: int
     degree: int
     sliced: bool
+    shared: bool
+
+    @staticmethod
+    def of(stage: StageId, shapes: Sequence[Shape], degree: int, sliced: bool) -> _Form:
+        return _Form(stage, sum(shape.pixels for shape in shapes), degree, sliced, len(shapes) > 1)
 
     def is_less(self, other: _Form) -> bool:
         """Whether it takes no more than another, so that the other does not fit if this does not."""
         is_no_larger = self.pixels <= other.pixels and self.degree >= other.degree and self.sliced >= other.sliced
-        return self.stage == other.stage and is_no_larger
+        return (self.stage, self.shared) == (other.stage, other.shared) and is_no_larger
 
 
 @dataclass(slots=True)
@@ -39,23 +48,23 @@ class MemoryLimits:
     def __bool__(self) -> bool:
         return bool(self._until_ns)
 
-    def starved(self, stage: StageId, shape: Shape, degree: int, sliced: bool, now_ns: int) -> bool:
-        """A work ran out of memory; returns whether that is news.
+    def starved(self, stage: StageId, shapes: Sequence[Shape], degree: int, sliced: bool, now_ns: int) -> bool:
+        """A work on outputs of these shapes ran out of memory; returns whether that is news.
 
         It is kept even if it follows from another limit, which may be forgotten sooner.
         """
-        is_news = self.fits(stage, shape, degree, sliced)
-        self._until_ns[_Form(stage, shape.pixels, degree, sliced)] = now_ns + FORGET_NS
+        is_news = self.fits(stage, shapes, degree, sliced)
+        self._until_ns[_Form.of(stage, shapes, degree, sliced)] = now_ns + FORGET_NS
         return is_news
 
-    def fitted(self, stage: StageId, shape: Shape, degree: int, sliced: bool) -> bool:
+    def fitted(self, stage: StageId, shapes: Sequence[Shape], degree: int, sliced: bool) -> bool:
         """A work did fit; returns whether that is news."""
-        form = _Form(stage, shape.pixels, degree, sliced)
+        form = _Form.of(stage, shapes, degree, sliced)
         return self._drop([other for other in self._until_ns if other.is_less(form)])
 
-    def fits(self, stage: StageId, shape: Shape, degree: int, sliced: bool = False) -> bool:
+    def fits(self, stage: StageId, shapes: Sequence[Shape], degree: int, sliced: bool = False) -> bool:
         """Whether nothing is known against it. `sliced` takes less than the whole at once."""
-        form = _Form(stage, shape.pixels, degree, sliced)
+        form = _Form.of(stage, shapes, degree, sliced)
         return not any(other.is_less(form) for other in self._until_ns)
 
     @property

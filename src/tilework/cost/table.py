@@ -311,18 +311,24 @@ class TableCosts:
 
     def fits(self, stage: StageId, shape: Shape, degree: int) -> bool:
         """Whether such a work, in slices if need be, has not been seen to need more memory than a device has."""
-        return not self._memory or self._memory.fits(stage, shape, degree, sliced=stage.name == DECODE)
+        return not self._memory or self._memory.fits(stage, (shape,), degree, sliced=stage.name == DECODE)
+
+    def fits_together(self, stage: StageId, shapes: Sequence[Shape]) -> bool:
+        """Whether neither a work of all these on one device, nor of one of them alone, has been seen not to fit."""
+        if not self._memory:
+            return True
+        return self._memory.fits(stage, shapes, 1) and all(self.fits(stage, shape, 1) for shape in shapes)
 
     def needs_slices(self, stage: StageId, shape: Shape) -> bool:
         """Whether a work on one device would not fit as a whole, but might in slices; only decodes can be sliced."""
-        return bool(self._memory) and stage.name == DECODE and not self._memory.fits(stage, shape, 1)
+        return bool(self._memory) and stage.name == DECODE and not self._memory.fits(stage, (shape,), 1)
 
-    def observe_memory(self, work: Work, shape: Shape, *, fitted: bool, now_ns: int) -> bool:
-        """Learn from a work of one request that it fitted, or did not; returns whether that is news."""
+    def observe_memory(self, work: Work, shapes: Sequence[Shape], *, fitted: bool, now_ns: int) -> bool:
+        """Learn from a work on outputs of these shapes that it fitted, or did not; returns whether that is news."""
         if fitted:
-            news = bool(self._memory) and self._memory.fitted(work.stage, shape, len(work.gpus), work.sliced)
+            news = bool(self._memory) and self._memory.fitted(work.stage, shapes, len(work.gpus), work.sliced)
         else:
-            news = self._memory.starved(work.stage, shape, len(work.gpus), work.sliced, now_ns)
+            news = self._memory.starved(work.stage, shapes, len(work.gpus), work.sliced, now_ns)
         self.version += news
         return news
 

@@ -159,9 +159,17 @@ class Guard:
 
 
 def _by_job(starts: Sequence[Start], view: ClusterView) -> list[tuple[Start, ...]]:
-    """The starts of all promised jobs, then those of each other job."""
+    """The starts of all promised jobs, then those of each other job, with those of jobs that it shares some with."""
     promised = {job.job_id for job in view.promised()}
     parts: dict[int, list[Start]] = {}
+    keys: dict[int, int] = {}
     for start in starts:
-        parts.setdefault(-1 if promised.issuperset(start.job_ids) else start.job_ids[0], []).append(start)
+        known = {keys[job_id] for job_id in start.job_ids if job_id in keys}
+        key = min(known, default=-1 if promised.issuperset(start.job_ids) else start.job_ids[0])
+        for other in known - {key}:
+            for joined in parts[other]:
+                keys |= dict.fromkeys(joined.job_ids, key)
+            parts.setdefault(key, []).extend(parts.pop(other))
+        parts.setdefault(key, []).append(start)
+        keys |= dict.fromkeys(start.job_ids, key)
     return [tuple(parts[key]) for key in sorted(parts, key=lambda key: key >= 0)]

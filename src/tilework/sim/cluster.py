@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,6 +14,7 @@ from tilework.core.events import (
     Event,
     GpuJoined,
     GpuLost,
+    LeftOut,
     OutOfMemory,
     StageFinished,
     StepsFinished,
@@ -31,6 +32,8 @@ from tilework.sim.mail import Mail
 MOST_STARTS = 4  # How often in a row a worker fails to start before it is given up.
 _NOTICED_NS = 10 * NS_PER_MS
 
+_States = Mapping[int, State]  # Of the members of a work, by job.
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Flight:
@@ -38,7 +41,7 @@ class _Flight:
 
     work: Work
     lost: set[int] = field(default_factory=set)
-    reports: dict[int, tuple[Run, State | None]] = field(default_factory=dict)
+    reports: dict[int, tuple[Run, _States]] = field(default_factory=dict)
     is_broken_off: bool = False
 
     @property
@@ -154,8 +157,7 @@ class Cluster:
         job = self._tracker.jobs[job_id]
         steps = job.request.steps - job.done.num_steps_left
         if behind is not None and behind.work_id in self._tracker.works and self._is_member(job_id, behind):
-            (first_step,) = behind.first_steps
-            steps = first_step + (behind.num_steps if behind.stage.name == DIFFUSE else 0)
+            steps = dict(behind.members)[job_id] + (behind.num_steps if behind.stage.name == DIFFUSE else 0)
         return self._kept.get(job_id, {}).get(steps)
 
     def forget(self, job_id: int) -> None:
@@ -219,23 +221,31 @@ class Cluster:
             self.runs.append(run)
         # Of a whole group only the first is heard, unless a message may be lost or overtaken by another.
         speakers = run.gpus[:1] if self._mail.is_safe and run.end is not RunEnd.BROKEN else run.gpus
-        states = {gpu: self.fleet.state(gpu, run.work.job_ids[0]) for gpu in speakers}
+        put_down = {gpu: self._put_down(gpu, run) for gpu in speakers}
         self.fleet.settle(run)
         self._begin_next(run.gpus)
-        for gpu, state in states.items():
-            self._mail.send(("from", gpu), self._of_era(partial(self._hear, gpu, run, state)))
+        for gpu, states in put_down.items():
+            self._mail.send(("from", gpu), self._of_era(partial(self._hear, gpu, run, states)))
 
-    def _hear(self, gpu: int, run: Run, state: State | None) -> None:
+    def _put_down(self, gpu: int, run: Run) -> _States:
+        """What a device puts down at the end of a run, with which there is something to be done."""
+        if run.end in FRUITLESS:
+            return {}
+        states = ((job_id, self.fleet.state(gpu, job_id)) for job_id, _ in run.members)
+        return {job_id: state for job_id, state in states if state is not None}
+
+    def _hear(self, gpu: int, run: Run, states: _States) -> None:
         """The first of a group speaks for it. When a group breaks, all its survivors are heard."""
         flight = self._flights.get(run.work.work_id)
         is_leader = gpu == run.work.gpus[0]
         if flight is None:
             if is_leader:
+                self._tell_left_out(run)
                 self._tell(_event(run))  # A late or repeated report, which must change nothing.
         elif is_leader and run.end is not RunEnd.BROKEN:
-            self._land(flight, run, state)
+            self._land(flight, run, states)
         else:
-            flight.reports[gpu] = run, state if run.end is RunEnd.BROKEN else None
+            flight.reports[gpu] = run, states if run.end is RunEnd.BROKEN else {}
             self._land_if_settled(flight)
 
     def _land_if_settled(self, flight: _Flight) -> None:
@@ -243,31 +253,41 @@ class Cluster:
         if not flight.is_settled or flight.work.work_id not in self._flights:
             return
         reports = [flight.reports[gpu] for gpu in flight.work.gpus if gpu in flight.reports]
-        run, state = max(reports, key=lambda report: 0 if report[1] is None else report[0].steps)
-        self._land(flight, run, state, is_broken=True)
+        run, states = max(reports, key=lambda report: report[0].steps if report[1] else 0)
+        self._land(flight, run, states, is_broken=True)
 
-    def _land(self, flight: _Flight, run: Run, state: State | None, *, is_broken: bool = False) -> None:
+    def _land(self, flight: _Flight, run: Run, states: _States, *, is_broken: bool = False) -> None:
         """Take over what a work has brought about, then tell the controller."""
         work = flight.work
+        self._leave_out(run)  # As long as those that go on are awaited.
         del self._flights[work.work_id]
         members = [job.job_id for job in self._tracker.members(work)]
+        mine = {job_id: states[job_id] for job_id in members if job_id in states}
         is_done = run.end is RunEnd.DONE and not is_broken
-        if not is_done and run.end is RunEnd.REFUSED and members and self._tracker.awaited(work) is None:
-            self.num_refused += 1
-        if state is not None and work.stage.name != DECODE and (is_done or run.end not in FRUITLESS):
-            for job_id in members:
+        if work.stage.name != DECODE:
+            for job_id, state in mine.items():
                 self._keep(job_id, state)
-        if run.state_lost:
-            for job_id in members:
-                self._kept.pop(job_id, None)
-        self._leave(work, state if is_done and members else None)
-        if work.stage.name == DECODE and is_done and state is not None:
-            for job_id in members:
+        elif is_done:
+            for job_id, state in mine.items():
                 self._delivered(job_id, state)
+        self._leave(work, mine if is_done else {})
         if not is_done and run.end in (*FRUITLESS, RunEnd.STARVED):
             self._break_off(flight)
-        steps_kept = run.steps if state is not None else 0
-        self._tell(Broken(work.work_id, steps_kept) if is_broken else _event(run))
+        self._tell(Broken(work.work_id, run.steps if states else 0) if is_broken else _event(run))
+
+    def _leave_out(self, run: Run) -> None:
+        """The members whose states were lacking have not taken part."""
+        for job_id, is_lost in run.left_out.items():
+            if self._is_member(job_id, run.work):
+                self.num_refused += self._tracker.awaited(run.work) is None
+                if is_lost:
+                    self._kept.pop(job_id, None)
+        self._tell_left_out(run)
+
+    def _tell_left_out(self, run: Run) -> None:
+        """A work that has but one member fails without it."""
+        for job_id, is_lost in run.left_out.items() if len(run.work.job_ids) > 1 else ():
+            self._tell(LeftOut(run.work.work_id, job_id, "its device does not have its state", is_lost))
 
     def _keep(self, job_id: int, state: State) -> None:
         if not self._dice.strikes("checkpoint"):
@@ -277,11 +297,11 @@ class Cluster:
                 del kept[steps]
             kept[state.steps_done] = state
 
-    def _leave(self, work: Work, state: State | None) -> None:
+    def _leave(self, work: Work, states: _States) -> None:
         """What was to follow a work goes where it was to go; or a word that nothing comes."""
         coming = self._coming.pop(work.work_id, ())
         for _, parcel in coming:
-            parcel.leave(state, self._clock.now_ns)
+            parcel.leave(states.get(parcel.job_id), self._clock.now_ns)
         self._begin_next([target for target, _ in coming])
 
     def _break_off(self, flight: _Flight) -> None:
@@ -311,7 +331,7 @@ class Cluster:
         self._tell(GpuLost(gpu, why))
         for flight in affected:
             if flight in orphans:
-                self._leave(flight.work, None)
+                self._leave(flight.work, {})
             else:
                 self._break_off(flight)
                 self._land_if_settled(flight)
@@ -401,4 +421,4 @@ def _event(run: Run) -> Event:
         case RunEnd.STARVED:
             return OutOfMemory(work.work_id, run.steps)
         case RunEnd.FAILED | RunEnd.REFUSED:
-            return WorkFailed(work.work_id, "it went wrong", run.state_lost)
+            return WorkFailed(work.work_id, "it went wrong", any(run.left_out.values()))

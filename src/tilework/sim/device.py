@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
@@ -32,7 +32,8 @@ FRUITLESS = (RunEnd.FAILED, RunEnd.REFUSED)  # Its devices have nothing of its j
 class Run:
     """A work that these devices have begun; it will end at `end_ns` after `steps` steps, unless it is stopped.
 
-    `state_lost`: it failed since what it should have gone on from is gone.
+    `left_out` are members whose state the devices lack, each with whether what should have come of it is gone. Only a
+    work that lacks all of them does not run.
     """
 
     work: Work
@@ -41,7 +42,12 @@ class Run:
     end_ns: int
     steps: int
     end: RunEnd = RunEnd.DONE
-    state_lost: bool = False
+    left_out: Mapping[int, bool] = field(default_factory=dict)
+
+    @property
+    def members(self) -> list[tuple[int, int]]:
+        """The jobs that take part, each with the steps that it had behind it."""
+        return [member for member in self.work.members if member[0] not in self.left_out]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +113,8 @@ class Fleet:
     A work begins when it is first in the queue of each of its devices, all of them are idle and the states that were
     sent ahead of it have left for them; it occupies them all until its end. What is lost between two works passes
     before its run starts and while its state is still on the way. Like a worker, a device refuses a work for which it
-    does not have the state. A work that was broken off ends on each of its devices by itself.
+    does not have the state; one of several members it runs for those whose states it has. A work that was broken off
+    ends on each of its devices by itself.
 
     Whoever drives the fleet asks `begin_next` after each change, and calls `end` when the virtual clock reaches a run's
     `end_ns`; a stop or a loss replaces a run by a shorter one, so one that is not `is` the current run is out of date.
@@ -265,15 +272,20 @@ class Fleet:
         if work.work_id in self._revoked:
             self._revoked.remove(work.work_id)
             return _void(work, work.gpus, now_ns, RunEnd.STOPPED)
-        start_ns, lost = now_ns + self._nature.dispatch_ns(work), False
+        start_ns, lost = now_ns + self._nature.dispatch_ns(work), set[int]()
         for parcel in self._unpack(work):
             assert parcel.left_ns is not None
-            start_ns, lost = max(start_ns, parcel.left_ns + parcel.move_ns), lost or parcel.lost
-        if not self._is_ready(work):
-            return replace(_void(work, work.gpus, now_ns, RunEnd.REFUSED), state_lost=lost)
-        duration_ns, steps, end = self._nature.run(work)
+            start_ns = max(start_ns, parcel.left_ns + parcel.move_ns)
+            lost.update((parcel.job_id,) if parcel.lost else ())
+        left_out = {
+            job_id: job_id in lost for job_id, first_step in work.members if self._lacks(work, job_id, first_step)
+        }
+        if len(left_out) == len(work.job_ids):
+            return replace(_void(work, work.gpus, now_ns, RunEnd.REFUSED), left_out=left_out)
+        duration_ns, steps, end = self._nature.run(work.without(left_out))
         end_ns = NEVER_NS if end is None else start_ns + duration_ns
-        return Run(work=work, gpus=work.gpus, start_ns=start_ns, end_ns=end_ns, steps=steps, end=end or RunEnd.DONE)
+        run = Run(work=work, gpus=work.gpus, start_ns=start_ns, end_ns=end_ns, steps=steps, end=end or RunEnd.DONE)
+        return replace(run, left_out=left_out) if left_out else run
 
     def _unpack(self, work: Work) -> list[Parcel]:
         """Take over what has come for the jobs of a work."""
@@ -288,16 +300,12 @@ class Fleet:
                         device.states[parcel.job_id] = parcel.state
         return unpacked
 
-    def _is_ready(self, work: Work) -> bool:
-        """Whether each of its devices has the state from which it is to go on."""
+    def _lacks(self, work: Work, job_id: int, first_step: int) -> bool:
+        """Whether some device of a work does not have the state from which a member is to go on."""
         if work.stage.name == ENCODE:
-            return True
-        for job_id, first_step in zip(work.job_ids, work.first_steps, strict=True):
-            for gpu in work.gpus:
-                state = self._devices[gpu].states.get(job_id)
-                if state is None or state.steps_done != first_step:
-                    return False
-        return True
+            return False
+        states = [self._devices[gpu].states.get(job_id) for gpu in work.gpus]
+        return any(state is None or state.steps_done != first_step for state in states)
 
     def _begin(self, run: Run) -> Run:
         for gpu in run.gpus:
@@ -315,7 +323,7 @@ class Fleet:
             return False
         for device in devices:
             device.run = None
-        for job_id, first_step in zip(run.work.job_ids, run.work.first_steps, strict=True):
+        for job_id, first_step in run.work.members if run.end in FRUITLESS else run.members:
             _bring_on(devices, job_id, first_step, run)
         return True
 

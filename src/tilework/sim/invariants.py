@@ -13,6 +13,7 @@ from tilework.core.events import (
     Event,
     GpuJoined,
     GpuLost,
+    LeftOut,
     OutOfMemory,
     Restored,
     StageFinished,
@@ -104,6 +105,9 @@ class Invariants:
                 self._up.pop(gpu, None)
                 self._num_mishaps += 1
                 self._hit(work for work in self._works.values() if gpu in work.gpus)
+            case LeftOut(work_id, job_id):
+                self._num_mishaps += 1
+                self._mishaps[job_id] += 1
             case WorkFailed(work_id) | Broken(work_id) | OutOfMemory(work_id):
                 self._num_mishaps += 1
                 work = self._works.pop(work_id, None)
@@ -178,6 +182,7 @@ class Invariants:
         nodes = {self._up.get(gpu, -1) for gpu in work.gpus}
         _require(-1 not in nodes, f"work {number} is for a GPU that is down: {work.gpus}")
         _require(len(nodes) == 1, f"the group {work.gpus} of work {number} spans nodes")
+        _require(len(work.gpus) == 1 or len(work.job_ids) == 1, f"work {number} has several jobs and several GPUs")
         for job_id, attempt in zip(work.job_ids, work.attempts, strict=True):
             uid = self._uids.get(job_id)
             _require(uid is not None and uid not in self._ended, f"work {number} is for job {job_id}, which has ended")
