@@ -157,7 +157,7 @@ def test_a_shipped_table_says_where_it_is_from_and_covers_its_evaluation(name: s
     assert shipped.hardware.endswith("(approximation)")
     assert shipped.steps is not None
     stage = StageId(shipped.rows[0].pipeline, DIFFUSE)
-    assert TableCosts(shipped).degrees(stage) == ((1,) if name == "sd3_h100" else (1, 2, 4, 8))
+    assert TableCosts(shipped).degrees(stage) == (1, 2, 4, 8)
     sizes = {str(Shape(row.height, row.width, row.frames)) for row in shipped.rows}
     assert set(shipped.slo_s) == sizes
 
@@ -174,7 +174,8 @@ def test_every_shipped_table_meets_its_slos_at_its_best_degree_alone() -> None:
 
 
 def test_the_names_of_the_shipped_tables() -> None:
-    assert shipped_names() == ("flux1_l20", "flux1dev_h100_eager", "hunyuanvideo_l20", "opensora_h800", "sd3_h100")
+    first = ("flux1_l20", "flux1dev_h100_eager", "hunyuanvideo_l20", "opensora_h800", "sd3_h100", "sdxl_h100")
+    assert shipped_names() == first
 
 
 def test_a_file_with_the_name_of_a_shipped_table_is_reached_by_its_path(

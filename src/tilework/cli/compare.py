@@ -21,7 +21,7 @@ from tilework.core.workload import BadLine
 from tilework.cost.table import BadCostTable
 from tilework.policy.registry import UnknownPolicy, make_policy
 from tilework.sim.compare.cells import BadCell, Cell, Devices, cell_of, chosen
-from tilework.sim.compare.grid import FEW_SEEDS, FULL_SEEDS, POLICIES, grid
+from tilework.sim.compare.grid import FEW_SEEDS, FULL_SEEDS, GRIDS, POLICIES
 from tilework.sim.compare.records import BadRecords, Record, Records, key_of
 from tilework.sim.compare.runs import Conditions, Failed, Task, code_digest, config_of, given, run_all
 from tilework.sim.compare.summary import CellSummary
@@ -54,14 +54,18 @@ class _Wish:
 
     def tasks(self) -> list[Task]:
         """Cell by cell, so that what is there if it is cut short is comparable."""
-        bound: tuple[str | None, ...] = (None,) if self.has_bound else ()
         return [
             Task(cell=cell, seed=seed, policy=policy)
             for cell in self.cells
             for seed in self.seeds(cell)
-            for policy in (*bound, *self.policies)
-            if policy is not None or cell.is_drawn or seed == 0
+            for policy in (*self._bounds(cell, seed), *self.policies)
         ]
+
+    def _bounds(self, cell: Cell, seed: int) -> tuple[None, ...]:
+        """The bound knows no batches: whoever forms some may be above it."""
+        _, table = given(cell, 0)
+        has_batches = any(row.batch != 1 for row in table.rows)
+        return (None,) if self.has_bound and not has_batches and (cell.is_drawn or seed == 0) else ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,12 +85,18 @@ def command(
     workload: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME[,key=value...]|FILE|grid",
-            help="A name of `workload list` with its parameters (also rpm, rate, num), a file of requests, grid, or "
-            "grid:PATTERN for some of its cells; repeatable. Default: grid.",
+            metavar="NAME[,key=value...]|FILE|GRID",
+            help="A name of `workload list` with its parameters (also rpm, rate, num), a file of requests, a grid "
+            f"({', '.join(GRIDS)}), or GRID:PATTERN for some of its cells; repeatable. Default: {_GRID}.",
         ),
     ] = None,
-    policies: Annotated[str, typer.Option(help="Names, separated by commas (docs/policies.md).")] = ",".join(POLICIES),
+    policies: Annotated[
+        str | None,
+        typer.Option(
+            help="Names, separated by commas (docs/policies.md). Default: those of the grid that is named, else "
+            f"{', '.join(POLICIES)}."
+        ),
+    ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help=f"How many seeds, from 0 on; default {FULL_SEEDS}, {FEW_SEEDS} on a grid.")
     ] = None,
@@ -117,7 +127,7 @@ def command(
     texts = workload or [_GRID]
     wish = _Wish(
         cells=_cells(texts, Devices(table=cost, num_gpus=gpus, gpus_per_node=gpus_per_node)),
-        policies=_policies(policies),
+        policies=_policies(_default_policies(texts) if policies is None else policies),
         num_seeds=_num_seeds(seeds, full, texts),
         conditions=Conditions(jitter=jitter, switch_ns=round(switch_ms * NS_PER_MS)),
         num_processes=processes or os.cpu_count() or 1,
@@ -158,11 +168,17 @@ def _cells(texts: Sequence[str], devices: Devices) -> tuple[Cell, ...]:
 
 def _cells_of(text: str, devices: Devices) -> tuple[Cell, ...]:
     name, _, pattern = text.partition(":")
-    if name != _GRID:
+    if name not in GRIDS:
         return (cell_of(text, devices),)
     if devices != Devices():
         raise BadCell("the cells of the grid have their own devices; leave out --cost, --gpus and --gpus-per-node")
-    return chosen(grid(), pattern or "*")
+    return chosen(GRIDS[name].cells(), pattern or "*")
+
+
+def _default_policies(texts: Sequence[str]) -> str:
+    """Those of the grids that are named, if any are."""
+    named = [GRIDS[name].policies for text in texts if (name := text.partition(":")[0]) in GRIDS]
+    return ",".join(dict.fromkeys(policy for policies in named or [POLICIES] for policy in policies))
 
 
 def _policies(text: str) -> tuple[str, ...]:
@@ -180,7 +196,7 @@ def _policies(text: str) -> tuple[str, ...]:
 def _num_seeds(seeds: int | None, full: bool, texts: Sequence[str]) -> int:
     if full and seeds is not None:
         raise UserError(f"--full means {FULL_SEEDS} seeds; leave out --full or --seeds {seeds}")
-    has_grid = any(text.partition(":")[0] == _GRID for text in texts)
+    has_grid = any(text.partition(":")[0] in GRIDS for text in texts)
     return seeds or (FEW_SEEDS if has_grid and not full else FULL_SEEDS)
 
 

@@ -38,8 +38,8 @@ def by_urgency(job: JobView) -> tuple[int, int]:
     return job.urgency_ns, job.job_id
 
 
-def jobs_at_hand(view: ClusterView, num_waiting: int) -> Iterator[JobView]:
-    """Jobs that have a device, and `num_waiting` from the head of the queue.
+def jobs_at_hand(view: ClusterView, num_waiting: int | None) -> Iterator[JobView]:
+    """Jobs that have a device, and `num_waiting` from the head of the queue; None: all that wait.
 
     Each comes once: a job that was begun again waits while a remnant of its former attempt still has a device.
     """

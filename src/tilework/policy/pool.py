@@ -16,6 +16,20 @@ LEAD_NS = 10 * NS_PER_MS
 ONE_DEVICE = Speed(1, 0)
 
 
+def is_open(gpu: GpuView, now_ns: int) -> bool:
+    """Whether a device is idle, or will be so soon that it is told now what comes next, and no bubble opens.
+
+    At most one work may be under way: with an encode, a chunk and a decode, three more are told ahead.
+    """
+    return gpu.free_ns <= now_ns + LEAD_NS and len(gpu.works) < 2
+
+
+def next_open_ns(gpus: Iterable[GpuView], now_ns: int) -> int | None:
+    """When the next device opens, unless it is by an event."""
+    opens_ns = [gpu.free_ns - LEAD_NS for gpu in gpus if len(gpu.works) == 1]
+    return min((at_ns for at_ns in opens_ns if at_ns > now_ns), default=None)
+
+
 @dataclass(slots=True, eq=False)
 class Placed:
     """A task and the group on which its next chunk runs."""
@@ -38,10 +52,10 @@ class Placed:
 class Pool:
     """The devices and jobs at one time, and who of them gets together for a chunk.
 
-    A device is *open* when it is idle or will be within `LEAD_NS`, so that no bubble opens between two chunks; a job is
-    *ready* when its works end by then. A policy places ready jobs on open devices, one after another, and asks to be
-    woken when the next device opens. A device that is not open is *coming*: a job that needs more devices than are open
-    may hold those that are until others have come.
+    A device is *open* (`is_open`) when it is idle or will be within `LEAD_NS`; a job is *ready* when its works end by
+    then. A policy places ready jobs on open devices, one after another, and asks to be woken when the next device
+    opens. A device that is not open is *coming*: a job that needs more devices than are open may hold those that are
+    until others have come.
     """
 
     view: ClusterView
@@ -54,12 +68,8 @@ class Pool:
 
     def __post_init__(self) -> None:
         self._gpus = {gpu.gpu: gpu for gpu in self.view.gpus}
-        self._coming = {gpu.gpu: gpu for gpu in self.view.gpus if not self._is_open(gpu)}
+        self._coming = {gpu.gpu: gpu for gpu in self.view.gpus if not is_open(gpu, self.now_ns)}
         self.allocator = Allocator(nodes(gpu for gpu in self.view.gpus if gpu.gpu not in self._coming))
-
-    def _is_open(self, gpu: GpuView) -> bool:
-        """At most one work may be under way: with an encode, a chunk and a decode, three more are told ahead."""
-        return gpu.free_ns <= self.now_ns + LEAD_NS and len(gpu.works) < 2
 
     def tasks(self) -> list[Task]:
         """The running jobs and the head of the queue, by urgency. Raises UnknownCost."""
@@ -118,14 +128,10 @@ class Pool:
     # The plan.
 
     def plan(self, placed: Iterable[Placed]) -> Plan:
-        return Plan(starts=tuple(start for one in placed for start in self._starts(one)), wake_ns=self.wake_ns())
+        starts = tuple(start for one in placed for start in self._starts(one))
+        return Plan(starts=starts, wake_ns=next_open_ns(self.view.gpus, self.now_ns))
 
     def _starts(self, placed: Placed) -> Iterable[Start]:
         task = placed.task
         num_steps = max(1, self.chunk_ns // max(1, placed.speed.step_ns)) if task.num_steps else 0
         return task.starts(placed.group, min(task.num_steps, num_steps), placed.why)
-
-    def wake_ns(self) -> int | None:
-        """When the next device opens, unless it is by an event."""
-        opens_ns = [gpu.free_ns - LEAD_NS for gpu in self._gpus.values() if len(gpu.works) == 1]
-        return min((at_ns for at_ns in opens_ns if at_ns > self.now_ns), default=None)

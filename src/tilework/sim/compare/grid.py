@@ -1,8 +1,9 @@
-"""The grid: 56 cells, from loads that everybody can serve to loads that nobody can. docs/compare.md says why these."""
+"""The grids: cells to compare policies on, and whom to compare there. docs/compare.md says why these."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from tilework.sim.compare.cells import Cell
@@ -10,6 +11,7 @@ from tilework.sim.workloads.coserving import CoServing
 from tilework.sim.workloads.ddit import DDiT
 from tilework.sim.workloads.family import Family
 from tilework.sim.workloads.heavy_tail import HeavyTail
+from tilework.sim.workloads.patchedserve import SIDES, PatchedServe, PatchedServeSd3, PatchedServeSdxl
 from tilework.sim.workloads.tetriserve import TetriServe
 from tilework.sim.workloads.tridentserve import TridentServeFlux, TridentServeHunyuanVideo
 
@@ -26,6 +28,9 @@ POLICIES = (
 Without `edf`: on one device each, half of the requests of most cells can never be on time, whatever the load.
 """
 
+BATCHING = ("tilework", "patchedserve", "mixed-cache", "nirvana", "distrifusion", "edf")
+"""Who is compared on PatchedServe's grid: ours, its policy and its baselines, and `edf`, which has no batches."""
+
 FEW_SEEDS, FULL_SEEDS = 3, 10
 
 _MIXES = ("uniform", "skewed")
@@ -35,9 +40,26 @@ _OVERLOADS = (24, 30)
 _FEWER = 200  # Requests where the queue grows, or there are many devices: what takes longest to simulate.
 _VIDEOS = 150
 
+# Requests per second and device: what eight of them have in the paper's workflow study, less and more.
+_PATCHED: dict[type[PatchedServe], tuple[float, ...]] = {
+    PatchedServeSdxl: (0.7, 0.9, 1.1, 1.3),
+    PatchedServeSd3: (0.25, 0.325, 0.4, 0.475),
+}
+_STUDIED = 2  # The place of that among them.
+_PATCHED_SCALES = (0.6, 0.8, 1.2, 1.4)  # Deadlines of 3 to 7 times the latency alone; and 1, which the rates have.
+_PATCHED_S, _FEWEST = 120, 200  # How long a workload is, and how many requests it has at least.
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """`cells` in the order of their sections, with unique names; `policies` are compared if nobody says otherwise."""
+
+    cells: Callable[[], tuple[Cell, ...]]
+    policies: tuple[str, ...]
+
 
 def grid() -> tuple[Cell, ...]:
-    """In the order of their sections; names are unique."""
+    """56 cells, from loads that everybody can serve to loads that nobody can."""
     return (*_tight(), *_rates(), *_overload(), *_bursts(), *_nodes(), *_videos(), *_stages(), *_mixed())
 
 
@@ -102,3 +124,41 @@ def _flux(section: str, mix: str, scale: float, rpm: float, suffix: str = "", nu
 
 def _cell(section: str, name: str, workload: Family, num_gpus: int) -> Cell:
     return Cell(name=name, workload=workload, table=workload.table, num_gpus=num_gpus, section=section)
+
+
+def patchedserve_grid() -> tuple[Cell, ...]:
+    """PatchedServe §8.1 and §8.2: rates on 1 to 8 devices, deadlines, and one size that prevails."""
+    return (*_patched_rates(), *_patched_scales(), *_patched_mixes())
+
+
+def _patched_rates() -> Iterator[Cell]:
+    for kind, rates in _PATCHED.items():
+        for num_gpus in (1, 2, 4, 8):
+            for rate in rates:
+                yield _patched_cell("rates", kind, rate, num_gpus)
+
+
+def _patched_scales() -> Iterator[Cell]:
+    for kind, rates in _PATCHED.items():
+        for scale in _PATCHED_SCALES:
+            yield _patched_cell("deadlines", kind, rates[_STUDIED], scale=scale)
+
+
+def _patched_mixes() -> Iterator[Cell]:
+    for kind, rates in _PATCHED.items():
+        for mix in SIDES:
+            yield _patched_cell("mixes", kind, rates[_STUDIED], mix=mix)
+
+
+def _patched_cell(
+    section: str, kind: type[PatchedServe], rate_per_s: float, num_gpus: int = 8, mix: str = "equal", scale: float = 1.0
+) -> Cell:
+    """`rate_per_s` is that of each device."""
+    total = round(rate_per_s * num_gpus, 6)
+    workload = kind(rate_per_s=total, num_requests=max(_FEWEST, round(total * _PATCHED_S)), mix=mix, scale=scale)
+    name = f"{kind.pipeline}x{num_gpus}-{mix}-s{scale}-r{total:g}"
+    return _cell(section, name, workload, num_gpus)
+
+
+GRIDS = {"grid": Grid(grid, POLICIES), "patchedserve-grid": Grid(patchedserve_grid, BATCHING)}
+"""By the names that `tilework compare --workload` knows."""

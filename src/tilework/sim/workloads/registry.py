@@ -17,7 +17,7 @@ from tilework.sim.workloads.in_phase import InPhase
 from tilework.sim.workloads.ladder import Ladder
 from tilework.sim.workloads.one_degree import OneDegree
 from tilework.sim.workloads.parameters import parsed, unknown
-from tilework.sim.workloads.patchedserve import PatchedServe
+from tilework.sim.workloads.patchedserve import PatchedServeSd3, PatchedServeSdxl
 from tilework.sim.workloads.tetriserve import TetriServe
 from tilework.sim.workloads.tridentserve import TridentServeFlux, TridentServeHunyuanVideo
 from tilework.sim.workloads.wide_after_narrow import WideAfterNarrow
@@ -27,7 +27,8 @@ _FAMILIES: tuple[type[Family], ...] = (
     DDiT,
     TridentServeFlux,
     TridentServeHunyuanVideo,
-    PatchedServe,
+    PatchedServeSd3,
+    PatchedServeSdxl,
     CoServing,
     HeavyTail,
     WideAfterNarrow,
