@@ -128,7 +128,7 @@ def test_who_cannot_be_on_time_at_all_is_set_aside_with_its_reason() -> None:
 
 def test_who_was_spared_in_vain_is_served() -> None:
     """The second is late even if the first, which costs more, gives way, since it would have to end its step."""
-    node = Lookahead([SimpleNamespace(gpu=gpu, works=()) for gpu in range(2)], 0, 200 * MS)  # type: ignore[misc]
+    node = Lookahead([SimpleNamespace(gpu=gpu, works=()) for gpu in range(2)], 0, 200 * MS, lambda _: inf)  # type: ignore[misc]
     first, second = ride(594, steps=9.9, degree=2, hold_ms=54), ride(600, steps=9.5, weight=2)
     node.rides += [first, second]
     assert node.choose().degrees == [2, 0]

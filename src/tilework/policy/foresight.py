@@ -37,6 +37,7 @@ class Ride:
     degree at which it runs when no deadline says otherwise. `rank` is that of the degree at which it runs now, -1 if it
     does not; these devices cannot be taken from it before `hold_ns` have passed, when its step ends. `due_ns` is the
     deadline of one that is due, for the others only their place among those of equal claim: the smaller, the sooner.
+    `shares` tells that a step on one device may be cheaper together with others' (see `Batch`).
     """
 
     job_id: int
@@ -50,6 +51,7 @@ class Ride:
     weight: float = 1.0
     rank: int = -1
     hold_ns: float = 0.0
+    shares: bool = False
 
     @property
     def least_gpu_ns(self) -> float:

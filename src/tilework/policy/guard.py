@@ -159,17 +159,17 @@ class Guard:
 
 
 def _by_job(starts: Sequence[Start], view: ClusterView) -> list[tuple[Start, ...]]:
-    """The starts of all promised jobs, then those of each other job, with those of jobs that it shares some with."""
+    """The starts of all promised jobs, then those of each other job, with those of jobs that share a work with it."""
     promised = {job.job_id for job in view.promised()}
-    parts: dict[int, list[Start]] = {}
-    keys: dict[int, int] = {}
+    part_of: dict[int, int] = {}
     for start in starts:
-        known = {keys[job_id] for job_id in start.job_ids if job_id in keys}
-        key = min(known, default=-1 if promised.issuperset(start.job_ids) else start.job_ids[0])
-        for other in known - {key}:
-            for joined in parts[other]:
-                keys |= dict.fromkeys(joined.job_ids, key)
-            parts.setdefault(key, []).extend(parts.pop(other))
-        parts.setdefault(key, []).append(start)
-        keys |= dict.fromkeys(start.job_ids, key)
-    return [tuple(parts[key]) for key in sorted(parts, key=lambda key: key >= 0)]
+        parts = {part_of.get(job_id, job_id) for job_id in start.job_ids}
+        first = min(parts)
+        part_of.update({job_id: first for job_id, part in part_of.items() if part in parts})
+        part_of.update(dict.fromkeys(start.job_ids, first))
+    others = {part for job_id, part in part_of.items() if job_id not in promised}
+    found: dict[int, list[Start]] = {}
+    for start in starts:
+        part = part_of[start.job_ids[0]]
+        found.setdefault(part if part in others else -1, []).append(start)
+    return [tuple(found[key]) for key in sorted(found, key=lambda key: key >= 0)]

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from tilework.core.interfaces import ClusterView, CostModel, GpuView, JobView
+from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, Work
+from tilework.core.work import DECODE, DIFFUSE, ENCODE, Work, stages_of
 from tilework.policy.foresight import Claim, Ride
 from tilework.policy.kinds import Kinds
-from tilework.policy.lookahead import ONE_DEVICE, Lookahead
+from tilework.policy.lookahead import Lookahead
 from tilework.policy.nodes import Nodes
+from tilework.policy.service import ONE_DEVICE
 
 _TRIALS = 4  # Nodes that are rolled forward to find one on which a request is on time.
 _ROUNDING = 1e-6
@@ -49,10 +51,19 @@ class Homing:
         node = self._ahead.get(number)
         if node is None:
             calm_ns = inf if self.nodes.is_idle_beside(number) else self.calm_ns
-            node = self._ahead[number] = Lookahead(self.nodes.gpus[number], self.now_ns, self.chunk_ns, calm_ns)
+            node = self._ahead[number] = Lookahead(
+                self.nodes.gpus[number], self.now_ns, self.chunk_ns, self._step_time, calm_ns
+            )
             for job in (*_running(node.gpus, self.view), *self.nodes.waiting[number].values()):
                 self._join(job, node)
         return node
+
+    def _step_time(self, requests: Sequence[Request]) -> float:
+        """What a step of these takes together, on one device; inf if they do not fit into its memory."""
+        _, diffuse, _ = stages_of(requests[0].pipeline)
+        if len(requests) > 1 and not self.costs.fits_together(diffuse, [request.shape for request in requests]):
+            return inf
+        return self.costs.work_ns(diffuse, requests, 1)
 
     def _join(self, job: JobView, node: Lookahead) -> None:
         ride = self._ride(job, node)
@@ -177,6 +188,7 @@ class Homing:
             weight=job.request.weight,
             rank=rank,
             hold_ns=hold_ns,
+            shares=kind.shares and job.may_share,
         )
         if job.request.deadline_ns is None or job.set_aside:
             ride.claim = Claim.OVERDUE if job.urgency_ns <= self.now_ns else Claim.PATIENT

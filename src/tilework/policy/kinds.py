@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request
-from tilework.core.work import DECODE, ENCODE, StageId
+from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
+from tilework.policy.batch import WORTH
 from tilework.policy.degrees import best_doubling
 from tilework.policy.demand import Speed, step_speeds, worthwhile
 
@@ -16,13 +17,14 @@ _Key = tuple[str, int, int, int, bool, int, int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """`speeds` are the degrees that are quicker than every narrower one; `usual` is the index of the degree up to which
-    each doubling pays.
+    each doubling pays. `shares` tells that two of the kind take less time together, on one device, than one by one.
     """
 
     encode_ns: int
     speeds: tuple[Speed, ...]
     usual: int
     decode_ns: int
+    shares: bool
 
 
 @dataclass(slots=True)
@@ -54,5 +56,13 @@ class Kinds:
             speeds = tuple(worthwhile(step_speeds(request, costs, num_gpus)))
             degree = best_doubling(speeds) if speeds else 0
             usual = max((rank for rank, speed in enumerate(speeds) if speed.degree <= degree), default=0)
-            kind = self._kinds[key] = Kind(encode_ns=encode_ns, speeds=speeds, usual=usual, decode_ns=decode_ns)
+            shares = bool(speeds) and speeds[0].degree == 1 and _shares(request, speeds[0].step_ns, costs)
+            kind = self._kinds[key] = Kind(
+                encode_ns=encode_ns, speeds=speeds, usual=usual, decode_ns=decode_ns, shares=shares
+            )
         return kind
+
+
+def _shares(request: Request, step_ns: int, costs: CostModel) -> bool:
+    both = (request, request)
+    return costs.work_ns(StageId(request.pipeline, DIFFUSE), both, 1) < (1 - WORTH) * 2 * step_ns
