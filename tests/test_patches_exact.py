@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import DPMSolverMultistepScheduler
+from diffusers import DPMSolverMultistepScheduler, UNet2DConditionModel
+from diffusers.models.resnet import ResnetBlock2D
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn.functional import group_norm
+from torch.nn.functional import group_norm, silu
 
 import tiny
 from tilework.core.packing import IMAGE, Pack, Size
@@ -302,6 +303,11 @@ class Spoilt(PatchLayout):
             return group_norm(patches, norm.num_groups, norm.weight, norm.bias, norm.eps)
         return super().normalise(norm, patches)
 
+    def convolve_activated(self, convolution: nn.Conv2d, norm: nn.GroupNorm, patches: Tensor) -> Tensor:
+        if self.is_wrong("halo") or self.is_wrong("statistics"):
+            return self.convolve(convolution, silu(self.normalise(norm, patches)))
+        return super().convolve_activated(convolution, norm, patches)
+
     def attend(self, query: Tensor, *rest: Any, queries: Any, keys: Any) -> Tensor:
         attended = super().attend(query, *rest, queries=queries, keys=keys)
         if not self.is_wrong("attention"):
@@ -437,6 +443,34 @@ def test_a_u_net_of_unknown_parts_is_not_packed() -> None:
     pipeline = tiny.build_sdxl()
     pipeline.unet.mid_block = nn.Identity()
     assert not StableDiffusionXL(pipeline, "tiny", {}, "")._packing.is_possible
+
+
+def scale_shift_sdxl() -> Any:
+    pipeline = tiny.build_sdxl()
+    config = {**pipeline.unet.config, "resnet_time_scale_shift": "scale_shift", "_use_default_values": []}
+    pipeline.unet = UNet2DConditionModel.from_config(config).eval()
+    return pipeline
+
+
+@pytest.mark.parametrize(
+    ("build", "usual"), [(tiny.build_sdxl, True), (scale_shift_sdxl, False)], ids=["as in SDXL", "scale and shift"]
+)
+def test_only_usual_resnet_blocks_are_activated_and_convolved_at_once(
+    build: Callable[[], Any], usual: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = StableDiffusionXL(build(), "tiny", {}, "")
+    states, at_once = mixed_states("sdxl"), PatchLayout.convolve_activated
+    seen: list[nn.Module] = []
+
+    def count(self: PatchLayout, convolution: nn.Conv2d, norm: nn.GroupNorm, patches: Tensor) -> Tensor:
+        seen.append(convolution)
+        return at_once(self, convolution, norm, patches)
+
+    monkeypatch.setattr(PatchLayout, "convolve_activated", count)
+    assert_close(model.predict(states, pack), alone(model, states))
+    blocks = [module for module in denoiser(model).modules() if isinstance(module, ResnetBlock2D)]
+    assert seen.count(blocks[0].conv1) == seen.count(blocks[0].conv2) == int(usual)
+    assert len(seen) == (2 * len(blocks) if usual else 0)
 
 
 def test_after_an_error_the_stock_forward_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ from suite.cases.simspeed import SimSpeed
 from suite.cases.simulate import Simulate
 from suite.cases.soak import Soak
 from suite.cases.stack import Stack
+from suite.cases.stitcher import Stitcher
 from suite.cases.trident import Trident
 from suite.cases.yardsticks import Yardsticks
 from suite.environment import environment
@@ -55,6 +56,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "observe": ("Metrics and event log: what they cost in throughput", Observe),
     "bubbles": ("Idle time of busy workers between two works", Bubbles),
     "patches": ("Requests of several sizes in one forward pass, against one by one", Patches),
+    "stitcher": ("Normalisation, SiLU and frames of patches in one pass, against several and a copy", Stitcher),
     "ready": ("Time from the start of the server to ready", Ready),
     "chaos": ("Workers killed under load: nothing lost, and how soon it goes on", Chaos),
     "fuzz": ("Scenarios where things go wrong, simulated: is anything violated that must hold", Fuzz),

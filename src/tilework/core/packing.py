@@ -45,6 +45,9 @@ class Layout(Protocol):
     def normalise(self, norm: Any, patches: Any) -> Any:
         """A group normalisation module with the statistics of whole pictures, summed in float32; (P, C, ...)."""
 
+    def convolve_activated(self, convolution: Any, norm: Any, patches: Any) -> Any:
+        """`convolve` what `normalise` and then SiLU make of the patches."""
+
     def attend(
         self,
         query: Any,

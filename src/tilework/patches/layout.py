@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tilework.core.packing import Size
-from tilework.patches import operators
+from tilework.patches import operators, stitcher
 from tilework.patches.csp import Csp, choose_patch
 
 _KEPT = 64  # Layouts; a mix stays the same for as long as nobody joins or leaves.
@@ -41,6 +41,9 @@ class PatchLayout:
 
     def normalise(self, norm: nn.GroupNorm, patches: Tensor) -> Tensor:
         return operators.normalise(norm, patches, self.csp)
+
+    def convolve_activated(self, convolution: nn.Conv2d, norm: nn.GroupNorm, patches: Tensor) -> Tensor:
+        return stitcher.convolve_activated(convolution, norm, patches, self.csp)
 
     def attend(
         self,

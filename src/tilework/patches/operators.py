@@ -37,16 +37,19 @@ def with_halo(patches: Tensor, csp: Csp) -> Tensor:
 
 def convolve(convolution: nn.Conv2d, patches: Tensor, csp: Csp) -> Tensor:
     """See `core.packing.Layout.convolve`."""
+    return convolve_framed(convolution, with_halo(patches, csp))
+
+
+def convolve_framed(convolution: nn.Conv2d, framed: Tensor) -> Tensor:
+    """The same for patches that have the pixels around them, (P, C, h + 2, w + 2)."""
     assert convolution.kernel_size == (3, 3)
     assert convolution.padding == (1, 1)
-    assert all(side % convolution.stride[0] == 0 for side in patches.shape[2:])
-    return conv2d(
-        with_halo(patches, csp), convolution.weight, convolution.bias, convolution.stride, groups=convolution.groups
-    )
+    assert all(side % convolution.stride[0] == 0 for side in framed.shape[2:])
+    return conv2d(framed, convolution.weight, convolution.bias, convolution.stride, groups=convolution.groups)
 
 
-def normalise(norm: nn.GroupNorm, patches: Tensor, csp: Csp) -> Tensor:
-    """See `core.packing.Layout.normalise`.
+def statistics(norm: nn.GroupNorm, patches: Tensor, csp: Csp) -> tuple[Tensor, Tensor]:
+    """Mean, and variance with epsilon, of each picture and group of channels: (R, G) each, of float32.
 
     All patches are of one size, so a picture's moments are the means of those of its patches. These few numbers are
     averaged in float64: squares do not cancel, and TF32 cannot round them. Rejected: adding rows by index, whose order,
@@ -61,14 +64,19 @@ def normalise(norm: nn.GroupNorm, patches: Tensor, csp: Csp) -> Tensor:
     mean = mean.double()
     # Of each patch; `scale` is one over the root of variance and epsilon.
     moments = torch.cat([mean, torch.addcmul(scale.double().pow(-2), mean, mean)], dim=1)
-    whole_mean, second = (csp.averages @ moments).chunk(2, dim=1)
-    statistics = torch.stack([whole_mean, torch.addcmul(second, whole_mean, whole_mean, value=-1)])
-    per_channel = statistics.float().repeat_interleave(channels // norm.num_groups, dim=2)
-    whole_mean, variance = per_channel.index_select(1, csp.owners).flatten(1)
+    mean, second = (csp.averages @ moments).chunk(2, dim=1)
+    return mean.float(), torch.addcmul(second, mean, mean, value=-1).float()
+
+
+def normalise(norm: nn.GroupNorm, patches: Tensor, csp: Csp) -> Tensor:
+    """See `core.packing.Layout.normalise`."""
+    count, channels = patches.shape[:2]
+    per_channel = torch.stack(statistics(norm, patches, csp)).repeat_interleave(channels // norm.num_groups, dim=2)
+    mean, variance = per_channel.index_select(1, csp.owners).flatten(1)
     # With given statistics, both kinds of normalisation are one; every channel of every patch is a channel of its own.
     normalised = batch_norm(
         patches.reshape(1, count * channels, *patches.shape[2:]),
-        whole_mean,
+        mean,
         variance,  # With epsilon.
         norm.weight.float().repeat(count),
         norm.bias.float().repeat(count),

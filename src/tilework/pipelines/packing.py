@@ -83,7 +83,11 @@ def pack_positions(embedding: Any, packing: Packing) -> None:
 
 
 def pack_u_net(model: Any, packing: Packing) -> None:
-    """Substitute the three kinds of leaves that look beyond a patch. Text has R rows, all other inputs have P."""
+    """Substitute the three kinds of leaves that look beyond a patch. Text has R rows, all other inputs have P.
+
+    A ResNet block in which normalisation, SiLU and convolution follow each other is substituted as a whole, since the
+    layout does the three together.
+    """
     blocks = (*model.down_blocks, model.mid_block, *model.up_blocks)
     packing.is_known &= {type(block).__name__ for block in blocks} <= _U_NET_BLOCKS
     for module in model.modules():
@@ -93,6 +97,9 @@ def pack_u_net(model: Any, packing: Packing) -> None:
         elif isinstance(module, nn.GroupNorm):
             packing.is_known &= module.affine
             _substitute(module, packing, partial(_normalise, module))
+        elif type(module).__name__ == "ResnetBlock2D":
+            if _is_usual(module):
+                _substitute(module, packing, partial(_resnet_block, module))
         elif type(module).__name__ == "BasicTransformerBlock":
             for attention in (module.attn1, module.attn2):
                 if attention is not None:
@@ -179,6 +186,16 @@ def _normalise(module: nn.GroupNorm, layout: Layout, stock: Callable[..., Any], 
     return result
 
 
+def _resnet_block(block: Any, layout: Layout, stock: Callable[..., Any], patches: Tensor, temb: Tensor) -> Tensor:
+    """`ResnetBlock2D.forward`, of a block that `_is_usual`."""
+    hidden = layout.convolve_activated(block.conv1, block.norm1, patches)
+    hidden = hidden + block.time_emb_proj(block.nonlinearity(temb))[:, :, None, None]
+    hidden = layout.convolve_activated(block.conv2, block.norm2, hidden)
+    shortcut = patches if block.conv_shortcut is None else block.conv_shortcut(patches)
+    result: Tensor = (shortcut + hidden) / block.output_scale_factor
+    return result
+
+
 def _detour(layout: Layout, queries: dict[str, int], keys: dict[str, int]) -> Detour:
     return Detour(partial(layout.attend, queries=queries, keys=keys))
 
@@ -198,6 +215,17 @@ def _is_ordinary(module: nn.Conv2d) -> bool:
         and module.dilation == (1, 1)
         and module.stride in ((1, 1), (2, 2))
         and module.padding_mode == "zeros"
+    )
+
+
+def _is_usual(block: Any) -> bool:
+    """Whether a `ResnetBlock2D` is as in SD and SDXL: others have more between a normalisation and its convolution."""
+    return (
+        isinstance(block.nonlinearity, nn.SiLU)
+        and block.time_embedding_norm == "default"
+        and block.time_emb_proj is not None
+        and not (block.skip_time_act or block.up or block.down)
+        and block.dropout.p == 0
     )
 
 
