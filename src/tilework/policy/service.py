@@ -17,6 +17,7 @@ from tilework.policy.promises import ADMISSION_MARGIN, GUARD_MARGIN, Margin
 ONE_DEVICE = Speed(1, 0)
 CHUNKS = 2  # Told to a group at a time, so that it never waits for the controller.
 _MOST_TRIED = 6  # Of those who could share their steps, and of those whose steps they could share.
+_MOST_REFUSED = 8  # In a row, until those behind them are not tried any more.
 
 
 @dataclass(slots=True)
@@ -209,6 +210,7 @@ class Service:
             for ride, degree in zip(self.order, outlook.degrees, strict=True)
             if not degree and self._may_board(ride, ride.claim)
         ]
+        num_refused = 0
         for index, ride in enumerate(boarding):
             if ride not in self.order or outlook.degrees[self.order.index(ride)]:  # By now it has a device.
                 continue
@@ -216,8 +218,11 @@ class Service:
             for claim in (Claim.DUE, Claim.SPARED) if ride.claim is Claim.SPARED else (ride.claim,):
                 member = self._member(self.jobs[ride.job_id], replace(ride, claim=claim))
                 if (found := self._board(member, outlook, num_behind)) is not None:
-                    outlook = found
+                    outlook, num_refused = found, -1
                     break
+            num_refused += 1
+            if num_refused == _MOST_REFUSED:
+                break
         return outlook
 
     def _board(self, member: Member, outlook: Outlook, num_behind: float) -> Outlook | None:
