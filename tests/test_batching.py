@@ -87,7 +87,7 @@ def test_what_one_more_saves() -> None:
     assert batch(member(0, 5), member(1, 5)).saved(one) == pytest.approx(60 / 240)
     other = replace(one, job=job(9, replace(request("9"), pipeline="other")))
     assert batch(member(0, 5)).saved(other) == 0, "another model"
-    assert batch(*(member(index, 5) for index in range(16))).saved(one) == 0
+    assert batch(*(member(index, 5) for index in range(12))).saved(one) == 0
 
 
 def test_those_without_deadlines_gain_in_the_mean_or_stay_apart() -> None:

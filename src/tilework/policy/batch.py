@@ -14,7 +14,7 @@ from tilework.policy.foresight import Claim, Ride
 from tilework.policy.promises import Margin
 
 WORTH = 0.05  # What must be saved of the time of a step apart: less is lost again by joining and leaving.
-_MOST_MEMBERS = 16
+_MOST_MEMBERS = 12  # As PatchedServe.
 StepTime = Callable[[Sequence[Request]], float]
 
 

@@ -199,8 +199,8 @@ class Service:
     def pool(self) -> Outlook:
         """Let those who have no device share the steps of others, if time of the device is saved and nobody late by it.
 
-        Whoever was to be late may be on time that way. Of those who need not be on time, some are done later and some
-        earlier: the latter must outweigh.
+        Whoever was to be late may be on time that way; who cannot be makes nobody slower who can. Of those who need not
+        be on time, some are done later and some earlier: the latter must outweigh.
         """
         outlook = self.choose()
         if not any(ride.shares and self._awaits_steps(ride) for ride in self._served):
@@ -215,12 +215,11 @@ class Service:
             if ride not in self.order or outlook.degrees[self.order.index(ride)]:  # By now it has a device.
                 continue
             num_behind = (len(boarding) - index - 1) / len(self.gpus)
-            for claim in (Claim.DUE, Claim.SPARED) if ride.claim is Claim.SPARED else (ride.claim,):
-                member = self._member(self.jobs[ride.job_id], replace(ride, claim=claim))
-                if (found := self._board(member, outlook, num_behind)) is not None:
-                    outlook, num_refused = found, -1
-                    break
-            num_refused += 1
+            as_due = replace(ride, claim=Claim.DUE) if ride.claim is Claim.SPARED else ride
+            member = self._member(self.jobs[ride.job_id], as_due)
+            found = self._board(member, outlook, num_behind)
+            num_refused = num_refused + 1 if found is None else 0
+            outlook = found or outlook
             if num_refused == _MOST_REFUSED:
                 break
         return outlook
@@ -263,7 +262,7 @@ class Service:
             joined = batch.with_(member)
             if share < WORTH or joined.slack_ns < 0 or not batch.is_better_with(member, otherwise_ns, num_behind):
                 continue
-            if not joined.keeps_promises(self.chunk_ns):
+            if not joined.keeps_promises(self.chunk_ns) or (member.job.set_aside and batch.slack_ns < inf):
                 continue
             ride = self._as_ride(joined)
             gone = host.job_id, member.job.job_id
