@@ -199,7 +199,7 @@ class Service:
     def pool(self) -> Outlook:
         """Let those who have no device share the steps of others, if time of the device is saved and nobody late by it.
 
-        Whoever was to be late may be on time that way; who cannot be makes nobody slower who can. Of those who need not
+        Whoever was to be late may be on time that way, those first who take least; who cannot be slows nobody who can. Of those who need not
         be on time, some are done later and some earlier: the latter must outweigh.
         """
         outlook = self.choose()
@@ -210,6 +210,7 @@ class Service:
             for ride, degree in zip(self.order, outlook.degrees, strict=True)
             if not degree and self._may_board(ride, ride.claim)
         ]
+        boarding.sort(key=lambda ride: (ride.claim, _value(ride) if ride.claim is Claim.SPARED else 0.0))
         num_refused = 0
         for index, ride in enumerate(boarding):
             if ride not in self.order or outlook.degrees[self.order.index(ride)]:  # By now it has a device.
