@@ -8,7 +8,7 @@ from statistics import fmean, median
 from tilework.control.history import History
 from tilework.core.time import s_from_ns
 from tilework.core.wire import CostRow
-from tilework.cost.prices import Member, members_of
+from tilework.cost.rows import Member, members_of
 from tilework.cost.table import CostTable
 
 

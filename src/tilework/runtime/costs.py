@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import tilework
@@ -99,26 +99,25 @@ async def start_costs(
     server then measures at every start.
     """
     key, singles = measurer.profile_key, tuple((shape,) for shape in calibration_shapes(info))
-    known = _load(cache, key)
-    missing = [(batch, degree) for degree in degrees for batch in missing_batches(known, info.name, singles, degree)]
-    missing += [(batch, 1) for batch in missing_batches(known, info.name, calibration_batches(info), 1)]
+    known = _load(cache, key) or key.table(())
+    missing = [(one, degree) for degree in degrees for one in missing_batches(known.rows, info.name, singles, degree)]
+    missing += [(batch, 1) for batch in missing_batches(known.rows, info.name, calibration_batches(info), 1)]
     fresh = await measure(measurer, missing, on_progress=on_progress)
     _save(cache, key, fresh)
     if not any((batch, 1) in missing for batch in singles):  # Encode and decode are cold: a first picture would pay.
         await measurer.calibrate(singles[:1])
-    rows = {place_of(row): row for row in (*fresh, *known)}
-    return key.table(tuple(rows.values())) if rows else None
+    rows = {place_of(row): row for row in (*fresh, *known.rows)}
+    return replace(known, rows=tuple(rows.values())) if rows else None
 
 
-def _load(cache: CostCache | None, key: ProfileKey) -> tuple[CostRow, ...]:
+def _load(cache: CostCache | None, key: ProfileKey) -> CostTable | None:
     if cache is None or cache.refresh:
-        return ()
+        return None
     try:
-        table = cache.profiles.latest(key)
+        return cache.profiles.latest(key)
     except ProfilesUnavailable as error:
         _log.warning("measured costs of earlier starts cannot be used: %s", error)
-        return ()
-    return () if table is None else table.rows
+        return None
 
 
 def _save(cache: CostCache | None, key: ProfileKey, rows: tuple[CostRow, ...]) -> None:
