@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import typer
@@ -13,11 +14,13 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from tilework.cli.output import UserError
+from tilework.cli.output import UserError, out
 from tilework.core.request import Shape
 from tilework.core.wire import CostRow
 from tilework.core.work import STAGES
 from tilework.cost.profiles import Profiles
+from tilework.cost.table import CostTable
+from tilework.report.tables import percentile
 
 ProfilesFile = Annotated[
     Path | None,
@@ -97,6 +100,25 @@ def cost_table(rows: Sequence[CostRow], title: str, origins: Sequence[str] = ())
         is_last = all(_stage(after) != _stage(row) for after in rows[index + 1 : index + 2])
         table.add_row(*(line[heading] for heading in shown), end_section=is_last)
     return table
+
+
+def print_costs(table: CostTable, title: str) -> None:
+    """All rows, but of mixed batches, which are many, only what they come to; and how good the analysers are."""
+    rows = in_order(table.rows)
+    shown = [row for row in rows if isinstance(row.batch, int)]
+    if shown:
+        out.print(cost_table(shown, title))
+    if len(shown) < len(rows):
+        scaling = Scaling(rows)
+        gains = [gain for row in rows if not isinstance(row.batch, int) and (gain := scaling.gain(row)) is not None]
+        told = ""
+        if gains:
+            low, high = percentile(gains, 10), percentile(gains, 90)
+            told = f": one by one / together is {median(gains):.2f}, and {low:.2f} to {high:.2f} in 80%"
+        out.print(f"{len(rows) - len(shown)} mixed batches{told} (--json lists them)", soft_wrap=True)
+    for analyser in table.analysers.values():
+        told = f"foretells those that it has not seen with a mean error of {analyser.error:.1%}"
+        out.print(f"what was learned from {analyser.num_rows} batches {told}", soft_wrap=True)
 
 
 def row_json(row: CostRow, scaling: Scaling) -> dict[str, Any]:
