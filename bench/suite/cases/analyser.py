@@ -139,8 +139,8 @@ class Foretelling:
         return (
             "Error: the mean of |foretold / measured - 1|. Learned: over the fifth of the batches that nothing was "
             "fitted to; the analyser has learned from the others, of which none is dropped as an outlier.",
-            "From a start's batches: what the table makes of single requests, two and four of the smallest size and one of "
-            "each size together, over all other batches.",
+            "From a start's batches: what a table makes of single requests, two and four of the smallest and one of "
+            "each together, over all other batches.",
             "Modelled: a fixed time per forward pass, times by pixels, by their squares and by edges of patches, with "
             "noise. The row is of the first seed, the check is the mean over the seeds, with their extremes.",
             "sdxl: a U-Net of half a million random weights; shapes: the shipped model. Timed as by tilework profile "
