@@ -428,6 +428,7 @@ def packing(monkeypatch: pytest.MonkeyPatch, measurers: list[FakeMeasurer]) -> l
 def test_random_batches_differ_in_their_members_and_are_the_same_again() -> None:
     drawn = random_batches(SHAPES, 200, seed=1)
     assert len({tuple(sorted(batch)) for batch in drawn}) == len(drawn) == 200
+    assert drawn[:50] == random_batches(SHAPES, 50, seed=1)
     assert {len(batch) for batch in drawn} == set(range(2, MOST_MEMBERS + 1))
     assert {shape for batch in drawn for shape in batch} == set(SHAPES)
     assert drawn == random_batches(SHAPES, 200, seed=1) != random_batches(SHAPES, 200, seed=2)
@@ -450,9 +451,13 @@ def test_a_mixed_profile_measures_batches_keeps_them_and_learns_from_all_that_ar
     assert [row["batch"] for row in few["rows"] if row["stage"] == DIFFUSE and row["size"] == "64x64"][:3] == [1, 2, 4]
     mixed = next(row for row in few["rows"] if isinstance(row["batch"], list))
     assert mixed["size"] == mixed["batch"][-1]
-    assert mixed["gain"] == pytest.approx(1.0, abs=0.5)
+    assert mixed["speedup"] == pytest.approx(1.0, abs=0.5)
     (entry,) = Profiles(tmp_path / "costs.sqlite").entries()
     assert {row.shapes for row in entry.rows if row.batch != 1} == set(batches)
+    invoke(*given, "--combinations", 60)
+    later = [batch for batch, _, _ in packing[1].asked]
+    assert later[:3] == [(shape,) for shape in SHAPES]
+    assert set(later[3:]) == set(random_batches(SHAPES, 60)) - set(batches), "what is known of batches is not repeated"
 
 
 def test_a_mixed_profile_learns_from_all_batches_that_are_known(packing: list[FakeMeasurer], tmp_path: Path) -> None:
@@ -529,6 +534,6 @@ def test_a_live_worker_profiles_batches_of_the_shipped_model(tmp_path: Path) -> 
     document = json.loads(invoke(*given, "--json", "--profiles", tmp_path / "costs.sqlite").stdout)
     batches = [row for row in document["rows"] if row["batch"] != 1]
     assert 5 <= len(batches) <= 7
-    assert all(row["stage"] == DIFFUSE and row["gain"] > 0.1 and row["num_runs"] == 1 for row in batches)
+    assert all(row["stage"] == DIFFUSE and row["speedup"] > 0.1 and row["num_runs"] == 1 for row in batches)
     shown = invoke("cost", "show", "--profiles", tmp_path / "costs.sqlite").stdout
     assert f"{sum(isinstance(row['batch'], list) for row in batches)} mixed batches" in shown

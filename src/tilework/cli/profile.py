@@ -106,8 +106,8 @@ def command(
     source = ModelSource(path=model, device=device, dtype=dtype or default_dtype(device), threads=threads)
     executor = LocalExecutor(LocalConfig(num_workers=workers, source=source))
     with user_errors(WorkerStartFailed, ProfilesUnavailable, OSError):
-        measured = _run(executor, wish, model, quiet=json)
         store = open_profiles(profiles)
+        measured = _run(executor, wish, store, model, quiet=json)
         if mixed:
             measured = replace(measured, analyser=_learned(measured, store))
         if export is not None:
@@ -125,7 +125,7 @@ def command(
         )
     if len(measured.tried) < measured.num_wanted:
         done = f"{len(measured.tried)} of {measured.num_wanted} are measured"
-        raise UserError(f"interrupted: {done}, and saved in {store.path}")
+        raise UserError(f"interrupted: {done}, and saved in {store.path}; to go on, run it again")
     console.print(f"saved in {store.path}", soft_wrap=True, style="dim")
 
 
@@ -138,7 +138,7 @@ class _Listener:
     def on_given_up(self) -> None: ...
 
 
-def _run(executor: LocalExecutor, wish: _Wish, model: str, quiet: bool) -> _Measured:
+def _run(executor: LocalExecutor, wish: _Wish, store: Profiles, model: str, quiet: bool) -> _Measured:
     with ExitStack() as stack:
         status = stack.enter_context(console.status(f"starting {wish.workers} workers with {model}"))
         bar = progress(quiet)
@@ -150,10 +150,12 @@ def _run(executor: LocalExecutor, wish: _Wish, model: str, quiet: bool) -> _Meas
                 stack.enter_context(bar)
             bar.update(task, completed=num_done, total=num_all)
 
-        return asyncio.run(_measure(executor, wish, on_progress))
+        return asyncio.run(_measure(executor, wish, store, on_progress))
 
 
-async def _measure(executor: LocalExecutor, wish: _Wish, on_progress: Callable[[int, int], None]) -> _Measured:
+async def _measure(
+    executor: LocalExecutor, wish: _Wish, store: Profiles, on_progress: Callable[[int, int], None]
+) -> _Measured:
     """Raises CancelledError if it is cancelled before anything is measured."""
     from tilework.runtime.costs import calibration_shapes, measure
 
@@ -164,7 +166,8 @@ async def _measure(executor: LocalExecutor, wish: _Wish, on_progress: Callable[[
         shapes = wish.shapes or calibration_shapes(info)
         _check_shapes(shapes, info)
         singles = [((shape,), degree) for shape in shapes for degree in _degrees(wish, info)]
-        batches = [(batch, 1) for batch in _batches(wish, shapes, info)]
+        profiled = _profiled(store, executor.profile_key) if wish.combinations else ()
+        batches = [(batch, 1) for batch in _batches(wish, shapes, info) if batch not in profiled]
         wanted = [*singles, *batches]
         on_progress(0, len(wanted))
         try:
@@ -197,6 +200,12 @@ def _batches(wish: _Wish, shapes: Sequence[Shape], info: ModelInfo) -> list[Batc
         )
     alike = [(shape,) * number for shape in shapes for number in (2, 4)]
     return list(dict.fromkeys((*alike, *random_batches(shapes, wish.combinations))))
+
+
+def _profiled(store: Profiles, key: ProfileKey) -> set[Batch]:
+    """What earlier profiles have measured in the same circumstances; an interrupted one is so gone on with."""
+    entries = (entry for entry in store.entries() if (entry.key, entry.kind) == (key, Kind.PROFILE))
+    return {tuple(sorted(row.shapes)) for entry in entries for row in entry.rows}
 
 
 def _learned(measured: _Measured, store: Profiles) -> Analyser | None:

@@ -68,12 +68,15 @@ def calibration_batches(info: ModelInfo) -> tuple[Batch, ...]:
 
 
 def random_batches(shapes: Sequence[Shape], number: int, seed: int = 0) -> tuple[Batch, ...]:
-    """Batches of 2 to MOST_MEMBERS of these shapes, with no two of the same members; fewer if there are no more."""
-    rng, drawn = Random(seed), set[Batch]()
+    """Batches of 2 to MOST_MEMBERS of these shapes, with no two of the same members; fewer if there are no more.
+
+    A larger number begins with the same ones.
+    """
+    rng, drawn = Random(seed), dict[Batch, None]()
     number = min(number, math.comb(MOST_MEMBERS + len(shapes), len(shapes)) - len(shapes) - 1)
     while len(drawn) < number:
-        drawn.add(tuple(sorted(rng.choices(shapes, k=rng.randint(2, MOST_MEMBERS)))))
-    return tuple(sorted(drawn, key=lambda batch: rng.random()))
+        drawn[tuple(sorted(rng.choices(shapes, k=rng.randint(2, MOST_MEMBERS))))] = None
+    return tuple(drawn)
 
 
 async def measure(
