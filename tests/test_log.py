@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import PIPELINE, POLICIES, poisson, request, table
+from recorded import recorded
 from tilework.control.controller import ControllerConfig
 from tilework.control.history import PastWork, read_history
 from tilework.control.log import BadLog, Difference, entry_line, header_line, read_log, replay
@@ -29,9 +30,9 @@ from tilework.core.events import (
     Woke,
     WorkFailed,
 )
-from tilework.core.request import OnMiss, RefusalCode, Request, Status
+from tilework.core.request import OnMiss, RefusalCode, Request, Shape, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S
-from tilework.core.wire import Spec
+from tilework.core.wire import CostRow, Spec
 from tilework.core.work import DIFFUSE, StageId, Work
 from tilework.cost.table import CostTable
 from tilework.policy.registry import UnknownPolicy
@@ -424,6 +425,19 @@ def test_profiling_keeps_other_pipelines_and_degrees_and_ignores_unguided_reques
     assert found[PIPELINE, DIFFUSE, 128, 1] != 0.1
     alone = profiled_table(read_history(record([unguided], sim=sim, costs=costs)[0]))
     assert sorted(map(repr, alone.rows)) == sorted(map(repr, costs.rows))
+
+
+def test_a_profiled_batch_replaces_the_row_of_the_same_members_and_no_other() -> None:
+    """The controller takes 0.11 s for what the devices do in 0.09 s."""
+    two, three = (Shape(64, 64), Shape(128, 128)), (Shape(128, 128),) * 3
+    rows = [CostRow.of(batch, pipeline=PIPELINE, stage=DIFFUSE, seconds=0.11) for batch in (two, three)]
+    costs, devices = (
+        replace(table(), rows=(*table().rows, replace(rows[0], seconds=s), rows[1])) for s in (0.11, 0.09)
+    )
+    requests = [request("a"), request("b", side=64)]
+    run = recorded(requests, "patchedserve", sim=SimConfig(num_gpus=1), costs=costs, devices=devices)
+    steps = {row.shapes: row.seconds for row in profiled_table(run.history).rows if row.stage == DIFFUSE}
+    assert (steps[two], steps[three]) == (pytest.approx(0.09), 0.11)
 
 
 def test_a_run_without_a_queue_has_no_dispatch_time() -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from tilework.core.packing import IMAGE, TEXT, Size
-from tilework.patches.csp import DIRECTIONS, NOBODY, Csp, choose_patch
+from tilework.core.packing import IMAGE, TEXT, Size, choose_patch
+from tilework.patches.csp import DIRECTIONS, NOBODY, Csp
 from tilework.patches.layout import PatchLayout, pack
 
 CPU = torch.device("cpu")

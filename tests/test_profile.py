@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import signal
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
@@ -23,7 +25,15 @@ from tilework.core.wire import Batch, CostRow, Loaded, ModelInfo, ModelSource
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, StageId
 from tilework.cost.profiles import Kind, Profile, ProfileKey, Profiles
 from tilework.cost.table import TableCosts, read_table
-from tilework.runtime.costs import CostCache, calibration_batches, calibration_shapes, profile_key, start_costs
+from tilework.runtime.costs import (
+    MOST_MEMBERS,
+    CostCache,
+    calibration_batches,
+    calibration_shapes,
+    profile_key,
+    random_batches,
+    start_costs,
+)
 from tilework.worker.hardware import describe_hardware
 
 INFO = ModelInfo(
@@ -54,10 +64,10 @@ class FakeMeasurer:
 
     too_large: Set[Shape] = frozenset()
 
-    def __init__(self, config: Any = None, *, key: ProfileKey = KEY, info: ModelInfo = INFO) -> None:
+    def __init__(self, config: Any = None, *, key: ProfileKey = KEY, info: ModelInfo | None = None) -> None:
         self.config = config
         self.profile_key = key
-        self.info = info
+        self.info = info or INFO
         self.asked: list[tuple[Batch, int, int | None]] = []
         self.num_stops = 0
 
@@ -229,12 +239,6 @@ def test_gpus_do_not_slow_each_other_down_but_cores_do() -> None:
     assert profile_key(ModelSource(path="toy", device="cuda"), 4, loaded).workers == 1
 
 
-def test_progress_is_told_before_and_after_each_measurement(cache: CostCache) -> None:
-    told: list[tuple[int, int]] = []
-    asyncio.run(start_costs(FakeMeasurer(), INFO, (1, 2), cache, lambda *counts: told.append(counts)))
-    assert told == [(num_done, 6) for num_done in range(7)]
-
-
 # The commands.
 
 
@@ -312,6 +316,7 @@ def test_a_size_that_does_not_run_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         (["--degrees", "1,3"], "degrees is '1,3'; use whole numbers from 1 to the number of --workers"),
         (["--degrees", "0"], "degrees is '0'; use whole numbers"),
         (["--degrees", "1,,2"], "degrees is '1,,2'; use whole numbers"),
+        (["--mixed"], "requests of toy cannot share a forward pass; leave out --mixed"),
         (["--workers", "8", "--degrees", "8"], "toy runs on at most 4 devices at once, not 8"),
     ],
 )
@@ -410,6 +415,98 @@ def test_the_place_of_the_database_comes_from_option_then_environment_then_the_u
     assert file("--profiles", tmp_path / "given.sqlite") == str(tmp_path / "given.sqlite")
 
 
+# Batches.
+
+
+@pytest.fixture
+def packing(monkeypatch: pytest.MonkeyPatch, measurers: list[FakeMeasurer]) -> list[FakeMeasurer]:
+    """The same executors, of a model whose requests can share a forward pass."""
+    monkeypatch.setattr("test_profile.INFO", replace(INFO, packs=True))
+    return measurers
+
+
+def test_random_batches_differ_in_their_members_and_are_the_same_again() -> None:
+    drawn = random_batches(SHAPES, 200, seed=1)
+    assert len({tuple(sorted(batch)) for batch in drawn}) == len(drawn) == 200
+    assert drawn[:50] == random_batches(SHAPES, 50, seed=1)
+    assert {len(batch) for batch in drawn} == set(range(2, MOST_MEMBERS + 1))
+    assert {shape for batch in drawn for shape in batch} == set(SHAPES)
+    assert drawn == random_batches(SHAPES, 200, seed=1) != random_batches(SHAPES, 200, seed=2)
+    assert len(random_batches(SHAPES[:1], 200)) == MOST_MEMBERS - 1
+    assert len(random_batches(SHAPES[:2], 200)) == sum(size + 1 for size in range(2, MOST_MEMBERS + 1))
+
+
+def test_a_mixed_profile_measures_batches_keeps_them_and_learns_from_all_that_are_known(
+    packing: list[FakeMeasurer], tmp_path: Path
+) -> None:
+    given = ("profile", "toy", "--workers", 1, "--mixed", "--json", "--profiles", tmp_path / "costs.sqlite")
+    few = json.loads(invoke(*given, "--combinations", 40, "--runs", 9).stdout)
+    asked = packing[0].asked
+    assert asked[:3] == [((shape,), 1, 9) for shape in SHAPES]
+    assert {num_runs for _, _, num_runs in asked[3:]} == {5}
+    batches = [batch for batch, _, _ in asked[3:]]
+    assert batches[:6] == [(shape,) * number for shape in SHAPES for number in (2, 4)]
+    assert set(batches[6:]) | set(batches[:6]) == set(random_batches(SHAPES, 40)) | set(batches[:6])
+    assert few["analyser"] is None
+    assert [row["batch"] for row in few["rows"] if row["stage"] == DIFFUSE and row["size"] == "64x64"][:3] == [1, 2, 4]
+    mixed = next(row for row in few["rows"] if isinstance(row["batch"], list))
+    assert mixed["size"] == mixed["batch"][-1]
+    assert mixed["speedup"] == pytest.approx(1.0, abs=0.5)
+    (entry,) = Profiles(tmp_path / "costs.sqlite").entries()
+    assert {row.shapes for row in entry.rows if row.batch != 1} == set(batches)
+    invoke(*given, "--combinations", 60)
+    later = [batch for batch, _, _ in packing[1].asked]
+    assert later[:3] == [(shape,) for shape in SHAPES]
+    assert set(later[3:]) == set(random_batches(SHAPES, 60)) - set(batches), "what is known of batches is not repeated"
+
+
+def test_a_mixed_profile_learns_from_all_batches_that_are_known(packing: list[FakeMeasurer], tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", exc_type=ImportError)
+    given = ("profile", "toy", "--workers", 1, "--mixed", "--profiles", tmp_path / "costs.sqlite")
+    first = invoke(*given, "--sizes", "64,128", "--combinations", 80)
+    assert "nothing is learned from fewer than 100 mixed batches" in first.stderr
+    second = invoke(*given, "--combinations", 90, "--out", tmp_path / "toy.json")
+    assert len(packing) == 2
+    table = read_table(tmp_path / "toy.json")
+    learned = table.analysers["toy"]
+    assert 150 < learned.num_rows <= 80 + 90 + 6
+    assert learned.error < 0.05
+    assert f"was learned from {learned.num_rows} batches" in second.stdout
+    assert "mixed batches: one by one / together is 1.0" in second.stdout
+    known = Profiles(tmp_path / "costs.sqlite").latest(KEY)
+    assert known is not None
+    assert known.analysers == table.analysers
+    assert f"was learned from {learned.num_rows} batches" in invoke("cost", "show", tmp_path / "toy.json").stdout
+
+
+def test_without_scikit_learn_batches_are_measured_and_nothing_is_learned(
+    packing: list[FakeMeasurer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tilework.cli.profile.can_learn", lambda: False)
+    result = invoke("profile", "--mixed", "--combinations", 5)
+    assert "without scikit-learn; run: pip install 'tilework[learn]'" in " ".join(result.stderr.split())
+    assert "mixed batches" in result.stdout
+    assert len(packing) == 1
+
+
+@pytest.mark.usefixtures("packing")
+def test_an_interrupted_profile_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calibrate = FakeMeasurer.calibrate
+
+    async def interrupted(self: FakeMeasurer, *arguments: Any) -> tuple[CostRow, ...]:
+        if len(self.asked) == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(60)
+        return await calibrate(self, *arguments)
+
+    monkeypatch.setattr(FakeMeasurer, "calibrate", interrupted)
+    arguments = ["profile", "--workers", "1", "--mixed", "--profiles", str(tmp_path / "costs.sqlite"), "--json"]
+    with pytest.raises(UserError, match=r"interrupted: 5 of 20[0-9] are measured, and saved in .*costs.sqlite"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+    (entry,) = Profiles(tmp_path / "costs.sqlite").entries()
+    assert [row.batch for row in entry.rows if row.stage == DIFFUSE] == [1, 1, 1, 2, 4]
+
+
 # Live.
 
 
@@ -430,3 +527,13 @@ def test_two_live_workers_profile_the_shipped_model_at_two_degrees(
     table = read_table(tmp_path / "shapes.json")
     assert len(table.rows) == 8
     assert TableCosts(table).degrees(StageId("shapes", DIFFUSE)) == (1, 2)
+
+
+def test_a_live_worker_profiles_batches_of_the_shipped_model(tmp_path: Path) -> None:
+    given = ("profile", "--workers", 1, "--sizes", "64,96x64", "--runs", 1, "--mixed", "--combinations", 3)
+    document = json.loads(invoke(*given, "--json", "--profiles", tmp_path / "costs.sqlite").stdout)
+    batches = [row for row in document["rows"] if row["batch"] != 1]
+    assert 5 <= len(batches) <= 7
+    assert all(row["stage"] == DIFFUSE and row["speedup"] > 0.1 and row["num_runs"] == 1 for row in batches)
+    shown = invoke("cost", "show", "--profiles", tmp_path / "costs.sqlite").stdout
+    assert f"{sum(isinstance(row['batch'], list) for row in batches)} mixed batches" in shown

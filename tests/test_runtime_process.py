@@ -19,7 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilework.core.wire import CostRow, Forget, ModelledSource, ModelSource, Report, Source
+from tilework.core.request import Shape
+from tilework.core.wire import CostRow, Decode, Forget, ModelledSource, ModelSource, Report, Source
 from tilework.core.work import DIFFUSE
 from tilework.pipelines.loading import shipped_directory
 from tilework.runtime.engine import Engine, EngineConfig
@@ -38,8 +39,10 @@ class Listener:
     lost: list[tuple[int, str]] = field(default_factory=list)
     joined: list[int] = field(default_factory=list)
     has_given_up: bool = False
+    reports: list[Report] = field(default_factory=list)
 
-    def on_report(self, gpu: int, report: Report) -> None: ...
+    def on_report(self, gpu: int, report: Report) -> None:
+        self.reports.append(report)
 
     def on_lost(self, gpu: int, reason: str) -> None:
         self.lost.append((gpu, reason))
@@ -256,4 +259,21 @@ def test_a_start_that_is_cancelled_is_quiet(num_workers: int) -> None:
 
     asyncio.run(play())
     gc.collect()
+    assert not complaints
+
+
+def test_a_measurement_that_is_cancelled_is_quiet() -> None:
+    """The worker measures on, and says so; then it says that it does not know the job that is asked for."""
+    complaints: list[dict[str, Any]] = []
+
+    async def scenario(executor: LocalExecutor, listener: Listener) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        measuring = asyncio.create_task(executor.calibrate(((Shape(64, 64),),)))
+        await asyncio.sleep(0)
+        measuring.cancel()
+        await asyncio.wait({measuring})
+        executor.send(0, Decode(1, 1))
+        await until(lambda: listener.reports)
+
+    run(scenario)
     assert not complaints

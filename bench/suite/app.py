@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from suite.case import Case, CaseFailed
+from suite.cases.analyser import Foretelling
 from suite.cases.bubbles import Bubbles
 from suite.cases.chaos import Chaos
 from suite.cases.controller import ControllerTime
@@ -57,6 +58,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "bubbles": ("Idle time of busy workers between two works", Bubbles),
     "patches": ("Requests of several sizes in one forward pass, against one by one", Patches),
     "stitcher": ("Normalisation, SiLU and frames of patches in one pass, against several and a copy", Stitcher),
+    "analyser": ("What batches take, foretold: how well, on a CPU and modelled, and how fast", Foretelling),
     "ready": ("Time from the start of the server to ready", Ready),
     "chaos": ("Workers killed under load: nothing lost, and how soon it goes on", Chaos),
     "fuzz": ("Scenarios where things go wrong, simulated: is anything violated that must hold", Fuzz),

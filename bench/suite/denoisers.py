@@ -31,8 +31,13 @@ def begin(family: Family, height: int, width: int, guidance_scale: float, seed: 
     spec = Spec(
         prompt="", negative_prompt="", height=height, width=width, steps=20, guidance_scale=guidance_scale, seed=seed
     )
-    generator = torch.Generator().manual_seed(seed)
-    rows = 2 if family.info.two_passes and guidance_scale > 1 else 1
+    return family.begin(spec, conditioning(family, spec))
+
+
+def conditioning(family: Family, spec: Spec) -> Conditioning:
+    """Drawn from the seed, since there is no text encoder."""
+    generator = torch.Generator().manual_seed(spec.seed)
+    rows = 2 if family.info.two_passes and spec.guidance_scale > 1 else 1
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator)
@@ -40,23 +45,24 @@ def begin(family: Family, height: int, width: int, guidance_scale: float, seed: 
     text, pooled = draw(rows, TEXT_TOKENS, TEXT_WIDTH), draw(rows, POOLED_WIDTH)
     match family.info.family:
         case "sdxl":
-            ids = torch.tensor([[height, width, 0, 0, height, width]] * rows, dtype=torch.float32)
+            size = (spec.height, spec.width)
+            ids = torch.tensor([[*size, 0, 0, *size]] * rows, dtype=torch.float32)
             tensors = {"encoder_hidden_states": text, "text_embeds": pooled, "time_ids": ids}
         case "flux":
             side = family.info.side_multiple
             ids = diffusers.FluxPipeline._prepare_latent_image_ids(
-                1, height // side, width // side, torch.device("cpu"), torch.float32
+                1, spec.height // side, spec.width // side, torch.device("cpu"), torch.float32
             )
             tensors = {
                 "encoder_hidden_states": text,
                 "pooled_projections": pooled,
                 "txt_ids": torch.zeros(TEXT_TOKENS, 3),
                 "img_ids": ids,
-                "guidance": torch.full([1], guidance_scale),
+                "guidance": torch.full([1], spec.guidance_scale),
             }
         case _:
             tensors = {"encoder_hidden_states": text, "pooled_projections": pooled}
-    return family.begin(spec, Conditioning(tensors))
+    return Conditioning(tensors)
 
 
 def _sd3() -> Family:

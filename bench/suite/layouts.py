@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from tilework.core.packing import Size
-from tilework.patches.csp import NOBODY, Csp, choose_patch
+from tilework.core.packing import Size, choose_patch
+from tilework.patches.csp import NOBODY, Csp
 from tilework.report.palette import HUES
 from tilework.report.panels import FAINT, INK
 

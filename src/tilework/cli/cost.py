@@ -12,7 +12,16 @@ import typer
 from rich import box
 from rich.table import Table
 
-from tilework.cli.measured import ProfilesFile, Scaling, cost_table, in_order, open_profiles, parse_size, row_json
+from tilework.cli.measured import (
+    ProfilesFile,
+    Scaling,
+    cost_table,
+    in_order,
+    open_profiles,
+    parse_size,
+    print_costs,
+    row_json,
+)
 from tilework.cli.output import UserError, out, print_json, user_errors
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, s_from_ns
@@ -45,6 +54,7 @@ def show(
     The efficiency at degree k is T(1) / (k T(k)). With --size, what was not measured is interpolated in pixels.
     """
     found = _find(table, model, profiles)
+    title = f"{', '.join(sorted({row.pipeline for row in found.rows}))} on {found.hardware}"
     rows, origins = (in_order(found.rows), []) if size is None else _predict(found, parse_size(size))
     if json:
         scaling = Scaling(rows)
@@ -52,8 +62,10 @@ def show(
         lines = [row_json(row, scaling) | more for row, more in zip(rows, known, strict=True)]
         print_json({"hardware": found.hardware, "source": found.source, "rows": lines})
         return
-    pipelines = ", ".join(sorted({row.pipeline for row in rows}))
-    out.print(cost_table(rows, f"{pipelines} on {found.hardware}", origins))
+    if size is None:
+        print_costs(found, title)
+    else:
+        out.print(cost_table(rows, title, origins))
     if found.source:
         out.print(found.source, style="dim", markup=False, highlight=False)
 

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import typer
@@ -13,11 +14,13 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from tilework.cli.output import UserError
+from tilework.cli.output import UserError, out
 from tilework.core.request import Shape
 from tilework.core.wire import CostRow
 from tilework.core.work import STAGES
 from tilework.cost.profiles import Profiles
+from tilework.cost.table import CostTable
+from tilework.report.tables import percentile
 
 ProfilesFile = Annotated[
     Path | None,
@@ -47,27 +50,21 @@ _UNKNOWN = "-"
 
 
 class Scaling:
-    """How much faster a stage is on a group than alone, and a batch than its members one by one; by rows of a table."""
+    """How much faster a group or a batch is than one device that makes outputs one by one, by rows of one table."""
 
     def __init__(self, rows: Sequence[CostRow]) -> None:
-        self._alone_s = {_what(row): row.seconds for row in rows if row.degree == 1}
-        self._single_s = {(*_stage(row), row.shape, row.degree): row.seconds for row in rows if row.batch == 1}
+        self._alone_s = {(*_stage(row), row.shape): row.seconds for row in rows if row.degree == row.batch == 1}
 
     def speedup(self, row: CostRow) -> float | None:
-        """T(1) / T(k); None if it was not measured alone."""
-        alone_s = self._alone_s.get(_what(row))
-        return None if alone_s is None else alone_s / row.seconds
+        """T(1) / T(k), of a batch the sum of its members' T(1); None if one was not measured alone."""
+        alone_s = [self._alone_s.get((*_stage(row), shape)) for shape in row.shapes]
+        known_s = [seconds for seconds in alone_s if seconds is not None]
+        return sum(known_s) / row.seconds if len(known_s) == len(alone_s) else None
 
     def efficiency(self, row: CostRow) -> float | None:
         """T(1) / (k T(k)): the share of the group's time that one device would have needed."""
         speedup = self.speedup(row)
         return None if speedup is None else speedup / row.degree
-
-    def gain(self, row: CostRow) -> float | None:
-        """The members of a batch one by one, over all together; None if one was not measured alone, or there is one."""
-        singles = [self._single_s.get((*_stage(row), shape, row.degree)) for shape in row.shapes]
-        known = [single for single in singles if single is not None]
-        return sum(known) / row.seconds if len(known) == len(singles) > 1 else None
 
 
 def in_order(rows: Sequence[CostRow]) -> list[CostRow]:
@@ -89,7 +86,7 @@ def cost_table(rows: Sequence[CostRow], title: str, origins: Sequence[str] = ())
     lines = [_cells(row, scaling, several) for row in rows]
     if origins:
         lines = [line | {"known": origin} for line, origin in zip(lines, origins, strict=True)]
-    shown = [heading for heading in lines[0] if _tells(heading, {line[heading] for line in lines})]
+    shown = [heading for heading in lines[0] if {line[heading] for line in lines} != {_UNKNOWN}]
     table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in shown:
         table.add_column(heading, justify="left" if heading in ("stage", "size", "known") else "right", no_wrap=True)
@@ -97,6 +94,26 @@ def cost_table(rows: Sequence[CostRow], title: str, origins: Sequence[str] = ())
         is_last = all(_stage(after) != _stage(row) for after in rows[index + 1 : index + 2])
         table.add_row(*(line[heading] for heading in shown), end_section=is_last)
     return table
+
+
+def print_costs(table: CostTable, title: str) -> None:
+    """All rows, but of mixed batches, which are many, only what they come to; and how good the analysers are."""
+    rows = in_order(table.rows)
+    shown = [row for row in rows if isinstance(row.batch, int)]
+    if shown:
+        out.print(cost_table(shown, title))
+    if len(shown) < len(rows):
+        scaling = Scaling(rows)
+        mixed = [scaling.speedup(row) for row in rows if not isinstance(row.batch, int)]
+        gains = [gain for gain in mixed if gain is not None]
+        told = ""
+        if gains:
+            low, high = percentile(gains, 10), percentile(gains, 90)
+            told = f": one by one / together is {median(gains):.2f}, and {low:.2f} to {high:.2f} in 80%"
+        out.print(f"{len(mixed)} mixed batches{told} (--json lists them)", soft_wrap=True)
+    for analyser in table.analysers.values():
+        told = f"foretells those that it has not seen with a mean error of {analyser.error:.1%}"
+        out.print(f"what was learned from {analyser.num_rows} batches {told}", soft_wrap=True)
 
 
 def row_json(row: CostRow, scaling: Scaling) -> dict[str, Any]:
@@ -114,41 +131,31 @@ def row_json(row: CostRow, scaling: Scaling) -> dict[str, Any]:
         "peak_bytes": row.peak_bytes,
         "speedup": scaling.speedup(row),
         "efficiency": scaling.efficiency(row),
-        "gain": scaling.gain(row),
     }
 
 
 def _cells(row: CostRow, scaling: Scaling, with_pipeline: bool) -> dict[str, str]:
-    speedup, efficiency, gain = scaling.speedup(row), scaling.efficiency(row), scaling.gain(row)
+    speedup, efficiency = scaling.speedup(row), scaling.efficiency(row)
     return {
         "stage": f"{row.pipeline}/{row.stage}" if with_pipeline else row.stage,
         "size": _sizes(row),
         "degree": str(row.degree),
-        "batch": str(len(row.shapes)),
         "median ms": _ms(row.seconds),
         "p99 ms": _UNKNOWN if row.p99_seconds is None else _ms(row.p99_seconds),
         "speed-up": _UNKNOWN if speedup is None else f"{speedup:.2f}",
         "efficiency": _UNKNOWN if efficiency is None else f"{efficiency:.2f}",
-        "gain": _UNKNOWN if gain is None else f"{gain:.2f}",
         "peak GiB": _UNKNOWN if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}",
     }
 
 
 def _sizes(row: CostRow) -> str:
-    """Of a mixed batch how many there are of each, unless it is one."""
-    if isinstance(row.batch, int):
-        return str(row.shape)
-    counts = Counter(row.batch)
+    counts = Counter(row.shapes)
     return " + ".join(str(shape) if count == 1 else f"{count} of {shape}" for shape, count in counts.items())
 
 
 def _order(row: CostRow) -> tuple[object, ...]:
     size = (row.shape.pixels, row.shape)
     return row.pipeline, _stage_index(row), size, len(row.shapes), row.shapes, row.degree
-
-
-def _tells(heading: str, cells: set[str]) -> bool:
-    return not cells <= ({"1"} if heading == "batch" else {_UNKNOWN})
 
 
 def _ms(seconds: float) -> str:
@@ -161,7 +168,3 @@ def _stage(row: CostRow) -> tuple[str, str]:
 
 def _stage_index(row: CostRow) -> tuple[int, str]:
     return (STAGES.index(row.stage) if row.stage in STAGES else len(STAGES)), row.stage
-
-
-def _what(row: CostRow) -> tuple[str, str, tuple[Shape, ...]]:
-    return row.pipeline, row.stage, row.shapes

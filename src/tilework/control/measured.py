@@ -7,36 +7,28 @@ from statistics import fmean, median
 
 from tilework.control.history import History
 from tilework.core.time import s_from_ns
-from tilework.core.wire import CostRow
-from tilework.cost.prices import Member, members_of
+from tilework.core.wire import Batch, CostRow
+from tilework.cost.rows import Member, members_of
 from tilework.cost.table import CostTable
 
 
 def profiled_table(history: History) -> CostTable:
-    """The cost table that this very run measured: median seconds per stage, shape and degree, guided requests that ran
-    alone only.
+    """The cost table that this very run measured: median seconds per stage, batch and degree, of guided requests only.
 
-    Stages and shapes that did not run keep the row that the run started from.
+    Stages and batches that did not run keep the row that the run started from.
     """
     requests = {past.job_id: past.request for past in history.requests}
-    seconds: dict[tuple[str, str, int, int, int, int], list[float]] = {}
+    seconds: dict[tuple[str, str, Batch, int], list[float]] = {}
     for past in history.works:
-        request = requests.get(past.work.job_ids[0])
-        if request is not None and request.guided and past.run_ns is not None and len(past.work.job_ids) == 1:
-            shape, degree = request.shape, len(past.work.gpus)
-            key = (request.pipeline, past.work.stage.name, shape.height, shape.width, shape.frames, degree)
-            seconds.setdefault(key, []).append(s_from_ns(past.run_ns) / past.steps)
+        members = [requests[job_id] for job_id in past.work.job_ids if job_id in requests]
+        is_whole = len(members) == len(past.work.job_ids) and all(member.guided for member in members)
+        if is_whole and past.run_ns is not None:
+            batch = tuple(sorted(member.shape for member in members))
+            place = (members[0].pipeline, past.work.stage.name, batch, len(past.work.gpus))
+            seconds.setdefault(place, []).append(s_from_ns(past.run_ns) / past.steps)
     rows = tuple(
-        CostRow(
-            pipeline=pipeline,
-            stage=stage,
-            height=height,
-            width=width,
-            frames=frames,
-            degree=degree,
-            seconds=median(values),
-        )
-        for (pipeline, stage, height, width, frames, degree), values in sorted(seconds.items())
+        CostRow.of(batch, pipeline=pipeline, stage=stage, degree=degree, seconds=median(values))
+        for (pipeline, stage, batch, degree), values in sorted(seconds.items())
     )
     measured = {_profiled(row) for row in rows}
     kept = tuple(row for row in history.header.table.rows if _profiled(row) not in measured)

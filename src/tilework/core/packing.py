@@ -1,7 +1,8 @@
-"""Pictures of several sizes in one forward pass, as a model family sees it (design section 8)."""
+"""Pictures of several sizes in one forward pass, as a model family sees it (design section 8), and how they are cut."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -71,3 +72,27 @@ class Pack(Protocol):
     """
 
     def __call__(self, sizes: tuple[Size, ...], multiple: int, device: Any) -> Layout: ...
+
+
+def choose_patch(sizes: Sequence[Size], multiple: int, cap: int | None = None) -> Size:
+    """The largest patch that tiles pictures of all `sizes`, with sides that are multiples of `multiple`.
+
+    Pictures of one size are patches themselves, whatever their sides. With `cap` no side is longer than that, but
+    at least `multiple`: the smaller, the finer can somebody choose among patches, and the slower is the batch.
+
+    Raises:
+        ValueError: the sizes differ, and a side is not a multiple of `multiple`.
+    """
+    odd = [size for size in sizes if size[0] % multiple or size[1] % multiple]
+    if len(set(sizes)) == 1 and (cap is None or odd):
+        return sizes[0]
+    if odd:
+        raise ValueError(f"a picture is {odd[0][0]} x {odd[0][1]}; its sides must be multiples of {multiple}")
+    rows, columns = (math.gcd(*sides) // multiple for sides in zip(*sizes, strict=True))
+    most = max(cap // multiple, 1) if cap is not None else max(rows, columns)
+    return multiple * _divisor(rows, most), multiple * _divisor(columns, most)
+
+
+def _divisor(number: int, most: int) -> int:
+    """The largest divisor that is at most `most`."""
+    return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)

@@ -11,9 +11,8 @@ from typing import TypeVar
 
 from tilework.core.request import Shape
 from tilework.core.wire import CostRow
-
-Member = tuple[int, int, int]
-"""Height, width and frames."""
+from tilework.cost.analyser import Analyser
+from tilework.cost.rows import Member, members_of
 
 _Points = Sequence[tuple[int, float]]
 """Sorted by the first, which is pixels, or a number of members."""
@@ -22,30 +21,22 @@ _MOST_TERMS = 10_000  # Clients choose the shapes.
 _Key = TypeVar("_Key", int, tuple[Member, ...])
 
 
-def members_of(shapes: Iterable[Shape]) -> tuple[Member, ...]:
-    """The same for batches that cost the same: of another order, or with every member turned on its side.
-
-    A batch of which some are turned is another one, since its patches are smaller.
-    """
-    members = sorted([(one.height, one.width, one.frames) for one in shapes])
-    turned = sorted([(width, height, frames) for height, width, frames in members])
-    return tuple(min(members, turned))
-
-
 class Prices:
     """Seconds of a stage at one degree; rows that agree in what is told apart are averaged.
 
     Single outputs are exact at profiled numbers of pixels, and linear between them. Beyond, the nearest two points are
     extended, never below half the nearest value; a single point is scaled in proportion to pixels.
 
-    A batch that was measured, turned or in another order, is as dear as that was. Of any other is known what each
-    member saves beyond the first: n of one shape that take T_n together save (n T_1 - T_n) / (n - 1) each, which is
-    linear between measured shapes and numbers, and constant beyond them. Of a mix all save it but the one that would
-    save most. What measured mixes took beyond this, as a share of their members one by one (the median), others take,
-    too. No such batch is cheaper than its dearest member. Where no batch was measured, nothing is saved.
+    A batch that was measured, turned or in another order, is as dear as that was, and one that the analyser knows as
+    dear as that says. Of any other is known what each member saves beyond the first: n of one shape that take T_n
+    together save (n T_1 - T_n) / (n - 1) each, which is linear between measured shapes and numbers, and constant beyond
+    them. Of a mix all save it but the one that would save most. What measured mixes took beyond this, as a share of
+    their members one by one (the median), others take, too. Where no batch was measured, nothing is saved. Only a
+    measured batch can be cheaper than its dearest member.
     """
 
-    def __init__(self, rows: Sequence[CostRow]) -> None:
+    def __init__(self, rows: Sequence[CostRow], analyser: Analyser | None = None) -> None:
+        self._analyser = analyser
         self._alone = _means((row.shape.pixels, row.seconds) for row in rows if row.batch == 1)
         self._together = dict(_means((members_of(row.shapes), row.seconds) for row in rows if row.batch != 1))
         self._savings = self._measured_savings(rows) if self._alone else []
@@ -70,6 +61,9 @@ class Prices:
         if measured is not None or not self._alone:
             return measured
         one_by_one, together, dearest = self._unmeasured(members)
+        learned = None if self._analyser is None else self._analyser.ratio(members)
+        if learned is not None:
+            return max(dearest, learned * one_by_one)
         return max(dearest, together + (self._mixing * one_by_one if members[0] != members[-1] else 0.0))
 
     def _unmeasured(self, members: tuple[Member, ...]) -> tuple[float, float, float]:

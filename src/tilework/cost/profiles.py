@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import astuple, dataclass, fields
 from enum import StrEnum
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 from tilework.core.request import Shape
 from tilework.core.wire import CostRow
+from tilework.cost.analyser import Analyser
 from tilework.cost.rows import Place, place_of
 from tilework.cost.table import CostTable
 
@@ -52,20 +54,24 @@ class ProfileKey:
     workers: int
     libraries: str
 
-    def table(self, rows: tuple[CostRow, ...]) -> CostTable:
+    def table(self, rows: tuple[CostRow, ...], analysers: Mapping[str, Analyser] | None = None) -> CostTable:
         source = f"measured: {self.model}, {self.dtype}, {self.workers} x {self.threads} threads, {self.libraries}"
-        return CostTable(hardware=self.hardware, source=source, rows=rows)
+        return CostTable(hardware=self.hardware, source=source, rows=rows, analysers=analysers or {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One run of measuring. `created_unix_ns` is wall-clock time, `tilework` the version that measured."""
+    """One run of measuring. `created_unix_ns` is wall-clock time, `tilework` the version that measured.
+
+    `analyser` is what was learned from all batches that were known then; None where there were too few.
+    """
 
     key: ProfileKey
     kind: Kind
     rows: tuple[CostRow, ...]
     tilework: str
     created_unix_ns: int
+    analyser: Analyser | None = None
 
 
 class Profiles:
@@ -88,13 +94,16 @@ class Profiles:
     def latest(self, key: ProfileKey) -> CostTable | None:
         """The best that is known under `key`: for each stage, shape, degree, batch and link the newest row.
 
-        Rows of profiles come before those of calibrations. None if there is no row.
+        Rows of profiles come before those of calibrations. The newest analyser counts. None if there is no row.
         """
         rows: dict[Place, CostRow] = {}
+        analysers: dict[str, Analyser] = {}
         for profile in sorted(self.entries(), key=lambda profile: profile.kind is Kind.PROFILE):
             if profile.key == key:
                 rows.update((place_of(row), row) for row in profile.rows)
-        return key.table(tuple(rows.values())) if rows else None
+                if profile.analyser is not None:
+                    analysers[profile.rows[0].pipeline] = profile.analyser
+        return key.table(tuple(rows.values()), analysers) if rows else None
 
     def entries(self) -> tuple[Profile, ...]:
         """Everything that was saved, oldest first."""
@@ -166,7 +175,7 @@ CREATE TABLE profiles (
     id INTEGER PRIMARY KEY,
     hardware TEXT NOT NULL, model TEXT NOT NULL, dtype TEXT NOT NULL,
     threads INTEGER NOT NULL, workers INTEGER NOT NULL, libraries TEXT NOT NULL,
-    kind TEXT NOT NULL, tilework TEXT NOT NULL, created_unix_ns INTEGER NOT NULL
+    kind TEXT NOT NULL, tilework TEXT NOT NULL, created_unix_ns INTEGER NOT NULL, analyser TEXT
 )"""
 _CREATE_ROWS = """
 CREATE TABLE rows (
@@ -195,8 +204,9 @@ def _prepare(connection: sqlite3.Connection) -> None:
 
 
 def _save(connection: sqlite3.Connection, profile: Profile) -> None:
-    values = (*astuple(profile.key), profile.kind.value, profile.tilework, profile.created_unix_ns)
-    columns = (*_KEY_COLUMNS, "kind", "tilework", "created_unix_ns")
+    analyser = None if profile.analyser is None else json.dumps(profile.analyser.to_json())
+    values = (*astuple(profile.key), profile.kind.value, profile.tilework, profile.created_unix_ns, analyser)
+    columns = (*_KEY_COLUMNS, "kind", "tilework", "created_unix_ns", "analyser")
     cursor = connection.execute(_insert("profiles", columns), values)
     rows = ((cursor.lastrowid, *_row_values(row)) for row in profile.rows)
     connection.executemany(_insert("rows", ("profile_id", *_ROW_COLUMNS)), rows)
@@ -220,7 +230,7 @@ def _insert(table: str, columns: tuple[str, ...]) -> str:
 
 
 def _entries(connection: sqlite3.Connection) -> list[Profile]:
-    columns = ", ".join(("id", "kind", "tilework", "created_unix_ns", *_KEY_COLUMNS))
+    columns = ", ".join(("id", "kind", "tilework", "created_unix_ns", "analyser", *_KEY_COLUMNS))
     found = connection.execute(f"SELECT {columns} FROM profiles ORDER BY created_unix_ns, id").fetchall()
     return [
         Profile(
@@ -229,8 +239,9 @@ def _entries(connection: sqlite3.Connection) -> list[Profile]:
             rows=tuple(_rows(connection, profile_id)),
             tilework=version,
             created_unix_ns=created,
+            analyser=None if analyser is None else Analyser.parse(json.loads(analyser)),
         )
-        for profile_id, kind, version, created, *key in found
+        for profile_id, kind, version, created, analyser, *key in found
     ]
 
 

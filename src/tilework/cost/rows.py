@@ -12,12 +12,25 @@ from tilework.core.wire import Batch, CostRow
 from tilework.core.work import DIFFUSE, STAGES
 
 Place = tuple[str, str, Shape, int, int | Batch, str]
+Member = tuple[int, int, int]
+"""Height, width and frames of one output of a batch."""
+
 _Known = TypeVar("_Known", int, float)
 
 
 def place_of(row: CostRow) -> Place:
     """What was measured: pipeline, stage, shape, degree, batch and link."""
     return row.pipeline, row.stage, row.shape, row.degree, row.batch, row.link
+
+
+def members_of(shapes: Iterable[Shape]) -> tuple[Member, ...]:
+    """The same for batches that cost the same: of another order, or with every member turned on its side.
+
+    A batch of which some are turned is another one, since its patches are smaller.
+    """
+    members = sorted([(one.height, one.width, one.frames) for one in shapes])
+    turned = sorted([(width, height, frames) for height, width, frames in members])
+    return tuple(min(members, turned))
 
 
 def merge_rows(rows: Iterable[CostRow]) -> tuple[CostRow, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,6 +14,7 @@ from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, Group, StageId, Work
+from tilework.cost.analyser import Analyser
 from tilework.cost.memory import MemoryLimits
 from tilework.cost.prices import Prices
 from tilework.cost.shipped import shipped_path
@@ -32,7 +33,7 @@ class CostTable:
     """What was measured on one kind of hardware; the file format of design section 10.
 
     `source` says where the figures come from. Tables made for a published evaluation also carry its `steps` per
-    request and its base SLOs, seconds by `str(Shape)`.
+    request and its base SLOs, seconds by `str(Shape)`. `analysers`, by pipeline, foretell batches of steps at degree 1.
     """
 
     hardware: str
@@ -41,6 +42,7 @@ class CostTable:
     source: str = ""
     steps: int | None = None
     slo_s: Mapping[str, float] = field(default_factory=dict)
+    analysers: Mapping[str, Analyser] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Without what is not known, but always with `peak_bytes`."""
@@ -51,6 +53,7 @@ class CostTable:
             **({"steps": self.steps} if self.steps is not None else {}),
             **({"slo_s": dict(self.slo_s)} if self.slo_s else {}),
             "rows": [_row_json(row) for row in self.rows],
+            **({"analysers": {name: one.to_json() for name, one in self.analysers.items()}} if self.analysers else {}),
         }
 
 
@@ -116,6 +119,7 @@ def merged(tables: Sequence[CostTable]) -> CostTable:
         steps=first.steps if len(steps) == 1 else None,
         slo_s={size: seconds for table in tables for size, seconds in table.slo_s.items()},
         rows=tuple(row for table in tables for row in table.rows),
+        analysers={pipeline: one for table in tables for pipeline, one in table.analysers.items()},
     )
 
 
@@ -149,7 +153,17 @@ def parse_table(document: object) -> CostTable:
         steps=document.get("steps"),
         slo_s=_parse_slos(document.get("slo_s", {})),
         rows=tuple(_parse_row(f"rows[{index}]", row) for index, row in enumerate(document["rows"])),
+        analysers=_parse_analysers(document.get("analysers", {})),
     )
+
+
+def _parse_analysers(analysers: object) -> dict[str, Analyser]:
+    if not isinstance(analysers, dict):
+        raise BadCostTable(f"analysers is {analysers!r}; expected an object by pipeline")
+    try:
+        return {pipeline: Analyser.parse(document) for pipeline, document in analysers.items()}
+    except ValueError as error:
+        raise BadCostTable(f"analysers: {error}; take it out, or write it with tilework profile --mixed") from error
 
 
 def _parse_slos(slo_s: object) -> dict[str, float]:
@@ -251,7 +265,7 @@ class TableCosts:
         self._memory = MemoryLimits()
         self._move_ns = move_ns
         self._weight = weight
-        self._tabled = _tabled(table.rows)
+        self._tabled = _tabled(table)
         self._degrees = _degrees(self._tabled)
         self._pipelines = {row.pipeline for row in table.rows}
         self._corrections: dict[_Place, float] = {}
@@ -418,11 +432,12 @@ def _is_guided(requests: Sequence[Request]) -> bool:
     return any(one.guided for one in requests)
 
 
-def _tabled(rows: Iterable[CostRow]) -> dict[tuple[StageId, int], Prices]:
+def _tabled(table: CostTable) -> dict[tuple[StageId, int], Prices]:
     gathered: dict[tuple[StageId, int], list[CostRow]] = {}
-    for row in rows:
+    for row in table.rows:
         gathered.setdefault((StageId(row.pipeline, row.stage), row.degree), []).append(row)
-    return {place: Prices(members) for place, members in gathered.items()}
+    analysers = {(StageId(pipeline, DIFFUSE), 1): analyser for pipeline, analyser in table.analysers.items()}
+    return {place: Prices(rows, analysers.get(place)) for place, rows in gathered.items()}
 
 
 def _degrees(tabled: Mapping[tuple[StageId, int], Prices]) -> dict[tuple[str, str], tuple[int, ...]]:

@@ -18,25 +18,6 @@ DIRECTIONS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0), (1, 
 NOBODY = -1
 
 
-def choose_patch(sizes: Sequence[Size], multiple: int, cap: int | None = None) -> Size:
-    """The largest patch that tiles pictures of all `sizes`, with sides that are multiples of `multiple`.
-
-    Pictures of one size are patches themselves, whatever their sides. With `cap` no side is longer than that, but
-    at least `multiple`: the smaller, the finer can somebody choose among patches, and the slower is the batch.
-
-    Raises:
-        ValueError: the sizes differ, and a side is not a multiple of `multiple`.
-    """
-    odd = [size for size in sizes if size[0] % multiple or size[1] % multiple]
-    if len(set(sizes)) == 1 and (cap is None or odd):
-        return sizes[0]
-    if odd:
-        raise ValueError(f"a picture is {odd[0][0]} x {odd[0][1]}; its sides must be multiples of {multiple}")
-    rows, columns = (math.gcd(*sides) // multiple for sides in zip(*sizes, strict=True))
-    most = max(cap // multiple, 1) if cap is not None else max(rows, columns)
-    return multiple * _divisor(rows, most), multiple * _divisor(columns, most)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Csp:
     """The pictures of a batch as patches (P of them, all of one size), sorted so that equals lie together.
@@ -155,8 +136,3 @@ def _around(grid: Size, first: int) -> Tensor:
 def _offsets(sorted_keys: Sequence[Hashable]) -> tuple[int, ...]:
     """Where each run of equal keys begins, and where the last one ends."""
     return tuple(accumulate((len(list(run)) for _, run in groupby(sorted_keys)), initial=0))
-
-
-def _divisor(number: int, most: int) -> int:
-    """The largest divisor that is at most `most`."""
-    return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tilework.core.packing import Size
+from tilework.core.packing import Size, choose_patch
 from tilework.patches import operators, stitcher
-from tilework.patches.csp import Csp, choose_patch
+from tilework.patches.csp import Csp
 
 _KEPT = 64  # Layouts; a mix stays the same for as long as nobody joins or leaves.
 
@@ -59,7 +59,7 @@ class PatchLayout:
 
 @lru_cache(maxsize=_KEPT)
 def pack(sizes: tuple[Size, ...], multiple: int, device: torch.device, cap: int | None = None) -> PatchLayout:
-    """See `core.packing.Pack`; patches are as large as the sizes and `cap` allow (`csp.choose_patch`).
+    """See `core.packing.Pack`; patches are as large as the sizes and `cap` allow (`choose_patch`).
 
     Raises:
         ValueError: the pictures differ in size, and a side is not a multiple of `multiple`.

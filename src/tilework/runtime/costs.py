@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
 from typing import Protocol
 
 import tilework
@@ -16,7 +18,7 @@ from tilework.cost.rows import merge_rows, missing_batches, place_of
 from tilework.cost.table import CostTable
 
 _log = logging.getLogger(__name__)
-Progress = Callable[[int, int], None]
+MOST_MEMBERS = 12
 
 
 class Measurer(Protocol):
@@ -65,23 +67,27 @@ def calibration_batches(info: ModelInfo) -> tuple[Batch, ...]:
     return tuple(batch for batch in batches if len(batch) > 1) if info.packs else ()
 
 
-async def measure(
-    measurer: Measurer,
-    wanted: Sequence[tuple[Batch, int]],
-    num_runs: int | None = None,
-    on_progress: Progress | None = None,
-) -> tuple[CostRow, ...]:
-    """Measure batches at degrees, one after another; the rows of each that runs, made from those of all groups.
+def random_batches(shapes: Sequence[Shape], number: int, seed: int = 0) -> tuple[Batch, ...]:
+    """Batches of 2 to MOST_MEMBERS of these shapes, with no two of the same members; fewer if there are no more.
 
-    `on_progress` gets how many are done and how many there are, at first and after each.
+    A larger number begins with the same ones.
     """
-    on_progress = on_progress or (lambda _done, _all: None)
-    rows: list[CostRow] = []
-    on_progress(0, len(wanted))
-    for num_done, (batch, degree) in enumerate(wanted, start=1):
-        rows += merge_rows(await measurer.calibrate((batch,), degree, num_runs))
-        on_progress(num_done, len(wanted))
-    return tuple(rows)
+    rng, drawn = Random(seed), dict[Batch, None]()
+    number = min(number, math.comb(MOST_MEMBERS + len(shapes), len(shapes)) - len(shapes) - 1)
+    while len(drawn) < number:
+        drawn[tuple(sorted(rng.choices(shapes, k=rng.randint(2, MOST_MEMBERS))))] = None
+    return tuple(drawn)
+
+
+async def measure(
+    measurer: Measurer, wanted: Sequence[tuple[Batch, int]], num_runs: int | None = None
+) -> AsyncIterator[tuple[CostRow, ...]]:
+    """Measure batches at degrees, one after another: the rows of each, made from those of all groups.
+
+    None of one that does not run. Whoever is cancelled while he waits for the next ones has all before.
+    """
+    for batch, degree in wanted:
+        yield merge_rows(await measurer.calibrate((batch,), degree, num_runs))
 
 
 async def start_costs(
@@ -89,7 +95,6 @@ async def start_costs(
     info: ModelInfo,
     degrees: Sequence[int],
     cache: CostCache | None = None,
-    on_progress: Progress | None = None,
 ) -> CostTable | None:
     """The table for a start: all that is known under the measurer's key, and measured now what that lacks.
 
@@ -99,26 +104,25 @@ async def start_costs(
     server then measures at every start.
     """
     key, singles = measurer.profile_key, tuple((shape,) for shape in calibration_shapes(info))
-    known = _load(cache, key)
-    missing = [(batch, degree) for degree in degrees for batch in missing_batches(known, info.name, singles, degree)]
-    missing += [(batch, 1) for batch in missing_batches(known, info.name, calibration_batches(info), 1)]
-    fresh = await measure(measurer, missing, on_progress=on_progress)
+    known = _load(cache, key) or key.table(())
+    missing = [(one, degree) for degree in degrees for one in missing_batches(known.rows, info.name, singles, degree)]
+    missing += [(batch, 1) for batch in missing_batches(known.rows, info.name, calibration_batches(info), 1)]
+    fresh = tuple([row async for rows in measure(measurer, missing) for row in rows])
     _save(cache, key, fresh)
     if not any((batch, 1) in missing for batch in singles):  # Encode and decode are cold: a first picture would pay.
         await measurer.calibrate(singles[:1])
-    rows = {place_of(row): row for row in (*fresh, *known)}
-    return key.table(tuple(rows.values())) if rows else None
+    rows = {place_of(row): row for row in (*fresh, *known.rows)}
+    return replace(known, rows=tuple(rows.values())) if rows else None
 
 
-def _load(cache: CostCache | None, key: ProfileKey) -> tuple[CostRow, ...]:
+def _load(cache: CostCache | None, key: ProfileKey) -> CostTable | None:
     if cache is None or cache.refresh:
-        return ()
+        return None
     try:
-        table = cache.profiles.latest(key)
+        return cache.profiles.latest(key)
     except ProfilesUnavailable as error:
         _log.warning("measured costs of earlier starts cannot be used: %s", error)
-        return ()
-    return () if table is None else table.rows
+        return None
 
 
 def _save(cache: CostCache | None, key: ProfileKey, rows: tuple[CostRow, ...]) -> None:

@@ -240,7 +240,8 @@ class LocalExecutor:
             case LoadFailed(reason):
                 self._workers[gpu].explain(reason)
             case Calibrated(rows):
-                self._calibrated[gpu].set_result(rows)
+                if not self._calibrated[gpu].done():  # Nobody waits any more, if who asked was cancelled.
+                    self._calibrated[gpu].set_result(rows)
             case _:
                 if isinstance(report, Ended):
                     self._deaths.pop(gpu, None)

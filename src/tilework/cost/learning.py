@@ -1,0 +1,93 @@
+"""Makes an `Analyser` from measured batches; nothing else needs scikit-learn (the extra `learn`)."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from operator import mul
+from statistics import fmean, pstdev
+
+from tilework.core.request import Shape
+from tilework.core.wire import CostRow
+from tilework.core.work import DIFFUSE
+from tilework.cost.analyser import Analyser, Layer, inputs_of, places_of
+from tilework.cost.prices import Prices
+from tilework.cost.rows import members_of
+
+LEAST_MIXED = 100
+_HIDDEN = 16
+_WEIGHT_DECAY = 0.1  # Good for runs that differ by a tenth; for runs that differ by 2%, 0.01 is as good.
+_HELD_OUT = 0.2
+
+
+def can_learn() -> bool:
+    return find_spec("sklearn") is not None
+
+
+def learn(rows: Iterable[CostRow], pipeline: str, seed: int = 0) -> Analyser | None:
+    """Learn from four fifths, chosen by `seed`, of all measured batches of a pipeline's steps; no outlier is dropped.
+
+    None if fewer than LEAST_MIXED of them are mixed, or nothing was measured alone. Whatever the order of `rows`, the
+    result is the same.
+
+    Raises:
+        ImportError: scikit-learn is not installed.
+    """
+    steps = [row for row in rows if (row.pipeline, row.stage, row.degree) == (pipeline, DIFFUSE, 1)]
+    batches = sorted((row for row in steps if row.batch != 1), key=lambda row: (row.shapes, row.seconds))
+    alone = Prices([row for row in steps if row.batch == 1])
+    if sum(not isinstance(row.batch, int) for row in batches) < LEAST_MIXED or not alone.has_singles:
+        return None
+    shapes = tuple(sorted({_upright(shape) for row in batches for shape in row.shapes}))
+    places = places_of(shapes)
+    inputs = [inputs_of(members_of(row.shapes), places) or [] for row in batches]
+    ratios = [row.seconds / sum(alone.seconds((shape,)) or 0.0 for shape in row.shapes) for row in batches]
+    learned, held_out = _split(len(batches), seed)
+    layers = _layers([inputs[index] for index in learned], [math.log(ratios[index]) for index in learned], seed)
+    analyser = Analyser(
+        shapes=shapes,
+        most_members=max(len(row.shapes) for row in batches),
+        most_patches=int(max(values[-1] for values in inputs)),
+        layers=layers,
+        error=0.0,
+        num_rows=len(batches),
+    )
+    errors = [abs((analyser.ratio(members_of(batches[index].shapes)) or 0.0) / ratios[index] - 1) for index in held_out]
+    return replace(analyser, error=fmean(errors))
+
+
+def _split(number: int, seed: int) -> tuple[list[int], list[int]]:
+    from sklearn.model_selection import train_test_split
+
+    learned, held_out = train_test_split(range(number), test_size=_HELD_OUT, random_state=seed)
+    return learned, held_out
+
+
+def _layers(inputs: Sequence[Sequence[float]], targets: Sequence[float], seed: int) -> tuple[Layer, ...]:
+    """Those of a network that takes inputs as they are; it is trained on what has mean 0 and deviation 1."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.neural_network import MLPRegressor
+
+    columns = list(zip(*inputs, strict=True))
+    means, deviations = [fmean(column) for column in columns], [pstdev(column) or 1.0 for column in columns]
+    scaled = [[(x - mean) / by for x, mean, by in zip(row, means, deviations, strict=True)] for row in inputs]
+    network = MLPRegressor(
+        hidden_layer_sizes=(_HIDDEN,), solver="lbfgs", alpha=_WEIGHT_DECAY, max_iter=2000, random_state=seed
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # Two thousand iterations are good enough.
+        network.fit(scaled, targets)
+    first, *others = [
+        Layer(tuple(map(tuple, weights.T.tolist())), tuple(biases.tolist()))
+        for weights, biases in zip(network.coefs_, network.intercepts_, strict=True)
+    ]
+    weights = tuple(tuple(weight / by for weight, by in zip(row, deviations, strict=True)) for row in first.weights)
+    biases = tuple(bias - sum(map(mul, row, means)) for row, bias in zip(weights, first.biases, strict=True))
+    return Layer(weights, biases), *others
+
+
+def _upright(shape: Shape) -> Shape:
+    return Shape(min(shape.height, shape.width), max(shape.height, shape.width), shape.frames)

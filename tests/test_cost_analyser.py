@@ -1,0 +1,217 @@
+"""The learned price of a batch: what it says, where it counts, how it travels, and how well it is learned."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from builders import PIPELINE
+from tilework.control.controller import ControllerConfig
+from tilework.control.log import header_line, read_log
+from tilework.core.request import Shape
+from tilework.core.time import NS_PER_S
+from tilework.core.wire import CostRow
+from tilework.core.work import DECODE, DIFFUSE, StageId
+from tilework.cost.analyser import Analyser, Layer
+from tilework.cost.learning import LEAST_MIXED, learn
+from tilework.cost.profiles import Kind, Profile, ProfileKey, Profiles
+from tilework.cost.rows import members_of
+from tilework.cost.table import BadCostTable, CostTable, TableCosts, merged, parse_table
+
+STEP = StageId(PIPELINE, DIFFUSE)
+SMALL, WIDE, LARGE = Shape(512, 512), Shape(512, 768), Shape(1024, 1024)
+ALONE_S = {SMALL: 1.0, WIDE: 1.5, LARGE: 4.0}
+KEY = ProfileKey(hardware="a CPU", model="toy@1", dtype="float32", threads=1, workers=2, libraries="torch 2")
+
+
+def turned(shape: Shape) -> Shape:
+    return Shape(shape.width, shape.height, shape.frames)
+
+
+def together(seconds: float, *shapes: Shape, **more: Any) -> CostRow:
+    return CostRow.of(shapes, **{"pipeline": PIPELINE, "stage": DIFFUSE} | more, seconds=seconds)
+
+
+ALONE = tuple(together(seconds, shape) for shape, seconds in ALONE_S.items())
+
+
+def analyser(weights: tuple[float, ...] = (0.0,) * 4, bias: float = 0.0, **more: Any) -> Analyser:
+    """Of one layer: the logarithm is linear in how many are small, how many large, of sizes and of patches."""
+    given = {"shapes": (SMALL, LARGE), "most_members": 4, "most_patches": 20, "error": 0.1, "num_rows": 100} | more
+    return Analyser(layers=(Layer((weights,), (bias,)),), **given)
+
+
+def table(one: Analyser, *rows: CostRow) -> CostTable:
+    return CostTable(hardware="toy", rows=(*ALONE, *rows), analysers={PIPELINE: one})
+
+
+def batch_s(costs: CostTable, *shapes: Shape, stage: StageId = STEP) -> float:
+    return TableCosts(costs).run_ns(stage, shapes, 1) / NS_PER_S
+
+
+# What it says.
+
+
+@pytest.mark.parametrize(
+    ("weights", "value"),
+    [
+        ((1.0, 0.0, 0.0, 0.0), 2.0),
+        ((0.0, 1.0, 0.0, 0.0), 1.0),
+        ((0.0, 0.0, 1.0, 0.0), 2.0),
+        ((0.0, 0.0, 0.0, 0.1), 0.6),
+    ],
+)
+def test_it_sees_members_of_each_shape_sizes_and_patches(weights: tuple[float, ...], value: float) -> None:
+    """Two of 512 px and one of 1024 px are six patches of 512 px."""
+    members = members_of((SMALL, LARGE, SMALL))
+    assert analyser(weights, -0.5).ratio(members) == pytest.approx(math.exp(value - 0.5))
+
+
+def test_between_layers_what_is_negative_is_nothing() -> None:
+    first = Layer(((1.0, 0.0, 0.0, 0.0), (-1.0, 0.0, 0.0, 0.0)), (0.0, 0.0))
+    network = replace(analyser(), layers=(first, Layer(((0.25, 100.0),), (0.0,))))
+    assert network.ratio(members_of((SMALL, SMALL))) == pytest.approx(math.exp(0.5))
+
+
+def test_a_shape_on_its_side_counts_as_that_shape_but_makes_smaller_patches() -> None:
+    one = analyser((0.0, 0.0, 0.0, 0.1), shapes=(SMALL, WIDE))
+    assert one.ratio(members_of((WIDE, WIDE))) == one.ratio(members_of((turned(WIDE),) * 2)) == math.exp(0.1 * 2)
+    assert one.ratio(members_of((WIDE, turned(WIDE)))) == pytest.approx(math.exp(0.1 * 12)), "of 256 px"
+
+
+@pytest.mark.parametrize("batch", [(SMALL, WIDE), (SMALL,) * 5, (SMALL, Shape(512, 512, 2))])
+def test_of_other_shapes_and_more_members_it_knows_nothing(batch: tuple[Shape, ...]) -> None:
+    assert analyser().ratio(members_of(batch)) is None
+    assert analyser(most_patches=4).ratio(members_of((SMALL, LARGE))) is None, "five patches"
+
+
+# Where it counts.
+
+
+def test_a_measured_batch_comes_first_then_what_was_learned_then_what_batches_of_one_size_saved() -> None:
+    costs = table(analyser(bias=math.log(0.8)), together(1.7, SMALL, SMALL), together(9.0, SMALL, LARGE))
+    assert batch_s(costs, LARGE, SMALL) == 9.0
+    assert batch_s(costs, SMALL, SMALL, SMALL) == pytest.approx(0.8 * 3.0)
+    assert batch_s(costs, SMALL, SMALL, LARGE) == pytest.approx(0.8 * 6.0)
+    assert batch_s(costs, WIDE, WIDE) == pytest.approx(3.0 - 0.3)
+
+
+def test_it_holds_for_steps_at_degree_1_and_no_batch_is_cheaper_than_its_dearest_member() -> None:
+    rows = (together(2.0, LARGE, stage=DECODE), together(3.0, LARGE, degree=2))
+    costs = table(analyser(bias=math.log(0.1)), *rows)
+    assert batch_s(costs, LARGE, LARGE) == 4.0
+    assert batch_s(costs, LARGE, LARGE, stage=StageId(PIPELINE, DECODE)) == 4.0
+    assert TableCosts(costs).run_ns(STEP, (LARGE, LARGE), 2) == 6 * NS_PER_S
+
+
+# How it travels.
+
+
+def test_it_survives_a_file_and_the_header_of_a_log_to_the_last_bit() -> None:
+    costs = table(analyser((0.1, 1 / 3, -2e-17, 0.7), 0.3, shapes=(SMALL, Shape(512, 768, 5))))
+    assert parse_table(json.loads(json.dumps(costs.to_json()))) == costs
+    header, _ = read_log([header_line("1", ControllerConfig(), costs)])
+    assert header.table == costs
+
+
+def test_tables_that_are_joined_keep_their_analysers() -> None:
+    other = replace(table(analyser(bias=1.0)), rows=(together(1.0, SMALL, pipeline="b"),), analysers={"b": analyser()})
+    assert merged([table(analyser()), other]).analysers == {PIPELINE: analyser(), "b": analyser()}
+
+
+def test_the_database_hands_out_the_newest_one(tmp_path: Path) -> None:
+    store = Profiles(tmp_path / "costs.sqlite")
+    for at, one in ((10, analyser(bias=1.0)), (30, None), (20, analyser(bias=2.0))):
+        made = Profile(key=KEY, kind=Kind.PROFILE, rows=ALONE, tilework="0", created_unix_ns=at, analyser=one)
+        store.save(made)
+        assert made in store.entries()
+    known = store.latest(KEY)
+    assert known is not None
+    assert known.analysers == {PIPELINE: analyser(bias=2.0)}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("shapes",), ["big"], "'big' is no shape"),
+        (("shapes",), ["512x512"], "its layers do not fit each other"),
+        (("layers", 0, "biases"), [0.0, 0.0], "its layers do not fit each other"),
+        (("layers", 0, "biases"), [math.nan], "a weight is not finite"),
+        (("layers",), [], "its last layer must have one output"),
+        (("most_members",), None, "no analyser: TypeError"),
+    ],
+)
+def test_one_that_cannot_be_used_is_told(path: tuple[Any, ...], value: object, said: str) -> None:
+    document = json.loads(json.dumps(table(analyser()).to_json()))
+    place = document["analysers"][PIPELINE]
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    with pytest.raises(BadCostTable) as caught:
+        parse_table(document)
+    assert str(caught.value).startswith("analysers: ")
+    assert said in str(caught.value)
+    assert "tilework profile --mixed" in str(caught.value)
+
+
+# How it is learned.
+
+
+def modelled_s(batch: tuple[Shape, ...]) -> float:
+    """A fixed part, one by pixels, and one by the edges of patches."""
+    side = math.gcd(*(shape.height for shape in batch))
+    edges = sum(shape.pixels for shape in batch) / side if len(set(batch)) > 1 else 0
+    return 0.3 + sum(shape.pixels for shape in batch) / 1e6 + edges / 1e4
+
+
+def measured(number: int, noise: float = 0.02, seed: int = 1) -> list[CostRow]:
+    """Three sizes alone, and so many batches of 2 to 12; each is off by some `noise`."""
+    rng, shapes = Random(seed), (SMALL, Shape(768, 768), LARGE)
+    batches = {(shape,) for shape in shapes}
+    while len(batches) < number + len(shapes):
+        batches.add(tuple(sorted(rng.choices(shapes, k=rng.randint(2, 12)))))
+    return [together(modelled_s(batch) * rng.gauss(1, noise), *batch) for batch in sorted(batches)]
+
+
+def test_without_noise_and_with_two_percent_it_foretells_batches_that_it_has_not_seen() -> None:
+    pytest.importorskip("sklearn", exc_type=ImportError)
+    exact, noisy = learn(measured(200, noise=0.0), PIPELINE), learn(measured(200), PIPELINE)
+    assert exact is not None
+    assert noisy is not None
+    assert exact.error < 0.02
+    assert exact.error < noisy.error < 0.037
+    assert noisy.num_rows == 200
+    singles = [together(modelled_s((shape,)), shape) for shape in noisy.shapes]
+    costs = CostTable(hardware="toy", rows=tuple(singles), analysers={PIPELINE: noisy})
+    others = [row.shapes for row in measured(100, seed=2) if row.batch != 1]
+    errors = [abs(batch_s(costs, *batch) / modelled_s(batch) - 1) for batch in others]
+    assert sum(errors) / len(errors) < 0.03
+
+
+def test_the_same_rows_in_any_order_give_the_same_network_and_another_seed_another() -> None:
+    pytest.importorskip("sklearn", exc_type=ImportError)
+    rows = measured(120)
+    first = learn(rows, PIPELINE)
+    assert first is not None
+    Random(3).shuffle(rows)
+    other = [replace(row, pipeline="other") for row in rows]
+    assert (
+        learn([*rows, *other, together(9.0, SMALL, LARGE, stage=DECODE), together(9.0, SMALL, degree=2)], PIPELINE)
+        == first
+    )
+    assert learn(rows, PIPELINE, seed=1) != first
+
+
+def test_from_few_mixes_or_without_single_outputs_nothing_is_learned() -> None:
+    rows = measured(150)
+    mixed = [row for row in rows if not isinstance(row.batch, int)]
+    others = [row for row in rows if isinstance(row.batch, int)]
+    assert learn([*others, *mixed[: LEAST_MIXED - 1]], PIPELINE) is None
+    assert learn(mixed, PIPELINE) is None
+    assert learn(rows, "another") is None
