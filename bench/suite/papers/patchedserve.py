@@ -30,13 +30,13 @@ MODELS = {"sdxl": "SDXL", "sd3": "SD3"}
 STUDIED = {"sdxl": 8.8, "sd3": 3.2}  # Requests per second on eight devices, figures 13 and 15.
 # Requests per second and device. The paper's are in its plots; the last but one is that of figure 13.
 RATES = {"sdxl": (0.3, 0.5, 0.7, 0.9, 1.1, 1.3), "sd3": (0.15, 0.2, 0.25, 0.325, 0.4, 0.475)}
-LIGHT, NUM_LIGHT = 0.05, 3  # Figure 14 leaves out so many of these, and has one more, at which there is hardly a queue.
+LIGHT, NUM_LAST = 0.05, 3  # Figure 14 has the last of these, and one at which there is hardly a queue.
 SCALES = (0.6, 0.8, 1.0, 1.2, 1.4)  # Deadlines of 3 to 7 times the latency alone.
 LATENCIES = 5  # Times the latency alone are deadlines at scale 1.
 SKIPPED, SKIPPING = 0.21, "nirvana, skipping"
 BASELINES = ("mixed-cache", "nirvana", SKIPPING)
-SINGLE = ("patchedserve", *BASELINES, "edf", "tilework")
-SEVERAL = ("patchedserve", *BASELINES, "distrifusion", "edf", "tilework")
+SINGLE = ("patchedserve", *BASELINES, "edf")
+SEVERAL = ("patchedserve", *BASELINES, "distrifusion", "edf")
 ON_ONE, SECONDS, FEWEST = 400, 120, 200  # Requests on one device; on several, for so long, and at least so many.
 MET = 0.9
 
@@ -209,7 +209,7 @@ def figure_14(shelf: Shelf) -> Remade:
     for model, label in MODELS.items():
         for num_gpus in shelf.points((2, 4, 8)):
             name = f"{label} on {num_gpus} devices"
-            each = shelf.points((LIGHT, *RATES[model][-NUM_LIGHT - 1 :]))
+            each = shelf.points((LIGHT, *RATES[model][-NUM_LAST:]))
             rates[name] = [round(rate * num_gpus, 6) for rate in each]
             points = [Point(model=model, rate=rate, num_gpus=num_gpus) for rate in rates[name]]
             found[name] = _shares(shelf, points, SEVERAL)
