@@ -36,9 +36,10 @@ SERVICE_S = 0.01 + 10 * 0.1 + 0.05  # Of a `request` by a `table`, on one device
 
 Kind = TypeVar("Kind")
 
-# A policy of each kind: lanes, rounds, groups anew for each chunk, devices divided by size, groups that widen, ours.
+# A policy of each kind: lanes, rounds, groups anew for each chunk, devices divided by size, groups that widen, batches,
+# ours.
 # What takes long is tried with these, and with all others where slow tests run.
-ONE_OF_EACH = ("edf", "tetriserve", "gf-dit-edf-best-fit-aside", "bucketed", "ddit", "tilework")
+ONE_OF_EACH = ("edf", "tetriserve", "gf-dit-edf-best-fit-aside", "bucketed", "ddit", "patchedserve", "tilework")
 POLICIES = [pytest.param(name, marks=() if name in ONE_OF_EACH else pytest.mark.slow) for name in policy_names()]
 
 
@@ -197,7 +198,8 @@ def assert_legal(trace: Trace, num_gpus: int, degrees: Sequence[int], gpus_per_n
         assert all(first.end_ns <= second.start_ns for first, second in pairwise(runs_of_job))
         steps = [run for run in runs_of_job if run.work.stage.name == DIFFUSE]
         done = [sum(run.steps for run in steps[:index]) for index in range(len(steps))]
-        assert [run.work.first_steps[0] for run in steps] == done, "each step once, in order"
+        first = [run.work.first_steps[run.work.job_ids.index(ending.job_id)] for run in steps]
+        assert first == done, "each step once, in order"
         if ending.status is Status.DONE:
             assert sum(run.steps for run in steps) == ending.request.steps
         assert ending.status is Status.DONE or ending.request.uid in excused

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,14 @@ def test_json_says_the_same_and_more_devices_help(tmp_path: Path) -> None:
     assert (alone["num_due"], alone["most_on_time"], alone["share"], alone["num_hopeless"]) == (4, 2, 0.5, 1)
     assert (pair["gpus"], pair["most_on_time"]) == (2, 3)
     assert [size["size"] for size in alone["by_size"]] == ["128x128", "192x192"]
+
+
+def test_with_batches_it_says_that_more_may_be_on_time(tmp_path: Path) -> None:
+    arguments, alone = files(tmp_path, *TWO_OF_FOUR), table()
+    assert "batches" not in CliRunner().invoke(app, arguments).stdout
+    pair = replace(alone, rows=(*alone.rows, replace(alone.rows[1], batch=2)))
+    (tmp_path / "costs.json").write_text(json.dumps(pair.to_json()))
+    assert "who forms batches" in CliRunner().invoke(app, arguments).stdout
 
 
 def told(arguments: list[str]) -> str:

@@ -20,7 +20,7 @@ from tilework.core.workload import WorkloadRequest, write_workload
 from tilework.policy import registry
 from tilework.sim.compare.cells import BadCell, Cell, Devices, cell_of, check_requests, chosen
 from tilework.sim.compare.figures import figures_of, jain, nearest_rank, preemptions
-from tilework.sim.compare.grid import POLICIES, grid
+from tilework.sim.compare.grid import BATCHING, POLICIES, grid, patchedserve_grid
 from tilework.sim.compare.overall import bound_overall, overall_of
 from tilework.sim.compare.records import BadRecords, BoundFigures, Record, Records, parse_record
 from tilework.sim.compare.runs import Conditions, Failed, Task, config_of, given, run, run_all
@@ -237,6 +237,22 @@ def test_the_grid_has_56_cells_of_which_28_are_the_study_s() -> None:
     }
     assert set(POLICIES) <= set(registry.policy_names())
     for cell in cells:
+        check_requests(cell, *given(cell, 0))
+
+
+def test_patchedserve_has_a_grid_of_its_own() -> None:
+    cells = patchedserve_grid()
+    assert len(cells) == len({cell.name for cell in cells}) == 46
+    assert {(cell.source, cell.table) for cell in cells} == {
+        ("patchedserve-sdxl", "sdxl_h100"),
+        ("patchedserve-sd3", "sd3_h100"),
+    }
+    rates = {(cell.num_gpus, cell.parameters["rate_per_s"]) for cell in cells if cell.name.startswith("sdxlx")}
+    assert rates == {(gpus, round(gpus * rate, 6)) for gpus in (1, 2, 4, 8) for rate in (0.7, 0.9, 1.1, 1.3)}
+    assert {cell.parameters["scale"] for cell in cells} == {0.6, 0.8, 1.0, 1.2, 1.4}
+    assert set(BATCHING) <= set(registry.policy_names())
+    assert not {cell.name for cell in cells} & {cell.name for cell in grid()}
+    for cell in cells[::8]:
         check_requests(cell, *given(cell, 0))
 
 

@@ -22,6 +22,7 @@ from tilework.core.work import Plan
 from tilework.core.workload import WorkloadRequest, write_workload
 from tilework.policy import registry
 from tilework.report.panels import Curve, CurvePanel, RadarPanel, draw_panels
+from tilework.sim.compare.grid import BATCHING, POLICIES
 from tilework.sim.compare.runs import Task
 
 SMALL = ("--workload", "tetriserve,num=12,rpm=30", "--policies", "edf,tetriserve", "--processes", "1")
@@ -326,7 +327,11 @@ def test_the_default_is_the_grid_with_three_seeds_and_ten_in_full(monkeypatch: p
         raise output.UserError("enough")
 
     monkeypatch.setattr(compare, "_prepare", stop)
-    for arguments in ([], ["--full"], ["--workload", "ddit"]):
+    for arguments in ([], ["--full"], ["--workload", "ddit"], ["--workload", "patchedserve-grid"]):
         CliRunner().invoke(app, ["compare", *arguments])
-    assert [(len(wish.cells), wish.num_seeds) for wish in asked] == [(56, 3), (56, 10), (1, 10)]
+    assert [(len(wish.cells), wish.num_seeds) for wish in asked] == [(56, 3), (56, 10), (1, 10), (46, 3)]
     assert len(asked[0].tasks()) == 56 * 3 * (1 + len(asked[0].policies))
+    assert [wish.policies for wish in asked] == [POLICIES, POLICIES, POLICIES, BATCHING]
+    assert len(asked[3].tasks()) == 46 * 3 * len(BATCHING), "the bound knows no batches"
+    CliRunner().invoke(app, ["compare", "--workload", "patchedserve-grid:sd3x8-*-r3.2", "--workload", "grid:ddit8-r*"])
+    assert asked[4].policies == tuple(dict.fromkeys((*BATCHING, *POLICIES)))

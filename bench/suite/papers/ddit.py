@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from suite.case import Check, Table
-from suite.papers.shelf import Remade, Runs, Shelf, least, mean_of, most, range_of, traced
+from suite.papers.shelf import Remade, Runs, Shelf, least, mean_of, most, percent, range_of, traced
 from suite.pictures import BarPanel, grouped_bars
 from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
@@ -228,7 +228,7 @@ def figure_14(shelf: Shelf) -> Remade:
     for metric, told in (("p99", 0.352), ("mean", 0.135)):
         for load in sweep.loads():
             cuts = sweep.cuts([load], *names, metric)
-            rows.append((f"{metric}, {load}", *(_percent(value) for value in (fmean(cuts), min(cuts), max(cuts)))))
+            rows.append((f"{metric}, {load}", *(percent(value) for value in (fmean(cuts), min(cuts), max(cuts)))))
         rest = [load for load in sweep.loads() if load != "burst"]
         checks.append(
             Check(
@@ -277,7 +277,7 @@ def _told_table(sweep: _Sweep) -> Table:
     for loads, rival, metric, told in TOLD:
         if set(loads) <= set(sweep.loads()):
             cuts = sweep.cuts(loads, "ddit", rival, metric)
-            values = (_percent(value) for value in (fmean(cuts), min(cuts), max(cuts)))
+            values = (percent(value) for value in (fmean(cuts), min(cuts), max(cuts)))
             rows.append((f"{', '.join(loads)} against {rival}: {metric}", told, *values))
     columns = ("load, baseline, metric", "the paper", "mean of mixes", "least", "most")
     return Table(title="What ddit lowers, %", columns=columns, rows=tuple(rows))
@@ -287,7 +287,7 @@ def _beaten_table(sweep: _Sweep, beaten: Sequence[tuple[str, str, str]]) -> Tabl
     rows = []
     for mix, load, metric in beaten:
         best = min(BASELINES, key=lambda one: sweep.value(mix, load, one, metric))
-        rows.append((f"{mix}, {load}: {metric}", best, _percent(-sweep.cut(mix, load, "ddit", best, metric))))
+        rows.append((f"{mix}, {load}: {metric}", best, percent(-sweep.cut(mix, load, "ddit", best, metric))))
     title = "Where a baseline is better than ddit"
     return Table(title=title, columns=("mix, load: metric", "the best", "ddit above it by, %"), rows=tuple(rows))
 
@@ -366,10 +366,6 @@ def _many_table(title: str, metric: str, found: Mapping[str, Mapping[str, Mappin
 def _many_panel(title: str, metric: str, found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> BarPanel:
     bars = {name: tuple(figures[name][metric] for figures in found.values()) for name in MANY_POLICIES}
     return BarPanel(title=title, y_label=title.partition(",")[0], groups=tuple(found), bars=bars)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
 
 
 FIGURES = {"ddit-10": figure_10, "ddit-11": figure_11, "ddit-12": figure_12, "ddit-14": figure_14}

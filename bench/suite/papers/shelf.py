@@ -10,6 +10,7 @@ from typing import TypeVar
 from suite.case import CaseFailed, Check, Note, Table
 from suite.stats import Interval, extremes
 from tilework.control.controller import ControllerConfig
+from tilework.report.panels import Curve, CurvePanel
 from tilework.sim.compare.cells import Cell, Devices, cell_of
 from tilework.sim.compare.figures import Figures
 from tilework.sim.compare.records import Records, key_of
@@ -112,3 +113,19 @@ def least(values: Sequence[float]) -> Interval:
 
 def most(values: Sequence[float]) -> Interval:
     return extremes(values, max)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def share_table(title: str, xs: Sequence[float], shares: Mapping[str, Sequence[float]]) -> Table:
+    """A row for each name, a column for each x."""
+    rows = tuple((name, *map(percent, found)) for name, found in shares.items())
+    return Table(title=title, columns=("policy", *(f"{x:g}" for x in xs)), rows=rows)
+
+
+def share_curves(title: str, x_label: str, xs: Sequence[float], shares: Mapping[str, Sequence[float]]) -> CurvePanel:
+    """The same as a picture."""
+    curves = {name: Curve(xs=tuple(map(float, xs)), ys=tuple(found)) for name, found in shares.items()}
+    return CurvePanel(title=title, x_label=x_label, y_label="on time", curves=curves)

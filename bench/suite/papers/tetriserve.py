@@ -7,7 +7,20 @@ from functools import partial
 from statistics import fmean, pstdev
 
 from suite.case import Check, Table
-from suite.papers.shelf import Remade, Runs, Shelf, attainment, least, most, range_of, size_attainment, traced
+from suite.papers.shelf import (
+    Remade,
+    Runs,
+    Shelf,
+    attainment,
+    least,
+    most,
+    percent,
+    range_of,
+    share_curves,
+    share_table,
+    size_attainment,
+    traced,
+)
 from suite.pictures import BarPanel, grouped_bars, panels_png
 from suite.stats import Interval, exact, extremes
 from tilework.core.time import NS_PER_MS, NS_PER_S
@@ -175,7 +188,7 @@ def figure_8(shelf: Shelf) -> Remade:
         curves={name: Curve(xs=tuple(ends), ys=tuple(found)) for name, found in shares.items()},
     )
     rows = tuple(
-        (name, _percent(fmean(found)), _percent(min(found)), f"{100 * spread[name]:.1f}")
+        (name, percent(fmean(found)), percent(min(found)), f"{100 * spread[name]:.1f}")
         for name, found in shares.items()
     )
     return Remade(
@@ -337,11 +350,11 @@ def _curves(
     runs: Runs,
     policies: Sequence[str] = FIXED,
 ) -> CurvePanel:
-    curves = {
-        name: Curve(xs=tuple(map(float, xs)), ys=tuple(attainment(runs[cell.name, name]) for cell in cells))
-        for name in policies
-    }
-    return CurvePanel(title=title, x_label=x_label, y_label="on time", curves=curves)
+    return share_curves(title, x_label, xs, _by_cell(cells, runs, policies))
+
+
+def _by_cell(cells: Sequence[Cell], runs: Runs, policies: Sequence[str]) -> dict[str, list[float]]:
+    return {name: [attainment(runs[cell.name, name]) for cell in cells] for name in policies}
 
 
 def _radar(title: str, runs: Mapping[str, Sequence[Figures]]) -> RadarPanel:
@@ -352,17 +365,12 @@ def _radar(title: str, runs: Mapping[str, Sequence[Figures]]) -> RadarPanel:
 def _sweep_table(
     title: str, xs: Sequence[float], cells: Sequence[Cell], runs: Runs, policies: Sequence[str] = FIXED
 ) -> Table:
-    rows = tuple((name, *(_percent(attainment(runs[cell.name, name])) for cell in cells)) for name in policies)
-    return Table(title=title, columns=("policy", *(f"{x:g}" for x in xs)), rows=rows)
+    return share_table(title, xs, _by_cell(cells, runs, policies))
 
 
 def _size_table(title: str, runs: Mapping[str, Sequence[Figures]]) -> Table:
-    rows = tuple((name, *(_percent(size_attainment(found, size)) for size in _sizes())) for name, found in runs.items())
+    rows = tuple((name, *(percent(size_attainment(found, size)) for size in _sizes())) for name, found in runs.items())
     return Table(title=title, columns=("policy", *_sizes()), rows=rows)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
 
 
 FIGURES = {

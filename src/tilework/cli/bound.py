@@ -20,6 +20,7 @@ from tilework.sim.optimum.solver import SolverMissing
 from tilework.sim.workloads.requests import to_requests
 
 EXAMPLE = "Example: tilework bound --requests requests.jsonl --cost flux1dev_h100_eager --gpus 8"
+BATCHES = "One request per work: who forms batches, which this table has, may have more on time."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +41,8 @@ def command(
 ) -> None:
     """Tell how many requests could be on time at most, for whoever knows the whole workload beforehand.
 
-    No policy can do better on these devices at these costs; whether any can do as well is not said. Needs the extra
-    `solve`. See docs/yardsticks.md.
+    No policy can do better on these devices at these costs, unless it forms batches; whether any can do as well is not
+    said. Needs the extra `solve`. See docs/yardsticks.md.
     """
     with user_errors(BadLine, BadCostTable, UnknownCost, SolverMissing, OSError):
         asked, table = to_requests(read_workload(requests)), read_table(cost)
@@ -58,6 +59,8 @@ def command(
     most, share = int(bound.value), bound.value / len(due)
     out.print(f"{len(due)} requests with a deadline on {gpus} devices: at most {most} on time, {share:.1%}")
     out.print(_table(lines))
+    if table.has_batches:
+        out.print(BATCHES)
 
 
 def _by_size(due: Sequence[Request], bound: Bound) -> list[_SizeLine]:

@@ -64,8 +64,7 @@ class _Wish:
     def _bounds(self, cell: Cell, seed: int) -> tuple[None, ...]:
         """The bound knows no batches: whoever forms some may be above it."""
         _, table = given(cell, 0)
-        has_batches = any(row.batch != 1 for row in table.rows)
-        return (None,) if self.has_bound and not has_batches and (cell.is_drawn or seed == 0) else ()
+        return (None,) if self.has_bound and not table.has_batches and (cell.is_drawn or seed == 0) else ()
 
 
 @dataclass(slots=True, kw_only=True)

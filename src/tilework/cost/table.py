@@ -44,6 +44,11 @@ class CostTable:
     slo_s: Mapping[str, float] = field(default_factory=dict)
     analysers: Mapping[str, Analyser] = field(default_factory=dict)
 
+    @property
+    def has_batches(self) -> bool:
+        """Whether works of several requests were measured, which may take less than their members one by one."""
+        return any(row.batch != 1 for row in self.rows)
+
     def to_json(self) -> dict[str, Any]:
         """Without what is not known, but always with `peak_bytes`."""
         return {

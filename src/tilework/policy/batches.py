@@ -5,15 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from tilework.core.interfaces import ClusterView, CostModel, Demand, GpuView, JobView
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, Plan, StageId, Start
+from tilework.core.work import DIFFUSE, ENCODE, Plan, StageId, Start
 from tilework.policy.demand import demand_at
 from tilework.policy.order import by_urgency, jobs_at_hand
 from tilework.policy.pool import is_open, next_open_ns
+
+MOST_AHEAD = 4  # Works that an open device is told; the steps wait if those who begin and end are more.
 
 
 @dataclass(slots=True)
@@ -23,6 +26,12 @@ class Crowd:
     gpu: GpuView
     begun: list[JobView] = field(default_factory=list)
     waiting: list[JobView] = field(default_factory=list)
+
+    def take_ended(self) -> list[JobView]:
+        """Take out those that have made all their steps; one whose device was lost then waits on another."""
+        ended = [job for job in self.begun + self.waiting if not job.num_steps_left]
+        self.begun, self.waiting = ([job for job in jobs if job.num_steps_left] for jobs in (self.begun, self.waiting))
+        return ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +75,12 @@ class Batching(ABC):
         for crowd in self._crowds(view):
             if not is_open(crowd.gpu, now_ns):
                 continue
-            starts += (_end(job, crowd.gpu) for job in crowd.begun if not job.num_steps_left)
-            crowd.begun = [job for job in crowd.begun if job.num_steps_left]
+            ended = crowd.take_ended()
+            members: Sequence[JobView] = ()
             if crowd.begun or crowd.waiting:
                 choice = self.choose(crowd, costs, max(now_ns, crowd.gpu.free_ns))
-                late += choice.late
-                starts += self._chunk(choice.members, crowd.gpu, costs)
+                members, late = choice.members, late + list(choice.late)
+            starts += islice(self._starts(ended, members, crowd.gpu, costs), MOST_AHEAD)
         if late:
             return Plan(set_aside=tuple(late))
         return Plan(starts=tuple(starts), wake_ns=next_open_ns(view.gpus, now_ns))
@@ -100,22 +109,25 @@ class Batching(ABC):
             loads_ns[home] += _load_ns(job)
         return tuple(crowds.values())
 
-    def _chunk(self, members: Sequence[JobView], gpu: GpuView, costs: CostModel) -> Iterator[Start]:
-        """Encodes of those who begin, steps of all, decodes of those who have none left then."""
-        if not members:
-            return
-        on, others = (gpu.gpu,), len(members) - 1
-        why = f"makes steps with {others} other{'s' if others > 1 else ''}" if others else "makes steps alone"
+    def _starts(
+        self, ended: Sequence[JobView], members: Sequence[JobView], gpu: GpuView, costs: CostModel
+    ) -> Iterator[Start]:
+        """Decodes of those who have made all steps, encodes of those who begin, and then steps of all members."""
+        on = (gpu.gpu,)
+        for job in ended:
+            assert job.stage is not None
+            yield Start(stage=job.stage, job_ids=(job.job_id,), gpus=on, num_steps=1, why="has made all its steps")
         for job in members:
             if job.stage is not None and job.stage.name == ENCODE:
                 yield Start(stage=job.stage, job_ids=(job.job_id,), gpus=on, num_steps=1, why="joins the batch")
+        if not members:
+            return
+        others = len(members) - 1
+        why = f"makes steps with {others} other{'s' if others > 1 else ''}" if others else "makes steps alone"
         stage, requests = StageId(members[0].request.pipeline, DIFFUSE), [job.request for job in members]
         step_ns = costs.work_ns(stage, requests, 1)
         num_steps = max(1, min(self.chunk_ns // max(1, step_ns), *(job.num_steps_left for job in members)))
         yield Start(stage=stage, job_ids=tuple([job.job_id for job in members]), gpus=on, num_steps=num_steps, why=why)
-        for job in members:
-            if job.num_steps_left == num_steps:
-                yield _end(job, gpu)
 
     def joined(self, members: Sequence[JobView], more: Sequence[JobView], costs: CostModel) -> list[JobView]:
         """Members, and as many of `more`, in their order, as may make steps with them."""
@@ -129,13 +141,11 @@ class Batching(ABC):
 
 
 def may_join(batch: Sequence[JobView], job: JobView, costs: CostModel) -> bool:
-    """Whether a job can make steps with a batch, as far as pipelines and memory go."""
-    return job.request.pipeline == batch[0].request.pipeline
-
-
-def _end(job: JobView, gpu: GpuView) -> Start:
-    stage = StageId(job.request.pipeline, DECODE)
-    return Start(stage=stage, job_ids=(job.job_id,), gpus=(gpu.gpu,), num_steps=1, why="has made all its steps")
+    """Whether a job can make steps with a batch, whoever else is served later for it."""
+    if job.request.pipeline != batch[0].request.pipeline or not (job.may_share and batch[0].may_share):
+        return False
+    shapes = [member.request.shape for member in (*batch, job)]
+    return costs.fits_together(StageId(job.request.pipeline, DIFFUSE), shapes)
 
 
 def _load_ns(job: JobView) -> int:
