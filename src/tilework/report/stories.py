@@ -81,7 +81,7 @@ def served_figures(records: Sequence[Told]) -> dict[str, Any] | None:
             degree = len(segment["devices"])
             degrees[degree] = degrees.get(degree, 0) + segment["steps"]
     steps = sum(degrees.values())
-    device_s = math.fsum((s["end_s"] - s["start_s"]) * len(s["devices"]) for s in all_segments)
+    device_s = math.fsum((s["end_s"] - s["start_s"]) * len(s["devices"]) / _batch(s) for s in all_segments)
     return {
         "stories": len(told),
         "queue_s": _latency(queue_s) if queue_s else None,
@@ -89,6 +89,12 @@ def served_figures(records: Sequence[Told]) -> dict[str, Any] | None:
         "mean_degree": sum(degree * number for degree, number in degrees.items()) / steps if steps else None,
         "steps_by_degree": {str(degree): degrees[degree] for degree in sorted(degrees)},
     }
+
+
+def _batch(segment: Segment) -> int:
+    """How many images shared it; servers of earlier versions do not say, and let none share."""
+    batch = segment.get("batch", 1)
+    return batch if isinstance(batch, int) and batch > 0 else 1
 
 
 def _latency(values: Sequence[float]) -> dict[str, float]:
