@@ -329,7 +329,7 @@ def test_a_member_that_fails_does_not_leave_the_others_waiting(rig: Rig, monkeyp
 
 def test_what_a_written_off_work_puts_down_is_removed(rig: Rig) -> None:
     (rig.executor._parcels.path / "late").write_bytes(b"")
-    late = Ended(10**9, 0, 0, steps_done=1, broken=True, parcel=Parcel("late", 0))
+    late = Ended(10**9, 0, 0, steps_done=1, broken=True, parcels={1: Parcel("late", 0)})
     rig.executor.keep = False
     rig.engine.on_report(2, late)
     rig.executor.keep = True

@@ -229,7 +229,7 @@ def starving(monkeypatch: pytest.MonkeyPatch, family: Family, name: str, at: int
 
 
 def result(ended: Ended) -> tuple[int, bool, bool]:
-    return ended.steps_done, ended.out_of_memory, ended.parcel is not None
+    return ended.steps_done, ended.out_of_memory, bool(ended.parcels)
 
 
 def picture(ended: Ended) -> np.ndarray:
@@ -240,12 +240,14 @@ def picture(ended: Ended) -> np.ndarray:
 def test_steps_that_were_done_are_kept_and_the_rest_follows(
     run: Callable[..., list[Ended]], family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [*_, whole] = run(Encode(1, 1, tiny.spec()), Denoise(2, 1, 0, 4), Decode(3, 1))
+    [*_, whole] = run(Encode(1, 1, tiny.spec()), Denoise(2, ((1, 0),), 4), Decode(3, 1))
     with monkeypatch.context() as patch:
         starving(patch, family, "predict", 3)
-        [encoded, cut] = run(Encode(4, 2, tiny.spec()), Denoise(5, 2, 0, 4))
+        [encoded, cut] = run(Encode(4, 2, tiny.spec()), Denoise(5, ((2, 0),), 4))
     assert result(cut) == (2, True, True)
-    [rest, decoded] = run(ImportState(2, tiny.spec(), encoded.parcel, cut.parcel), Denoise(6, 2, 2, 2), Decode(7, 2))
+    [rest, decoded] = run(
+        ImportState(2, tiny.spec(), encoded.parcels[2], cut.parcels[2]), Denoise(6, ((2, 2),), 2), Decode(7, 2)
+    )
     assert result(rest) == (2, False, True)
     assert np.array_equal(picture(decoded), picture(whole))
 
@@ -263,7 +265,7 @@ def test_a_step_that_fails_half_way_leaves_no_state(
             raise no_memory()
 
     monkeypatch.setattr(family, "advance", torn)
-    [cut] = run(Denoise(2, 1, 0, 4))
+    [cut] = run(Denoise(2, ((1, 0),), 4))
     assert result(cut) == (0, True, False)
 
 
@@ -271,7 +273,7 @@ def test_a_step_that_fails_half_way_leaves_no_state(
 def test_a_stage_that_does_not_fit_can_be_tried_again(
     run: Callable[..., list[Ended]], family: Family, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    commands: list[Any] = [Encode(1, 1, tiny.spec()), Denoise(2, 1, 0, 4), Decode(3, 1)]
+    commands: list[Any] = [Encode(1, 1, tiny.spec()), Denoise(2, ((1, 0),), 4), Decode(3, 1)]
     at = 0 if stage == "encode" else 2
     run(*commands[:at])
     with monkeypatch.context() as patch:
@@ -287,7 +289,7 @@ def test_what_a_work_had_taken_is_free_before_its_state_is_put_down(
     taken: list[weakref.ref[torch.Tensor]] = []
     method = family.predict
 
-    def predict(states: Any) -> Any:
+    def predict(states: Any, *_: Any) -> Any:
         if states[0].steps_done == 1:
             large = torch.zeros(1)
             taken.append(weakref.ref(large))
@@ -301,15 +303,15 @@ def test_what_a_work_had_taken_is_free_before_its_state_is_put_down(
     run(Encode(1, 1, tiny.spec()))
     monkeypatch.setattr(family, "predict", predict)
     monkeypatch.setattr(family, "export", export)
-    assert result(run(Denoise(2, 1, 0, 4))[0]) == (1, True, True)
+    assert result(run(Denoise(2, ((1, 0),), 4))[0]) == (1, True, True)
 
 
 def test_a_group_lands_when_all_have_said_how_far_they_came() -> None:
     work = Work(work_id=1, stage=STEPS, job_ids=(1,), attempts=(0,), first_steps=(0,), gpus=(0, 1), num_steps=4, why="")
     flights = Flights()
     flights.begin(Flight(work=work, group=GroupRef(1, (0, 1)), requests=(), predicted_ns=0))
-    assert flights.report(0, Ended(1, 0, 0, 1, out_of_memory=True, parcel=Parcel("a", 1))) is None
-    landing = flights.report(1, Ended(1, 0, 0, 2, broken=True, parcel=Parcel("b", 1)))
+    assert flights.report(0, Ended(1, 0, 0, 1, out_of_memory=True, parcels={1: Parcel("a", 1)})) is None
+    landing = flights.report(1, Ended(1, 0, 0, 2, broken=True, parcels={1: Parcel("b", 1)}))
     assert landing is not None
     assert landing.event == OutOfMemory(1, 2)
     assert landing.ending is Ending.OUT_OF_MEMORY

@@ -375,6 +375,30 @@ def test_a_work_of_a_group_keeps_all_its_gpus_busy() -> None:
     assert now("decision_seconds_bucket", le="5e-05") == 1
 
 
+def test_a_shared_work_has_no_size_and_the_steps_of_all() -> None:
+    told, now = metrics()
+    told.on_joined(0, 0)
+    alone = ended(steps=4)
+    work = replace(alone.work, job_ids=(1, 2), attempts=(1, 1), first_steps=(0, 3))
+    large = replace(request("b"), shape=Shape(256, 256))
+    told.on_work_ended(replace(alone, work=work, requests=(*alone.requests, large)))
+    told.on_work_ended(alone)
+    assert now("steps_total", degree="1") == 3 * 4
+    assert now("step_seconds_sum", size="shared", degree="1") == 0.25
+    assert now("work_seconds_count", stage=DIFFUSE, size="128x128", degree="1") == 1
+    assert now("gpu_busy_seconds_total", gpu="0") == 2
+
+
+def test_a_request_pays_for_its_share_of_shared_works() -> None:
+    told, now = metrics()
+    whole = outcome_of(Status.DONE, 4.0)
+    segments = tuple(replace(segment, batch=4) for segment in whole.segments)
+    told.on_ended(ticket_of(request("a"), 2.5), replace(whole, segments=segments))
+    told.on_ended(ticket_of(request("b"), 2.5), whole)
+    alone_s = sum((one.end_ns - one.start_ns) * len(one.gpus) for one in whole.segments) / NS_PER_S
+    assert now("request_gpu_seconds_sum", size="128x128") == pytest.approx(1.25 * alone_s)
+
+
 def test_a_lost_gpu_is_idle_from_when_it_is_back() -> None:
     told, now = metrics()
     told.on_joined(0, 0)

@@ -95,7 +95,7 @@ class Bench:
         """What the latest work has put down."""
         ended = self.reports[-1]
         assert isinstance(ended, Ended), ended
-        return ended.parcel
+        return ended.parcels.get(JOB)
 
     @property
     def previews(self) -> list[Preview]:
@@ -111,7 +111,7 @@ class Bench:
 def draw(model: Family, directory: Path, **changes: Any) -> Bench:
     """A whole request in one chunk."""
     bench = Bench(model, directory)
-    bench.run(Encode(1, JOB, tiny.spec(**changes)), Denoise(2, JOB, 0, 99), Decode(3, JOB))
+    bench.run(Encode(1, JOB, tiny.spec(**changes)), Denoise(2, ((JOB, 0),), 99), Decode(3, JOB))
     return bench
 
 
@@ -217,7 +217,9 @@ def test_the_last_prediction_is_the_picture(name: str) -> None:
 
 def chunks(*first_steps: int) -> list[Denoise]:
     """Works from 10 on that begin at these steps, the last of which is the end."""
-    return [Denoise(10 + index, JOB, first, end - first) for index, (first, end) in enumerate(pairwise(first_steps))]
+    return [
+        Denoise(10 + index, ((JOB, first),), end - first) for index, (first, end) in enumerate(pairwise(first_steps))
+    ]
 
 
 def told(reports: list[Report]) -> list[tuple[str, int, int]]:
@@ -262,8 +264,8 @@ def test_the_count_goes_on_where_the_job_goes(name: str, tmp_path: Path) -> None
     here, there = Bench(family(name), tmp_path), Bench(family(name), tmp_path)
     here.run(Encode(1, JOB, spec))
     conditioning = here.parcel()
-    here.run(Denoise(2, JOB, 0, 3))
-    there.run(ImportState(JOB, spec, conditioning, here.parcel()), Denoise(3, JOB, 3, 3), Decode(4, JOB))
+    here.run(Denoise(2, ((JOB, 0),), 3))
+    there.run(ImportState(JOB, spec, conditioning, here.parcel()), Denoise(3, ((JOB, 3),), 3), Decode(4, JOB))
     assert [one.steps_done for one in here.previews] == [2]
     assert [one.steps_done for one in there.previews] == [1]
     assert [one.image for one in (*here.previews, *there.previews)] == [one.image for one in staying.previews]
@@ -304,7 +306,9 @@ def test_a_preview_that_fails_does_not_fail_the_picture(
     with caplog.at_level(logging.WARNING, "tilework"):
         bench.run(Encode(1, JOB, tiny.spec(preview_every=1)), *chunks(0, 2, 4), Decode(3, JOB))
     assert [(one.work_id, one.steps_done) for one in bench.previews] == [(11, 1)], "the next work tries again"
-    assert [record.getMessage() for record in caplog.records] == ["work 10 goes on without previews: one failed"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"work 10 goes on without previews of job {JOB}: one failed"
+    ]
     assert bench.picture == expected
 
 
@@ -329,7 +333,7 @@ def draw_together(comm: Comm, name: str, directory: Path, every: int) -> tuple[l
     bench = Bench(family(name), directory, Joined(comm))
     ref = GroupRef(1, tuple(range(comm.size)))
     bench.run(Encode(1, JOB, tiny.spec(preview_every=every)))
-    reports = bench.run(Denoise(10, JOB, 0, 2, ref), Denoise(11, JOB, 2, 2, ref))
+    reports = bench.run(Denoise(10, ((JOB, 0),), 2, ref), Denoise(11, ((JOB, 2),), 2, ref))
     bench.run(Decode(3, JOB))
     return reports, bench.picture.pixels
 
@@ -347,7 +351,7 @@ def break_in_preview(comm: Comm, directory: Path) -> list[Report]:
 
     model.preview = draw_and_break  # type: ignore[method-assign]
     try:
-        return bench.run(Denoise(10, JOB, 0, 4, GroupRef(1, (0, 1))))
+        return bench.run(Denoise(10, ((JOB, 0),), 4, GroupRef(1, (0, 1))))
     finally:
         del model.preview
 
@@ -383,7 +387,7 @@ def test_a_group_that_breaks_while_its_leader_draws_does_not_wait(ranks: Ranks, 
     for ended in (leader[-1], follower[-1]):
         assert isinstance(ended, Ended)
         assert ended.broken
-        assert ended.parcel is not None
+        assert ended.parcels
 
 
 # Pretended.
@@ -437,7 +441,7 @@ def test_a_modelled_preview_takes_as_long_as_a_decode_of_its_size(
     for every, expected_ns in ((0, 4 * 16 * STEP_NS), (1, 4 * 16 * STEP_NS + 3 * DECODE_NS)):
         bench.run(Encode(1, JOB, tiny.spec(height=1024, width=1024, preview_every=every)))
         start_ns = clock.now_ns
-        bench.run(Denoise(2, JOB, 0, 4))
+        bench.run(Denoise(2, ((JOB, 0),), 4))
         assert clock.now_ns - start_ns == pytest.approx(expected_ns, abs=10)
     bench.run(Decode(3, JOB))
     for one in bench.previews:

@@ -50,6 +50,30 @@ def test_a_segment_lies_where_the_client_sent_its_request():
     assert [(r.request, r.finish_s) for r in schedule.requests] == [("late", 6.0), ("early", 2.0)]
 
 
+def test_those_who_shared_a_work_tell_of_one():
+    """Each a little off; what another work, or a third of two, tells is another one."""
+    shared = {"batch": 2}
+    told = {
+        "a": [segment() | shared, segment(start_s=0.3, end_s=0.5) | shared],
+        "b": [segment(start_s=0.11, end_s=0.31) | shared],
+        "c": [segment(start_s=0.12, end_s=0.32) | shared, segment(devices=(1,)) | shared],
+        "d": [segment(start_s=0.13, end_s=0.33)],
+        "e": [segment(start_s=0.31, end_s=0.51) | shared],
+    }
+    schedule = schedule_of_stories([(name, Seen(story={"segments": segments})) for name, segments in told.items()])
+    works = [(w.requests, w.gpus, w.start_s) for w in schedule.works]
+    assert works == [
+        (("a", "b"), (0,), 0.1),
+        (("c",), (1,), 0.1),
+        (("c",), (0,), 0.12),
+        (("d",), (0,), 0.13),
+        (("a", "e"), (0,), 0.3),
+    ]
+    figures = served_figures([Seen(story={"segments": told["a"]})])
+    assert figures is not None
+    assert figures["device_s"]["mean"] == pytest.approx(0.2), "half of what the device worked"
+
+
 def test_ends_without_stories_keep_their_kind():
     kinds = [("done", "done"), ("rejected", "dropped"), ("failed", "failed"), ("error", "failed")]
     schedule = schedule_of_stories([(i, Seen(status=status)) for i, (status, _) in enumerate(kinds)])

@@ -48,7 +48,7 @@ def flights(*gpus: int) -> Flights:
 
 
 def ended(steps: int, *, broken: bool = False, parcel: str = "") -> Ended:
-    return Ended(1, 0, 0, steps, broken=broken, parcel=Parcel(parcel, 1) if parcel else None)
+    return Ended(1, 0, 0, steps, broken=broken, parcels={1: Parcel(parcel, 1)} if parcel else {})
 
 
 def test_the_leader_speaks_for_its_group() -> None:
@@ -56,7 +56,7 @@ def test_the_leader_speaks_for_its_group() -> None:
     assert flown.report(1, ended(5)) is None
     landing = flown.report(0, ended(5, parcel="state"))
     assert landing is not None
-    assert landing.ended.parcel == Parcel("state", 1)
+    assert landing.ended.parcels == {1: Parcel("state", 1)}
     assert 1 not in flown
 
 
@@ -82,7 +82,9 @@ def test_a_follower_that_was_done_has_nothing_to_take_over() -> None:
     flown.report(1, ended(5))
     flown.report(2, ended(4, broken=True, parcel="state"))
     [landing] = flown.lose(0)[1]
-    assert landing.ended.parcel == Parcel("state", 1), "five steps of which nothing is left are worth less than four"
+    assert landing.ended.parcels == {1: Parcel("state", 1)}, (
+        "five steps of which nothing is left are worth less than four"
+    )
 
 
 def test_without_the_leader_a_work_is_not_done_though_all_others_are() -> None:

@@ -20,7 +20,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilework.core.request import Shape
-from tilework.core.wire import CostRow, Decode, Forget, ModelledSource, ModelSource, Report, Source
+from tilework.core.wire import (
+    Command,
+    CostRow,
+    Encode,
+    Ended,
+    Forget,
+    ModelledSource,
+    ModelSource,
+    Report,
+    Source,
+    Spec,
+    StopWork,
+)
 from tilework.core.work import DIFFUSE
 from tilework.pipelines.loading import shipped_directory
 from tilework.runtime.engine import Engine, EngineConfig
@@ -36,6 +48,7 @@ LONGEST_WAIT_S = 0.5  # Of the event loop, on a machine that has other things to
 class Listener:
     """Remembers what it was told."""
 
+    reports: list[Report] = field(default_factory=list)
     lost: list[tuple[int, str]] = field(default_factory=list)
     joined: list[int] = field(default_factory=list)
     has_given_up: bool = False
@@ -118,6 +131,27 @@ def test_a_stopped_worker_that_reads_nothing_holds_nobody_up_and_can_be_killed()
         assert listener.lost == [(0, "it made no progress for 20 s")]
 
     assert run(scenario).longest_s < LONGEST_WAIT_S
+
+
+def test_a_work_is_stopped_that_waits_for_a_command_that_is_to_come() -> None:
+    """It has not been sent yet, so the worker could not know what to stop; and nothing may come after all."""
+
+    async def scenario(executor: LocalExecutor, listener: Listener) -> None:
+        coming: asyncio.Future[Command | None] = asyncio.get_running_loop().create_future()
+        executor.send(0, coming)
+        spec = Spec(prompt="", negative_prompt="", height=64, width=64, steps=5, guidance_scale=1.0, seed=0)
+        executor.send(0, Encode(1, 1, spec))
+        executor.send(0, Encode(2, 2, spec))
+        executor.send(0, StopWork(1))
+        coming.set_result(None)
+        await until(lambda: len(listener.reports) == 2)
+        first, second = listener.reports
+        assert isinstance(first, Ended)
+        assert isinstance(second, Ended)
+        assert (first.work_id, first.steps_done, first.stopped) == (1, 0, True)
+        assert (second.work_id, second.steps_done, second.stopped) == (2, 1, False)
+
+    run(scenario)
 
 
 @given(st.lists(st.binary(max_size=300), max_size=5), st.lists(st.integers(1, 50), min_size=1, max_size=5))

@@ -18,6 +18,7 @@ from click.testing import Result
 from PIL import Image
 from typer.testing import CliRunner
 
+from batching import batching  # noqa: F401
 from builders import poisson, request, table
 from recorded import SOON_NS, Recorded, lost_and_broken, recorded
 from tilework.cli.app import app
@@ -25,12 +26,13 @@ from tilework.cli.charts import chart_of_history
 from tilework.cli.output import UserError
 from tilework.cli.schedules import schedule_of_trace
 from tilework.control.history import read_history
-from tilework.control.log import replay
+from tilework.control.log import read_log, replay
+from tilework.core.events import LeftOut
 from tilework.core.request import OnMiss, Shape, Status
-from tilework.core.time import s_from_ns
+from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.core.workload import WorkloadRequest, write_workload
 from tilework.report.chart import OPEN, Chart, ChartRequest, ChartWork, Outage, chart_of_schedule
-from tilework.report.palette import BAD
+from tilework.report.palette import BAD, request_colours
 from tilework.report.perfetto import trace_events
 from tilework.report.schedule import RequestLine, Schedule, write_schedule
 from tilework.report.timeline import draw_timeline
@@ -110,6 +112,21 @@ def test_a_log_and_a_schedule_of_the_same_run_agree(mixed: Recorded, chart: Char
         (r.id, r.status, r.on_time) for r in other.requests
     }
     assert other.nodes == chart.nodes
+
+
+def test_who_was_left_out_of_a_shared_work_is_not_in_its_bar() -> None:
+    """Nobody's steps are named there: each began at another one."""
+    requests = [request(str(index), 0.01 * index, steps=8) for index in range(6)]
+    cancels = ((NS_PER_S, "2"), (2 * NS_PER_S, "3"))
+    run = recorded(requests, "entangled", cancels=cancels, sim=SimConfig(num_gpus=2))
+    _, entries = read_log(run.lines)
+    left_out = {(entry.event.work_id, entry.event.job_id) for entry in entries if isinstance(entry.event, LeftOut)}
+    chart = chart_of_history(run.history)
+    shared = [work for work in chart.works if len(work.requests) > 1]
+    assert left_out
+    assert shared
+    assert all(work.first_step is None for work in shared)
+    assert not {(work.work, int(request)) for work in chart.works for request in work.requests} & left_out
 
 
 def test_lost_works_and_devices_are_in_the_chart() -> None:
@@ -328,6 +345,23 @@ def test_the_picture_marks_what_came_after_its_deadline(tmp_path: Path, part: st
         red.append(pixels(tmp_path / "t.png", BAD))
     assert red[0] > 1.4 * red[1] > 400
     assert red[2] == 0
+
+
+def test_a_work_that_several_share_has_a_stripe_of_each(tmp_path: Path) -> None:
+    path = tmp_path / "t.png"
+    requests = tuple(replace(one, deadline_s=None, finish_s=None, status=OPEN) for one in small().requests)
+    colours = request_colours([one.id for one in requests], {one.id: one.shape for one in requests if one.shape})
+    work = ChartWork(work=0, stage="diffuse", requests=("late",), gpus=(0,), start_s=0.0, end_s=4.0, steps=5)
+    inks = {name: "#" + "".join(f"{round(255 * part):02x}" for part in rgb) for name, rgb in colours.items()}
+    seen = {}
+    for names in (("late",), ("late", "free")):
+        draw_timeline(path, small(requests=requests, works=(replace(work, requests=names),)))
+        seen[names] = [pixels(path, inks[name]) for name in ("late", "free")]
+    whole, absent = seen["late",]
+    first, second = seen["late", "free"]
+    assert absent < whole / 50
+    assert first == pytest.approx(whole / 2, rel=0.1)
+    assert second == pytest.approx(first, rel=0.1)
 
 
 def test_the_picture_shades_a_device_that_was_away(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class Bench:
     def latest(self, work_ids: Container[int]) -> Parcel | None:
         """What the latest of these works has put down; None if none of them has run."""
         ended = [report for report in self.reports if isinstance(report, Ended) and report.work_id in work_ids]
-        return ended[-1].parcel if ended else None
+        return next(iter(ended[-1].parcels.values()), None) if ended else None
 
     def _emit(self, report: Report) -> None:
         self.reports.append(report)
@@ -108,7 +108,7 @@ def bench(family: Family, tmp_path: Path) -> Bench:
 def broken(bench: Bench, family: Family, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """A bench whose model breaks down in the second iteration of each job."""
 
-    def predict(states: list[Any]) -> list[torch.Tensor]:
+    def predict(states: list[Any], *_: Any) -> list[torch.Tensor]:
         if states[0].iteration_index == 1:
             raise RuntimeError("out of luck")
         return type(family).predict(family, states)
@@ -134,7 +134,9 @@ def reason_of(report: Report) -> str:
 
 
 def test_a_request_in_chunks_equals_the_stock_pipeline(bench: Bench, stock: Callable[..., np.ndarray]) -> None:
-    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 3), Denoise(3, JOB, 3, 1), Decode(4, JOB))
+    reports = bench.run(
+        Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 3), Denoise(3, ((JOB, 3),), 1), Decode(4, JOB)
+    )
     assert [report.work_id for report in reports if isinstance(report, Ended)] == [1, 2, 3, 4]
     assert reports[1:3] == [Progress(2, 1), Progress(2, 2)]
     assert [end_of(reports[index]) for index in (0, 3, 4, 5)] == [(1, False), (3, False), (1, False), (1, False)]
@@ -142,7 +144,7 @@ def test_a_request_in_chunks_equals_the_stock_pipeline(bench: Bench, stock: Call
 
 
 def test_times_are_of_the_work_alone(bench: Bench) -> None:
-    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 4), Decode(3, JOB))
+    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 4), Decode(3, JOB))
     ended = [report for report in reports if isinstance(report, Ended)]
     assert all(report.start_ns < report.end_ns for report in ended)
     assert all(before.end_ns <= after.start_ns for before, after in pairwise(ended))
@@ -150,7 +152,7 @@ def test_times_are_of_the_work_alone(bench: Bench) -> None:
 
 def test_every_end_tells_the_memory_of_the_accelerator(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def told() -> list[int | None]:
-        reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 4), Decode(3, JOB))
+        reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 4), Decode(3, JOB))
         return [report.memory_bytes for report in reports if isinstance(report, Ended)]
 
     assert told() == [None] * 3, "a CPU has none of its own"
@@ -163,8 +165,8 @@ def test_jobs_that_take_turns_do_not_touch_each_other(bench: Bench, stock: Calla
     for job, change in enumerate(changes):
         bench.run(Encode(job, job, tiny.spec(**change)))
     for turn in range(3):
-        bench.run(Denoise(10 + turn, 0, turn, 1), Denoise(20 + turn, 1, turn, 1))
-    bench.run(Denoise(14, 0, 3, 1))
+        bench.run(Denoise(10 + turn, ((0, turn),), 1), Denoise(20 + turn, ((1, turn),), 1))
+    bench.run(Denoise(14, ((0, 3),), 1))
     for job, change in enumerate(changes):
         assert np.array_equal(image_of(bench.run(Decode(30 + job, job))[0]), stock(**change))
 
@@ -173,63 +175,67 @@ def test_a_stop_ends_a_work_between_steps_and_the_rest_can_follow(
     bench: Bench, stock: Callable[..., np.ndarray]
 ) -> None:
     bench.on_report = lambda report: bench.works.stop(2) if report == Progress(2, 1) else None
-    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 4))
+    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 4))
     assert end_of(reports[-1]) == (2, True)
-    assert end_of(bench.run(Denoise(3, JOB, 2, 2))[-1]) == (2, False)
+    assert end_of(bench.run(Denoise(3, ((JOB, 2),), 2))[-1]) == (2, False)
     assert np.array_equal(image_of(bench.run(Decode(4, JOB))[0]), stock())
 
 
 def test_a_work_that_was_stopped_in_the_queue_is_skipped(bench: Bench) -> None:
     bench.on_report = lambda report: [bench.works.stop(work) for work in (2, 3)] and None
-    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 4), Decode(3, JOB), Denoise(4, JOB, 0, 4))
+    reports = bench.run(
+        Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 4), Decode(3, JOB), Denoise(4, ((JOB, 0),), 4)
+    )
     assert [end_of(report) for report in reports[1:3]] == [(0, True), (0, True)]
     assert end_of(reports[-1]) == (4, False)
 
 
 def test_a_stop_that_comes_too_late_or_for_nobody_leaves_nothing(bench: Bench) -> None:
-    bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 1))
+    bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 1))
     for work_id in range(100):
         bench.works.stop(work_id)
     assert len(bench.works) == 0
-    assert end_of(bench.run(Denoise(3, JOB, 1, 2))[-1]) == (2, False)
+    assert end_of(bench.run(Denoise(3, ((JOB, 1),), 2))[-1]) == (2, False)
     assert len(bench.works) == 0
 
 
 def test_a_work_does_no_more_steps_than_its_request_has(bench: Bench) -> None:
-    reports = bench.run(Encode(1, JOB, tiny.spec(steps=2)), Denoise(2, JOB, 0, 9))
+    reports = bench.run(Encode(1, JOB, tiny.spec(steps=2)), Denoise(2, ((JOB, 0),), 9))
     assert [end_of(report) for report in reports if isinstance(report, Ended)] == [(1, False), (2, False)]
 
 
 def test_an_error_is_contained(broken: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    reports = broken.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 4), Denoise(3, JOB, 4, 1), Decode(4, JOB))
+    reports = broken.run(
+        Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 4), Denoise(3, ((JOB, 4),), 1), Decode(4, JOB)
+    )
     assert reason_of(reports[-3]) == "RuntimeError: out of luck"
     assert "work 2 failed with RuntimeError: out of luck" in reason_of(reports[-2])
     assert reason_of(reports[-1]) == reason_of(reports[-2])
     assert broken.worker.num_jobs == len(broken.works) == 0
     monkeypatch.undo()
-    again = broken.run(Encode(5, JOB, tiny.spec()), Denoise(6, JOB, 0, 4), Decode(7, JOB))
+    again = broken.run(Encode(5, JOB, tiny.spec()), Denoise(6, ((JOB, 0),), 4), Decode(7, JOB))
     assert image_of(again[-1]).shape == (64, 64, 3)
 
 
 def test_an_error_of_one_job_spares_the_others(broken: Bench) -> None:
-    broken.run(Encode(1, 1, tiny.spec()), Denoise(2, 1, 0, 1), Encode(3, 2, tiny.spec()))
-    assert isinstance(broken.run(Denoise(4, 1, 1, 1))[0], Failed)
-    assert end_of(broken.run(Denoise(5, 2, 0, 1))[0]) == (1, False)
+    broken.run(Encode(1, 1, tiny.spec()), Denoise(2, ((1, 0),), 1), Encode(3, 2, tiny.spec()))
+    assert isinstance(broken.run(Denoise(4, ((1, 1),), 1))[0], Failed)
+    assert end_of(broken.run(Denoise(5, ((2, 0),), 1))[0]) == (1, False)
 
 
 def test_a_decode_before_the_last_step_fails(bench: Bench) -> None:
-    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 3), Decode(3, JOB))
+    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 3), Decode(3, JOB))
     assert "the state of job 5 here is after step 3, not 4" in reason_of(reports[-1])
 
 
 def test_a_work_does_not_begin_anywhere_but_where_it_was_meant_to(bench: Bench) -> None:
-    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 2), Denoise(3, JOB, 1, 2))
+    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 2), Denoise(3, ((JOB, 1),), 2))
     assert "is after step 2, not 1" in reason_of(reports[-1])
-    assert end_of(bench.run(Denoise(4, JOB, 2, 1))[-1]) == (1, False), "the state itself is as good as before"
+    assert end_of(bench.run(Denoise(4, ((JOB, 2),), 1))[-1]) == (1, False), "the state itself is as good as before"
 
 
 def test_works_of_a_job_that_was_never_here_fail(bench: Bench) -> None:
-    for report in bench.run(Denoise(1, JOB, 0, 1), Decode(2, JOB)):
+    for report in bench.run(Denoise(1, ((JOB, 0),), 1), Decode(2, JOB)):
         assert "job 5 is not on this worker: it was never encoded" in reason_of(report)
 
 
@@ -240,10 +246,10 @@ def test_a_job_moves_between_workers(
     source, target = Bench(family, tmp_path), Bench(twin, tmp_path)
     source.run(Encode(1, JOB, tiny.spec()))
     if steps_before:
-        source.run(Denoise(2, JOB, 0, steps_before))
+        source.run(Denoise(2, ((JOB, 0),), steps_before))
     target.run(ImportState(JOB, tiny.spec(), source.latest({1}), source.latest({2})))
     if steps_before < 4:
-        assert end_of(target.run(Denoise(3, JOB, steps_before, 4))[-1]) == (4 - steps_before, False)
+        assert end_of(target.run(Denoise(3, ((JOB, steps_before),), 4))[-1]) == (4 - steps_before, False)
     assert np.array_equal(image_of(target.run(Decode(4, JOB))[0]), stock())
 
 
@@ -251,9 +257,9 @@ def test_a_job_comes_back_to_the_conditioning_it_left(
     family: Family, twin: Family, stock: Callable[..., np.ndarray], tmp_path: Path
 ) -> None:
     here, there = Bench(family, tmp_path), Bench(twin, tmp_path)
-    here.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 1))
-    there.run(ImportState(JOB, tiny.spec(), here.latest({1}), here.latest({2})), Denoise(3, JOB, 1, 1))
-    here.run(ImportState(JOB, tiny.spec(), None, there.latest({3})), Denoise(4, JOB, 2, 2))
+    here.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 1))
+    there.run(ImportState(JOB, tiny.spec(), here.latest({1}), here.latest({2})), Denoise(3, ((JOB, 1),), 1))
+    here.run(ImportState(JOB, tiny.spec(), None, there.latest({3})), Denoise(4, ((JOB, 2),), 2))
     assert np.array_equal(image_of(here.run(Decode(5, JOB))[0]), stock())
     heavy, light = here.latest({1}), here.latest({2})
     assert heavy is not None
@@ -267,31 +273,31 @@ def test_a_stopped_work_puts_its_state_down_too(
 ) -> None:
     here, there = Bench(family, tmp_path), Bench(twin, tmp_path)
     here.on_report = lambda report: here.works.stop(2) if report == Progress(2, 1) else None
-    here.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 4))
-    there.run(ImportState(JOB, tiny.spec(), here.latest({1}), here.latest({2})), Denoise(3, JOB, 2, 2))
+    here.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 4))
+    there.run(ImportState(JOB, tiny.spec(), here.latest({1}), here.latest({2})), Denoise(3, ((JOB, 2),), 2))
     assert np.array_equal(image_of(there.run(Decode(4, JOB))[0]), stock())
 
 
 def test_a_parcel_that_is_gone_loses_the_job_here(bench: Bench) -> None:
     bench.run(Encode(1, JOB, tiny.spec()), ImportState(JOB, tiny.spec(), None, Parcel("gone", 1)))
-    for report in bench.run(Denoise(2, JOB, 0, 1), Decode(3, JOB)):
+    for report in bench.run(Denoise(2, ((JOB, 0),), 1), Decode(3, JOB)):
         assert "what had been put down of it is gone" in reason_of(report)
         assert isinstance(report, Failed)
         assert report.state_lost
-    assert end_of(bench.run(Encode(4, JOB, tiny.spec()), Denoise(5, JOB, 0, 1))[-1]) == (1, False)
+    assert end_of(bench.run(Encode(4, JOB, tiny.spec()), Denoise(5, ((JOB, 0),), 1))[-1]) == (1, False)
 
 
 def test_a_parcel_that_is_no_state_loses_the_job_here(bench: Bench) -> None:
     rubbish = bench.parcels.put(freight.Freight(b"rubbish", []))
     bench.run(Encode(1, JOB, tiny.spec()), ImportState(JOB, tiny.spec(), None, rubbish))
-    assert "its import failed with" in reason_of(bench.run(Denoise(2, JOB, 0, 1))[0])
+    assert "its import failed with" in reason_of(bench.run(Denoise(2, ((JOB, 0),), 1))[0])
 
 
 def test_a_move_without_conditioning_to_a_stranger_loses_the_job(family: Family, twin: Family, tmp_path: Path) -> None:
     source, target = Bench(family, tmp_path), Bench(twin, tmp_path)
-    source.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 1))
+    source.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 1))
     target.run(ImportState(JOB, tiny.spec(), None, source.latest({2})))
-    assert "moved without its conditioning" in reason_of(target.run(Denoise(3, JOB, 1, 1))[0])
+    assert "moved without its conditioning" in reason_of(target.run(Denoise(3, ((JOB, 1),), 1))[0])
 
 
 def test_a_state_that_cannot_be_put_down_fails_the_work(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +307,7 @@ def test_a_state_that_cannot_be_put_down_fails_the_work(bench: Bench, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(bench.parcels, "put", full)
-    assert "No space left on device" in reason_of(bench.run(Denoise(2, JOB, 0, 1))[0])
+    assert "No space left on device" in reason_of(bench.run(Denoise(2, ((JOB, 0),), 1))[0])
 
 
 def test_forget_frees_what_a_job_held(bench: Bench, family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +325,7 @@ def test_forget_frees_what_a_job_held(bench: Bench, family: Family, monkeypatch:
 
     monkeypatch.setattr(family, "encode", keep(family.encode))
     monkeypatch.setattr(family, "begin", keep(family.begin))
-    bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, JOB, 0, 1))
+    bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 1))
     assert [reference() is not None for reference in held] == [True, True]
     bench.run(Forget(JOB), Forget(99))
     gc.collect()

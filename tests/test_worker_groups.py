@@ -88,9 +88,8 @@ class Member:
         self.worker.execute(command)
         return self.reports[known:]
 
-    def steps_in(self, parcel: Parcel | None) -> int:
+    def steps_in(self, parcel: Parcel) -> int:
         """How many steps the state in a parcel has behind it."""
-        assert parcel is not None
         position: int = freight.unpack(self.parcels.take(parcel), torch.device("cpu"))[2]
         return position
 
@@ -114,45 +113,45 @@ def member(family: Family, tmp_path: Path) -> Iterator[Member]:
 
 
 def test_the_leader_tells_and_puts_down_what_the_group_has_done(member: Member) -> None:
-    *progress, ended = member.run(Denoise(2, JOB, 0, 3, GROUP))
+    *progress, ended = member.run(Denoise(2, ((JOB, 0),), 3, GROUP))
     assert progress == [Progress(2, 1), Progress(2, 2)]
     assert isinstance(ended, Ended)
     assert (ended.steps_done, ended.stopped, ended.broken) == (3, False, False)
-    assert member.steps_in(ended.parcel) == 3
+    assert member.steps_in(ended.parcels[JOB]) == 3
 
 
 def test_a_follower_keeps_quiet(member: Member) -> None:
-    (ended,) = member.run(Denoise(2, JOB, 0, 3, GROUP), rank=1)
+    (ended,) = member.run(Denoise(2, ((JOB, 0),), 3, GROUP), rank=1)
     assert isinstance(ended, Ended)
-    assert (ended.steps_done, ended.parcel) == (3, None)
+    assert (ended.steps_done, ended.parcels) == (3, {})
 
 
 def test_a_survivor_puts_down_what_it_has_and_can_go_on_from_there(member: Member) -> None:
     for rank, work_id, first_step in ((1, 2, 0), (0, 3, 1)):
-        *_, ended = member.run(Denoise(work_id, JOB, first_step, 3, GROUP), rank=rank, calls_left=MUSTER + STEP)
+        *_, ended = member.run(Denoise(work_id, ((JOB, first_step),), 3, GROUP), rank=rank, calls_left=MUSTER + STEP)
         assert isinstance(ended, Ended)
         assert (ended.steps_done, ended.broken) == (1, True)
-        assert member.steps_in(ended.parcel) == first_step + 1
-    alone = member.run(Denoise(4, JOB, 2, 2))[-1]
+        assert member.steps_in(ended.parcels[JOB]) == first_step + 1
+    alone = member.run(Denoise(4, ((JOB, 2),), 2))[-1]
     assert isinstance(alone, Ended)
     assert alone.steps_done == 2
 
 
 def test_a_group_that_breaks_before_the_first_step_leaves_nothing(member: Member) -> None:
-    (ended,) = member.run(Denoise(2, JOB, 0, 3, GROUP), calls_left=0)
+    (ended,) = member.run(Denoise(2, ((JOB, 0),), 3, GROUP), calls_left=0)
     assert isinstance(ended, Ended)
-    assert (ended.steps_done, ended.broken, ended.parcel) == (0, True, None)
+    assert (ended.steps_done, ended.broken, ended.parcels) == (0, True, {})
     assert len(member.works) == 0
 
 
 def test_nobody_begins_without_the_one_who_lacks_the_state(member: Member) -> None:
-    (ended,) = member.run(Denoise(2, JOB, 0, 3, GROUP), other_flag=ABSENT)
+    (ended,) = member.run(Denoise(2, ((JOB, 0),), 3, GROUP), other_flag=ABSENT)
     assert isinstance(ended, Ended)
     assert (ended.steps_done, ended.broken) == (0, True)
 
 
 def test_one_who_lacks_the_state_says_so_to_the_others_and_why_to_the_runtime(member: Member) -> None:
-    (failed,) = member.run(Denoise(2, JOB, 2, 1, GROUP))
+    (failed,) = member.run(Denoise(2, ((JOB, 2),), 1, GROUP))
     assert isinstance(failed, Failed)
     assert "is after step 0, not 2" in failed.reason
     assert member.groups.comm.calls_left == 99, "the others were left waiting"
@@ -160,31 +159,31 @@ def test_one_who_lacks_the_state_says_so_to_the_others_and_why_to_the_runtime(me
 
 
 def test_a_queued_work_is_revoked_if_the_leader_knows_of_it(member: Member) -> None:
-    (revoked,) = member.run(Denoise(2, JOB, 0, 3, GROUP), rank=1, other_flag=STOPPED)
+    (revoked,) = member.run(Denoise(2, ((JOB, 0),), 3, GROUP), rank=1, other_flag=STOPPED)
     assert isinstance(revoked, Ended)
     assert (revoked.steps_done, revoked.stopped, revoked.broken) == (0, True, False)
     member.works.open(3)
     member.works.stop(3)
     member.works.open = lambda work_id: None  # type: ignore[method-assign]  # It is open, and stopped.
-    (run,) = member.run(Denoise(3, JOB, 0, 3, GROUP), rank=1, other_flag=READY)
+    (run,) = member.run(Denoise(3, ((JOB, 0),), 3, GROUP), rank=1, other_flag=READY)
     assert isinstance(run, Ended)
     assert run.steps_done == 1, "the leader began, so this one does, too; the echo then agrees to stop"
 
 
 def test_a_running_group_stops_where_its_leader_wants_to(member: Member) -> None:
     member.on_report = lambda report: member.works.stop(2) if report == Progress(2, 1) else None
-    *_, ended = member.run(Denoise(2, JOB, 0, 4, GROUP))
+    *_, ended = member.run(Denoise(2, ((JOB, 0),), 4, GROUP))
     assert isinstance(ended, Ended)
     assert (ended.steps_done, ended.stopped) == (2, True)
-    assert member.steps_in(ended.parcel) == 2
+    assert member.steps_in(ended.parcels[JOB]) == 2
 
 
 def test_an_error_in_the_model_breaks_the_group_off(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
-    def predict(_states: Any) -> list[Tensor]:
+    def predict(*_: Any) -> list[Tensor]:
         raise RuntimeError("out of luck")
 
     monkeypatch.setattr(member.family, "predict", predict)
-    (failed,) = member.run(Denoise(2, JOB, 0, 3, GROUP))
+    (failed,) = member.run(Denoise(2, ((JOB, 0),), 3, GROUP))
     assert isinstance(failed, Failed)
     assert failed.reason == "RuntimeError: out of luck"
     assert member.groups.broken == [GROUP.group_id], "the others wait for one who has given up"
@@ -195,15 +194,15 @@ def test_a_member_that_runs_out_of_memory_breaks_its_group_off_and_keeps_its_ste
 ) -> None:
     member = Member(family, tmp_path)
 
-    def predict(states: list[Any]) -> list[Tensor]:
+    def predict(states: list[Any], *_: Any) -> list[Tensor]:
         if states[0].steps_done == 2:
             raise MemoryError
         return type(family).predict(family, states)
 
     monkeypatch.setattr(family, "predict", predict)
-    ended = member.run(Denoise(2, JOB, 0, 4, GROUP))[-1]
+    ended = member.run(Denoise(2, ((JOB, 0),), 4, GROUP))[-1]
     assert isinstance(ended, Ended)
     assert (ended.out_of_memory, ended.broken, ended.steps_done) == (True, False, 2)
-    assert member.steps_in(ended.parcel) == 2
+    assert member.steps_in(ended.parcels[JOB]) == 2
     assert GROUP.group_id in member.groups.broken
     assert family.parallel.degree == 1

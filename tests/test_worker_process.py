@@ -41,7 +41,7 @@ PATIENCE_S = 30.0
 def drive(connection: Connection, worker: Connection) -> None:
     """Body of a process that sets a worker a long work, says so, and then waits to be killed."""
     worker.send(Encode(1, 1, tiny.spec(steps=100_000)))
-    worker.send(Denoise(2, 1, 0, 100_000))
+    worker.send(Denoise(2, ((1, 0),), 100_000))
     while worker.recv() != Progress(2, 1):
         pass
     connection.send("begun")
@@ -111,7 +111,7 @@ def test_the_preload_took_effect() -> None:
 
 
 def test_a_request_through_the_pipe_equals_the_stock_pipeline(worker: Child) -> None:
-    worker.send(Encode(1, 1, tiny.spec()), Denoise(2, 1, 0, 4), Decode(3, 1))
+    worker.send(Encode(1, 1, tiny.spec()), Denoise(2, ((1, 0),), 4), Decode(3, 1))
     reports = worker.receive_until_end_of(3)
     assert [report for report in reports if isinstance(report, Progress)] == [Progress(2, step) for step in (1, 2, 3)]
     assert isinstance(reports[-1], Ended)
@@ -124,8 +124,8 @@ def test_a_request_through_the_pipe_equals_the_stock_pipeline(worker: Child) -> 
 def test_a_stop_overtakes_what_is_queued(worker: Child) -> None:
     worker.send(
         Encode(1, 1, tiny.spec(steps=100_000)),
-        Denoise(2, 1, 0, 100_000),
-        Denoise(3, 1, 9, 1),
+        Denoise(2, ((1, 0),), 100_000),
+        Denoise(3, ((1, 9),), 1),
         Encode(4, 2, tiny.spec()),
     )
     while worker.receive() != Progress(2, 1):
@@ -148,7 +148,7 @@ def test_ctrl_c_is_left_to_the_parent(source: ModelSource) -> None:
 
 
 def test_a_closed_pipe_ends_the_process_in_the_middle_of_a_work(worker: Child) -> None:
-    worker.send(Encode(1, 1, tiny.spec(steps=100_000)), Denoise(2, 1, 0, 100_000))
+    worker.send(Encode(1, 1, tiny.spec(steps=100_000)), Denoise(2, ((1, 0),), 100_000))
     while worker.receive() != Progress(2, 1):
         pass
     worker.connection.close()

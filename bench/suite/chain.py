@@ -22,7 +22,7 @@ class _Awaited:
     spec: Spec
     leader: int
     end: asyncio.Future[Ended]
-    moves: list[asyncio.Future[Command]]
+    moves: list[asyncio.Future[Command | None]]
 
 
 class Chains:
@@ -43,7 +43,7 @@ class Chains:
         job_id = next(self._job_ids)
         encoded = await self._encode(job_id, spec)
         for gpu in self._gpus[1:]:
-            self._executor.send(gpu, ImportState(job_id, spec, encoded.parcel, None))
+            self._executor.send(gpu, ImportState(job_id, spec, encoded.parcels[job_id], None))
         works: list[_Awaited] = []
         for index, group in enumerate(route):
             if works:
@@ -67,7 +67,7 @@ class Chains:
             work.end.set_exception(CaseFailed(f"a work failed: {report.reason}"))
         if isinstance(report, Ended) and work is not None and gpu == work.leader:
             for move in work.moves:
-                move.set_result(ImportState(work.job_id, work.spec, None, report.parcel))
+                move.set_result(ImportState(work.job_id, work.spec, None, report.parcels[work.job_id]))
             work.end.set_result(report)
 
     def on_lost(self, gpu: int, reason: str) -> None:
@@ -88,7 +88,7 @@ class Chains:
 
     def _bring(self, latest: _Awaited, newcomers: Iterable[int]) -> None:
         for gpu in sorted(newcomers):
-            move: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+            move: asyncio.Future[Command | None] = asyncio.get_running_loop().create_future()
             latest.moves.append(move)
             self._executor.send(gpu, move)
 
@@ -96,7 +96,7 @@ class Chains:
         work_id, work = self._begin(job_id, spec, group[0])
         ref = self._executor.group(group) if len(group) > 1 else None
         for gpu in group:
-            self._executor.send(gpu, Denoise(work_id, job_id, first_step, num_steps, ref))
+            self._executor.send(gpu, Denoise(work_id, ((job_id, first_step),), num_steps, ref))
         return work
 
     def _begin(self, job_id: int, spec: Spec, leader: int) -> tuple[int, _Awaited]:
@@ -107,8 +107,8 @@ class Chains:
 
     def _discard(self, reports: Iterable[Ended]) -> None:
         for report in reports:
-            if report.parcel is not None:
-                self._executor.discard(report.parcel)
+            for parcel in report.parcels.values():
+                self._executor.discard(parcel)
 
 
 @asynccontextmanager

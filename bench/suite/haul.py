@@ -48,10 +48,10 @@ class Haul:
         self._target.send(load)
         self._source.send(load)
         report: Ended = self._source.recv()
-        assert report.parcel is not None
-        self._target.send(ImportState(1, SPEC, None, report.parcel))
+        (parcel,) = report.parcels.values()
+        self._target.send(ImportState(1, SPEC, None, parcel))
         end_ns: int = self._target.recv()
-        self._parcels.discard(report.parcel)
+        self._parcels.discard(parcel)
         return (end_ns - report.start_ns) / 1e9
 
 
@@ -88,7 +88,7 @@ def _source(connection: Connection, directory: Path, gpu: int) -> None:
             (directory / parcel.name).write_bytes(whole)
         else:
             parcel = parcels.put(freight.pack(state))
-        connection.send(Ended(1, start_ns, time.monotonic_ns(), steps_done=1, parcel=parcel))
+        connection.send(Ended(1, start_ns, time.monotonic_ns(), steps_done=1, parcels={1: parcel}))
 
 
 def _target(connection: Connection, directory: Path, gpu: int) -> None:

@@ -95,8 +95,8 @@ class Elastic:
             )
             step_s = [(report.end_ns - report.start_ns) / 1e9 / report.steps_done for report in reports]
             (encoded,) = await driver.run(self._spec(self.side, 2), [ALONE], 1)
-        assert encoded.parcel is not None
-        return changes, encoded.parcel.num_bytes, list(zip(step_s[::2], step_s[1::2], strict=True))
+        (parcel,) = encoded.parcels.values()
+        return changes, parcel.num_bytes, list(zip(step_s[::2], step_s[1::2], strict=True))
 
     async def _changes(self, driver: Chains) -> Gaps:
         changing = await self._degree_gaps(driver, [ALONE, BOTH])

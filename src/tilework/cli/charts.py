@@ -51,7 +51,7 @@ def chart_of_history(history: History, ids: Mapping[str, RequestId] | None = Non
 
 def _work(past: PastWork | LostWork, jobs: Mapping[int, Request], names: Mapping[str, RequestId]) -> ChartWork:
     work = past.work
-    steps = steps_of(work)
+    steps = steps_of(work) if len(work.job_ids) == 1 else None
     predicted_ns = past.predicted_ns if isinstance(past, PastWork) and past.run_ns is not None else None
     return ChartWork(
         work=work.work_id,

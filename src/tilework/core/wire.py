@@ -8,7 +8,7 @@ report; whoever needs it is told the name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,7 +172,7 @@ class CostRow:
         return (self.shape,) * self.batch if isinstance(self.batch, int) else self.batch
 
 
-# Commands, runtime -> worker.
+# Commands, runtime -> worker. A work that is `revoked` was stopped before it was sent.
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,20 +180,22 @@ class Encode:
     work_id: int
     job_id: int
     spec: Spec
+    revoked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Denoise:
-    """Run `num_steps` steps from `first_step` on, which must be where the state is; with a group, in lockstep.
+    """Run `num_steps` steps of each member, (job, first step), from where its state must be; with a group, in lockstep.
 
-    The first of the group decides whether and where it stops.
+    Several members share forward passes; one whose state is lacking is left out. A group has but one, and the first
+    worker of it decides whether and where it stops.
     """
 
     work_id: int
-    job_id: int
-    first_step: int
+    members: tuple[tuple[int, int], ...]
     num_steps: int
     group: GroupRef | None = None
+    revoked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,7 @@ class Decode:
     work_id: int
     job_id: int
     sliced: bool = False
+    revoked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,23 +317,34 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What the picture is becoming as of a step of a running work; sent before the `Progress` or `Ended` of that step.
+    """What a member's picture is becoming as of a step of a running work; sent before the `Progress` or `Ended` of it.
 
     Only the first of a group sends it. `steps_done` counts within the work, as in `Progress`; the size of `image` is
     that of `core.preview.preview_shape`.
     """
 
     work_id: int
+    job_id: int
     steps_done: int
     image: Image
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A member of which a worker lacks the state; with `state_lost` the parcels that it should come from are gone."""
+
+    job_id: int
+    reason: str
+    state_lost: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
     """A work is done; or after `steps_done` steps it was `stopped`, `broken` off with its group, or `out_of_memory`.
 
-    `parcel` is what the work brought about: conditioning (encode) or state (denoise). The first of a group puts it
-    down; when the group breaks, every survivor does. `memory_bytes` is what is in use on an accelerator then.
+    `parcels` are what the work brought about, by job: conditioning (encode) or states (denoise). The first of a group
+    puts them down; when the group breaks, every survivor does. `absent` members, of several, had no part in it.
+    `memory_bytes` is what is in use on an accelerator then.
     """
 
     work_id: int
@@ -340,7 +354,8 @@ class Ended:
     stopped: bool = False
     broken: bool = False
     out_of_memory: bool = False
-    parcel: Parcel | None = None
+    parcels: Mapping[int, Parcel] = field(default_factory=dict)
+    absent: tuple[Absent, ...] = ()
     image: Image | None = None
     memory_bytes: int | None = None
 

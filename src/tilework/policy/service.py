@@ -199,8 +199,8 @@ class Service:
     def pool(self) -> Outlook:
         """Let those who have no device share the steps of others, if time of the device is saved and nobody late by it.
 
-        Whoever was to be late may be on time that way, those first who take least; who cannot be slows nobody who can. Of those who need not
-        be on time, some are done later and some earlier: the latter must outweigh.
+        Whoever was to be late may be on time that way, those first who take least; who cannot be slows nobody who can.
+        Of those who need not be on time, some are done later and some earlier: the latter must outweigh.
         """
         outlook = self.choose()
         if not any(ride.shares and self._awaits_steps(ride) for ride in self._served):

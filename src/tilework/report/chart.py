@@ -20,6 +20,8 @@ _KEEP_OR_MISS = {Status.DONE, Status.FAILED}  # Other ends neither keep nor miss
 class ChartWork:
     """One executed work. `first_step` counts from 1; it, `why` and `predicted_s` are known from event logs only.
 
+    Requests that share a work each begin at a step of their own: then `first_step` is None.
+
     `lost` says why what it did does not count; "" for a work that ended well.
     """
 

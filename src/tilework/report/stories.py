@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeGuard
 
 from tilework.core.request import Shape, Status
@@ -41,19 +42,19 @@ class Told(Protocol):
 
 
 def schedule_of_stories(records: Iterable[tuple[RequestId, Told]]) -> Schedule:
-    """One work per segment and request, numbered by start; ends of requests are the client's.
+    """Works numbered by start, each with all requests that tell of it; ends of requests are the client's.
 
     Without a single story the schedule has ends only.
     """
     records = list(records)
-    works = [
-        _work(request, record.arrival_s + record.lag_s, segment)
+    told = [
+        (_work(request, record.arrival_s + record.lag_s, segment), _batch(segment))
         for request, record in records
         for segment in segments(record)
     ]
-    ordered = sorted(enumerate(works), key=lambda item: (item[1]["start_s"], item[0]))
+    works = _joined(sorted(told, key=lambda one: one[0].start_s))
     return Schedule(
-        works=tuple(WorkLine(work=number, **work) for number, (_, work) in enumerate(ordered)),
+        works=tuple(replace(work, work=number) for number, work in enumerate(works)),
         requests=tuple(_end(request, record) for request, record in records),
     )
 
@@ -81,7 +82,7 @@ def served_figures(records: Sequence[Told]) -> dict[str, Any] | None:
             degree = len(segment["devices"])
             degrees[degree] = degrees.get(degree, 0) + segment["steps"]
     steps = sum(degrees.values())
-    device_s = math.fsum((s["end_s"] - s["start_s"]) * len(s["devices"]) for s in all_segments)
+    device_s = math.fsum((s["end_s"] - s["start_s"]) * len(s["devices"]) / _batch(s) for s in all_segments)
     return {
         "stories": len(told),
         "queue_s": _latency(queue_s) if queue_s else None,
@@ -91,19 +92,45 @@ def served_figures(records: Sequence[Told]) -> dict[str, Any] | None:
     }
 
 
+def _batch(segment: Segment) -> int:
+    """How many images shared it; servers of earlier versions do not say, and let none share."""
+    batch = segment.get("batch", 1)
+    return batch if isinstance(batch, int) and batch > 0 else 1
+
+
 def _latency(values: Sequence[float]) -> dict[str, float]:
     return {"mean": math.fsum(values) / len(values)} | {f"p{p}": percentile(values, p) for p in (50, 99)}
 
 
-def _work(request: RequestId, origin_s: float, segment: Segment) -> dict[str, Any]:
-    return {
-        "stage": segment["stage"],
-        "requests": (request,),
-        "gpus": tuple(sorted(segment["devices"])),
-        "start_s": round(origin_s + segment["start_s"], 6),
-        "end_s": round(origin_s + segment["end_s"], 6),
-        "steps": segment["steps"],
-    }
+def _work(request: RequestId, origin_s: float, segment: Segment) -> WorkLine:
+    return WorkLine(
+        work=0,
+        stage=segment["stage"],
+        requests=(request,),
+        gpus=tuple(sorted(segment["devices"])),
+        start_s=round(origin_s + segment["start_s"], 6),
+        end_s=round(origin_s + segment["end_s"], 6),
+        steps=segment["steps"],
+    )
+
+
+def _joined(told: Iterable[tuple[WorkLine, int]]) -> list[WorkLine]:
+    """Works by start, of which several requests may tell, each a little off: a device runs one at a time."""
+    works: list[WorkLine] = []
+    latest: dict[tuple[int, ...], int] = {}  # Of each group, by its place among the works.
+    for line, batch in told:
+        place = latest.get(line.gpus)
+        if place is not None and batch > 1 and _is_one(works[place], line, batch):
+            works[place] = replace(works[place], requests=works[place].requests + line.requests)
+        else:
+            latest[line.gpus] = len(works)
+            works.append(line)
+    return works
+
+
+def _is_one(work: WorkLine, line: WorkLine, batch: int) -> bool:
+    has_room = len(work.requests) < batch and line.requests[0] not in work.requests
+    return has_room and work.steps == line.steps and 2 * line.start_s < work.start_s + work.end_s
 
 
 def _end(request: RequestId, record: Told) -> RequestLine:

@@ -105,16 +105,16 @@ def _draw_devices(axes: Any, chart: Chart, picture: _Picture) -> None:
     from matplotlib.collections import PolyCollection
 
     narrow = [work for work in chart.works if picture.inches(work) < PLAIN_INCHES]
-    plain = [(corners, work) for work in narrow for corners in _corners(work, picture)]
+    plain = [(corners, colour, work) for work in narrow for corners, colour in _bars(work, picture)]
     for work in chart.works:
         if picture.inches(work) >= PLAIN_INCHES:
             _draw_work(axes, work, picture)
     axes.add_collection(
         PolyCollection(
-            [corners for corners, _ in plain],
-            facecolors=[_bar_colour(work, picture) for _, work in plain],
+            [corners for corners, _, _ in plain],
+            facecolors=[colour for _, colour, _ in plain],
             edgecolors="white",
-            linewidths=[_outline(work, picture) for _, work in plain],
+            linewidths=[_outline(work, picture) for _, _, work in plain],
         )
     )
     axes.add_collection(PolyCollection(_late_edges(chart.works, picture), facecolors=BAD, linewidths=0, zorder=3))
@@ -134,29 +134,50 @@ def _draw_work(axes: Any, work: ChartWork, picture: _Picture) -> None:
     """A bar over each unbroken run of the work's devices. Hatch and label go where they would hide it."""
     from matplotlib.patches import Polygon
 
-    colour = _bar_colour(work, picture)
     inches = picture.inches(work)
     hatch = LOST_HATCH if work.lost else HATCHES.get(work.stage)
-    for corners in _corners(work, picture):
+    for corners, colour in _bars(work, picture):
         bar = Polygon(corners, facecolor=colour, edgecolor="white", linewidth=_outline(work, picture))
         if hatch and inches >= 0.2:
             bar.set_hatch(hatch)
         axes.add_patch(bar)
+    ink = ink_on(_bar_colour(work, work.requests[len(work.requests) // 2], picture))
+    for corners in _corners(work, picture):
         middle = [(low + high) / 2 for low, high in zip(corners[0], corners[2], strict=True)]
         style = {"ha": "center", "va": "center", "fontsize": 7.5, "linespacing": 1.1, "clip_on": True}
-        axes.text(*middle, _label(work, inches), color=ink_on(colour), **style)
+        axes.text(*middle, _label(work, inches), color=ink, **style)
 
 
 def _late_edges(works: Iterable[ChartWork], picture: _Picture) -> list[Corners]:
-    """A thin strip along the bottom of what ran after the deadline of its (first) request."""
+    """A thin strip along the bottom of what ran after the deadline of its request."""
     strips: list[Corners] = []
     for work in works:
-        deadline_s = picture.requests[work.requests[0]].deadline_s
-        if deadline_s is not None and work.end_s > deadline_s:
-            late = replace(work, start_s=max(work.start_s, deadline_s))
-            for _, _, (right, bottom), (left, _) in _corners(late, picture):
-                strips.append(((left, bottom - 0.1), (right, bottom - 0.1), (right, bottom), (left, bottom)))
+        for place, request in enumerate(work.requests):
+            deadline_s = picture.requests[request].deadline_s
+            if deadline_s is not None and work.end_s > deadline_s:
+                late = replace(work, start_s=max(work.start_s, deadline_s))
+                for corners in _corners(late, picture):
+                    _, _, (right, bottom), (left, _) = _stripe(corners, place, len(work.requests))
+                    top = bottom - 0.1 / len(work.requests)
+                    strips.append(((left, top), (right, top), (right, bottom), (left, bottom)))
     return strips
+
+
+def _bars(work: ChartWork, picture: _Picture) -> list[tuple[Corners, Rgb]]:
+    """Each run of a work's devices, with its colour; of a work that several share, a stripe for each of them."""
+    return [
+        (_stripe(corners, place, len(work.requests)), _bar_colour(work, request, picture))
+        for corners in _corners(work, picture)
+        for place, request in enumerate(work.requests)
+    ]
+
+
+def _stripe(corners: Corners, place: int, num_stripes: int) -> Corners:
+    """One of so many stripes of a rectangle, from the top."""
+    (left, top), _, (right, bottom), _ = corners
+    tall = (bottom - top) / num_stripes
+    top, bottom = top + place * tall, top + (place + 1) * tall
+    return (left, top), (right, top), (right, bottom), (left, bottom)
 
 
 def _corners(work: ChartWork, picture: _Picture) -> list[Corners]:
@@ -215,6 +236,8 @@ def _draw_legend(figure: Any, chart: Chart, ended: Sequence[ChartRequest]) -> No
     patterns = [(f"{stage} (darker)", hatch) for stage, hatch in HATCHES.items() if stage in stages]
     patterns += [("lost", LOST_HATCH)] if any(work.lost for work in chart.works) else []
     handles += [Patch(facecolor="#6B6E72", edgecolor="white", hatch=hatch, label=name) for name, hatch in patterns]
+    if any(len(work.requests) > 1 for work in chart.works):
+        handles.append(Line2D([], [], color="none", label="stripes: shared by several"))
     if chart.outages:
         handles.append(Patch(**AWAY, label="device away"))
     marks = dict.fromkeys(_mark(request) for request in ended)
@@ -230,8 +253,8 @@ def _draw_legend(figure: Any, chart: Chart, ended: Sequence[ChartRequest]) -> No
         )
 
 
-def _bar_colour(work: ChartWork, picture: _Picture) -> Rgb:
-    colour = picture.colours[work.requests[0]]
+def _bar_colour(work: ChartWork, request: RequestId, picture: _Picture) -> Rgb:
+    colour = picture.colours[request]
     return darker(colour) if work.stage in HATCHES else colour
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.wire import Command, Forget, ImportState, Parcel, Spec
+from tilework.core.wire import Command, ImportState, Parcel, Spec
 from tilework.core.work import ENCODE, Work
 from tilework.runtime.executor import Executor
 
@@ -31,7 +31,7 @@ class _Arrival:
 
     job_id: int
     conditioning: bool
-    command: asyncio.Future[Command]
+    command: asyncio.Future[Command | None]
 
 
 class Cargo:
@@ -90,7 +90,7 @@ class Cargo:
 
     def move(self, job_id: int, targets: tuple[int, ...], conditioning: bool, behind: Work | None) -> None:
         """Let the targets take a job over, when the work `behind`, if there is one, has ended."""
-        command: Command | asyncio.Future[Command]
+        command: Command | asyncio.Future[Command | None]
         if behind is None:
             command = self._import(job_id, conditioning)
         else:
@@ -101,13 +101,15 @@ class Cargo:
             self._executor.send(gpu, command)
 
     def arrive(self, work: Work, usable: Collection[int]) -> None:
-        """A work has ended; of its jobs, `usable` are as they were meant to be. What was to follow has been revoked
-        for the others."""
+        """A work has ended; of its jobs, `usable` are as they were meant to be. For the others nothing comes.
+
+        What was to follow has been revoked, or does without them. What a device had of one before may still be of use.
+        """
         for arrival in self._arrivals.pop(work.work_id, ()):
             if arrival.job_id in usable:
                 arrival.command.set_result(self._import(arrival.job_id, arrival.conditioning))
             else:
-                arrival.command.set_result(Forget(arrival.job_id))
+                arrival.command.set_result(None)
 
     def _import(self, job_id: int, conditioning: bool) -> ImportState:
         load = self._loads[job_id]

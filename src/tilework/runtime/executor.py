@@ -245,8 +245,8 @@ class LocalExecutor:
             case _:
                 if isinstance(report, Ended):
                     self._deaths.pop(gpu, None)
-                    if report.parcel is not None:
-                        self._parcels.know(report.parcel)
+                    for parcel in report.parcels.values():
+                        self._parcels.know(parcel)
                 self._listener.on_report(gpu, report)
 
     def _on_loaded(self, gpu: int, loaded: Loaded) -> None:

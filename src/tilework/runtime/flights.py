@@ -38,7 +38,7 @@ class Flight:
     @property
     def parcels(self) -> set[Parcel]:
         """What members have put down for it so far."""
-        return {ended.parcel for ended in self.reports.values() if ended.parcel is not None}
+        return {parcel for ended in self.reports.values() for parcel in ended.parcels.values()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Flights:
         reports = [flight.reports[gpu] for gpu in work.gpus if gpu in flight.reports]
         best, starved = max(reports, key=_steps_kept), any(ended.out_of_memory for ended in reports)
         ended = replace(best, broken=not starved, out_of_memory=starved, steps_done=_steps_kept(best))
-        return Landing(flight, ended, frozenset(flight.parcels - {best.parcel}))
+        return Landing(flight, ended, frozenset(flight.parcels.difference(best.parcels.values())))
 
 
 def is_cut_off(ended: Ended) -> bool:
@@ -145,4 +145,4 @@ def is_cut_off(ended: Ended) -> bool:
 
 def _steps_kept(ended: Ended) -> int:
     """Steps whose result can be taken over: a member that was done when the leader was lost has put nothing down."""
-    return ended.steps_done if ended.parcel is not None else 0
+    return ended.steps_done if ended.parcels else 0

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable
 from tilework.control.controller import Controller
 from tilework.control.watchdog import Watchdog, WatchdogConfig
 from tilework.core.checkpoint import CheckpointKeeper
-from tilework.core.events import Event, GpuLost, WorkFailed
+from tilework.core.events import Event, GpuLost, LeftOut, WorkFailed
 from tilework.core.wire import (
+    Absent,
     Command,
     Decode,
     Denoise,
@@ -18,7 +19,6 @@ from tilework.core.wire import (
     Ended,
     Failed,
     Forget,
-    Image,
     Parcel,
     Preview,
     Progress,
@@ -94,18 +94,18 @@ class Floor:
     def run(self, work: Work) -> None:
         if self._is_settling:
             return
-        (job_id,), (first_step,) = work.job_ids, work.first_steps
-        entry, group = self._roster[job_id], None
-        entry.last_work = work
+        entries = [self._roster[job_id] for job_id in work.job_ids]
+        for entry in entries:
+            entry.last_work = work
+        group = self._executor.group(work.gpus) if len(work.gpus) > 1 else None
         match work.stage.name:
             case "encode":
-                command: Command = Encode(work.work_id, job_id, entry.spec)
+                command: Command = Encode(work.work_id, work.job_ids[0], entries[0].spec)
             case "diffuse":
-                group = self._executor.group(work.gpus) if len(work.gpus) > 1 else None
-                command = Denoise(work.work_id, job_id, first_step, work.num_steps, group)
+                command = Denoise(work.work_id, work.members, work.num_steps, group)
             case _:
-                command = Decode(work.work_id, job_id, work.sliced)
-        requests = (entry.ticket.request,)
+                command = Decode(work.work_id, work.job_ids[0], work.sliced)
+        requests = tuple(entry.ticket.request for entry in entries)
         predicted_ns = self._controller.costs.work_ns(work.stage, requests, len(work.gpus), work.num_steps)
         self._flights.begin(Flight(work=work, group=group, requests=requests, predicted_ns=predicted_ns))
         for gpu in work.gpus:
@@ -147,8 +147,8 @@ class Floor:
             case Progress(work_id, steps_done):
                 self._watchdog.progressed(work_id)
                 self._progress(work_id, steps_done)
-            case Preview(work_id, steps_done, image):
-                self._previewed(work_id, steps_done, image)
+            case Preview():
+                self._previewed(report)
             case Ended():
                 self._ended(gpu, report)
             case Failed(work_id, reason, state_lost):
@@ -161,23 +161,31 @@ class Floor:
             for job_id, first_step in self._members(flight.work).items():
                 self._roster[job_id].ticket.progress(first_step + steps_done)
 
-    def _previewed(self, work_id: int, steps_done: int, image: Image) -> None:
-        if flight := self._flights.get(work_id):
-            for job_id, first_step in self._members(flight.work).items():
-                self._roster[job_id].ticket.show(TicketPreview(first_step + steps_done, image))
-                self.observer.on_previewed(job_id)
+    def _previewed(self, preview: Preview) -> None:
+        flight, job_id = self._flights.get(preview.work_id), preview.job_id
+        if flight is not None and (first_step := self._members(flight.work).get(job_id)) is not None:
+            self._roster[job_id].ticket.show(TicketPreview(first_step + preview.steps_done, preview.image))
+            self.observer.on_previewed(job_id)
 
     def _ended(self, gpu: int, ended: Ended) -> None:
         if ended.memory_bytes is not None:
             self.memory_bytes[gpu] = ended.memory_bytes
         flight = self._flights.get(ended.work_id)
         if flight is None:  # Written off, or a follower's report after its leader's.
-            self._cargo.discard({ended.parcel})
+            self._cargo.discard(ended.parcels.values())
             return
+        self._leave_out(flight.work, ended.absent)
         if is_cut_off(ended) and flight.group is not None:  # Nobody is to wait for this member.
             self._executor.break_off(flight.group)
         if landing := self._flights.report(gpu, ended):
             self._land(landing)
+
+    def _leave_out(self, work: Work, absent: Iterable[Absent]) -> None:
+        """A work had no part in it of some members. While it is in flight, those that did are awaited."""
+        for one in absent:
+            if one.state_lost and one.job_id in self._members(work):
+                self._cargo.lose(one.job_id)
+            self._handle(LeftOut(work.work_id, one.job_id, one.reason, one.state_lost))
 
     def _land(self, landing: Landing) -> None:
         """Take over what a work has brought about, tell who waits for it, then the controller."""
@@ -186,9 +194,10 @@ class Floor:
         for job_id, first_step in members.items():
             self._record(self._roster[job_id].ticket, first_step, work, ended)
             self._roster[job_id].image = ended.image
-            if ended.parcel is not None:
-                self._keep(job_id, work, ended.parcel, first_step + ended.steps_done)
-        self._cargo.discard(landing.spare if members else landing.spare | {ended.parcel})
+            if job_id in ended.parcels:
+                self._keep(job_id, work, ended.parcels[job_id], first_step + ended.steps_done)
+        self._cargo.discard(landing.spare)
+        self._cargo.discard(parcel for job_id, parcel in ended.parcels.items() if job_id not in members)
         self._cargo.arrive(work, usable=members if landing.ending is Ending.DONE else ())
         self._handle(landing.event)
         self._tell_end(landing.flight, landing.ending, ended.steps_done, ended.start_ns, ended.end_ns)
@@ -251,8 +260,7 @@ class Floor:
     def _members(self, work: Work) -> dict[int, int]:
         """The jobs that a work still belongs to, each with the number of steps that it had before the work."""
         wanted = {job.job_id for job in self._controller.tracker.members(work)}
-        first_steps = zip(work.job_ids, work.first_steps, strict=True)
-        return {job_id: first_step for job_id, first_step in first_steps if job_id in wanted}
+        return {job_id: first_step for job_id, first_step in work.members if job_id in wanted}
 
     def _record(self, ticket: Ticket, first_step: int, work: Work, ended: Ended) -> None:
         """Add a finished work to the story of a request."""
@@ -263,5 +271,6 @@ class Floor:
             start_ns=ended.start_ns - self._origin_ns,
             end_ns=ended.end_ns - self._origin_ns,
             sliced=work.sliced,
+            batch=len(work.job_ids) - len(ended.absent),
         )
         ticket.add(segment, first_step)

@@ -46,7 +46,7 @@ class Lookout:
         self._on_stuck(work)
         _log.warning(
             "work %d (%s of job %s) made no progress for %g s on %s; if steps may take that long, raise --stuck-after",
-            *(work.work_id, work.stage, work.job_ids[0], limit_s, work.gpus),
+            *(work.work_id, work.stage, ", ".join(map(str, work.job_ids)), limit_s, work.gpus),
         )
         flight = self._flights.get(work.work_id)
         if flight is not None and flight.group is not None and not flight.is_broken_off:

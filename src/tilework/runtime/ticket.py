@@ -53,7 +53,7 @@ class Wanted:
 class Segment:
     """One executed work of a request, on the engine's clock. `num_steps` is 1 for encode and decode.
 
-    A `sliced` one, a decode, had to do with less memory.
+    A `sliced` one, a decode, had to do with less memory. `batch` requests shared its forward passes, this one included.
     """
 
     stage: str
@@ -62,6 +62,7 @@ class Segment:
     start_ns: int
     end_ns: int
     sliced: bool = False
+    batch: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

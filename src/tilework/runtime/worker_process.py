@@ -11,19 +11,20 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
-from tilework.core.wire import BreakGroup, Command, Quit, Report, Site, Source, StopWork
+from tilework.core.wire import BreakGroup, Command, Decode, Denoise, Encode, Quit, Report, Site, Source, StopWork
 from tilework.runtime.frames import Frames, framed
 
 PRELOAD = "tilework.worker.preload"
 _EXIT_S = 5.0
 """How long a process may take to end after it has closed its pipe."""
 
-Outgoing = Command | asyncio.Future[Command]
-"""A command, or one that is still to come, which those sent after it wait for."""
+Outgoing = Command | asyncio.Future[Command | None]
+"""A command, or one that may still come (None: it does not), for which those sent after it wait."""
 
 
 def forkserver_context() -> ForkServerContext:
@@ -73,12 +74,25 @@ class WorkerProcess(asyncio.Protocol):
         return self._process.pid
 
     def send(self, outgoing: Outgoing) -> None:
-        """Send a command behind the former ones; StopWork and BreakGroup do not wait for those that are to come."""
+        """Send a command behind the former ones; StopWork and BreakGroup do not wait for those that are to come.
+
+        A work that itself waits for one is sent revoked.
+        """
+        if isinstance(outgoing, StopWork) and self._revoke(outgoing.work_id):
+            return
         if isinstance(outgoing, StopWork | BreakGroup):
             self._write(outgoing)
         else:
             self._outbox.append(outgoing)
             self._pump()
+
+    def _revoke(self, work_id: int) -> bool:
+        """Stop a work that has not been sent; whether there is one. The worker would not know yet what to stop."""
+        for index, waiting in enumerate(self._outbox):
+            if isinstance(waiting, Encode | Denoise | Decode) and waiting.work_id == work_id:
+                self._outbox[index] = replace(waiting, revoked=True)
+                return True
+        return False
 
     def explain(self, reason: str) -> None:
         """What to say at its end, rather than how the process ended."""
@@ -133,14 +147,14 @@ class WorkerProcess(asyncio.Protocol):
         """Write what can be written; a command to come calls back."""
         while self._outbox and not self._blocked and self._transport is not None:
             outgoing = self._outbox[0]
-            if isinstance(outgoing, asyncio.Future):
-                if not outgoing.done():
-                    self._blocked = True
-                    outgoing.add_done_callback(self._unblock)
-                    return
-                outgoing = outgoing.result()
+            if isinstance(outgoing, asyncio.Future) and not outgoing.done():
+                self._blocked = True
+                outgoing.add_done_callback(self._unblock)
+                return
             self._outbox.popleft()
-            self._write(outgoing)
+            command = outgoing.result() if isinstance(outgoing, asyncio.Future) else outgoing
+            if command is not None:
+                self._write(command)
 
     def _unblock(self, _future: object) -> None:
         self._blocked = False

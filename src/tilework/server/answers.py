@@ -14,7 +14,8 @@ State = Literal["queued", "running", "paused", "done", "failed", "cancelled"]
 class SegmentModel(BaseModel):
     """One piece of work that was done for an image; times in seconds from its arrival.
 
-    A `sliced` one, a decode, took less memory and more time.
+    A `sliced` one, a decode, took less memory and more time. The steps of `batch` images, this one included, were done
+    together.
     """
 
     stage: str
@@ -23,6 +24,7 @@ class SegmentModel(BaseModel):
     start_s: float
     end_s: float
     sliced: bool = False
+    batch: int = 1
 
 
 class ImageStory(BaseModel):

@@ -122,7 +122,9 @@ _STORY = {
     "queue_s": 0.02,
     "slo_s": 2.5,
     "on_time": True,
-    "segments": [{"stage": "diffuse", "devices": [0], "steps": 6, "start_s": 0.03, "end_s": 1.24, "sliced": False}],
+    "segments": [
+        {"stage": "diffuse", "devices": [0], "steps": 6, "start_s": 0.03, "end_s": 1.24, "sliced": False, "batch": 1}
+    ],
 }
 _IMAGES = {
     "created": 1767225600,

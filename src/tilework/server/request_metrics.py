@@ -81,7 +81,7 @@ class RequestMetrics:
         error_ns = outcome.finished_ns - ticket.eta_ns
         self._latency.labels(name).observe(s_from_ns(latency_ns))
         self._queue.labels(name).observe(s_from_ns(ticket.queue_ns or 0))
-        gpu_ns = sum((segment.end_ns - segment.start_ns) * len(segment.gpus) for segment in outcome.segments)
+        gpu_ns = sum((one.end_ns - one.start_ns) * len(one.gpus) // one.batch for one in outcome.segments)
         self._gpu.labels(size).observe(s_from_ns(gpu_ns))
         if request.deadline_ns is not None:
             self._slack.labels(name, size).observe(s_from_ns(request.deadline_ns - outcome.finished_ns))

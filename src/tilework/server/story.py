@@ -32,6 +32,7 @@ def _segment(segment: Segment, arrival_ns: int) -> SegmentModel:
         start_s=_seconds(segment.start_ns - arrival_ns),
         end_s=_seconds(segment.end_ns - arrival_ns),
         sliced=segment.sliced,
+        batch=segment.batch,
     )
 
 

@@ -13,6 +13,8 @@ from tilework.runtime.bubbles import Bubbles
 from tilework.runtime.observer import EndedWork, Ending
 from tilework.server.meters import RATIO, STEP_S, WORK_S, Meters, Names
 
+_SHARED = "shared"  # In place of a size, for works of several requests.
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
@@ -31,7 +33,7 @@ class WorkMetrics:
     def __init__(self, meters: Meters, sizes: Names) -> None:
         self._sizes = sizes
         self._bubbles = Bubbles()
-        self._kinds: dict[tuple[str, Shape, int], _Kind] = {}
+        self._kinds: dict[tuple[str, Shape | None, int], _Kind] = {}
         self._gpus: dict[int, tuple[Counter, Counter]] = {}
         self._works = meters.counter("works", "Works by how they ended", "stage", "degree", "ending")
         self._steps = meters.counter("steps", "Denoising steps that were done", "degree")
@@ -53,8 +55,8 @@ class WorkMetrics:
         self._losses = meters.counter("gpu_losses", "How often the worker of a GPU was lost", "gpu")
 
     def ended(self, ended: EndedWork) -> None:
-        work, size = ended.work, ended.requests[0].shape
-        key = (work.stage.name, size, len(work.gpus))
+        work = ended.work
+        key = (work.stage.name, ended.requests[0].shape if len(ended.requests) == 1 else None, len(work.gpus))
         kind = self._kinds.get(key)
         if kind is None:
             kind = self._kind(*key)
@@ -64,12 +66,13 @@ class WorkMetrics:
         else:
             self._works.labels(work.stage.name, str(len(work.gpus)), ended.ending).inc()
         if kind.steps is not None and ended.steps_done:
-            kind.steps.inc(ended.steps_done)
+            kind.steps.inc(ended.steps_done * len(ended.requests))
         self._pass_time(ended)
 
-    def _kind(self, stage: str, shape: Shape, degree: int) -> _Kind:
+    def _kind(self, stage: str, shape: Shape | None, degree: int) -> _Kind:
         """The meters of this kind, which are remembered as long as the labels tell its size from others."""
-        size, many, is_steps = self._sizes.of(shape), str(degree), stage == DIFFUSE
+        size = _SHARED if shape is None else self._sizes.of(shape)
+        many, is_steps = str(degree), stage == DIFFUSE
         kind = _Kind(
             done=self._works.labels(stage, many, Ending.DONE),
             seconds=self._seconds.labels(stage, size, many),
@@ -77,7 +80,7 @@ class WorkMetrics:
             step_seconds=self._step_seconds.labels(size, many) if is_steps else None,
             steps=self._steps.labels(many) if is_steps else None,
         )
-        if size == str(shape):
+        if shape is None or size == str(shape):
             self._kinds[stage, shape, degree] = kind
         return kind
 

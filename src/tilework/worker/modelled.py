@@ -68,7 +68,7 @@ class ModelledFamily:
         return self._parallel
 
     def encode(self, spec: Spec) -> Conditioning:
-        self._check_memory(ENCODE, spec.shape, 1)
+        self._check_memory(ENCODE, [spec.shape], 1)
         self._sleep(ENCODE, spec)
         return Conditioning({})
 
@@ -80,9 +80,10 @@ class ModelledFamily:
         return StepState(spec=spec, conditioning=conditioning, latents=latents, sampler=sampler, generator=generator)
 
     def predict(self, states: Sequence[StepState], pack: Pack | None = None) -> list[Tensor]:
-        for state in states:
-            self._check_memory(DIFFUSE, state.spec.shape, self._parallel.degree)
-            self._parallel.take_step(self._run_ns(DIFFUSE, state.spec.shape, self._parallel.degree))
+        shapes = [state.spec.shape for state in states]
+        for together in [[shape] for shape in shapes] if pack is None else [shapes]:
+            self._check_memory(DIFFUSE, together, self._parallel.degree)
+            self._parallel.take_step(self._run_ns(DIFFUSE, together, self._parallel.degree))
         return [state.latents for state in states]
 
     def advance(self, state: StepState, prediction: Tensor) -> None:
@@ -91,12 +92,12 @@ class ModelledFamily:
     def preview(self, state: StepState, prediction: Tensor) -> Image:
         """The decoded picture, only smaller."""
         shape = preview_shape(state.spec.shape)
-        self._parallel.take(self._run_ns(DECODE, shape, 1))
+        self._parallel.take(self._run_ns(DECODE, [shape], 1))
         return _flat(shape, state.spec.seed)
 
     def decode(self, state: StepState, sliced: bool = False) -> Image:
         """A picture of one colour, which the seed chooses."""
-        self._check_memory(DECODE, state.spec.shape, 1, share=0.5 if sliced else 1.0)
+        self._check_memory(DECODE, [state.spec.shape], 1, share=0.5 if sliced else 1.0)
         self._sleep(DECODE, state.spec)
         return _flat(state.spec.shape, state.spec.seed)
 
@@ -114,11 +115,11 @@ class ModelledFamily:
     def restore_conditioning(self, blob: freight.Freight) -> Conditioning:
         return Conditioning(freight.unpack(blob, self.device))
 
-    def _run_ns(self, stage: str, shape: Shape, degree: int) -> int:
-        return self._costs.run_ns(StageId(self._pipeline, stage), (shape,), degree)
+    def _run_ns(self, stage: str, shapes: Sequence[Shape], degree: int) -> int:
+        return self._costs.run_ns(StageId(self._pipeline, stage), shapes, degree)
 
-    def _check_memory(self, stage: str, shape: Shape, degree: int, share: float = 1.0) -> None:
-        """The peak grows with the picture, from the tabled size that is nearest.
+    def _check_memory(self, stage: str, shapes: Sequence[Shape], degree: int, share: float = 1.0) -> None:
+        """The peak grows with all pixels together, from the tabled size that is nearest.
 
         Raises:
             MemoryError: this `share` of it is more than there is.
@@ -129,13 +130,16 @@ class ModelledFamily:
         peaks = [(row.shape.pixels, row.peak_bytes) for row in rows if row.peak_bytes is not None]
         if source.memory_bytes is None or not peaks:
             return
-        pixels, peak_bytes = min(peaks, key=lambda peak: abs(peak[0] - shape.pixels))
-        needed = int(share * peak_bytes * shape.pixels / pixels)
+        wanted = sum(shape.pixels for shape in shapes)
+        pixels, peak_bytes = min(peaks, key=lambda peak: abs(peak[0] - wanted))
+        needed = int(share * peak_bytes * wanted / pixels)
         if needed > source.memory_bytes:
-            raise MemoryError(f"{stage} at {shape} takes {needed} bytes, and there are {source.memory_bytes}")
+            raise MemoryError(
+                f"{stage} at {' + '.join(map(str, shapes))} takes {needed} bytes, and there are {source.memory_bytes}"
+            )
 
     def _sleep(self, stage: str, spec: Spec) -> None:
-        time.sleep(self._run_ns(stage, spec.shape, 1) / NS_PER_S)
+        time.sleep(self._run_ns(stage, [spec.shape], 1) / NS_PER_S)
 
 
 def _flat(shape: Shape, seed: int) -> Image:

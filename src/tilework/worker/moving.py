@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tilework.core.wire import ImportState, Parcel
 from tilework.pipelines.family import Conditioning, Family
 from tilework.worker.jobs import Job, JobMissing, Jobs
 from tilework.worker.parcels import Parcels
+from tilework.worker.steps import Member
 
 
 def put_conditioning(family: Family, parcels: Parcels, conditioning: Conditioning) -> Parcel:
     return parcels.put(family.export_conditioning(conditioning))
 
 
-def put_state(family: Family, parcels: Parcels, job: Job) -> Parcel | None:
-    """None if the job has not begun its first step."""
-    return None if job.state is None else parcels.put(family.export(job.state))
+def put_states(family: Family, parcels: Parcels, members: Iterable[Member]) -> dict[int, Parcel]:
+    """By job; of one that has not begun its first step there is none. All or none: an error leaves nothing behind."""
+    put: dict[int, Parcel] = {}
+    try:
+        for member in members:
+            if member.job.state is not None:
+                put[member.job_id] = parcels.put(family.export(member.job.state))
+    except Exception:
+        for parcel in put.values():
+            parcels.take_back(parcel)
+        raise
+    return put
 
 
 def take_job(family: Family, parcels: Parcels, jobs: Jobs, command: ImportState) -> Job:

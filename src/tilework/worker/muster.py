@@ -1,39 +1,65 @@
-"""Before a work begins: whether every member of its group can, and is to."""
+"""Before a work begins: which jobs take part in it, and whether every worker of its group can, and is to."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
 from tilework.core.comm import Comm, GroupBroken
-from tilework.core.wire import Denoise
-from tilework.worker.jobs import Job, JobMissing, Jobs
+from tilework.core.wire import Absent, Denoise
+from tilework.worker.jobs import JobMissing, Jobs
+from tilework.worker.steps import Member
 
 _READY, _STOPPED, _ABSENT = range(3)
 
 
-def muster(jobs: Jobs, command: Denoise, comm: Comm | None, device: torch.device, stopped: bool) -> Job | None:
-    """The job, in the state in which the work begins; None if the work was stopped in the queue.
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """Who is `present` at a work, each in the state in which it begins. Nobody is if it was stopped in the queue."""
 
-    Members hear of a stop at different times: what the first of them knows counts. They wait here for each other, so
-    that nobody waits inside the model.
+    present: tuple[Member, ...] = ()
+    absent: tuple[Absent, ...] = ()
+
+
+def muster(jobs: Jobs, command: Denoise, comm: Comm | None, device: torch.device, stopped: bool) -> Roll:
+    """Call the members of a work. Of several, those are absent of which this worker does not have the state.
+
+    The workers of a group hear of a stop at different times: what the first of them knows counts. They wait here for
+    each other, so that nobody waits inside the model.
 
     Raises:
-        JobMissing: this worker does not have the state.
-        GroupBroken: another member does not have it, or is lost.
+        JobMissing: this worker does not have the state of the only member.
+        GroupBroken: another worker does not have it, or is lost.
     """
     if comm is None:
-        return None if stopped else jobs.at_step(command.job_id, command.first_step)
+        return Roll() if stopped else _call(jobs, command)
+    assert len(command.members) == 1, f"work {command.work_id} of a group has {len(command.members)} members"
     missing: JobMissing | None = None
+    roll = Roll()
     try:
-        job = jobs.at_step(command.job_id, command.first_step)
+        roll = _call(jobs, command)
     except JobMissing as error:
         missing = error
     flags = _exchange(comm, device, _ABSENT if missing else _STOPPED if stopped else _READY)
     if missing:
         raise missing
     if _ABSENT in flags:
-        raise GroupBroken(f"rank {flags.index(_ABSENT)} does not have the state of job {command.job_id}")
-    return None if flags[0] == _STOPPED else job
+        raise GroupBroken(f"rank {flags.index(_ABSENT)} does not have the state of job {command.members[0][0]}")
+    return Roll() if flags[0] == _STOPPED else roll
+
+
+def _call(jobs: Jobs, command: Denoise) -> Roll:
+    present: list[Member] = []
+    absent: list[Absent] = []
+    for job_id, first_step in command.members:
+        try:
+            present.append(Member(job_id, first_step, jobs.at_step(job_id, first_step)))
+        except JobMissing as error:
+            if len(command.members) == 1:
+                raise
+            absent.append(Absent(job_id, str(error), error.state_lost))
+    return Roll(tuple(present), tuple(absent))
 
 
 def _exchange(comm: Comm, device: torch.device, flag: int) -> list[int]:

@@ -69,6 +69,10 @@ class Parcels:
             raise
         return num_bytes
 
+    def take_back(self, parcel: Parcel) -> None:
+        """Remove what this worker has put down and nobody has been told of."""
+        (self._directory / parcel.name).unlink(missing_ok=True)
+
     def take(self, parcel: Parcel) -> Freight:
         """Read a parcel, which stays where it is.
 

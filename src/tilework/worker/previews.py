@@ -7,21 +7,25 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from tilework.core.wire import Denoise, Preview, Report
+from tilework.core.wire import Preview, Report
 from tilework.pipelines.family import Family, StepState
 
 _log = logging.getLogger(__name__)
 
 
 class Previews:
-    """Draws and emits a preview after every `every` steps of the request, but not after its last one; 0: never.
+    """Draws and emits a preview after every `every` steps of a member, but not after its last one; 0: never.
 
     The picture comes first: when a preview fails, for want of memory say, the work goes on without further ones.
     """
 
-    def __init__(self, family: Family, command: Denoise, every: int, emit: Callable[[Report], None]) -> None:
+    def __init__(
+        self, family: Family, work_id: int, job_id: int, first_step: int, every: int, emit: Callable[[Report], None]
+    ) -> None:
         self._family = family
-        self._command = command
+        self._work_id = work_id
+        self._job_id = job_id
+        self._first_step = first_step
         self._every = every
         self._emit = emit
 
@@ -32,10 +36,12 @@ class Previews:
         try:
             image = self._family.preview(state, prediction)
         except Exception:
-            _log.warning("work %d goes on without previews: one failed", self._command.work_id, exc_info=True)
+            _log.warning(
+                "work %d goes on without previews of job %d: one failed", self._work_id, self._job_id, exc_info=True
+            )
             self._every = 0
             return
-        self._emit(Preview(self._command.work_id, state.steps_done_next - self._command.first_step, image))
+        self._emit(Preview(self._work_id, self._job_id, state.steps_done_next - self._first_step, image))
 
     def _is_due(self, state: StepState) -> bool:
         steps_done = state.steps_done_next

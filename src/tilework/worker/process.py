@@ -112,7 +112,7 @@ class _Link:
             case BreakGroup():
                 self._groups.break_off(command.group_id)
             case Encode() | Denoise() | Decode():
-                self.works.open(command.work_id)
+                self.works.open(command.work_id, command.revoked)
                 self.queue.put(command)
             case _:
                 self.queue.put(command)

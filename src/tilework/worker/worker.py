@@ -11,6 +11,7 @@ from typing import TypeVar
 from tilework.comm.groups import Groups
 from tilework.core.comm import Comm, GroupBroken
 from tilework.core.wire import (
+    Absent,
     Calibrate,
     Calibrated,
     CloseGroup,
@@ -25,7 +26,6 @@ from tilework.core.wire import (
     Forget,
     GroupRef,
     ImportState,
-    Progress,
     Report,
 )
 from tilework.pipelines.family import Family
@@ -33,11 +33,11 @@ from tilework.worker.calibrate import calibrate
 from tilework.worker.hardware import memory_in_use
 from tilework.worker.jobs import Job, JobMissing, Jobs
 from tilework.worker.memory import Budget, is_out_of_memory
-from tilework.worker.moving import put_conditioning, put_state, take_job
+from tilework.worker.moving import put_conditioning, put_states, take_job
 from tilework.worker.muster import muster
 from tilework.worker.parcels import Parcels, TruncatedParcel
-from tilework.worker.previews import Previews
 from tilework.worker.settle import settle
+from tilework.worker.steps import Member, Steps
 from tilework.worker.works import OpenWorks
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Worker:
 
     `works` knows the works that were received; `execute` closes those that it ends. A denoise work of a group runs in
     lockstep with the other members, whose first decides when to stop. An error in a work is contained: the work answers
-    `Failed`, its job is lost here, and so are the job's later works; the other members' work breaks off. A group that
+    `Failed`, its jobs are lost here, and so are their later works; in a group the others' work breaks off. A group that
     breaks leaves the state intact where it was. So does a work that needs more memory than `budget` allows: it gives
     back what it had taken, and says how far it came.
     """
@@ -71,6 +71,7 @@ class Worker:
         self._emit = emit
         self._budget = budget or Budget(family.device, None)
         self._jobs = Jobs()
+        self._absent: tuple[Absent, ...] = ()  # Who has no part in the running work.
 
     @property
     def num_jobs(self) -> int:
@@ -116,10 +117,11 @@ class Worker:
             return Failed(command.work_id, describe(error), error.state_lost)
         except Exception as error:
             if is_out_of_memory(error):
-                _log.warning("work %d of job %d: %s", command.work_id, command.job_id, describe(error))
+                _log.warning("work %d of %s: %s", command.work_id, _names(command), describe(error))
                 return None
-            _log.exception("work %d of job %d failed", command.work_id, command.job_id)
-            self._jobs.lose(command.job_id, f"work {command.work_id} failed with {describe(error)}")
+            _log.exception("work %d of %s failed", command.work_id, _names(command))
+            for job_id in _job_ids(command):
+                self._jobs.lose(job_id, f"work {command.work_id} failed with {describe(error)}")
             return Failed(command.work_id, describe(error))
 
     def _starved(self, command: WorkCommand) -> Ended:
@@ -137,16 +139,17 @@ class Worker:
         self._jobs.put(command.job_id, Job(spec=command.spec, conditioning=conditioning))
         end_ns = self._now_ns()
         parcel = put_conditioning(self._family, self._parcels, conditioning)
-        return Ended(command.work_id, start_ns, end_ns, steps_done=1, parcel=parcel)
+        return Ended(command.work_id, start_ns, end_ns, steps_done=1, parcels={command.job_id: parcel})
 
     def _denoise(self, command: Denoise) -> Ended:
         """Run `num_steps` steps; fewer if a stop is agreed between two of them, or if the group breaks."""
+        self._absent = ()
         if command.group is None:
             return self._denoise_with(command, None)
         try:
             return self._denoise_with(command, self._groups.open(command.group))
         except GroupBroken as error:
-            _log.warning("work %d of job %d broke off: %s", command.work_id, command.job_id, error)
+            _log.warning("work %d of %s broke off: %s", command.work_id, _names(command), error)
             return replace(self._cut_off(command), broken=True)
         except JobMissing:
             raise
@@ -155,60 +158,46 @@ class Worker:
             raise
 
     def _denoise_with(self, command: Denoise, comm: Comm | None) -> Ended:
-        job = muster(self._jobs, command, comm, self._family.device, self._works.is_stopped(command.work_id))
-        if job is None:
-            return _revoked(command.work_id)
+        roll = muster(self._jobs, command, comm, self._family.device, self._works.is_stopped(command.work_id))
+        self._absent = roll.absent
+        if not roll.present:
+            return replace(_revoked(command.work_id), absent=roll.absent)
         start_ns = time.monotonic_ns()
         leads = comm is None or comm.rank == 0
-        parallel = self._family.parallel
         if comm is not None:
-            parallel.join(comm, self._family.info.two_passes and job.spec.guidance_scale > 1)
+            (member,) = roll.present
+            self._family.parallel.join(comm, self._family.info.two_passes and member.job.spec.guidance_scale > 1)
+        most = min(command.num_steps, *(member.num_steps_left for member in roll.present))
+        steps = Steps(self._family, roll.present, command.work_id, leads, self._works, self._emit)
         try:
             with self._budget.hold():
-                stopped = self._steps(command, job, leads)
+                steps_done = steps.run(most)
         finally:
-            parallel.leave()
+            self._family.parallel.leave()
         end_ns = self._now_ns()
-        parcel = put_state(self._family, self._parcels, job) if leads else None
-        steps_done = job.steps_done - command.first_step
-        return Ended(command.work_id, start_ns, end_ns, steps_done, stopped=stopped, parcel=parcel)
-
-    def _steps(self, command: Denoise, job: Job, leads: bool) -> bool:
-        """Returns whether the steps were stopped before the last of them."""
-        family = self._family
-        state = job.state = job.state or family.begin(job.spec, job.conditioning)
-        previews = Previews(family, command, job.spec.preview_every if leads else 0, self._emit)
-        last = min(command.first_step + command.num_steps, job.spec.steps)
-        parallel = family.parallel
-        while True:
-            before = state.steps_done
-            while state.steps_done == before:  # A step may take several iterations.
-                parallel.wants_stop = self._works.is_stopped(command.work_id)
-                prediction = family.predict([state])[0]
-                previews.show(state, prediction)
-                job.state = None  # A step that fails half way leaves no state: the job goes on from what was put down.
-                family.advance(state, prediction)
-                job.state = state
-            if state.steps_done >= last:
-                return False
-            settle(family.device)
-            parallel.wants_stop = self._works.is_stopped(command.work_id)  # Alone, this is what counts.
-            if parallel.stop_agreed:
-                return True
-            if leads:
-                self._emit(Progress(command.work_id, state.steps_done - command.first_step))
+        parcels = put_states(self._family, self._parcels, roll.present) if leads else {}
+        ended = Ended(command.work_id, start_ns, end_ns, steps_done, stopped=steps_done < most)
+        return replace(ended, parcels=parcels, absent=roll.absent)
 
     def _cut_off(self, command: Denoise) -> Ended:
-        """How far this member came; its state may be ahead of the others' by one step."""
+        """How far this worker came; its state may be ahead of the rest of its group's by one step.
+
+        Nothing is kept of several members some of which were ahead of others.
+        """
         now_ns = time.monotonic_ns()
-        if command.job_id not in self._jobs:
-            return Ended(command.work_id, now_ns, now_ns, steps_done=0)
-        job = self._jobs.get(command.job_id)
-        steps_done = job.steps_done - command.first_step
-        if steps_done <= 0:
-            return Ended(command.work_id, now_ns, now_ns, steps_done=0)
-        parcel = put_state(self._family, self._parcels, job)
-        return Ended(command.work_id, now_ns, self._now_ns(), steps_done, parcel=parcel)
+        absent = {one.job_id for one in self._absent}
+        members = [
+            Member(job_id, first_step, self._jobs.get(job_id))
+            for job_id, first_step in command.members
+            if job_id in self._jobs and job_id not in absent
+        ]
+        steps_done = {member.job.steps_done - member.first_step for member in members}
+        is_even = len(steps_done) == 1 and len(members) + len(absent) == len(command.members)
+        if not is_even or max(steps_done) <= 0:
+            return Ended(command.work_id, now_ns, now_ns, steps_done=0, absent=self._absent)
+        parcels = put_states(self._family, self._parcels, members)
+        ended = Ended(command.work_id, now_ns, self._now_ns(), steps_done.pop())
+        return replace(ended, parcels=parcels, absent=self._absent)
 
     def _decode(self, command: Decode) -> Ended:
         start_ns = time.monotonic_ns()
@@ -260,6 +249,17 @@ def _revoked(work_id: int) -> Ended:
 def _without_memory(work_id: int) -> Ended:
     now_ns = time.monotonic_ns()
     return Ended(work_id, now_ns, now_ns, steps_done=0, out_of_memory=True)
+
+
+def _job_ids(command: WorkCommand) -> tuple[int, ...]:
+    if isinstance(command, Denoise):
+        return tuple(job_id for job_id, _ in command.members)
+    return (command.job_id,)
+
+
+def _names(command: WorkCommand) -> str:
+    job_ids = _job_ids(command)
+    return f"job{'s' if len(job_ids) > 1 else ''} {', '.join(map(str, job_ids))}"
 
 
 def describe(error: Exception) -> str:

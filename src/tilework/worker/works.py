@@ -18,9 +18,9 @@ class OpenWorks:
     def __len__(self) -> int:
         return len(self._stopped)
 
-    def open(self, work_id: int) -> None:
+    def open(self, work_id: int, is_stopped: bool = False) -> None:
         with self._lock:
-            self._stopped[work_id] = False
+            self._stopped[work_id] = is_stopped
 
     def stop(self, work_id: int) -> None:
         """Ask a work to end at its next step boundary; one that is not open is none of our business any more."""
