@@ -23,6 +23,7 @@ from tilework.core.request import Shape
 from tilework.core.wire import (
     Command,
     CostRow,
+    Decode,
     Encode,
     Ended,
     Forget,
@@ -52,7 +53,6 @@ class Listener:
     lost: list[tuple[int, str]] = field(default_factory=list)
     joined: list[int] = field(default_factory=list)
     has_given_up: bool = False
-    reports: list[Report] = field(default_factory=list)
 
     def on_report(self, gpu: int, report: Report) -> None:
         self.reports.append(report)
