@@ -113,10 +113,10 @@ def test_promises_are_kept_even_if_members_go_on_one_by_one() -> None:
 
 def test_as_one_ride_it_is_on_time_when_all_are() -> None:
     both = batch(member(0, 2, due_ms=300), member(1, 4, due_ms=490))
-    ride = both.as_ride(0)
+    ride = both.as_ride(0, may_split=True)
     assert (ride.claim, ride.due_ns - ride.least_gpu_ns) == (Claim.DUE, both.slack_ns)
     assert [speed.step_ns for speed in ride.speeds] == [480 * MS, 400 * MS], "on two devices each has one"
-    assert batch(member(0, 2), member(1, 4)).as_ride(0).claim is Claim.PATIENT
+    assert batch(member(0, 2), member(1, 4)).as_ride(0, may_split=False).claim is Claim.PATIENT
 
 
 # What comes of it.

@@ -147,12 +147,12 @@ class Batch:
         order = sorted(self.members, key=lambda member: (member.alone_ns, member.job.job_id), reverse=True)
         return self.without(order[1::2]), self.without(order[::2])
 
-    def as_ride(self, now_ns: int) -> Ride:
-        """The whole as one ride: on time if all are who are to be. On two devices it is split."""
+    def as_ride(self, now_ns: int, may_split: bool) -> Ride:
+        """The whole as one ride: on time if all are who are to be. On two devices, if it may have them, it is split."""
         due = [member for member in self.members if member.due_ns < inf]
         one_ns = max(self.ends_ns) - self.ready_ns
         speeds = [Speed(1, round(one_ns))]
-        if len(self.members) > 1:
+        if may_split and len(self.members) > 1:
             two_ns = max(max(half.ends_ns) - half.ready_ns for half in self.split())
             speeds += [Speed(2, round(two_ns))] if two_ns < one_ns else []
         first = min(self.members, key=lambda member: (member.ride.claim, member.ride.due_ns))

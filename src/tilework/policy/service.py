@@ -127,6 +127,7 @@ class Service:
         self.batches = {}
         aboard: set[int] = set()
         rides: list[Ride] = []
+        batches: list[Batch] = []
         by_id = {ride.job_id: ride for ride in self.rides}
         for gpu in self.gpus:
             if all(len(work.job_ids) == 1 for work in gpu.works):
@@ -140,7 +141,7 @@ class Service:
             )
             batch = whole.trimmed()
             if batch.members:
-                rides.append(self._as_ride(batch))
+                batches.append(batch)
             else:
                 rides.append(Ride(-1, Claim.FIXED, inf, (ONE_DEVICE,), 0, 0.0, float(gpu.free_ns - self.now_ns), 0.0))
             kept = {member.job.job_id for member in batch.members}
@@ -150,13 +151,15 @@ class Service:
                     rides.append(
                         replace(member.ride, head_ns=head_ns, rank=-1, hold_ns=0.0, num_steps=member.num_steps)
                     )
-        return rides + [ride for ride in self.rides if ride.job_id not in aboard]
+        rides += (ride for ride in self.rides if ride.job_id not in aboard)
+        may_split = len(rides) + len(batches) < len(self.gpus)
+        return rides + [self._as_ride(batch, may_split) for batch in batches]
 
     def _member(self, job: JobView, ride: Ride, margin: Margin = ADMISSION_MARGIN) -> Member:
         return Member.of(job, ride, margin, self.now_ns)
 
-    def _as_ride(self, batch: Batch) -> Ride:
-        ride = batch.as_ride(self.now_ns)
+    def _as_ride(self, batch: Batch, may_split: bool = False) -> Ride:
+        ride = batch.as_ride(self.now_ns, may_split)
         self.batches[ride] = batch
         return ride
 
