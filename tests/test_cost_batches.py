@@ -219,6 +219,28 @@ def test_what_a_measured_mix_took_beyond_that_other_mixes_take_as_a_share_of_the
     assert batch_s(model, *thin(10, 10, 10)) == pytest.approx(3.0 - 0.8), "this is no mix"
 
 
+def beyond_s(first: float, second: float, *asked: int) -> float:
+    """What a mix takes beyond its members, where one of 4 s and one of 8 s took so much."""
+    mixes = (together(4.0 + first, *thin(10, 30)), together(8.0 + second, *thin(10, 10, 30, 30)))
+    return batch_s(costs(row(10, 1.0), row(30, 3.0), *mixes), *thin(*asked)) - sum(asked) / 10
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "fixed", "share"),
+    [(0.7, 1.1, 0.3, 0.1), (0.5, 0.5, 0.5, 0.0), (0.4, 0.8, 0.0, 0.1), (-0.4, -0.8, 0.0, -0.1)],
+)
+def test_what_is_fixed_in_mixes_and_what_is_a_share_is_told_apart(
+    first: float, second: float, fixed: float, share: float
+) -> None:
+    assert beyond_s(first, second, 10, 20, 30) == pytest.approx(fixed + 6.0 * share)
+
+
+def test_neither_part_is_negative_so_that_other_mixes_do_not_run_away() -> None:
+    assert 7.0 * 0.3 / 4 < beyond_s(0.3, 0.8, 10, 30, 30) < 7.0 * 0.8 / 8, "a share alone"
+    assert 0.2 < beyond_s(0.6, 0.2, 10, 30, 30) < 0.6, "a fixed part alone"
+    assert beyond_s(0.6, 0.2, 10, 30, 30) == pytest.approx(beyond_s(0.6, 0.2, 10, 20))
+
+
 def test_members_some_of_which_are_turned_are_a_mix() -> None:
     model = costs(*(together(1.5 * n**0.5, *[WIDE] * n) for n in (1, 2)), together(9.0, WIDE, turned(WIDE)))
     assert batch_s(model, turned(WIDE), WIDE) == 9.0

@@ -133,7 +133,8 @@ def test_a_first_start_measures_and_the_next_one_only_warms_up(cache: CostCache)
 def test_a_start_measures_a_few_batches_where_requests_can_share_a_pass(cache: CostCache) -> None:
     packing = replace(INFO, packs=True)
     assert calibration_batches(INFO) == ()
-    assert calibration_batches(packing) == ((SMALL,) * 2, (SMALL,) * 4, SHAPES)
+    mixes = (SHAPES[:2], (*[SHAPES[0]] * 3, *[SHAPES[1]] * 2, SHAPES[2]))
+    assert calibration_batches(packing) == ((SMALL,) * 2, (SMALL,) * 4, *mixes)
     assert calibration_batches(replace(packing, max_side=64)) == ((SMALL,) * 2, (SMALL,) * 4), "no two sizes"
     asyncio.run(start(FakeMeasurer(), (1, 2), cache))
     first, second = FakeMeasurer(info=packing), FakeMeasurer(info=packing)
@@ -143,7 +144,7 @@ def test_a_start_measures_a_few_batches_where_requests_can_share_a_pass(cache: C
     assert [(row.stage, row.batch, row.degree) for row in table.rows if row.batch != 1] == [
         (DIFFUSE, 2, 1),
         (DIFFUSE, 4, 1),
-        (DIFFUSE, SHAPES, 1),
+        *((DIFFUSE, mix, 1) for mix in mixes),
     ]
     again = asyncio.run(start_costs(second, packing, (1, 2), cache))
     assert again is not None

@@ -139,8 +139,8 @@ class Foretelling:
         return (
             "Error: the mean of |foretold / measured - 1|. Learned: over the fifth of the batches that nothing was "
             "fitted to; the analyser has learned from the others, of which none is dropped as an outlier.",
-            "From a start's batches: what a table makes of single requests, two and four of the smallest and one of "
-            "each together, over all other batches.",
+            "From a start's batches: what a table makes of single requests and the four batches that a server's start "
+            "measures, over all other batches.",
             "Modelled: a fixed time per forward pass, times by pixels, by their squares and by edges of patches, with "
             "noise. The row is of the first seed, the check is the mean over the seeds, with their extremes.",
             "sdxl: a U-Net of half a million random weights; shapes: the shipped model. Timed as by tilework profile "
@@ -167,7 +167,8 @@ def _squares(sides: Sequence[int]) -> tuple[Shape, ...]:
 
 def _start(shapes: tuple[Shape, ...]) -> list[Batch]:
     """What a server's start measures, see `runtime.costs.calibration_batches`."""
-    return [shapes[:1] * 2, shapes[:1] * 4, shapes]
+    small, middle, large = shapes
+    return [(small,) * 2, (small,) * 4, (small, middle), (small, small, small, middle, middle, large)]
 
 
 def _learned(rows: Sequence[CostRow]) -> Analyser:
@@ -179,7 +180,7 @@ def _learned(rows: Sequence[CostRow]) -> Analyser:
 
 def _told(rows: Sequence[CostRow], analyser: Analyser) -> tuple[str, str, str]:
     """The gain of batches; the errors of the analyser and of a table with a start's batches only."""
-    shapes = tuple(row.shape for row in rows if row.batch == 1)
+    shapes = tuple(sorted(row.shape for row in rows if row.batch == 1))
     few = [row for row in rows if row.batch == 1 or row.shapes in _start(shapes)]
     others = [row for row in rows if row not in few]
     costs = TableCosts(CostTable(hardware="", rows=tuple(few)))

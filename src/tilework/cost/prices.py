@@ -6,7 +6,8 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from statistics import fmean, median
+from math import fsum
+from statistics import fmean
 from typing import TypeVar
 
 from tilework.core.request import Shape
@@ -30,9 +31,9 @@ class Prices:
     A batch that was measured, turned or in another order, is as dear as that was, and one that the analyser knows as
     dear as that says. Of any other is known what each member saves beyond the first: n of one shape that take T_n
     together save (n T_1 - T_n) / (n - 1) each, which is linear between measured shapes and numbers, and constant beyond
-    them. Of a mix all save it but the one that would save most. What measured mixes took beyond this, as a share of
-    their members one by one (the median), others take, too. Where no batch was measured, nothing is saved. Only a
-    measured batch can be cheaper than its dearest member.
+    them. Of a mix all save it but the one that would save most. What mixing takes beyond this is fitted to the measured
+    mixes: a fixed time, and a share of the members' time one by one. Where no batch was measured, nothing is saved.
+    Only a measured batch can be cheaper than its dearest member.
     """
 
     def __init__(self, rows: Sequence[CostRow], analyser: Analyser | None = None) -> None:
@@ -41,7 +42,7 @@ class Prices:
         self._together = dict(_means((members_of(row.shapes), row.seconds) for row in rows if row.batch != 1))
         self._savings = self._measured_savings(rows) if self._alone else []
         self._terms: dict[tuple[Member, int], tuple[float, float]] = {}
-        self._mixing = self._measured_mixing() if self._alone else 0.0
+        self._mixing = self._measured_mixing() if self._alone else (0.0, 0.0)
 
     @property
     def has_singles(self) -> bool:
@@ -64,7 +65,10 @@ class Prices:
         learned = None if self._analyser is None else self._analyser.ratio(members)
         if learned is not None:
             return max(dearest, learned * one_by_one)
-        return max(dearest, together + (self._mixing * one_by_one if members[0] != members[-1] else 0.0))
+        if members[0] != members[-1]:
+            fixed, share = self._mixing
+            together += fixed + share * one_by_one
+        return max(dearest, together)
 
     def _unmeasured(self, members: tuple[Member, ...]) -> tuple[float, float, float]:
         """One by one; together, but for what mixing costs; and the dearest one alone."""
@@ -90,14 +94,14 @@ class Prices:
         self._terms[member, size] = terms
         return terms
 
-    def _measured_mixing(self) -> float:
-        """What mixes take beyond what is foretold of them, over their members one by one."""
-        shares = []
+    def _measured_mixing(self) -> tuple[float, float]:
+        """What mixes take beyond what is foretold of them: a fixed time, and a share of their members one by one."""
+        beyond = []
         for members, seconds in self._together.items():
             if members[0] != members[-1]:
                 one_by_one, together, _ = self._unmeasured(members)
-                shares.append((seconds - together) / one_by_one)
-        return median(shares) if shares else 0.0
+                beyond.append((1 / seconds, one_by_one / seconds, 1 - together / seconds))
+        return _fitted(beyond)
 
     def _measured_savings(self, rows: Sequence[CostRow]) -> list[tuple[int, _Points]]:
         """By the size of the batch, for each number of pixels."""
@@ -115,6 +119,23 @@ def _means(pairs: Iterable[tuple[_Key, float]]) -> list[tuple[_Key, float]]:
     for key, value in pairs:
         gathered.setdefault(key, []).append(value)
     return [(key, fmean(gathered[key])) for key in sorted(gathered)]
+
+
+def _fitted(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """The a and b with which a x + b y comes closest to z, by least squares; 0 and 0 of no (x, y, z).
+
+    Where the points do not tell both, or one would be negative, it is left out. Then b alone may be negative.
+    """
+    xx, xy, yy, xz, yz = (
+        fsum(point[first] * point[second] for point in points)
+        for first, second in ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2))
+    )
+    determinant = xx * yy - xy * xy
+    if determinant > 1e-9 * xx * yy:
+        a, b = (yy * xz - xy * yz) / determinant, (xx * yz - xy * xz) / determinant
+        if a >= 0:
+            return (a, b) if b >= 0 else (max(xz / xx, 0.0), 0.0)
+    return 0.0, yz / yy if points else 0.0
 
 
 def _between(points: _Points, at: float) -> float:

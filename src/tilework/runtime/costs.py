@@ -61,10 +61,14 @@ def calibration_shapes(info: ModelInfo) -> tuple[Shape, ...]:
 
 
 def calibration_batches(info: ModelInfo) -> tuple[Batch, ...]:
-    """Two and four of the smallest of these, and one of each; none for a model whose requests share nothing."""
+    """Of these two and four of the smallest, the smallest two, and three, two and one from the smallest on.
+
+    None for a model whose requests share nothing, and no mixes of one size.
+    """
     shapes = calibration_shapes(info)
-    batches = (shapes[:1] * 2, shapes[:1] * 4, shapes)
-    return tuple(batch for batch in batches if len(batch) > 1) if info.packs else ()
+    steps = tuple(shape for index, shape in enumerate(shapes) for _ in range(len(shapes) - index))
+    mixes = (shapes[:2], steps) if len(shapes) > 1 else ()
+    return (shapes[:1] * 2, shapes[:1] * 4, *mixes) if info.packs else ()
 
 
 def random_batches(shapes: Sequence[Shape], number: int, seed: int = 0) -> tuple[Batch, ...]:
