@@ -14,9 +14,9 @@ from test_runtime import Rig, assert_nothing_is_left, kill, until
 from tilework.control.log import read_log, replay
 from tilework.core.actions import Accept
 from tilework.core.events import LeftOut, WorkFailed
-from tilework.core.request import Status
-from tilework.core.wire import ModelSource, Spec
-from tilework.core.work import DIFFUSE
+from tilework.core.request import Shape, Status
+from tilework.core.wire import CostRow, ModelledSource, ModelSource, Spec
+from tilework.core.work import DIFFUSE, STAGES, StageId
 from tilework.runtime.ticket import Outcome, Ticket
 
 BUILD = {
@@ -160,6 +160,30 @@ def test_a_worker_that_is_killed_midway_loses_no_member(start: Callable[..., Rig
     assert len(encodes) == len(specs), "one began anew"
     assert_nothing_is_left(rig.engine)
     assert replay(rig.log.getvalue().splitlines())[1] is None
+
+
+def test_what_does_not_fit_together_is_drawn_in_smaller_batches() -> None:
+    """A large one takes 4 MB, a small one 1, and there are 9."""
+    rows = [
+        CostRow(pipeline="toy", stage=stage, height=side, width=side, seconds=0.002, peak_bytes=peak_bytes)
+        for side, peak_bytes in ((64, 1_000_000), (128, 4_000_000))
+        for stage in STAGES
+    ]
+    rig = Rig(
+        ModelledSource(pipeline="toy", hardware="none", steps=8, rows=tuple(rows), memory_bytes=9_000_000), "batches"
+    )
+    rig.run(rig.engine.start())
+    sides = {f"r{index}": (128, 128, 64)[index % 3] for index in range(12)}
+    outcomes = rig.outcomes({uid: tiny.spec(height=side, width=side, steps=8) for uid, side in sides.items()})
+    assert {outcome.status for outcome in outcomes} == {Status.DONE}
+    assert '"is":"OutOfMemory"' in rig.log.getvalue()
+    assert 1 < max(batches(outcomes)) <= 4
+    assert not left_out(rig)
+    costs = rig.engine._controller.costs
+    assert not costs.fits_together(StageId("toy", DIFFUSE), [Shape(128, 128)] * 3)
+    assert costs.fits(StageId("toy", DIFFUSE), Shape(256, 256), 1), "of one alone that says nothing"
+    assert_nothing_is_left(rig.engine)
+    rig.close()
 
 
 def test_each_member_is_shown_its_own_previews(start: Callable[..., Rig]) -> None:

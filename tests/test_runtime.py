@@ -23,7 +23,7 @@ from tilework.control.log import replay
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.request import OnMiss, Status
 from tilework.core.time import NS_PER_MS
-from tilework.core.wire import ModelSource, Spec
+from tilework.core.wire import ModelSource, Source, Spec
 from tilework.core.work import DIFFUSE, Plan, Start
 from tilework.policy import registry
 from tilework.runtime.engine import Engine, EngineConfig
@@ -61,7 +61,7 @@ def _registered() -> Iterator[None]:
 class Rig:
     """An engine on a loop of its own, which runs only while a test waits for something."""
 
-    def __init__(self, source: ModelSource, policy: str, num_workers: int = 2) -> None:
+    def __init__(self, source: Source, policy: str, num_workers: int = 2) -> None:
         self.runner = asyncio.Runner()
         self.log = io.StringIO()
         self.executor = LocalExecutor(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import signal
@@ -9,16 +10,19 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilework.core.wire import Ended, GroupRef, Parcel
+from tilework.core.checkpoint import Checkpoint
+from tilework.core.wire import Ended, GroupRef, ImportState, Parcel, Spec
 from tilework.core.work import DIFFUSE, Group, StageId, Work
 from tilework.pipelines import freight
 from tilework.runtime import parcels
+from tilework.runtime.cargo import Cargo
 from tilework.runtime.flights import Flight, Flights
 from tilework.runtime.groups import GroupTable
 from tilework.runtime.parcels import ParcelDirectory
@@ -45,6 +49,24 @@ def flights(*gpus: int) -> Flights:
     group = GroupRef(1, gpus) if len(gpus) > 1 else None
     result.begin(Flight(work=work(gpus=gpus), group=group, requests=(), predicted_ns=0))
     return result
+
+
+def test_a_device_keeps_what_it_has_of_a_job_of_which_nothing_more_comes() -> None:
+    """It may be there that the job goes on, where it was before the work that was stopped."""
+
+    async def scenario() -> None:
+        sent: dict[int, asyncio.Future[Any]] = {}
+        cargo = Cargo(SimpleNamespace(send=sent.__setitem__, discard=None))  # type: ignore[arg-type]
+        spec = Spec(prompt="", negative_prompt="", height=64, width=64, steps=5, guidance_scale=1.0, seed=0)
+        state = Parcel("state", 1)
+        for job_id in (7, 8):
+            cargo.begin(job_id, spec, Checkpoint(steps_done=2, conditioning=Parcel("text", 1), state=state))
+            cargo.move(job_id, (job_id,), conditioning=False, behind=work())
+        cargo.arrive(work(), usable=(8,))
+        assert sent[7].result() is None
+        assert sent[8].result() == ImportState(8, spec, None, state)
+
+    asyncio.run(scenario())
 
 
 def ended(steps: int, *, broken: bool = False, parcel: str = "") -> Ended:
