@@ -13,7 +13,7 @@ from tilework.core.time import NS_PER_S
 from tilework.core.wire import CostRow
 from tilework.core.work import DIFFUSE
 from tilework.cost.table import CostTable, TableCosts
-from tilework.policy.batches import MOST_AHEAD
+from tilework.policy.batching import MOST_AHEAD
 from tilework.policy.mixed_cache import MixedCache
 from tilework.policy.nirvana import Nirvana
 from tilework.policy.patchedserve import PatchedServe

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request
-from tilework.policy.batches import Batching, Choice, Crowd
+from tilework.policy.batching import Batching, Choice, Crowd
 from tilework.policy.registry import policy
 
 

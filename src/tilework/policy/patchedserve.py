@@ -9,7 +9,7 @@ from tilework.core.interfaces import CostModel, JobView
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.work import DIFFUSE, StageId
-from tilework.policy.batches import Batching, Choice, Crowd, may_join
+from tilework.policy.batching import Batching, Choice, Crowd, may_join
 from tilework.policy.demand import demand_at
 from tilework.policy.order import DeadlineOrder, doom
 from tilework.policy.registry import policy
