@@ -21,6 +21,7 @@ from builders import (
     shipped,
     simulate,
 )
+from tilework.control.controller import ControllerConfig
 from tilework.core.interfaces import Block, Demand
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS
@@ -31,7 +32,7 @@ from tilework.policy.batch import Batch, Member
 from tilework.policy.demand import Speed
 from tilework.policy.foresight import Claim, Ride
 from tilework.policy.tilework import Tilework
-from tilework.sim.simulation import Trace
+from tilework.sim.simulation import SimConfig, Simulation, Trace
 
 MS = NS_PER_MS
 FIXED_MS, EACH_MS = 60, 40  # Of a step: what every forward pass takes, and every request in it.
@@ -87,7 +88,6 @@ def test_what_one_more_saves() -> None:
     assert batch(member(0, 5), member(1, 5)).saved(one) == pytest.approx(60 / 240)
     other = replace(one, job=job(9, replace(request("9"), pipeline="other")))
     assert batch(member(0, 5)).saved(other) == 0, "another model"
-    assert batch(*(member(index, 5) for index in range(12))).saved(one) == 0
 
 
 def test_those_without_deadlines_gain_in_the_mean_or_stay_apart() -> None:
@@ -174,6 +174,13 @@ def test_small_ones_share_a_device_beside_a_wide_one() -> None:
     assert on_time(trace) == 1.0
     assert {len(run.gpus) for run in trace.runs if run.work.job_ids == (0,) and run.work.stage.name == DIFFUSE} == {4}
     assert max(sizes(trace)) == 3
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_batches_are_no_larger_than_they_may_be(most: int) -> None:
+    requests = [request(str(index)) for index in range(4)]
+    config = ControllerConfig(policy="tilework", max_batch=most)
+    assert max(sizes(Simulation(config, batched(), SimConfig(num_gpus=1)).run(requests))) == most
 
 
 def test_on_idle_devices_everybody_is_alone() -> None:

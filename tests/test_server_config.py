@@ -35,10 +35,12 @@ def test_the_queue_is_as_long_as_the_operator_says(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("tilework.server.main.serve", serve)
     monkeypatch.setenv("TILEWORK_MAX_JOBS", "7")
     flags = ["serve", "--backend", "modelled", "--cost", "flux1dev_h100_eager", "--policy", "tetriserve"]
-    flags += ["--max-backlog", "1.5"]
+    flags += ["--max-backlog", "1.5", "--max-batch", "3"]
     result = CliRunner().invoke(app, flags)
     assert result.exit_code == 0, result.output
-    assert handed[0].controller == ControllerConfig(policy="tetriserve", max_jobs=7, max_backlog_ns=1_500_000_000)
+    assert handed[0].controller == ControllerConfig(
+        policy="tetriserve", max_jobs=7, max_backlog_ns=1_500_000_000, max_batch=3
+    )
 
 
 def test_keys_are_split_and_never_printed() -> None:

@@ -98,6 +98,12 @@ def command(
         float | None,
         typer.Option(help="Seconds that the devices may need for what is in when another comes in; default 3600."),
     ] = None,
+    max_batch: Annotated[
+        int | None,
+        typer.Option(
+            help="Pictures that share a forward pass at most; default 12; 1: each as it would be alone, to the bit."
+        ),
+    ] = None,
     log: Annotated[
         Path | None,
         typer.Option(
@@ -155,7 +161,7 @@ def command(
         file = None if tenants is None else str(tenants)
         directory = None if durable is None else str(durable)
         overrides: dict[str, object] = {"host": host, "port": port, "api_key": api_key, "tenants": file}
-        overrides |= {"durable": directory, "max_backlog_s": max_backlog}
+        overrides |= {"durable": directory, "max_backlog_s": max_backlog, "max_batch": max_batch}
         config = load_config(os.environ, overrides, others=("profiles", "log_level", "worker_memory"))
         state = stack.enter_context(closing(DurableDirectory(Path(config.durable)))) if config.durable else None
         log = state.new_log() if log is None and state is not None else log
@@ -164,7 +170,10 @@ def command(
         executor = LocalExecutor(LocalConfig(num_workers=workers, source=source, owner=owner))
         cache = CostCache(open_profiles(profiles), refresh=recalibrate)
         controller = ControllerConfig(
-            policy=policy, max_jobs=config.max_jobs, max_backlog_ns=ns_from_s(config.max_backlog_s)
+            policy=policy,
+            max_jobs=config.max_jobs,
+            max_backlog_ns=ns_from_s(config.max_backlog_s),
+            max_batch=config.max_batch,
         )
         engine_config = EngineConfig(
             controller=controller,

@@ -49,7 +49,7 @@ class _Scenario:
     ids: dict[str, RequestId]
     table: CostTable
     devices: CostTable
-    policy: str
+    controller: ControllerConfig
     config: SimConfig
     live: list[ServedRequest]
 
@@ -62,6 +62,9 @@ def command(
     log: Annotated[Path | None, typer.Option(help="Take requests and measured costs from a live run's log.")] = None,
     policy: Annotated[
         str | None, typer.Option(help=f"One of {', '.join(policy_names())}; default {DEFAULT_POLICY}, or the log's.")
+    ] = None,
+    max_batch: Annotated[
+        int | None, typer.Option(min=1, help="Requests that share a forward pass at most; default 12, or the log's.")
     ] = None,
     gpus: Annotated[int | None, typer.Option(min=1, help="Number of devices; default 1, or the log's.")] = None,
     gpus_per_node: Annotated[
@@ -92,11 +95,11 @@ def command(
         scenario = _scenario(requests, cost, log, policy, gpus, config, quiet=json)
         if gpus_per_node is not None:
             scenario = replace(scenario, devices=replace(scenario.devices, gpus_per_node=gpus_per_node))
-        make_policy(scenario.policy)
+        if max_batch is not None:
+            scenario = replace(scenario, controller=replace(scenario.controller, max_batch=max_batch))
+        make_policy(scenario.controller.policy)
         pictures = check_timeline_files(timeline or [])
-        header = Header(
-            version=tilework.__version__, config=ControllerConfig(policy=scenario.policy), table=scenario.table
-        )
+        header = Header(version=tilework.__version__, config=scenario.controller, table=scenario.table)
         recorder = Recorder(header) if pictures else None
         trace = _run(scenario, header, recorder, events, quiet=json)
         if schedule is not None:
@@ -104,13 +107,15 @@ def command(
     if recorder is not None:
         chart = chart_of_history(recorder.history(), scenario.ids)
         for picture in pictures:
-            title = f"{scenario.policy} on {scenario.config.num_gpus} modelled devices (simulated)"
+            title = f"{scenario.controller.policy} on {scenario.config.num_gpus} modelled devices (simulated)"
             draw_chart(picture, chart, title=title)
     served = served_in(trace)
     if json:
         print_json(_document(scenario, served))
         return
-    out.print(attainment_table(served, title=f"{scenario.policy}, {scenario.config.num_gpus} devices, simulated"))
+    out.print(
+        attainment_table(served, title=f"{scenario.controller.policy}, {scenario.config.num_gpus} devices, simulated")
+    )
     if scenario.live:
         out.print(attainment_table(scenario.live, title="the live run of the log"))
         ratio = _latency_ratio(served, scenario.live)
@@ -148,7 +153,7 @@ def _scenario(
         ids=ids,
         table=table,
         devices=table,
-        policy=policy or DEFAULT_POLICY,
+        controller=ControllerConfig(policy=policy or DEFAULT_POLICY),
         config=config,
         live=[],
     )
@@ -156,7 +161,7 @@ def _scenario(
 
 def _from_log(log: Path, policy: str | None, gpus: int | None, config: SimConfig, quiet: bool) -> _Scenario:
     history = load_history(log, quiet)
-    live = served_live(history)
+    live, logged = served_live(history), history.header.config
     if not live:
         raise UserError(f"{log} holds no finished request; serve something first")
     return _Scenario(
@@ -164,7 +169,7 @@ def _from_log(log: Path, policy: str | None, gpus: int | None, config: SimConfig
         ids={one.request.uid: index for index, one in enumerate(live)},
         table=history.header.table,
         devices=profiled_table(history),
-        policy=policy or history.header.config.policy,
+        controller=ControllerConfig(policy=policy or logged.policy, max_batch=logged.max_batch),
         config=replace(config, num_gpus=gpus or history.num_gpus or 1, dispatch_ns=dispatch_ns(history)),
         live=live,
     )
@@ -204,7 +209,7 @@ def _latency_ratio(served: list[ServedRequest], live: list[ServedRequest]) -> fl
 def _document(scenario: _Scenario, served: list[ServedRequest]) -> dict[str, Any]:
     document: dict[str, Any] = {
         "simulated": True,
-        "policy": scenario.policy,
+        "policy": scenario.controller.policy,
         "config": {name: value for name, value in asdict(scenario.config).items() if name != "faults"},
         "result": summary(served),
     }

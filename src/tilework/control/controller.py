@@ -72,7 +72,8 @@ class ControllerConfig:
     """`max_attempts`: how often in a row a request may lose a work without progress, until that fails it.
 
     `max_jobs`: how many requests may be waiting or running at a time; `max_backlog_ns`: how long the devices that are
-    up may need for all of them when another comes in (see `policy.door`); `max_residents`: of how many a
+    up may need for all of them when another comes in (see `policy.door`); `max_batch`: how many share a forward pass at
+    most; 1 lets every request run as the stock pipeline does, bit for bit; `max_residents`: of how many a
     device keeps something, unless more run on it.
     """
 
@@ -80,6 +81,7 @@ class ControllerConfig:
     max_attempts: int = 3
     max_jobs: int = 32_768
     max_backlog_ns: int = 3600 * NS_PER_S
+    max_batch: int = 12
     max_residents: int = 64
 
 
@@ -89,7 +91,7 @@ class Controller:
     def __init__(self, config: ControllerConfig, table: CostTable) -> None:
         """Raises UnknownPolicy."""
         self.config = config
-        self.costs = TableCosts(table)
+        self.costs = TableCosts(table, max_batch=config.max_batch)
         self._policy: Policy = make_policy(config.policy)
         self.tracker = Tracker(self._policy, self.costs)
         self._admission: Admission = EtaAdmission(

@@ -264,12 +264,13 @@ class TableCosts:
     door. Tables describe guided steps; unguided ones are taken to cost half as much until some have been measured.
     """
 
-    def __init__(self, table: CostTable, *, move_ns: int = 2_000_000, weight: float = 0.1) -> None:
+    def __init__(self, table: CostTable, *, move_ns: int = 2_000_000, weight: float = 0.1, max_batch: int = 12) -> None:
         self.table = table
         self.version = 0
         self._memory = MemoryLimits()
         self._move_ns = move_ns
         self._weight = weight
+        self._max_batch = max_batch
         self._tabled = _tabled(table)
         self._degrees = _degrees(self._tabled)
         self._pipelines = {row.pipeline for row in table.rows}
@@ -333,9 +334,12 @@ class TableCosts:
         return not self._memory or self._memory.fits(stage, (shape,), degree, sliced=stage.name == DECODE)
 
     def fits_together(self, stage: StageId, shapes: Sequence[Shape]) -> bool:
-        """Whether neither a work of all these on one device, nor of one of them alone, has been seen not to fit."""
-        if not self._memory:
-            return True
+        """Whether neither a work of all these on one device, nor of one of them alone, has been seen not to fit.
+
+        More than `max_batch` never do.
+        """
+        if len(shapes) > self._max_batch or not self._memory:
+            return len(shapes) <= self._max_batch
         return self._memory.fits(stage, shapes, 1) and all(self.fits(stage, shape, 1) for shape in shapes)
 
     def needs_slices(self, stage: StageId, shape: Shape) -> bool:

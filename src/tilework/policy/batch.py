@@ -14,7 +14,6 @@ from tilework.policy.foresight import Claim, Ride
 from tilework.policy.promises import Margin
 
 WORTH = 0.05  # What must be saved of the time of a step apart: less is lost again by joining and leaving.
-_MOST_MEMBERS = 12  # As PatchedServe.
 StepTime = Callable[[Sequence[Request]], float]
 
 
@@ -111,7 +110,7 @@ class Batch:
     def saved(self, member: Member) -> float:
         """The share of a step's time that is saved if one more joins, over those here together and him apart."""
         here = [each.job.request for each in self.members]
-        if len(here) >= _MOST_MEMBERS or here[0].pipeline != member.job.request.pipeline:
+        if here[0].pipeline != member.job.request.pipeline:
             return 0.0
         apart_ns = self.step_time(here) + member.ride.speeds[0].step_ns
         return 1.0 - self.step_time([*here, member.job.request]) / apart_ns if apart_ns else 0.0

@@ -64,5 +64,7 @@ class Kinds:
 
 
 def _shares(request: Request, step_ns: int, costs: CostModel) -> bool:
-    both = (request, request)
-    return costs.work_ns(StageId(request.pipeline, DIFFUSE), both, 1) < (1 - WORTH) * 2 * step_ns
+    both, diffuse = (request, request), StageId(request.pipeline, DIFFUSE)
+    if not costs.fits_together(diffuse, [one.shape for one in both]):
+        return False
+    return costs.work_ns(diffuse, both, 1) < (1 - WORTH) * 2 * step_ns

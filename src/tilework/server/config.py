@@ -27,7 +27,7 @@ class ServerConfig:
     `public_url` replaces scheme and host in the URLs of results, for servers behind a proxy.
     `tenants` is the path of a TOML file (see `server.tenants`).
     `max_jobs` is how many images of all tenants may wait or run at a time, and `max_backlog_s` how long the devices may
-    need for them when another comes in (see `policy.door`).
+    need for them when another comes in (see `policy.door`). `max_batch` is how many share a forward pass at most.
     `reconnect_s` is how long a call with an idempotency key goes on after its client has gone. `read_timeout_s` is for
     a whole request head, and for a whole body; `send_timeout_s` is after how long a client that takes too little of an
     answer is cut off (how little is in `protocol`).
@@ -54,6 +54,7 @@ class ServerConfig:
     max_slo_s: float = 7 * 86400.0
     max_jobs: int = ControllerConfig().max_jobs
     max_backlog_s: float = s_from_ns(ControllerConfig().max_backlog_ns)
+    max_batch: int = ControllerConfig().max_batch
     result_ttl_s: float = 3600.0
     result_bytes: int = 512 << 20
     max_records: int = 10_000
@@ -93,6 +94,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "max_slo_s": (1e-3, 366 * 86400.0),
     "max_jobs": (1, 1 << 20),
     "max_backlog_s": (1e-3, 366 * 86400.0),
+    "max_batch": (1, 1024),
     "result_ttl_s": (1e-3, 366 * 86400.0),
     "result_bytes": (1, 1 << 50),
     "max_records": (1, 1 << 30),
