@@ -244,6 +244,15 @@ def test_requests_without_ids_are_known_by_their_lines(files: Path, tmp_path: Pa
     assert {name: end.on_time for name, end in ends.items()} == {0: None, "mine": False, 2: None}
 
 
+@pytest.mark.parametrize("most", [1, 3])
+def test_batches_are_bounded_in_simulation(tmp_path: Path, most: int) -> None:
+    path, schedule = tmp_path / "requests.jsonl", tmp_path / "schedule.jsonl"
+    line = {"arrival_s": 0.0, "pipeline": "sdxl", "height": 512, "width": 512, "steps": 50}
+    path.write_text(f"{json.dumps(line)}\n" * 6)
+    invoke("simulate", path, "--cost", "sdxl_h100", "--max-batch", most, "--schedule", schedule)
+    assert max(len(work.requests) for work in read_schedule(schedule).works) == most
+
+
 def test_a_live_run_is_simulated_from_its_log(tmp_path: Path) -> None:
     """Devices, policy, costs and the time between works come from the log; the mean latency is that of the run."""
     path = tmp_path / "events.jsonl"
