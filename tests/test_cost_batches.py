@@ -262,6 +262,20 @@ def test_what_is_observed_of_a_batch_corrects_batches_of_as_many_pixels_and_memb
     assert batch_s(model, *thin(10, 30)) == 9.2
     assert batch_s(model, *thin(30, 10)) == 9.2
     assert batch_s(model, *thin(20, 20)) == pytest.approx(9.2), "as many pixels"
-    assert batch_s(model, *thin(10, 10)) == 1.6
     assert batch_s(model, *thin(10)) == 1.0
-    assert batch_s(model, *thin(10, 10, 20)) == pytest.approx(4.5 - 0.8), "as many pixels, but three"
+    before = batch_s(model, *thin(10, 10, 20))
+    model.observe(STEP, (sized(10), sized(30)), 1, 1, ns_from_s(4.6))
+    assert batch_s(model, *thin(10, 10, 20)) < before, "as many pixels, but three: corrected as of late"
+    assert batch_s(model, *thin(20, 20)) == batch_s(model, *thin(10, 30))
+
+
+def test_a_batch_that_was_not_measured_is_as_slow_as_its_stage_lately() -> None:
+    """Everything takes twice what the table says: that is known of a batch before it has run."""
+    model = costs(row(100, 1.0), row(100, 1.2, batch=2))
+    one, other = sized(100), sized(100)
+    assert model.work_ns(STEP, (one, other), 1) == pytest.approx(1.2e9)
+    model.observe(STEP, (one,), 1, 1, 2_000_000_000)
+    assert model.work_ns(STEP, (one, other), 1) == pytest.approx(2.4e9)
+    model.observe(STEP, (one, other), 1, 1, 3_600_000_000)
+    assert model.work_ns(STEP, (one, other), 1) == pytest.approx(3.6e9), "its own measurement"
+    assert model.work_ns(STEP, (one,), 1) == pytest.approx(2e9)

@@ -37,6 +37,7 @@ from suite.cases.simulate import Simulate
 from suite.cases.soak import Soak
 from suite.cases.stack import Stack
 from suite.cases.stitcher import Stitcher
+from suite.cases.together import Together
 from suite.cases.trident import Trident
 from suite.cases.yardsticks import Yardsticks
 from suite.environment import environment
@@ -59,6 +60,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "patches": ("Requests of several sizes in one forward pass, against one by one", Patches),
     "stitcher": ("Normalisation, SiLU and frames of patches in one pass, against several and a copy", Stitcher),
     "analyser": ("What batches take, foretold: how well, on a CPU and modelled, and how fast", Foretelling),
+    "together": ("Mixed traffic on a live server, in batches and one by one", Together),
     "ready": ("Time from the start of the server to ready", Ready),
     "chaos": ("Workers killed under load: nothing lost, and how soon it goes on", Chaos),
     "fuzz": ("Scenarios where things go wrong, simulated: is anything violated that must hold", Fuzz),

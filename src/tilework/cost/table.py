@@ -262,6 +262,8 @@ class TableCosts:
     The correction is an exponentially weighted mean of measured over predicted time, per stage, shape, degree, batch
     and guidance, each measurement weighing `weight`. It stays within [1/4, 4], so that one outlier cannot close the
     door. Tables describe guided steps; unguided ones are taken to cost half as much until some have been measured.
+    There are many batches, and each is rare: those that have not been measured are corrected like the works of their
+    stage lately.
     """
 
     def __init__(self, table: CostTable, *, move_ns: int = 2_000_000, weight: float = 0.1, max_batch: int = 12) -> None:
@@ -275,6 +277,7 @@ class TableCosts:
         self._degrees = _degrees(self._tabled)
         self._pipelines = {row.pipeline for row in table.rows}
         self._corrections: dict[_Place, float] = {}
+        self._lately: dict[tuple[StageId, bool], float] = {}  # On one device, by guidance.
         self._prices: dict[_Key, _Price] = {}
 
     def run_ns(
@@ -306,6 +309,8 @@ class TableCosts:
             price = self._prices[key] = _Price(base_ns, _place(stage, shapes, degree, guided))
         if price.version != self.version:
             unknown = 1.0 if guided or stage.name != DIFFUSE else _UNGUIDED
+            if len(shapes) > 1:
+                unknown = self._lately.get((stage, guided), unknown)
             price.unit_ns = round(price.base_ns * self._corrections.get(price.place, unknown))
             price.version = self.version
         return price
@@ -381,10 +386,14 @@ class TableCosts:
             return
         ratio = min(4.0, max(0.25, run_ns / base_ns))
         old = self._corrections.get(price.place)
-        new = ratio if old is None else old + self._weight * (ratio - old)
-        if new != old:
-            self._corrections[price.place] = new
-            self.version += 1
+        new = self._corrections[price.place] = self._mean(old, ratio)
+        if degree == 1:
+            before = self._lately.get((stage, guided))
+            self._lately[stage, guided] = self._mean(before, ratio)
+        self.version += new != old
+
+    def _mean(self, old: float | None, ratio: float) -> float:
+        return ratio if old is None else old + self._weight * (ratio - old)
 
     def correction(self, stage: StageId, requests: Sequence[Request], degree: int) -> float:
         """Measured over tabled time of such works; 1 as long as nothing has been measured."""
