@@ -101,6 +101,15 @@ def test_pictures_of_mixed_batches_are_the_stock_pipelines(start: Callable[..., 
     assert_nothing_is_left(rig.engine)
 
 
+@pytest.mark.parametrize("policy", ["patchedserve", "tilework"])
+def test_policies_that_batch_draw_the_stock_pipelines_pictures(start: Callable[..., Rig], policy: str) -> None:
+    rig, specs = start("sd3-dpm", policy), mixed_specs("sd3-dpm")
+    outcomes = rig.outcomes(specs)
+    assert_stock("sd3-dpm", outcomes, specs)
+    assert not left_out(rig)
+    assert_nothing_is_left(rig.engine)
+
+
 def left_out(rig: Rig) -> set[str]:
     """Whose works failed, or ran without them."""
     _, entries = read_log(rig.log.getvalue().splitlines())

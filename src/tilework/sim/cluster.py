@@ -231,8 +231,12 @@ class Cluster:
         """What a device puts down at the end of a run, with which there is something to be done."""
         if run.end in FRUITLESS:
             return {}
-        states = ((job_id, self.fleet.state(gpu, job_id)) for job_id, _ in run.members)
-        return {job_id: state for job_id, state in states if state is not None}
+        states: dict[int, State] = {}
+        for job_id in run.work.job_ids:
+            state = self.fleet.state(gpu, job_id)
+            if state is not None and job_id not in run.left_out:
+                states[job_id] = state
+        return states
 
     def _hear(self, gpu: int, run: Run, states: _States) -> None:
         """The first of a group speaks for it. When a group breaks, all its survivors are heard."""
@@ -259,7 +263,8 @@ class Cluster:
     def _land(self, flight: _Flight, run: Run, states: _States, *, is_broken: bool = False) -> None:
         """Take over what a work has brought about, then tell the controller."""
         work = flight.work
-        self._leave_out(run)  # As long as those that go on are awaited.
+        if run.left_out:
+            self._leave_out(run)  # As long as those that go on are awaited.
         del self._flights[work.work_id]
         members = [job.job_id for job in self._tracker.members(work)]
         mine = {job_id: states[job_id] for job_id in members if job_id in states}

@@ -47,7 +47,8 @@ class Run:
     @property
     def members(self) -> list[tuple[int, int]]:
         """The jobs that take part, each with the steps that it had behind it."""
-        return [member for member in self.work.members if member[0] not in self.left_out]
+        members = self.work.members
+        return [one for one in members if one[0] not in self.left_out] if self.left_out else list(members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,20 +273,21 @@ class Fleet:
         if work.work_id in self._revoked:
             self._revoked.remove(work.work_id)
             return _void(work, work.gpus, now_ns, RunEnd.STOPPED)
-        start_ns, lost = now_ns + self._nature.dispatch_ns(work), set[int]()
+        start_ns, lost = now_ns + self._nature.dispatch_ns(work), list[int]()
         for parcel in self._unpack(work):
             assert parcel.left_ns is not None
             start_ns = max(start_ns, parcel.left_ns + parcel.move_ns)
-            lost.update((parcel.job_id,) if parcel.lost else ())
-        left_out = {
-            job_id: job_id in lost for job_id, first_step in work.members if self._lacks(work, job_id, first_step)
-        }
+            if parcel.lost:
+                lost.append(parcel.job_id)
+        left_out = {job_id: job_id in lost for job_id in self._lacking(work)}
         if len(left_out) == len(work.job_ids):
             return replace(_void(work, work.gpus, now_ns, RunEnd.REFUSED), left_out=left_out)
         duration_ns, steps, end = self._nature.run(work.without(left_out))
         end_ns = NEVER_NS if end is None else start_ns + duration_ns
-        run = Run(work=work, gpus=work.gpus, start_ns=start_ns, end_ns=end_ns, steps=steps, end=end or RunEnd.DONE)
-        return replace(run, left_out=left_out) if left_out else run
+        ended = end or RunEnd.DONE
+        return Run(
+            work=work, gpus=work.gpus, start_ns=start_ns, end_ns=end_ns, steps=steps, end=ended, left_out=left_out
+        )
 
     def _unpack(self, work: Work) -> list[Parcel]:
         """Take over what has come for the jobs of a work."""
@@ -300,12 +302,17 @@ class Fleet:
                         device.states[parcel.job_id] = parcel.state
         return unpacked
 
-    def _lacks(self, work: Work, job_id: int, first_step: int) -> bool:
-        """Whether some device of a work does not have the state from which a member is to go on."""
-        if work.stage.name == ENCODE:
-            return False
-        states = [self._devices[gpu].states.get(job_id) for gpu in work.gpus]
-        return any(state is None or state.steps_done != first_step for state in states)
+    def _lacking(self, work: Work) -> list[int]:
+        """The members of which some device of a work does not have the state from which it is to go on."""
+        lacking: list[int] = []
+        if work.stage.name != ENCODE:
+            for job_id, first_step in work.members:
+                for gpu in work.gpus:
+                    state = self._devices[gpu].states.get(job_id)
+                    if state is None or state.steps_done != first_step:
+                        lacking.append(job_id)
+                        break
+        return lacking
 
     def _begin(self, run: Run) -> Run:
         for gpu in run.gpus:
