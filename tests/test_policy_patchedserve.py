@@ -39,7 +39,6 @@ PACKED = CostTable(
         for batch in batches
     ),
 )
-COSTS = TableCosts(PACKED)
 
 
 def small(uid: str, arrival_s: float = 0.0, slo_s: float | None = 30.0, steps: int = 10) -> Request:
@@ -50,9 +49,9 @@ def large(uid: str, arrival_s: float = 0.0, slo_s: float | None = 30.0, steps: i
     return request(uid, arrival_s, side=LARGE, slo_s=slo_s, steps=steps)
 
 
-def first_batch(policy: PatchedServe | MixedCache | Nirvana, *requests: Request) -> list[str]:
+def first_batch(policy: PatchedServe | MixedCache | Nirvana, *requests: Request, most: int = 12) -> list[str]:
     """Who makes the first steps on one idle device, in the order in which they were let in."""
-    plan = planned(policy, list(requests), costs=COSTS)
+    plan = planned(policy, list(requests), costs=TableCosts(PACKED, max_batch=most))
     # Those that begin are encoded first, which costs nothing here; with many, the steps wait for the next plan.
     ids = dict.fromkeys(job_id for start in plan.starts for job_id in start.job_ids)
     return [requests[job_id].uid for job_id in ids]
@@ -83,22 +82,22 @@ def end_s(trace: Trace, uid: str) -> float:
 def test_urgent_mode_takes_whoever_has_the_least_slack_for_its_size() -> None:
     """Both are due at 3 s: the large one has (3.0 - 2.2) / 2.2 = 0.36 of slack, the small one (3.0 - 1.0) / 1.0 = 2."""
     requests = small("a", slo_s=3.0), large("B", slo_s=3.0)
-    assert first_batch(PatchedServe(max_members=1), *requests) == ["B"]
-    assert first_batch(PatchedServe(max_members=1), *reversed(requests)) == ["B"]
+    assert first_batch(PatchedServe(), *requests, most=1) == ["B"]
+    assert first_batch(PatchedServe(), *reversed(requests), most=1) == ["B"]
 
 
 def test_throughput_mode_takes_those_with_whom_the_batch_makes_most_pictures() -> None:
     """The large one has least slack, but (20 - 2.2) / 2.2 = 8.1 is relaxed: two small ones make 2 / 0.14 s, with it
     2 / 0.26 s."""
     requests = large("A", slo_s=20.0), small("b"), small("c")
-    assert first_batch(PatchedServe(max_members=2), *requests) == ["b", "c"]
-    assert first_batch(PatchedServe(max_members=2, relaxed=9.0), *requests)[0] == "A"
+    assert first_batch(PatchedServe(), *requests, most=2) == ["b", "c"]
+    assert first_batch(PatchedServe(relaxed=9.0), *requests, most=2)[0] == "A"
 
 
 def test_the_mode_is_chosen_anew_for_each_that_is_let_in() -> None:
     """First the large one, which is urgent; who remains is relaxed, and the small one makes more of the batch."""
     requests = large("A", slo_s=4.0), large("B"), small("c")
-    assert first_batch(PatchedServe(max_members=2), *requests) == ["A", "c"]
+    assert first_batch(PatchedServe(), *requests, most=2) == ["A", "c"]
 
 
 @pytest.mark.parametrize(("slo_s", "members"), [(2.2, "A"), (2.6, "Ab"), (2.99, "Ab"), (3.0, "Abc")])
@@ -171,7 +170,7 @@ def test_pipelines_do_not_share_a_batch() -> None:
 
 
 def test_a_device_is_told_a_few_works_ahead_however_many_begin_at_once() -> None:
-    plan = planned(MixedCache(), [small(uid) for uid in "abcdefgh"], costs=COSTS)
+    plan = planned(MixedCache(), [small(uid) for uid in "abcdefgh"], costs=TableCosts(PACKED))
     assert [start.stage.name for start in plan.starts] == ["encode"] * MOST_AHEAD
     trace = run("mixed-cache", [small(uid) for uid in "abcdefgh"])
     assert batches(trace) == ["a", "abcdefgh", "bcdefgh"], "who comes first begins alone; the next steps wait for all"
@@ -181,7 +180,7 @@ def test_a_device_is_told_a_few_works_ahead_however_many_begin_at_once() -> None
 
 
 def test_mixed_cache_is_first_come_first_served_whatever_the_sizes() -> None:
-    assert first_batch(MixedCache(max_members=2), large("A"), small("b", slo_s=1.1), small("c")) == ["A", "b"]
+    assert first_batch(MixedCache(), large("A"), small("b", slo_s=1.1), small("c"), most=2) == ["A", "b"]
     requests = large("A"), small("b", 0.1, slo_s=1.5), small("c", 0.3)
     assert batches(run("mixed-cache", requests)) == ["A", "Ab", "Abc", "bc", "c"], "also those that will be late"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -51,7 +51,6 @@ class Batching(ABC):
     """
 
     chunk_ns: int = 200 * NS_PER_MS
-    max_members: int = 12
     _homes: dict[int, int] = field(default_factory=dict, init=False)
 
     @abstractmethod
@@ -129,19 +128,20 @@ class Batching(ABC):
         num_steps = max(1, min(self.chunk_ns // max(1, step_ns), *(job.num_steps_left for job in members)))
         yield Start(stage=stage, job_ids=tuple([job.job_id for job in members]), gpus=on, num_steps=num_steps, why=why)
 
-    def joined(self, members: Sequence[JobView], more: Sequence[JobView], costs: CostModel) -> list[JobView]:
-        """Members, and as many of `more`, in their order, as may make steps with them."""
-        batch = list(members)
-        for job in more:
-            if len(batch) == self.max_members:
-                break
-            if not batch or may_join(batch, job, costs):
-                batch.append(job)
-        return batch
+
+def together(jobs: Iterable[JobView], costs: CostModel) -> list[JobView]:
+    """The first of these jobs, and all that may make steps with those before them."""
+    batch: list[JobView] = []
+    for job in jobs:
+        if may_join(batch, job, costs):
+            batch.append(job)
+    return batch
 
 
 def may_join(batch: Sequence[JobView], job: JobView, costs: CostModel) -> bool:
-    """Whether a job can make steps with a batch, whoever else is served later for it."""
+    """Whether a job may make steps with a batch; with nobody it always may."""
+    if not batch:
+        return True
     if job.request.pipeline != batch[0].request.pipeline or not (job.may_share and batch[0].may_share):
         return False
     shapes = [member.request.shape for member in (*batch, job)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request
-from tilework.policy.batching import Batching, Choice, Crowd
+from tilework.policy.batching import Batching, Choice, Crowd, together
 from tilework.policy.registry import policy
 
 
@@ -24,4 +24,4 @@ class MixedCache(Batching):
         return request.arrival_ns
 
     def choose(self, crowd: Crowd, costs: CostModel, begin_ns: int) -> Choice:
-        return Choice(self.joined((), crowd.begun + crowd.waiting, costs))
+        return Choice(together(crowd.begun + crowd.waiting, costs))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request
-from tilework.policy.batching import Batching, Choice, Crowd
+from tilework.policy.batching import Batching, Choice, Crowd, together
 from tilework.policy.order import by_urgency
 from tilework.policy.registry import policy
 
@@ -30,4 +30,4 @@ class Nirvana(Batching):
     def choose(self, crowd: Crowd, costs: CostModel, begin_ns: int) -> Choice:
         everybody = sorted(crowd.begun + crowd.waiting, key=by_urgency)
         shape = everybody[0].request.shape
-        return Choice(self.joined((), [job for job in everybody if job.request.shape == shape], costs))
+        return Choice(together((job for job in everybody if job.request.shape == shape), costs))

@@ -9,7 +9,7 @@ from tilework.core.interfaces import CostModel, JobView
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.work import DIFFUSE, StageId
-from tilework.policy.batching import Batching, Choice, Crowd, may_join
+from tilework.policy.batching import Batching, Choice, Crowd, may_join, together
 from tilework.policy.demand import demand_at
 from tilework.policy.order import DeadlineOrder, doom
 from tilework.policy.registry import policy
@@ -46,11 +46,11 @@ class PatchedServe(Batching):
     def choose(self, crowd: Crowd, costs: CostModel, begin_ns: int) -> Choice:
         begun, waiting = ([job for job in jobs if _has_a_turn(job, begin_ns)] for jobs in (crowd.begun, crowd.waiting))
         if not begun and not waiting:
-            return Choice(self.joined((), crowd.begun + crowd.waiting, costs))
+            return Choice(together(crowd.begun + crowd.waiting, costs))
         late = [(job.job_id, why) for job in begun if (why := doom(job, begin_ns + job.demand.run_ns)) is not None]
         if late:
             return Choice((), tuple(late))
-        return _Admission(self, costs, begin_ns).run(self.joined((), begun, costs), waiting)
+        return _Admission(self, costs, begin_ns).run(together(begun, costs), waiting)
 
 
 def _has_a_turn(job: JobView, now_ns: int) -> bool:
@@ -69,10 +69,7 @@ class _Admission:
     def run(self, members: list[JobView], waiting: list[JobView]) -> Choice:
         late: list[tuple[int, str]] = []
         queue = sorted(waiting, key=lambda job: (self._score(job, job.demand.run_ns), job.job_id))
-        while len(members) < self.policy.max_members:
-            queue = [job for job in queue if not members or may_join(members, job, self.costs)]
-            if not queue:
-                break
+        while queue := [job for job in queue if may_join(members, job, self.costs)]:
             job = queue[0]
             if (why := doom(job, self._finish_ns(job, [*members, job]))) is not None:
                 late.append((job.job_id, why))
