@@ -8,7 +8,7 @@ from math import inf
 
 from tilework.core.interfaces import JobView
 from tilework.core.request import Request
-from tilework.core.work import DIFFUSE, ENCODE, Start, stages_of
+from tilework.core.work import ENCODE, Start, stages_of
 from tilework.policy.demand import Speed
 from tilework.policy.foresight import Claim, Ride
 from tilework.policy.promises import Margin
@@ -128,9 +128,9 @@ class Batch:
         return loss_ns <= gain_ns + num_behind * saved_ns
 
     def trimmed(self) -> Batch:
-        """Without those who have the most left to do, until nobody is late."""
+        """Without those who have the most left to do, until all fit into memory and nobody is late."""
         batch = self
-        while len(batch.members) > 1 and batch.slack_ns < 0:
+        while len(batch.members) > 1 and (max(batch.ends_ns) == inf or batch.slack_ns < 0):
             batch = batch.without([max(batch.members, key=lambda member: (member.num_steps, member.job.job_id))])
         return batch
 
@@ -169,13 +169,13 @@ class Batch:
 
     def starts(self, gpu: int, num_chunks: int, most_steps: int, chunk_ns: int, why: str) -> Iterator[Start]:
         """The next chunks of steps; before them the encodes that are due, behind them the decodes of who is done."""
-        if not num_chunks or not most_steps:
-            return
-        stage_of = {member.job.job_id: member.job.stage for member in self.members}
-        for job_id, stage in stage_of.items():
-            if stage is not None and stage.name != DIFFUSE:
+        encode, diffuse, decode = stages_of(self.members[0].job.request.pipeline)
+        due = (decode, encode) if num_chunks and most_steps else (decode,)
+        for stage in due:
+            for job_id in (member.job.job_id for member in self.members if member.job.stage == stage):
                 yield Start(stage=stage, job_ids=(job_id,), gpus=(gpu,), num_steps=1, why=why)
-        _, diffuse, decode = stages_of(self.members[0].job.request.pipeline)
+        if not num_chunks:
+            return
         done = 0
         for _ in range(num_chunks):
             riding = [member for member in self.members if member.num_steps > done]

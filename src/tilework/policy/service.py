@@ -130,16 +130,20 @@ class Service:
         batches: list[Batch] = []
         by_id = {ride.job_id: ride for ride in self.rides}
         for gpu in self.gpus:
-            if all(len(work.job_ids) == 1 for work in gpu.works):
-                continue
             here = {job_id: self.jobs[job_id] for work in gpu.works for job_id in work.job_ids if job_id in by_id}
+            is_joined = len(here) > 1 and all(
+                by_id[job_id].shares and len(here[job_id].last_gpus) == 1 for job_id in here
+            )
+            if not is_joined and all(len(work.job_ids) == 1 for work in gpu.works):
+                continue
             staying = {job_id: job for job_id, job in here.items() if not job.is_stopping}
             aboard.update(staying)
             jobs = [job for job in staying.values() if job.stage is not None]
             whole = Batch(
                 tuple(self._member(job, by_id[job.job_id], GUARD_MARGIN) for job in jobs), gpu.free_ns, self.step_time
             )
-            batch = whole.trimmed()
+            unfit = [member for member in whole.members if not member.job.may_share]
+            batch = whole.without(unfit if len(unfit) < len(whole.members) else unfit[1:]).trimmed()
             if batch.members:
                 batches.append(batch)
             else:
@@ -242,8 +246,8 @@ class Service:
     def _awaits_steps(self, ride: Ride) -> bool:
         """Whether it is to be told its next steps now: there is no hurry to decide with whom it makes later ones."""
         batch = self.batches.get(ride)
-        job = self.jobs.get(ride.job_id) if batch is None else batch.members[0].job
-        return job is not None and num_chunks(job) < CHUNKS
+        jobs = [self.jobs.get(ride.job_id)] if batch is None else [member.job for member in batch.members]
+        return all(job is not None and num_chunks(job) < CHUNKS for job in jobs)
 
     def _may_board(self, ride: Ride, claim: Claim) -> bool:
         """Whether it waits, and might save time together with others."""
