@@ -84,7 +84,7 @@ def test_steps_take_as_long_as_the_table_says(policy: str, degree: int) -> None:
         assert {len(segment.gpus) for segment in steps} == {degree}
         shortest_s = min((segment.end_ns - segment.start_ns) / 1e9 / segment.num_steps for segment in steps)
         # At least the table's time; by how much more, the machine that tests decides.
-        assert STEP_S[degree] * 0.99 <= shortest_s <= STEP_S[degree] * 2
+        assert STEP_S[degree] * 0.99 <= shortest_s <= STEP_S[degree] * 4
         assert outcome.image is not None
         assert len(outcome.image.pixels) == 512 * 512 * 3
     assert len({outcome.image.pixels[:3] for outcome in outcomes if outcome.image}) == 3, "each seed has its colour"
