@@ -309,7 +309,7 @@ class TableCosts:
             price = self._prices[key] = _Price(base_ns, _place(stage, shapes, degree, guided))
         if price.version != self.version:
             unknown = 1.0 if guided or stage.name != DIFFUSE else _UNGUIDED
-            if len(shapes) > 1:
+            if len(shapes) > 1 and degree == 1:
                 unknown = self._lately.get((stage, guided), unknown)
             price.unit_ns = round(price.base_ns * self._corrections.get(price.place, unknown))
             price.version = self.version
