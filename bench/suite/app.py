@@ -27,6 +27,7 @@ from suite.cases.mutations import Mutations
 from suite.cases.observe import Observe
 from suite.cases.papers import FIGURES, Papers
 from suite.cases.patches import Patches
+from suite.cases.patchsize import PatchSize
 from suite.cases.policytime import PolicyTime
 from suite.cases.promises import Promises
 from suite.cases.queue import QueueLength
@@ -58,6 +59,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "observe": ("Metrics and event log: what they cost in throughput", Observe),
     "bubbles": ("Idle time of busy workers between two works", Bubbles),
     "patches": ("Requests of several sizes in one forward pass, against one by one", Patches),
+    "patchsize": ("Smaller patches than necessary: throughput, and the pictures against one by one", PatchSize),
     "stitcher": ("Normalisation, SiLU and frames of patches in one pass, against several and a copy", Stitcher),
     "analyser": ("What batches take, foretold: how well, on a CPU and modelled, and how fast", Foretelling),
     "together": ("Mixed traffic on a live server, in batches and one by one", Together),

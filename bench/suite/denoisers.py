@@ -26,10 +26,10 @@ def build(family: str, width: int = 1) -> Family:
     return {"sd3": _sd3, "flux": _flux, "sdxl": lambda: _sdxl(width)}[family]()
 
 
-def begin(family: Family, height: int, width: int, guidance_scale: float, seed: int) -> StepState:
-    """A request of 20 steps with conditioning drawn from `seed`, before its first one."""
+def begin(family: Family, height: int, width: int, guidance_scale: float, seed: int, steps: int = 20) -> StepState:
+    """A request with conditioning drawn from `seed`, before its first step."""
     spec = Spec(
-        prompt="", negative_prompt="", height=height, width=width, steps=20, guidance_scale=guidance_scale, seed=seed
+        prompt="", negative_prompt="", height=height, width=width, steps=steps, guidance_scale=guidance_scale, seed=seed
     )
     return family.begin(spec, conditioning(family, spec))
 
