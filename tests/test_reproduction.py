@@ -17,15 +17,16 @@ from tilework.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproduction.md"
-BENCH = ("python", "bench/run.py", "papers")
+BENCH = ("python", "bench/run.py")
 # In a process of its own: the bench registers policies that nobody else should see.
 RUN_SMALL = """
 import json, sys
 from typer.main import get_command
-from suite.app import app
+from suite.app import CASES, app
 from suite.cases.papers import FIGURES, Papers
 
 for args in json.loads(sys.argv[1]):
+    assert args[0] in CASES, args[0]
     get_command(app).make_context("run.py", args)
 small = Papers(figures=tuple(json.loads(sys.argv[2])), seeds=1, processes=1, out="", requests=4, brief=True)
 finding = small.measure(lambda text: None)
@@ -57,7 +58,7 @@ def small(args: list[str]) -> list[str]:
 
 def test_the_page_has_commands_of_both_kinds_only() -> None:
     found = commands()
-    others = [one for one in found if tuple(one[:3]) != BENCH and one[:2] != ["tilework", "compare"]]
+    others = [one for one in found if tuple(one[:2]) != BENCH and one[:2] != ["tilework", "compare"]]
     assert others == []
     assert found
 
@@ -74,10 +75,10 @@ def test_a_comparison_runs(command: list[str]) -> None:
 
 @pytest.mark.slow
 def test_every_figure_is_told_and_can_be_remade() -> None:
-    asked = [command[len(BENCH) :] for command in commands() if tuple(command[:3]) == BENCH]
+    asked = [command[len(BENCH) :] for command in commands() if tuple(command[:2]) == BENCH]
     figures = sorted({figure for command in asked for figure in figures_of(command)})
     env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'bench'}", "PATH": "/usr/bin:/bin"}
-    args = [sys.executable, "-c", RUN_SMALL, json.dumps([["papers", *one] for one in asked]), json.dumps(figures)]
+    args = [sys.executable, "-c", RUN_SMALL, json.dumps(asked), json.dumps(figures)]
     done = subprocess.run(args, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)

@@ -36,7 +36,7 @@ class PatchSize:
     families: tuple[str, ...] = ("sdxl", "sd3")
     batches: tuple[tuple[int, ...], ...] = ((512, 768, 1024), (1024, 1024))
     halvings: int = 3
-    steps: int = 6
+    steps: int = 4
 
     @classmethod
     def make(cls, quick: bool) -> PatchSize:
@@ -86,7 +86,7 @@ class PatchSize:
     def _denoise(
         self, family: Family, sides: Sequence[int], ways: Sequence[Step]
     ) -> tuple[list[list[float]], list[list[torch.Tensor]]]:
-        """Of each way the time of each step but the first one, and the latents after the last, request by request."""
+        """Of each way the processor time of each step but the first, and each request's latents after the last."""
         batches = [
             [denoisers.begin(family, side, side, GUIDANCE, seed, self.steps) for seed, side in enumerate(sides)]
             for _ in ways
@@ -94,9 +94,9 @@ class PatchSize:
         seconds: list[list[float]] = [[] for _ in ways]
         for _ in range(self.steps):
             for way, states, taken in zip(ways, batches, seconds, strict=True):
-                start_s = time.perf_counter()
+                start_s = time.thread_time()
                 predictions = way(states)
-                taken.append(time.perf_counter() - start_s)
+                taken.append(time.thread_time() - start_s)
                 for state, prediction in zip(states, predictions, strict=True):
                     family.advance(state, prediction)
         return [taken[1:] for taken in seconds], [[state.latents for state in states] for states in batches]
@@ -105,6 +105,7 @@ class PatchSize:
         return (
             "Throughput: that of the largest patch is 1; medians of the ratios of neighbouring steps, with their "
             "extremes. The ways take turns step by step; the first step of each is not timed.",
+            "Time is processor time of the one thread, so what else runs on the machine counts little.",
             "One by one: a forward pass for each request (for both halves of its guidance at once). The patches "
             "counted are those of both halves.",
             "PSNR and SSIM: of the latents after all steps, against those of one by one; the worst request. Peak: the "
