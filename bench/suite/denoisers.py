@@ -20,10 +20,13 @@ FAMILIES = ("sd3", "flux", "sdxl")
 def build(family: str, width: int = 1) -> Family:
     """One of FAMILIES, without text encoders, with about half a million weights; latents have 1/8 of a picture's sides.
 
-    With `width` above 1 the U-Net of sdxl has so many times the channels; the others stay.
+    Conditioning is drawn from the seed. With `width` above 1 the U-Net of sdxl has so many times the channels; the
+    others stay.
     """
     torch.manual_seed(0)
-    return {"sd3": _sd3, "flux": _flux, "sdxl": lambda: _sdxl(width)}[family]()
+    built = {"sd3": _sd3, "flux": _flux, "sdxl": lambda: _sdxl(width)}[family]()
+    built.encode = lambda spec: _conditioning(built, spec)  # type: ignore[method-assign]
+    return built
 
 
 def begin(family: Family, height: int, width: int, guidance_scale: float, seed: int, steps: int = 20) -> StepState:
@@ -31,11 +34,10 @@ def begin(family: Family, height: int, width: int, guidance_scale: float, seed: 
     spec = Spec(
         prompt="", negative_prompt="", height=height, width=width, steps=steps, guidance_scale=guidance_scale, seed=seed
     )
-    return family.begin(spec, conditioning(family, spec))
+    return family.begin(spec, family.encode(spec))
 
 
-def conditioning(family: Family, spec: Spec) -> Conditioning:
-    """Drawn from the seed, since there is no text encoder."""
+def _conditioning(family: Family, spec: Spec) -> Conditioning:
     generator = torch.Generator().manual_seed(spec.seed)
     rows = 2 if family.info.two_passes and spec.guidance_scale > 1 else 1
 
@@ -134,11 +136,12 @@ def _sdxl(width: int) -> Family:
 
 
 def _autoencoder(channels: int) -> Any:
-    """Nothing is decoded here; it says how much smaller latents are."""
+    """It says how much smaller latents are."""
     return diffusers.AutoencoderKL(
         block_out_channels=(8, 8, 8, 8),
         down_block_types=("DownEncoderBlock2D",) * 4,
         up_block_types=("UpDecoderBlock2D",) * 4,
         norm_num_groups=4,
         latent_channels=channels,
+        shift_factor=0.0,
     ).eval()

@@ -154,11 +154,7 @@ class Foretelling:
 
 def _family(name: str) -> Family:
     """The shipped model, or a denoiser of random weights and texts."""
-    if name == "shapes":
-        return load(ModelSource(path=name))
-    family = denoisers.build(name)
-    family.encode = lambda spec: denoisers.conditioning(family, spec)  # type: ignore[method-assign]
-    return family
+    return load(ModelSource(path=name)) if name == "shapes" else denoisers.build(name)
 
 
 def _squares(sides: Sequence[int]) -> tuple[Shape, ...]:

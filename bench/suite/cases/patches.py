@@ -11,9 +11,11 @@ import torch
 
 from suite import denoisers
 from suite.case import Check, Finding, Note, Picture, Table
+from suite.choosing import Chooser
 from suite.layouts import layout_png
 from suite.stats import bootstrap, extremes, median, percentile
 from tilework.core.packing import Size
+from tilework.core.request import Shape
 from tilework.patches.layout import PatchLayout, pack
 from tilework.pipelines.family import Family, StepState
 from tilework.pipelines.loading import quiet
@@ -29,11 +31,16 @@ class Patches:
 
     `repeats` pairs of eight requests of 128 px and two of 256 px; `mixes` random ones per family, of `mix_pairs` pairs
     each, with sides of `sides`; `share_repeats` steps at each of `share_sides`; U-Nets of `widths` times the channels.
+    Whom a policy would choose is asked of costs that were measured before, with `combinations` others of these sides,
+    each in `cost_runs` runs; the chosen run in `chosen_pairs`.
     """
 
     repeats: int = 30
     mixes: int = 50
     mix_pairs: int = 3
+    chosen_pairs: int = 11
+    combinations: int = 40
+    cost_runs: int = 3
     sides: tuple[int, ...] = (64, 128, 192, 256)
     share_sides: tuple[int, ...] = (512, 768, 1024)
     share_repeats: int = 5
@@ -43,7 +50,18 @@ class Patches:
 
     @classmethod
     def make(cls, quick: bool) -> Patches:
-        return cls(repeats=5, mixes=4, mix_pairs=1, share_repeats=2, width_repeats=1) if quick else cls()
+        if not quick:
+            return cls()
+        return cls(
+            repeats=5,
+            mixes=4,
+            mix_pairs=1,
+            chosen_pairs=5,
+            combinations=4,
+            cost_runs=1,
+            share_repeats=2,
+            width_repeats=1,
+        )
 
     def measure(self, note: Note) -> Finding:
         torch.set_num_threads(1)
@@ -57,11 +75,13 @@ class Patches:
             low=1.8,
         )
         shares, share_table = self._shares(family, note)
-        tables = [self._widths(note), share_table, *(self._mixes(name, note) for name in denoisers.FAMILIES)]
+        widths = self._widths(note)
+        mixes = {name: self._mixes(name, note) for name in denoisers.FAMILIES}
+        chosen = [one for name, drawn in mixes.items() for one in _checks(name, drawn)]
         return Finding(
-            checks=(check, *shares),
+            checks=(check, *shares, *chosen),
             method=self._method(),
-            tables=tuple(tables),
+            tables=(widths, share_table, *(_table(name, drawn) for name, drawn in mixes.items())),
             pictures=(Picture(name="batch", png=layout_png(DRAWN, 128, shown=21)),),
         )
 
@@ -108,25 +128,27 @@ class Patches:
             rows.append((f"{side} px", f"{1e3 * median(cut_s):.3f}", f"{1e3 * median(step_s):.1f}"))
         return checks, Table(title="In ms (median)", columns=("side", "split and assemble", "step"), rows=tuple(rows))
 
-    def _mixes(self, name: str, note: Note) -> Table:
+    def _mixes(self, name: str, note: Note) -> list[_Mix]:
         family, rng = denoisers.build(name), Random(self.seed)
-        rows: list[tuple[float, tuple[str, ...]]] = []
+        shapes = [Shape(height, width) for height in self.sides for width in self.sides]
+        chooser = Chooser.measured(family, shapes, self.combinations, self.cost_runs, note)
+        mixes = []
         for index in range(self.mixes):
             if index % 10 == 0:
                 note(f"{name}, mix {index + 1} of {self.mixes}")
             sizes = [(rng.choice(self.sides), rng.choice(self.sides)) for _ in range(rng.randint(2, 8))]
             states = self._states(family, sizes, rng)
-            gain = median(_gains(family, states, self.mix_pairs))
-            listed = ", ".join(f"{height}x{width}" for height, width in sorted(sizes))
-            rows.append((gain, (listed, f"{gain:.2f}", f"{_difference(family, states):.1e}")))
-        gains = [gain for gain, _ in rows]
-        slower = f"slower together {sum(gain < 1 for gain in gains)} of {len(rows)}"
-        return Table(
-            title=f"Random mixes, {name}: one by one / together is {median(gains):.2f} in the median, "
-            f"{percentile(gains, 10):.2f} to {percentile(gains, 90):.2f} in 80%; {slower}",
-            columns=("mix", "one by one / together", "largest difference"),
-            rows=tuple(row for _, row in sorted(rows)),
-        )
+            chosen = chooser.chosen(states)
+            mixes.append(
+                _Mix(
+                    sizes=sizes,
+                    gain=median(_gains(family, states, self.mix_pairs)),
+                    difference=_difference(family, states),
+                    num_chosen=len(chosen),
+                    chosen_gain=median(_gains(family, chosen, self.chosen_pairs)) if chosen else None,
+                )
+            )
+        return mixes
 
     def _method(self) -> tuple[str, ...]:
         return (
@@ -136,10 +158,53 @@ class Patches:
             "before: a mix keeps its layout from step to step.",
             "Random mixes: 2 to 8 requests, sides drawn from the given ones, half of the requests guided; the median "
             "ratio. The difference is relative to the largest value of the prediction.",
+            "Chosen: the first, and each after him who saves 5% of a step, as a policy decides; by costs that were "
+            "measured before: each size alone, two and four of it, and other random mixes, as by tilework profile "
+            "--mixed, but in this process. Their ratio is the median of pairs of their own.",
             "Shares: medians of two loops. Weights are random, so time is all that is measured.",
             "Interval of the first check: 95% bootstrap of the median. Of shares: the least over the most, and the "
-            "other way round.",
+            "other way round. Of the chosen: all of them.",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mix:
+    """Requests of these sizes, of whom a policy would let `num_chosen` share. None is the gain of nobody."""
+
+    sizes: list[Size]
+    gain: float
+    difference: float
+    num_chosen: int
+    chosen_gain: float | None
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        listed = ", ".join(f"{height}x{width}" for height, width in sorted(self.sizes))
+        chosen = ("", "")
+        if self.chosen_gain is not None:
+            chosen = f"{self.num_chosen} of {len(self.sizes)}", f"{self.chosen_gain:.2f}"
+        return listed, f"{self.gain:.2f}", f"{self.difference:.1e}", *chosen
+
+
+def _checks(name: str, mixes: Sequence[_Mix]) -> list[Check]:
+    """None where nobody was chosen."""
+    gains = [mix.chosen_gain for mix in mixes if mix.chosen_gain is not None]
+    if not gains:
+        return []
+    what = f"chosen from random mixes, {name}: least one by one / together ({median(gains):.2f} in the median)"
+    return [Check(what=what, measured=extremes(gains, min), low=0.98)]
+
+
+def _table(name: str, mixes: Sequence[_Mix]) -> Table:
+    gains = [mix.gain for mix in mixes]
+    num_slower, num_chosen = sum(gain < 1 for gain in gains), sum(mix.chosen_gain is not None for mix in mixes)
+    return Table(
+        title=f"Random mixes, {name}: one by one / together is {median(gains):.2f} in the median, "
+        f"{percentile(gains, 10):.2f} to {percentile(gains, 90):.2f} in 80%; "
+        f"slower together {num_slower} of {len(mixes)}; chosen from {num_chosen}",
+        columns=("mix", "one by one / together", "largest difference", "chosen", "one by one / together, chosen"),
+        rows=tuple(mix.row for mix in sorted(mixes, key=lambda mix: mix.gain)),
+    )
 
 
 def _gains(family: Family, states: Sequence[StepState], pairs: int) -> list[float]:

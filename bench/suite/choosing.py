@@ -1,0 +1,77 @@
+"""Which requests a policy lets share a forward pass, by costs that were measured before as a server measures them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from suite.case import Note
+from tilework.control.job import Job
+from tilework.core.interfaces import Forecast
+from tilework.core.progress import Cursor
+from tilework.core.request import Request, Shape
+from tilework.core.work import DIFFUSE, StageId
+from tilework.cost.table import CostTable, TableCosts
+from tilework.pipelines.family import Family, StepState
+from tilework.policy.batch import WORTH, Batch, Member
+from tilework.policy.foresight import Claim, Ride
+from tilework.policy.kinds import Kinds
+from tilework.runtime.costs import random_batches
+from tilework.worker.calibrate import calibrate
+
+
+@dataclass(frozen=True, slots=True)
+class Chooser:
+    """Puts together whoever saves WORTH of a step, as `tilework` does where all wait for one device."""
+
+    family: Family
+    costs: TableCosts
+
+    @staticmethod
+    def measured(family: Family, shapes: Sequence[Shape], combinations: int, runs: int, note: Note) -> Chooser:
+        """With what `tilework profile --mixed` would measure, in this process: `runs` of each batch, after three."""
+        alike = [(shape,) * number for number in (1, 2, 4) for shape in shapes]
+        batches = [*alike, *random_batches(shapes, combinations)]
+        note(f"{family.info.name}: costs of {len(batches)} batches")
+        rows = calibrate(family, batches, num_runs=runs)
+        return Chooser(family, TableCosts(CostTable(hardware="", rows=rows)))
+
+    def chosen(self, states: Sequence[StepState]) -> list[StepState]:
+        """Those that share with the first of them, in their order; nobody unless there are two."""
+        members = [self._member(index, state) for index, state in enumerate(states)]
+        sharing = [member for member in members if member.ride.shares]
+        if not sharing:
+            return []
+        batch = Batch((sharing[0],), 0.0, self._step_ns)
+        for member in sharing[1:]:
+            if batch.saved(member) >= WORTH:
+                batch = batch.with_(member)
+        return [states[member.job.job_id] for member in batch.members] if len(batch.members) > 1 else []
+
+    def _step_ns(self, requests: Sequence[Request]) -> float:
+        return self.costs.work_ns(StageId(self.family.info.name, DIFFUSE), requests, 1)
+
+    def _member(self, index: int, state: StepState) -> Member:
+        spec, info = state.spec, self.family.info
+        request = Request(
+            uid=str(index),
+            pipeline=info.name,
+            shape=spec.shape,
+            steps=spec.steps,
+            arrival_ns=0,
+            guided=spec.guidance_scale > 1 or not info.two_passes,
+        )
+        job = Job(job_id=index, request=request, urgency_ns=0, forecast=Forecast(0, 0, 1.0), done=Cursor.start(request))
+        kind = Kinds().of(request, 1, self.costs)
+        ride = Ride(
+            job_id=index,
+            claim=Claim.PATIENT,
+            due_ns=0.0,
+            speeds=kind.speeds,
+            usual=kind.usual,
+            num_steps=float(spec.steps),
+            head_ns=float(kind.encode_ns),
+            tail_ns=float(kind.decode_ns),
+            shares=kind.shares,
+        )
+        return Member(job, ride, ride.head_ns, spec.steps, ride.tail_ns)
