@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from math import inf
 
 from tilework.core.interfaces import JobView
@@ -17,7 +16,6 @@ from tilework.policy.order import explain
 from tilework.policy.service import CHUNKS, Service, group_of, need_of, num_chunks
 
 _ALL = 1 << 30
-_MOST_AHEAD = 5  # Works of a batch that a device is told: steps wait if those who begin and end are more.
 
 
 @dataclass(slots=True)
@@ -72,9 +70,7 @@ class Lookahead(Service):
         step_ns = round(self.step_time([member.job.request for member in batch.members]))
         most = self._most_steps(ride, 1, step_ns, int(batch.ready_ns), min(then, 1))
         num_new = CHUNKS - max(map(num_chunks, running), default=0)
-        starts = batch.starts(group[0], max(0, num_new), most, self.chunk_ns, "gets 1 GPU")
-        num_told = next(len(gpu.works) for gpu in self.gpus if gpu.gpu == group[0])
-        self.starts += islice(starts, max(0, _MOST_AHEAD - num_told))
+        self.starts += batch.starts(group[0], max(0, num_new), most, self.chunk_ns, "gets 1 GPU")
 
     def _begin(self, job: JobView, ride: Ride, degree: int, then: int) -> None:
         if not degree:

@@ -36,7 +36,7 @@ from tilework.sim.simulation import Simulation, Trace
 # A mishap costs a victim at most so much: what a watchdog needs to find it, a restart, and what is run again.
 MISHAP_NS = 120 * NS_PER_S
 _SELDOM = 64
-_MOST_WORKS = 5  # That a device is told ahead.
+_MOST_WORKS = 5  # That a device is told ahead of one job; of each other that shares it, a beginning and an end more.
 _MESSAGES = frozenset({"lost", "delayed", "doubled", "reordered"})
 _STATELESS = _MESSAGES | {"checkpoint", "restart", "replay"}
 
@@ -205,7 +205,9 @@ class Invariants:
         """A device is told no more than it can do soon, and keeps something of so many jobs at most."""
         for gpu in work.gpus:
             device = self._simulation.controller.tracker.devices[gpu]
-            _require(len(device.works) <= _MOST_WORKS, f"GPU {gpu} is told {len(device.works)} works")
+            num_jobs = len({job_id for work in device.works for job_id in work.job_ids})
+            limit = _MOST_WORKS + 2 * (num_jobs - 1)
+            _require(len(device.works) <= limit, f"GPU {gpu} is told {len(device.works)} works")
             residents = device.residents
             most = max(self._config.max_residents, sum(bool(job.works) for job in residents.values()))
             _require(len(residents) <= most, f"GPU {gpu} keeps {len(residents)} jobs, and may keep {most}")
