@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -130,24 +130,20 @@ class Service:
         batches: list[Batch] = []
         by_id = {ride.job_id: ride for ride in self.rides}
         for gpu in self.gpus:
-            here = {job_id: self.jobs[job_id] for work in gpu.works for job_id in work.job_ids if job_id in by_id}
-            is_joined = len(here) > 1 and all(
-                by_id[job_id].shares and len(here[job_id].last_gpus) == 1 for job_id in here
-            )
-            if not is_joined and all(len(work.job_ids) == 1 for work in gpu.works):
+            told = dict.fromkeys(job_id for work in gpu.works for job_id in work.job_ids)
+            here = [self.jobs[job_id] for job_id in told if job_id in by_id]
+            if not _is_shared(gpu, here, by_id):
                 continue
-            staying = {job_id: job for job_id, job in here.items() if not job.is_stopping}
-            aboard.update(staying)
-            jobs = [job for job in staying.values() if job.stage is not None]
-            whole = Batch(
-                tuple(self._member(job, by_id[job.job_id], GUARD_MARGIN) for job in jobs), gpu.free_ns, self.step_time
-            )
+            staying = [job for job in here if not job.is_stopping]
+            aboard.update(job.job_id for job in staying)
+            members = [self._member(job, by_id[job.job_id], GUARD_MARGIN) for job in staying if job.stage is not None]
+            whole = Batch(tuple(members), gpu.free_ns, self.step_time)
             unfit = [member for member in whole.members if not member.job.may_share]
             batch = whole.without(unfit if len(unfit) < len(whole.members) else unfit[1:]).trimmed()
             if batch.members:
                 batches.append(batch)
             else:
-                rides.append(Ride(-1, Claim.FIXED, inf, (ONE_DEVICE,), 0, 0.0, float(gpu.free_ns - self.now_ns), 0.0))
+                rides.append(self._busy(gpu))
             kept = {member.job.job_id for member in batch.members}
             for member in whole.members:
                 if member.job.job_id not in kept:
@@ -180,7 +176,11 @@ class Service:
         """Devices that are left to what they do, since it cannot be changed any more."""
         for gpu in self.gpus:
             if gpu.works and not any(job_id in self.jobs for work in gpu.works for job_id in work.job_ids):
-                yield Ride(-1, Claim.FIXED, inf, (ONE_DEVICE,), 0, 0.0, float(gpu.free_ns - self.now_ns), 0.0)
+                yield self._busy(gpu)
+
+    def _busy(self, gpu: GpuView) -> Ride:
+        """A device until the works that it has been told have ended."""
+        return Ride(-1, Claim.FIXED, inf, (ONE_DEVICE,), 0, 0.0, float(gpu.free_ns - self.now_ns), 0.0)
 
     # Who shares a device.
 
@@ -289,6 +289,13 @@ class Service:
         if job.job_id in self.leaving or (job.works and len(group_of(job)) > 1):
             return None
         return Batch((self._member(job, ride),), float(self.ready_ns(job)), self.step_time)
+
+
+def _is_shared(gpu: GpuView, jobs: Sequence[JobView], rides: Mapping[int, Ride]) -> bool:
+    """Whether several of these jobs make steps on a device, or are about to."""
+    if any(len(work.job_ids) > 1 for work in gpu.works):
+        return True
+    return len(jobs) > 1 and all(rides[job.job_id].shares and len(job.last_gpus) == 1 for job in jobs)
 
 
 def num_chunks(job: JobView) -> int:
