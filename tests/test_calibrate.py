@@ -161,9 +161,19 @@ def test_alone_every_stage_is_timed_as_often_as_asked() -> None:
     assert family.parallel.comm is None
 
 
-@pytest.mark.parametrize(("iteration_s", "num_runs"), [(0.0, 5), (0.03, 3), (0.2, 1)])
-def test_a_short_calibration_stops_after_a_tenth_of_a_second(iteration_s: float, num_runs: int) -> None:
-    family = FakeFamily(iteration_s)
+@pytest.mark.parametrize(("iteration_ms", "num_runs"), [(0, 5), (30, 3), (200, 1)])
+def test_a_short_calibration_stops_after_a_tenth_of_a_second(
+    iteration_ms: int, num_runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, now_ns = FakeFamily(), 0
+
+    def predict(_states: object, _pack: object) -> list[None]:
+        nonlocal now_ns
+        now_ns += iteration_ms * 1_000_000
+        return [None]
+
+    family.predict = predict  # type: ignore[assignment]
+    monkeypatch.setattr(calibrate_module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns))
     step = next(row for row in calibrate(family, (ONE_SMALL,)) if row.stage == DIFFUSE)
     assert step.num_runs == num_runs
     assert family.calls.count(DIFFUSE) == 1 + num_runs, "one to warm up"
