@@ -78,6 +78,25 @@ def profile(steps_s: Mapping[int, Mapping[int, float]], decode_s: float = 0.0, e
     return CostTable(hardware="toy", rows=tuple(rows))
 
 
+def batched(fixed_s: float = 0.06, each_s: float = 0.04) -> CostTable:
+    """Steps of up to eight requests of 128 or 64 px, of which the small ones take half."""
+    alone = profile({64: {1: fixed_s + each_s / 2}, 128: {1: fixed_s + each_s, 4: (fixed_s + each_s) / 3}})
+    first = alone.rows[0]
+    together = [
+        CostRow(
+            pipeline=first.pipeline,
+            stage=DIFFUSE,
+            height=side,
+            width=side,
+            batch=number,
+            seconds=fixed_s + each_s * number * share,
+        )
+        for side, share in ((64, 0.5), (128, 1.0))
+        for number in range(2, 9)
+    ]
+    return replace(alone, rows=(*alone.rows, *together))
+
+
 def shipped(name: str) -> CostTable:
     """A cost table that comes with the package."""
     path = shipped_path(name)
@@ -155,15 +174,23 @@ def planned(
     num_gpus: int = 1,
     costs: TableCosts | None = None,
     gpus: tuple[int, ...] = (),
+    last_gpus: Mapping[int, Group] | None = None,
+    aside: tuple[int, ...] = (),
 ) -> Plan:
-    """What a policy plans when all these wait and all devices, of nodes of eight, are idle."""
+    """What a policy plans when all these wait and all devices, of nodes of eight, are idle.
+
+    Those that have `last_gpus` are encoded, and have their states there; those `aside` are set aside.
+    """
     costs = costs or TableCosts(table())
     tracker = Tracker(policy, costs)
     for gpu in gpus or range(num_gpus):
         tracker.add_device(gpu, gpu // 8, ALL_STAGES)
     for job_id, asked in enumerate(requests):
         policy.demand(asked, Cursor.start(asked), costs)  # As admission asks first.
-        tracker.add_job(job(job_id, asked, policy.urgency_ns(asked, False)))
+        group, set_aside = (last_gpus or {}).get(job_id, ()), job_id in aside
+        done = Cursor.start(asked).advanced(1 if group else 0)
+        urgency_ns = policy.urgency_ns(asked, set_aside)
+        tracker.add_job(job(job_id, asked, urgency_ns, set_aside=set_aside, done=done, last_gpus=group))
     plan: Plan = policy.plan(tracker, costs, 0)
     return plan
 

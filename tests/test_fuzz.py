@@ -88,6 +88,14 @@ def test_a_seed_is_one_scenario_and_one_course() -> None:
     assert scenario(5) == scenario(5)
 
 
+@pytest.mark.parametrize("seed", [149, 201, 229])
+def test_whose_work_has_failed_shares_with_nobody(seed: int) -> None:
+    """In these, one that has failed is left alone on a device on which others had shared their steps."""
+    verdict = judge_seed(seed, "tilework", parse_faults(["error=0.1:0.5"]))
+    assert verdict.violation is None
+    assert verdict.strikes["error"] > 0
+
+
 @pytest.mark.parametrize("kind", OFTEN)
 def test_whatever_goes_wrong_clients_get_their_pictures(kind: str) -> None:
     """No request fails that does not fit nowhere: the others are all done, each image of all its steps in order."""

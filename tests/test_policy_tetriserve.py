@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import ALL_STAGES, flux_requests, job, on_time, request, shipped, simulate, table
+from builders import ALL_STAGES, flux_requests, on_time, planned, request, shipped, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
-from tilework.control.tracker import Tracker
 from tilework.core.actions import RunStage, RunSteps, WakeAt
 from tilework.core.events import Event, GpuJoined, StageFinished, StepsFinished, Submitted, Woke
 from tilework.core.interfaces import Demand
@@ -254,23 +253,12 @@ def test_an_arrival_waits_for_the_next_round_unless_everybody_is_gone(monkeypatc
     assert {start[1] for start in rounds.finish(800)} == {2, 3}, "nobody is left of the round"
 
 
-def planned(
+def in_a_round(
     requests: list[Request], num_gpus: int, last_gpus: dict[int, Group] | None = None, aside: tuple[int, ...] = ()
 ) -> Plan:
-    """What a round of half a second holds when all these wait and all devices are idle.
-
-    Those that have `last_gpus` are encoded, and have their states there; those `aside` are set aside.
-    """
-    policy, prices = TetriServe(round_ns=500 * NS_PER_MS), TableCosts(WIDE)
-    tracker = Tracker(policy, prices)
-    for gpu in range(num_gpus):
-        tracker.add_device(gpu, gpu // 8, ALL_STAGES)
-    for job_id, asked in enumerate(requests):
-        group = (last_gpus or {}).get(job_id, ())
-        done = Cursor.start(asked).advanced(1 if group else 0)
-        urgency_ns, set_aside = policy.urgency_ns(asked, job_id in aside), job_id in aside
-        tracker.add_job(job(job_id, asked, urgency_ns, set_aside=set_aside, done=done, last_gpus=group))
-    return policy.plan(tracker, prices, 0)
+    """What a round of half a second holds when all these wait and all devices are idle."""
+    policy = TetriServe(round_ns=500 * NS_PER_MS)
+    return planned(policy, requests, num_gpus, TableCosts(WIDE), last_gpus=last_gpus, aside=aside)
 
 
 def widths(plan: Plan) -> dict[int, int]:
@@ -280,7 +268,7 @@ def widths(plan: Plan) -> dict[int, int]:
 def test_degrees_are_as_low_as_deadlines_allow() -> None:
     """Twenty steps: 2 s on one device, 1.25 s on two, 0.78 s on four."""
     tight, loose, free = (request(uid, steps=20, slo_s=slo_s) for uid, slo_s in (("t", 1.0), ("l", 3.0), ("f", None)))
-    plan = planned([tight, loose, free], num_gpus=6)
+    plan = in_a_round([tight, loose, free], num_gpus=6)
     assert widths(plan) == {0: 4, 1: 1, 2: 1}
     assert {start.job_ids[0]: start.why for start in plan.starts} == {
         0: "must run now; due in 1.00 s, needs 0.84 s of 4 GPUs; with 2 it would finish 0.31 s late",
@@ -292,14 +280,14 @@ def test_degrees_are_as_low_as_deadlines_allow() -> None:
 def test_what_is_left_widens_those_that_gain_most() -> None:
     """Of two that would both do with one device, the one with more steps left gets two more, the other one."""
     long, short = request("long", steps=40, slo_s=60), request("short", steps=8, slo_s=60)
-    assert widths(planned([short, long], num_gpus=5)) == {0: 1, 1: 4}
-    assert widths(planned([short, long], num_gpus=6)) == {0: 2, 1: 4}
-    assert widths(planned([short, long], num_gpus=2)) == {0: 1, 1: 1}
+    assert widths(in_a_round([short, long], num_gpus=5)) == {0: 1, 1: 4}
+    assert widths(in_a_round([short, long], num_gpus=6)) == {0: 2, 1: 4}
+    assert widths(in_a_round([short, long], num_gpus=2)) == {0: 1, 1: 1}
 
 
 def test_those_that_can_be_on_time_are_widened_first() -> None:
     late, good = request("late", steps=40, slo_s=0.5), request("good", steps=8, slo_s=60)
-    assert widths(planned([late, good], num_gpus=5, aside=(0,))) == {0: 1, 1: 4}
+    assert widths(in_a_round([late, good], num_gpus=5, aside=(0,))) == {0: 1, 1: 4}
 
 
 def test_whoever_is_somewhere_stays_there() -> None:
@@ -307,7 +295,7 @@ def test_whoever_is_somewhere_stays_there() -> None:
     wide, narrow = request("wide", steps=14, slo_s=1.0), request("narrow", steps=14, slo_s=60)
     groups = {
         start.job_ids[0]: start.gpus
-        for start in planned([wide, narrow], num_gpus=3, last_gpus={1: (1,)}).starts
+        for start in in_a_round([wide, narrow], num_gpus=3, last_gpus={1: (1,)}).starts
         if start.stage.name == DIFFUSE
     }
     assert groups == {0: (0, 2), 1: (1,)}
@@ -317,8 +305,8 @@ def test_two_that_need_one_device_each_go_before_one_that_needs_all_four() -> No
     """All three must run now. The wide one, first in order of deadlines, gets what is left, and will be late."""
     wide = request("wide", steps=20, slo_s=0.89)
     narrow = [request(uid, steps=9, slo_s=0.9) for uid in "ab"]
-    assert widths(planned([wide], num_gpus=4)) == {0: 4}
-    assert widths(planned([wide, *narrow], num_gpus=4)) == {0: 2, 1: 1, 2: 1}
+    assert widths(in_a_round([wide], num_gpus=4)) == {0: 4}
+    assert widths(in_a_round([wide, *narrow], num_gpus=4)) == {0: 2, 1: 1, 2: 1}
 
 
 def test_who_cannot_be_on_time_comes_after_all_who_can(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,13 @@ from math import inf
 import pytest
 
 from builders import (
+    batched,
     finished,
     flux_requests,
     job,
     on_time,
     planned,
     poisson,
-    profile,
     promise,
     request,
     shipped,
@@ -25,9 +25,8 @@ from tilework.control.controller import ControllerConfig
 from tilework.core.interfaces import Block, Demand
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS
-from tilework.core.wire import CostRow
 from tilework.core.work import DIFFUSE
-from tilework.cost.table import CostTable, TableCosts
+from tilework.cost.table import TableCosts
 from tilework.policy.batch import Batch, Member
 from tilework.policy.demand import Speed
 from tilework.policy.foresight import Claim, Ride
@@ -120,25 +119,6 @@ def test_as_one_ride_it_is_on_time_when_all_are() -> None:
 
 
 # What comes of it.
-
-
-def batched(fixed_s: float = 0.06, each_s: float = 0.04) -> CostTable:
-    """Steps of up to eight requests of 128 or 64 px, of which the small ones take half."""
-    alone = profile({64: {1: fixed_s + each_s / 2}, 128: {1: fixed_s + each_s, 4: (fixed_s + each_s) / 3}})
-    first = alone.rows[0]
-    together = [
-        CostRow(
-            pipeline=first.pipeline,
-            stage=DIFFUSE,
-            height=side,
-            width=side,
-            batch=number,
-            seconds=fixed_s + each_s * number * share,
-        )
-        for side, share in ((64, 0.5), (128, 1.0))
-        for number in range(2, 9)
-    ]
-    return replace(alone, rows=(*alone.rows, *together))
 
 
 def sizes(trace: Trace) -> list[int]:

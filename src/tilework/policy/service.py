@@ -282,7 +282,7 @@ class Service:
         """The batch of those who share this ride's device, which another may join; None if nobody can."""
         batch = self.batches.get(ride)
         if batch is not None:
-            return batch
+            return batch if all(member.job.may_share for member in batch.members) else None
         job = self.jobs.get(ride.job_id)
         if job is None or not ride.shares or job.is_stopping or not job.num_steps_left:
             return None

@@ -62,7 +62,7 @@ class TetriServe(Elastic):
         if doomed:
             return Plan(set_aside=doomed)
         round_ns = self.round_ns or self._adapted_round_ns(tasks)
-        starts = RoundPlan(view, tasks, now_ns, round_ns, self.margin_ns).starts()
+        starts = RoundPlan(view, costs, tasks, now_ns, round_ns, self.margin_ns).starts()
         if not starts:  # Whatever is still running ends with an event, and the next round begins then.
             return Plan()
         self._end_ns = now_ns + round_ns

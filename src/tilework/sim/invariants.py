@@ -36,7 +36,8 @@ from tilework.sim.simulation import Simulation, Trace
 # A mishap costs a victim at most so much: what a watchdog needs to find it, a restart, and what is run again.
 MISHAP_NS = 120 * NS_PER_S
 _SELDOM = 64
-_MOST_WORKS = 5  # That a device is told ahead of one job; of each other that shares it, a beginning and an end more.
+_MOST_WORKS = 5  # That a device is told ahead of one job.
+_MORE_WORKS = 3  # For each other that shares the device: an encode, the steps until it ends, and a decode.
 _MESSAGES = frozenset({"lost", "delayed", "doubled", "reordered"})
 _STATELESS = _MESSAGES | {"checkpoint", "restart", "replay"}
 
@@ -206,7 +207,7 @@ class Invariants:
         for gpu in work.gpus:
             device = self._simulation.controller.tracker.devices[gpu]
             num_jobs = len({job_id for work in device.works for job_id in work.job_ids})
-            limit = _MOST_WORKS + 2 * (num_jobs - 1)
+            limit = _MOST_WORKS + _MORE_WORKS * (num_jobs - 1)
             _require(len(device.works) <= limit, f"GPU {gpu} is told {len(device.works)} works")
             residents = device.residents
             most = max(self._config.max_residents, sum(bool(job.works) for job in residents.values()))

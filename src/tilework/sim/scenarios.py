@@ -62,6 +62,7 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
     gpus_per_node = random.choice((1, 2, 4, 8))
     degrees = random.choice(((1,), (1, 2), (1, 2, 4), (1, 2, 4, 8)))
     chosen = _swarm(Random(f"faults/{seed}"))
+    of_batches = Random(f"batches/{seed}")
     is_siege = random.random() < 0.04
     if is_siege:
         num_gpus = 1
@@ -75,8 +76,9 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
             max_attempts=random.choice((2, 3, 5)),
             max_jobs=1000 if is_siege else random.choice((10, 1000, 1000)),
             max_residents=random.choice((1, 4, 64)),
+            max_batch=of_batches.choice((1, 2, 12, 12)),
         ),
-        table=_table(degrees, gpus_per_node),
+        table=_table(degrees, gpus_per_node, of_batches.choice((0.0, 0.0, 0.15, 0.5))),
         config=SimConfig(
             num_gpus=num_gpus,
             seed=seed,
@@ -101,8 +103,9 @@ def _swarm(random: Random) -> Faults:
     return Faults(faults)
 
 
-def _table(degrees: tuple[int, ...], gpus_per_node: int) -> CostTable:
-    rows = [
+def _table(degrees: tuple[int, ...], gpus_per_node: int, saving: float) -> CostTable:
+    """`saving` is the share of its time that each member of a batch beyond the first saves; 0: no batch is known."""
+    alone = [
         CostRow(
             pipeline=PIPELINE,
             stage=stage,
@@ -115,7 +118,13 @@ def _table(degrees: tuple[int, ...], gpus_per_node: int) -> CostTable:
         for stage in STAGES
         for degree in (degrees if stage == DIFFUSE else (1,))
     ]
-    return CostTable(hardware="made up, for fuzzing", gpus_per_node=gpus_per_node, rows=tuple(rows))
+    together = [
+        replace(row, batch=size, seconds=row.seconds * (size - saving * (size - 1)))
+        for row in alone
+        for size in (2, 12)
+        if saving and row.stage == DIFFUSE and row.degree == 1
+    ]
+    return CostTable(hardware="made up, for fuzzing", gpus_per_node=gpus_per_node, rows=(*alone, *together))
 
 
 def _requests(random: Random, num_requests: int, rate_per_s: float, is_siege: bool) -> tuple[Request, ...]:
