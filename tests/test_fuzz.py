@@ -92,7 +92,7 @@ def test_a_seed_is_one_scenario_and_one_course() -> None:
 def test_whose_work_has_failed_shares_with_nobody(seed: int) -> None:
     """In these, one that has failed is left alone on a device on which others had shared their steps."""
     verdict = judge_seed(seed, "tilework", parse_faults(["error=0.1:0.5"]))
-    assert verdict.violation is None
+    assert not verdict.violation
     assert verdict.strikes["error"] > 0
 
 
