@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from suite.case import Note
+from suite.stats import median
 from tilework.control.job import Job
 from tilework.core.interfaces import Forecast
 from tilework.core.progress import Cursor
@@ -28,12 +29,22 @@ class Chooser:
     costs: TableCosts
 
     @staticmethod
-    def measured(family: Family, shapes: Sequence[Shape], combinations: int, runs: int, note: Note) -> Chooser:
-        """With what `tilework profile --mixed` would measure, in this process: `runs` of each batch, after three."""
+    def measured(family: Family, shapes: Sequence[Shape], combinations: int, passes: int, note: Note) -> Chooser:
+        """With what `tilework profile --mixed` would measure, in this process.
+
+        A batch costs the median of all `passes`, in each of which it runs once, warm: the machine may be slower for
+        minutes, and batches that were measured then would seem to be dearer than others.
+        """
         alike = [(shape,) * number for number in (1, 2, 4) for shape in shapes]
         batches = [*alike, *random_batches(shapes, combinations)]
-        note(f"{family.info.name}: costs of {len(batches)} batches")
-        rows = calibrate(family, batches, num_runs=runs)
+        measured = []
+        for index in range(passes):
+            note(f"{family.info.name}: costs of {len(batches)} batches, pass {index + 1} of {passes}")
+            measured.append(calibrate(family, batches, num_runs=1))
+        rows = tuple(
+            replace(of_all[0], seconds=median([row.seconds for row in of_all]), p99_seconds=None)
+            for of_all in zip(*measured, strict=True)
+        )
         return Chooser(family, TableCosts(CostTable(hardware="", rows=rows)))
 
     def chosen(self, states: Sequence[StepState]) -> list[StepState]:

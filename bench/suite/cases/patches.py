@@ -32,7 +32,7 @@ class Patches:
     `repeats` pairs of eight requests of 128 px and two of 256 px; `mixes` random ones per family, of `mix_pairs` pairs
     each, with sides of `sides`; `share_repeats` steps at each of `share_sides`; U-Nets of `widths` times the channels.
     Whom a policy would choose is asked of costs that were measured before, with `combinations` others of these sides,
-    each in `cost_runs` runs; the chosen run in `chosen_pairs`.
+    each in `cost_passes` passes; the chosen run in `chosen_pairs`.
     """
 
     repeats: int = 30
@@ -40,7 +40,7 @@ class Patches:
     mix_pairs: int = 3
     chosen_pairs: int = 11
     combinations: int = 40
-    cost_runs: int = 3
+    cost_passes: int = 3
     sides: tuple[int, ...] = (64, 128, 192, 256)
     share_sides: tuple[int, ...] = (512, 768, 1024)
     share_repeats: int = 5
@@ -58,7 +58,7 @@ class Patches:
             mix_pairs=1,
             chosen_pairs=5,
             combinations=4,
-            cost_runs=1,
+            cost_passes=1,
             share_repeats=2,
             width_repeats=1,
         )
@@ -131,7 +131,7 @@ class Patches:
     def _mixes(self, name: str, note: Note) -> list[_Mix]:
         family, rng = denoisers.build(name), Random(self.seed)
         shapes = [Shape(height, width) for height in self.sides for width in self.sides]
-        chooser = Chooser.measured(family, shapes, self.combinations, self.cost_runs, note)
+        chooser = Chooser.measured(family, shapes, self.combinations, self.cost_passes, note)
         mixes = []
         for index in range(self.mixes):
             if index % 10 == 0:
@@ -160,7 +160,8 @@ class Patches:
             "ratio. The difference is relative to the largest value of the prediction.",
             "Chosen: the first, and each after him who saves 5% of a step, as a policy decides; by costs that were "
             "measured before: each size alone, two and four of it, and other random mixes, as by tilework profile "
-            "--mixed, but in this process. Their ratio is the median of pairs of their own.",
+            "--mixed, but in this process and in several passes, of which the median counts. Their ratio is the median "
+            "of pairs of their own.",
             "Shares: medians of two loops. Weights are random, so time is all that is measured.",
             "Interval of the first check: 95% bootstrap of the median. Of shares: the least over the most, and the "
             "other way round. Of the chosen: all of them.",
