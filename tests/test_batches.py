@@ -7,6 +7,7 @@ import pytest
 from batching import Batches, Entangled, batching  # noqa: F401
 from builders import controller, only, promise, request, table
 from tilework.control.controller import ControllerConfig
+from tilework.control.history import read_history
 from tilework.control.log import entry_line, header_line, replay
 from tilework.core.actions import DropState, Finish, RunStage, RunSteps, Stop
 from tilework.core.events import (
@@ -293,8 +294,12 @@ def test_a_log_with_batches_is_read_back_and_replayed() -> None:
     simulation = Simulation(config, one.table, one.config)
     lines = [header_line("test", config, one.table)]
     simulation.run(one.requests, one.cancels, lambda event, actions, t: lines.append(entry_line(event, actions, t)))
-    assert any('"is":"LeftOut"' in line for line in lines)
+    left_out = sum('"is":"LeftOut"' in line for line in lines)
+    assert left_out
     assert replay(lines) == (len(lines) - 1, None)
+    lacking = [lost for lost in read_history(lines).lost if lost.reason == "its device does not have its state"]
+    assert len(lacking) == left_out, "to whoever was left out, the work is lost"
+    assert {(len(lost.work.job_ids), lost.steps, lost.end_ns - lost.start_ns) for lost in lacking} == {(1, 0, 0)}
 
 
 @pytest.mark.parametrize("policy", ["batches", "entangled"])

@@ -183,8 +183,8 @@ class Recorder:
                 self._finish(work_id, run_ns)
             case Stopped(work_id, steps):
                 self._stop(work_id, steps)
-            case LeftOut(work_id, job_id):
-                self._leave_out(work_id, job_id)
+            case LeftOut(work_id, job_id, reason):
+                self._leave_out(work_id, job_id, reason)
             case WorkFailed(work_id, reason):
                 self._lose(work_id, 0, reason)
             case Broken(work_id, steps) | OutOfMemory(work_id, steps):
@@ -281,10 +281,13 @@ class Recorder:
             )
         )
 
-    def _leave_out(self, work_id: int, job_id: int) -> None:
+    def _leave_out(self, work_id: int, job_id: int, reason: str) -> None:
+        """The work goes on without a member, for whom it is lost."""
         flight = self._flights.get(work_id)
-        if flight is not None and len(flight.work.job_ids) > 1:
-            flight.work = flight.work.without((job_id,))
+        if flight is not None and len(flight.work.job_ids) > 1 and job_id in flight.work.job_ids:
+            others = [other for other in flight.work.job_ids if other != job_id]
+            lost, flight.work = flight.work.without(others), flight.work.without((job_id,))
+            self._lost.append(LostWork(work=lost, start_ns=self._now_ns, end_ns=self._now_ns, steps=0, reason=reason))
 
     def _lose(self, work_id: int, steps: int, reason: str) -> None:
         landed = self._land(work_id)
