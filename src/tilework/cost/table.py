@@ -255,13 +255,14 @@ def _is_seconds(value: object) -> bool:
 class TableCosts:
     """The CostModel of a table: what `Prices` says of its rows, corrected online.
 
-    A group of an unprofiled degree is as fast as the next narrower profiled one. A
-    stage that no row mentions costs nothing (design section 10); a pipeline that no row mentions, or a stage at a
-    degree below all profiled ones, raises UnknownCost.
+    A group of an unprofiled degree is as fast as the next narrower profiled one. A stage that no row mentions costs
+    nothing (design section 10); a pipeline that no row mentions, or a stage at a degree below all profiled ones, raises
+    UnknownCost.
 
     The correction is an exponentially weighted mean of measured over predicted time, per stage, shape, degree, batch
     and guidance, each measurement weighing `weight`. It stays within [1/4, 4], so that one outlier cannot close the
-    door. Tables describe guided steps; unguided ones are taken to cost half as much until some have been measured.
+    door. Tables describe guided steps; unguided ones are taken to cost half as much until some have been measured, and
+    a batch of both saves the share that it would save if all were guided.
     There are many batches, and each is rare: those that have not been measured are corrected like the works of their
     stage lately.
     """
@@ -293,7 +294,16 @@ class TableCosts:
             run_ns = self._price(stage, (one.shape,), degree, one.guided).unit_ns * num_steps
             return run_ns + self._previews_ns(stage, requests, num_steps) if one.preview_every else run_ns
         run_ns = self.run_ns(stage, [one.shape for one in requests], degree, num_steps, _is_guided(requests))
+        run_ns = round(run_ns * self._guided_share(stage, requests, degree))
         return run_ns + self._previews_ns(stage, requests, num_steps)
+
+    def _guided_share(self, stage: StageId, requests: Sequence[Request], degree: int) -> float:
+        """What steps of guided and unguided requests one by one take, over what they would if all were guided."""
+        if stage.name != DIFFUSE or len({one.guided for one in requests}) == 1:
+            return 1.0
+        own_ns = sum(self._price(stage, (one.shape,), degree, one.guided).unit_ns for one in requests)
+        guided_ns = sum(self._price(stage, (one.shape,), degree, True).unit_ns for one in requests)
+        return own_ns / guided_ns if guided_ns else 1.0
 
     def _price(self, stage: StageId, shapes: Sequence[Shape], degree: int, guided: bool) -> _Price:
         # Numbers and texts have a hash at hand, which dataclasses compute every time.
@@ -446,7 +456,7 @@ def _place(stage: StageId, shapes: Sequence[Shape], degree: int, guided: bool) -
 
 
 def _is_guided(requests: Sequence[Request]) -> bool:
-    """A work of guided and unguided requests is priced as if all were guided."""
+    """Whether a work goes by what guided ones cost; of guided and unguided requests together, a share of it."""
     return any(one.guided for one in requests)
 
 
