@@ -65,14 +65,11 @@ class RoundBatch:
 
 
 def may_share(tasks: Sequence[Task], task: Task, costs: CostModel) -> bool:
-    """Whether a task is of the shape of these, fits into memory with them, and a step together saves a tenth.
+    """Whether a task fits into memory with these, which are of its shape, and a step together saves a tenth.
 
     Raises UnknownCost.
     """
-    first, request = tasks[0].job.request, task.job.request
-    if (first.pipeline, first.shape) != (request.pipeline, request.shape):
-        return False
-    joined = [*tasks, task]
+    joined, request = [*tasks, task], task.job.request
     _, diffuse, _ = stages_of(request.pipeline)
     if not all(each.job.may_share for each in joined):
         return False

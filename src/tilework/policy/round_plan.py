@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
 from tilework.core.work import Group, Start
 from tilework.policy.allocator import Allocator, nodes
@@ -217,11 +218,14 @@ class RoundPlan:
 
     def _share(self) -> None:
         """Those without room join those who run, by urgency; if they can, the one with whom they made steps before."""
-        hosts = [entry for entry in self._entries if entry.degree == 1 and _makes_steps(entry)]
+        hosts: dict[tuple[str, Shape], list[Entry]] = {}
+        for entry in self._entries:
+            if entry.degree == 1 and _makes_steps(entry):
+                hosts.setdefault(_kind(entry.task), []).append(entry)
         for entry in self._entries:
             if not entry.group and _makes_steps(entry):
                 here = entry.task.job.last_gpus
-                for host in sorted(hosts, key=lambda host: host.task.job.last_gpus != here):
+                for host in sorted(hosts.get(_kind(entry.task), ()), key=lambda host: host.task.job.last_gpus != here):
                     if self._is_welcome(entry.task, host):
                         host.guests.append(entry.task)
                         break
@@ -280,6 +284,10 @@ class RoundPlan:
         finish_ns = start_ns + task.encode_ns + task.num_steps * step_ns + task.decode_ns
         spare_s = s_from_ns(task.due_ns - finish_ns)
         return f"{text}; {instead} would finish {abs(spare_s):.2f} s {'late' if spare_s < 0 else 'early'}"
+
+
+def _kind(task: Task) -> tuple[str, Shape]:
+    return task.job.request.pipeline, task.job.request.shape
 
 
 def _makes_steps(entry: Entry) -> bool:
