@@ -34,7 +34,7 @@ def test_it_tells_how_many_and_of_which_sizes(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, files(tmp_path, *TWO_OF_FOUR))
     assert result.exit_code == 0, result.output
     words = " ".join(result.stdout.split())
-    assert "4 requests with a deadline on 1 devices: at most 2 on time, 50.0%" in words
+    assert "4 requests with a deadline on 1 device: at most 2 on time, 50.0%" in words
     assert "128x128 3 0 2.0 1.0" in words
     assert "192x192 1 1 0.0 1.0" in words
 

@@ -15,6 +15,7 @@ from tilework.cli.output import UserError, out, print_json, user_errors
 from tilework.core.request import Request, Shape
 from tilework.core.workload import BadLine, read_workload
 from tilework.cost.table import BadCostTable, TableCosts, UnknownCost, read_table
+from tilework.report.words import devices
 from tilework.sim.optimum.bound import Bound, on_time_bound
 from tilework.sim.optimum.solver import SolverMissing
 from tilework.sim.workloads.requests import to_requests
@@ -57,7 +58,7 @@ def command(
         print_json(_document(due, bound, lines, gpus))
         return
     most, share = int(bound.value), bound.value / len(due)
-    out.print(f"{len(due)} requests with a deadline on {gpus} devices: at most {most} on time, {share:.1%}")
+    out.print(f"{len(due)} requests with a deadline on {devices(gpus)}: at most {most} on time, {share:.1%}")
     out.print(_table(lines))
     if table.has_batches:
         out.print(BATCHES)

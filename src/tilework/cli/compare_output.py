@@ -15,6 +15,7 @@ import tilework
 from tilework.cli.output import out
 from tilework.core.time import NS_PER_MS
 from tilework.cost.table import read_table
+from tilework.report.words import devices
 from tilework.sim.compare.figures import Figures
 from tilework.sim.compare.overall import Overall, bound_overall, overall_of
 from tilework.sim.compare.runs import Conditions
@@ -80,7 +81,7 @@ def print_tables(cells: Sequence[CellSummary], num_processes: int, conditions: C
 
 def _title(cell: CellSummary) -> str:
     one, seeds = cell.cell, max(len(runs) for runs in cell.records.values())
-    text = f"{one.name}: {cell.num_requests} requests on {one.num_gpus} devices, {_seeds(seeds)}, simulated"
+    text = f"{one.name}: {cell.num_requests} requests on {devices(one.num_gpus)}, {_seeds(seeds)}, simulated"
     return text if cell.bound is None else f"{text}; at most {percent(cell.bound.mean)}% on time"
 
 

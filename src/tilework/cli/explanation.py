@@ -19,6 +19,7 @@ from tilework.control.history import History, PastRequest, PastWork
 from tilework.core.actions import MoveState, Reject, SetAside
 from tilework.core.request import Status
 from tilework.core.time import ns_from_s, s_from_ns
+from tilework.report.words import devices
 
 MOST_LATE = 10
 
@@ -126,7 +127,7 @@ def print_decisions(decisions: Sequence[Mapping[str, Any]]) -> None:
 def print_summary(document: Mapping[str, Any], log: Path) -> None:
     attained = "" if document["attainment"] is None else f", {document['attainment']:.1%} of deadlines were kept"
     print_line(
-        f"{document['policy']} on {document['gpus']} devices: {document['requests']} requests in "
+        f"{document['policy']} on {devices(document['gpus'])}: {document['requests']} requests in "
         f"{document['seconds']:.1f} s{attained}",
         style="bold",
     )

@@ -29,6 +29,7 @@ from tilework.cost.table import BadCostTable, CostTable, read_table
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, make_policy, policy_names
 from tilework.report.schedule import write_schedule
 from tilework.report.tables import attainment_table, summary
+from tilework.report.words import devices
 from tilework.sim.simulation import SimConfig, Simulation, Trace
 from tilework.sim.workloads.requests import to_requests
 
@@ -114,7 +115,7 @@ def command(
         print_json(_document(scenario, served))
         return
     out.print(
-        attainment_table(served, title=f"{scenario.controller.policy}, {scenario.config.num_gpus} devices, simulated")
+        attainment_table(served, title=f"{scenario.controller.policy}, {devices(scenario.config.num_gpus)}, simulated")
     )
     if scenario.live:
         out.print(attainment_table(scenario.live, title="the live run of the log"))

@@ -13,6 +13,7 @@ from tilework.cli.output import UserError, out, print_json, user_errors
 from tilework.core.workload import BadLine, read_workload
 from tilework.report.chart import Chart, busy_shares, chart_of_schedule
 from tilework.report.schedule import read_schedule
+from tilework.report.words import devices
 
 EXAMPLE = (
     "Examples: tilework timeline events.jsonl --out run.html --out run.png  |  "
@@ -68,7 +69,7 @@ def _read(file: Path, requests: Path | None, quiet: bool) -> tuple[Chart, str]:
         if requests is not None:
             raise UserError("an event log knows its requests; leave out --requests")
         history = load_history(file, quiet)
-        return chart_of_history(history), f"{history.header.config.policy} on {history.num_gpus} devices"
+        return chart_of_history(history), f"{history.header.config.policy} on {devices(history.num_gpus)}"
     with user_errors(BadLine, OSError):
         workload = () if requests is None else read_workload(requests)
         return chart_of_schedule(read_schedule(file), workload), file.name

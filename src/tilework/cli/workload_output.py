@@ -13,6 +13,7 @@ from rich.table import Table
 
 from tilework.cli.output import out
 from tilework.core.workload import WorkloadRequest
+from tilework.report.words import devices
 from tilework.sim.workloads.family import Family, RatedFamily
 from tilework.sim.workloads.registry import parameters_of
 
@@ -160,7 +161,7 @@ def sentence(shown: Shown) -> str:
         return f"{text}; give --cost and --gpus for the load"
     if shown.load is None:
         return f"{text}: {sum(shown.device_s):.4g} device seconds ({shown.cost})"
-    return f"{text}: a load of {shown.load:.0%} on {shown.num_gpus} devices ({shown.cost})"
+    return f"{text}: a load of {shown.load:.0%} on {devices(shown.num_gpus)} ({shown.cost})"
 
 
 def plain(value: Any) -> Any:
