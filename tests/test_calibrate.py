@@ -161,8 +161,8 @@ def test_alone_every_stage_is_timed_as_often_as_asked() -> None:
     assert family.parallel.comm is None
 
 
-@pytest.mark.parametrize(("iteration_ms", "num_runs"), [(0, 5), (30, 3), (200, 1)])
-def test_a_short_calibration_stops_after_a_tenth_of_a_second(
+@pytest.mark.parametrize(("iteration_ms", "num_runs"), [(0, 5), (300, 3), (2000, 1)])
+def test_a_short_calibration_stops_after_a_second(
     iteration_ms: int, num_runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family, now_ns = FakeFamily(), 0

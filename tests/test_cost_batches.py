@@ -269,7 +269,7 @@ def test_what_is_observed_of_a_batch_corrects_batches_of_as_many_pixels_and_memb
     assert batch_s(model, *thin(20, 20)) == batch_s(model, *thin(10, 30))
 
 
-def test_a_batch_that_was_not_measured_is_as_slow_as_its_stage_lately() -> None:
+def test_a_batch_that_was_not_measured_is_as_slow_as_its_members_one_by_one() -> None:
     """Everything takes twice what the table says: that is known of a batch before it has run."""
     model = costs(row(100, 1.0), row(100, 1.2, batch=2))
     one, other = sized(100), sized(100)
@@ -278,4 +278,22 @@ def test_a_batch_that_was_not_measured_is_as_slow_as_its_stage_lately() -> None:
     assert model.work_ns(STEP, (one, other), 1) == pytest.approx(2.4e9)
     model.observe(STEP, (one, other), 1, 1, 3_600_000_000)
     assert model.work_ns(STEP, (one, other), 1) == pytest.approx(3.6e9), "its own measurement"
+    assert model.correction(STEP, (one, other), 1) == pytest.approx(3.0)
     assert model.work_ns(STEP, (one,), 1) == pytest.approx(2e9)
+    model.observe(STEP, (one,), 1, 1, 1_000_000_000)
+    assert model.work_ns(STEP, (one, other), 1) == pytest.approx(3.6e9 * 1.9 / 2), "quicker alone, quicker together"
+
+
+def test_what_batches_save_is_corrected_apart_from_what_single_ones_take() -> None:
+    """By the table single ones take four times as long as in truth; batches really save nothing."""
+    model = costs(row(10, 1.0), row(20, 2.0), row(10, 1.0, batch=2))
+    for _ in range(2):
+        model.observe(STEP, (sized(10),), 1, 1, ns_from_s(0.25))
+        model.observe(STEP, (sized(20),), 1, 1, ns_from_s(0.5))
+    assert batch_s(model, *thin(10, 20)) == pytest.approx(0.5), "what it says of the table's is half of one by one"
+    for _ in range(3):
+        model.observe(STEP, (sized(10), sized(10)), 1, 1, ns_from_s(0.5))
+    assert batch_s(model, *thin(10, 10)) == pytest.approx(0.5)
+    assert batch_s(model, *thin(10, 20)) >= 0.75, "batches save nothing, so this one will not either"
+    model.observe(STEP, (sized(10),), 1, 1, ns_from_s(0.25))
+    assert batch_s(model, *thin(10, 20)) >= 0.75, "whatever single ones take"

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -20,6 +21,7 @@ from suite.case import CaseFailed
 
 READY_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 60.0
+_PROFILES = TemporaryDirectory(prefix="tilework-bench-")  # Not the user's: what was measured long ago is no part of it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,8 @@ def serving_modelled(
 @contextmanager
 def _started(arguments: Sequence[str], settings: Mapping[str, object] | None = None) -> Iterator[Server]:
     start_s = time.perf_counter()
-    environment = os.environ | {f"TILEWORK_{name.upper()}": str(value) for name, value in (settings or {}).items()}
+    values = {"profiles": f"{_PROFILES.name}/costs.sqlite", **(settings or {})}
+    environment = os.environ | {f"TILEWORK_{name.upper()}": str(value) for name, value in values.items()}
     process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout is not None

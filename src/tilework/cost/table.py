@@ -75,6 +75,7 @@ _COUNTS = ("height", "width", "frames", "degree")
 _OPTIONAL_COUNTS = (("peak_bytes", 0, "a whole number of bytes"), ("num_runs", 1, "a whole number of at least 1"))
 _DEFAULTED = ("frames", "degree", "batch", "link")
 _UNGUIDED = 0.5
+_FARTHEST = 4.0
 _MOST_PRICES = 10_000  # Kept at hand.
 
 
@@ -260,11 +261,12 @@ class TableCosts:
     UnknownCost.
 
     The correction is an exponentially weighted mean of measured over predicted time, per stage, shape, degree, batch
-    and guidance, each measurement weighing `weight`. It stays within [1/4, 4], so that one outlier cannot close the
-    door. Tables describe guided steps; unguided ones are taken to cost half as much until some have been measured, and
-    a batch of both saves the share that it would save if all were guided.
-    There are many batches, and each is rare: those that have not been measured are corrected like the works of their
-    stage lately.
+    and guidance, each measurement weighing `weight`; none counts as more than four times what was expected, so that one
+    outlier cannot close the door. Tables describe guided steps; unguided ones are taken to cost half as much until some
+    have been measured.
+
+    A batch is corrected as its members are one by one; what it saves of their time has a correction of its own beside
+    that. There are many batches, and each is rare: for one that has not been measured it is that of the batches lately.
     """
 
     def __init__(self, table: CostTable, *, move_ns: int = 2_000_000, weight: float = 0.1, max_batch: int = 12) -> None:
@@ -278,52 +280,67 @@ class TableCosts:
         self._degrees = _degrees(self._tabled)
         self._pipelines = {row.pipeline for row in table.rows}
         self._corrections: dict[_Place, float] = {}
-        self._lately: dict[tuple[StageId, bool], float] = {}  # On one device, by guidance.
+        self._lately: dict[tuple[StageId, int], float] = {}  # Of batches, by their degree.
         self._prices: dict[_Key, _Price] = {}
 
     def run_ns(
         self, stage: StageId, shapes: Sequence[Shape], degree: int, num_steps: int = 1, guided: bool = True
     ) -> int:
         """Predicted device time of works on outputs of these shapes, without previews. Raises UnknownCost."""
-        return self._price(stage, shapes, degree, guided).unit_ns * num_steps
+        return self._price(stage, shapes, degree, (guided,) * len(shapes)).unit_ns * num_steps
 
     def work_ns(self, stage: StageId, requests: Sequence[Request], degree: int, num_steps: int = 1) -> int:
         """Predicted device time of one work; previews are spread evenly over the steps. Raises UnknownCost."""
         if len(requests) == 1:  # As nearly always, and thousands of times a second: spare the lists.
             (one,) = requests
-            run_ns = self._price(stage, (one.shape,), degree, one.guided).unit_ns * num_steps
+            run_ns = self._price(stage, (one.shape,), degree, (one.guided,)).unit_ns * num_steps
             return run_ns + self._previews_ns(stage, requests, num_steps) if one.preview_every else run_ns
-        run_ns = self.run_ns(stage, [one.shape for one in requests], degree, num_steps, _is_guided(requests))
-        run_ns = round(run_ns * self._guided_share(stage, requests, degree))
-        return run_ns + self._previews_ns(stage, requests, num_steps)
+        return self._price_of(stage, requests, degree).unit_ns * num_steps + self._previews_ns(
+            stage, requests, num_steps
+        )
 
-    def _guided_share(self, stage: StageId, requests: Sequence[Request], degree: int) -> float:
-        """What steps of guided and unguided requests one by one take, over what they would if all were guided."""
-        if stage.name != DIFFUSE or len({one.guided for one in requests}) == 1:
-            return 1.0
-        own_ns = sum(self._price(stage, (one.shape,), degree, one.guided).unit_ns for one in requests)
-        guided_ns = sum(self._price(stage, (one.shape,), degree, True).unit_ns for one in requests)
-        return own_ns / guided_ns if guided_ns else 1.0
+    def _price_of(self, stage: StageId, requests: Sequence[Request], degree: int) -> _Price:
+        return self._price(stage, [one.shape for one in requests], degree, [one.guided for one in requests])
 
-    def _price(self, stage: StageId, shapes: Sequence[Shape], degree: int, guided: bool) -> _Price:
+    def _price(self, stage: StageId, shapes: Sequence[Shape], degree: int, guided: Sequence[bool]) -> _Price:
         # Numbers and texts have a hash at hand, which dataclasses compute every time.
         first = shapes[0]
-        key: _Key = (stage.name, degree, first.height, first.width, first.frames, guided, stage.pipeline)
+        key: _Key = (stage.name, degree, first.height, first.width, first.frames, guided[0], stage.pipeline)
         if len(shapes) > 1:
-            key += tuple((shape.height, shape.width, shape.frames) for shape in shapes[1:])
+            key += tuple((shape.height, shape.width, shape.frames) for shape in shapes[1:]) + tuple(guided[1:])
         price = self._prices.get(key)
         if price is None:
             if len(self._prices) >= _MOST_PRICES:  # Clients choose the shapes.
                 self._prices.clear()
-            base_ns = self._base_ns(stage, tuple(shapes), degree)
-            price = self._prices[key] = _Price(base_ns, _place(stage, shapes, degree, guided))
+            price = self._prices[key] = self._new_price(stage, shapes, degree, guided)
         if price.version != self.version:
-            unknown = 1.0 if guided or stage.name != DIFFUSE else _UNGUIDED
-            if len(shapes) > 1 and degree == 1:
-                unknown = self._lately.get((stage, guided), unknown)
-            price.unit_ns = round(price.base_ns * self._corrections.get(price.place, unknown))
+            price.unit_ns = round(price.base_ns * self._factor(price))
             price.version = self.version
         return price
+
+    def _new_price(self, stage: StageId, shapes: Sequence[Shape], degree: int, guided: Sequence[bool]) -> _Price:
+        is_step = stage.name == DIFFUSE
+        num_guided = sum(guided) if is_step else len(shapes)
+        place = stage, degree, len(shapes), sum(shape.pixels for shape in shapes), num_guided
+        unknown = 1.0 if num_guided else _UNGUIDED
+        alone: tuple[_Price, ...] = ()
+        if len(shapes) > 1 and degree in self.degrees(stage):
+            pairs = zip(shapes, guided, strict=True)
+            alone = tuple(self._price(stage, (shape,), degree, (is_guided,)) for shape, is_guided in pairs)
+        return _Price(self._base_ns(stage, tuple(shapes), degree), place, unknown, alone)
+
+    def _factor(self, price: _Price) -> float:
+        """By what a price is corrected."""
+        if not price.alone:
+            return self._corrections.get(price.place, price.unknown)
+        stage, degree, *_ = price.place
+        lately = self._lately.get((stage, degree), 1.0)
+        return self._factor_alone(price) * self._corrections.get(price.place, lately)
+
+    def _factor_alone(self, price: _Price) -> float:
+        """By what the members of a batch are corrected, one by one."""
+        table_ns = sum(one.base_ns for one in price.alone)
+        return sum(one.base_ns * self._factor(one) for one in price.alone) / table_ns if table_ns else 1.0
 
     def _previews_ns(self, stage: StageId, requests: Sequence[Request], num_steps: int) -> int:
         preview_ns = 0
@@ -385,30 +402,33 @@ class TableCosts:
         return 0 if not source or set(target) <= set(source) else self._move_ns
 
     def observe(self, stage: StageId, requests: Sequence[Request], degree: int, num_steps: int, run_ns: int) -> None:
-        """Learn from a work; one with previews or of guided and unguided requests together tells nothing of either."""
-        guided = requests[0].guided
+        """Learn from a work; one with previews tells nothing of its steps."""
         for one in requests:
-            if one.preview_every or one.guided != guided:
+            if one.preview_every:
                 return
-        price = self._price(stage, [one.shape for one in requests], degree, guided)
-        base_ns = price.base_ns * num_steps
-        if base_ns <= 0 or run_ns <= 0:
+        price = self._price_of(stage, requests, degree)
+        expected_ns = price.base_ns * num_steps
+        if price.alone:
+            expected_ns *= self._factor_alone(price)
+        if expected_ns <= 0 or run_ns <= 0:
             return
-        ratio = min(4.0, max(0.25, run_ns / base_ns))
         old = self._corrections.get(price.place)
-        new = self._corrections[price.place] = self._mean(old, ratio)
-        if degree == 1:
-            before = self._lately.get((stage, guided))
-            self._lately[stage, guided] = self._mean(before, ratio)
+        new = self._corrections[price.place] = self._mean(old, run_ns / expected_ns)
+        if price.alone:
+            lately = self._lately.get((stage, degree))
+            self._lately[stage, degree] = self._mean(lately, run_ns / expected_ns)
         self.version += new != old
 
     def _mean(self, old: float | None, ratio: float) -> float:
-        return ratio if old is None else old + self._weight * (ratio - old)
+        """With one measurement more. The first counts in full; none as more or less than _FARTHEST times as much."""
+        expected = 1.0 if old is None else old
+        near = min(_FARTHEST * expected, max(expected / _FARTHEST, ratio))
+        return near if old is None else old + self._weight * (near - old)
 
     def correction(self, stage: StageId, requests: Sequence[Request], degree: int) -> float:
         """Measured over tabled time of such works; 1 as long as nothing has been measured."""
-        shapes = [one.shape for one in requests]
-        return self._corrections.get(_place(stage, shapes, degree, _is_guided(requests)), 1.0)
+        price = self._price_of(stage, requests, degree)
+        return self._factor(price) if price.place in self._corrections else 1.0
 
     def is_profiled(self, stage: StageId, shape: Shape, degree: int = 1) -> bool:
         """Whether a row was measured for this very number of pixels, so that nothing is interpolated."""
@@ -436,28 +456,25 @@ class TableCosts:
 
 
 _Key = tuple[object, ...]
-_Place = tuple[str, str, int, int, int, bool]
+_Place = tuple[StageId, int, int, int, int]
+"""What has a correction of its own: stage, degree, number of members, their pixels, how many of them are guided. Turned
+on its side, a shape has the same. Guidance concerns steps only."""
 
 
 @dataclass(slots=True)
 class _Price:
-    """What a work costs by the table, what has a correction with it, and what it costs corrected, as of `version`."""
+    """What a work costs by the table, what has a correction with it, and what it costs corrected, as of `version`.
+
+    `unknown` is the correction of what has not been measured; a batch has the prices of its members `alone` instead,
+    if these have any.
+    """
 
     base_ns: float
     place: _Place
+    unknown: float
+    alone: tuple[_Price, ...]
     unit_ns: int = 0
     version: int = -1
-
-
-def _place(stage: StageId, shapes: Sequence[Shape], degree: int, guided: bool) -> _Place:
-    """What has a correction of its own: turned on its side, a shape has the same. Guidance concerns steps only."""
-    pixels = sum(shape.pixels for shape in shapes)
-    return stage.pipeline, stage.name, pixels, degree, len(shapes), guided or stage.name != DIFFUSE
-
-
-def _is_guided(requests: Sequence[Request]) -> bool:
-    """Whether a work goes by what guided ones cost; of guided and unguided requests together, a share of it."""
-    return any(one.guided for one in requests)
 
 
 def _tabled(table: CostTable) -> dict[tuple[StageId, int], Prices]:

@@ -14,7 +14,7 @@ import torch
 
 from tilework.core.comm import Comm
 from tilework.core.request import Shape
-from tilework.core.time import NS_PER_MS, s_from_ns
+from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.core.wire import Batch, CostRow, Spec
 from tilework.core.work import DECODE, DIFFUSE, ENCODE
 from tilework.patches.layout import pack
@@ -23,7 +23,7 @@ from tilework.worker.settle import settle
 
 _log = logging.getLogger(__name__)
 _MAX_RUNS = 5
-_BUDGET_NS = 100 * NS_PER_MS
+_BUDGET_NS = NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def calibrate(
     of their own. What cannot run on one of them breaks the group, since the others wait for it; the rows so far are
     returned.
 
-    `num_runs` runs follow three to warm up; None means one to warm up and then up to five within 0.1 s.
+    `num_runs` runs follow three to warm up; None means one to warm up and then up to five within a second.
     """
     rows: list[CostRow] = []
     for batch in batches:
