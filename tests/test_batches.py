@@ -298,7 +298,7 @@ def test_a_log_with_batches_is_read_back_and_replayed() -> None:
     assert left_out
     assert replay(lines) == (len(lines) - 1, None)
     lacking = [lost for lost in read_history(lines).lost if lost.reason == "its device does not have its state"]
-    assert len(lacking) == left_out, "to whoever was left out, the work is lost"
+    assert 0 < len(lacking) <= left_out, "to whoever was left out of a work that had not ended, it is lost"
     assert {(len(lost.work.job_ids), lost.steps, lost.end_ns - lost.start_ns) for lost in lacking} == {(1, 0, 0)}
 
 

@@ -297,3 +297,30 @@ def test_what_batches_save_is_corrected_apart_from_what_single_ones_take() -> No
     assert batch_s(model, *thin(10, 20)) >= 0.75, "batches save nothing, so this one will not either"
     model.observe(STEP, (sized(10),), 1, 1, ns_from_s(0.25))
     assert batch_s(model, *thin(10, 20)) >= 0.75, "whatever single ones take"
+
+
+def test_what_one_takes_alone_is_known_by_three_runs_or_by_its_own() -> None:
+    model = costs(row(10, 1.0, num_runs=3), row(20, 2.0, num_runs=2), row(40, 4.0), row(80, 8.0, batch=2))
+    known = [pixels for pixels in (10, 15, 20, 40, 80) if model.knows(STEP, sized(pixels))]
+    assert known == [10, 40], "published tables do not count runs"
+    model.observe(STEP, (sized(20), sized(20)), 1, 1, NS_PER_S)
+    assert not model.knows(STEP, sized(20))
+    for pixels in (15, 20):
+        model.observe(STEP, (sized(pixels),), 1, 1, NS_PER_S)
+        assert model.knows(STEP, sized(pixels))
+    assert not model.knows(STEP, sized(10, guided=False)), "tables are of guided steps"
+    model.observe(STEP, (sized(10, guided=False),), 1, 1, NS_PER_S)
+    assert model.knows(STEP, sized(10, guided=False))
+
+
+def test_doubt_is_how_far_batches_were_off_lately() -> None:
+    model, pair = costs(row(10, 1.0), row(10, 1.2, batch=2)), (sized(10), sized(10))
+    assert model.doubt(STEP) == 0.0
+    model.observe(STEP, pair, 1, 1, ns_from_s(1.8))
+    assert model.doubt(STEP) == pytest.approx(0.1 * 0.5)
+    model.observe(STEP, (sized(10),), 1, 1, ns_from_s(5.0))
+    assert model.doubt(STEP) == pytest.approx(0.05), "single ones are another matter"
+    version = model.version
+    model.observe(STEP, pair, 1, 1, model.work_ns(STEP, pair, 1))
+    assert model.doubt(STEP) == pytest.approx(0.045)
+    assert model.version == version + 1, "what a policy decides may depend on it"

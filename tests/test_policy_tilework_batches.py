@@ -25,7 +25,7 @@ from tilework.control.controller import ControllerConfig
 from tilework.core.interfaces import Block, Demand
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import DIFFUSE
+from tilework.core.work import DIFFUSE, StageId
 from tilework.cost.table import TableCosts
 from tilework.policy.batch import Batch, Member
 from tilework.policy.demand import Speed
@@ -161,6 +161,42 @@ def test_batches_are_no_larger_than_they_may_be(most: int) -> None:
     requests = [request(str(index)) for index in range(4)]
     config = ControllerConfig(policy="tilework", max_batch=most)
     assert max(sizes(Simulation(config, batched(), SimConfig(num_gpus=1)).run(requests))) == most
+
+
+def test_nobody_shares_whose_time_alone_is_a_guess() -> None:
+    """Until one has run alone; with previews that would tell nothing."""
+    exact = batched()
+    guess = replace(exact, rows=tuple(replace(row, num_runs=1) for row in exact.rows))
+    asked = [request(str(index)) for index in range(3)]
+    watched = [replace(one, preview_every=2) for one in asked]
+
+    def together(requests: list[Request], costs: TableCosts) -> int:
+        return max(len(start.job_ids) for start in planned(Tilework(), requests, 1, costs).starts)
+
+    assert together(asked, TableCosts(exact)) == 3
+    costs = TableCosts(guess)
+    assert (together(asked, costs), together(watched, costs)) == (1, 3)
+    costs.observe(StageId(asked[0].pipeline, DIFFUSE), asked[:1], 1, 1, 100 * MS)
+    assert together(asked, costs) == 3
+
+
+def test_who_doubts_what_batches_take_asks_for_more() -> None:
+    """Two take 140 ms, of 200 one by one; then half as much or as much again, in turn. The mean is worth little."""
+    costs, pair = TableCosts(batched()), [request(uid) for uid in "ab"]
+    step = StageId(pair[0].pipeline, DIFFUSE)
+
+    def shares() -> bool:
+        return max(len(start.job_ids) for start in planned(Tilework(), pair, 1, costs).starts) == 2
+
+    assert shares()
+    for run_ms in (140, 70, 210) * 20:
+        costs.observe(step, pair, 1, 1, run_ms * MS)
+    assert costs.work_ns(step, pair, 1) < 160 * MS
+    assert costs.doubt(step) > 0.25
+    assert not shares()
+    for _ in range(20):
+        costs.observe(step, pair, 1, 1, 140 * MS)
+    assert shares()
 
 
 def test_on_idle_devices_everybody_is_alone() -> None:

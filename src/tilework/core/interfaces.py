@@ -154,6 +154,12 @@ class CostModel(Protocol):
     def needs_slices(self, stage: StageId, shape: Shape) -> bool:
         """Whether it would fit in slices only."""
 
+    def knows(self, stage: StageId, request: Request) -> bool:
+        """Whether what such a work takes alone on one device has been measured, and is not only foretold."""
+
+    def doubt(self, stage: StageId) -> float:
+        """How far the times of batches were from their predictions lately, in the mean, over these."""
+
     def move_ns(self, source: Group, target: Group) -> int: ...
     def observe(self, stage: StageId, requests: Sequence[Request], degree: int, num_steps: int, run_ns: int) -> None:
         """Correct the prediction by a measurement."""

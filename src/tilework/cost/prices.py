@@ -18,6 +18,7 @@ from tilework.cost.rows import Member, members_of
 _Points = Sequence[tuple[int, float]]
 """Sorted by the first, which is pixels, or a number of members."""
 
+_ENOUGH = 3
 _MOST_TERMS = 10_000  # Clients choose the shapes.
 _Key = TypeVar("_Key", int, tuple[Member, ...])
 
@@ -39,6 +40,7 @@ class Prices:
     def __init__(self, rows: Sequence[CostRow], analyser: Analyser | None = None) -> None:
         self._analyser = analyser
         self._alone = _means((row.shape.pixels, row.seconds) for row in rows if row.batch == 1)
+        self._known = {row.shape.pixels for row in rows if row.batch == 1 and (row.num_runs or _ENOUGH) >= _ENOUGH}
         self._together = dict(_means((members_of(row.shapes), row.seconds) for row in rows if row.batch != 1))
         self._savings = self._measured_savings(rows) if self._alone else []
         self._terms: dict[tuple[Member, int], tuple[float, float]] = {}
@@ -52,6 +54,10 @@ class Prices:
     def is_profiled(self, shape: Shape) -> bool:
         """Whether one of this very number of pixels was measured alone."""
         return any(pixels == shape.pixels for pixels, _ in self._alone)
+
+    def knows(self, shape: Shape) -> bool:
+        """Whether one of this very number of pixels was measured alone at least thrice: once may be chance."""
+        return shape.pixels in self._known
 
     def seconds(self, shapes: Sequence[Shape]) -> float | None:
         """Of a single output, or of a batch; None where neither that nor single ones were measured."""

@@ -281,6 +281,7 @@ class TableCosts:
         self._pipelines = {row.pipeline for row in table.rows}
         self._corrections: dict[_Place, float] = {}
         self._lately: dict[tuple[StageId, int], float] = {}  # Of batches, by their degree.
+        self._doubts: dict[tuple[StageId, int], float] = {}  # The same.
         self._prices: dict[_Key, _Price] = {}
 
     def run_ns(
@@ -333,9 +334,8 @@ class TableCosts:
         """By what a price is corrected."""
         if not price.alone:
             return self._corrections.get(price.place, price.unknown)
-        stage, degree, *_ = price.place
-        lately = self._lately.get((stage, degree), 1.0)
-        return self._factor_alone(price) * self._corrections.get(price.place, lately)
+        learnt = self._learnt(price)
+        return self._factor_alone(price) * (1.0 if learnt is None else learnt)
 
     def _factor_alone(self, price: _Price) -> float:
         """By what the members of a batch are corrected, one by one."""
@@ -412,18 +412,41 @@ class TableCosts:
             expected_ns *= self._factor_alone(price)
         if expected_ns <= 0 or run_ns <= 0:
             return
-        old = self._corrections.get(price.place)
-        new = self._corrections[price.place] = self._mean(old, run_ns / expected_ns)
+        before, ratio = self._learnt(price), run_ns / expected_ns
+        new = self._corrections[price.place] = self._mean(before, ratio)
+        is_news = new != before
         if price.alone:
-            lately = self._lately.get((stage, degree))
-            self._lately[stage, degree] = self._mean(lately, run_ns / expected_ns)
-        self.version += new != old
+            self._lately[stage, degree] = self._mean(self._lately.get((stage, degree)), ratio)
+            error = min(1.0, abs(ratio / (1.0 if before is None else before) - 1.0))
+            doubt = self._doubts.get((stage, degree), 0.0)
+            self._doubts[stage, degree] = doubt + self._weight * (error - doubt)
+            is_news |= error != doubt
+        self.version += is_news
+
+    def _learnt(self, price: _Price) -> float | None:
+        """What measurements have taught; of a batch that has not been measured, that of the batches lately."""
+        stage, degree, *_ = price.place
+        return self._corrections.get(price.place, self._lately.get((stage, degree)) if price.alone else None)
 
     def _mean(self, old: float | None, ratio: float) -> float:
         """With one measurement more. The first counts in full; none as more or less than _FARTHEST times as much."""
         expected = 1.0 if old is None else old
         near = min(_FARTHEST * expected, max(expected / _FARTHEST, ratio))
         return near if old is None else old + self._weight * (near - old)
+
+    def knows(self, stage: StageId, request: Request) -> bool:
+        """Whether what such a work takes alone on one device has been measured, for the table or since then.
+
+        Raises UnknownCost.
+        """
+        tabled = self._tabled.get((stage, 1))
+        if tabled is not None and tabled.knows(request.shape) and (request.guided or stage.name != DIFFUSE):
+            return True
+        return self._price(stage, (request.shape,), 1, (request.guided,)).place in self._corrections
+
+    def doubt(self, stage: StageId) -> float:
+        """How far the times of batches on one device were from predictions lately, over these; 0 if there were none."""
+        return self._doubts.get((stage, 1), 0.0)
 
     def correction(self, stage: StageId, requests: Sequence[Request], degree: int) -> float:
         """Measured over tabled time of such works; 1 as long as nothing has been measured."""

@@ -13,7 +13,7 @@ from tilework.policy.demand import Speed
 from tilework.policy.foresight import Claim, Ride
 from tilework.policy.promises import Margin
 
-WORTH = 0.05  # What must be saved of the time of a step apart: less is lost again by joining and leaving.
+WORTH = 0.1  # What must be saved of the time of a step apart: with less, those who come later lose more.
 StepTime = Callable[[Sequence[Request]], float]
 
 

@@ -59,11 +59,17 @@ class Homing:
         return node
 
     def _step_time(self, requests: Sequence[Request]) -> float:
-        """What a step of these takes together, on one device; inf if they do not fit into its memory."""
+        """What a step of these takes together, on one device; inf if they do not fit into its memory.
+
+        A batch is held to take as much longer as batches were off from what was foretold lately.
+        """
         _, diffuse, _ = stages_of(requests[0].pipeline)
-        if len(requests) > 1 and not self.costs.fits_together(diffuse, [request.shape for request in requests]):
+        step_ns = self.costs.work_ns(diffuse, requests, 1)
+        if len(requests) == 1:
+            return step_ns
+        if not self.costs.fits_together(diffuse, [request.shape for request in requests]):
             return inf
-        return self.costs.work_ns(diffuse, requests, 1)
+        return step_ns * (1.0 + self.costs.doubt(diffuse))
 
     def _join(self, job: JobView, node: Lookahead) -> None:
         ride = self._ride(job, node)

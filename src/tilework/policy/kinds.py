@@ -18,6 +18,8 @@ _Key = tuple[str, int, int, int, bool, int, int]
 class Kind:
     """`speeds` are the degrees that are quicker than every narrower one; `usual` is the index of the degree up to which
     each doubling pays. `shares` tells that two of the kind take less time together, on one device, than one by one.
+    Where the time of one alone is a guess, one must have run alone before; works with previews tell no times, and need
+    not be known.
     """
 
     encode_ns: int
@@ -66,5 +68,7 @@ class Kinds:
 def _shares(request: Request, step_ns: int, costs: CostModel) -> bool:
     both, diffuse = (request, request), StageId(request.pipeline, DIFFUSE)
     if not costs.fits_together(diffuse, [one.shape for one in both]):
+        return False
+    if not (costs.knows(diffuse, request) or request.preview_every):
         return False
     return costs.work_ns(diffuse, both, 1) < (1 - WORTH) * 2 * step_ns

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from tilework.core.interfaces import CostModel
 from tilework.core.work import Start, stages_of
+from tilework.policy.batch import WORTH
 from tilework.policy.tasks import Task
-
-_WORTH = 0.1  # Of the time of a step apart; large pictures save less, and are late more often if they share.
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +75,7 @@ def may_share(tasks: Sequence[Task], task: Task, costs: CostModel) -> bool:
     if not costs.fits_together(diffuse, [request.shape] * len(joined)):
         return False
     apart_ns = step_together_ns(tasks, costs) + step_together_ns([task], costs)
-    return step_together_ns(joined, costs) <= (1.0 - _WORTH) * apart_ns
+    return step_together_ns(joined, costs) <= (1.0 - WORTH) * apart_ns
 
 
 def step_together_ns(tasks: Sequence[Task], costs: CostModel) -> int:
