@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from suite.case import Note
+from suite.denoisers import begin
 from suite.stats import median
 from tilework.control.job import Job
 from tilework.core.interfaces import Forecast
@@ -33,7 +35,8 @@ class Chooser:
         """With what `tilework profile --mixed` would measure, in this process.
 
         A batch costs the median of all `passes`, in each of which it runs once, warm: the machine may be slower for
-        minutes, and batches that were measured then would seem to be dearer than others.
+        minutes, and batches that were measured then would seem to be dearer than others. What the table does not tell,
+        steps without guidance, is measured alone, as a server learns it from the first that come.
         """
         alike = [(shape,) * number for number in (1, 2, 4) for shape in shapes]
         batches = [*alike, *random_batches(shapes, combinations)]
@@ -42,10 +45,21 @@ class Chooser:
             note(f"{family.info.name}: costs of {len(batches)} batches, pass {index + 1} of {passes}")
             measured.append(calibrate(family, batches, num_runs=1))
         rows = tuple(
-            replace(of_all[0], seconds=median([row.seconds for row in of_all]), p99_seconds=None)
+            replace(of_all[0], seconds=median([row.seconds for row in of_all]), p99_seconds=None, num_runs=passes)
             for of_all in zip(*measured, strict=True)
         )
-        return Chooser(family, TableCosts(CostTable(hardware="", rows=rows)))
+        chooser = Chooser(family, TableCosts(CostTable(hardware="", rows=rows)))
+        for shape in shapes if family.info.two_passes else ():
+            chooser._learn_unguided(begin(family, shape.height, shape.width, 1.0, 0), passes)
+        return chooser
+
+    def _learn_unguided(self, state: StepState, runs: int) -> None:
+        self.family.predict([state])
+        step = StageId(self.family.info.name, DIFFUSE)
+        for _ in range(runs):
+            start_ns = time.perf_counter_ns()
+            self.family.predict([state])
+            self.costs.observe(step, [self._request(0, state)], 1, 1, time.perf_counter_ns() - start_ns)
 
     def chosen(self, states: Sequence[StepState]) -> list[StepState]:
         """Those that share with the first of them, in their order; nobody unless there are two."""
@@ -62,9 +76,9 @@ class Chooser:
     def _step_ns(self, requests: Sequence[Request]) -> float:
         return self.costs.work_ns(StageId(self.family.info.name, DIFFUSE), requests, 1)
 
-    def _member(self, index: int, state: StepState) -> Member:
+    def _request(self, index: int, state: StepState) -> Request:
         spec, info = state.spec, self.family.info
-        request = Request(
+        return Request(
             uid=str(index),
             pipeline=info.name,
             shape=spec.shape,
@@ -72,6 +86,9 @@ class Chooser:
             arrival_ns=0,
             guided=spec.guidance_scale > 1 or not info.two_passes,
         )
+
+    def _member(self, index: int, state: StepState) -> Member:
+        request = self._request(index, state)
         job = Job(job_id=index, request=request, urgency_ns=0, forecast=Forecast(0, 0, 1.0), done=Cursor.start(request))
         kind = Kinds().of(request, 1, self.costs)
         ride = Ride(
@@ -80,9 +97,9 @@ class Chooser:
             due_ns=0.0,
             speeds=kind.speeds,
             usual=kind.usual,
-            num_steps=float(spec.steps),
+            num_steps=float(request.steps),
             head_ns=float(kind.encode_ns),
             tail_ns=float(kind.decode_ns),
             shares=kind.shares,
         )
-        return Member(job, ride, ride.head_ns, spec.steps, ride.tail_ns)
+        return Member(job, ride, ride.head_ns, request.steps, ride.tail_ns)
