@@ -245,7 +245,7 @@ def test_all_members_of_a_group_make_the_same_number_of_runs(slow_rank: int) -> 
     advance = families[slow_rank].advance
 
     def slowly(state: Any, prediction: None) -> None:
-        time.sleep(0.2 if state.iteration == 1 else 0)
+        time.sleep(0.6 if state.iteration == 1 else 0)
         advance(state, prediction)
 
     families[slow_rank].advance = slowly  # type: ignore[method-assign]
