@@ -15,6 +15,7 @@ from tilework.core.time import NS_PER_S
 from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, Group, StageId, Work
 from tilework.cost.analyser import Analyser
+from tilework.cost.corrections import Corrections, Place
 from tilework.cost.memory import MemoryLimits
 from tilework.cost.prices import Prices
 from tilework.cost.shipped import shipped_path
@@ -75,7 +76,6 @@ _COUNTS = ("height", "width", "frames", "degree")
 _OPTIONAL_COUNTS = (("peak_bytes", 0, "a whole number of bytes"), ("num_runs", 1, "a whole number of at least 1"))
 _DEFAULTED = ("frames", "degree", "batch", "link")
 _UNGUIDED = 0.5
-_FARTHEST = 4.0
 _MOST_PRICES = 10_000  # Kept at hand.
 
 
@@ -260,13 +260,10 @@ class TableCosts:
     nothing (design section 10); a pipeline that no row mentions, or a stage at a degree below all profiled ones, raises
     UnknownCost.
 
-    The correction is an exponentially weighted mean of measured over predicted time, per stage, shape, degree, batch
-    and guidance, each measurement weighing `weight`; none counts as more than four times what was expected, so that one
-    outlier cannot close the door. Tables describe guided steps; unguided ones are taken to cost half as much until some
-    have been measured.
-
-    A batch is corrected as its members are one by one; what it saves of their time has a correction of its own beside
-    that. There are many batches, and each is rare: for one that has not been measured it is that of the batches lately.
+    What single requests take is corrected per stage, shape, degree and guidance (`Corrections`), each measurement
+    weighing `weight`. Tables describe guided steps; unguided ones are taken to cost half as much until some have been
+    measured. A batch is corrected as its members are one by one; what it saves of their time has a correction of its
+    own beside that.
     """
 
     def __init__(self, table: CostTable, *, move_ns: int = 2_000_000, weight: float = 0.1, max_batch: int = 12) -> None:
@@ -274,14 +271,11 @@ class TableCosts:
         self.version = 0
         self._memory = MemoryLimits()
         self._move_ns = move_ns
-        self._weight = weight
         self._max_batch = max_batch
         self._tabled = _tabled(table)
         self._degrees = _degrees(self._tabled)
         self._pipelines = {row.pipeline for row in table.rows}
-        self._corrections: dict[_Place, float] = {}
-        self._lately: dict[tuple[StageId, int], float] = {}  # Of batches, by their degree.
-        self._doubts: dict[tuple[StageId, int], float] = {}  # The same.
+        self._corrections = Corrections(weight)
         self._prices: dict[_Key, _Price] = {}
 
     def run_ns(
@@ -333,8 +327,9 @@ class TableCosts:
     def _factor(self, price: _Price) -> float:
         """By what a price is corrected."""
         if not price.alone:
-            return self._corrections.get(price.place, price.unknown)
-        learnt = self._learnt(price)
+            learnt = self._corrections.single(price.place)
+            return price.unknown if learnt is None else learnt
+        learnt = self._corrections.batch(price.place)
         return self._factor_alone(price) * (1.0 if learnt is None else learnt)
 
     def _factor_alone(self, price: _Price) -> float:
@@ -407,32 +402,11 @@ class TableCosts:
             if one.preview_every:
                 return
         price = self._price_of(stage, requests, degree)
-        expected_ns = price.base_ns * num_steps
-        if price.alone:
-            expected_ns *= self._factor_alone(price)
+        expected_ns = price.base_ns * num_steps * (self._factor_alone(price) if price.alone else 1.0)
         if expected_ns <= 0 or run_ns <= 0:
             return
-        before, ratio = self._learnt(price), run_ns / expected_ns
-        new = self._corrections[price.place] = self._mean(before, ratio)
-        is_news = new != before
-        if price.alone:
-            self._lately[stage, degree] = self._mean(self._lately.get((stage, degree)), ratio)
-            error = min(1.0, abs(ratio / (1.0 if before is None else before) - 1.0))
-            doubt = self._doubts.get((stage, degree), 0.0)
-            self._doubts[stage, degree] = doubt + self._weight * (error - doubt)
-            is_news |= error != doubt
-        self.version += is_news
-
-    def _learnt(self, price: _Price) -> float | None:
-        """What measurements have taught; of a batch that has not been measured, that of the batches lately."""
-        stage, degree, *_ = price.place
-        return self._corrections.get(price.place, self._lately.get((stage, degree)) if price.alone else None)
-
-    def _mean(self, old: float | None, ratio: float) -> float:
-        """With one measurement more. The first counts in full; none as more or less than _FARTHEST times as much."""
-        expected = 1.0 if old is None else old
-        near = min(_FARTHEST * expected, max(expected / _FARTHEST, ratio))
-        return near if old is None else old + self._weight * (near - old)
+        learn = self._corrections.observe_batch if price.alone else self._corrections.observe_single
+        self.version += learn(price.place, run_ns / expected_ns)
 
     def knows(self, stage: StageId, request: Request) -> bool:
         """Whether what such a work takes alone on one device has been measured, for the table or since then.
@@ -446,7 +420,7 @@ class TableCosts:
 
     def doubt(self, stage: StageId) -> float:
         """How far the times of batches on one device were from predictions lately, over these; 0 if there were none."""
-        return self._doubts.get((stage, 1), 0.0)
+        return self._corrections.doubt(stage, 1)
 
     def correction(self, stage: StageId, requests: Sequence[Request], degree: int) -> float:
         """Measured over tabled time of such works; 1 as long as nothing has been measured."""
@@ -479,9 +453,6 @@ class TableCosts:
 
 
 _Key = tuple[object, ...]
-_Place = tuple[StageId, int, int, int, int]
-"""What has a correction of its own: stage, degree, number of members, their pixels, how many of them are guided. Turned
-on its side, a shape has the same. Guidance concerns steps only."""
 
 
 @dataclass(slots=True)
@@ -493,7 +464,7 @@ class _Price:
     """
 
     base_ns: float
-    place: _Place
+    place: Place
     unknown: float
     alone: tuple[_Price, ...]
     unit_ns: int = 0
