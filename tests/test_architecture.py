@@ -12,26 +12,28 @@ import pytest
 import tilework
 
 ROOT = Path(tilework.__file__).parent
-EDGE = {"core", "cost", "policy", "control"}
+DECISIONS = {"core", "cost", "policy", "admission", "control"}
 ARROWS: dict[str, set[str]] = {
     "core": set(),
+    "formats": {"core"},
     "comm": {"core"},
     "cost": {"core"},
     "policy": {"core", "cost"},
-    "control": {"core", "cost", "policy"},
-    "sim": EDGE,
-    "runtime": EDGE | {"worker", "comm"},
+    "admission": {"core", "cost", "policy"},
+    "control": {"core", "cost", "policy", "admission"},
+    "sim": DECISIONS | {"formats"},
+    "runtime": DECISIONS | {"worker", "comm"},
     "worker": {"core", "cost", "pipelines", "patches", "comm"},
     "pipelines": {"core"},
     "patches": {"core"},
     "store": {"core"},
-    "server": EDGE | {"runtime", "store", "worker", "pipelines"},
-    "client": {"core"},
-    "report": {"core"},
-    "cli": EDGE | {"sim", "runtime", "server", "client", "report", "worker", "pipelines", "store"},
+    "server": DECISIONS | {"runtime", "store", "worker", "pipelines"},
+    "client": {"core", "formats"},
+    "report": {"core", "formats"},
+    "cli": DECISIONS | {"formats", "sim", "runtime", "server", "client", "report", "worker", "pipelines", "store"},
 }
 HEAVY = {"torch", "diffusers", "transformers", "fastapi", "uvicorn", "starlette", "prometheus_client"}
-PURE = {"core", "cost", "policy", "control"}
+PURE = DECISIONS
 IMPURE = {"time", "asyncio", "socket", "os", "threading", "subprocess", "random", "datetime", "numpy", "pydantic"}
 
 

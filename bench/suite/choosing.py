@@ -16,9 +16,9 @@ from tilework.core.request import Request, Shape
 from tilework.core.work import DIFFUSE, StageId
 from tilework.cost.table import CostTable, TableCosts
 from tilework.pipelines.family import Family, StepState
-from tilework.policy.batch import WORTH, Batch, Member
-from tilework.policy.foresight import Claim, Ride
-from tilework.policy.kinds import Kinds
+from tilework.policy.lookahead.batch import WORTH, Batch, Member
+from tilework.policy.lookahead.request_costs import Kinds
+from tilework.policy.lookahead.rollout import Claim, Ride
 from tilework.runtime.costs import random_batches
 from tilework.worker.calibrate import calibrate
 

@@ -15,8 +15,8 @@ from tilework.client.bench import BenchConfig, make_workload
 from tilework.client.drive import drive
 from tilework.client.mix import parse_slo, with_slo
 from tilework.client.record import Ending, Record
-from tilework.core.workload import WorkloadRequest, write_workload
 from tilework.cost.table import CostTable
+from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.report.stories import served_figures
 from tilework.report.tables import summary
 

@@ -19,7 +19,7 @@ from tilework.control.history import read_history
 from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
 from tilework.core.work import DIFFUSE
-from tilework.core.workload import WorkloadRequest
+from tilework.formats.workload import WorkloadRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,8 @@ import aiohttp
 from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.server import serving_modelled
 from suite.stats import over_repeats, p99, percentile
-from tilework.core.garbage import rare_collections
 from tilework.cost.shipped import shipped_path
+from tilework.server.garbage import rare_collections
 
 GOAL_MS = 10.0
 

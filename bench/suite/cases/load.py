@@ -22,9 +22,9 @@ import aiohttp
 from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.server import Server, serving_modelled
 from suite.stats import bootstrap, exact, p99, percentile
-from tilework.core.garbage import rare_collections
 from tilework.cost.shipped import shipped_path
-from tilework.server.levels import resident_bytes
+from tilework.server.garbage import rare_collections
+from tilework.server.metrics.levels import resident_bytes
 
 GOAL_MS = 20.0
 # Of the memory's growth per minute, in MB: what ten minutes of the log's buffers and a heap that settles may look like.

@@ -16,7 +16,6 @@ from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.stats import bootstrap, extremes
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import Entry, entry_line, read_log
-from tilework.core.garbage import rare_collections
 from tilework.core.request import OnMiss, Status
 from tilework.core.wire import CostRow, ModelledSource, Spec
 from tilework.core.work import DIFFUSE
@@ -25,7 +24,8 @@ from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor
 from tilework.runtime.observer import EndedWork, Observer
 from tilework.runtime.ticket import Outcome, Refusal, Ticket
-from tilework.server.metrics import Metrics
+from tilework.server.garbage import rare_collections
+from tilework.server.metrics.metrics import Metrics
 from tilework.store.memory import MemoryStore
 
 _PIPELINE, _SIDE = "instant", 64

@@ -16,7 +16,7 @@ from tilework.core.request import OnMiss, Request, Shape
 from tilework.core.time import ns_from_s
 from tilework.core.work import DIFFUSE
 from tilework.cost.table import CostTable, TableCosts, read_table
-from tilework.policy.demand import demand_at
+from tilework.policy.toolkit.demand import demand_at
 from tilework.sim.simulation import Ending, SimConfig, Simulation
 
 _BANDS = ((0.5, 1.0), (1.0, 2.0), (2.0, 3.0))

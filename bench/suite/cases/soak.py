@@ -14,8 +14,8 @@ from suite.case import CaseFailed, Check, Finding, Note, Picture, Table
 from suite.server import serving
 from suite.stats import Interval, exact, slope
 from suite.traffic import Seen, Traffic
-from tilework.core.garbage import rare_collections
 from tilework.report.palette import BAD, GOOD, HUES, NEUTRAL
+from tilework.server.garbage import rare_collections
 
 _NOTE_S = 60.0
 

@@ -22,7 +22,7 @@ from tilework.client.demo_workload import demo_prompt
 from tilework.client.drive import drive
 from tilework.client.mix import mixed_workload, parse_sizes
 from tilework.client.record import Record
-from tilework.core.workload import WorkloadRequest
+from tilework.formats.workload import WorkloadRequest
 
 _SIDES = ("together", "one by one")
 

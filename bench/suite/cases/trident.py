@@ -10,17 +10,17 @@ from random import Random
 from suite.case import Check, Finding, Note, Table
 from suite.stats import Interval, extremes, median, over_repeats, p99
 from tilework.control.job import Job
-from tilework.core.garbage import rare_collections
 from tilework.core.interfaces import Forecast
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import DIFFUSE
 from tilework.cost.table import CostTable, TableCosts, read_table
-from tilework.policy.packing import Option, pack_quickly
-from tilework.policy.tasks import Task, TaskReader
-from tilework.policy.trident_ilp import Packing, solve, value_of
-from tilework.policy.tridentserve import TridentServe, read_bids
+from tilework.policy.published.tridentserve.ilp import Packing, solve, value_of
+from tilework.policy.published.tridentserve.policy import TridentServe, read_bids
+from tilework.policy.toolkit.knapsack import Option, pack_quickly
+from tilework.policy.toolkit.tasks import Task, TaskReader
+from tilework.server.garbage import rare_collections
 
 GOAL_SHARE = 0.995
 NOW_S = 60.0

@@ -15,10 +15,10 @@ from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
 from tilework.core.work import DECODE, DIFFUSE
 from tilework.cost.table import CostTable
-from tilework.policy.ddit import DDiT
-from tilework.policy.pool import Placed, Pool
+from tilework.policy.published.ddit import DDiT
 from tilework.policy.registry import policy
-from tilework.policy.tasks import Task
+from tilework.policy.toolkit.elastic_groups import Placed, Pool
+from tilework.policy.toolkit.tasks import Task
 from tilework.sim.compare.cells import Cell
 from tilework.sim.compare.figures import figures_of
 from tilework.sim.optimum.ddit import Kind, batch_s, optimal_allocation

@@ -24,8 +24,8 @@ from suite.papers.shelf import (
 from suite.pictures import BarPanel, grouped_bars, panels_png
 from suite.stats import Interval, exact, extremes
 from tilework.core.time import NS_PER_MS, NS_PER_S
+from tilework.policy.published.tetriserve.policy import TetriServe
 from tilework.policy.registry import policy
-from tilework.policy.tetriserve import TetriServe
 from tilework.report.panels import Curve, CurvePanel, RadarPanel
 from tilework.sim.compare.cells import Cell
 from tilework.sim.compare.figures import Figures

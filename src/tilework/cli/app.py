@@ -7,7 +7,7 @@ import sys
 import typer
 
 import tilework
-from tilework.cli import (
+from tilework.cli.commands import (
     bench,
     bound,
     compare,
@@ -23,7 +23,7 @@ from tilework.cli import (
     timeline,
     workload,
 )
-from tilework.cli.output import UserError, console
+from tilework.cli.console import UserError, console
 
 app = typer.Typer(
     name="tilework",

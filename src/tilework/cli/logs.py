@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.progress import Progress, TaskID
 
-from tilework.cli.output import progress, user_errors
+from tilework.cli.console import progress, user_errors
 from tilework.control.history import History, read_history
 from tilework.control.log import BadLog
 

@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from tilework.cli.output import UserError, out
+from tilework.cli.console import UserError, out
 from tilework.core.request import Shape
 from tilework.core.wire import CostRow
 from tilework.core.work import STAGES

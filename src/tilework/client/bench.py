@@ -13,10 +13,11 @@ from tilework.client.drive import OnResult, drive
 from tilework.client.mix import mixed_workload, parse_sizes, parse_slo, with_slo
 from tilework.client.prompts import PROMPTS, read_prompts
 from tilework.client.record import Ending, Record
-from tilework.core.arrivals import constant_s, first_s, paced, poisson_s, read_trace
+from tilework.core.arrivals import constant_s, first_s, poisson_s
 from tilework.core.request import OnMiss, Shape
 from tilework.core.shares import skewed
-from tilework.core.workload import WorkloadRequest
+from tilework.formats.trace import paced, read_trace
+from tilework.formats.workload import WorkloadRequest
 
 OTHERS_SIZE, OTHERS_STEPS = "1024", 50  # For servers that do not say what they like.
 NUM_REQUESTS = 100

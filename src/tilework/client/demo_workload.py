@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from tilework.core.request import Shape
-from tilework.core.workload import WorkloadRequest
+from tilework.formats.workload import WorkloadRequest
 
 COLOURS = ("red", "green", "blue", "yellow", "orange", "purple", "white", "black")
 SHAPES = ("circle", "square", "triangle", "cross")

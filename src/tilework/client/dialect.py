@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from tilework.client.record import Ending
 from tilework.core.classes import DEFAULT_CLASS
-from tilework.core.workload import WorkloadRequest
+from tilework.formats.workload import WorkloadRequest
 
 PATH = "/v1/images/generations"
 DEFAULT_PROMPT = "a picture"

@@ -12,7 +12,7 @@ import httpx
 from tilework.client.dialect import PATH, Answer, Dialect, read_answer
 from tilework.client.pool import Connections
 from tilework.client.record import Ending, Record
-from tilework.core.workload import WorkloadRequest
+from tilework.formats.workload import WorkloadRequest
 
 CONNECT_TIMEOUT_S = 30.0
 OURS = Dialect()

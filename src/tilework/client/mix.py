@@ -10,7 +10,7 @@ from random import Random
 
 from tilework.core.request import OnMiss, Shape
 from tilework.core.shares import dealt
-from tilework.core.workload import WorkloadRequest
+from tilework.formats.workload import WorkloadRequest
 
 SIZES_EXAMPLE = "256,512x768:2,1024"
 SLO_EXAMPLE = "256=1.5,512=2, 3 for all sizes, auto, or auto:2.5"

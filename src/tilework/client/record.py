@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from tilework.core.request import Shape
-from tilework.core.workload import WorkloadRequest
+from tilework.formats.workload import WorkloadRequest
 
 
 class Ending(StrEnum):

@@ -17,6 +17,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilework.admission.admission_limits import Door
+from tilework.admission.eta import EtaAdmission
+from tilework.admission.reservation_guard import Guard
 from tilework.control.job import Job
 from tilework.control.tracker import Tracker
 from tilework.core.actions import (
@@ -54,11 +57,8 @@ from tilework.core.request import RefusalCode, Request, Status
 from tilework.core.time import NS_PER_S
 from tilework.core.work import DIFFUSE, ENCODE, Group, Plan, StageId, Start, Work
 from tilework.cost.table import CostTable, TableCosts, UnknownCost
-from tilework.policy.admission import EtaAdmission
-from tilework.policy.demand import usable_degree
-from tilework.policy.door import Door
-from tilework.policy.guard import Guard
 from tilework.policy.registry import DEFAULT_POLICY, make_policy
+from tilework.policy.toolkit.demand import usable_degree
 
 _End = StepsFinished | StageFinished | Stopped | WorkFailed | OutOfMemory | Broken
 _Report = LeftOut | _End
@@ -72,9 +72,9 @@ class ControllerConfig:
     """`max_attempts`: how often in a row a request may lose a work without progress, until that fails it.
 
     `max_jobs`: how many requests may be waiting or running at a time; `max_backlog_ns`: how long the devices that are
-    up may need for all of them when another comes in (see `policy.door`); `max_batch`: how many share a forward pass at
-    most; 1 lets every request run as the stock pipeline does, bit for bit; `max_residents`: of how many a
-    device keeps something, unless more run on it.
+    up may need for all of them when another comes in (see `admission.admission_limits`); `max_batch`: how many share a
+    forward pass at most; 1 lets every request run as the stock pipeline does, bit for bit; `max_residents`: of how many
+    a device keeps something, unless more run on it.
     """
 
     policy: str = DEFAULT_POLICY

@@ -14,7 +14,7 @@ from tilework.control.queue import WaitingQueue
 from tilework.core.interfaces import Ahead, Block, CostModel, Held, Policy
 from tilework.core.request import Request
 from tilework.core.work import DIFFUSE, Group, StageId, Start, Work
-from tilework.policy.demand import reserved_at
+from tilework.policy.toolkit.demand import reserved_at
 
 
 class Tracker:

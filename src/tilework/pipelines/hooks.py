@@ -2,7 +2,7 @@
 
 Hooks are installed once, when a model is loaded. At degree 1 each returns at once, and the stock code runs untouched.
 What is relied on: the names of the submodules given below, and that every attention processor calls torch's
-`scaled_dot_product_attention` exactly once, without a mask. tests/test_pipelines_hooks.py holds diffusers to it.
+`scaled_dot_product_attention` exactly once, without a mask. tests/pipelines/test_hooks.py holds diffusers to it.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def policy(name: str, *, is_extra: bool = False) -> Callable[[Factory], Factory]
 
 @cache
 def _load_all() -> None:
-    for module in pkgutil.iter_modules(tilework.policy.__path__):
-        importlib.import_module(f"tilework.policy.{module.name}")
+    for module in pkgutil.walk_packages(tilework.policy.__path__, prefix="tilework.policy."):
+        importlib.import_module(module.name)
 
 
 def policy_names() -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilework.core.request import Shape, Status
-from tilework.core.workload import RequestId, WorkloadRequest, by_id
+from tilework.formats.workload import RequestId, WorkloadRequest, by_id
 from tilework.report.schedule import RequestLine, Schedule
 
 OPEN = "open"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tilework.core.workload import WorkloadRequest
+from tilework.formats.workload import WorkloadRequest
 from tilework.report.palette import BAD, class_hues, size_classes
 from tilework.report.words import devices
 

@@ -24,16 +24,15 @@ class ServerConfig:
     """Limits and addresses of the HTTP server.
 
     `port` 0 takes a free one. `api_key` is one key or several, separated by commas; None leaves the server open.
-    `public_url` replaces scheme and host in the URLs of results, for servers behind a proxy.
-    `tenants` is the path of a TOML file (see `server.tenants`).
-    `max_jobs` is how many images of all tenants may wait or run at a time, and `max_backlog_s` how long the devices may
-    need for them when another comes in (see `policy.door`). `max_batch` is how many share a forward pass at most.
-    `reconnect_s` is how long a call with an idempotency key goes on after its client has gone. `read_timeout_s` is for
-    a whole request head, and for a whole body; `send_timeout_s` is after how long a client that takes too little of an
-    answer is cut off (how little is in `protocol`).
-    `durable` is a directory: what was accepted outlives the server there (see `store.durable`).
-    `max_records` and `record_bytes` bound what is remembered of calls that have ended.
-    `drain_s` is how long a stop waits for what is running and for answers under way.
+    `public_url` replaces scheme and host in the URLs of results, for servers behind a proxy. `tenants` is the path of a
+    TOML file (see `server.tenants`). `max_jobs` is how many images of all tenants may wait or run at a time, and
+    `max_backlog_s` how long the devices may need for them when another comes in (see `admission.admission_limits`).
+    `max_batch` is how many share a forward pass at most. `reconnect_s` is how long a call with an idempotency key goes
+    on after its client has gone. `read_timeout_s` is for a whole request head, and for a whole body; `send_timeout_s`
+    is after how long a client that takes too little of an answer is cut off (how little is in `protocol`). `durable` is
+    a directory: what was accepted outlives the server there (see `store.durable`). `max_records` and `record_bytes`
+    bound what is remembered of calls that have ended. `drain_s` is how long a stop waits for what is running and for
+    answers under way.
 
     Raises:
         ConfigError: a value has the wrong type or is out of its range.

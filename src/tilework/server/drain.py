@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from tilework.server.finish import stored_name
-from tilework.server.ledger import Ledger
+from tilework.server.calls.finish import stored_name
+from tilework.server.calls.ledger import Ledger
 from tilework.store.results import ResultStore
 
 SWEEP_S = 1.0  # A store lets pictures expire, or make room for newer ones, without a word: it is asked so often.

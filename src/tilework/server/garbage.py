@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 _M_MMAP_THRESHOLD = -3  # As in malloc.h.
 _LARGE_BYTES = 1 << 20
@@ -42,3 +43,21 @@ def give_back_large_blocks() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Leave what is there now to itself, and let the garbage of what comes and goes wait.
+
+    A full collection walks everything: 45 ms for what a server has loaded, 0.3 s for 3,000 requests in flight. None at
+    all would be simpler, but a client's call leaves some 40 objects in cycles, 11 KB.
+    """
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(1_000, 10, 1_000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

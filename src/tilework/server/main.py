@@ -12,16 +12,15 @@ from dataclasses import dataclass, field
 import uvicorn
 from fastapi import FastAPI
 
-from tilework.core.garbage import rare_collections
-from tilework.server.app import create_app, new_ledger, new_store
+from tilework.server.api.app import create_app, new_ledger, new_store
+from tilework.server.calls.journal import DurableJournal
+from tilework.server.calls.restore import restore
 from tilework.server.config import ServerConfig
 from tilework.server.drain import settled
 from tilework.server.engine_protocol import Engine
-from tilework.server.garbage import give_back_large_blocks, sweep
-from tilework.server.journal import DurableJournal
-from tilework.server.protocol import LimitedProtocol, protocol_class
+from tilework.server.garbage import give_back_large_blocks, rare_collections, sweep
+from tilework.server.http.protocol import LimitedProtocol, protocol_class
 from tilework.server.ready import Readiness
-from tilework.server.restore import restore
 from tilework.store.durable import DurableDirectory
 
 CLOSE_S = 5  # For the last answers, beyond the drain or when somebody is in a hurry.

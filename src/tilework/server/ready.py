@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilework.server.answers import ReadyModel
 from tilework.server.engine_protocol import Engine
-from tilework.server.errors import not_ready
+from tilework.server.http.errors import not_ready
+from tilework.server.schema.answers import ReadyModel
 
 
 @dataclass(slots=True)

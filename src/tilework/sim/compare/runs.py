@@ -24,8 +24,8 @@ from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import Plan
-from tilework.core.workload import WorkloadRequest
 from tilework.cost.table import CostTable, TableCosts
+from tilework.formats.workload import WorkloadRequest
 from tilework.sim.compare.cells import Cell, check_requests, digest, digest_of_requests
 from tilework.sim.compare.figures import figures_of, nearest_rank
 from tilework.sim.compare.records import BoundFigures, Record, Timing

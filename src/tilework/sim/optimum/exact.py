@@ -20,7 +20,7 @@ import numpy as np
 
 from tilework.core.request import Request
 from tilework.cost.table import TableCosts
-from tilework.policy.demand import Speed
+from tilework.policy.toolkit.demand import Speed
 from tilework.sim.optimum.pieces import Due, due_requests
 from tilework.sim.optimum.solver import Builder, Floats, Ints, require_solver, solve_whole
 

@@ -12,12 +12,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
-from tilework.core.arrivals import constant_s, paced, poisson_s, read_trace, varying_s
+from tilework.core.arrivals import constant_s, poisson_s, varying_s
 from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
-from tilework.core.workload import WorkloadRequest
 from tilework.cost.degrees import optimal_latency_ns
 from tilework.cost.table import CostTable, TableCosts, read_table
+from tilework.formats.trace import paced, read_trace
+from tilework.formats.workload import WorkloadRequest
 from tilework.sim.workloads.parameters import BadParameter, check, parameter
 
 ARRIVALS = ("poisson", "constant", "bursts", "diurnal", "at_once")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tilework.core.workload import WorkloadRequest
+from tilework.formats.workload import WorkloadRequest
 from tilework.sim.workloads.family import Family, numbered, request_of, scaled, stream
 from tilework.sim.workloads.parameters import parameter
 from tilework.sim.workloads.tetriserve import square

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tilework.core.time import s_from_ns
-from tilework.core.workload import WorkloadRequest
 from tilework.cost.degrees import least_device_ns
 from tilework.cost.table import TableCosts
+from tilework.formats.workload import WorkloadRequest
 
 
 def device_seconds(requests: Iterable[WorkloadRequest], costs: TableCosts) -> list[float]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from tilework.core.classes import DEFAULT_CLASSES
 from tilework.core.request import Request
 from tilework.core.time import ns_from_s
-from tilework.core.workload import WorkloadRequest
+from tilework.formats.workload import WorkloadRequest
 
 
 def to_requests(workload: Iterable[WorkloadRequest]) -> list[Request]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilework.core.shares import dealt
-from tilework.core.workload import WorkloadRequest
+from tilework.formats.workload import WorkloadRequest
 from tilework.sim.workloads.family import (
     Item,
     RatedFamily,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilework.core.time import s_from_ns
-from tilework.core.workload import WorkloadRequest
 from tilework.cost.degrees import latency_ns
+from tilework.formats.workload import WorkloadRequest
 from tilework.sim.workloads.family import Family, costs_of, numbered, request_of, scaled, stream
 from tilework.sim.workloads.parameters import parameter
 from tilework.sim.workloads.tetriserve import square

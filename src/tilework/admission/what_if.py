@@ -1,0 +1,110 @@
+"""What a guard sees: devices and promised jobs as they are, or as they would be after some starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tilework.admission.reservation_timeline import Nodes, Times
+from tilework.core.interfaces import Block, ClusterView, CostModel, GpuView, JobView
+from tilework.core.progress import Cursor
+from tilework.core.work import Group, Start
+from tilework.policy.toolkit.buddy_allocator import nodes
+from tilework.policy.toolkit.demand import reserved_at
+
+
+def ready_ns(job: JobView, up: Mapping[int, GpuView]) -> int:
+    """When the works of a job have ended; 0 if it has none. `up` holds the devices that are up."""
+    if not job.works:
+        return 0
+    last = job.works[-1]
+    return max([up[gpu].end_ns(last) for gpu in last.gpus if gpu in up], default=0)
+
+
+@dataclass(slots=True)
+class Scene:
+    """When devices will be free and what will be left of promised jobs, after starts that have not been made yet.
+
+    `changed` are the blocks of promised jobs that are started, or get another home. Where one is started becomes its
+    home, if it is due before `far_from`.
+    """
+
+    view: ClusterView
+    costs: CostModel
+    now_ns: int
+    free_ns: Times
+    up: dict[int, GpuView]
+    far_from: tuple[int, int] | None = None
+    cursors: dict[int, Cursor] = field(default_factory=dict)
+    ready_ns: dict[int, int] = field(default_factory=dict)
+    changed: dict[int, Block] = field(default_factory=dict)
+
+    @staticmethod
+    def now(view: ClusterView, costs: CostModel, now_ns: int, far_from: tuple[int, int] | None = None) -> Scene:
+        free_ns = {gpu.gpu: gpu.free_ns for gpu in view.gpus}
+        return Scene(view, costs, now_ns, free_ns, {gpu.gpu: gpu for gpu in view.gpus}, far_from)
+
+    def plus(self, starts: Sequence[Start]) -> Scene:
+        after = replace(
+            self,
+            free_ns=dict(self.free_ns),
+            cursors=dict(self.cursors),
+            ready_ns=dict(self.ready_ns),
+            changed=dict(self.changed),
+        )
+        groups: dict[int, Group] = {}
+        for start in starts:
+            for job in after._add(start):
+                groups[job.job_id] = max(groups.get(job.job_id, ()), start.gpus, key=len)
+        for job_id, group in groups.items():
+            after._move(job_id, group)
+        return after
+
+    def _add(self, start: Start) -> list[JobView]:
+        """Returns the jobs that are promised."""
+        jobs = [job for job_id in start.job_ids if (job := self.view.job(job_id)) is not None]
+        work_ns = self.costs.work_ns(start.stage, [job.request for job in jobs], len(start.gpus), start.num_steps)
+        readies = [self.ready_ns.get(job.job_id) or ready_ns(job, self.up) for job in jobs]
+        end_ns = max([*readies, *(self.free_ns[gpu] for gpu in start.gpus)]) + work_ns
+        self.free_ns.update(dict.fromkeys(start.gpus, end_ns))
+        for job in jobs:
+            self.cursors[job.job_id] = self.cursor(job).advanced(start.num_steps)
+            self.ready_ns[job.job_id] = end_ns
+        return [job for job in jobs if job.promised is not None]
+
+    def _move(self, job_id: int, group: Group) -> None:
+        job = self.view.job(job_id)
+        assert job is not None
+        assert job.promised is not None
+        before = self.changed.get(job_id, job.promised)
+        home, width = before.gpus, before.demand.width
+        if len(group) >= len(home) and not set(home) <= set(group) and is_before(job, self.far_from):
+            home = group[: len(home)]
+        left = reserved_at(job.request, self.cursor(job), width, self.costs)
+        self.changed[job_id] = Block(before.due_ns, self.ready_ns[job_id], left, home)
+
+    def cursor(self, job: JobView) -> Cursor:
+        return self.cursors.get(job.job_id) or Cursor(job.stage, job.num_steps_left)
+
+    @property
+    def nodes(self) -> Nodes:
+        return nodes(self.up.values())
+
+    def changes(self) -> dict[int, Block]:
+        """What has to be reserved otherwise than it is, by job id."""
+        changes = {}
+        for job_id, block in self.changed.items():
+            job = self.view.job(job_id)
+            former = None if job is None else job.promised
+            if former is not None and (former.gpus, former.demand.width) != (block.gpus, block.demand.width):
+                changes[job_id] = block
+        return changes
+
+
+def due(job: JobView) -> tuple[int, int]:
+    assert job.promised is not None
+    return job.promised.due_ns, job.job_id
+
+
+def is_before(job: JobView, far_from: tuple[int, int] | None) -> bool:
+    return far_from is None or due(job) < far_from

@@ -1,0 +1,99 @@
+"""`tilework bound`: how many requests of a workload could be on time at most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from tilework.cli.console import UserError, out, print_json, user_errors
+from tilework.core.request import Request, Shape
+from tilework.cost.table import BadCostTable, TableCosts, UnknownCost, read_table
+from tilework.formats.workload import BadLine, read_workload
+from tilework.report.words import devices
+from tilework.sim.optimum.bound import Bound, on_time_bound
+from tilework.sim.optimum.solver import SolverMissing
+from tilework.sim.workloads.requests import to_requests
+
+EXAMPLE = "Example: tilework bound --requests requests.jsonl --cost flux1dev_h100_eager --gpus 8"
+BATCHES = "One request per work: who forms batches, which this table has, may have more on time."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SizeLine:
+    """What the bound says of one size: requests due, those that cannot be on time even alone, and those on time."""
+
+    size: Shape
+    due: int
+    hopeless: int
+    on_time: float
+
+
+def command(
+    requests: Annotated[Path, typer.Option(help="Requests as JSON lines (docs/formats.md).")],
+    cost: Annotated[str, typer.Option(help="Cost table: a JSON file (docs/formats.md), or a name of `cost list`.")],
+    gpus: Annotated[int, typer.Option(min=1, help="Number of devices.")] = 1,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Tell how many requests could be on time at most, for whoever knows the whole workload beforehand.
+
+    No policy can do better on these devices at these costs, unless it forms batches; whether any can do as well is not
+    said. Needs the extra `solve`. See docs/yardsticks.md.
+    """
+    with user_errors(BadLine, BadCostTable, UnknownCost, SolverMissing, OSError):
+        asked, table = to_requests(read_workload(requests)), read_table(cost)
+        due = [one for one in asked if one.deadline_ns is not None]
+        if not due:
+            raise UserError(f"{requests} holds no request with a deadline; add slo_s to its lines (docs/formats.md)")
+        if len({one.uid for one in due}) < len(due):
+            raise UserError(f"{requests}: an id stands there once as text and once as a number; use other names")
+        bound = on_time_bound(due, TableCosts(table), num_gpus=gpus, gpus_per_node=table.gpus_per_node)
+    lines = _by_size(due, bound)
+    if json:
+        print_json(_document(due, bound, lines, gpus))
+        return
+    most, share = int(bound.value), bound.value / len(due)
+    out.print(f"{len(due)} requests with a deadline on {devices(gpus)}: at most {most} on time, {share:.1%}")
+    out.print(_table(lines))
+    if table.has_batches:
+        out.print(BATCHES)
+
+
+def _by_size(due: Sequence[Request], bound: Bound) -> list[_SizeLine]:
+    found = []
+    for size in sorted({one.shape for one in due}, key=lambda shape: (shape.pixels, shape)):
+        uids = [one.uid for one in due if one.shape == size]
+        hopeless, on_time = sum(uid in bound.hopeless for uid in uids), sum(bound.shares[uid] for uid in uids)
+        found.append(_SizeLine(size=size, due=len(uids), hopeless=hopeless, on_time=on_time))
+    return found
+
+
+def _table(lines: Sequence[_SizeLine]) -> Table:
+    title = "by size, in one way to attain it"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("size")
+    for heading in ("due", "impossible alone", "on time", "lost"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for line in lines:
+        counts = (f"{line.due}", f"{line.hopeless}", f"{line.on_time:.1f}", f"{line.due - line.on_time:.1f}")
+        table.add_row(str(line.size), *counts)
+    return table
+
+
+def _document(due: Sequence[Request], bound: Bound, lines: Sequence[_SizeLine], gpus: int) -> dict[str, Any]:
+    return {
+        "gpus": gpus,
+        "num_due": len(due),
+        "most_on_time": int(bound.value),
+        "share": bound.value / len(due),
+        "num_hopeless": len(bound.hopeless),
+        "by_size": [
+            {"size": str(line.size), "due": line.due, "hopeless": line.hopeless, "on_time": line.on_time}
+            for line in lines
+        ],
+    }

@@ -1,0 +1,154 @@
+"""`tilework demo`: a server, a mixed workload with deadlines, and pictures of how it went."""
+
+from __future__ import annotations
+
+import asyncio
+import json as jsonlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import typer
+
+from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
+from tilework.cli.views.schedules import schedule_of_history
+from tilework.client.demo_workload import demo_workload, linear_service
+from tilework.client.drive import drive
+from tilework.client.record import Record
+from tilework.control.history import read_history
+from tilework.control.log import replay
+from tilework.core.time import s_from_ns
+from tilework.formats.workload import WorkloadRequest, write_workload
+from tilework.policy.registry import DEFAULT_POLICY
+from tilework.report.chart import chart_of_schedule
+from tilework.report.contact_sheet import Frame, draw_contact_sheet
+from tilework.report.schedule import Schedule, write_schedule
+from tilework.report.tables import attainment_table, summary
+from tilework.report.timeline import draw_timeline
+
+EXAMPLE = "Example: tilework demo --out out/demo"
+STEPS = 20
+PROBE_SIDES = (64, 192)
+
+
+def command(
+    directory: Annotated[Path, typer.Option("--out", help="Where pictures and files go.")] = Path("out/demo"),
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
+    requests: Annotated[int, typer.Option(min=1, help="How many pictures to ask for.")] = 24,
+    policy: Annotated[str, typer.Option(help="Scheduling policy.")] = DEFAULT_POLICY,
+    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Serve the shipped model on this machine's CPU, send pictures of many sizes with deadlines, draw what happened."""
+    require_serve_extra()
+    directory.mkdir(parents=True, exist_ok=True)
+    log = directory / "events.jsonl"
+    with _server(workers, policy, log) as url:
+        workload = _workload(url, seed, requests, workers)
+        records = _send(url, workload, quiet=json)
+    write_workload(directory / "requests.jsonl", workload)
+    _draw(directory, workload, records, log, policy, workers)
+    result = summary(records)
+    (directory / "report.json").write_text(jsonlib.dumps(result, indent=2) + "\n", encoding="utf-8")
+    with log.open(encoding="utf-8") as lines:
+        num_events, difference = replay(lines)
+    if json:
+        print_json({"out": str(directory), "replayed_events": num_events, "identical": difference is None} | result)
+    else:
+        out.print(attainment_table(records, title=f"{len(records)} pictures on {workers} CPU workers, policy {policy}"))
+        out.print(f"{num_events} events replayed: decisions {'the same' if difference is None else 'DIFFER'}")
+        names = ("contact_sheet.png", "timeline.png", "report.json", "requests.jsonl", "schedule.jsonl", "events.jsonl")
+        out.print(f"in {directory}: {', '.join(names)}", soft_wrap=True)
+    failed = [record for record in records if record.image is None]
+    if failed or difference is not None:
+        raise UserError(
+            f"{len(failed)} requests got no picture; the first: {failed[0].detail}" if failed else "see above"
+        )
+
+
+@contextmanager
+def _server(workers: int, policy: str, log: Path) -> Iterator[str]:
+    """A server of our own on a free port; yields its URL and stops it gracefully."""
+    arguments = ["serve", "shapes", "--workers", str(workers), "--policy", policy, "--port", "0"]
+    arguments += ["--profiles", str(log.with_name("costs.sqlite")), "--recalibrate", "--log", str(log), "--json"]
+    process = subprocess.Popen([sys.executable, "-m", "tilework", *arguments], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        with console.status(f"starting a server with {workers} workers"):
+            line = process.stdout.readline()
+        if not line:
+            raise UserError("the server did not start; its message stands above")
+        ready = jsonlib.loads(line)
+        console.print(f"server ready in {ready['ready_s']:.1f} s at {ready['url']}", style="dim")
+        yield ready["url"]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _workload(url: str, seed: int, count: int, workers: int) -> tuple[WorkloadRequest, ...]:
+    """Ask for a small and a large picture on an idle server first, so that the load suits this machine."""
+    probes = [
+        WorkloadRequest(arrival_s=0.0, pipeline="shapes", height=side, width=side, steps=STEPS, prompt="a red circle")
+        for side in PROBE_SIDES
+    ]
+    with console.status("measuring how fast this machine is"):
+        small, large = (asyncio.run(drive(url, [probe]))[0] for probe in probes)
+    for record in (small, large):
+        if record.image is None:
+            raise UserError(f"the server did not draw a first picture: {record.detail}")
+    pixels = [side * side for side in PROBE_SIDES]
+    per_pixel_s = max(0.0, large.latency_s - small.latency_s) / (pixels[1] - pixels[0])
+    base_s = max(0.01, small.latency_s - per_pixel_s * pixels[0])
+    return demo_workload(
+        seed, linear_service(base_s, per_pixel_s), steps=STEPS, num_requests=count, num_devices=workers
+    )
+
+
+def _send(url: str, workload: Sequence[WorkloadRequest], quiet: bool) -> list[Record]:
+    with progress(quiet) as bar:
+        task = bar.add_task("pictures", total=len(workload))
+        return asyncio.run(drive(url, workload, on_result=lambda _record: bar.advance(task)))
+
+
+def _draw(
+    directory: Path, workload: Sequence[WorkloadRequest], records: list[Record], log: Path, policy: str, workers: int
+) -> None:
+    with console.status("drawing"):
+        frames = [_frame(record) for record in records]
+        draw_contact_sheet(directory / "contact_sheet.png", frames, title="What was asked for, and what came")
+        schedule = _schedule(records, log)
+        write_schedule(directory / "schedule.jsonl", schedule)
+        title = f"{len(records)} pictures on {workers} CPU workers, policy {policy}"
+        draw_timeline(directory / "timeline.png", chart_of_schedule(schedule, workload, workers), title=title)
+
+
+def _frame(record: Record) -> Frame:
+    request = record.request
+    return Frame(
+        image=record.image,
+        caption=request.prompt or "",
+        size=str(request.shape),
+        latency_s=record.latency_s,
+        on_time=record.on_time,
+        note=record.detail,
+    )
+
+
+def _schedule(records: list[Record], log: Path) -> Schedule:
+    """What the server's log says of our requests, on the clock of the workload."""
+    with log.open(encoding="utf-8") as lines:
+        history = read_history(lines)
+    ids = {record.story["uid"]: record.index for record in records if record.story is not None}
+    arrivals_s = {past.request.uid: s_from_ns(past.request.arrival_ns) for past in history.requests}
+    shifts_s = [records[index].arrival_s - arrivals_s[uid] for uid, index in ids.items()]
+    return schedule_of_history(history, ids, median(shifts_s) if shifts_s else 0.0)

@@ -1,0 +1,106 @@
+"""`tilework generate`: one picture, without a server."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from typing import Annotated
+
+import typer
+
+from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
+from tilework.core.wire import ModelInfo, ModelSource, Spec
+
+EXAMPLE = 'Example: tilework generate "a red circle on a blue background" -o out.png'
+FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
+
+
+def command(
+    prompt: Annotated[str, typer.Argument(help="What to draw.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write: png, jpg or webp.")] = Path("out.png"),
+    model: Annotated[str, typer.Option(help="shapes, a diffusers directory, or a hub id.")] = "shapes",
+    size: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT in pixels; default: the model's.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Denoising steps; default: the model's.")] = None,
+    guidance: Annotated[float | None, typer.Option(help="Guidance scale; default: the model's.")] = None,
+    negative: Annotated[str, typer.Option(help="What not to draw.")] = "",
+    seed: Annotated[int | None, typer.Option(help="Same seed, same picture; default: random.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default by device.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Draw one picture in this process: no server, and no network if the model is local."""
+    require_serve_extra()
+    output_format = FORMATS.get(output.suffix.lower())
+    if output_format is None:
+        raise UserError(f"output is {str(output)!r}; use a name that ends in {', '.join(FORMATS)}")
+    if not output.absolute().parent.is_dir():
+        raise UserError(f"output is {str(output)!r}; the directory {output.absolute().parent} does not exist")
+    source = ModelSource(path=model, device=device, dtype=dtype or default_dtype(device), threads=threads)
+    fields: dict[str, object] = {
+        "prompt": prompt,
+        "size": size,
+        "num_inference_steps": steps,
+        "guidance_scale": guidance,
+        "negative_prompt": negative,
+        "seed": seed,
+        "output_format": output_format,
+    }
+    seconds, spec = _generate(source, fields, output, quiet=json)
+    if json:
+        print_json(
+            {"path": str(output), "width": spec.width, "height": spec.height, "seed": spec.seed, "seconds": seconds}
+        )
+    else:
+        out.print(f"{output}: {spec.width}x{spec.height}, {spec.steps} steps, seed {spec.seed}, {seconds:.2f} s")
+
+
+def default_dtype(device: str) -> str:
+    return "bfloat16" if device == "cuda" else "float32"
+
+
+def _generate(source: ModelSource, fields: dict[str, object], output: Path, quiet: bool) -> tuple[float, Spec]:
+    """Load, draw and write; returns the seconds that drawing took, and what was drawn."""
+    with console.status(f"loading {source.path}"):
+        import torch
+
+        from tilework.pipelines.errors import ModelError
+        from tilework.pipelines.loading import load
+        from tilework.pipelines.loading import quiet as silence_libraries
+
+        silence_libraries()
+        torch.set_num_threads(source.threads)
+        try:
+            family = load(source)
+        except ModelError as error:
+            raise UserError(error) from error
+    spec = _spec(fields, family.info)
+    started_s = time.monotonic()
+    with progress(quiet) as bar:
+        task = bar.add_task("denoising", total=spec.steps)
+        state = family.begin(spec, family.encode(spec))
+        while state.steps_done < spec.steps:
+            family.advance(state, family.predict([state])[0])
+            bar.update(task, completed=state.steps_done)
+        image = family.decode(state)
+    seconds = time.monotonic() - started_s
+    from tilework.server.calls.encode import encode
+
+    output.write_bytes(encode(image, str(fields["output_format"]), 90))  # type: ignore[arg-type]
+    return seconds, spec
+
+
+def _spec(fields: dict[str, object], info: ModelInfo) -> Spec:
+    """Check the values as the server would."""
+    from tilework.server.calls.parsing import Rules, image_call
+    from tilework.server.config import ServerConfig
+    from tilework.server.http.errors import ApiError
+    from tilework.server.tenants import Tenant, Tenants
+
+    rules = Rules(info=info, config=ServerConfig(), tenants=Tenants(), tenant=Tenant(), now=datetime.now(UTC))
+    try:
+        return image_call(fields, rules, Random()).specs[0]
+    except ApiError as error:
+        raise UserError(error.message) from error

@@ -1,0 +1,220 @@
+"""`tilework simulate`: the real controller on modelled devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+import typer
+
+import tilework
+from tilework.cli.console import UserError, out, print_json, progress, user_errors
+from tilework.cli.logs import load_history
+from tilework.cli.views.charts import chart_of_history, check_timeline_files, draw_chart
+from tilework.cli.views.schedules import ServedRequest, schedule_of_trace, served_in, served_live
+from tilework.control.controller import ControllerConfig
+from tilework.control.history import Recorder
+from tilework.control.log import Header, entry_line, header_line
+from tilework.control.measured import dispatch_ns, profiled_table
+from tilework.core.actions import Action
+from tilework.core.events import Event
+from tilework.core.request import Request, Status
+from tilework.core.time import NS_PER_MS
+from tilework.cost.table import BadCostTable, CostTable, read_table
+from tilework.formats.workload import BadLine, RequestId, read_workload
+from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, make_policy, policy_names
+from tilework.report.schedule import write_schedule
+from tilework.report.tables import attainment_table, summary
+from tilework.report.words import devices
+from tilework.sim.simulation import SimConfig, Simulation, Trace
+from tilework.sim.workloads.requests import to_requests
+
+EXAMPLE = (
+    "Examples: tilework simulate requests.jsonl --cost flux.json --gpus 8 --policy edf --timeline plan.html  |  "
+    "tilework simulate --log events.jsonl"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scenario:
+    """What is simulated: a controller that starts from `table` on devices that cost what `devices` says.
+
+    `live` is how the same requests went in reality, if they come from a log.
+    """
+
+    requests: list[Request]
+    ids: dict[str, RequestId]
+    table: CostTable
+    devices: CostTable
+    controller: ControllerConfig
+    config: SimConfig
+    live: list[ServedRequest]
+
+
+def command(
+    requests: Annotated[Path | None, typer.Argument(help="Requests as JSON lines (docs/formats.md).")] = None,
+    cost: Annotated[
+        str | None, typer.Option(help="Cost table: a JSON file (docs/formats.md), or a name of `tilework cost list`.")
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="Take requests and measured costs from a live run's log.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(policy_names())}; default {DEFAULT_POLICY}, or the log's.")
+    ] = None,
+    max_batch: Annotated[
+        int | None, typer.Option(min=1, help="Requests that share a forward pass at most; default 12, or the log's.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Number of devices; default 1, or the log's.")] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, help="Devices of a node: no group is wider; default: the cost table's.")
+    ] = None,
+    switch_ms: Annotated[
+        float, typer.Option(min=0, help="What is lost when devices go on with another job, or a job on other devices.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the jitter.")] = 0,
+    jitter: Annotated[float, typer.Option(min=0, max=1, help="Relative standard deviation of each duration.")] = 0.0,
+    schedule: Annotated[Path | None, typer.Option(help="Write what ran when, as JSON lines.")] = None,
+    timeline: Annotated[
+        list[Path] | None,
+        typer.Option(help="Draw device x time: .html, .png or .json (for Perfetto), as often as you like."),
+    ] = None,
+    events: Annotated[
+        Path | None, typer.Option(help="Write the event log, for explain, timeline and replay, as serve --log does.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Simulate a workload on modelled devices with the controller that serves. All times are simulated.
+
+    With --log, the devices cost what the run itself measured, the controller starts from the costs that the run started
+    from, and the result is set beside what really happened.
+    """
+    config = SimConfig(num_gpus=gpus or 1, seed=seed, jitter=jitter, switch_ns=round(switch_ms * NS_PER_MS))
+    with user_errors(BadLine, BadCostTable, UnknownPolicy, OSError):
+        scenario = _scenario(requests, cost, log, policy, gpus, config, quiet=json)
+        if gpus_per_node is not None:
+            scenario = replace(scenario, devices=replace(scenario.devices, gpus_per_node=gpus_per_node))
+        if max_batch is not None:
+            scenario = replace(scenario, controller=replace(scenario.controller, max_batch=max_batch))
+        make_policy(scenario.controller.policy)
+        pictures = check_timeline_files(timeline or [])
+        header = Header(version=tilework.__version__, config=scenario.controller, table=scenario.table)
+        recorder = Recorder(header) if pictures else None
+        trace = _run(scenario, header, recorder, events, quiet=json)
+        if schedule is not None:
+            write_schedule(schedule, schedule_of_trace(trace, scenario.ids))
+    if recorder is not None:
+        chart = chart_of_history(recorder.history(), scenario.ids)
+        for picture in pictures:
+            title = f"{scenario.controller.policy} on {scenario.config.num_gpus} modelled devices (simulated)"
+            draw_chart(picture, chart, title=title)
+    served = served_in(trace)
+    if json:
+        print_json(_document(scenario, served))
+        return
+    out.print(
+        attainment_table(served, title=f"{scenario.controller.policy}, {devices(scenario.config.num_gpus)}, simulated")
+    )
+    if scenario.live:
+        out.print(attainment_table(scenario.live, title="the live run of the log"))
+        ratio = _latency_ratio(served, scenario.live)
+        out.print(f"simulated / live mean latency: {'-' if ratio is None else f'{ratio:.3f}'}")
+
+
+def _scenario(
+    requests: Path | None,
+    cost: str | None,
+    log: Path | None,
+    policy: str | None,
+    gpus: int | None,
+    config: SimConfig,
+    quiet: bool,
+) -> _Scenario:
+    if log is not None:
+        if requests is not None or cost is not None:
+            raise UserError("--log brings its own requests and costs; leave out REQUESTS and --cost")
+        return _from_log(log, policy, gpus, config, quiet)
+    if requests is None or cost is None:
+        raise UserError("give REQUESTS and --cost, or --log; see tilework simulate --help")
+    workload, table = read_workload(requests), read_table(cost)
+    if not workload:
+        raise UserError(f"{requests} holds no requests; write one JSON object per line")
+    ids = {str(line.id): line.id for line in workload if line.id is not None}
+    if len(ids) < len(workload):
+        raise UserError(f"{requests}: an id stands there once as text and once as a number or a place; use other names")
+    known = {row.pipeline for row in table.rows}
+    for line in workload:
+        if line.pipeline not in known:
+            names = ", ".join(sorted(known))
+            raise UserError(f"{requests}: pipeline {line.pipeline!r} is not in {cost}; it knows {names}")
+    return _Scenario(
+        requests=to_requests(workload),
+        ids=ids,
+        table=table,
+        devices=table,
+        controller=ControllerConfig(policy=policy or DEFAULT_POLICY),
+        config=config,
+        live=[],
+    )
+
+
+def _from_log(log: Path, policy: str | None, gpus: int | None, config: SimConfig, quiet: bool) -> _Scenario:
+    history = load_history(log, quiet)
+    live, logged = served_live(history), history.header.config
+    if not live:
+        raise UserError(f"{log} holds no finished request; serve something first")
+    return _Scenario(
+        requests=[one.request for one in live],
+        ids={one.request.uid: index for index, one in enumerate(live)},
+        table=history.header.table,
+        devices=profiled_table(history),
+        controller=ControllerConfig(policy=policy or logged.policy, max_batch=logged.max_batch),
+        config=replace(config, num_gpus=gpus or history.num_gpus or 1, dispatch_ns=dispatch_ns(history)),
+        live=live,
+    )
+
+
+def _run(scenario: _Scenario, header: Header, recorder: Recorder | None, events: Path | None, quiet: bool) -> Trace:
+    """Raises OSError if the event log cannot be written."""
+    simulation = Simulation(header.config, scenario.table, scenario.config, scenario.devices)
+    observers: list[Callable[[Event, tuple[Action, ...], int], Any]] = [] if recorder is None else [recorder.add]
+    with ExitStack() as stack:
+        if events is not None:
+            lines = stack.enter_context(events.open("w", encoding="utf-8"))
+            lines.write(header_line(header.version, header.config, header.table) + "\n")
+            observers.append(lambda event, actions, now_ns: lines.write(entry_line(event, actions, now_ns) + "\n"))
+        bar = stack.enter_context(progress(quiet))
+        if not bar.disable:
+            task = bar.add_task("simulating", total=len(scenario.requests))
+            observers.append(lambda *_: bar.update(task, completed=simulation.num_ended))
+
+        def observe(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
+            for tell in observers:
+                tell(event, actions, now_ns)
+
+        return simulation.run(scenario.requests, observe=observe if observers else None)
+
+
+def _latency_ratio(served: list[ServedRequest], live: list[ServedRequest]) -> float | None:
+    """Ratio of the mean latencies of the requests that were done in both; None if there is none."""
+    pairs = [
+        (one.latency_s, real.latency_s)
+        for one, real in zip(served, live, strict=True)
+        if one.status == real.status == Status.DONE and one.latency_s is not None and real.latency_s is not None
+    ]
+    return fmean(one for one, _ in pairs) / fmean(real for _, real in pairs) if pairs else None
+
+
+def _document(scenario: _Scenario, served: list[ServedRequest]) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "simulated": True,
+        "policy": scenario.controller.policy,
+        "config": {name: value for name, value in asdict(scenario.config).items() if name != "faults"},
+        "result": summary(served),
+    }
+    if scenario.live:
+        document["live"] = summary(scenario.live)
+        document["mean_latency_ratio"] = _latency_ratio(served, scenario.live)
+    return document

@@ -1,0 +1,1 @@
+"""Owns what commands print and draw."""

@@ -1,0 +1,109 @@
+"""From event logs to what `report` draws, and to files of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from tilework.cli.console import UserError, user_errors
+from tilework.control.decisions import steps_of, tell_all
+from tilework.control.history import History, LostWork, PastRequest, PastWork
+from tilework.core.request import Request, Status
+from tilework.core.time import s_from_ns
+from tilework.formats.workload import RequestId
+from tilework.report.chart import OPEN, Chart, ChartDecision, ChartRequest, ChartWork, Outage, by_arrival
+from tilework.report.perfetto import write_trace
+from tilework.report.schedule import DROPPED
+from tilework.report.timeline import draw_timeline
+from tilework.report.timeline_html import write_page
+
+_WRITERS: dict[str, Callable[..., None]] = {".html": write_page, ".png": draw_timeline, ".json": write_trace}
+
+
+def check_timeline_files(paths: Iterable[Path]) -> list[Path]:
+    """The same paths; before anything is read or run. Raises UserError for a suffix that says nothing."""
+    paths = list(paths)
+    for path in paths:
+        if path.suffix.lower() not in _WRITERS:
+            raise UserError(f"{path} ends in {path.suffix!r}; a timeline is one of {', '.join(_WRITERS)}")
+    return paths
+
+
+def draw_chart(path: Path, chart: Chart, *, title: str) -> None:
+    """Write the kind of file that the suffix says. Raises UserError."""
+    with user_errors(OSError, ValueError):
+        _WRITERS[path.suffix.lower()](path, chart, title=title)
+
+
+def chart_of_history(history: History, ids: Mapping[str, RequestId] | None = None) -> Chart:
+    """Everything that the log tells, on its own clock; `ids` names requests otherwise than by their uid."""
+    names = {past.request.uid: past.request.uid if ids is None else ids[past.request.uid] for past in history.requests}
+    jobs = {past.job_id: past.request for past in history.requests if past.job_id is not None}
+    ended: list[PastWork | LostWork] = [*history.works, *history.lost]
+    works = [_work(past, jobs, names) for past in ended if past.end_ns > past.start_ns]
+    return Chart(
+        works=tuple(sorted(works, key=lambda work: (work.start_s, work.work))),
+        requests=by_arrival(_request(past, names[past.request.uid]) for past in history.requests),
+        outages=_outages(history),
+        nodes={change.gpu: change.node for change in history.gpus},
+    )
+
+
+def _work(past: PastWork | LostWork, jobs: Mapping[int, Request], names: Mapping[str, RequestId]) -> ChartWork:
+    work = past.work
+    steps = steps_of(work) if len(work.job_ids) == 1 else None
+    predicted_ns = past.predicted_ns if isinstance(past, PastWork) and past.run_ns is not None else None
+    return ChartWork(
+        work=work.work_id,
+        stage=work.stage.name,
+        requests=tuple(names[jobs[job_id].uid] for job_id in work.job_ids),
+        gpus=work.gpus,
+        start_s=s_from_ns(past.start_ns),
+        end_s=s_from_ns(past.end_ns),
+        steps=past.steps,
+        first_step=None if steps is None else steps[0],
+        why=work.why,
+        predicted_s=_seconds(predicted_ns),
+        lost="" if isinstance(past, PastWork) else past.reason,
+    )
+
+
+def _request(past: PastRequest, name: RequestId) -> ChartRequest:
+    request = past.request
+    decisions = tell_all(past.told, request, past.job_id)
+    status = OPEN if past.status is None else DROPPED if past.status is Status.REJECTED else past.status.value
+    return ChartRequest(
+        id=name,
+        arrival_s=s_from_ns(request.arrival_ns),
+        finish_s=_seconds(past.finish_ns),
+        status=status,
+        shape=request.shape,
+        steps=request.steps,
+        pipeline=request.pipeline,
+        tenant=request.tenant,
+        priority=request.priority,
+        deadline_s=_seconds(request.deadline_ns),
+        eta_s=_seconds(past.eta_ns),
+        on_time=past.on_time,
+        decisions=tuple(ChartDecision(at_s=s_from_ns(d.at_ns), kind=d.kind.value, text=d.text) for d in decisions),
+    )
+
+
+def _outages(history: History) -> tuple[Outage, ...]:
+    away: dict[int, tuple[int, str]] = {}
+    outages = []
+    for change in history.gpus:
+        if not change.is_up:
+            away[change.gpu] = (change.at_ns, change.reason)
+        elif change.gpu in away:
+            outages.append(_outage(change.gpu, away.pop(change.gpu), change.at_ns))
+    outages += [_outage(gpu, lost, history.end_ns) for gpu, lost in away.items()]
+    return tuple(sorted(outages, key=lambda outage: (outage.start_s, outage.gpu)))
+
+
+def _outage(gpu: int, lost: tuple[int, str], end_ns: int) -> Outage:
+    return Outage(gpu=gpu, start_s=s_from_ns(lost[0]), end_s=s_from_ns(end_ns), reason=lost[1])
+
+
+def _seconds(time_ns: int | None) -> float | None:
+    return None if time_ns is None else s_from_ns(time_ns)

@@ -1,0 +1,107 @@
+"""From simulations and event logs to what `report` draws: schedules and records of service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tilework.control.history import History
+from tilework.core.request import Request, Shape, Status
+from tilework.core.time import s_from_ns
+from tilework.formats.workload import RequestId
+from tilework.report.schedule import DROPPED, RequestLine, Schedule, WorkLine
+from tilework.sim.simulation import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedRequest:
+    """A request that was served, live or simulated, as `report.tables` reads it."""
+
+    request: Request
+    status: str
+    finish_ns: int | None
+
+    @property
+    def shape(self) -> Shape:
+        return self.request.shape
+
+    @property
+    def arrival_s(self) -> float:
+        return s_from_ns(self.request.arrival_ns)
+
+    @property
+    def slo_s(self) -> float | None:
+        deadline_ns = self.request.deadline_ns
+        return None if deadline_ns is None else s_from_ns(deadline_ns - self.request.arrival_ns)
+
+    @property
+    def latency_s(self) -> float | None:
+        return None if self.finish_ns is None else s_from_ns(self.finish_ns - self.request.arrival_ns)
+
+    @property
+    def on_time(self) -> bool | None:
+        if self.slo_s is None:
+            return None
+        return self.status == Status.DONE and self.latency_s is not None and self.latency_s <= self.slo_s
+
+
+def served_in(trace: Trace) -> list[ServedRequest]:
+    return [ServedRequest(request=e.request, status=e.status, finish_ns=e.finish_ns) for e in trace.endings]
+
+
+def served_live(history: History) -> list[ServedRequest]:
+    """Requests that ended; one that a cut-off log leaves open is left out."""
+    ended = [past for past in history.requests if past.status is not None]
+    return [ServedRequest(request=p.request, status=str(p.status), finish_ns=p.finish_ns) for p in ended]
+
+
+def schedule_of_trace(trace: Trace, ids: Mapping[str, RequestId]) -> Schedule:
+    """`ids` names the requests as their workload does, by uid."""
+    jobs = _job_ids(trace)
+    works = tuple(
+        WorkLine(
+            work=run.work.work_id,
+            stage=run.work.stage.name,
+            requests=tuple(ids[jobs[job_id]] for job_id in run.work.job_ids),
+            gpus=run.work.gpus,
+            start_s=s_from_ns(run.start_ns),
+            end_s=s_from_ns(run.end_ns),
+            steps=run.steps,
+        )
+        for run in trace.runs
+    )
+    return Schedule(works=works, requests=tuple(_line(served, ids) for served in served_in(trace)))
+
+
+def _job_ids(trace: Trace) -> dict[int, str]:
+    return {ending.job_id: ending.request.uid for ending in trace.endings if ending.job_id is not None}
+
+
+def schedule_of_history(history: History, ids: Mapping[str, RequestId], shift_s: float = 0.0) -> Schedule:
+    """The part of a live run that belongs to the requests in `ids`, with `shift_s` added to its clock."""
+    jobs = {past.job_id: past.request.uid for past in history.requests if past.request.uid in ids}
+    works = tuple(
+        WorkLine(
+            work=past.work.work_id,
+            stage=past.work.stage.name,
+            requests=tuple(ids[jobs[job_id]] for job_id in past.work.job_ids),
+            gpus=past.work.gpus,
+            start_s=s_from_ns(past.start_ns) + shift_s,
+            end_s=s_from_ns(past.end_ns) + shift_s,
+            steps=past.steps,
+        )
+        for past in history.works
+        if past.run_ns is not None and all(job_id in jobs for job_id in past.work.job_ids)
+    )
+    served = [one for one in served_live(history) if one.request.uid in ids]
+    return Schedule(works=works, requests=tuple(_line(one, ids, shift_s) for one in served))
+
+
+def _line(served: ServedRequest, ids: Mapping[str, RequestId], shift_s: float = 0.0) -> RequestLine:
+    assert served.finish_ns is not None
+    return RequestLine(
+        request=ids[served.request.uid],
+        finish_s=s_from_ns(served.finish_ns) + shift_s,
+        status=DROPPED if served.status == Status.REJECTED else str(served.status),
+        on_time=served.on_time,
+    )

@@ -1,0 +1,171 @@
+"""What `tilework workload` prints: workloads with their parameters, and what requests ask for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import Field, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from tilework.cli.console import out
+from tilework.formats.workload import WorkloadRequest
+from tilework.report.words import devices
+from tilework.sim.workloads.family import Family, RatedFamily
+from tilework.sim.workloads.registry import parameters_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """Requests, and what they are meant for: `device_s` is the least device time of each, None without a cost table."""
+
+    title: str
+    requests: tuple[WorkloadRequest, ...]
+    device_s: list[float] | None
+    cost: str | None
+    num_gpus: int
+
+    @property
+    def span_s(self) -> float:
+        return self.requests[-1].arrival_s - self.requests[0].arrival_s
+
+    @property
+    def rate_per_s(self) -> float | None:
+        return (len(self.requests) - 1) / self.span_s if self.span_s > 0 else None
+
+    @property
+    def load(self) -> float | None:
+        """None without a cost table, and if all arrive at once."""
+        return sum(self.device_s) / self.span_s / self.num_gpus if self.device_s and self.span_s > 0 else None
+
+
+def described(kind: type[Family]) -> dict[str, Any]:
+    return {
+        "name": kind.name,
+        "about": kind.about,
+        "source": kind.source,
+        "cost": kind.table,
+        "gpus": kind.num_gpus,
+        "parameters": {
+            name: {"default": one.default, "about": one.metadata["about"]}
+            | ({"choices": list(one.metadata["choices"])} if one.metadata["choices"] else {})
+            for name, one in parameters_of(kind).items()
+        },
+    }
+
+
+def overview(kinds: Sequence[type[Family]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("name", "what it is", "source", "cost", "gpus", "requests", "per s"):
+        table.add_column(
+            heading,
+            overflow="fold",
+            no_wrap=heading == "name",
+            justify="right" if heading in ("gpus", "requests", "per s") else "left",
+        )
+    for kind in kinds:
+        known = parameters_of(kind)
+        defaults = (_default(known, "num_requests"), _default(known, "rate_per_s"))
+        table.add_row(kind.name, kind.about, kind.source, kind.table, str(kind.num_gpus), *defaults)
+    return table
+
+
+def _default(known: dict[str, Field[Any]], name: str) -> str:
+    return f"{known[name].default:g}" if name in known else "-"
+
+
+def print_one(kind: type[Family]) -> None:
+    out.print(f"{kind.name}: {kind.about} ({kind.source})", markup=False, highlight=False)
+    for paragraph in _story(kind):
+        out.print(paragraph, markup=False, highlight=False, style="dim")
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("parameter", "default", "what it is"):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "parameter")
+    for name, one in parameters_of(kind).items():
+        choices = one.metadata["choices"]
+        about = f"{one.metadata['about']} One of {', '.join(choices)}." if choices else one.metadata["about"]
+        table.add_row(name, "-" if one.default is None else str(plain(one.default)), about)
+    out.print(table)
+    out.print(f"for --cost {kind.table} --gpus {kind.num_gpus}")
+
+
+def _story(kind: type[Family]) -> list[str]:
+    """The paragraphs that say what it is, those of the workload that it derives from after its own."""
+    kinds = [each for each in kind.__mro__ if issubclass(each, Family) and each not in (Family, RatedFamily)]
+    texts = [inspect.cleandoc(each.__doc__ or "") for each in kinds]
+    return [" ".join(paragraph.split()) for text in texts for paragraph in text.split("\n\n")]
+
+
+def _sizes(shown: Shown) -> list[dict[str, Any]]:
+    """One row per pipeline, size and number of steps, smallest first."""
+    places: dict[tuple[str, int, Any, int], list[int]] = {}
+    for place, one in enumerate(shown.requests):
+        places.setdefault((one.pipeline, one.shape.pixels, one.shape, one.steps), []).append(place)
+    rows = []
+    for (pipeline, _, shape, steps), members in sorted(places.items()):
+        slos_s = [slo_s for member in members if (slo_s := shown.requests[member].slo_s) is not None]
+        row = {"pipeline": pipeline, "size": str(shape), "steps": steps, "num_requests": len(members)}
+        row |= {"share": len(members) / len(shown.requests), "num_deadlines": len(slos_s)}
+        row |= {"shortest_slo_s": min(slos_s, default=None), "longest_slo_s": max(slos_s, default=None)}
+        if shown.device_s is not None:
+            total_s = sum(shown.device_s[member] for member in members)
+            row |= {"device_s": total_s / len(members), "share_of_load": total_s / sum(shown.device_s)}
+        rows.append(row)
+    return rows
+
+
+def summary(shown: Shown) -> dict[str, Any]:
+    return {
+        "title": shown.title,
+        "num_requests": len(shown.requests),
+        "span_s": shown.span_s,
+        "rate_per_s": shown.rate_per_s,
+        "cost": shown.cost,
+        "gpus": shown.num_gpus,
+        "load": shown.load,
+        "sizes": _sizes(shown),
+    }
+
+
+def sizes_table(shown: Shown) -> Table:
+    table = Table(title=shown.title, title_justify="left", box=box.SIMPLE_HEAD)
+    headings = ["pipeline", "size", "steps", "requests", "share", "deadline (s)"]
+    headings += ["device s each", "of the load"] if shown.device_s is not None else []
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "pipeline" else "right")
+    for row in _sizes(shown):
+        cells = [row["pipeline"], row["size"], str(row["steps"]), str(row["num_requests"]), f"{row['share']:.0%}"]
+        cells.append(_deadlines(row))
+        if shown.device_s is not None:
+            cells += [f"{row['device_s']:.3g}", f"{row['share_of_load']:.0%}"]
+        table.add_row(*cells)
+    return table
+
+
+def _deadlines(row: dict[str, Any]) -> str:
+    if not row["num_deadlines"]:
+        return "none"
+    shortest, longest = f"{row['shortest_slo_s']:.4g}", f"{row['longest_slo_s']:.4g}"
+    span = shortest if shortest == longest else f"{shortest} to {longest}"
+    missing = row["num_requests"] - row["num_deadlines"]
+    return f"{span}; {missing} none" if missing else span
+
+
+def sentence(shown: Shown) -> str:
+    text = f"{len(shown.requests)} requests in {shown.span_s:.4g} s"
+    text += "" if shown.rate_per_s is None else f", {shown.rate_per_s:.3g} per second"
+    if shown.device_s is None:
+        return f"{text}; give --cost and --gpus for the load"
+    if shown.load is None:
+        return f"{text}: {sum(shown.device_s):.4g} device seconds ({shown.cost})"
+    return f"{text}: a load of {shown.load:.0%} on {devices(shown.num_gpus)} ({shown.cost})"
+
+
+def plain(value: Any) -> Any:
+    """Paths as text."""
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,1 @@
+"""Owns the policies that others have published, one file each."""

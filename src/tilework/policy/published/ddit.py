@@ -1,0 +1,163 @@
+"""DDiT: first come first served on whatever is free, and wider later: who has starved most is promoted first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from tilework.core.interfaces import ClusterView, CostModel, Demand
+from tilework.core.progress import Cursor
+from tilework.core.request import Request
+from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
+from tilework.core.work import Plan
+from tilework.policy.registry import policy
+from tilework.policy.toolkit.degrees import all_speeds, best_doubling
+from tilework.policy.toolkit.demand import Speed, demand_at
+from tilework.policy.toolkit.elastic_groups import ONE_DEVICE, Placed, Pool
+from tilework.policy.toolkit.order import doom
+from tilework.policy.toolkit.tasks import Task
+
+
+@dataclass(frozen=True, slots=True)
+class _Grant:
+    """A job has had so many devices since it had so many steps left."""
+
+    degree: int
+    num_steps_left: int
+
+
+@dataclass(slots=True, kw_only=True)
+class DDiT:
+    """Keep devices busy and latency low: a request takes up to B devices, the degree that suits its size.
+
+    At each end of a chunk, and whenever devices come free:
+
+    1. who has a group keeps it;
+    2. of those with fewer than B devices, the hungry, the one that has starved longest gets more first. Devices are
+       held for one in the middle of a chunk;
+    3. then those that wait, in order of arrival, take B devices, or as many as there are.
+
+    Encode and decode run on one device; the others of the group are free by then. Deadlines are ignored, unless
+    `sets_aside`: then a request that cannot be on time any more comes ten minutes later in the order of arrival.
+
+    Source: DDiT §4.2.3 and appendix B, Algorithm 2. B is eq. 4 without its trap (see `best_doubling`), the starvation
+    time eq. 5: the steps since the job last got devices, times what each takes longer than at B. The paper leaves open
+    what becomes of devices that a hungry job cannot have before its step ends (they are held here), and promotes to
+    any number up to B; here the degree is one that was profiled. It promotes after any step, this after a chunk.
+    """
+
+    sets_aside: bool = False
+    chunk_ns: int = 100 * NS_PER_MS
+    late_patience_ns: int = 600 * NS_PER_S
+    _grants: dict[int, _Grant] = field(default_factory=dict, init=False)
+
+    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
+        return request.arrival_ns + self.late_patience_ns * set_aside
+
+    def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
+        speeds = all_speeds(request, costs)
+        best = best_doubling(speeds)
+        return [speed.degree for speed in speeds if speed.degree <= best]
+
+    def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
+        """At the degree that suits it, though it may begin with less; that is corrected by experience."""
+        degree = best_doubling(all_speeds(request, costs)) if left.num_steps_left else 1
+        return demand_at(request, left, degree, costs)
+
+    def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
+        """A plan that sets jobs aside starts nothing, and is asked for again in the new order."""
+        pool = Pool(view, costs, now_ns, self.chunk_ns)
+        if not pool.allocator.num_free():
+            return pool.plan(())
+        tasks = pool.tasks()
+        if self.sets_aside and (doomed := _doomed(tasks)):
+            return Plan(set_aside=doomed)
+        running = [task for task in tasks if task.job.last_gpus]
+        placed = self._keep(pool, running)
+        hungry = [task for task in running if self._starved_ns(task) is not None]
+        for task in sorted(hungry, key=lambda task: -(self._starved_ns(task) or 0)):
+            self._promote(pool, task, placed.get(task.job.job_id))
+        for task in tasks:
+            if task.job.job_id not in placed and pool.is_ready(task):
+                if (one := self._admit(pool, task)) is None:
+                    break
+                placed[task.job.job_id] = one
+        self._remember(tasks, placed)
+        return pool.plan(placed.values())
+
+    # 1. Who has a group keeps it.
+
+    def _keep(self, pool: Pool, running: Sequence[Task]) -> dict[int, Placed]:
+        """Place those that stand at the end of a chunk on as many devices as they had, if they are still there."""
+        placed = {}
+        for task in running:
+            width, best = len(task.job.last_gpus), _best(task)
+            widths = [speed.degree for speed in _speeds(task) if speed.degree <= min(width, best.degree)]
+            if widths and pool.is_ready(task) and (group := pool.allocator.take(widths[-1], task.job.last_gpus)):
+                placed[task.job.job_id] = Placed(task, group, "keeps its group")
+        return placed
+
+    # 2. Who has starved.
+
+    def _starved_ns(self, task: Task) -> int | None:
+        """Eq. 5; None for who has enough."""
+        speeds = {speed.degree: speed for speed in task.speeds}
+        best, grant = _best(task), self._grants.get(task.job.job_id)
+        width = len(task.job.last_gpus)
+        if width >= best.degree or width not in speeds:
+            return None if width >= best.degree else 0
+        since = grant.num_steps_left if grant is not None and grant.degree == width else task.num_steps
+        return (since - task.num_steps) * (speeds[width].step_ns - best.step_ns)
+
+    def _promote(self, pool: Pool, task: Task, placed: Placed | None) -> None:
+        """Widen a group; or hold what it could be widened by, if the job is in the middle of a chunk."""
+        starved_s = s_from_ns(self._starved_ns(task) or 0)
+        width = len(task.job.last_gpus) if placed is None else placed.degree
+        for degree in [speed.degree for speed in reversed(task.speeds) if width < speed.degree <= _best(task).degree]:
+            if placed is None:
+                if not pool.is_ready(task) and pool.take_beside(task.job.last_gpus, degree - width):
+                    return
+            elif pool.widen(placed, degree):
+                placed.why = f"is promoted from {width} GPUs, since it has starved for {starved_s:.2f} s"
+                return
+
+    # 3. Who waits.
+
+    def _admit(self, pool: Pool, task: Task) -> Placed | None:
+        """Place a newcomer on B devices or as many as there are; None if there are not enough for any degree."""
+        best = _best(task)
+        for speed in reversed(_speeds(task)):
+            if speed.degree <= best.degree and (group := pool.allocator.take(speed.degree, ())) is not None:
+                fewer = "" if speed.degree == best.degree else f", for want of the {best.degree} that suit it"
+                return Placed(task, group, f"has waited longest; begins on {speed.degree} GPUs{fewer}")
+        return None
+
+    def _remember(self, tasks: Sequence[Task], placed: dict[int, Placed]) -> None:
+        """When each job at hand got the devices that it has."""
+        grants = {}
+        for task in tasks:
+            job_id, one = task.job.job_id, placed.get(task.job.job_id)
+            degree, known = one.degree if one else len(task.job.last_gpus), self._grants.get(task.job.job_id)
+            if degree:
+                is_same = known is not None and known.degree == degree
+                grants[job_id] = known if known and is_same else _Grant(degree, task.num_steps)
+        self._grants = grants
+
+
+def _speeds(task: Task) -> Sequence[Speed]:
+    return task.speeds or (ONE_DEVICE,)
+
+
+def _best(task: Task) -> Speed:
+    """The speed at B; of a job without steps, that of one device."""
+    degree = best_doubling(_speeds(task))
+    return next(speed for speed in _speeds(task) if speed.degree == degree)
+
+
+def _doomed(tasks: Sequence[Task]) -> tuple[tuple[int, str], ...]:
+    return tuple((task.job.job_id, why) for task in tasks if (why := doom(task.job, task.earliest_ns)) is not None)
+
+
+policy("ddit")(DDiT)
+policy("ddit-aside")(partial(DDiT, sets_aside=True))

@@ -1,0 +1,85 @@
+"""Requests of one shape that make their steps of a round together, on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tilework.core.interfaces import CostModel
+from tilework.core.work import Start, stages_of
+from tilework.policy.lookahead.batch import WORTH
+from tilework.policy.toolkit.tasks import Task
+
+
+@dataclass(slots=True, eq=False)
+class RoundBatch:
+    """Tasks that share forward passes from `ready_ns` on, by steps that end before `limit_ns`.
+
+    Their encodes come first, one by one. `parts` are the steps, each with those who make them: whoever has none left is
+    decoded, and the others go on. `ends_ns` is when a task ends here, and `left` how many steps it then has to go.
+
+    Source: TetriServe §5, selective continuous batching.
+    """
+
+    tasks: Sequence[Task]
+    ready_ns: int
+    limit_ns: int
+    costs: CostModel
+    parts: list[tuple[Sequence[Task], int]] = field(default_factory=list, init=False)
+    left: dict[int, int] = field(init=False)
+    ends_ns: dict[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        riding = list(self.tasks)
+        now = max([self.ready_ns, *(task.ready_ns for task in riding)]) + sum(task.encode_ns for task in riding)
+        self.left = {task.job.job_id: task.num_steps for task in riding}
+        self.ends_ns = dict.fromkeys(self.left, now)
+        while riding:
+            step_ns = step_together_ns(riding, self.costs)
+            least = min(self.left[task.job.job_id] for task in riding)
+            num_steps = min(least, (self.limit_ns - now) // max(1, step_ns))
+            if num_steps <= 0:
+                return
+            self.parts.append((riding, num_steps))
+            now += num_steps * step_ns
+            for task in riding:
+                self.left[task.job.job_id] -= num_steps
+                now += 0 if self.left[task.job.job_id] else task.decode_ns
+                self.ends_ns[task.job.job_id] = now
+            riding = [task for task in riding if self.left[task.job.job_id]]
+
+    def starts(self, gpu: int, why: str) -> Iterator[Start]:
+        encode, diffuse, decode = stages_of(self.tasks[0].job.request.pipeline)
+        left = {task.job.job_id: task.num_steps for task in self.tasks}
+        for task in self.tasks:
+            if task.job.stage == encode:
+                yield Start(stage=encode, job_ids=(task.job.job_id,), gpus=(gpu,), num_steps=1, why=why)
+        for riding, num_steps in self.parts:
+            job_ids = tuple(task.job.job_id for task in riding)
+            yield Start(stage=diffuse, job_ids=job_ids, gpus=(gpu,), num_steps=num_steps, why=why)
+            for job_id in job_ids:
+                left[job_id] -= num_steps
+                if not left[job_id]:
+                    yield Start(stage=decode, job_ids=(job_id,), gpus=(gpu,), num_steps=1, why=why)
+
+
+def may_share(tasks: Sequence[Task], task: Task, costs: CostModel) -> bool:
+    """Whether a task fits into memory with these, which are of its shape, and a step together saves a tenth.
+
+    Raises UnknownCost.
+    """
+    joined, request = [*tasks, task], task.job.request
+    _, diffuse, _ = stages_of(request.pipeline)
+    if not all(each.job.may_share for each in joined):
+        return False
+    if not costs.fits_together(diffuse, [request.shape] * len(joined)):
+        return False
+    apart_ns = step_together_ns(tasks, costs) + step_together_ns([task], costs)
+    return step_together_ns(joined, costs) <= (1.0 - WORTH) * apart_ns
+
+
+def step_together_ns(tasks: Sequence[Task], costs: CostModel) -> int:
+    """What a step of these takes on one device. Raises UnknownCost."""
+    requests = [task.job.request for task in tasks]
+    _, diffuse, _ = stages_of(requests[0].pipeline)
+    return costs.work_ns(diffuse, requests, 1)

@@ -1,0 +1,50 @@
+"""Degrees that follow from a profile alone: how many GPUs a request of some kind is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from tilework.core.interfaces import CostModel
+from tilework.core.request import Request
+from tilework.cost.degrees import EFFICIENT
+from tilework.policy.toolkit.demand import Speed, step_speeds
+
+_LEAST_GAIN = 0.25
+_ANY = 1 << 30
+
+
+def efficient_speeds(speeds: Sequence[Speed]) -> list[Speed]:
+    """Those of degrees k with T(1) / (k T(k)) at least EFFICIENT. `speeds` are ascending, and not empty.
+
+    Where a request does not fit on one GPU, the narrowest degree stands for the first.
+
+    Source: TridentServe's criterion of efficiency.
+    """
+    return [speed for speed in speeds if speeds[0].gpu_ns >= EFFICIENT * speed.gpu_ns]
+
+
+def efficient_degree(speeds: Sequence[Speed]) -> int:
+    """The highest degree that is efficient: TridentServe's optimal one."""
+    return efficient_speeds(speeds)[-1].degree
+
+
+def best_doubling(speeds: Sequence[Speed]) -> int:
+    """The degree that DDiT calls B: up to it, each doubling pays. `speeds` are ascending, and not empty.
+
+    Source: DDiT §4.2.3, eq. 4: z = 1 - T(k) / T(k / 2), and B the degree with the largest z. Taken literally, noise
+    decides where speed-up is nearly linear (z of .48, .46, .43 gives 2 GPUs), and where nothing is gained by any, one
+    is chosen all the same. So here B is the last doubling of an unbroken run of those that save a quarter of the
+    time; the narrowest degree if the first does not. It gives the paper's 1, 2 and 4 for its three sizes.
+    """
+    best = speeds[0]
+    for narrow, wide in pairwise(speeds):
+        if wide.step_ns > (1 - _LEAST_GAIN) * narrow.step_ns:
+            break
+        best = wide
+    return best.degree
+
+
+def all_speeds(request: Request, costs: CostModel) -> tuple[Speed, ...]:
+    """The speeds of a request's steps on a node of any size. Raises UnknownCost."""
+    return step_speeds(request, costs, _ANY)

@@ -1,0 +1,30 @@
+"""What the policies share that go by deadlines and choose degrees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tilework.core.interfaces import CostModel, Demand
+from tilework.core.progress import Cursor
+from tilework.core.request import Request
+from tilework.policy.toolkit.demand import cheapest_in_time, fitting_degrees
+from tilework.policy.toolkit.order import DeadlineOrder
+
+
+@dataclass(slots=True, kw_only=True)
+class Elastic:
+    """The earliest deadline first, at any degree that fits, expected to be no more than the deadline asks for."""
+
+    order: DeadlineOrder = field(default_factory=DeadlineOrder)
+
+    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
+        return self.order.urgency_ns(request, set_aside, delay_ns)
+
+    def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
+        return fitting_degrees(request, costs)
+
+    def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
+        """The cheapest degree that would meet the deadline from the arrival on; the quickest if none would."""
+        budget_ns = self.order.urgency_ns(request, False) - request.arrival_ns
+        return cheapest_in_time(request, left, self.degrees(request, costs), budget_ns, costs)

@@ -1,0 +1,1 @@
+"""Owns the routes: what happens between an HTTP request and its answer."""

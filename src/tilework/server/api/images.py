@@ -1,0 +1,180 @@
+"""Calls for images: answered at once when they are done, as a stream of events, or later."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from random import Random
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from tilework.server.api.status import call_status
+from tilework.server.calls.call import Call, Finished
+from tilework.server.calls.encode import Threads
+from tilework.server.calls.events import Reporter, View
+from tilework.server.calls.intake import Intake
+from tilework.server.calls.parsing import ImageCall, Rules, image_call
+from tilework.server.config import ServerConfig
+from tilework.server.engine_protocol import Engine
+from tilework.server.http.body import read_json
+from tilework.server.http.connection import unless_gone
+from tilework.server.http.errors import ApiError
+from tilework.server.http.idempotency import idempotency_key
+from tilework.server.http.middleware import tenant_of
+from tilework.server.http.prefer import preference
+from tilework.server.http.sse import EventStream
+from tilework.server.metrics.metrics import Metrics
+from tilework.server.schema.answers import ImageData, ImagesResponse
+from tilework.server.tenants import Tenant, Tenants
+
+REPLAYED = {"Idempotent-Replayed": "true"}
+
+Check = Callable[[Mapping[str, object], Rules, Random], ImageCall]  # A body and what it asks for; see `image_call`.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A call as one connection sees it; `is_replay` if an earlier one had brought it in."""
+
+    call: Call
+    is_replay: bool
+
+    def headers(self) -> dict[str, str]:
+        return {"x-request-id": self.call.uid, **(REPLAYED if self.is_replay else {})}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageService:
+    """Serves `POST /v1/images/generations`. `rng` chooses seeds for clients that send none."""
+
+    engine: Engine
+    config: ServerConfig
+    tenants: Tenants
+    intake: Intake
+    metrics: Metrics
+    threads: Threads
+    rng: Random
+
+    async def generate(self, http: Request) -> Response:
+        entry = await self.enter(http, image_call)
+        call, headers = entry.call, entry.headers()
+        if call.ask.is_stream:
+            return self._stream(call, headers)
+        wish = preference(http.headers.getlist("prefer"))
+        if wish.is_async:
+            self.intake.detach(call)
+            headers["Preference-Applied"] = wish.applied()
+            if not await self._wait(call, http, wish.wait_s):
+                return self._later(entry, http, headers)
+        return await self._answer(await self.result(call, http), http, headers)
+
+    async def enter(self, http: Request, check: Check) -> Entry:
+        """Join the call that a client's idempotency key led to before, or submit what it asks for.
+
+        A repeat has the body of the first call, which was right then: it is not checked against the clock again.
+
+        Raises:
+            ApiError: the call is wrong, it was refused, or the models are not loaded yet; as `Intake.join`.
+        """
+        self.intake.readiness.require_started()
+        tenant = tenant_of(http.scope)
+        with self._counting_mistakes():
+            body = await read_json(http, self.config.max_body_bytes, self.config.read_timeout_s)
+            key = idempotency_key(http.headers.get("idempotency-key"), tenant.name, http.scope["path"], body)
+        if key is not None and (known := await self.intake.join(key)) is not None:
+            return Entry(call=known, is_replay=True)
+        with self._counting_mistakes():
+            ask = check(body, self._rules(tenant), self.rng)
+        return Entry(call=self.intake.submit(ask, tenant, key), is_replay=False)
+
+    def _rules(self, tenant: Tenant) -> Rules:
+        """What a body of this tenant is checked against, as of now."""
+        return Rules(
+            info=self.engine.info,
+            config=self.config,
+            tenants=self.tenants,
+            tenant=tenant,
+            now=datetime.now(UTC),
+        )
+
+    @contextmanager
+    def _counting_mistakes(self) -> Iterator[None]:
+        try:
+            yield
+        except ApiError:
+            self.metrics.count_invalid()
+            raise
+
+    async def result(self, call: Call, http: Request) -> Finished:
+        """Wait for a call on behalf of its client.
+
+        Raises:
+            ApiError: it failed or was cancelled.
+            ClientDisconnect: the client went away; its call is cancelled unless it may come back for it.
+        """
+        with self.intake.owned(call):
+            await unless_gone(http.receive, call.end)
+        end = call.end.result()
+        if isinstance(end, ApiError):
+            raise end
+        return end
+
+    def _stream(self, call: Call, headers: dict[str, str]) -> Response:
+        ask = call.ask
+        reporter = Reporter(
+            engine=self.engine,
+            threads=self.threads,
+            uid=call.uid,
+            call=call,
+            view=View(tells=ask.tells, shows=True, num_partial=ask.num_partial),
+            keep_alive_s=self.config.keep_alive_s,
+            images=range(len(ask.specs)),
+        )
+        self.intake.own(call)
+        return EventStream(reporter.events(), headers, on_close=lambda: self.intake.disown(call))
+
+    async def _wait(self, call: Call, http: Request, wait_s: float) -> bool:
+        """Whether the call has ended, at the latest after this long."""
+        return call.end.done() or (wait_s > 0 and await unless_gone(http.receive, call.end, wait_s))
+
+    def _later(self, entry: Entry, http: Request, headers: dict[str, str]) -> Response:
+        """Of a call that has just come in, the prediction that it came in with is still good."""
+        call = entry.call
+        status = call_status(call, self.engine if entry.is_replay else None)
+        location = f"{base_url(self.config, http)}/v1/requests/{call.uid}"
+        body = status.model_dump_json()
+        return Response(body, 202, {**headers, "Location": location}, media_type="application/json")
+
+    async def _answer(self, finished: Finished, http: Request, headers: dict[str, str]) -> Response:
+        self.intake.ledger.settle_all(finished.uid)
+        body = await self.threads.run(_answer_json, finished, base_url(self.config, http))
+        return Response(body, headers=headers, media_type="application/json")
+
+
+def base_url(config: ServerConfig, http: Request) -> str:
+    return (config.public_url or str(http.base_url)).rstrip("/")
+
+
+def _answer_json(finished: Finished, base: str) -> bytes:
+    """ASCII only, so that a client's odd characters come back escaped."""
+    ask = finished.ask
+    data = [
+        ImageData(
+            b64_json=None if ask.as_url else base64.b64encode(file).decode("ascii"),
+            url=f"{base}/v1/images/{story.uid}/content" if ask.as_url else None,
+            tilework=story,
+        )
+        for story, file in zip(finished.stories, finished.files, strict=True)
+    ]
+    answer = ImagesResponse(
+        created=int(finished.arrived_s),
+        data=data,
+        output_format=ask.output_format,
+        size=str(ask.specs[0].shape),
+    )
+    return json.dumps(answer.model_dump(mode="python")).encode("ascii")

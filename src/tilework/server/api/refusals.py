@@ -1,0 +1,89 @@
+"""What a client is told when the engine, or a tenant's limit, refuses its call."""
+
+from __future__ import annotations
+
+import math
+
+from tilework.core.request import RefusalCode
+from tilework.core.time import NS_PER_S
+from tilework.runtime.ticket import Refusal
+from tilework.server.calls.deadlines import Deadline
+from tilework.server.calls.parsing import ImageCall
+from tilework.server.http.errors import ApiError, invalid, not_ready, shown
+from tilework.server.tenants import Tenant
+
+RATE_LIMIT = "rate_limit_error"
+RETRY_BUSY_S = 5  # Without devices nobody knows.
+
+
+def refused(refusal: Refusal, ask: ImageCall, arrival_ns: int) -> ApiError:
+    """The answer to a refusal."""
+    match refusal.code:
+        case RefusalCode.DEADLINE:
+            assert ask.deadline is not None
+            return _unreachable(refusal, ask.deadline, arrival_ns)
+        case RefusalCode.QUEUE:
+            return _no_room(f"The queue is full: {refusal.reason}.", refusal, arrival_ns)
+        case RefusalCode.TENANT:
+            return _no_room(f"Your share of the queue is used up: {refusal.reason}.", refusal, arrival_ns)
+        case RefusalCode.UNKNOWN_COST:
+            size = str(ask.specs[0].shape)
+            remedy = f"What it costs is not known here: {refusal.reason}. Ask for another size."
+            return invalid("size", size, remedy, code=refusal.code.value)
+        case RefusalCode.MEMORY:
+            size = str(ask.specs[0].shape)
+            return invalid("size", size, f"It does not fit: {refusal.reason}. Ask for less.", code=refusal.code.value)
+        case _:
+            return not_ready(refusal.reason)
+
+
+def too_many_open(tenant: Tenant, num_open: int, num_asked: int, retry_s: int) -> ApiError:
+    message = (
+        f"n = {num_asked} is not accepted now: of your {num_open} images that have not ended and these, at most"
+        f" {tenant.max_open} may be open. Wait for some to end, cancel some, or retry in {retry_s} seconds."
+    )
+    return ApiError(
+        429, message, kind=RATE_LIMIT, param="n", code="too_many_open", headers={"Retry-After": str(retry_s)}
+    )
+
+
+def _unreachable(refusal: Refusal, deadline: Deadline, arrival_ns: int) -> ApiError:
+    """`Retry-After` says after how long the deadline that was asked for could be met."""
+    if refusal.earliest_ns is None:
+        return not_ready(refusal.reason)
+    earliest_s = _ceil_ms(refusal.earliest_ns - arrival_ns)
+    retry_s = max(1, math.ceil(earliest_s - deadline.slo_s))
+    field, earliest = deadline.field, deadline.moved(earliest_s)
+    as_time = {"earliest": earliest} if isinstance(earliest, str) else {}
+    message = (
+        f"{field} = {shown(deadline.value)} cannot be met: {refusal.reason}. The earliest deadline that can is"
+        f' {field} = {shown(earliest)}: ask for that, or send on_miss "best_effort", or retry in {retry_s} seconds.'
+    )
+    return ApiError(
+        429,
+        message,
+        kind=RATE_LIMIT,
+        param=field,
+        code=refusal.code.value,
+        headers={"Retry-After": str(retry_s), "x-should-retry": "false"},
+        extra={"uid": refusal.uid, "slo_s": deadline.slo_s, "earliest_s": earliest_s, **as_time},
+    )
+
+
+def _no_room(message: str, refusal: Refusal, arrival_ns: int) -> ApiError:
+    """`Retry-After` says when the queue will have been served far enough; `earliest_s` when it would then be done."""
+    earliest_s = None if refusal.earliest_ns is None else _ceil_ms(refusal.earliest_ns - arrival_ns)
+    retry_s = RETRY_BUSY_S if refusal.retry_ns is None else max(1, math.ceil(refusal.retry_ns / NS_PER_S))
+    return ApiError(
+        429,
+        f"{message} Retry in {retry_s} seconds.",
+        kind=RATE_LIMIT,
+        code=refusal.code.value,
+        headers={"Retry-After": str(retry_s)},
+        extra={"uid": refusal.uid, "earliest_s": earliest_s},
+    )
+
+
+def _ceil_ms(duration_ns: int) -> float:
+    """Seconds, rounded up to milliseconds, so that the answer is still enough."""
+    return math.ceil(duration_ns * 1000 / NS_PER_S) / 1000

@@ -1,0 +1,214 @@
+"""Calls after they were accepted: how they stand, what they brought, what was decided; and how to cancel them.
+
+A `uid` names a call, or one of its images as `{call}-{index}`. What belongs to another tenant does not exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from tilework.core.time import s_from_ns
+from tilework.server.api.status import call_decisions, call_status
+from tilework.server.calls.call import Call
+from tilework.server.calls.encode import Threads
+from tilework.server.calls.events import Reporter, View
+from tilework.server.calls.finish import stored_name
+from tilework.server.calls.intake import Intake, gone
+from tilework.server.calls.ledger import Ledger
+from tilework.server.calls.records import Record
+from tilework.server.config import ServerConfig
+from tilework.server.engine_protocol import Engine
+from tilework.server.http.errors import ApiError, invalid, shown
+from tilework.server.http.middleware import is_head, tenant_of
+from tilework.server.http.sse import EventStream, event
+from tilework.server.schema.answers import Decisions, RequestList, RequestStatus
+from tilework.store.results import ResultStore
+
+_UID = re.compile(r"([0-9a-f]{32})(?:-([0-9]{1,3}))?", re.ASCII)
+MAX_RETRY_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a uid names: a call, open or ended, and one of its images, or all of them (None)."""
+
+    entry: Call | Record
+    index: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestService:
+    """Serves everything under `/v1/requests`, and the files of images."""
+
+    engine: Engine
+    config: ServerConfig
+    store: ResultStore
+    ledger: Ledger
+    intake: Intake
+    threads: Threads
+
+    def status(self, uid: str, http: Request) -> RequestStatus:
+        found = self._find(uid, http)
+        return _only(self._status(found.entry), found.index)
+
+    def latest(self, limit: int, after: str | None, http: Request) -> RequestList:
+        """A page of calls with the ETAs of their admission: present ones would take too long for so many.
+
+        Raises:
+            ApiError: 400 if there is no call `after`.
+        """
+        tenant, now_ns = tenant_of(http.scope).name, self.engine.now_ns()
+        if after is not None and self.ledger.find(after, tenant, now_ns) is None:
+            raise invalid("after", after, "Give the uid of a call that is still known, or leave it out to begin anew.")
+        entries = self.ledger.latest(tenant, limit + 1, now_ns, after)
+        data = [entry.status() if isinstance(entry, Record) else call_status(entry, None) for entry in entries[:limit]]
+        return RequestList(
+            data=data,
+            first_id=data[0].uid if data else None,
+            last_id=data[-1].uid if data else None,
+            has_more=len(entries) > limit,
+        )
+
+    async def delete(self, uid: str, http: Request) -> RequestStatus:
+        """Cancel a call, also by one of its images; of one that has ended, let the pictures go.
+
+        Answers with its final state.
+        """
+        found = self._find(uid, http)
+        if isinstance(found.entry, Call):
+            self.intake.cancel(found.entry, "the client has cancelled it")
+            end = await asyncio.shield(found.entry.end)
+            found = self._find(uid, http)
+            if isinstance(found.entry, Call) and isinstance(end, ApiError):  # The server left it to its next start.
+                raise end
+        assert isinstance(found.entry, Record)
+        status = found.entry.status()
+        for image in status.images:
+            await self.store.delete(stored_name(found.entry.tenant, image.uid))
+        self.ledger.release(found.entry)
+        return _only(status, found.index)
+
+    def decisions(self, uid: str, http: Request) -> Decisions:
+        found = self._find(uid, http)
+        if isinstance(found.entry, Call):
+            status = call_status(found.entry, None).status
+            told = Decisions(uid=uid, status=status, decisions=call_decisions(found.entry))
+        else:
+            told = found.entry.decisions()
+        own = f"{found.entry.uid}-{found.index}"
+        kept = [one for one in told.decisions if found.index is None or one.uid == own]
+        return told.model_copy(update={"uid": uid, "decisions": kept})
+
+    def events(self, uid: str, http: Request) -> Response:
+        found = self._find(uid, http)
+        if isinstance(found.entry, Record):
+            return EventStream(_ended_events(_only(found.entry.status(), found.index)))
+        num_images = len(found.entry.tickets)
+        reporter = Reporter(
+            engine=self.engine,
+            threads=self.threads,
+            uid=uid,
+            call=found.entry,
+            view=View(tells=True, shows=False),
+            keep_alive_s=self.config.keep_alive_s,
+            images=range(num_images) if found.index is None else range(found.index, found.index + 1),
+        )
+        return EventStream(reporter.events())
+
+    async def content(self, uid: str, index: int | None, http: Request) -> Response:
+        """The file of an image.
+
+        Raises:
+            ApiError: 404 if it is unknown, 409 if it is not done yet, 410 if it will not come, or is gone.
+        """
+        uid, index = _image(uid, index)
+        name = stored_name(tenant_of(http.scope).name, f"{uid}-{index}")
+        result = await self.store.get(name, self.engine.now_ns())
+        entry = self.ledger.find(uid, tenant_of(http.scope).name, self.engine.now_ns())
+        if isinstance(entry, Record) and not is_head(http.scope):
+            self.ledger.settle(entry, index)
+        if result is None or isinstance(entry, Call):
+            raise self._no_content(uid, index, entry)
+        return Response(result.content, media_type=result.media_type)
+
+    def _no_content(self, uid: str, index: int, entry: Call | Record | None) -> ApiError:
+        status = None if entry is None else self._status(entry)
+        if status is None or index >= len(status.images):
+            return self._unknown(f"{uid}-{index}")
+        if isinstance(entry, Call):
+            return _not_done(entry, status, self.engine.now_ns())
+        if status.error is not None:
+            message = f"Request {uid} has no pictures: {status.error.message}"
+            return ApiError(410, message, param="uid", code=status.error.code)
+        if status.expires is None:
+            return gone(uid, "they were in the answer to it, and nobody had asked to keep them")
+        return gone(
+            uid, f"they were deleted, made room for newer ones, or were {self.config.result_ttl_s:g} seconds old"
+        )
+
+    def _find(self, uid: str, http: Request) -> _Found:
+        """Raises:
+        ApiError: 404 if the tenant has no such call.
+        """
+        match = _UID.fullmatch(uid)
+        tenant = tenant_of(http.scope).name
+        entry = match and self.ledger.find(match[1], tenant, self.engine.now_ns())
+        if not match or not entry:
+            raise self._unknown(uid)
+        index = None if match[2] is None else int(match[2])
+        num_images = len(entry.tickets) if isinstance(entry, Call) else len(entry.status().images)
+        if index is not None and index >= num_images:
+            raise self._unknown(uid)
+        return _Found(entry, index)
+
+    def _unknown(self, uid: str) -> ApiError:
+        most_s = s_from_ns(self.ledger.record_ttl_ns)
+        message = f"There is no request {shown(uid)}; those that have ended are known for {most_s:g} seconds at most."
+        return ApiError(404, message, param="uid", code="request_not_found")
+
+    def _status(self, entry: Call | Record) -> RequestStatus:
+        return entry.status() if isinstance(entry, Record) else call_status(entry, self.engine)
+
+
+def _only(status: RequestStatus, index: int | None) -> RequestStatus:
+    """The status of one image in the form of a call's."""
+    if index is None:
+        return status
+    image = status.images[index]
+    update = {"uid": image.uid, "images": [image], "eta_s": image.eta_s, "eta": image.eta}
+    if status.error is None and status.status != "done":
+        update["status"] = "running" if image.state == "done" else image.state
+    return status.model_copy(update=update)
+
+
+async def _ended_events(status: RequestStatus) -> AsyncGenerator[bytes, None]:
+    yield event("tilework.accepted", {"uid": status.uid, "images": len(status.images), "eta_s": None})
+    if status.error is not None:
+        about = {"uid": status.uid, "reason": status.error.message, "code": status.error.code}
+        yield event(f"tilework.{status.status}", about)
+        return
+    for image in status.images:
+        story = None if image.story is None else image.story.model_dump(mode="json")
+        yield event("tilework.done", {"uid": image.uid, "story": story})
+
+
+def _image(uid: str, index: int | None) -> tuple[str, int]:
+    """A call and the index of its image, however they were given; the first one if no index was."""
+    match = _UID.fullmatch(uid)
+    if match is None:
+        return uid, index or 0
+    return match[1], int(match[2]) if match[2] is not None else index or 0
+
+
+def _not_done(call: Call, status: RequestStatus, now_ns: int) -> ApiError:
+    left_s = (status.eta_s or 0.0) - s_from_ns(now_ns - call.arrival_ns)
+    retry_s = min(max(1, math.ceil(left_s)), MAX_RETRY_S)
+    message = f"Request {status.uid} is {status.status}, not done yet. Retry in {retry_s} seconds."
+    return ApiError(409, message, param="uid", code="not_ready", headers={"Retry-After": str(retry_s)})

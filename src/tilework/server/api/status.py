@@ -1,0 +1,111 @@
+"""How a call stands, in words and seconds: what `GET /v1/requests/{uid}` answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from tilework.control.decisions import tell
+from tilework.core.actions import Accept, Finish
+from tilework.core.time import s_from_ns
+from tilework.runtime.ticket import Ticket
+from tilework.server.api.story import image_story
+from tilework.server.calls.call import Call, Finished
+from tilework.server.engine_protocol import Engine
+from tilework.server.http.errors import ApiError
+from tilework.server.http.times import time_text
+from tilework.server.schema.answers import DecisionModel, ErrorDetail, ImageStatus, RequestStatus, State
+
+CANCELLED = "cancelled"  # The code of the error of a call that was cancelled.
+
+
+@dataclass(frozen=True, slots=True)
+class Eta:
+    """When something is expected, in seconds from arrival and as a time."""
+
+    seconds: float
+    text: str
+
+
+def eta(call: Call, engine: Engine | None, ticket: Ticket) -> Eta | None:
+    """The present prediction for an image, or admission's without an engine; None once it has ended."""
+    if ticket.outcome.done():
+        return None
+    eta_ns = None if engine is None else engine.eta_ns(ticket.request.uid)
+    seconds = s_from_ns((ticket.eta_ns if eta_ns is None else eta_ns) - call.arrival_ns)
+    return Eta(round(seconds, 6), time_text(call.arrived_s + seconds))
+
+
+def call_status(
+    call: Call, engine: Engine | None, end: Finished | ApiError | None = None, expires_s: float | None = None
+) -> RequestStatus:
+    """How a call stands; `end` and `expires_s` (Unix time) if it has ended.
+
+    With an `engine` the ETAs are present ones: each takes time in proportion to what is queued. Without it they are
+    admission's.
+    """
+    images = [_image_status(call, index, ticket, engine) for index, ticket in enumerate(call.tickets)]
+    etas = [image for image in images if image.eta_s is not None]
+    last = max(etas, key=lambda image: image.eta_s or 0.0, default=None)
+    first = call.ask.specs[0]
+    return RequestStatus(
+        uid=call.uid,
+        status=_state_of_call(images, end),
+        created=int(call.arrived_s),
+        arrived=time_text(call.arrived_s),
+        priority=call.ask.priority,
+        slo_s=call.ask.slo_s,
+        eta_s=last and last.eta_s,
+        eta=last and last.eta,
+        size=str(first.shape),
+        output_format=call.ask.output_format,
+        images=images,
+        error=ErrorDetail.model_validate(end.body()["error"]) if isinstance(end, ApiError) else None,
+        expires=None if expires_s is None else time_text(expires_s),
+    )
+
+
+def _image_status(call: Call, index: int, ticket: Ticket, engine: Engine | None) -> ImageStatus:
+    outcome = ticket.outcome.result() if ticket.outcome.done() else None
+    expected = eta(call, engine, ticket)
+    queue_ns = ticket.queue_ns
+    return ImageStatus(
+        uid=ticket.request.uid,
+        index=index,
+        state=cast(State, ticket.status.value),
+        step=ticket.steps_done,
+        steps=ticket.request.steps,
+        eta_s=expected and expected.seconds,
+        eta=expected and expected.text,
+        queue_s=None if queue_ns is None else round(s_from_ns(queue_ns), 6),
+        reason=None if outcome is None else outcome.reason or None,
+        story=None if outcome is None or outcome.image is None else image_story(call.ask, index, ticket, outcome),
+    )
+
+
+def _state_of_call(images: list[ImageStatus], end: Finished | ApiError | None) -> State:
+    """Done only when the pictures can be had; until then a call runs as long as any image of it has begun."""
+    if isinstance(end, Finished):
+        return "done"
+    if isinstance(end, ApiError):
+        return "cancelled" if end.code == CANCELLED else "failed"
+    states = {image.state for image in images}
+    if states == {"queued"}:
+        return "queued"
+    return "paused" if states <= {"queued", "paused"} else "running"
+
+
+def call_decisions(call: Call) -> list[DecisionModel]:
+    """Everything that was decided about the images of a call so far, in order."""
+    told = [decision for ticket in call.tickets for decision in _decisions(ticket)]
+    return sorted(told, key=lambda decision: decision.at_s)
+
+
+def _decisions(ticket: Ticket) -> list[DecisionModel]:
+    history = list(ticket.history)
+    job_id = next((action.job_id for _, action in history if isinstance(action, Accept)), 0)
+    if ticket.outcome.done():
+        outcome = ticket.outcome.result()
+        history.append((outcome.finished_ns, Finish(job_id, outcome.uid, outcome.status, outcome.reason)))
+    told = (tell(at_ns, action, ticket.request, job_id) for at_ns, action in history)
+    return [DecisionModel(uid=ticket.request.uid, **decision.to_json()) for decision in told if decision is not None]

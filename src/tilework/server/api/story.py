@@ -1,0 +1,40 @@
+"""How an image was served, in seconds from its arrival: what a client reads under `tilework`."""
+
+from __future__ import annotations
+
+from tilework.core.time import s_from_ns
+from tilework.runtime.ticket import Outcome, Segment, Ticket
+from tilework.server.calls.parsing import ImageCall
+from tilework.server.schema.answers import ImageStory, SegmentModel
+
+
+def image_story(call: ImageCall, index: int, ticket: Ticket, outcome: Outcome) -> ImageStory:
+    request = ticket.request
+    queue_ns, deadline_ns = ticket.queue_ns, request.deadline_ns
+    return ImageStory(
+        uid=outcome.uid,
+        seed=call.specs[index].seed,
+        status=outcome.status.value,
+        eta_s=_seconds(ticket.eta_ns - request.arrival_ns),
+        latency_s=_seconds(outcome.finished_ns - request.arrival_ns),
+        queue_s=None if queue_ns is None else _seconds(queue_ns),
+        slo_s=call.slo_s,
+        on_time=None if deadline_ns is None else outcome.finished_ns <= deadline_ns,
+        segments=[_segment(segment, request.arrival_ns) for segment in outcome.segments],
+    )
+
+
+def _segment(segment: Segment, arrival_ns: int) -> SegmentModel:
+    return SegmentModel(
+        stage=segment.stage,
+        devices=list(segment.gpus),
+        steps=segment.num_steps,
+        start_s=_seconds(segment.start_ns - arrival_ns),
+        end_s=_seconds(segment.end_ns - arrival_ns),
+        sliced=segment.sliced,
+        batch=segment.batch,
+    )
+
+
+def _seconds(duration_ns: int) -> float:
+    return round(s_from_ns(duration_ns), 6)

@@ -1,0 +1,82 @@
+"""One accepted call, from its submission until its pictures are encoded; it lives on whatever its connections do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tilework.runtime.ticket import Ticket
+from tilework.server.calls.journal import KeptCall
+from tilework.server.calls.parsing import ImageCall
+from tilework.server.http.errors import ApiError
+from tilework.server.http.idempotency import Key
+from tilework.server.schema.answers import ImageStory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """What became of a call that is done: a file and a story of each image."""
+
+    uid: str
+    arrived_s: float
+    ask: ImageCall
+    stories: tuple[ImageStory, ...]
+    files: tuple[bytes, ...] = field(repr=False)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Call:
+    """`end` resolves exactly once, after the ledger has taken the call over.
+
+    `arrival_ns` is on the engine's clock, `arrived_s` the same as Unix time. `num_owners` counts the connections that
+    asked for this call and still wait for it; nobody need wait for one that `is_detached` (its answer was "later").
+    """
+
+    uid: str
+    tenant: str
+    ask: ImageCall
+    key: Key | None
+    arrival_ns: int
+    arrived_s: float
+    tickets: tuple[Ticket, ...]
+    end: asyncio.Future[Finished | ApiError]
+    is_detached: bool = False
+    num_owners: int = 0
+    cancel_reason: str | None = None
+    abandoned: asyncio.TimerHandle | None = None
+
+    def kept(self) -> KeptCall:
+        """What a later start of the server needs to go on with it."""
+        return KeptCall(
+            uid=self.uid,
+            tenant=self.tenant,
+            key=self.key,
+            ask=self.ask,
+            arrival_ns=self.arrival_ns,
+            arrived_s=self.arrived_s,
+        )
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether somebody may come for its pictures later."""
+        return self.ask.as_url or self.is_detached or self.key is not None
+
+
+@contextmanager
+def changes(call: Call) -> Iterator[asyncio.Event]:
+    """An event that is set after every change of a call; its reader clears it, so that nothing piles up."""
+    changed = asyncio.Event()
+    stops = [ticket.watch(changed.set) for ticket in call.tickets]
+
+    def on_end(_end: object) -> None:
+        changed.set()
+
+    call.end.add_done_callback(on_end)
+    try:
+        yield changed
+    finally:
+        call.end.remove_done_callback(on_end)
+        for stop in stops:
+            stop()

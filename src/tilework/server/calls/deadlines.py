@@ -1,0 +1,69 @@
+"""By when a client wants its images, in the field and the unit of its choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from tilework.server.http.errors import invalid
+from tilework.server.http.times import parse_time, time_text
+from tilework.server.schema.image_request import ImageRequest
+
+_UNITS = {"slo_s": (1, "seconds"), "slo_ms": (1000, "milliseconds")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadline:
+    """`slo_s` seconds after arrival; `field` and `value` are how the client said so."""
+
+    slo_s: float
+    field: str
+    value: float | str
+
+    def moved(self, slo_s: float) -> float | str:
+        """The value to give instead for a deadline so many seconds after the same arrival; never an earlier one."""
+        if self.field in _UNITS:
+            return round(slo_s * _UNITS[self.field][0], 6)
+        time = parse_time(str(self.value))
+        assert time is not None
+        moved = time + timedelta(seconds=slo_s - self.slo_s, microseconds=999)  # It is cut to the millisecond.
+        return time_text(moved.timestamp())
+
+
+def asked_deadline(
+    *, slo_s: float | None, slo_ms: float | None, deadline: str | None, now: datetime, most_s: float
+) -> Deadline | None:
+    """The deadline of a call that arrives `now`, given in one of three fields, or none.
+
+    Raises:
+        ApiError: 400 if it is given twice, is no time, has passed, or is more than `most_s` seconds away.
+    """
+    fields = {"deadline": deadline, "slo_s": slo_s, "slo_ms": slo_ms}
+    given = [(name, value) for name, value in fields.items() if value is not None]
+    if not given:
+        return None
+    (field, value), *others = given
+    if others:
+        raise invalid(field, value, f"{others[0][0]} is given as well: leave one of them out.")
+    seconds = _until(value, now, most_s) if isinstance(value, str) else _duration(field, value, most_s)
+    return Deadline(slo_s=seconds, field=field, value=value)
+
+
+def _duration(field: str, value: float, most_s: float) -> float:
+    per_s, unit = _UNITS[field]
+    if value > most_s * per_s:
+        most = f"{most_s * per_s:.15g}"
+        raise invalid(field, value, f"Give at most {most} {unit}, or leave it out for no deadline.")
+    return value / per_s
+
+
+def _until(text: str, now: datetime, most_s: float) -> float:
+    time = parse_time(text)
+    if time is None:
+        raise invalid("deadline", text, f"Give {ImageRequest.model_fields['deadline'].description}.")
+    seconds = (time - now).total_seconds()
+    if not 0 < seconds <= most_s:
+        clock = time_text(now.timestamp())
+        remedy = f"This server's clock shows {clock}: give a later time, at most {most_s:g} seconds from then."
+        raise invalid("deadline", text, remedy)
+    return seconds

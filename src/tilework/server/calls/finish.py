@@ -1,0 +1,188 @@
+"""The end of a call: waits for its images, encodes and keeps them, and writes its record.
+
+A call is all or nothing: if one image fails or is cancelled, the others are cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from tilework.core.request import Status
+from tilework.core.time import s_from_ns
+from tilework.core.wire import Image
+from tilework.runtime.ticket import Outcome
+from tilework.server.api.status import CANCELLED, call_decisions, call_status
+from tilework.server.api.story import image_story
+from tilework.server.calls.call import Call, Finished
+from tilework.server.calls.encode import Threads, encode
+from tilework.server.calls.ledger import Ledger
+from tilework.server.calls.records import Record
+from tilework.server.engine_protocol import Engine
+from tilework.server.http.errors import SERVER, ApiError, internal_error, not_ready
+from tilework.server.schema.answers import Decisions
+from tilework.store.results import ResultStore, Stored, TooLarge, Unwritten
+
+logger = logging.getLogger("tilework.server")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finisher:
+    """Brings calls to their end; `store` keeps the pictures of those that somebody may come for later."""
+
+    engine: Engine
+    store: ResultStore
+    threads: Threads
+    ledger: Ledger
+
+    async def finish(self, call: Call) -> None:
+        """Resolve `call.end`, whatever happens, after the ledger has let go of the open call.
+
+        A bug while the record is written costs the record, not the pictures: who waits for them gets them. A call that
+        is left to the next start of the server stays open.
+        """
+        end, expires_ns = await self._end(call)
+        if self.ledger.is_left and isinstance(end, ApiError) and call.cancel_reason is None:
+            call.end.set_result(_left(call))
+            return
+        try:
+            if isinstance(end, ApiError):
+                self.cancel(call, f"another image of the call ended it ({end.code})")
+            now_ns = self.engine.now_ns()
+            record = self._record(call, end, expires_ns, now_ns)
+        except Exception:
+            logger.exception("call %s has ended, but no record of it could be written", call.uid)
+            self.ledger.forget(call)
+        else:
+            self.ledger.end(record, now_ns, frees_key=isinstance(end, ApiError))
+        finally:
+            for ticket in call.tickets:
+                self.engine.release(ticket.request.uid)
+            if call.abandoned is not None:
+                call.abandoned.cancel()
+            call.end.set_result(end)
+
+    def cancel(self, call: Call, reason: str) -> None:
+        """End what is still open of a call."""
+        for ticket in call.tickets:
+            if not ticket.outcome.done():
+                self.engine.cancel(ticket.request.uid, reason)
+
+    async def _end(self, call: Call) -> tuple[Finished | ApiError, int | None]:
+        """What became of a call, and until when its pictures are in the store, if they are."""
+        try:
+            outcomes = await _settled(call)
+            if isinstance(outcomes, ApiError):
+                return outcomes, None
+            finished = await self._finished(call, outcomes)
+            kept = await self._keep(call, finished) if call.is_kept else None
+        except Exception:
+            logger.exception("call %s failed", call.uid)
+            return internal_error(), None
+        if isinstance(kept, ApiError):
+            # Without the store a picture can only go to a connection that waits for it.
+            return (kept if call.ask.as_url or call.is_detached else finished), None
+        return finished, kept
+
+    async def _finished(self, call: Call, outcomes: list[Outcome]) -> Finished:
+        ask = call.ask
+        parts = [self.threads.run(encode, _pixels(outcome), ask.output_format, ask.quality) for outcome in outcomes]
+        files = await asyncio.gather(*parts)
+        told = enumerate(zip(call.tickets, outcomes, strict=True))
+        stories = tuple(image_story(ask, index, ticket, outcome) for index, (ticket, outcome) in told)
+        return Finished(uid=call.uid, arrived_s=call.arrived_s, ask=ask, stories=stories, files=tuple(files))
+
+    async def _keep(self, call: Call, finished: Finished) -> int | ApiError:
+        """Put the pictures into the store; returns when the first expires, or what it means that one has no place."""
+        expire_ns = []
+        for index, file in enumerate(finished.files):
+            name = stored_name(call.tenant, f"{call.uid}-{index}")
+            match await self.store.put(name, file, call.ask.media_type, self.engine.now_ns()):
+                case TooLarge() as answer:
+                    return _too_large(answer)
+                case Unwritten(reason=reason):
+                    logger.error("the pictures of call %s cannot be kept: %s", call.uid, reason)
+                    return _unwritten(call)
+                case Stored(expires_ns=expires_ns):
+                    expire_ns.append(expires_ns)
+        return min(expire_ns)
+
+    def _record(self, call: Call, end: Finished | ApiError, expires_ns: int | None, now_ns: int) -> Record:
+        is_kept = expires_ns is not None
+        expires_s = None if expires_ns is None else call.arrived_s + s_from_ns(expires_ns - call.arrival_ns)
+        status = call_status(call, None, end, expires_s)
+        decisions = Decisions(uid=call.uid, status=status.status, decisions=call_decisions(call))
+        return Record(
+            uid=call.uid,
+            tenant=call.tenant,
+            key=call.key,
+            ask=call.ask.without_texts(),
+            arrived_s=call.arrived_s,
+            fresh_until_ns=now_ns + self.ledger.ttl_ns if expires_ns is None else expires_ns,
+            status_json=status.model_dump_json().encode(),
+            decisions_json=decisions.model_dump_json().encode(),
+            unread=set(range(len(call.tickets))) if is_kept and self._must_be_fetched(call) else set(),
+        )
+
+    def _must_be_fetched(self, call: Call) -> bool:
+        """Whether its pictures are gone when the server stops, and nobody has them then."""
+        return call.is_detached and not self.ledger.journal.is_durable
+
+
+def stored_name(tenant: str, uid: str) -> str:
+    """Under what a picture is kept: nobody finds another tenant's."""
+    return f"{tenant}/{uid}"
+
+
+async def _settled(call: Call) -> list[Outcome] | ApiError:
+    """The outcomes, all of them done, or what the first other one means for the call."""
+    waiting = {ticket.outcome for ticket in call.tickets}
+    while waiting:
+        ended, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for future in ended:
+            if (error := _failure(call, future.result())) is not None:
+                return error
+    return [ticket.outcome.result() for ticket in call.tickets]
+
+
+def _failure(call: Call, outcome: Outcome) -> ApiError | None:
+    if outcome.status is Status.DONE:
+        return None
+    if outcome.status is not Status.CANCELLED:
+        message = f"Image {outcome.uid} failed: {outcome.reason}. The request may be sent again."
+        return ApiError(500, message, kind=SERVER, code="generation_failed")
+    if call.cancel_reason is None:  # The engine's own doing: it is stopping, or has lost its devices.
+        return not_ready(f"image {outcome.uid} was cancelled: {outcome.reason}")
+    message = f"Request {call.uid} was cancelled: {call.cancel_reason}. Send it again if you want it."
+    return ApiError(409, message, code=CANCELLED, headers={"x-should-retry": "false"})
+
+
+def _pixels(outcome: Outcome) -> Image:
+    assert outcome.image is not None
+    return outcome.image
+
+
+def _unwritten(call: Call) -> ApiError:
+    message = (
+        f"The pictures of request {call.uid} are done, but this server cannot write them to its disk. Send the request"
+        ' again with response_format "b64_json", and wait for the answer.'
+    )
+    return ApiError(500, message, kind=SERVER, code="result_unwritable")
+
+
+def _left(call: Call) -> ApiError:
+    """For those who wait. Their libraries would send it again, and it would be drawn twice."""
+    message = (
+        f"The server is stopping. Request {call.uid} is kept: it goes on with the server's next start, and its pictures"
+        f" are then at /v1/requests/{call.uid}/content. Do not send it again."
+    )
+    return ApiError(503, message, kind=SERVER, code="kept", headers={"x-should-retry": "false"})
+
+
+def _too_large(answer: TooLarge) -> ApiError:
+    message = (
+        f"The image has {answer.num_bytes} bytes, but this server keeps at most {answer.max_bytes} bytes of"
+        ' results. Ask for response_format "b64_json", or raise result_bytes.'
+    )
+    return ApiError(500, message, kind=SERVER, code="result_too_large")

@@ -1,0 +1,201 @@
+"""Brings calls in: joins the one that an idempotency key names, or submits a new one, all of it or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+from tilework.core.time import ns_from_s, s_from_ns
+from tilework.runtime.ticket import Refusal, Ticket
+from tilework.server.api.refusals import refused, too_many_open
+from tilework.server.calls.call import Call, Finished
+from tilework.server.calls.finish import Finisher, stored_name
+from tilework.server.calls.ledger import Ledger
+from tilework.server.calls.parsing import ImageCall
+from tilework.server.calls.records import Record
+from tilework.server.config import ServerConfig
+from tilework.server.engine_protocol import Engine
+from tilework.server.http.errors import ApiError, shown
+from tilework.server.http.idempotency import Key
+from tilework.server.metrics.metrics import Metrics
+from tilework.server.ready import Readiness
+from tilework.server.tenants import Tenant
+from tilework.store.results import ResultStore
+
+logger = logging.getLogger("tilework.server")
+
+DISCONNECTED = "the client has disconnected"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    """Every method runs on the event loop. When `join` finds nothing, it has awaited nothing: `submit` may follow."""
+
+    engine: Engine
+    config: ServerConfig
+    store: ResultStore
+    metrics: Metrics
+    ledger: Ledger
+    finisher: Finisher
+    readiness: Readiness
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def join(self, key: Key) -> Call | None:
+        """The call that a key led to before, if it is open, or done and its pictures are kept.
+
+        Raises:
+            ApiError: the key belongs to another body, or the pictures have made room for newer ones.
+        """
+        now_ns = self.engine.now_ns()
+        known = self.ledger.find_key(key, now_ns)
+        return await self._replayed(known, now_ns) if isinstance(known, Record) else known
+
+    def submit(self, ask: ImageCall, tenant: Tenant, key: Key | None) -> Call:
+        """Bring a new call in.
+
+        Raises:
+            ApiError: it was refused.
+        """
+        self.readiness.require()
+        self._check_open(ask, tenant)
+        return self._begin(ask, tenant, key)
+
+    def detach(self, call: Call) -> None:
+        """From now on the call goes on without any connection."""
+        call.is_detached = True
+        _go_on(call)
+
+    @contextmanager
+    def owned(self, call: Call) -> Iterator[None]:
+        """While the block runs, a connection that asked for the call waits for it."""
+        self.own(call)
+        try:
+            yield
+        finally:
+            self.disown(call)
+
+    def own(self, call: Call) -> None:
+        call.num_owners += 1
+        _go_on(call)
+
+    def disown(self, call: Call) -> None:
+        """A call that nobody waits for is cancelled; if it has a key, its client may come back for a while."""
+        call.num_owners -= 1
+        if call.num_owners or call.is_detached or call.end.done():
+            return
+        if call.key is None:
+            self.cancel(call, DISCONNECTED)
+        else:
+            loop = asyncio.get_running_loop()
+            call.abandoned = loop.call_later(self.config.reconnect_s, self.cancel, call, DISCONNECTED)
+
+    def cancel(self, call: Call, reason: str) -> None:
+        """End a call at the next step boundary; does nothing if all its images have ended."""
+        if call.cancel_reason is None:
+            call.cancel_reason = reason
+        self.finisher.cancel(call, reason)
+
+    def _check_open(self, ask: ImageCall, tenant: Tenant) -> None:
+        num_open = self.ledger.num_open(tenant.name)
+        if tenant.max_open is None or num_open + len(ask.specs) <= tenant.max_open:
+            return
+        self.metrics.count_too_many_open(ask.priority)
+        etas_ns = [ticket.eta_ns for call in self.ledger.open_calls(tenant.name) for ticket in call.tickets]
+        wait_s = s_from_ns(min(etas_ns, default=0) - self.engine.now_ns())
+        raise too_many_open(tenant, num_open, len(ask.specs), max(1, math.ceil(wait_s)))
+
+    def _begin(self, ask: ImageCall, tenant: Tenant, key: Key | None) -> Call:
+        uid, arrival_ns = uuid4().hex, self.engine.now_ns()
+        logger.info("call %s: %d images for user %s of %s", uid, len(ask.specs), shown(ask.user), tenant.name)
+        call = Call(
+            uid=uid,
+            tenant=tenant.name,
+            ask=ask,
+            key=key,
+            arrival_ns=arrival_ns,
+            arrived_s=time.time(),
+            tickets=self._submit(ask, tenant, uid, arrival_ns),
+            end=asyncio.get_running_loop().create_future(),
+        )
+        try:
+            self.ledger.begin(call)
+        except ApiError:
+            self.finisher.cancel(call, "it could not be kept")
+            raise
+        self.follow(call)
+        return call
+
+    def follow(self, call: Call) -> None:
+        """Bring an open call to its end, whenever that comes."""
+        task = asyncio.create_task(self.finisher.finish(call))
+        self.tasks.add(task)  # The loop alone would not keep it.
+        task.add_done_callback(self.tasks.discard)
+
+    def _submit(self, ask: ImageCall, tenant: Tenant, call_uid: str, arrival_ns: int) -> tuple[Ticket, ...]:
+        """Submit every image.
+
+        Raises:
+            ApiError: the engine refused them.
+        """
+        answer = self.engine.submit(
+            {f"{call_uid}-{index}": spec for index, spec in enumerate(ask.specs)},
+            deadline_ns=None if ask.slo_s is None else arrival_ns + ns_from_s(ask.slo_s),
+            on_miss=ask.on_miss,
+            tenant=tenant.name,
+            priority=ask.priority,
+            weight=ask.weight,
+            tenant_weight=ask.tenant_weight,
+            room=ask.room,
+        )
+        if isinstance(answer, Refusal):
+            raise refused(answer, ask, arrival_ns)
+        return answer
+
+    async def _replayed(self, record: Record, now_ns: int) -> Call:
+        """A call that is done already, as if it had just ended; `now_ns` is the time at which it was found.
+
+        Raises:
+            ApiError: 410 if its pictures have made room for newer ones.
+        """
+        status = record.status()
+        files = []
+        for image in status.images:
+            result = await self.store.get(stored_name(record.tenant, image.uid), now_ns)
+            if result is None:
+                raise gone(record.uid, "they made room for newer ones")
+            files.append(result.content)
+        stories = tuple(image.story for image in status.images if image.story is not None)
+        end: asyncio.Future[Finished | ApiError] = asyncio.get_running_loop().create_future()
+        end.set_result(
+            Finished(uid=record.uid, arrived_s=record.arrived_s, ask=record.ask, stories=stories, files=tuple(files))
+        )
+        return Call(
+            uid=record.uid,
+            tenant=record.tenant,
+            ask=record.ask,
+            key=record.key,
+            arrival_ns=0,
+            arrived_s=record.arrived_s,
+            tickets=(),
+            end=end,
+        )
+
+
+def _go_on(call: Call) -> None:
+    """Somebody has come back for the call before its time was up."""
+    if call.abandoned is not None:
+        call.abandoned.cancel()
+        call.abandoned = None
+
+
+def gone(uid: str, reason: str) -> ApiError:
+    message = (
+        f"The pictures of request {uid} are gone: {reason}. Send the request again, with another key if it has one."
+    )
+    return ApiError(410, message, param="uid", code="result_expired")

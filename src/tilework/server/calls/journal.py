@@ -1,0 +1,166 @@
+"""What outlives the server of calls: with a durable directory their journal, without one nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from tilework.core.checkpoint import Checkpoint
+from tilework.core.time import ns_from_s
+from tilework.server.calls.parsing import ImageCall
+from tilework.server.calls.records import Record
+from tilework.server.http.errors import SERVER, ApiError
+from tilework.server.http.idempotency import Key
+from tilework.store.journal import Ended, Journal, JournalUnusable, NotWritten, OpenCall
+
+logger = logging.getLogger("tilework.server")
+
+TIDY_S = 5.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptCall:
+    """All that has to be known of an open call to go on with it; times as in `Call`."""
+
+    uid: str
+    tenant: str
+    key: Key | None
+    ask: ImageCall
+    arrival_ns: int
+    arrived_s: float
+
+    @property
+    def image_uids(self) -> tuple[str, ...]:
+        return tuple(f"{self.uid}-{index}" for index in range(len(self.ask.specs)))
+
+    @property
+    def deadline_ns(self) -> int | None:
+        """On the engine's clock, as `arrival_ns`."""
+        return None if self.ask.slo_s is None else self.arrival_ns + ns_from_s(self.ask.slo_s)
+
+
+_CALL = TypeAdapter(KeptCall)
+_RECORD = TypeAdapter(Record)
+
+
+class CallJournal:
+    """Is told of every call that begins and ends, on the event loop. This one keeps nothing."""
+
+    is_durable = False
+
+    def begin(self, call: KeptCall) -> None:
+        """Keep a call before its client is told that it is in.
+
+        Raises:
+            ApiError: 503 if it cannot be kept.
+        """
+
+    def end(self, record: Record, *, has_key: bool) -> None:
+        """A call has ended; nothing of it is to be done again."""
+
+    def forget(self, uid: str) -> None:
+        """An open call is no more, and there is no record of it."""
+
+    def free_key(self, uid: str) -> None:
+        """The key of a call that has ended leads to it no more."""
+
+    def drop(self, uids: Sequence[str]) -> None:
+        """These records are no more."""
+
+
+class DurableJournal(CallJournal):
+    """Keeps calls in the journal of a durable directory. What cannot be written of an end is logged, and no more:
+    who waits for pictures gets them."""
+
+    is_durable = True
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._model = ""
+
+    def serve(self, model: str) -> None:
+        """What begins from now on is of this model.
+
+        Raises:
+            JournalUnusable: there are open calls of another one.
+        """
+        strays = [call for call in self._journal.open_calls() if call.model != model]
+        if strays:
+            other = strays[0].model
+            raise JournalUnusable(
+                f"the durable directory holds {len(strays)} open calls for the model {other}, and this server has"
+                f" {model}; serve {other}, or give another directory"
+            )
+        self._model = model
+
+    def begin(self, call: KeptCall) -> None:
+        checkpoints = dict.fromkeys(call.image_uids, Checkpoint())
+        document = _CALL.dump_json(call)
+        kept = OpenCall(uid=call.uid, model=self._model, document=document, checkpoints=checkpoints)
+        try:
+            self._journal.begin(kept)
+        except NotWritten as error:
+            logger.error("call %s was refused, since it could not be kept: %s", call.uid, error)
+            message = "The server cannot keep the request safe: there is no writing its journal. Send it again later."
+            raise ApiError(
+                503, message, kind=SERVER, code="journal_unwritable", headers={"Retry-After": "60"}
+            ) from error
+
+    def end(self, record: Record, *, has_key: bool) -> None:
+        try:
+            self._journal.end(Ended(uid=record.uid, has_key=has_key, document=_RECORD.dump_json(record)))
+        except NotWritten as error:
+            logger.error("call %s has ended, but a start before the next end would repeat it: %s", record.uid, error)
+
+    def forget(self, uid: str) -> None:
+        try:
+            self._journal.forget(uid)
+        except NotWritten as error:
+            logger.error("call %s is no more, but the next start would repeat it: %s", uid, error)
+
+    def free_key(self, uid: str) -> None:
+        try:
+            self._journal.free_key(uid)
+        except NotWritten as error:
+            logger.warning("after the next start the key of call %s would lead to it again: %s", uid, error)
+
+    def drop(self, uids: Sequence[str]) -> None:
+        try:
+            self._journal.drop(uids)
+        except NotWritten as error:
+            logger.warning("the next start would still know calls that have expired: %s", error)
+
+    def open_calls(self) -> list[tuple[KeptCall, tuple[Checkpoint, ...]]]:
+        """In the order of their arrival, each with a checkpoint of every image. Raises JournalUnusable."""
+        told = [(_read(_CALL, call.document), call.checkpoints) for call in self._journal.open_calls()]
+        return [(call, tuple(checkpoints[uid] for uid in call.image_uids)) for call, checkpoints in told]
+
+    def records(self) -> list[tuple[Record, bool]]:
+        """In the order of their ends, each with whether its key leads to it. Raises JournalUnusable."""
+        return [(_read(_RECORD, ended.document), ended.has_key) for ended in self._journal.records()]
+
+    async def keep_tidy(self) -> None:
+        """Bring what was written to its place now and then, on a thread, since it waits for the disk."""
+        while True:
+            await asyncio.sleep(TIDY_S)
+            try:
+                await asyncio.to_thread(self._journal.tidy)
+            except sqlite3.Error as error:
+                logger.warning("the journal's write-ahead log grows: %s", error)
+
+
+def _read(kind: TypeAdapter[T], document: bytes) -> T:
+    try:
+        return kind.validate_json(document)
+    except ValidationError as error:
+        raise JournalUnusable(
+            f"the durable directory was written by another version of tilework ({error.errors()[0]['loc']}); let that"
+            " one finish its calls, or give another directory"
+        ) from error

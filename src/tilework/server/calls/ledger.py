@@ -1,0 +1,232 @@
+"""The calls that this server knows: the open ones, and for a while those that have ended, without their pictures."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Sequence
+
+from tilework.server.calls.call import Call
+from tilework.server.calls.journal import CallJournal
+from tilework.server.calls.records import Record
+from tilework.server.http.idempotency import Key, reused
+
+
+class _Arrivals:
+    """The uids of a tenant's calls in order of arrival; a page of them costs its own length."""
+
+    def __init__(self) -> None:
+        self._num_added = 0
+        self._numbers: dict[str, int] = {}
+        self._order: list[tuple[int, str]] = []
+
+    def add(self, uid: str) -> None:
+        self._num_added += 1
+        self._numbers[uid] = self._num_added
+        self._order.append((self._num_added, uid))
+
+    def remove(self, uid: str) -> None:
+        del self._order[self._place(uid)]
+        del self._numbers[uid]
+
+    def page(self, after: str | None, limit: int) -> list[str]:
+        """Newest first, from the one that came just before `after` on."""
+        end = len(self._order) if after is None else self._place(after)
+        return [uid for _, uid in reversed(self._order[max(0, end - limit) : end])]
+
+    def _place(self, uid: str) -> int:
+        return bisect_left(self._order, (self._numbers[uid], uid))
+
+
+class Ledger:
+    """A call is open until `end` replaces it by its record; records go, oldest first, beyond any of the three bounds.
+
+    `ttl_ns` is for how long pictures are kept, `record_ttl_ns` for how long a record stays at most. What belongs to
+    another tenant is not found. What begins and ends, `journal` is told first.
+    """
+
+    def __init__(self, *, max_records: int, max_bytes: int, ttl_ns: int, journal: CallJournal | None = None) -> None:
+        self.journal = CallJournal() if journal is None else journal
+        self.ttl_ns = ttl_ns
+        self.record_ttl_ns = 2 * ttl_ns
+        self._max_records = max_records
+        self._max_bytes = max_bytes
+        self._open: dict[str, Call] = {}
+        self._ended: OrderedDict[str, Record] = OrderedDict()
+        self._arrivals: defaultdict[str, _Arrivals] = defaultdict(_Arrivals)
+        self._keys: dict[tuple[str, str], tuple[Key, str]] = {}
+        self._num_bytes = 0
+        self._num_open: Counter[str] = Counter()
+        self._unread: set[str] = set()
+        self.is_left = False
+        self._settled = asyncio.Event()
+        self._settled.set()
+
+    def __len__(self) -> int:
+        return len(self._ended)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    @property
+    def num_keys(self) -> int:
+        return len(self._keys)
+
+    def num_open(self, tenant: str) -> int:
+        """Images of a tenant that have not ended."""
+        return self._num_open[tenant]
+
+    def open_calls(self, tenant: str) -> list[Call]:
+        return [call for call in self._open.values() if call.tenant == tenant]
+
+    def begin(self, call: Call) -> None:
+        """Raises:
+        ApiError: 503 if the journal cannot keep it.
+        """
+        self.journal.begin(call.kept())
+        self._arrivals[call.tenant].add(call.uid)
+        self._enter(call)
+
+    def restore(self, calls: Sequence[Call], records: Sequence[tuple[Record, bool]]) -> None:
+        """Take in what the journal has kept: open calls, and those that have ended, each with whether its key holds."""
+        entries: list[Call | Record] = [*calls, *(record for record, _ in records)]
+        for entry in sorted(entries, key=lambda entry: entry.arrived_s):
+            self._arrivals[entry.tenant].add(entry.uid)
+        for record, has_key in records:
+            self._ended[record.uid] = record
+            self._num_bytes += record.num_bytes
+            if has_key:
+                self._take_key(record)
+        for call in calls:
+            self._enter(call)
+
+    def _enter(self, call: Call) -> None:
+        self._open[call.uid] = call
+        self._num_open[call.tenant] += len(call.tickets)
+        self._take_key(call)
+        self._update()
+
+    def _take_key(self, entry: Call | Record) -> None:
+        if entry.key is not None:
+            self._keys[entry.key.tenant, entry.key.text] = entry.key, entry.uid
+
+    def end(self, record: Record, now_ns: int, *, frees_key: bool) -> None:
+        """Put a record in the place of an open call; a key that led to no picture is free again."""
+        self.sweep(now_ns)
+        self.journal.end(record, has_key=not frees_key)
+        self._close(record.uid)
+        self._ended[record.uid] = record
+        self._num_bytes += record.num_bytes
+        if record.unread:
+            self._unread.add(record.uid)
+        if frees_key:
+            self._free_key(record)
+        dropped = []
+        while len(self._ended) > self._max_records or self._num_bytes > self._max_bytes:
+            dropped.append(self._drop_oldest())
+        self._dropped(dropped)
+
+    def leave(self) -> None:
+        """What is cut off from now on stays open, for the next start of the server."""
+        self.is_left = self.journal.is_durable
+
+    def forget(self, call: Call) -> None:
+        """Let an open call go without a record; its key is free again."""
+        self.journal.forget(call.uid)
+        self._close(call.uid)
+        self._arrivals[call.tenant].remove(call.uid)
+        self._free_key(call)
+        self._update()
+
+    def find(self, uid: str, tenant: str, now_ns: int) -> Call | Record | None:
+        self.sweep(now_ns)
+        found = self._open.get(uid) or self._ended.get(uid)
+        return found if found is not None and found.tenant == tenant else None
+
+    def find_key(self, key: Key, now_ns: int) -> Call | Record | None:
+        """The call that a key led to, if it is open, or done and its pictures have not expired.
+
+        Raises:
+            ApiError: 422 if the key was used for another body.
+        """
+        first, uid = self._keys.get((key.tenant, key.text), (None, ""))
+        found = None if first is None else self.find(uid, key.tenant, now_ns)
+        if first is None or found is None or (isinstance(found, Record) and found.fresh_until_ns <= now_ns):
+            return None
+        if first.fingerprint != key.fingerprint:
+            raise reused(key)
+        return found
+
+    def latest(self, tenant: str, limit: int, now_ns: int, after: str | None = None) -> list[Call | Record]:
+        """A tenant's calls, newest first; only those that came before `after`, if that is given: one of them."""
+        self.sweep(now_ns)
+        page = self._arrivals[tenant].page(after, limit)
+        return [self._open.get(uid) or self._ended[uid] for uid in page]
+
+    def unread(self) -> list[tuple[Record, int]]:
+        """The pictures that somebody may still come for, each with its index."""
+        records = (self._ended[uid] for uid in self._unread)
+        return [(record, index) for record in records for index in record.unread]
+
+    def settle(self, record: Record, index: int) -> None:
+        """Nobody need come for this picture any more: it was fetched, or is gone."""
+        record.unread.discard(index)
+        if not record.unread:
+            self._unread.discard(record.uid)
+            self._update()
+
+    def settle_all(self, uid: str) -> None:
+        """Somebody has got all pictures of this call."""
+        if (record := self._ended.get(uid)) is not None:
+            record.unread.clear()
+            self._unread.discard(uid)
+            self._update()
+
+    def release(self, record: Record) -> None:
+        """The pictures of this call are deleted; its key is free again."""
+        self.settle_all(record.uid)
+        self.journal.free_key(record.uid)
+        self._free_key(record)
+
+    async def settled(self) -> None:
+        """Wait until no call is open and nobody need come for a picture any more."""
+        await self._settled.wait()
+
+    def sweep(self, now_ns: int) -> None:
+        dropped = []
+        while self._ended and next(iter(self._ended.values())).fresh_until_ns + self.ttl_ns <= now_ns:
+            dropped.append(self._drop_oldest())
+        self._dropped(dropped)
+
+    def _close(self, uid: str) -> None:
+        call = self._open.pop(uid)
+        self._num_open[call.tenant] -= len(call.tickets)
+        if not self._num_open[call.tenant]:
+            del self._num_open[call.tenant]
+
+    def _drop_oldest(self) -> str:
+        _, record = self._ended.popitem(last=False)
+        self._arrivals[record.tenant].remove(record.uid)
+        self._num_bytes -= record.num_bytes
+        self._unread.discard(record.uid)
+        self._free_key(record)
+        return record.uid
+
+    def _dropped(self, uids: Sequence[str]) -> None:
+        if uids:
+            self.journal.drop(uids)
+        self._update()
+
+    def _free_key(self, entry: Call | Record) -> None:
+        if entry.key is not None:
+            place = entry.key.tenant, entry.key.text
+            if self._keys.get(place, (None, ""))[1] == entry.uid:
+                del self._keys[place]
+
+    def _update(self) -> None:
+        if self._open or self._unread:
+            self._settled.clear()
+        else:
+            self._settled.set()

@@ -1,0 +1,44 @@
+"""What is remembered of a call that has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilework.server.calls.parsing import ImageCall
+from tilework.server.http.idempotency import Key
+from tilework.server.schema.answers import Decisions, RequestStatus
+
+# What a record takes beside its texts, roughly.
+_OVERHEAD_BYTES = 1024
+_IMAGE_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A call that has ended. Status and decisions are kept as JSON: small, and of known size.
+
+    `ask` is what was asked for, without its texts: it says how to answer a repeat.
+    `fresh_until_ns` is when its pictures expire, and its key with them; the record itself outlives them, to say so.
+    `unread` holds the images of a detached call that somebody may still come for.
+    """
+
+    uid: str
+    tenant: str
+    key: Key | None
+    ask: ImageCall
+    arrived_s: float
+    fresh_until_ns: int
+    status_json: bytes = field(repr=False)
+    decisions_json: bytes = field(repr=False)
+    unread: set[int] = field(default_factory=set)
+
+    @property
+    def num_bytes(self) -> int:
+        texts = len(self.status_json) + len(self.decisions_json)
+        return texts + _OVERHEAD_BYTES + len(self.ask.specs) * _IMAGE_BYTES
+
+    def status(self) -> RequestStatus:
+        return RequestStatus.model_validate_json(self.status_json)
+
+    def decisions(self) -> Decisions:
+        return Decisions.model_validate_json(self.decisions_json)

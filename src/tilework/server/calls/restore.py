@@ -1,0 +1,62 @@
+"""Goes on with the calls that a former start of the server had accepted, and remembers those that had ended."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tilework.runtime.ticket import Wanted
+from tilework.server.calls.call import Call
+from tilework.server.calls.intake import Intake
+from tilework.server.calls.journal import DurableJournal, KeptCall
+from tilework.server.engine_protocol import Engine
+
+
+def restore(engine: Engine, journal: DurableJournal, intake: Intake) -> int:
+    """Take everything over, after the engine has started and before anything else; returns how many images are open.
+
+    Nobody is connected to these calls any more: they go on as asynchronous ones, for whoever comes back by uid or key.
+
+    Raises:
+        JournalUnusable: there are open calls of another model, or what is there cannot be read.
+    """
+    journal.serve(engine.info.name)
+    kept = journal.open_calls()
+    wanted = [one for call, checkpoints in kept for one in zip(_wanted(call), checkpoints, strict=True)]
+    tickets = iter(engine.restore(wanted))
+    calls = [
+        Call(
+            uid=call.uid,
+            tenant=call.tenant,
+            ask=call.ask,
+            key=call.key,
+            arrival_ns=call.arrival_ns,
+            arrived_s=call.arrived_s,
+            tickets=tuple(next(tickets) for _ in call.ask.specs),
+            end=asyncio.get_running_loop().create_future(),
+            is_detached=True,
+        )
+        for call, _ in kept
+    ]
+    intake.ledger.restore(calls, journal.records())
+    for call in calls:
+        intake.follow(call)
+    return len(wanted)
+
+
+def _wanted(call: KeptCall) -> list[Wanted]:
+    """What the engine is asked for, image by image."""
+    return [
+        Wanted(
+            uid=uid,
+            spec=spec,
+            arrival_ns=call.arrival_ns,
+            deadline_ns=call.deadline_ns,
+            on_miss=call.ask.on_miss,
+            tenant=call.tenant,
+            priority=call.ask.priority,
+            weight=call.ask.weight,
+            tenant_weight=call.ask.tenant_weight,
+            room=call.ask.room,
+        )
+        for uid, spec in zip(call.image_uids, call.ask.specs, strict=True)
+    ]

@@ -1,0 +1,135 @@
+"""What happens to a request before it is routed."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tilework.server.http.errors import ApiError, internal_error, long_head, shown
+from tilework.server.tenants import Tenant, Tenants
+
+logger = logging.getLogger("tilework.server")
+
+OPEN_PATHS = frozenset({"/health", "/ready"})
+PIECE_BYTES = 64 << 10
+TENANT = "tilework.tenant"  # The place of the tenant in the scope.
+IS_HEAD = "tilework.is_head"  # There if the request was a HEAD.
+
+
+def tenant_of(scope: Scope) -> Tenant:
+    tenant = scope[TENANT]
+    assert isinstance(tenant, Tenant)
+    return tenant
+
+
+def is_head(scope: Scope) -> bool:
+    """Whether only the head of the answer was asked for; then answering must have no effects."""
+    return IS_HEAD in scope
+
+
+class CatchBugs:
+    """Answer an unexpected exception with a 500; its traceback goes to the log, never to the client."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_started = False
+
+        async def sending(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        except Exception:
+            if scope["type"] != "http" or has_started:
+                raise
+            logger.exception("%s %s failed", scope["method"], shown(scope["path"]))
+            await internal_error().response()(scope, receive, send)
+
+
+class RequireKey:
+    """Let a request pass with `Authorization: Bearer KEY` only, and note whose key it is.
+
+    Probes of an orchestrator pass without. See `Tenants.find` for what time tells about keys: nothing.
+    """
+
+    def __init__(self, app: ASGIApp, tenants: Tenants) -> None:
+        self._app = app
+        self._tenants = tenants
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+        elif (tenant := self._tenants.find(_bearer(scope))) is not None:
+            await self._app({**scope, TENANT: tenant}, receive, send)
+        else:
+            await _unauthorised().response()(scope, receive, send)
+
+
+class InPieces:
+    """Hand large bodies to the HTTP server piece by piece, so that it never buffers more than its client takes."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            body = message.get("body", b"")
+            if len(body) <= PIECE_BYTES:
+                await send(message)
+                return
+            view = memoryview(body)
+            for start in range(0, len(view), PIECE_BYTES):
+                is_last = start + PIECE_BYTES >= len(view)
+                more = message.get("more_body", False) or not is_last
+                await send({**message, "body": bytes(view[start : start + PIECE_BYTES]), "more_body": more})
+
+        await self._app(scope, receive, sending)
+
+
+class LimitHead:
+    """Refuse a head beyond `max_bytes`: the HTTP server itself lets one pass that arrives in one piece."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and _head_bytes(scope) > self._max_bytes:
+            await long_head(self._max_bytes).response()(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+class HeadAsGet:
+    """Answer HEAD like GET; the HTTP server leaves the body out. Who must know asks `is_head`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET", IS_HEAD: True}
+        await self._app(scope, receive, send)
+
+
+def _head_bytes(scope: Scope) -> int:
+    fields = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    return len(scope["raw_path"]) + len(scope["query_string"]) + fields
+
+
+def _bearer(scope: Scope) -> bytes | None:
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            kind, _, key = bytes(value).partition(b" ")
+            return key.strip() if kind.lower() == b"bearer" else None
+    return None
+
+
+def _unauthorised() -> ApiError:
+    message = 'The API key is missing or wrong. Send "Authorization: Bearer KEY" with a key of this server.'
+    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

@@ -1,0 +1,253 @@
+"""uvicorn's HTTP protocol with limits on connections that are slow, or too many.
+
+uvicorn itself waits for ever: for the head of a request, for a client that takes nothing of its answer, and for the
+rest of a body that nobody reads. It always runs on h11, so that these limits hold on every machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import socket
+import struct
+import sys
+import termios
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any, cast
+
+import h11
+from uvicorn import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from tilework.server.config import ServerConfig
+from tilework.server.http.errors import SERVER, ApiError, long_head
+
+LEAST_BYTES_PER_S = 16 << 10  # What a client must take of an answer that waits for it.
+LINGER_S = 1.0  # For a client to read an answer that came before it had sent all of its request ...
+LINGER_BYTES = 4 << 20  # ... of which so much more is taken, and thrown away.
+
+
+class LimitedProtocol(H11Protocol):
+    """One connection. `limits` is set on a subclass, since uvicorn makes the protocols itself: see `protocol_class`.
+
+    That subclass also counts the connections that have been closed.
+    """
+
+    limits: ServerConfig
+    num_closed = 0
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._num_written = 0
+        self._num_taken = 0
+        self._num_discarded = 0
+
+    @property
+    def is_lingering(self) -> bool:
+        return self._linger_timer is not None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(cast(asyncio.Transport, _PoliteTransport(transport, self)))
+        self._raw = transport
+        if len(self.connections) > self.limits.max_connections:
+            self._refuse(_too_many_connections(self.limits.max_connections))
+        else:
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._head_timer, self._stall_timer, self._linger_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+        type(self).num_closed += 1
+        self._unset_keepalive_if_required()  # uvicorn leaves it running if the connection was reset.
+        if self.cycle is None or self.cycle.response_complete:  # What points back at this would wait for a collection.
+            self.cycle = self.transport = self.flow = None  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_lingering:
+            self._discard(len(data))
+            return
+        if self._head_timer is None and self._is_between_requests():
+            self._await_head()
+        super().data_received(data)
+        if self._head_timer is not None and not self._is_between_requests():
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _is_between_requests(self) -> bool:
+        return self.conn.their_state is h11.IDLE
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.limits.read_timeout_s, self._on_slow_head)
+
+    def _on_slow_head(self) -> None:
+        """A connection that has sent nothing is closed without a word, as one that has been idle."""
+        self._head_timer = None
+        if self.conn.trailing_data[0]:
+            self._refuse(_slow_head(self.limits.read_timeout_s))
+        else:
+            self._raw.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """What h11 could not read; a head that is beyond the limit and not complete is one reason."""
+        is_long = len(self.conn.trailing_data[0]) > self.limits.max_head_bytes
+        self._refuse(long_head(self.limits.max_head_bytes) if is_long else _not_http(msg))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer outside of any request, and close."""
+        body = json.dumps(error.body()).encode("ascii")
+        lines = [
+            f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+            "Connection: close",
+            *(f"{name}: {value}" for name, value in error.headers.items()),
+        ]
+        self.write("\r\n".join([*lines, "", ""]).encode("ascii") + body)
+        self._linger()
+
+    # Clients that take nothing, or next to nothing.
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_stall()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_stall()
+
+    def _watch_stall(self) -> None:
+        """Look again and again until everything is sent; give up when too little was taken in between."""
+        if self._stall_timer is None and self._raw.get_write_buffer_size():
+            self._num_taken = self._count_taken()
+            self._stall_timer = self.loop.call_later(self.limits.send_timeout_s, self._on_stall)
+
+    def _on_stall(self) -> None:
+        self._stall_timer = None
+        is_slow = self._count_taken() - self._num_taken < LEAST_BYTES_PER_S * self.limits.send_timeout_s
+        if is_slow and self._raw.get_write_buffer_size():
+            _reset_when_closed(self._raw)
+            self._raw.abort()
+        else:
+            self._watch_stall()
+
+    def _forgive(self) -> None:
+        """Who has taken everything was not slow: between two events of a stream there is nothing to take."""
+        if self._stall_timer is not None and self._count_taken() == self._num_written:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def _count_taken(self) -> int:
+        """What the client's machine has confirmed; what the kernel here buffers, maybe megabytes, is not taken."""
+        return self._num_written - self._raw.get_write_buffer_size() - _num_unconfirmed(self._raw)
+
+    def write(self, data: bytes) -> None:
+        if not self._raw.is_closing():  # asyncio would log each write after the client has gone.
+            self._forgive()
+            self._num_written += len(data)
+            self._raw.write(data)
+
+    # Clients that are still sending.
+
+    def hang_up(self) -> None:
+        """Close, but not before a client that is still sending had a chance to read its answer.
+
+        To close while bytes arrive makes the kernel reset the connection, which discards the answer.
+        """
+        if self.conn.their_state is h11.SEND_BODY:
+            self._linger()
+        else:
+            self._raw.close()
+
+    def _linger(self) -> None:
+        if self.is_lingering or self._raw.is_closing():
+            return
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        self._linger_timer = self.loop.call_later(LINGER_S, self._raw.abort)
+        self._raw.resume_reading()
+        if self._raw.can_write_eof():
+            with suppress(OSError):  # The client has gone; that is told in a moment.
+                self._raw.write_eof()
+
+    def _discard(self, num_bytes: int) -> None:
+        self._num_discarded += num_bytes
+        if self._num_discarded > LINGER_BYTES:
+            self._raw.pause_reading()
+
+    def abort(self) -> None:
+        self._raw.abort()
+
+    def shutdown(self) -> None:
+        if self.is_lingering:
+            self._raw.abort()
+        else:
+            super().shutdown()
+
+
+class _PoliteTransport:
+    """The transport as uvicorn sees it: its `write` is counted, and its `close` is the protocol's `hang_up`."""
+
+    def __init__(self, transport: asyncio.Transport, protocol: LimitedProtocol) -> None:
+        self._transport = transport
+        self._protocol = protocol
+
+    def write(self, data: bytes) -> None:
+        self._protocol.write(data)
+
+    def close(self) -> None:
+        self._protocol.hang_up()
+
+    def is_closing(self) -> bool:
+        return self._protocol.is_lingering or self._transport.is_closing()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+def _num_unconfirmed(transport: asyncio.Transport) -> int:
+    """Bytes in the kernel's send queue; 0 where it does not tell, so that only what it accepts counts as taken."""
+    size = bytearray(4)
+    with suppress(OSError):
+        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, size)
+    return int.from_bytes(size, sys.byteorder)
+
+
+def _reset_when_closed(transport: asyncio.Transport) -> None:
+    """Let the kernel drop what it has not sent yet, instead of going on to feed a client that is cut off."""
+    on_at_once = struct.pack("ii", 1, 0)
+    with suppress(OSError):
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, on_at_once)
+
+
+def protocol_class(limits: ServerConfig) -> type[LimitedProtocol]:
+    """The protocol for a server with these limits."""
+    return type("BoundProtocol", (LimitedProtocol,), {"limits": limits})
+
+
+def _too_many_connections(most: int) -> ApiError:
+    message = f"The server has {most} connections, as many as it takes. Retry in 1 second."
+    return ApiError(503, message, kind=SERVER, code="too_many_connections", headers={"Retry-After": "1"})
+
+
+def _slow_head(timeout_s: float) -> ApiError:
+    message = f"The head of the request was not complete after {timeout_s:g} seconds; send it faster."
+    return ApiError(408, message, code="head_too_slow")
+
+
+def _not_http(reason: str) -> ApiError:
+    return ApiError(400, f"This is not HTTP/1.1: {reason} Send a request as RFC 9112 has it.", code="invalid_http")

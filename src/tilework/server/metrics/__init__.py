@@ -1,0 +1,1 @@
+"""Owns what Prometheus reads."""

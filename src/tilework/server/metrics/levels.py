@@ -1,0 +1,90 @@
+"""What engine, store and processes hold at the moment somebody looks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+import tilework
+from tilework.core.classes import DEFAULT_CLASSES
+from tilework.core.time import s_from_ns
+from tilework.server.engine_protocol import Engine
+from tilework.server.metrics.meters import Names
+from tilework.store.results import ResultStore
+
+
+class Levels(Collector):
+    """Gauges that ask when they are read; the engine must have started."""
+
+    def __init__(self, engine: Engine, store: ResultStore) -> None:
+        self._engine = engine
+        self._store = store
+        self._begun_ns = engine.now_ns()
+        self._classes = Names(tuple(DEFAULT_CLASSES))
+
+    def collect(self) -> Iterable[Metric]:
+        health, usage, store = self._engine.health(), self._engine.usage(), self._store
+        yield self._build()
+        yield _gauge("uptime_seconds", "Since the engine was made", s_from_ns(self._engine.now_ns() - self._begun_ns))
+        yield _gauge("devices", "GPUs that were asked for", health.num_devices)
+        yield _gauge("devices_up", "GPUs that take work", health.num_devices_up)
+        yield self._by_class("jobs_queued", "Images that wait for a GPU, before or between works", usage.waiting)
+        yield self._by_class("jobs_running", "Images that a GPU works on", usage.running)
+        yield _gauge("backlog_gpu_seconds", "GPU time that open images will take", s_from_ns(usage.backlog_ns))
+        yield _gauge("store_bytes", "Bytes of results kept for fetching", store.num_bytes)
+        yield _gauge("store_entries", "Results kept for fetching", len(store))
+        yield _gauge("parcel_bytes", "Bytes of states in memory that the workers share", usage.parcel_bytes)
+        yield self._by_gpu("device_memory_bytes", "Memory in use on a GPU, by whomever", usage.memory_bytes)
+        yield from self._resident(usage.pids)
+
+    def _build(self) -> Metric:
+        family = GaugeMetricFamily(
+            "tilework_build_info", "What is running; always 1", labels=("version", "policy", "model")
+        )
+        family.add_metric((tilework.__version__, self._engine.policy, self._engine.info.name), 1)
+        return family
+
+    def _by_class(self, name: str, text: str, counts: Mapping[str, int]) -> Metric:
+        family = GaugeMetricFamily(f"tilework_{name}", text, labels=("class",))
+        shown = dict.fromkeys(DEFAULT_CLASSES, 0)
+        for priority, count in counts.items():
+            label = self._classes.of(priority)
+            shown[label] = shown.get(label, 0) + count
+        for label, count in shown.items():
+            family.add_metric((label,), count)
+        return family
+
+    def _by_gpu(self, name: str, text: str, values: Mapping[int, int]) -> Metric:
+        family = GaugeMetricFamily(f"tilework_{name}", text, labels=("gpu",))
+        for gpu, value in values.items():
+            family.add_metric((str(gpu),), value)
+        return family
+
+    def _resident(self, pids: Mapping[int, int]) -> Iterator[Metric]:
+        """Only where /proc tells."""
+        family = GaugeMetricFamily(
+            "tilework_resident_bytes", "Memory of a process, shared pages included", labels=("process",)
+        )
+        processes = {"server": os.getpid()} | {f"worker-{gpu}": pid for gpu, pid in pids.items()}
+        for process, pid in processes.items():
+            if (num_bytes := resident_bytes(pid)) is not None:
+                family.add_metric((process,), num_bytes)
+        yield family
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Memory that a process has in use; None if there is no such process, or nothing that tells."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1])
+    except (OSError, IndexError):  # A process that has just ended has an empty file.
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"tilework_{name}", text, value=value)

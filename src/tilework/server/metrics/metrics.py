@@ -1,0 +1,88 @@
+"""What Prometheus reads: one registry per app, fed by the engine as things happen; `docs/operations.md` lists all."""
+
+from __future__ import annotations
+
+from prometheus_client import generate_latest
+
+from tilework.core.request import RefusalCode, Request
+from tilework.core.time import s_from_ns
+from tilework.core.work import Work
+from tilework.runtime.observer import EndedWork, Observer
+from tilework.runtime.ticket import Outcome, Ticket
+from tilework.server.engine_protocol import Engine
+from tilework.server.metrics.levels import Levels
+from tilework.server.metrics.meters import DECISION_S, Meters, Names
+from tilework.server.metrics.requests import TOO_MANY_OPEN, RequestMetrics
+from tilework.server.metrics.works import WorkMetrics
+from tilework.store.results import ResultStore
+
+
+class Metrics(Observer):
+    """Has to be made known to the engine (`Engine.observe`). Nothing here is asked for by tenant."""
+
+    def __init__(self, engine: Engine, store: ResultStore) -> None:
+        meters, sizes = Meters(), Names()
+        self._registry = meters.registry
+        self._registry.register(Levels(engine, store))
+        self._requests = RequestMetrics(meters, sizes)
+        self._works = WorkMetrics(meters, sizes)
+        self._invalid = meters.counter("invalid_calls", "Calls with a mistake, refused before they became images")
+        self._stops = meters.counter("work_stops", "Works that were asked to end early")
+        self._stuck = meters.counter("stuck_works", "Works that did no step for too long")
+        self._log_losses = meters.counter("log_losses", "Event logs that could not be written to their end")
+        self._moves = meters.counter("moves", "Images that went on on GPUs that did not have their state")
+        self._preemptions = meters.counter("preemptions", "Unfinished images that had to wait for others on their GPU")
+        self._previews = meters.counter("previews", "Previews that were drawn")
+        self._decision = meters.histogram("decision_seconds", "Time of the controller for an event", DECISION_S)
+
+    def text(self) -> bytes:
+        """In Prometheus' format. The engine must have started."""
+        return generate_latest(self._registry)
+
+    # For the server.
+
+    def count_invalid(self) -> None:
+        self._invalid.inc()
+
+    def count_too_many_open(self, priority: str) -> None:
+        """A tenant's limit has refused a call."""
+        self._requests.refused(priority, TOO_MANY_OPEN)
+
+    # For the engine.
+
+    def on_decided(self, now_ns: int, took_ns: int, num_waiting: int) -> None:
+        self._decision.observe(s_from_ns(took_ns))
+        self._works.decided(now_ns, num_waiting)
+
+    def on_refused(self, request: Request, code: RefusalCode) -> None:
+        self._requests.refused(request.priority, code)
+
+    def on_ended(self, ticket: Ticket, outcome: Outcome) -> None:
+        self._requests.ended(ticket, outcome)
+
+    def on_work_ended(self, ended: EndedWork) -> None:
+        self._works.ended(ended)
+
+    def on_work_stopped(self, work_id: int) -> None:
+        self._stops.inc()
+
+    def on_stuck(self, work: Work) -> None:
+        self._stuck.inc()
+
+    def on_log_lost(self) -> None:
+        self._log_losses.inc()
+
+    def on_moved(self, job_id: int) -> None:
+        self._moves.inc()
+
+    def on_preempted(self, job_id: int) -> None:
+        self._preemptions.inc()
+
+    def on_previewed(self, job_id: int) -> None:
+        self._previews.inc()
+
+    def on_joined(self, gpu: int, now_ns: int) -> None:
+        self._works.joined(gpu, now_ns)
+
+    def on_lost(self, gpu: int) -> None:
+        self._works.lost(gpu)

@@ -1,0 +1,89 @@
+"""What became of requests: how they ended, against their deadlines, and against what they were told."""
+
+from __future__ import annotations
+
+from tilework.core.classes import DEFAULT_CLASSES
+from tilework.core.request import RefusalCode, Request, Status
+from tilework.core.time import s_from_ns
+from tilework.runtime.ticket import Outcome, Ticket
+from tilework.server.metrics.meters import ERROR_S, ERROR_SHARE, GPU_S, LATENCY_S, SLACK_S, Meters, Names
+
+TOO_MANY_OPEN = "too_many_open"
+_OUTCOMES = (Status.DONE, Status.FAILED, Status.CANCELLED, Status.REJECTED)
+
+
+class RequestMetrics:
+    """Counts each image once, when it ends or is refused.
+
+    Whether a deadline or a promise was kept, `Request.met_deadline` says; one that was given up counts neither way.
+    """
+
+    def __init__(self, meters: Meters, sizes: Names) -> None:
+        self._sizes = sizes
+        self._classes = Names(tuple(DEFAULT_CLASSES))
+        self._requests = meters.counter("requests", "Images by how they ended", "class", "outcome")
+        self._refusals = meters.counter("refusals", "Images that were not taken, by the reason", "reason")
+        self._deadlines = meters.counter(
+            "deadlines", "Images with a deadline by whether they were done by it", "class", "result", "size"
+        )
+        self._promises = meters.counter("promises", "Promised deadlines by whether they were kept", "result")
+        self._latency = meters.histogram(
+            "request_latency_seconds", "Arrival to last pixel of images that are done", LATENCY_S, "class"
+        )
+        self._queue = meters.histogram(
+            "request_queue_seconds", "Arrival to first work of images that are done", LATENCY_S, "class"
+        )
+        self._slack = meters.histogram(
+            "slack_seconds", "Deadline minus end of images that are done", SLACK_S, "class", "size"
+        )
+        self._gpu = meters.histogram("request_gpu_seconds", "GPU time of images that are done", GPU_S, "size")
+        self._eta_error = meters.histogram(
+            "eta_error_seconds", "End minus the end that was foretold at admission", ERROR_S
+        )
+        self._eta_ratio = meters.histogram(
+            "eta_error_ratio", "Distance of the end from what was foretold, by latency", ERROR_SHARE
+        )
+        self._register()
+
+    def _register(self) -> None:
+        """Show what is known from the start as 0."""
+        for name in DEFAULT_CLASSES:
+            for outcome in _OUTCOMES:
+                self._requests.labels(name, outcome)
+            for family in (self._latency, self._queue):
+                family.labels(name)
+        for reason in (*RefusalCode, TOO_MANY_OPEN):
+            self._refusals.labels(reason)
+        for result in ("kept", "broken"):
+            self._promises.labels(result)
+
+    def refused(self, priority: str, reason: str) -> None:
+        self._requests.labels(self._classes.of(priority), Status.REJECTED).inc()
+        self._refusals.labels(reason).inc()
+
+    def ended(self, ticket: Ticket, outcome: Outcome) -> None:
+        request = ticket.request
+        self._requests.labels(self._classes.of(request.priority), outcome.status).inc()
+        if (is_met := request.met_deadline(outcome.status, outcome.finished_ns)) is not None:
+            self._count_deadline(request, is_met)
+        if outcome.status is Status.DONE:
+            self._measure(ticket, outcome)
+
+    def _count_deadline(self, request: Request, is_met: bool) -> None:
+        name, size = self._classes.of(request.priority), self._sizes.of(request.shape)
+        self._deadlines.labels(name, "on_time" if is_met else "late", size).inc()
+        if request.is_promise:
+            self._promises.labels("kept" if is_met else "broken").inc()
+
+    def _measure(self, ticket: Ticket, outcome: Outcome) -> None:
+        request, latency_ns = ticket.request, outcome.finished_ns - ticket.request.arrival_ns
+        name, size = self._classes.of(request.priority), self._sizes.of(request.shape)
+        error_ns = outcome.finished_ns - ticket.eta_ns
+        self._latency.labels(name).observe(s_from_ns(latency_ns))
+        self._queue.labels(name).observe(s_from_ns(ticket.queue_ns or 0))
+        gpu_ns = sum((one.end_ns - one.start_ns) * len(one.gpus) // one.batch for one in outcome.segments)
+        self._gpu.labels(size).observe(s_from_ns(gpu_ns))
+        if request.deadline_ns is not None:
+            self._slack.labels(name, size).observe(s_from_ns(request.deadline_ns - outcome.finished_ns))
+        self._eta_error.observe(s_from_ns(error_ns))
+        self._eta_ratio.observe(abs(error_ns) / max(1, latency_ns))

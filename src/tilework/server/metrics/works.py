@@ -1,0 +1,116 @@
+"""What devices did: works, their times against the prediction, and the time between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from tilework.core.request import Shape
+from tilework.core.time import s_from_ns
+from tilework.core.work import DIFFUSE, STAGES
+from tilework.runtime.bubbles import Bubbles
+from tilework.runtime.observer import EndedWork, Ending
+from tilework.server.metrics.meters import RATIO, STEP_S, WORK_S, Meters, Names
+
+_SHARED = "shared"  # In place of a size, for works of several requests.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """The meters of one kind of work; to look each up by its labels takes as long as to move it."""
+
+    done: Counter
+    seconds: Histogram
+    correction: Gauge
+    step_seconds: Histogram | None
+    steps: Counter | None
+
+
+class WorkMetrics:
+    """Works count when they end. Encode and decode have a degree, too: 1."""
+
+    def __init__(self, meters: Meters, sizes: Names) -> None:
+        self._sizes = sizes
+        self._bubbles = Bubbles()
+        self._kinds: dict[tuple[str, Shape | None, int], _Kind] = {}
+        self._gpus: dict[int, tuple[Counter, Counter]] = {}
+        self._works = meters.counter("works", "Works by how they ended", "stage", "degree", "ending")
+        self._steps = meters.counter("steps", "Denoising steps that were done", "degree")
+        self._seconds = meters.histogram(
+            "work_seconds", "Time of works that were done (diffuse: of a chunk)", WORK_S, "stage", "size", "degree"
+        )
+        self._step_seconds = meters.histogram(
+            "step_seconds", "Time of a denoising step, mean of a chunk", STEP_S, "size", "degree"
+        )
+        ratio = meters.histogram(
+            "prediction_ratio", "Predicted over actual time of works that were done", RATIO, "stage"
+        )
+        self._ratio = {stage: ratio.labels(stage) for stage in STAGES}
+        self._correction = meters.gauge(
+            "cost_correction_ratio", "Measured over tabled time, as predictions use it", "stage", "size", "degree"
+        )
+        self._busy = meters.counter("gpu_busy_seconds", "Time that a GPU worked, known at the end of a work", "gpu")
+        self._bubble = meters.counter("bubble_seconds", "Time that a GPU idled while an image waited for one", "gpu")
+        self._losses = meters.counter("gpu_losses", "How often the worker of a GPU was lost", "gpu")
+
+    def ended(self, ended: EndedWork) -> None:
+        work = ended.work
+        key = (work.stage.name, ended.requests[0].shape if len(ended.requests) == 1 else None, len(work.gpus))
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kind(*key)
+        if ended.ending is Ending.DONE:
+            kind.done.inc()
+            self._measure(kind, ended)
+        else:
+            self._works.labels(work.stage.name, str(len(work.gpus)), ended.ending).inc()
+        if kind.steps is not None and ended.steps_done:
+            kind.steps.inc(ended.steps_done * len(ended.requests))
+        self._pass_time(ended)
+
+    def _kind(self, stage: str, shape: Shape | None, degree: int) -> _Kind:
+        """The meters of this kind, which are remembered as long as the labels tell its size from others."""
+        size = _SHARED if shape is None else self._sizes.of(shape)
+        many, is_steps = str(degree), stage == DIFFUSE
+        kind = _Kind(
+            done=self._works.labels(stage, many, Ending.DONE),
+            seconds=self._seconds.labels(stage, size, many),
+            correction=self._correction.labels(stage, size, many),
+            step_seconds=self._step_seconds.labels(size, many) if is_steps else None,
+            steps=self._steps.labels(many) if is_steps else None,
+        )
+        if shape is None or size == str(shape):
+            self._kinds[stage, shape, degree] = kind
+        return kind
+
+    def _measure(self, kind: _Kind, ended: EndedWork) -> None:
+        run_ns = ended.end_ns - ended.start_ns
+        kind.seconds.observe(s_from_ns(run_ns))
+        kind.correction.set(ended.correction)
+        if kind.step_seconds is not None:
+            kind.step_seconds.observe(s_from_ns(run_ns) / ended.steps_done)
+        if run_ns > 0 and ended.predicted_ns > 0:
+            self._ratio[ended.work.stage.name].observe(ended.predicted_ns / run_ns)
+
+    def _pass_time(self, ended: EndedWork) -> None:
+        for gpu in ended.work.gpus:
+            if gpu in self._gpus:  # Not any more, if it was lost.
+                bubble_ns = self._bubbles.ran(gpu, ended.start_ns, ended.end_ns)
+                busy, bubble = self._gpus[gpu]
+                busy.inc(s_from_ns(ended.end_ns - ended.start_ns))
+                if bubble_ns:
+                    bubble.inc(s_from_ns(bubble_ns))
+
+    def decided(self, now_ns: int, num_waiting: int) -> None:
+        self._bubbles.see(num_waiting > 0, now_ns)
+
+    def joined(self, gpu: int, now_ns: int) -> None:
+        name = str(gpu)
+        self._losses.labels(name)
+        self._gpus[gpu] = self._busy.labels(name), self._bubble.labels(name)
+        self._bubbles.idle_from(gpu, now_ns)
+
+    def lost(self, gpu: int) -> None:
+        self._losses.labels(str(gpu)).inc()
+        self._gpus.pop(gpu, None)

@@ -1,0 +1,1 @@
+"""Owns the JSON that goes in and out, and its OpenAPI document."""

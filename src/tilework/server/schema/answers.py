@@ -1,0 +1,219 @@
+"""What the server sends back, except for files: the shapes of its JSON."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tilework.server.schema.image_request import OutputFormat
+
+State = Literal["queued", "running", "paused", "done", "failed", "cancelled"]
+
+
+class SegmentModel(BaseModel):
+    """One piece of work that was done for an image; times in seconds from its arrival.
+
+    A `sliced` one, a decode, took less memory and more time. The steps of `batch` images, this one included, were done
+    together.
+    """
+
+    stage: str
+    devices: list[int]
+    steps: int
+    start_s: float
+    end_s: float
+    sliced: bool = False
+    batch: int = 1
+
+
+class ImageStory(BaseModel):
+    """How one image was served; times in seconds from its arrival. `on_time` is null without a deadline."""
+
+    uid: str
+    seed: int
+    status: str
+    eta_s: float = Field(description="When admission expected the image to be done")
+    latency_s: float
+    queue_s: float | None
+    slo_s: float | None
+    on_time: bool | None
+    segments: list[SegmentModel]
+
+
+class ImageData(BaseModel):
+    """One image, as `b64_json` or as `url`."""
+
+    b64_json: str | None = None
+    url: str | None = None
+    revised_prompt: str | None = None
+    tilework: ImageStory
+
+
+class ImagesResponse(BaseModel):
+    created: int
+    data: list[ImageData]
+    output_format: OutputFormat
+    size: str
+
+
+class ImageUrl(BaseModel):
+    """`url` holds the picture itself: `data:image/png;base64,...`"""
+
+    url: str
+
+
+class ImagePart(BaseModel):
+    """One image in a chat; `stage_durations` in seconds by stage."""
+
+    type: Literal["image_url"] = "image_url"
+    image_url: ImageUrl
+    stage_durations: dict[str, float]
+    tilework: ImageStory
+
+
+class ChatMessage(BaseModel):
+    role: Literal["assistant"] = "assistant"
+    content: list[ImagePart]
+
+
+class ChatChoice(BaseModel):
+    index: Literal[0] = 0
+    message: ChatMessage
+    finish_reason: Literal["stop"] = "stop"
+
+
+class ChatUsage(BaseModel):
+    """There are no tokens here."""
+
+    prompt_tokens: Literal[0] = 0
+    completion_tokens: Literal[0] = 0
+    total_tokens: Literal[0] = 0
+
+
+class ChatCompletion(BaseModel):
+    """The images of a call, all of them in one message."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: ChatUsage = ChatUsage()
+
+
+class ErrorDetail(BaseModel):
+    """Some errors say more, for example the earliest deadline that could be met (`earliest_s`)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """Any refusal."""
+
+    error: ErrorDetail
+
+
+_ETA = "When it is expected to be done: as of now, in lists as of its admission; null once it has ended"
+
+
+class ImageStatus(BaseModel):
+    """How one image stands; durations in seconds from arrival. `story` is there once it is done."""
+
+    uid: str
+    index: int
+    state: State
+    step: int
+    steps: int
+    eta_s: float | None = Field(description=_ETA)
+    eta: str | None = Field(description="The same as a time (RFC 3339)")
+    queue_s: float | None = Field(description="How long it waited for a device; null while it waits")
+    reason: str | None = Field(description="Why it failed or was cancelled")
+    story: ImageStory | None
+
+
+class RequestStatus(BaseModel):
+    """How a call stands, or one image of it. A call is all or nothing: it is done when all its images are."""
+
+    uid: str
+    object: Literal["tilework.request"] = "tilework.request"
+    status: State
+    created: int
+    arrived: str = Field(description="When it arrived (RFC 3339)")
+    priority: str
+    slo_s: float | None
+    eta_s: float | None = Field(description=_ETA)
+    eta: str | None
+    size: str
+    output_format: OutputFormat
+    images: list[ImageStatus]
+    error: ErrorDetail | None
+    expires: str | None = Field(description="Until when its pictures are kept at most, if they are (RFC 3339)")
+
+
+class RequestList(BaseModel):
+    """Calls, newest first. If there are more, `after` = `last_id` asks for them."""
+
+    object: Literal["list"] = "list"
+    data: list[RequestStatus]
+    first_id: str | None = Field(description="The uid of the first one; null if there is none")
+    last_id: str | None = Field(description="The uid of the last one")
+    has_more: bool
+
+
+class DecisionModel(BaseModel):
+    """One decision about an image; `at_s` in seconds from its arrival, `steps` the first and the last one."""
+
+    uid: str
+    at_s: float
+    kind: str
+    text: str
+    gpus: list[int]
+    degree: int | None
+    steps: list[int] | None
+
+
+class Decisions(BaseModel):
+    """What was decided about a call or an image of it, in order."""
+
+    uid: str
+    status: State
+    decisions: list[DecisionModel]
+
+
+class ModelCard(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["tilework"] = "tilework"
+    tilework: dict[str, Any]
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class ModelPath(BaseModel):
+    """`model_path` is the directory that the model was loaded from, its hub id, or else its name."""
+
+    model_path: str
+
+
+class Alive(BaseModel):
+    status: Literal["ok"] = "ok"
+
+
+class ReadyModel(BaseModel):
+    """`open_requests` counts images that have not ended; `restored_requests` those taken over from a former start."""
+
+    status: Literal["ready"] = "ready"
+    devices_up: int
+    devices: int
+    open_requests: int
+    restored_requests: int

@@ -1,0 +1,136 @@
+"""What `/docs` says beside the code: statuses, headers, bodies. The examples are in `examples`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from tilework.server.api.chat import EXAMPLE as CHAT_EXAMPLE
+from tilework.server.api.chat import chat_schema
+from tilework.server.http.sse import MEDIA_TYPE
+from tilework.server.schema.answers import ErrorResponse
+from tilework.server.schema.examples import ERRORS, EXAMPLES
+from tilework.server.schema.image_request import EXAMPLE, request_schema
+
+
+def _body(schema: dict[str, Any], example: object) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}}
+
+
+# What to add to the route's example, {"headers": ..., "fields": ...}, for it to be answered so.
+CALL = "x-tilework-call"
+_WITH_RETRY = (409, 429, 503)
+_ANY_CALL = (431, 500, 503)
+IMAGE_BODY = _body(request_schema(), EXAMPLE)
+CHAT_BODY = _body(chat_schema(), CHAT_EXAMPLE)
+IDEMPOTENCY_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]*$"},
+    "description": "Sending the same body with the same key again joins the first call.",
+}
+PREFER = {
+    "name": "Prefer",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string"},
+    "description": "respond-async answers 202 at once; with wait=N, after at most N seconds.",
+}
+_EVENT = {  # Each of a stream's: so OpenAPI 3.1 is read, which has no word for the stream itself.
+    "type": "object",
+    "required": ["event", "data"],
+    "properties": {"event": {"type": "string"}, "data": {"type": "string", "contentMediaType": "application/json"}},
+}
+_HEADERS = {
+    "x-request-id": "The uid of the call",
+    "Idempotent-Replayed": "true, if an earlier call with the same key had brought it in",
+    "Preference-Applied": "What was taken of Prefer",
+    "Location": "Where to ask how the call stands",
+    "Retry-After": "After how many seconds to try again",
+}
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What these statuses mean, and those that any call may get, each with an example."""
+    return {status: _error(status) for status in sorted({*statuses, *_ANY_CALL})}
+
+
+def good(description: str, example: str, *headers: str, asked: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """A JSON answer with an example, by its name in `EXAMPLES`, and headers; its schema is the route's model.
+
+    `asked` are the headers of the request that it takes, if it is not the route's usual answer.
+    """
+    content: dict[str, Any] = {"example": example}
+    if asked is not None:
+        content[CALL] = {"headers": asked}
+    return {"description": description, "headers": header_docs(*headers), "content": {"application/json": content}}
+
+
+def stream(description: str, events: str, *, fields: Mapping[str, object] | None = None) -> dict[str, Any]:
+    """Server-sent events; `fields` are those of the body that it takes, if it is not the route's usual answer."""
+    content: dict[str, Any] = {"schema": _EVENT, "example": events}
+    if fields is not None:
+        content[CALL] = {"fields": fields}
+    return {"description": description, "content": {MEDIA_TYPE: content}}
+
+
+def files(description: str) -> dict[str, Any]:
+    schema = {"schema": {"type": "string", "format": "binary"}, "example": "the bytes of a picture"}
+    return {"description": description, "content": {f"image/{kind}": schema for kind in ("png", "jpeg", "webp")}}
+
+
+def text(description: str, media_type: str, example: str) -> dict[str, Any]:
+    return {"description": description, "content": {media_type: {"schema": {"type": "string"}, "example": example}}}
+
+
+def header_docs(*names: str) -> dict[str, Any]:
+    return {name: {"description": _HEADERS[name], "schema": {"type": "string"}} for name in names}
+
+
+def install_openapi(app: FastAPI, *, has_keys: bool) -> None:
+    """Describe the routes as they are: a wrong parameter is a 400 here, not FastAPI's 422."""
+
+    def describe() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+            _drop_validation(schema)
+            _fill_examples(schema)
+            if has_keys:
+                schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+                schema["security"] = [{"key": []}]
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = describe  # type: ignore[method-assign]
+
+
+def _drop_validation(schema: dict[str, Any]) -> None:
+    for methods in schema["paths"].values():
+        for operation in methods.values():
+            answer = operation["responses"].get("422", {})
+            if "HTTPValidationError" in str(answer):
+                del operation["responses"]["422"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schema["components"]["schemas"].pop(name, None)
+
+
+def _fill_examples(schema: dict[str, Any]) -> None:
+    """Put examples in the place of their names: FastAPI itself would leave out what is null in them."""
+    for methods in schema["paths"].values():
+        for operation in methods.values():
+            for answer in operation["responses"].values():
+                content = answer.get("content", {}).get("application/json", {})
+                content["example"] = EXAMPLES.get(str(content.get("example")), content.get("example"))
+
+
+def _error(status: int) -> dict[str, Any]:
+    return {
+        "description": ERRORS[status][0],
+        "model": ErrorResponse,
+        "content": {"application/json": {"example": f"error {status}"}},
+        "headers": header_docs("Retry-After") if status in _WITH_RETRY else {},
+    }

@@ -1,0 +1,223 @@
+"""Admission, answer by answer; `test_promises` is about what a promise is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from builders import SERVICE_S, Idle, controller, only, promise, request, simulate, table
+from tilework.admission.admission_limits import Door
+from tilework.admission.eta import EtaAdmission
+from tilework.control.device import Device, Now
+from tilework.core.actions import Accept, Finish, Reject, RunStage
+from tilework.core.events import Cancelled, StageFinished, Submitted
+from tilework.core.interfaces import Admitted, Ahead, Block, CostModel, Demand, Forecast, Held, Refused
+from tilework.core.progress import Cursor
+from tilework.core.request import OnMiss, RefusalCode, Request, Status
+from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
+from tilework.cost.table import TableCosts
+from tilework.policy.toolkit.margin import ADMISSION_MARGIN
+
+COSTS = TableCosts(table())
+
+
+@dataclass
+class Wanting(Idle):
+    """A policy with this urgency for everybody, that wants so many devices for a second."""
+
+    urgency: int = 99
+    width: int = 1
+
+    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
+        return self.urgency
+
+    def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
+        return Demand(self.width, NS_PER_S)
+
+
+@dataclass
+class Backlog:
+    """Three devices, free after 1, 2 and 4 s; ahead of whoever is less urgent than 50, two of them for 1 s."""
+
+    free_s: Sequence[float] = (4, 2, 1)
+    widest: int = 3
+    gpus: list[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        times = enumerate(self.free_s)
+        self.gpus = [Device(gpu=gpu, node=0, stages=frozenset(), now=Now(ns_from_s(free_s))) for gpu, free_s in times]
+
+    def num_jobs(self) -> int:
+        return 3
+
+    def held(self, tenant: str | None = None) -> Held:
+        return Held(3, 0)
+
+    def rivals_weight(self, tenant: str) -> float:
+        return 0.0
+
+    def delay_ns(self, request: Request) -> int:
+        return 0
+
+    def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> Ahead:
+        return Ahead(0, [Demand(2, ns_from_s(1))] if urgency_ns > 50 else [])
+
+    def running_ahead(self, urgency_ns: int, job_id: int | None = None) -> list[Any]:
+        return []
+
+    def reserved(self) -> list[Any]:
+        return []
+
+
+def answer(asked: Request, policy: Any = None, backlog: Any = None, now_ns: int = 0) -> Admitted | Refused:
+    door = Door(max_jobs=10, max_backlog_ns=100 * NS_PER_S)
+    return EtaAdmission(door=door).admit(asked, policy or Idle(), COSTS, backlog or Backlog(), now_ns)
+
+
+@pytest.mark.parametrize(
+    ("urgency_ns", "width", "start_s"), [(99, 1, 3), (9, 1, 1), (9, 2, 2), (99, 2, 3), (9, 3, 4), (99, 3, 4), (9, 8, 4)]
+)
+def test_the_eta_counts_those_ahead_and_the_devices_that_all_need(urgency_ns: int, width: int, start_s: float) -> None:
+    admitted = answer(request("a"), Wanting(urgency_ns, width))
+    gpus = "1 GPU" if width == 1 else f"{width} GPUs"
+    assert admitted == Admitted(
+        ns_from_s(start_s + 1),
+        f"it needs 1.00 s of {gpus}, beside 3 other requests",
+        Forecast(ns_from_s(start_s + 1), 3, 1.0),
+    )
+
+
+def test_a_promise_is_given_with_a_margin_before_the_deadline() -> None:
+    """The device that is free first is free after 1 s; nobody is ahead of whoever has a deadline."""
+
+    class Nobody(Backlog):
+        def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> Ahead:
+            return Ahead(0, [])
+
+    eta_ns = ns_from_s(1 + SERVICE_S)
+    due_ns = ADMISSION_MARGIN.due_ns(eta_ns, 0)
+
+    def asked(due_ns: int, on_miss: OnMiss = OnMiss.REJECT) -> Admitted | Refused:
+        return answer(request("a", slo_s=due_ns / NS_PER_S, on_miss=on_miss), backlog=Nobody())
+
+    accepted = asked(due_ns)
+    assert isinstance(accepted, Admitted)
+    block = Block(due_ns, 0, Demand(1, ns_from_s(SERVICE_S)), (2,))
+    assert (accepted.eta_ns, accepted.promised) == (eta_ns, block)
+    assert accepted.why == "it needs 1.06 s of 1 GPU, beside 3 other requests; its deadline is promised"
+    scarce = "it would end 0.20 s before its deadline, and a promise needs 0.20 s to spare"
+    assert asked(due_ns - 1) == Refused(scarce, due_ns, RefusalCode.DEADLINE)
+    late = "it would be 0.00 s late behind 3 other requests"
+    assert asked(eta_ns - 1) == Refused(late, due_ns, RefusalCode.DEADLINE)
+    assert isinstance(asked(NS_PER_S, OnMiss.BEST_EFFORT), Admitted)
+
+
+def test_without_devices_only_a_promise_is_refused() -> None:
+    nothing, now_ns = Backlog(()), 7 * NS_PER_S
+    why = "no device is up; the time counts from now"
+    service_ns = ns_from_s(SERVICE_S)
+    assert answer(request("a", slo_s=9), backlog=nothing, now_ns=now_ns) == Admitted(
+        now_ns + service_ns, why, Forecast(service_ns, 0, 1.0)
+    )
+    refused = Refused("no device is up", None, RefusalCode.NO_DEVICE)
+    assert answer(promise("b", 0, slo_s=9), backlog=nothing, now_ns=now_ns) == refused
+
+
+def test_a_request_that_cannot_make_it_is_rejected_with_the_earliest_deadline() -> None:
+    crowd = [request(str(index), 0.0) for index in range(6)]
+    trace = simulate([*crowd, promise("late", 0.0, slo_s=1.2)], "fixed-sp1")
+    assert trace.endings[-1].status is Status.REJECTED
+    assert "late behind 6 other requests" in trace.endings[-1].reason
+    assert simulate([*crowd, promise("on time", 0.0, slo_s=4.6)], "fixed-sp1").endings[-1].on_time
+
+
+def test_a_promise_that_would_break_another_is_refused_for_that() -> None:
+    """Both are due at the same time, which suffices for either: the one with the lower id first."""
+    control = controller()
+    control.handle(Submitted(promise("first", 0, slo_s=1.5 * SERVICE_S)), 0)
+    (refused,) = only(Reject, control.handle(Submitted(promise("second", 0, slo_s=1.4 * SERVICE_S)), 0))
+    assert refused.reason == "what is promised to others leaves no room for it beside 1 other request"
+
+
+# How many may come in.
+
+
+def test_no_more_come_in_than_may_and_more_when_some_have_gone() -> None:
+    control = controller(max_jobs=3)
+    answers = [control.handle(Submitted(request(uid)), 0)[0] for uid in "abcd"]
+    assert [type(answer) for answer in answers] == [Accept, Accept, Accept, Reject]
+    reason = "3 requests are waiting or running, and no more may"
+    earliest_ns, retry_ns = ns_from_s(4 * SERVICE_S), ns_from_s(SERVICE_S)
+    assert answers[-1] == Reject("d", reason, earliest_ns, RefusalCode.QUEUE, retry_ns), "one has ended by then"
+    assert only(Finish, control.handle(Cancelled("b", "gone"), 1))
+    assert [type(control.handle(Submitted(request(uid)), 2)[0]) for uid in "ef"] == [Accept, Reject]
+
+
+def test_a_request_that_is_done_makes_room() -> None:
+    requests = [request("a"), request("b", 1.0), request("c", 1.1)]
+    trace = simulate(requests, num_gpus=1, max_jobs=1)
+    assert [ending.status for ending in trace.endings] == [Status.DONE, Status.REJECTED, Status.DONE]
+
+
+def test_a_full_queue_is_told_before_a_deadline_that_cannot_be_met() -> None:
+    """Another deadline would not help."""
+    control = controller(max_jobs=1)
+    control.handle(Submitted(request("a")), 0)
+    (refused,) = only(Reject, control.handle(Submitted(promise("b", 0, slo_s=0.1)), 0))
+    assert (refused.code, refused.earliest_ns) == (RefusalCode.QUEUE, None)
+    control.handle(StageFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
+    (refused,) = only(Reject, control.handle(Submitted(request("c")), 11 * NS_PER_MS))
+    assert refused.code is RefusalCode.QUEUE, "a stage is not the end"
+
+
+# Several that come together.
+
+
+def together(count: int, slo_s: float, now_s: float = 0.0) -> Submitted:
+    first, *others = (promise(f"{index} of {count}", now_s, slo_s=slo_s) for index in range(count))
+    return Submitted(first, tuple(others))
+
+
+def test_those_that_come_together_are_all_in_before_anything_starts() -> None:
+    control = controller(num_gpus=2)
+    answers = control.handle(together(3, slo_s=9), 0)
+    assert [type(answer) for answer in answers[:3]] == [Accept] * 3
+    assert len(only(RunStage, answers[3:])) == 2
+    assert [answer.job_id for answer in only(Accept, answers)] == [0, 1, 2]
+    (accept,) = only(Accept, control.handle(Submitted(request("later")), 1))
+    assert accept.job_id == 3
+
+
+def test_if_one_finds_no_place_none_comes_in_and_nothing_starts() -> None:
+    """Two devices can serve two of them in time."""
+    control = controller(num_gpus=2)
+    answers = control.handle(together(3, slo_s=1.5 * SERVICE_S), 0)
+    assert [(answer.uid, answer.code) for answer in only(Reject, answers)] == [
+        (f"{index} of 3", RefusalCode.DEADLINE) for index in range(3)
+    ]
+    assert len(answers) == 3
+    assert "(request 3 of 3 that come together)" in only(Reject, answers)[0].reason
+    assert control.tracker.num_jobs() == len(control.tracker.promised()) == 0
+    (accept,) = only(Accept, control.handle(Submitted(promise("alone", 0, slo_s=1.5 * SERVICE_S)), 1))
+    assert accept.job_id == 0, "nobody has taken its place, or its number"
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_they_would_all_be_let_in_with_the_deadline_that_they_are_told(count: int) -> None:
+    control = controller(num_gpus=2)
+    control.handle(Submitted(promise("first", 0, slo_s=9)), 0)
+    told = {answer.earliest_ns for answer in only(Reject, control.handle(together(count, slo_s=0.5), 1))}
+    (earliest_ns,) = told
+    assert earliest_ns is not None
+    sooner = together(count, slo_s=earliest_ns / NS_PER_S - 0.4)
+    assert only(Reject, control.handle(sooner, 1)), "the last of them is what it depends on"
+    assert len(only(Accept, control.handle(together(count, slo_s=earliest_ns / NS_PER_S), 1))) == count
+
+
+def test_those_that_come_together_count_each() -> None:
+    control = controller(max_jobs=2)
+    assert len(only(Reject, control.handle(together(3, slo_s=99), 0))) == 3
+    assert len(only(Accept, control.handle(together(2, slo_s=99), 0))) == 2

@@ -1,0 +1,105 @@
+"""What admission learns from how its predictions came out."""
+
+from __future__ import annotations
+
+from statistics import fmean, median
+
+import pytest
+
+from builders import controller, only, poisson, promise, request, simulate, table
+from tilework.admission.eta_correction import Experience
+from tilework.core.actions import Accept
+from tilework.core.events import StageFinished, StepsFinished, Submitted
+from tilework.core.time import NS_PER_S
+from tilework.sim.simulation import Trace
+
+PLAIN = request("plain")
+
+
+def taught(*ratios: float, num_jobs: int = 0) -> Experience:
+    """One that has seen a plain request come out so, over and over."""
+    experience = Experience()
+    for ratio in ratios:
+        experience.learn(PLAIN, num_jobs, NS_PER_S, round(ratio * NS_PER_S))
+    return experience
+
+
+def test_who_has_seen_nothing_corrects_nothing() -> None:
+    assert taught().ratio(PLAIN, 5) == 1.0
+
+
+def test_what_usually_happens_is_expected_again() -> None:
+    assert taught(1.5).ratio(PLAIN, 0) == 1.5
+    assert taught(*[1.2] * 9).ratio(PLAIN, 0) == pytest.approx(1.2)
+    assert taught(*[0.5] * 50, *[2.0] * 50).ratio(PLAIN, 0) == pytest.approx(2.0), "the latest count"
+
+
+def test_a_rare_mishap_hardly_counts() -> None:
+    """A request that was passed by many must not make everybody expect the same."""
+    assert taught(*[1.0] * 12, 40.0, *[1.0] * 2).ratio(PLAIN, 0) == pytest.approx(1.0)
+
+
+def test_a_prediction_of_no_time_teaches_nothing() -> None:
+    experience = Experience()
+    experience.learn(PLAIN, 0, 0, 5)
+    assert experience.ratio(PLAIN, 0) == 1.0
+
+
+@pytest.mark.parametrize("other", [request("a", side=64), request("a", steps=3), request("a")])
+def test_sizes_and_steps_are_told_apart(other: object) -> None:
+    assert taught(*[2.0] * 5).ratio(other, 0) == (2.0 if other == request("a") else 1.0)  # type: ignore[arg-type]
+
+
+def test_a_crowd_that_nobody_has_met_is_like_the_next_smaller_one() -> None:
+    experience = taught(*[2.0] * 5, num_jobs=4)
+    assert [experience.ratio(PLAIN, num_jobs) for num_jobs in (0, 3, 4, 7, 8, 100)] == [1.0, 1.0, 2.0, 2.0, 2.0, 2.0]
+
+
+def test_what_was_asked_for_counts_once_a_few_have_asked() -> None:
+    asked, experience = promise("a", 0, slo_s=9), taught(*[2.0] * 5)
+    assert experience.ratio(asked, 0) == 2.0, "what is known of others is better than nothing"
+    for _ in range(5):
+        experience.learn(asked, 0, NS_PER_S, NS_PER_S // 2)
+    assert experience.ratio(asked, 0) == 0.5
+    assert experience.ratio(PLAIN, 0) == 2.0
+
+
+def test_memory_is_bounded_and_the_longest_unused_is_forgotten() -> None:
+    experience = taught(3.0)
+    for steps in range(1, 10_000):
+        experience.learn(request("other", steps=steps + 100), 0, NS_PER_S, 2 * NS_PER_S)
+        if steps == 1000:
+            experience.learn(request("kept", steps=101), 0, NS_PER_S, 2 * NS_PER_S)
+    assert len(experience._seen) <= 4096
+    assert experience.ratio(PLAIN, 0) == 1.0
+    assert experience.ratio(request("other", steps=10_099), 0) == 2.0
+
+
+# In the controller.
+
+
+def test_the_next_prediction_is_corrected_by_how_the_last_one_came_out() -> None:
+    """The device reports the times that were predicted, but everything arrives twice as late."""
+    control = controller("fixed-sp1")
+    (first,) = only(Accept, control.handle(Submitted(request("a", steps=2)), 0))
+    at_ns = first.eta_ns * 2
+    control.handle(StageFinished(1, 10_000_000), 1)
+    control.handle(StepsFinished(2, 200_000_000), 2)
+    control.handle(StageFinished(3, 50_000_000), at_ns)
+    (second,) = only(Accept, control.handle(Submitted(request("b", steps=2, arrival_s=at_ns / NS_PER_S)), at_ns))
+    assert second.eta_ns - at_ns == pytest.approx(2 * first.eta_ns)
+    assert control.eta_ns(1, at_ns) == pytest.approx(second.eta_ns, rel=0.01), "and so are those that follow"
+
+
+def errors(trace: Trace) -> list[float]:
+    return [abs(ending.finish_ns - (ending.eta_ns or 0)) / ending.latency_ns for ending in trace.endings]
+
+
+@pytest.mark.parametrize("rate", [0.5, 1.0, 1.5])
+def test_predictions_of_a_policy_that_widens_groups_become_better(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests, costs = poisson(200, rate, seed=11, slo_s=30), table(degrees=(1, 2, 4))
+    learnt = errors(simulate(requests, "tetriserve", costs=costs))
+    monkeypatch.setattr(Experience, "learn", lambda *one: None)
+    plain = errors(simulate(requests, "tetriserve", costs=costs))
+    assert median(learnt) < 0.75 * median(plain)
+    assert fmean(learnt) < 0.85 * fmean(plain)

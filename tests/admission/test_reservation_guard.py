@@ -1,0 +1,272 @@
+"""The guard: all promises are kept, whatever the policy does, and nothing else is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from builders import POLICIES, Idle, only, promise, promise_mix, request, simulate, table
+from tilework.admission import feasibility as certificate
+from tilework.admission.reservation_guard import Guard, Review
+from tilework.control.controller import ControllerConfig
+from tilework.core.actions import Action, WakeAt
+from tilework.core.events import Event, Woke
+from tilework.core.interfaces import Block, ClusterView, CostModel, JobView
+from tilework.core.request import OnMiss, Request, Status
+from tilework.core.time import NS_PER_MS, NS_PER_S
+from tilework.core.work import DIFFUSE, Plan, Start
+from tilework.policy import registry
+from tilework.policy.registry import policy_names
+from tilework.policy.toolkit.demand import usable_degree
+from tilework.policy.toolkit.fixed_groups import WORKS_PER_LANE
+from tilework.sim.simulation import SimConfig, Simulation, Trace
+
+
+class Greedy(Idle):
+    """Fills every device with jobs in some order, each with all the steps that it has left: a long wait for others."""
+
+    def order(self, jobs: Iterable[JobView]) -> list[JobView]:
+        return list(jobs)
+
+    def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
+        jobs = iter(self.order(job for job in view.waiting() if job.stage is not None))
+        rooms = [gpu for gpu in view.gpus for _ in range(WORKS_PER_LANE - len(gpu.works))]
+        return Plan(starts=tuple(start(job, (gpu.gpu,), 99) for gpu, job in zip(rooms, jobs, strict=False)))
+
+
+class LeastUrgentFirst(Greedy):
+    """Serves whoever is due last."""
+
+    def order(self, jobs: Iterable[JobView]) -> list[JobView]:
+        return list(jobs)[::-1]
+
+
+class Faithless(Greedy):
+    """Never serves anybody that it has promised anything."""
+
+    def order(self, jobs: Iterable[JobView]) -> list[JobView]:
+        return [job for job in jobs if job.promised is None]
+
+
+class Sleeper(Idle):
+    """Serves nobody at all, and would like to be left alone."""
+
+
+@dataclass
+class Reckless(Idle):
+    """Picks jobs, groups and numbers of steps at random."""
+
+    random: Random
+
+    def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
+        jobs, starts = [job for job in view.waiting() if job.stage is not None], list[Start]()
+        idle = [gpu.gpu for gpu in view.gpus if len(gpu.works) < WORKS_PER_LANE]
+        self.random.shuffle(jobs)
+        for job in jobs:
+            self.random.shuffle(idle)
+            assert job.stage is not None
+            width = usable_degree(job.stage, self.random.randint(0, len(idle)), costs)
+            if not idle or self.random.random() < 0.3:
+                break
+            starts.append(start(job, tuple(idle[:width]), self.random.randint(1, 8)))
+            del idle[:width]
+        return Plan(starts=tuple(starts), wake_ns=now_ns + 50 * NS_PER_MS if jobs else None)
+
+
+def start(job: JobView, gpus: tuple[int, ...], num_steps: int) -> Start:
+    assert job.stage is not None
+    is_diffuse = job.stage.name == DIFFUSE
+    return Start(
+        stage=job.stage,
+        job_ids=(job.job_id,),
+        gpus=tuple(sorted(gpus)) if is_diffuse else gpus[:1],
+        num_steps=min(num_steps, job.num_steps_left) if is_diffuse else 1,
+        why="on a whim",
+    )
+
+
+NEVER = 1 << 62
+HOSTILE = ("least-urgent", "faithless", "sleeper", "reckless")
+
+
+@pytest.fixture
+def hostile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Policies that are not to be trusted."""
+    monkeypatch.setitem(registry._REGISTRY, "least-urgent", LeastUrgentFirst)
+    monkeypatch.setitem(registry._REGISTRY, "faithless", Faithless)
+    monkeypatch.setitem(registry._REGISTRY, "sleeper", Sleeper)
+    monkeypatch.setitem(registry._REGISTRY, "reckless", lambda: Reckless(Random(1)))
+
+
+def kept_and_refused(trace: Trace) -> tuple[int, int]:
+    """How many promises were kept, and how many were not given; none may be broken."""
+    promised = [ending for ending in trace.endings if ending.request.is_promise]
+    given = [ending for ending in promised if ending.status not in (Status.REJECTED, Status.CANCELLED)]
+    late = {ending.request.uid: ending.finish_ns - (ending.request.deadline_ns or 0) for ending in given}
+    assert all(ending.on_time for ending in given), {uid: late_ns for uid, late_ns in late.items() if late_ns > 0}
+    return len(given), sum(ending.status is Status.REJECTED for ending in promised)
+
+
+@pytest.mark.usefixtures("hostile")
+@pytest.mark.parametrize("policy", HOSTILE)
+def test_of_many_promises_those_are_kept_that_are_seldom_looked_at(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the first two or three; thousands of promises would take long."""
+    monkeypatch.setattr(certificate, "_NEAR", 2)
+    share, num_kept = 1.0 if policy == "sleeper" else 0.7, 0
+    for seed in range(4):
+        costs = replace(table(degrees=(1, 2)), gpus_per_node=2 if policy != "reckless" else 4)
+        requests = promise_mix(40, 4.0, seed, share)
+        cancels = tuple((one.arrival_ns + NS_PER_S, one.uid) for one in requests[::7])
+        num_kept += kept_and_refused(simulate(requests, policy, num_gpus=4, costs=costs, cancels=cancels))[0]
+    assert num_kept > 20
+
+
+@pytest.mark.usefixtures("hostile")
+@pytest.mark.parametrize("policy", HOSTILE)
+@pytest.mark.parametrize("num_gpus", [1, 3])
+def test_promises_are_kept_by_policies_that_do_not_care(policy: str, num_gpus: int) -> None:
+    share, num_kept = 1.0 if policy == "sleeper" else 0.5, 0
+    for seed in range(4):
+        for rate in (0.8, 4.0):
+            requests = promise_mix(30, rate * num_gpus, seed, share)
+            trace = simulate(requests, policy, num_gpus=num_gpus, costs=table(degrees=(1, 2)))
+            num_kept += kept_and_refused(trace)[0]
+    assert num_kept > 20, "promises are given, or none could be broken"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("share", [0.5, 1.0])
+@pytest.mark.parametrize("load", [0.5, 1.0, 3.0])
+def test_promises_are_kept_at_every_load(policy: str, share: float, load: float) -> None:
+    """Four devices can do about 2.7 of these requests in a second."""
+    answers = [
+        kept_and_refused(simulate(requests, policy, num_gpus=4, costs=table(degrees=(1, 2, 4))))
+        for requests in (promise_mix(60, 2.7 * load, seed, share) for seed in range(3))
+    ]
+    num_kept, num_refused = map(sum, zip(*answers, strict=True))
+    assert num_kept > 10
+    assert num_refused or load < 3, "not all that ask can be on time"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("gpus_per_node", [1, 2])
+def test_promises_are_kept_on_several_nodes_though_works_take_a_little_longer(policy: str, gpus_per_node: int) -> None:
+    costs = replace(table(degrees=(1, 2)), gpus_per_node=gpus_per_node)
+    num_kept = 0
+    for seed in range(3):
+        requests = promise_mix(60, 4.0, seed, 0.5)
+        num_kept += kept_and_refused(simulate(requests, policy, num_gpus=4, jitter=0.005, seed=seed, costs=costs))[0]
+    assert num_kept > 20
+
+
+@pytest.mark.parametrize("policy", policy_names())
+def test_every_policy_keeps_promises(policy: str) -> None:
+    costs = replace(table(degrees=(1, 2)), gpus_per_node=2)
+    assert kept_and_refused(simulate(promise_mix(25, 4.0, 1, 0.5), policy, num_gpus=4, costs=costs))[0] > 5
+
+
+@pytest.mark.usefixtures("hostile")
+def test_a_promise_waits_as_long_as_it_can_and_no_longer() -> None:
+    """Nobody starts it but the guard, and nothing happens meanwhile but the wake-up that it has asked for."""
+    (ending,) = simulate([promise("a", 0, slo_s=5.0)], "sleeper", num_gpus=1).endings
+    assert 0 <= 5.0 - ending.finish_ns / NS_PER_S < 0.3
+
+
+@pytest.mark.usefixtures("hostile")
+def test_stages_that_cost_nothing_are_started_in_time() -> None:
+    requests = [promise(str(index), index, slo_s=5.0) for index in range(3)]
+    free = table(encode_s=0.0, decode_s=0.0)
+    assert kept_and_refused(simulate(requests, "sleeper", num_gpus=2, costs=free)) == (3, 0)
+
+
+@pytest.mark.usefixtures("hostile")
+@pytest.mark.parametrize("policy", [*POLICIES, "least-urgent", "reckless"])
+def test_wake_ups_do_not_multiply(policy: str) -> None:
+    """Each that was asked for comes once; another one is asked for only if it is earlier than all that are to come."""
+    outstanding: list[int] = []
+    most = 0
+
+    def observe(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
+        nonlocal most
+        if isinstance(event, Woke):
+            outstanding.remove(now_ns)  # ValueError: nobody asked for it.
+        for wake in only(WakeAt, actions):
+            assert now_ns < wake.at_ns < min(outstanding, default=NEVER)
+            outstanding.append(wake.at_ns)
+        most = max(most, len(outstanding))
+
+    simulation = Simulation(ControllerConfig(policy=policy), table(degrees=(1, 2)), SimConfig(num_gpus=3))
+    simulation.run(promise_mix(60, 4.0, 5, 0.7), observe=observe)
+    assert most < 10
+    assert most or policy == "edf", "which starts everything at once"
+    assert not outstanding
+
+
+@dataclass
+class Scripted(Idle):
+    """Serves nobody but those who name a device; requests of 160 steps run on two devices, all others on one."""
+
+    def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
+        return (2,) if request.steps == 160 else (1,)
+
+    def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
+        named = [job for job in view.waiting() if job.request.uid.startswith("on ")]
+        return Plan(starts=tuple(start(job, (int(job.request.uid[3:]),), 999) for job in named))
+
+
+@pytest.mark.parametrize("gpus_per_node", [3, 2])
+def test_a_device_that_comes_free_early_makes_no_promise_late(
+    gpus_per_node: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wide one has its home where two devices come last, the other one, which is due a little later, on the first.
+
+    Then a work on its node is cancelled. Placed anew, the wide one would begin at once, and the other one when the last
+    device comes: too late.
+    """
+    monkeypatch.setitem(registry._REGISTRY, "scripted", Scripted)
+    busy = {3: {"on 1": 100, "on 2": 100}, 2: {"on 1": 100, "on 2": 50, "on 3": 50}}[gpus_per_node]
+    requests = [
+        *(request(uid, steps=steps) for uid, steps in busy.items()),
+        promise("narrow", 0.1, slo_s=21.5, steps=180),
+        promise("wide", 0.1, slo_s=21.4, steps=160),
+    ]
+    costs = replace(table(degrees=(1, 2)), gpus_per_node=gpus_per_node)
+    cancels = ((NS_PER_S, "on 1"),)
+    trace = simulate(requests, "scripted", num_gpus=len(busy) + 1, costs=costs, cancels=cancels)
+    assert kept_and_refused(trace) == (2, 0)
+
+
+class NoGuard(Guard):
+    """Lets everything pass, and demands nothing."""
+
+    def settled(self, *scene: Any) -> dict[int, Block]:
+        return {}
+
+    def review(self, starts: tuple[Start, ...], *scene: Any) -> Review:
+        return Review(starts)
+
+    def forced(self, *scene: Any) -> tuple[Start, ...]:
+        return ()
+
+    def wake_ns(self, *scene: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_without_promises_the_guard_changes_nothing(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def traced(*requests: Request) -> Trace:
+        return simulate(list(requests), policy, num_gpus=3, costs=table(degrees=(1, 2)))
+
+    asked = promise_mix(60, 6.0, 1, 0.3)  # Of which each policy on its own would be late with one.
+    patient = [replace(one, on_miss=OnMiss.BEST_EFFORT) for one in asked]
+    guarded = traced(*patient), traced(*asked)
+    monkeypatch.setattr("tilework.control.controller.Guard", NoGuard)
+    assert traced(*patient) == guarded[0]
+    # In order of arrival, on one device each: what was there when a promise was given is all that can delay it.
+    assert (traced(*asked) == guarded[1]) == (policy == "fixed-sp1"), "with promises it does"

@@ -1,0 +1,502 @@
+"""The command line, without a model: what it prints, what it writes, and how it tells a mistake."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from PIL import Image
+from typer.testing import CliRunner
+
+import tilework
+from builders import PIPELINE, poisson, request, table
+from tilework.cli import console as output
+from tilework.cli import main
+from tilework.cli.app import app
+from tilework.cli.commands import generate
+from tilework.cli.views.schedules import ServedRequest, served_in
+from tilework.control.controller import ControllerConfig
+from tilework.control.log import entry_line, header_line
+from tilework.core.actions import Action
+from tilework.core.events import Event
+from tilework.core.request import OnMiss, Request
+from tilework.formats.workload import WorkloadRequest, write_workload
+from tilework.policy.registry import policy_names
+from tilework.report.schedule import read_schedule
+from tilework.sim.simulation import SimConfig, Simulation
+
+HEAVY = ("torch", "diffusers", "transformers", "fastapi", "uvicorn", "starlette", "prometheus_client")
+COMMANDS = (
+    "serve",
+    "generate",
+    "simulate",
+    "replay",
+    "timeline",
+    "explain",
+    "bench",
+    "profile",
+    "demo",
+    "fuzz",
+    "bound",
+    "compare",
+)
+GROUPS = {"cost": ("list", "show", "export"), "workload": ("list", "make", "show")}  # Commands that have commands.
+NUM_REQUESTS = 30
+
+
+@pytest.fixture(autouse=True)
+def _plain_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No colours and 100 columns, also where the environment of the tests asks for others."""
+    monkeypatch.setenv("COLUMNS", "100")
+    for name in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("typer.rich_utils.FORCE_TERMINAL", None)
+    for console in (output.out, output.console):
+        monkeypatch.setattr(console, "_force_terminal", False)
+        monkeypatch.setattr(console, "_color_system", None)
+        monkeypatch.setattr(console, "width", 100)
+
+
+def workload_of(served: list[ServedRequest]) -> tuple[WorkloadRequest, ...]:
+    """The requests of a run as a workload, to be simulated or sent again."""
+    return tuple(
+        WorkloadRequest(
+            id=one.request.uid,
+            arrival_s=one.arrival_s,
+            pipeline=one.request.pipeline,
+            height=one.shape.height,
+            width=one.shape.width,
+            frames=one.shape.frames,
+            steps=one.request.steps,
+            slo_s=one.slo_s,
+            on_miss=one.request.on_miss,
+        )
+        for one in served
+    )
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with requests.jsonl, costs.json and the log of a run, events.jsonl."""
+    directory = tmp_path_factory.mktemp("cli")
+    requests = poisson(NUM_REQUESTS, 1.5, seed=2)
+    trace = write_log(directory / "events.jsonl", requests)
+    write_workload(directory / "requests.jsonl", workload_of(served_in(trace)))
+    (directory / "costs.json").write_text(json.dumps(table().to_json()))
+    return directory
+
+
+def write_log(path: Path, requests: list[Request], *, dispatch_ns: int = 0, num_gpus: int = 2, **more: Any) -> Any:
+    """The log of devices that jitter by 5% and lose `dispatch_ns` between two works."""
+    config = ControllerConfig(policy="fixed-sp1")
+    simulation = Simulation(config, table(), SimConfig(num_gpus=num_gpus, jitter=0.05, dispatch_ns=dispatch_ns))
+    with path.open("w", encoding="utf-8") as lines:
+        lines.write(header_line(tilework.__version__, config, table()) + "\n")
+
+        def observe(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
+            lines.write(entry_line(event, actions, now_ns) + "\n")
+
+        return simulation.run(requests, observe=observe, **more)
+
+
+def invoke(*arguments: object) -> Result:
+    """A command that must succeed."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def simulate(files: Path, *arguments: object) -> Result:
+    return invoke("simulate", files / "requests.jsonl", "--cost", files / "costs.json", *arguments)
+
+
+@pytest.fixture
+def mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
+    """Run `tilework` with arguments that it must refuse; returns the one line that it says, without "error: "."""
+
+    def run(*arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["tilework", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_info:
+            main()
+        printed = capsys.readouterr()
+        assert exit_info.value.code == 2
+        assert printed.out == ""
+        (line,) = printed.err.splitlines()
+        assert line.startswith("error: ")
+        return line.removeprefix("error: ")
+
+    return run
+
+
+# Help.
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_an_example(command: str) -> None:
+    for flag in ("--help", "-h"):
+        text = " ".join(invoke(command, flag).output.split())
+        assert re.search(rf"Examples?: tilework {command}", text)
+
+
+def test_help_names_every_command_and_version_says_which() -> None:
+    assert all(command in invoke("--help").output for command in (*COMMANDS, *GROUPS))
+    assert invoke("--version").output.strip() == tilework.__version__
+    assert len(app.registered_commands) == len(COMMANDS)
+    assert {group.name for group in app.registered_groups} == set(GROUPS)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_command_of_a_group_is_named_there_and_has_an_example(group: str) -> None:
+    named = invoke(group, "--help").output
+    for command in GROUPS[group]:
+        assert command in named
+        text = " ".join(invoke(group, command, "--help").output.split())
+        assert re.search(rf"Examples?: tilework {group} {command}", text)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["simulate", "--help"], ["simulate", "FILES"], ["replay", "FILES"]])
+def test_planning_needs_no_torch_and_no_server(files: Path, arguments: list[str]) -> None:
+    """Run with the heavy packages made unimportable, as on a machine without the `serve` extra."""
+    given = {"simulate": [files / "requests.jsonl", "--cost", files / "costs.json"], "replay": [files / "events.jsonl"]}
+    paths = given[arguments[0]] if "FILES" in arguments else []
+    result = without_heavy_packages(*(a for a in arguments if a != "FILES"), *map(str, paths))
+    assert result.returncode == 0, result.stderr
+
+
+def test_without_the_serve_extra_serving_says_how_to_get_it() -> None:
+    result = without_heavy_packages("generate", "a red circle")
+    assert result.returncode == 2
+    assert result.stderr == (
+        "error: torch, diffusers, transformers, fastapi, uvicorn not installed; run: pip install 'tilework[serve]'\n"
+    )
+
+
+def without_heavy_packages(*arguments: str) -> subprocess.CompletedProcess[str]:
+    block = f"import sys; sys.modules.update(dict.fromkeys({HEAVY!r})); sys.argv = {['tilework', *arguments]!r}"
+    code = f"{block}; from tilework.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+# simulate.
+
+
+def test_simulate_prints_attainment_by_size(files: Path) -> None:
+    text = simulate(files, "--gpus", 2).output
+    assert text.startswith("tilework, 2 devices, simulated")
+    assert all(size in text for size in ("64x64", "128x128", "192x192", "on time", "p99"))
+    assert re.search(rf"^ *all +{NUM_REQUESTS} +{NUM_REQUESTS} ", text, re.MULTILINE)
+
+
+def test_simulate_in_json_says_what_it_ran(files: Path) -> None:
+    document = json.loads(simulate(files, "--gpus", 3, "--policy", "fixed-sp1", "--seed", 7, "--json").stdout)
+    assert document["simulated"] is True
+    assert document["policy"] == "fixed-sp1"
+    assert document["config"] == {
+        "num_gpus": 3,
+        "seed": 7,
+        "jitter": 0.0,
+        "dispatch_ns": 0,
+        "switch_ns": 0,
+        "result_ns": 0,
+    }
+    result = document["result"]
+    assert (result["requests"], result["done"]) == (NUM_REQUESTS, NUM_REQUESTS)
+    assert sum(size["requests"] for size in result["by_size"].values()) == NUM_REQUESTS
+    assert "live" not in document
+
+
+def test_the_same_seed_prints_the_same_and_another_does_not(files: Path) -> None:
+    def printed(seed: int) -> str:
+        return simulate(files, "--jitter", 0.1, "--seed", seed, "--json").stdout
+
+    assert printed(3) == printed(3)
+    assert json.loads(printed(3))["result"] != json.loads(printed(4))["result"]
+
+
+def test_simulate_defaults_to_one_device_and_tilework(files: Path) -> None:
+    document = json.loads(simulate(files, "--json").stdout)
+    assert (document["policy"], document["config"]["num_gpus"]) == ("tilework", 1)
+
+
+def test_simulate_writes_a_schedule_that_can_be_read_and_a_picture(files: Path, tmp_path: Path) -> None:
+    schedule, timeline = tmp_path / "schedule.jsonl", tmp_path / "plan.png"
+    simulate(files, "--gpus", 2, "--schedule", schedule, "--timeline", timeline)
+    read = read_schedule(schedule)
+    assert {line.request for line in read.requests} == {str(index) for index in range(NUM_REQUESTS)}
+    assert {work.gpus for work in read.works} == {(0,), (1,)}
+    assert sum(work.steps for work in read.works if work.stage == "diffuse") == NUM_REQUESTS * 10
+    with Image.open(timeline) as picture:
+        assert picture.format == "PNG"
+        assert min(picture.size) > 300
+
+
+def test_requests_without_ids_are_known_by_their_lines(files: Path, tmp_path: Path) -> None:
+    path, schedule = tmp_path / "requests.jsonl", tmp_path / "schedule.jsonl"
+    line = {"arrival_s": 0.0, "pipeline": PIPELINE, "height": 64, "width": 64, "steps": 4}
+    path.write_text(f"{json.dumps(line)}\n{json.dumps(line | {'id': 'mine', 'slo_s': 0.01})}\n{json.dumps(line)}\n")
+    invoke("simulate", path, "--cost", files / "costs.json", "--schedule", schedule)
+    ends = {line.request: line for line in read_schedule(schedule).requests}
+    assert {name: end.on_time for name, end in ends.items()} == {0: None, "mine": False, 2: None}
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_batches_are_bounded_in_simulation(tmp_path: Path, most: int) -> None:
+    path, schedule = tmp_path / "requests.jsonl", tmp_path / "schedule.jsonl"
+    line = {"arrival_s": 0.0, "pipeline": "sdxl", "height": 512, "width": 512, "steps": 50}
+    path.write_text(f"{json.dumps(line)}\n" * 6)
+    invoke("simulate", path, "--cost", "sdxl_h100", "--max-batch", most, "--schedule", schedule)
+    assert max(len(work.requests) for work in read_schedule(schedule).works) == most
+
+
+def test_a_live_run_is_simulated_from_its_log(tmp_path: Path) -> None:
+    """Devices, policy, costs and the time between works come from the log; the mean latency is that of the run."""
+    path = tmp_path / "events.jsonl"
+    write_log(path, poisson(80, 1.5, seed=6), dispatch_ns=4_000_000)
+    document = json.loads(invoke("simulate", "--log", path, "--json").stdout)
+    assert document["policy"] == "fixed-sp1"
+    assert (document["config"]["num_gpus"], document["config"]["dispatch_ns"]) == (2, {"1": 4_000_000})
+    assert document["live"]["requests"] == document["result"]["requests"] == 80
+    assert document["mean_latency_ratio"] == pytest.approx(1.0, abs=0.05)
+    assert document["mean_latency_ratio"] == pytest.approx(
+        document["result"]["latency_s"]["mean"] / document["live"]["latency_s"]["mean"]
+    )
+    text = invoke("simulate", "--log", path, "--schedule", tmp_path / "schedule.jsonl").output
+    assert "the live run of the log" in text
+    assert f"simulated / live mean latency: {document['mean_latency_ratio']:.3f}" in text
+    assert len(read_schedule(tmp_path / "schedule.jsonl").requests) == 80
+
+
+def test_the_controller_starts_from_the_costs_that_the_live_one_started_from(tmp_path: Path) -> None:
+    """The live devices took twice the table's time, which the controller learnt from the first request."""
+    path = tmp_path / "events.jsonl"
+    config, true = ControllerConfig(policy="fixed-sp1"), table(encode_s=0.02, step_s=0.2, decode_s=0.1)
+    lines = [header_line(tilework.__version__, config, table())]
+
+    def observe(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
+        lines.append(entry_line(event, actions, now_ns))
+
+    requests = [request(uid, at_s, slo_s=1.5, on_miss=OnMiss.REJECT) for uid, at_s in (("a", 0.0), ("b", 9.0))]
+    trace = Simulation(config, table(), SimConfig(num_gpus=1), true).run(requests, observe=observe)
+    path.write_text("\n".join(lines) + "\n")
+    assert [ending.status for ending in trace.endings] == ["done", "rejected"]
+    document = json.loads(invoke("simulate", "--log", path, "--json").stdout)
+    assert (document["result"]["done"], document["mean_latency_ratio"]) == (1, pytest.approx(1.0))
+
+
+def test_options_overrule_the_log(files: Path) -> None:
+    given = ("--gpus", 4, "--policy", "edf", "--seed", 9, "--jitter", 0.5)
+    document = json.loads(invoke("simulate", "--log", files / "events.jsonl", *given, "--json").stdout)
+    config = document["config"]
+    assert (document["policy"], config["num_gpus"], config["seed"], config["jitter"]) == ("edf", 4, 9, 0.5)
+    assert document["mean_latency_ratio"] < 0.95, "twice the devices"
+
+
+def test_a_log_in_which_nothing_was_drawn_has_no_ratio(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    write_log(path, [request("a"), request("b", 0.1)], cancels=[(200_000_000, "a"), (200_000_000, "b")])
+    document = json.loads(invoke("simulate", "--log", path, "--json").stdout)
+    assert (document["live"]["not_done"], document["mean_latency_ratio"]) == ({"cancelled": 2}, None)
+    assert "simulated / live mean latency: -" in invoke("simulate", "--log", path).output
+
+
+def test_the_ratio_compares_only_what_was_drawn_in_both(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    requests = [request("long", steps=100), request("short", 0.0)]
+    write_log(path, requests, cancels=[(300_000_000, "long")])
+    document = json.loads(invoke("simulate", "--log", path, "--json").stdout)
+    assert (document["live"]["done"], document["result"]["done"]) == (1, 2)
+    assert document["mean_latency_ratio"] == pytest.approx(1.0, abs=0.1)
+
+
+# replay.
+
+
+def test_replay_agrees_with_a_true_log(files: Path) -> None:
+    count = len((files / "events.jsonl").read_text().splitlines()) - 1
+    assert f"{count} events replayed: every action is the same, byte for byte." in invoke(
+        "replay", files / "events.jsonl"
+    ).output.replace("\n", " ")
+    document = json.loads(invoke("replay", files / "events.jsonl", "--json").stdout)
+    assert document == {"events": count, "identical": True}
+
+
+def test_replay_of_a_tampered_log_shows_both_versions_and_fails(files: Path, tmp_path: Path) -> None:
+    lines = (files / "events.jsonl").read_text().splitlines()
+    index = next(i for i, line in enumerate(lines) if i > 9 and '"is":"Accept"' in line)
+    true = lines[index]
+    lines[index] = re.sub(r'"eta_ns":\d+', '"eta_ns":1', true)
+    path = tmp_path / "tampered.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    result = CliRunner().invoke(app, ["replay", str(path)])
+    assert result.exit_code == 1
+    assert f"line {index + 1} differs after {index - 1} events that agree" in result.output
+    assert f"logged:   {lines[index]}\n" in result.output
+    assert f"replayed: {true}\n" in result.output
+    result = CliRunner().invoke(app, ["replay", str(path), "--json"])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout) == {
+        "events": index - 1,
+        "identical": False,
+        "line": index + 1,
+        "logged": lines[index],
+        "replayed": true,
+    }
+
+
+# Mistakes.
+
+
+def test_a_mistake_at_the_entry_point_is_one_line_and_status_2(files: Path) -> None:
+    arguments = ["simulate", str(files / "requests.jsonl"), "--cost", str(files / "costs.json"), "--policy", "edg"]
+    command = [sys.executable, "-m", "tilework", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (2, "")
+    names = ", ".join(policy_names())
+    assert result.stderr == f"error: policy 'edg' does not exist; did you mean 'edf'? choose one of {names}\n"
+
+
+@pytest.mark.parametrize(("option", "value"), [("--gpus", "0"), ("--jitter", "1.5"), ("--seed", "x"), ("--gpu", "1")])
+def test_a_wrong_option_is_named(files: Path, option: str, value: str) -> None:
+    arguments = ["simulate", str(files / "requests.jsonl"), "--cost", str(files / "costs.json"), option, value]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert option in result.stderr
+
+
+def test_simulate_says_what_it_needs(files: Path, mistake: Callable[..., str]) -> None:
+    for arguments in ([], [files / "requests.jsonl"], ["--cost", files / "costs.json"]):
+        assert mistake("simulate", *arguments) == "give REQUESTS and --cost, or --log; see tilework simulate --help"
+    for arguments in ([files / "requests.jsonl"], ["--cost", files / "costs.json"]):
+        said = mistake("simulate", "--log", files / "events.jsonl", *arguments)
+        assert said == "--log brings its own requests and costs; leave out REQUESTS and --cost"
+
+
+def test_files_that_are_not_there_are_named(files: Path, mistake: Callable[..., str]) -> None:
+    absent = files / "absent"
+    for arguments in (
+        ("simulate", absent, "--cost", files / "costs.json"),
+        ("simulate", files / "requests.jsonl", "--cost", absent),
+        ("simulate", "--log", absent),
+        ("replay", absent),
+        ("simulate", files / "requests.jsonl", "--cost", files / "costs.json", "--schedule", absent / "s.jsonl"),
+        ("simulate", files / "requests.jsonl", "--cost", files / "costs.json", "--timeline", absent / "t.png"),
+    ):
+        said = mistake(*arguments)
+        assert str(absent) in said
+        assert "No such file or directory" in said
+
+
+def test_a_picture_format_that_does_not_exist_is_named(
+    files: Path, tmp_path: Path, mistake: Callable[..., str]
+) -> None:
+    given = (files / "requests.jsonl", "--cost", files / "costs.json", "--timeline", tmp_path / "plan.docx")
+    assert "plan.docx ends in '.docx'; a timeline is one of .html, .png, .json" in mistake("simulate", *given)
+
+
+def test_a_bad_request_is_named_with_its_line(files: Path, tmp_path: Path, mistake: Callable[..., str]) -> None:
+    """At line 100, which rich would decorate with an emoji."""
+    path = tmp_path / "requests.jsonl"
+    good = (files / "requests.jsonl").read_text().splitlines()[0]
+    lines = [good.replace('"id": "0"', f'"id": {index}') for index in range(100)]
+    lines[99] = lines[99].replace('"steps": 10', '"steps": 0')
+    path.write_text("\n".join(lines) + "\n")
+    said = mistake("simulate", path, "--cost", files / "costs.json")
+    assert said == f'{path}:100: "steps" is 0; use a whole number of at least 1'
+
+
+@pytest.mark.parametrize(
+    ("lines", "complaint"),
+    [
+        ([], "holds no requests; write one JSON object per line"),
+        ([{"pipeline": "flux"}], "pipeline 'flux' is not in {costs}; it knows toy"),
+        ([{"id": "1"}, {}], "an id stands there once as text and once as a number or a place; use other names"),
+    ],
+)
+def test_requests_that_cannot_be_simulated_are_refused(
+    files: Path, tmp_path: Path, mistake: Callable[..., str], lines: list[dict[str, Any]], complaint: str
+) -> None:
+    path = tmp_path / "requests.jsonl"
+    base = {"arrival_s": 0.0, "pipeline": PIPELINE, "height": 64, "width": 64, "steps": 4}
+    path.write_text("".join(json.dumps(base | line) + "\n" for line in lines))
+    said = mistake("simulate", path, "--cost", files / "costs.json")
+    assert said.startswith(str(path))
+    assert said.endswith(complaint.format(costs=files / "costs.json"))
+
+
+def test_a_bad_cost_table_is_named(files: Path, tmp_path: Path, mistake: Callable[..., str]) -> None:
+    path = tmp_path / "costs.json"
+    document = table().to_json()
+    document["rows"][4]["seconds"] = -1
+    path.write_text(json.dumps(document))
+    said = mistake("simulate", files / "requests.jsonl", "--cost", path)
+    assert said == f"{path}: rows[4].seconds is -1; expected seconds above 0"
+
+
+@pytest.mark.parametrize("command", [("replay",), ("simulate", "--log")])
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "line 1 is not JSON"),
+        (b"{}\n", "line 1 is not the header of a log of format 1; was this file written by `tilework serve`?"),
+        (b"\x89PNG\r\n\x1a\n\xff", "line 1 is not JSON"),
+        ("CUT", "cut off while it was written"),
+    ],
+)
+def test_a_bad_log_is_told(
+    files: Path,
+    tmp_path: Path,
+    mistake: Callable[..., str],
+    command: tuple[str, ...],
+    content: bytes | str,
+    complaint: str,
+) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes((files / "events.jsonl").read_bytes()[:-40] if isinstance(content, str) else content)
+    assert complaint in mistake(*command, path)
+
+
+def test_a_log_without_events_is_told(files: Path, tmp_path: Path, mistake: Callable[..., str]) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text((files / "events.jsonl").read_text().splitlines()[0] + "\n")
+    for flags in ((), ("--json",)):
+        assert mistake("replay", path, *flags) == f"{path} holds no events; was anything served?"
+        assert mistake("simulate", "--log", path, *flags) == f"{path} holds no finished request; serve something first"
+
+
+def test_a_log_of_a_policy_that_is_gone_is_told(files: Path, tmp_path: Path, mistake: Callable[..., str]) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text((files / "events.jsonl").read_text().replace('"policy":"fixed-sp1"', '"policy":"edg"'))
+    for command in (("replay",), ("simulate", "--log")):
+        assert "policy 'edg' does not exist; did you mean 'edf'?" in mistake(*command, path)
+
+
+@pytest.mark.parametrize("name", ["picture", "picture.gif", "picture.png.txt"])
+def test_generate_names_the_formats_that_it_writes(
+    monkeypatch: pytest.MonkeyPatch, mistake: Callable[..., str], name: str
+) -> None:
+    monkeypatch.setattr(generate, "require_serve_extra", lambda: None)
+    said = mistake("generate", "a red circle", "-o", name)
+    assert said == f"output is '{name}'; use a name that ends in .png, .jpg, .jpeg, .webp"
+
+
+def test_generate_names_the_directory_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, mistake: Callable[..., str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(generate, "require_serve_extra", lambda: None)
+    path = tmp_path / "[nowhere]" / "out.png"
+    said = mistake("generate", "a red circle", "-o", path)
+    assert said == f"output is {str(path)!r}; the directory {path.parent} does not exist"
+
+
+def test_generate_needs_a_prompt() -> None:
+    result = CliRunner().invoke(app, ["generate"])
+    assert result.exit_code == 2
+    assert "PROMPT" in result.stderr.upper()

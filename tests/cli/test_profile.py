@@ -1,0 +1,540 @@
+"""What a start measures and keeps, and the commands that measure, list, show and export costs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from cli.test_cli import _plain_output, invoke, mistake  # noqa: F401
+from tilework.cli.app import app
+from tilework.cli.console import UserError
+from tilework.core.request import Shape
+from tilework.core.wire import Batch, CostRow, Loaded, ModelInfo, ModelSource
+from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, StageId
+from tilework.cost.profiles import Kind, Profile, ProfileKey, Profiles
+from tilework.cost.table import TableCosts, read_table
+from tilework.runtime.costs import (
+    MOST_MEMBERS,
+    CostCache,
+    calibration_batches,
+    calibration_shapes,
+    profile_key,
+    random_batches,
+    start_costs,
+)
+from tilework.worker.hardware import describe_hardware
+
+INFO = ModelInfo(
+    name="toy",
+    family="none",
+    side_multiple=16,
+    max_side=192,
+    default_height=128,
+    default_width=128,
+    default_steps=4,
+    default_guidance_scale=1.5,
+    parameters=1,
+    library="torch 2",
+    max_degree=4,
+)
+SMALL, LARGE = Shape(64, 64), Shape(128, 128)
+
+
+# What a start measures and keeps.
+
+KEY = ProfileKey(hardware="a CPU", model="toy@1", dtype="float32", threads=1, workers=2, libraries="torch 2")
+SHAPES = calibration_shapes(INFO)
+WARM_UP = (SHAPES[:1], 1, None)
+
+
+class FakeMeasurer:
+    """Two groups; a step takes as many seconds as 1000 pixels divided by the degree, and decode twice as many."""
+
+    too_large: Set[Shape] = frozenset()
+
+    def __init__(self, config: Any = None, *, key: ProfileKey = KEY, info: ModelInfo | None = None) -> None:
+        self.config = config
+        self.profile_key = key
+        self.info = info or INFO
+        self.asked: list[tuple[Batch, int, int | None]] = []
+        self.num_stops = 0
+
+    async def start(self, listener: object) -> ModelInfo:
+        return self.info
+
+    async def stop(self) -> None:
+        self.num_stops += 1
+
+    async def calibrate(
+        self, batches: tuple[Batch, ...], degree: int = 1, num_runs: int | None = None
+    ) -> tuple[CostRow, ...]:
+        self.asked += [(batch, degree, num_runs) for batch in batches]
+        return tuple(
+            CostRow.of(
+                batch,
+                pipeline=self.info.name,
+                stage=stage,
+                degree=degree,
+                seconds=pixels / 1e6 / degree * (2 if stage == DECODE else 1) + group * 0.002,
+                p99_seconds=pixels / 1e6 * 3,
+                num_runs=num_runs or 5,
+            )
+            for group in range(2)
+            for batch in batches
+            for pixels in [sum(shape.pixels for shape in batch)]
+            if not self.too_large & set(batch)
+            for stage in (STAGES if len(batch) == degree == 1 else (DIFFUSE,))
+        )
+
+
+async def start(
+    measurer: FakeMeasurer, degrees: Sequence[int], cache: CostCache | None
+) -> dict[tuple[Any, ...], float]:
+    """The seconds of the table that a start comes to."""
+    table = await start_costs(measurer, measurer.info, degrees, cache)
+    assert table is not None
+    assert table.hardware == measurer.profile_key.hardware
+    rows = {(row.stage, Shape(row.height, row.width), row.degree): row.seconds for row in table.rows}
+    assert len(rows) == len(table.rows)
+    return rows
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> CostCache:
+    return CostCache(Profiles(tmp_path / "costs.sqlite"))
+
+
+def test_a_first_start_measures_and_the_next_one_only_warms_up(cache: CostCache) -> None:
+    first = FakeMeasurer()
+    rows = asyncio.run(start(first, (1, 2), cache))
+    assert first.asked == [((shape,), degree, None) for degree in (1, 2) for shape in SHAPES]
+    assert set(rows) == {(stage, shape, 1) for stage in STAGES for shape in SHAPES} | {
+        (DIFFUSE, shape, 2) for shape in SHAPES
+    }
+    assert rows[DIFFUSE, SMALL, 1] == pytest.approx(0.004096 + 0.001), "the mean of two groups"
+    second = FakeMeasurer()
+    assert asyncio.run(start(second, (1, 2), cache)) == rows
+    assert second.asked == [WARM_UP]
+    assert [entry.kind for entry in cache.profiles.entries()] == [Kind.CALIBRATION]
+
+
+def test_a_start_measures_a_few_batches_where_requests_can_share_a_pass(cache: CostCache) -> None:
+    packing = replace(INFO, packs=True)
+    assert calibration_batches(INFO) == ()
+    mixes = (SHAPES[:2], (*[SHAPES[0]] * 3, *[SHAPES[1]] * 2, SHAPES[2]))
+    assert calibration_batches(packing) == ((SMALL,) * 2, (SMALL,) * 4, *mixes)
+    assert calibration_batches(replace(packing, max_side=64)) == ((SMALL,) * 2, (SMALL,) * 4), "no two sizes"
+    asyncio.run(start(FakeMeasurer(), (1, 2), cache))
+    first, second = FakeMeasurer(info=packing), FakeMeasurer(info=packing)
+    table = asyncio.run(start_costs(first, packing, (1, 2), cache))
+    assert table is not None
+    assert first.asked == [*((batch, 1, None) for batch in calibration_batches(packing)), WARM_UP]
+    assert [(row.stage, row.batch, row.degree) for row in table.rows if row.batch != 1] == [
+        (DIFFUSE, 2, 1),
+        (DIFFUSE, 4, 1),
+        *((DIFFUSE, mix, 1) for mix in mixes),
+    ]
+    again = asyncio.run(start_costs(second, packing, (1, 2), cache))
+    assert again is not None
+    assert set(again.rows) == set(table.rows)
+    assert second.asked == [WARM_UP]
+
+
+def test_a_start_at_more_degrees_measures_those_only(cache: CostCache) -> None:
+    asyncio.run(start(FakeMeasurer(), (1,), cache))
+    more = FakeMeasurer()
+    rows = asyncio.run(start(more, (1, 2, 4), cache))
+    assert more.asked == [((shape,), degree, None) for degree in (2, 4) for shape in SHAPES] + [WARM_UP]
+    assert {degree for _, _, degree in rows} == {1, 2, 4}
+    assert asyncio.run(start(FakeMeasurer(), (1, 2, 4), cache)) == rows
+
+
+def test_a_thorough_profile_is_used_with_all_its_sizes(cache: CostCache) -> None:
+    rows = tuple(
+        CostRow(pipeline="toy", stage=stage, height=shape.height, width=shape.width, seconds=0.5)
+        for shape in (*SHAPES, Shape(160, 160))
+        for stage in STAGES
+    )
+    cache.profiles.save(Profile(key=KEY, kind=Kind.PROFILE, rows=rows, tilework="0", created_unix_ns=1))
+    measurer = FakeMeasurer()
+    table = asyncio.run(start(measurer, (1,), cache))
+    assert measurer.asked == [WARM_UP]
+    assert set(table.values()) == {0.5}
+    assert (DIFFUSE, Shape(160, 160), 1) in table
+
+
+def test_a_profile_of_some_stages_keeps_its_rows_when_the_others_are_measured(cache: CostCache) -> None:
+    rows = tuple(CostRow(pipeline="toy", stage=DIFFUSE, height=s.height, width=s.width, seconds=0.5) for s in SHAPES)
+    cache.profiles.save(Profile(key=KEY, kind=Kind.PROFILE, rows=rows, tilework="0", created_unix_ns=1))
+    first = asyncio.run(start(FakeMeasurer(), (1,), cache))
+    assert {first[DIFFUSE, shape, 1] for shape in SHAPES} == {0.5}
+    assert {stage for stage, _, _ in first} == set(STAGES)
+    again = FakeMeasurer()
+    assert asyncio.run(start(again, (1,), cache)) == first
+    assert again.asked == [WARM_UP]
+
+
+def test_under_other_circumstances_everything_is_measured_again(cache: CostCache) -> None:
+    asyncio.run(start(FakeMeasurer(), (1,), cache))
+    other = FakeMeasurer(key=replace(KEY, libraries="torch 3"))
+    asyncio.run(start(other, (1,), cache))
+    assert len(other.asked) == len(SHAPES)
+
+
+def test_a_refresh_measures_again_and_its_rows_count_from_then_on(cache: CostCache) -> None:
+    asyncio.run(start(FakeMeasurer(), (1,), cache))
+    slow = FakeMeasurer()
+    original = slow.calibrate
+
+    async def slower(*arguments: Any) -> tuple[CostRow, ...]:
+        return tuple(replace(row, seconds=9.0, p99_seconds=None) for row in await original(*arguments))
+
+    slow.calibrate = slower  # type: ignore[method-assign]
+    assert set(asyncio.run(start(slow, (1,), replace(cache, refresh=True))).values()) == {9.0}
+    assert set(asyncio.run(start(FakeMeasurer(), (1,), cache)).values()) == {9.0}
+
+
+def test_what_cannot_run_is_left_out_and_nothing_at_all_is_told(cache: CostCache) -> None:
+    some, none = FakeMeasurer(), FakeMeasurer(key=replace(KEY, model="other@1"))
+    some.too_large, none.too_large = {SHAPES[-1]}, set(SHAPES)
+    assert {shape for _, shape, _ in asyncio.run(start(some, (1, 2), cache))} == set(SHAPES[:-1])
+    assert asyncio.run(start_costs(none, INFO, (1, 2), cache)) is None
+    assert len(cache.profiles.entries()) == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "warnings"),
+    [(None, []), ("file/costs.sqlite", ["measure again"]), ("directory", ["cannot be used", "measure again"])],
+)
+def test_a_start_needs_no_cache(
+    tmp_path: Path, place: str | None, warnings: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "directory").mkdir()
+    cache = None if place is None else CostCache(Profiles(tmp_path / place))
+    with caplog.at_level(logging.WARNING):
+        assert asyncio.run(start(FakeMeasurer(), (1,), cache))
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == len(warnings)
+    assert all(expected in message for expected, message in zip(warnings, said, strict=True))
+
+
+def test_gpus_do_not_slow_each_other_down_but_cores_do() -> None:
+    loaded = Loaded(INFO, 1, hardware="a thing", identity="toy@1")
+    cpu = profile_key(ModelSource(path="toy", threads=3), 4, loaded)
+    assert cpu == ProfileKey(
+        hardware="a thing", model="toy@1", dtype="float32", threads=3, workers=4, libraries="torch 2"
+    )
+    assert profile_key(ModelSource(path="toy", device="cuda"), 4, loaded).workers == 1
+
+
+# The commands.
+
+
+@pytest.fixture
+def measurers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[FakeMeasurer]:
+    """Every executor that a command makes, without processes. The database is in `tmp_path`."""
+    made: list[FakeMeasurer] = []
+
+    def make(config: Any) -> FakeMeasurer:
+        made.append(FakeMeasurer(config))
+        return made[-1]
+
+    monkeypatch.setattr("tilework.runtime.executor.LocalExecutor", make)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("TILEWORK_PROFILES", raising=False)
+    return made
+
+
+def test_a_profile_is_printed_kept_and_exported(measurers: list[FakeMeasurer], tmp_path: Path) -> None:
+    result = invoke(
+        *("profile", "toy", "--workers", 4, "--degrees", "4,1", "--sizes", "64,160x128,64", "--runs", 7),
+        *("--device", "cuda", "--threads", 2, "--out", tmp_path / "toy.json"),
+    )
+    (measurer,) = measurers
+    assert measurer.config.num_workers == 4
+    assert measurer.config.source == ModelSource(path="toy", device="cuda", dtype="bfloat16", threads=2)
+    assert measurer.asked == [((shape,), degree, 7) for shape in (SMALL, Shape(128, 160)) for degree in (1, 4)]
+    assert measurer.num_stops == 1
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["diffuse", "64x64", "4", "2.02", "12.3", "2.52", "0.63"] in lines
+    assert ["decode", "160x128", "1", "42", "61.4", "1.00", "1.00"] in lines
+    (entry,) = Profiles(tmp_path / "cache" / "tilework" / "costs.sqlite").entries()
+    assert (entry.kind, entry.key, len(entry.rows)) == (Kind.PROFILE, KEY, 8)
+    assert {row.num_runs for row in entry.rows} == {7}
+    assert abs(entry.created_unix_ns - time.time_ns()) < 60e9
+    exported = read_table(tmp_path / "toy.json")
+    assert sorted(exported.rows, key=str) == sorted(entry.rows, key=str)
+    assert "7 runs" in exported.source
+    assert "toy@1" in exported.source
+
+
+def test_a_profile_without_wishes_takes_the_models_sizes_and_all_its_degrees(
+    measurers: list[FakeMeasurer], tmp_path: Path
+) -> None:
+    document = json.loads(invoke("profile", "--workers", 8, "--json", "--profiles", tmp_path / "other.sqlite").stdout)
+    (measurer,) = measurers
+    assert measurer.asked == [((shape,), degree, 20) for shape in SHAPES for degree in (1, 2, 4)]
+    assert document["model"] == "toy@1"
+    assert [document[name] for name in ("hardware", "dtype", "workers")] == ["a CPU", "float32", 2]
+    wide = next(row for row in document["rows"] if row["degree"] == 4 and row["size"] == "192x192")
+    assert wide["speedup"] == pytest.approx(37.864 / 10.216)
+    assert wide["efficiency"] == pytest.approx(37.864 / 10.216 / 4)
+    assert len(Profiles(tmp_path / "other.sqlite").entries()) == 1
+
+
+@pytest.mark.usefixtures("measurers")
+def test_a_size_that_does_not_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeMeasurer, "too_large", {LARGE})
+    result = invoke("profile", "--workers", 1, "--sizes", "64,128")
+    assert "128x128 does not run at degree 1 here" in result.stderr
+    assert "64x64" not in result.stderr
+    monkeypatch.setattr(FakeMeasurer, "too_large", {SMALL, LARGE})
+    with pytest.raises(UserError, match="the model ran at none of these sizes"):
+        CliRunner().invoke(app, ["profile", "--sizes", "64,128"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--sizes", "64,big"], "size is 'big'; use WIDTHxHEIGHT, such as 1024x768, or one number for a square"),
+        (["--sizes", "64x64x1x1"], "size is '64x64x1x1'; use WIDTHxHEIGHT"),
+        (["--sizes", "0x64"], "size is '0x64'; use WIDTHxHEIGHT"),
+        (["--sizes", "72"], "size is 72x72; sides of toy are multiples of 16 up to 192"),
+        (["--sizes", "208"], "size is 208x208; sides of toy are multiples of 16 up to 192"),
+        (["--degrees", "1,3"], "degrees is '1,3'; use whole numbers from 1 to the number of --workers"),
+        (["--degrees", "0"], "degrees is '0'; use whole numbers"),
+        (["--degrees", "1,,2"], "degrees is '1,,2'; use whole numbers"),
+        (["--mixed"], "requests of toy cannot share a forward pass; leave out --mixed"),
+        (["--workers", "8", "--degrees", "8"], "toy runs on at most 4 devices at once, not 8"),
+    ],
+)
+@pytest.mark.usefixtures("measurers")
+def test_a_wish_that_cannot_be_met_is_told_with_the_remedy(
+    mistake: Callable[..., str],  # noqa: F811
+    arguments: list[str],
+    said: str,
+) -> None:
+    assert mistake("profile", *arguments).startswith(said)
+
+
+@pytest.mark.usefixtures("measurers")
+def test_costs_are_listed_shown_and_exported_from_the_database(tmp_path: Path) -> None:
+    assert "nothing measured yet" in invoke("cost", "list").stdout
+    invoke("profile", "--workers", 2, "--sizes", "64,128")
+    (listed,) = json.loads(invoke("cost", "list", "--json").stdout)["measured"]
+    assert (listed["model"], listed["kind"], listed["sizes"], listed["degrees"]) == (
+        *("toy@1", "profile", ["64x64", "128x128"]),
+        [1, 2],
+    )
+    assert "toy@1" in invoke("cost", "list").stdout
+    for arguments in ([], ["--model", "toy"], ["--model", "toy@1"]):
+        shown = json.loads(invoke("cost", "show", "--json", *arguments).stdout)
+        assert shown["hardware"] == "a CPU"
+        assert [(row["stage"], row["size"], row["degree"]) for row in shown["rows"]] == [
+            *((ENCODE, size, 1) for size in ("64x64", "128x128")),
+            *((DIFFUSE, size, degree) for size in ("64x64", "128x128") for degree in (1, 2)),
+            *((DECODE, size, 1) for size in ("64x64", "128x128")),
+        ]
+    invoke("cost", "export", tmp_path / "out.json", "--model", "toy")
+    assert len(read_table(tmp_path / "out.json").rows) == 8
+    assert invoke("cost", "show", tmp_path / "out.json", "--json").stdout == invoke("cost", "show", "--json").stdout
+
+
+@pytest.mark.usefixtures("measurers")
+def test_a_size_is_priced_and_said_to_be_measured_or_interpolated() -> None:
+    invoke("profile", "--workers", 2, "--sizes", "64,128")
+    for size, origin in (("128", "measured"), ("128x128", "measured"), ("96", "interpolated"), ("160", "interpolated")):
+        lines = invoke("cost", "show", "--size", size).stdout.splitlines()
+        rows = [line.split() for line in lines if line.split()[:1] in [[ENCODE], [DIFFUSE], [DECODE]]]
+        assert [(row[0], row[2], row[-1]) for row in rows] == [
+            (stage, degree, origin) for stage, degree in ((ENCODE, "1"), (DIFFUSE, "1"), (DIFFUSE, "2"), (DECODE, "1"))
+        ]
+    (step,) = [
+        row
+        for row in json.loads(invoke("cost", "show", "--size", "96", "--json").stdout)["rows"]
+        if (row["stage"], row["degree"]) == (DIFFUSE, 2)
+    ]
+    assert step["known"] == "interpolated"
+    assert 0.003 < step["seconds"] < 0.0092
+
+
+@pytest.mark.usefixtures("measurers")
+def test_shipped_tables_go_by_name(tmp_path: Path) -> None:
+    text = invoke("cost", "show", "flux1dev_h100_eager").stdout
+    assert "flux.1-dev on 8xH100-80GB NVLink, eager PyTorch (approximation)" in text
+    assert "2048x2048 8 181 6.30 0.79" in " ".join(text.split())
+    assert "TetriServe" in text, "the source stands below"
+    assert not {"batch", "p99", "peak"} & set(text.split()), "nothing is known of these"
+    assert max(map(len, text.splitlines())) <= 100
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text('{"arrival_s": 0, "pipeline": "flux.1-dev", "height": 512, "width": 512, "steps": 20}\n')
+    arguments = ("simulate", requests, "--cost", "flux1dev_h100_eager", "--policy", "fixed-sp1", "--json")
+    result = json.loads(invoke(*arguments).stdout)["result"]
+    assert result["latency_s"]["mean"] == pytest.approx(20 * 0.07, rel=0.01)
+
+
+@pytest.mark.usefixtures("measurers")
+def test_mistakes_about_tables_are_told(mistake: Callable[..., str], tmp_path: Path) -> None:  # noqa: F811
+    database = tmp_path / "cache" / "tilework" / "costs.sqlite"
+    remedy = f"was measured in {database}; run tilework profile, or name a table: flux1_l20, "
+    assert mistake("cost", "show").startswith(f"nothing {remedy}")
+    assert mistake("cost", "export", tmp_path / "out.json", "--model", "sd3").startswith(f"nothing of 'sd3' {remedy}")
+    assert mistake("cost", "show", "flux1_l20", "--model", "sd3") == "give a table or --model, not both"
+    assert mistake("cost", "show", "flux1_l200").startswith("flux1_l200: ")
+    assert mistake("cost", "show", "flux1_l20", "--size", "x").startswith("size is 'x'; ")
+    assert "is a directory" in mistake("cost", "export", tmp_path, "flux1_l20").lower()
+    assert "give another file for the profiles" in mistake("cost", "list", "--profiles", tmp_path)
+
+
+def test_the_place_of_the_database_comes_from_option_then_environment_then_the_users_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def file(*arguments: object) -> str:
+        return str(json.loads(invoke("cost", "list", "--json", *arguments).stdout)["file"])
+
+    monkeypatch.delenv("TILEWORK_PROFILES", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert file() == str(tmp_path / "home" / ".cache" / "tilework" / "costs.sqlite")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert file() == str(tmp_path / "cache" / "tilework" / "costs.sqlite")
+    monkeypatch.setenv("TILEWORK_PROFILES", str(tmp_path / "set.sqlite"))
+    assert file() == str(tmp_path / "set.sqlite")
+    assert file("--profiles", tmp_path / "given.sqlite") == str(tmp_path / "given.sqlite")
+
+
+# Batches.
+
+
+@pytest.fixture
+def packing(monkeypatch: pytest.MonkeyPatch, measurers: list[FakeMeasurer]) -> list[FakeMeasurer]:
+    """The same executors, of a model whose requests can share a forward pass."""
+    monkeypatch.setattr("test_profile.INFO", replace(INFO, packs=True))
+    return measurers
+
+
+def test_random_batches_differ_in_their_members_and_are_the_same_again() -> None:
+    drawn = random_batches(SHAPES, 200, seed=1)
+    assert len({tuple(sorted(batch)) for batch in drawn}) == len(drawn) == 200
+    assert drawn[:50] == random_batches(SHAPES, 50, seed=1)
+    assert {len(batch) for batch in drawn} == set(range(2, MOST_MEMBERS + 1))
+    assert {shape for batch in drawn for shape in batch} == set(SHAPES)
+    assert drawn == random_batches(SHAPES, 200, seed=1) != random_batches(SHAPES, 200, seed=2)
+    assert len(random_batches(SHAPES[:1], 200)) == MOST_MEMBERS - 1
+    assert len(random_batches(SHAPES[:2], 200)) == sum(size + 1 for size in range(2, MOST_MEMBERS + 1))
+
+
+def test_a_mixed_profile_measures_batches_keeps_them_and_learns_from_all_that_are_known(
+    packing: list[FakeMeasurer], tmp_path: Path
+) -> None:
+    given = ("profile", "toy", "--workers", 1, "--mixed", "--json", "--profiles", tmp_path / "costs.sqlite")
+    few = json.loads(invoke(*given, "--combinations", 40, "--runs", 9).stdout)
+    asked = packing[0].asked
+    assert asked[:3] == [((shape,), 1, 9) for shape in SHAPES]
+    assert {num_runs for _, _, num_runs in asked[3:]} == {5}
+    batches = [batch for batch, _, _ in asked[3:]]
+    assert batches[:6] == [(shape,) * number for shape in SHAPES for number in (2, 4)]
+    assert set(batches[6:]) | set(batches[:6]) == set(random_batches(SHAPES, 40)) | set(batches[:6])
+    assert few["analyser"] is None
+    assert [row["batch"] for row in few["rows"] if row["stage"] == DIFFUSE and row["size"] == "64x64"][:3] == [1, 2, 4]
+    mixed = next(row for row in few["rows"] if isinstance(row["batch"], list))
+    assert mixed["size"] == mixed["batch"][-1]
+    assert mixed["speedup"] == pytest.approx(1.0, abs=0.5)
+    (entry,) = Profiles(tmp_path / "costs.sqlite").entries()
+    assert {row.shapes for row in entry.rows if row.batch != 1} == set(batches)
+    invoke(*given, "--combinations", 60)
+    later = [batch for batch, _, _ in packing[1].asked]
+    assert later[:3] == [(shape,) for shape in SHAPES]
+    assert set(later[3:]) == set(random_batches(SHAPES, 60)) - set(batches), "what is known of batches is not repeated"
+
+
+def test_a_mixed_profile_learns_from_all_batches_that_are_known(packing: list[FakeMeasurer], tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", exc_type=ImportError)
+    given = ("profile", "toy", "--workers", 1, "--mixed", "--profiles", tmp_path / "costs.sqlite")
+    first = invoke(*given, "--sizes", "64,128", "--combinations", 80)
+    assert "nothing is learned from fewer than 100 mixed batches" in first.stderr
+    second = invoke(*given, "--combinations", 90, "--out", tmp_path / "toy.json")
+    assert len(packing) == 2
+    table = read_table(tmp_path / "toy.json")
+    learned = table.analysers["toy"]
+    assert 150 < learned.num_rows <= 80 + 90 + 6
+    assert learned.error < 0.05
+    assert f"was learned from {learned.num_rows} batches" in second.stdout
+    assert "mixed batches: one by one / together is 1.0" in second.stdout
+    known = Profiles(tmp_path / "costs.sqlite").latest(KEY)
+    assert known is not None
+    assert known.analysers == table.analysers
+    assert f"was learned from {learned.num_rows} batches" in invoke("cost", "show", tmp_path / "toy.json").stdout
+
+
+def test_without_scikit_learn_batches_are_measured_and_nothing_is_learned(
+    packing: list[FakeMeasurer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tilework.cli.commands.profile.can_learn", lambda: False)
+    result = invoke("profile", "--mixed", "--combinations", 5)
+    assert "without scikit-learn; run: pip install 'tilework[learn]'" in " ".join(result.stderr.split())
+    assert "mixed batches" in result.stdout
+    assert len(packing) == 1
+
+
+@pytest.mark.usefixtures("packing")
+def test_an_interrupted_profile_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calibrate = FakeMeasurer.calibrate
+
+    async def interrupted(self: FakeMeasurer, *arguments: Any) -> tuple[CostRow, ...]:
+        if len(self.asked) == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(60)
+        return await calibrate(self, *arguments)
+
+    monkeypatch.setattr(FakeMeasurer, "calibrate", interrupted)
+    arguments = ["profile", "--workers", "1", "--mixed", "--profiles", str(tmp_path / "costs.sqlite"), "--json"]
+    with pytest.raises(UserError, match=r"interrupted: 5 of 20[0-9] are measured, and saved in .*costs.sqlite"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+    (entry,) = Profiles(tmp_path / "costs.sqlite").entries()
+    assert [row.batch for row in entry.rows if row.stage == DIFFUSE] == [1, 1, 1, 2, 4]
+
+
+# Live.
+
+
+def test_two_live_workers_profile_the_shipped_model_at_two_degrees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    document = json.loads(invoke("profile", "--workers", 2, "--sizes", "64,96x64", "--runs", 3, "--json").stdout)
+    rows = {(row["stage"], row["size"], row["degree"]): row for row in document["rows"]}
+    assert set(rows) == {(stage, size, 1) for stage in STAGES for size in ("64x64", "96x64")} | {
+        (DIFFUSE, size, 2) for size in ("64x64", "96x64")
+    }
+    assert all(0 < row["seconds"] <= row["p99_seconds"] < 5 for row in rows.values())
+    assert document["model"].startswith("shapes@")
+    assert document["hardware"] == describe_hardware(torch.device("cpu"))
+    assert document["workers"] == 2
+    invoke("cost", "export", tmp_path / "shapes.json", "--model", "shapes")
+    table = read_table(tmp_path / "shapes.json")
+    assert len(table.rows) == 8
+    assert TableCosts(table).degrees(StageId("shapes", DIFFUSE)) == (1, 2)
+
+
+def test_a_live_worker_profiles_batches_of_the_shipped_model(tmp_path: Path) -> None:
+    given = ("profile", "--workers", 1, "--sizes", "64,96x64", "--runs", 1, "--mixed", "--combinations", 3)
+    document = json.loads(invoke(*given, "--json", "--profiles", tmp_path / "costs.sqlite").stdout)
+    batches = [row for row in document["rows"] if row["batch"] != 1]
+    assert 5 <= len(batches) <= 7
+    assert all(row["stage"] == DIFFUSE and row["speedup"] > 0.1 and row["num_runs"] == 1 for row in batches)
+    shown = invoke("cost", "show", "--profiles", tmp_path / "costs.sqlite").stdout
+    assert f"{sum(isinstance(row['batch'], list) for row in batches)} mixed batches" in shown

@@ -1,0 +1,248 @@
+"""The load client against a small server in this process that does as it is told by the prompt."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import re
+import socket
+import threading
+import time
+
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from tilework.client.dialect import Dialect
+from tilework.client.drive import drive
+from tilework.client.record import Ending
+from tilework.core.request import OnMiss
+from tilework.formats.workload import WorkloadRequest
+
+STORY = {"uid": "u-1", "eta_s": 0.2, "on_time": True, "segments": []}
+seen: list[tuple[float, dict, dict]] = []
+busy = {"now": 0, "peak": 0}
+ports: set[int] = set()
+
+
+async def answer(request: Request):
+    body = await request.json()
+    ports.add(request.client.port)
+    seen.append((time.monotonic(), body, dict(request.headers)))
+    busy["now"] += 1
+    busy["peak"] = max(busy["peak"], busy["now"])
+    await asyncio.sleep(float(body["prompt"].split()[1]))
+    busy["now"] -= 1
+    picture = {"b64_json": base64.b64encode(b"png").decode()}
+    match body["prompt"].split()[0]:
+        case "draw":
+            return {"data": [picture | {"tilework": STORY}]}
+        case "plain":
+            return {"data": [picture]}
+        case "refuse":
+            error = {"message": "earliest is 9 s", "code": "deadline_unreachable", "type": "x", "param": "slo_s"}
+            return JSONResponse({"error": error}, 429)
+        case "fail":
+            return PlainTextResponse("oops", 500)
+        case "bare":
+            return {"data": [{"url": "http://elsewhere"}]}
+
+
+@pytest.fixture(scope="module")
+def server():
+    app = FastAPI()
+    app.post("/v1/images/generations")(answer)
+    listener = socket.create_server(("127.0.0.1", 0))
+    running = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    while not running.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    running.should_exit = True
+    thread.join(10)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    seen.clear()
+    ports.clear()
+    busy.update(now=0, peak=0)
+
+
+def request(prompt, arrival_s=0.0, **values):
+    size = {"pipeline": "shapes", "height": 64, "width": 96, "steps": 5}
+    return WorkloadRequest(arrival_s=arrival_s, prompt=prompt, **(size | values))
+
+
+def test_every_kind_of_end_is_told_apart(server):
+    kinds = ["draw", "plain", "refuse", "fail", "bare"]
+    told = []
+    workload = [request(f"{kind} 0", slo_s=5.0) for kind in kinds]
+    records = asyncio.run(drive(server, workload, on_result=told.append))
+    endings = [Ending.DONE, Ending.DONE, Ending.REJECTED, Ending.FAILED, Ending.ERROR]
+    assert [record.status for record in records] == endings
+    assert [record.story for record in records] == [STORY, None, None, None, None]
+    assert [record.image for record in records] == [b"png", b"png", None, None, None]
+    assert [record.on_time for record in records] == [True, True, False, False, False]
+    assert "deadline_unreachable: earliest is 9 s" in records[2].detail
+    assert records[3].detail == "HTTP 500"
+    assert [record.cause for record in records] == ["", "", "http 429", "http 500", "answer"]
+    assert sorted(record.index for record in told) == [0, 1, 2, 3, 4]
+
+
+def test_what_is_sent_is_what_the_workload_says(server):
+    full = request("draw 0", seed=7, slo_s=4.0, on_miss=OnMiss.REJECT, tenant="t")
+    asyncio.run(drive(f"{server}/v1/", [full], api_key="secret"))
+    _, body, headers = seen.pop()
+    assert headers["authorization"] == "Bearer secret"
+    assert body == {
+        "model": "shapes",
+        "prompt": "draw 0",
+        "n": 1,
+        "size": "96x64",
+        "num_inference_steps": 5,
+        "response_format": "b64_json",
+        "seed": 7,
+        "slo_s": 4.0,
+        "on_miss": "reject",
+        "user": "t",
+    }
+    asyncio.run(drive(server, [request("draw 0")], dialect=Dialect(model="other")))
+    assert seen[0][1]["model"] == "other"
+    assert not {"seed", "slo_s", "on_miss", "user"} & seen[0][1].keys()
+
+
+def test_the_loop_is_open_and_arrivals_keep_their_times(server):
+    """Thirty requests of 1.2 s each, sent within 0.3 s: all are in flight at once."""
+    workload = [request("draw 1.2", arrival_s=0.01 * i) for i in reversed(range(30))]
+    records = asyncio.run(drive(server, workload))
+    assert busy["peak"] == 30
+    assert 0.2 < seen[-1][0] - seen[0][0] < 1.2
+    assert [record.index for record in records] == list(range(30))
+    assert all(record.on_time is None for record in records)
+
+
+def test_latency_counts_from_the_planned_arrival(server):
+    """A client that is held up for 0.4 s past the planned arrival must not hide it."""
+
+    async def late():
+        drive_task = asyncio.create_task(drive(server, [request("draw 0", arrival_s=0.2, slo_s=0.3)]))
+        await asyncio.sleep(0.1)
+        time.sleep(0.5)  # On purpose not asyncio's: it holds up the loop that the client runs on.
+        return await drive_task
+
+    (record,) = asyncio.run(late())
+    assert record.status is Ending.DONE
+    assert record.latency_s > 0.35
+    assert record.on_time is False
+
+
+def test_the_client_s_own_lag_is_told_apart(server):
+    async def held_up():
+        drive_task = asyncio.create_task(drive(server, [request("draw 0", arrival_s=t) for t in (0.2, 1.0)]))
+        await asyncio.sleep(0.1)
+        time.sleep(0.5)
+        return await drive_task
+
+    late, punctual = asyncio.run(held_up())
+    assert 0.35 < late.lag_s <= late.latency_s
+    assert punctual.lag_s < 0.2
+
+
+def test_a_connection_serves_one_request_after_the_other(server):
+    """Answers of no time, 50 ms apart: one connection, or some if the machine holds up a few; at once: one each."""
+    records = asyncio.run(drive(server, [request("draw 0", arrival_s=0.05 * i) for i in range(20)]))
+    assert {record.status for record in records} == {Ending.DONE}
+    assert len(ports) <= 15
+    ports.clear()
+    asyncio.run(drive(server, [request("draw 0.3") for _ in range(20)]))
+    assert len(ports) == 20
+
+
+def test_a_request_costs_the_same_with_few_and_with_many_open_connections():
+    """CPU time per request, with the server's, where 50 and where 500 are in flight.
+
+    httpx's own pool walks over all connections, idle ones with a system call each: over 4 times the cost.
+    """
+    body = json.dumps({"data": [{"b64_json": base64.b64encode(b"png").decode()}]}).encode()
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+    async def serve(reader, writer):
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(re.search(rb"content-length: (\d+)", head.lower())[1]))
+                await asyncio.sleep(1)
+                writer.write(answer)
+
+    async def cost_s(rate, count):
+        server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=1024)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        start_s = time.process_time()
+        records = await drive(url, [request("draw", arrival_s=i / rate) for i in range(count)])
+        server.close()
+        assert {record.status for record in records} == {Ending.DONE}
+        return (time.process_time() - start_s) / count
+
+    few_s, many_s = asyncio.run(cost_s(50, 100)), asyncio.run(cost_s(500, 1000))
+    assert many_s < 2 * few_s
+
+
+def test_waiting_ends_at_the_timeout_counted_from_the_planned_arrival(server):
+    workload = [request("draw 3", slo_s=9.0), request("draw 0", arrival_s=0.1, slo_s=9.0), request("draw 0.2")]
+    slow, fast, other = asyncio.run(drive(server, workload, timeout_s=0.5))
+    assert (slow.status, slow.cause, slow.on_time) == (Ending.ERROR, "timeout", False)
+    assert "no answer within 0.5 s" in slow.detail
+    assert 0.5 <= slow.latency_s < 1.5
+    assert fast.status is other.status is Ending.DONE
+
+
+def test_pictures_are_dropped_on_request_and_urls_are_taken_where_they_were_asked_for(server):
+    (record,) = asyncio.run(drive(server, [request("draw 0")], keep_images=False))
+    assert (record.status, record.image, record.story) == (Ending.DONE, None, STORY)
+    (bare,) = asyncio.run(drive(server, [request("bare 0")], dialect=Dialect(response_format="url")))
+    assert (bare.status, bare.image) == (Ending.DONE, None)
+    assert seen[-1][1]["response_format"] == "url"
+    (none,) = asyncio.run(drive(server, [request("draw 0")], dialect=Dialect(response_format="none")))
+    assert (none.status, none.image) == (Ending.DONE, b"png")
+    assert "response_format" not in seen[-1][1]
+
+
+def test_time_scale_stretches_arrivals_but_not_deadlines(server):
+    (_, record) = asyncio.run(
+        drive(server, [request("draw 0"), request("draw 0", arrival_s=0.1, slo_s=1.0)], time_scale=3.0)
+    )
+    assert record.arrival_s == pytest.approx(0.3)
+    assert seen[1][0] - seen[0][0] > 0.25
+    assert record.slo_s == 1.0
+
+
+def test_a_server_that_is_not_there_is_an_error_record():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    (record,) = asyncio.run(drive(f"http://127.0.0.1:{port}", [request("draw 0", slo_s=1.0)]))
+    assert record.status is Ending.ERROR
+    assert "ConnectError" in record.detail
+    assert record.cause == "connection"
+    assert record.on_time is False
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "http://x:port", ""])
+def test_a_useless_address_is_refused_at_once(url):
+    with pytest.raises(ValueError, match="base_url is"):
+        asyncio.run(drive(url, [request("draw 0")]))
+
+
+def test_what_the_api_cannot_do_is_refused_at_once():
+    with pytest.raises(ValueError, match="request 0 has frames 16"):
+        asyncio.run(drive("http://127.0.0.1:1", [request("draw 0", frames=16)]))
+    with pytest.raises(ValueError, match="time_scale"):
+        asyncio.run(drive("http://127.0.0.1:1", [], time_scale=-1))
+
+
+def test_a_record_s_request_is_the_workload_s(server):
+    workload = [request("draw 0", id="a"), request("draw 0", id="b")]
+    records = asyncio.run(drive(server, workload))
+    assert [json.dumps(record.request.id) for record in records] == ['"a"', '"b"']

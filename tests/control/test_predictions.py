@@ -1,0 +1,136 @@
+"""What the controller predicts: costs that measurements correct, free devices, the queue, and when a job will end."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders import ALL_STAGES, PIPELINE, SERVICE_S, controller, job, only, promise, request
+from tilework.control.job import Job
+from tilework.control.queue import WaitingQueue
+from tilework.core.actions import Accept, Action, Reject
+from tilework.core.events import Cancelled, Event, GpuJoined, StageFinished, StepsFinished, Stopped, Submitted, Woke
+from tilework.core.interfaces import Ahead, Demand
+from tilework.core.request import RefusalCode, Request
+from tilework.core.time import NS_PER_MS, ns_from_s
+from tilework.core.work import ENCODE, StageId
+from tilework.policy.toolkit.margin import ADMISSION_MARGIN
+
+
+def learned(event: Event, asked: Request) -> float:
+    """What the controller makes of a first measured encode, relative to the table."""
+    control = controller()
+    control.handle(Submitted(asked), 0)
+    control.handle(event, 1)
+    return control.costs.run_ns(StageId(PIPELINE, ENCODE), (asked.shape,), 1) / (10 * NS_PER_MS)
+
+
+def test_measurements_correct_the_costs() -> None:
+    slow = StageFinished(1, 20 * NS_PER_MS)
+    assert learned(slow, request("a")) == 2.0
+    assert learned(slow, request("a", guided=False)) == 2.0, "guidance concerns steps only"
+    assert learned(Stopped(1, 0), request("a")) == 1.0
+
+
+def test_a_remnant_of_a_cancelled_request_corrects_nothing() -> None:
+    control = controller()
+    control.handle(Submitted(request("a")), 0)
+    control.handle(Cancelled("a", "gone"), 1)
+    control.handle(StageFinished(1, 20 * NS_PER_MS), 2)
+    assert control.costs.version == 0
+
+
+def test_a_device_is_expected_to_be_free_when_its_works_end_and_never_in_the_past() -> None:
+    control = controller()
+    control.handle(Submitted(request("a")), 0)
+    (device,) = control.tracker.gpus
+
+    def free_ms(now_ms: int) -> float:
+        control.handle(Woke(), now_ms * NS_PER_MS)
+        return device.free_ns / NS_PER_MS
+
+    assert free_ms(4) == 10 + 200
+    assert free_ms(50) == 50 + 200, "the encode is late: it may end now at the earliest"
+    control.handle(StageFinished(1, 10 * NS_PER_MS), 60 * NS_PER_MS)
+    assert free_ms(100) == 60 + 200 + 200
+    control.handle(Cancelled("a", "gone"), 110 * NS_PER_MS)
+    control.handle(Stopped(3, 0), 120 * NS_PER_MS)
+    assert free_ms(130) == 60 + 200, "a revoked work is expected no more"
+    control.handle(Stopped(2, 1), 140 * NS_PER_MS)
+    assert free_ms(150) == 150
+    control.handle(Submitted(request("b", steps=1)), 300 * NS_PER_MS)
+    assert free_ms(301) == 300 + 10 + 100
+    control.handle(StageFinished(4, 10 * NS_PER_MS), 310 * NS_PER_MS)
+    control.handle(StepsFinished(5, 100 * NS_PER_MS), 410 * NS_PER_MS)
+    control.handle(Submitted(request("c")), 430 * NS_PER_MS)
+    assert free_ms(431) == 410 + 50 + 10, "a work queued behind does not put off the running one"
+
+
+def test_a_device_that_joins_late_begins_late() -> None:
+    control = controller(num_gpus=0)
+    control.handle(Submitted(request("a")), 0)
+    control.handle(GpuJoined(0, 0, ALL_STAGES), 5000 * NS_PER_MS)
+    (device,) = control.tracker.gpus
+    assert device.free_ns == (5000 + 10 + 200) * NS_PER_MS
+
+
+@given(changes=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 100), st.booleans()), max_size=30))
+def test_the_queue_knows_the_work_ahead_of_each_place(changes: list[tuple[int, int, bool]]) -> None:
+    """Against a plain list: jobs of some urgency and remaining time come, and the first of an urgency goes."""
+    queue, model = WaitingQueue(), list[Job]()
+    for job_id, (urgency_ns, run_ns, comes) in enumerate(changes):
+        same = [one for one in model if one.urgency_ns == urgency_ns]
+        if comes or not same:
+            one = job(job_id, request(str(job_id)), urgency_ns, demand=Demand(1, run_ns))
+            assert one not in queue
+            queue.add(one)
+            model.append(one)
+        else:
+            queue.remove(same[0])
+            model.remove(same[0])
+            assert same[0] not in queue
+        model.sort(key=lambda one: (one.urgency_ns, one.job_id))
+        assert list(queue) == model
+        assert len(queue) == len(model)
+        assert all(one in queue for one in model)
+        for place in product(range(-1, 7), range(-1, 31, 4)):
+            ahead = [one.demand for one in model if (one.urgency_ns, one.job_id) < place]
+            assert queue.ahead(place) == Ahead(0, ahead)
+
+
+def test_of_a_long_queue_the_last_128_are_known_one_by_one_and_the_volume_of_the_others() -> None:
+    queue, demands = WaitingQueue(), [Demand(1 + index % 3, index) for index in range(200)]
+    for index, demand in enumerate(demands):
+        queue.add(job(index, request(str(index)), index, demand=demand))
+    ahead = queue.ahead((150, -1))
+    assert ahead == Ahead(sum(one.width * one.run_ns for one in demands[:22]), demands[22:150])
+
+
+def eta_ns(actions: tuple[Action, ...]) -> int:
+    (accepted,) = only(Accept, actions)
+    return accepted.eta_ns
+
+
+def test_the_eta_counts_what_runs_and_what_waits_ahead() -> None:
+    control = controller("fixed-sp1")
+    etas = [eta_ns(control.handle(Submitted(request(uid, 0.0)), 0)) for uid in "abc"]
+    assert etas == [ns_from_s(count * SERVICE_S) for count in (1, 2, 3)]
+    control.handle(StageFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
+    assert eta_ns(control.handle(Submitted(request("d", 0.01)), 10 * NS_PER_MS)) == ns_from_s(4 * SERVICE_S)
+    assert [control.eta_ns(job_id, 10 * NS_PER_MS) for job_id in (0, 3)] == [etas[0], 4 * etas[0]], "as they stand now"
+
+
+def test_the_eta_of_an_urgent_request_does_not_count_the_patient_ones() -> None:
+    """After what the device was told to do, an encode and two steps."""
+    control = controller("edf")
+    for uid in ("a", "b", "c"):
+        control.handle(Submitted(request(uid, slo_s=60)), 0)
+    first_ns = ns_from_s(0.01 + 0.2 + SERVICE_S)
+    assert eta_ns(control.handle(Submitted(request("urgent", slo_s=5)), 0)) == first_ns
+    assert eta_ns(control.handle(Submitted(promise("strict", 0, slo_s=2.2)), 0)) == first_ns, "more urgent than that"
+    (refused,) = only(Reject, control.handle(Submitted(promise("late", 0, slo_s=1.2)), 0))
+    earliest_ns = ADMISSION_MARGIN.due_ns(first_ns + ns_from_s(SERVICE_S), 0)
+    reason = "it would be 0.07 s late behind 5 other requests"
+    assert refused == Reject("late", reason, earliest_ns, RefusalCode.DEADLINE), "behind the strict one"

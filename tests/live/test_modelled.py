@@ -1,0 +1,106 @@
+"""Pretended devices: real processes, groups and parcels around a model that only takes its time."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+import tiny
+from tilework.cli.commands.serve import _modelled
+from tilework.cli.console import UserError
+from tilework.control.controller import ControllerConfig
+from tilework.control.log import replay
+from tilework.core.request import OnMiss, Shape, Status
+from tilework.core.wire import CostRow, ModelledSource
+from tilework.core.work import DIFFUSE
+from tilework.cost.table import CostTable
+from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.executor import LocalConfig, LocalExecutor
+from tilework.runtime.ticket import Outcome
+from tilework.worker.modelled import ModelledFamily
+
+T = TypeVar("T")
+STEP_S = {1: 0.08, 2: 0.05, 4: 0.03}
+ROWS = (
+    *(
+        CostRow(
+            pipeline="pretended",
+            stage="diffuse",
+            height=side,
+            width=side,
+            degree=degree,
+            seconds=seconds * (side / 512) ** 2,
+        )
+        for side in (256, 512)
+        for degree, seconds in STEP_S.items()
+    ),
+    CostRow(pipeline="pretended", stage="decode", height=512, width=512, seconds=0.04),
+)
+TABLE = CostTable(hardware="four pretended devices", rows=ROWS, steps=5)
+SOURCE = ModelledSource(pipeline="pretended", hardware=TABLE.hardware, steps=5, rows=ROWS)
+
+
+class Rig:
+    def __init__(self, policy: str) -> None:
+        self.runner = asyncio.Runner()
+        self.log = io.StringIO()
+        executor = LocalExecutor(LocalConfig(num_workers=4, source=SOURCE))
+        config = EngineConfig(controller=ControllerConfig(policy=policy), table=TABLE)
+        self.engine = Engine(config, executor, self.log)
+        self.run(self.engine.start())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(asyncio.wait_for(work, 60))
+
+    async def outcome(self, uid: str, **changes: Any) -> Outcome:
+        spec = tiny.spec(**({"height": 512, "width": 512, "steps": 5, "guidance_scale": 1.0} | changes))
+        answer = self.engine.submit({uid: spec}, deadline_ns=None, on_miss=OnMiss.BEST_EFFORT)
+        assert isinstance(answer, tuple)
+        return await answer[0].outcome
+
+    def close(self) -> None:
+        self.run(self.engine.stop())
+        self.runner.close()
+
+
+@pytest.mark.parametrize(("policy", "degree"), [("fixed-sp1", 1), ("fixed-sp4", 4)])
+def test_steps_take_as_long_as_the_table_says(policy: str, degree: int) -> None:
+    rig = Rig(policy)
+
+    async def together() -> list[Outcome]:
+        return await asyncio.gather(*(rig.outcome(str(index), seed=index) for index in range(3)))
+
+    try:
+        outcomes = rig.run(together())
+    finally:
+        rig.close()
+    for outcome in outcomes:
+        assert outcome.status is Status.DONE, outcome.reason
+        steps = [segment for segment in outcome.segments if segment.stage == DIFFUSE]
+        assert {len(segment.gpus) for segment in steps} == {degree}
+        shortest_s = min((segment.end_ns - segment.start_ns) / 1e9 / segment.num_steps for segment in steps)
+        # At least the table's time; by how much more, the machine that tests decides.
+        assert STEP_S[degree] * 0.99 <= shortest_s <= STEP_S[degree] * 4
+        assert outcome.image is not None
+        assert len(outcome.image.pixels) == 512 * 512 * 3
+    assert len({outcome.image.pixels[:3] for outcome in outcomes if outcome.image}) == 3, "each seed has its colour"
+    assert replay(rig.log.getvalue().splitlines())[1] is None
+
+
+def test_a_modelled_family_describes_what_its_table_knows() -> None:
+    info = ModelledFamily(SOURCE).info
+    assert (info.name, info.default_steps, info.max_degree, info.two_passes) == ("pretended", 5, 4, False)
+    assert Shape(info.default_height, info.default_width) == Shape(512, 512)
+
+
+def test_a_modelled_server_needs_a_table_that_has_its_model() -> None:
+    assert _modelled(TABLE, None) == SOURCE
+    assert _modelled(TABLE, "pretended") == SOURCE
+    with pytest.raises(UserError, match="needs --cost"):
+        _modelled(None, None)
+    with pytest.raises(UserError, match="MODEL is 'other'; the cost table has pretended"):
+        _modelled(TABLE, "other")

@@ -1,0 +1,263 @@
+"""Batches as a decision of `tilework`: who shares a forward pass with whom, and that nobody is late by it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from builders import (
+    batched,
+    finished,
+    flux_requests,
+    job,
+    on_time,
+    planned,
+    poisson,
+    promise,
+    request,
+    shipped,
+    simulate,
+)
+from tilework.control.controller import ControllerConfig
+from tilework.core.interfaces import Block, Demand
+from tilework.core.request import Request, Status
+from tilework.core.time import NS_PER_MS
+from tilework.core.work import DIFFUSE, StageId
+from tilework.cost.table import TableCosts
+from tilework.policy.lookahead.batch import Batch, Member
+from tilework.policy.lookahead.policy import Tilework
+from tilework.policy.lookahead.rollout import Claim, Ride
+from tilework.policy.toolkit.demand import Speed
+from tilework.sim.simulation import SimConfig, Simulation, Trace
+
+MS = NS_PER_MS
+FIXED_MS, EACH_MS = 60, 40  # Of a step: what every forward pass takes, and every request in it.
+
+
+def step_time(requests: Sequence[Request]) -> float:
+    return (FIXED_MS + EACH_MS * len(requests)) * MS
+
+
+def member(index: int, steps: int, due_ms: float = inf, *, encode_ms: int = 0, decode_ms: int = 0) -> Member:
+    is_due = due_ms < inf
+    ride = Ride(
+        job_id=index,
+        claim=Claim.DUE if is_due else Claim.PATIENT,
+        due_ns=due_ms * MS if is_due else 0.0,
+        speeds=(Speed(1, (FIXED_MS + EACH_MS) * MS),),
+        usual=0,
+        num_steps=float(steps),
+        head_ns=0.0,
+        tail_ns=0.0,
+    )
+    waiting = job(index, request(str(index), steps=steps))
+    return Member(waiting, ride, encode_ms * MS, steps, decode_ms * MS, ride.due_ns if is_due else inf)
+
+
+def batch(*members: Member) -> Batch:
+    return Batch(members, 0.0, step_time)
+
+
+def test_members_end_one_by_one_and_steps_are_quicker_then() -> None:
+    """Two steps of three (180 ms), one of two (140), one of one (100); each decode delays those who go on."""
+    three = batch(member(0, 4, decode_ms=5), member(1, 2, decode_ms=5), member(2, 3, encode_ms=7, decode_ms=5))
+    assert three.ends_ns == (622 * MS, 372 * MS, 517 * MS)
+    assert batch(member(0, 4)).ends_ns == (400 * MS,)
+
+
+def test_slack_is_that_of_the_first_who_would_be_late() -> None:
+    assert batch(member(0, 2, due_ms=300), member(1, 2, due_ms=290)).slack_ns == 10 * MS
+    assert batch(member(0, 2, due_ms=300), member(1, 4, due_ms=470)).slack_ns == -10 * MS
+    assert batch(member(0, 2), member(1, 4)).slack_ns == inf
+
+
+def test_whoever_has_most_left_leaves_until_nobody_is_late() -> None:
+    tight = batch(member(0, 2, due_ms=300), member(1, 3, due_ms=900), member(2, 9))
+    assert [one.job.job_id for one in tight.trimmed().members] == [0, 1]
+    hopeless = batch(member(0, 2, due_ms=150), member(1, 3))
+    assert [one.job.job_id for one in hopeless.trimmed().members] == [0]
+
+
+def test_what_one_more_saves() -> None:
+    one = member(9, 5)
+    assert batch(member(0, 5)).saved(one) == pytest.approx(60 / 200)
+    assert batch(member(0, 5), member(1, 5)).saved(one) == pytest.approx(60 / 240)
+    other = replace(one, job=job(9, replace(request("9"), pipeline="other")))
+    assert batch(member(0, 5)).saved(other) == 0, "another model"
+
+
+def test_those_without_deadlines_gain_in_the_mean_or_stay_apart() -> None:
+    """Together, ten steps of both take 1.4 s instead of 1.0 and 2.0: what one loses the other gains by 0.2 s more."""
+    assert batch(member(0, 10)).is_better_with(member(1, 10), 1000 * MS, 0)
+    assert not batch(member(0, 10)).is_better_with(member(1, 10), 700 * MS, 0), "another device is free soon"
+    assert batch(member(0, 10)).is_better_with(member(1, 10), 700 * MS, 1), "whoever waits behind them gains, too"
+
+
+def test_promises_are_kept_even_if_members_go_on_one_by_one() -> None:
+    """A chunk of one step together takes 140 ms, then the first has 400 ms to go and the second 400 more."""
+
+    def promised(index: int, due_ms: int) -> Member:
+        one = member(index, 5, due_ms=due_ms)
+        one.job.promised = Block(due_ms * MS, 0, Demand(1, 500 * MS))  # type: ignore[misc]
+        return one
+
+    assert batch(promised(0, 540), promised(1, 940)).keeps_promises(140 * MS)
+    assert not batch(promised(0, 539), promised(1, 940)).keeps_promises(140 * MS)
+    assert not batch(promised(0, 540), promised(1, 939)).keeps_promises(140 * MS)
+    assert batch(member(0, 5, due_ms=1), member(1, 5)).keeps_promises(140 * MS), "nothing is promised"
+
+
+def test_as_one_ride_it_is_on_time_when_all_are() -> None:
+    both = batch(member(0, 2, due_ms=300), member(1, 4, due_ms=490))
+    ride = both.as_ride(0, may_split=True)
+    assert (ride.claim, ride.due_ns - ride.least_gpu_ns) == (Claim.DUE, both.slack_ns)
+    assert [speed.step_ns for speed in ride.speeds] == [480 * MS, 400 * MS], "on two devices each has one"
+    assert batch(member(0, 2), member(1, 4)).as_ride(0, may_split=False).claim is Claim.PATIENT
+
+
+# What comes of it.
+
+
+def sizes(trace: Trace) -> list[int]:
+    return [len(run.work.job_ids) for run in trace.runs if run.work.stage.name == DIFFUSE]
+
+
+def test_who_would_be_late_one_by_one_is_on_time_together() -> None:
+    """The first has begun two chunks alone, 0.4 s, before the others come."""
+    three = [request(str(index), slo_s=2.2) for index in range(3)]
+    assert on_time(simulate(three, "edf", num_gpus=1, costs=batched())) == pytest.approx(2 / 3)
+    trace = simulate(three, "tilework", num_gpus=1, costs=batched())
+    assert on_time(trace) == 1.0
+    assert max(sizes(trace)) == 3
+
+
+def test_nobody_is_let_in_who_would_make_others_late() -> None:
+    """He can spare 10 ms, and a step together takes 40 ms more than alone."""
+    tight, other = request("tight", slo_s=1.01), request("other", slo_s=1.3)
+    trace = simulate([tight, other], "tilework", num_gpus=1, costs=batched())
+    assert (on_time(trace), max(sizes(trace))) == (0.5, 1)
+
+
+def test_without_a_gain_nobody_shares() -> None:
+    requests = [request(str(index), slo_s=1.9) for index in range(3)]
+    assert max(sizes(simulate(requests, "tilework", num_gpus=1, costs=batched(0.002, 0.098)))) == 1
+
+
+def test_small_ones_share_a_device_beside_a_wide_one() -> None:
+    """The wide one needs four of five devices; the small ones would end after 0.8, 1.6 and 2.4 s one by one."""
+    wide = request("wide", steps=60, slo_s=2.02)
+    small = [request(str(index), side=64, steps=10, slo_s=1.7) for index in range(3)]
+    trace = simulate([wide, *small], "tilework", num_gpus=5, costs=batched())
+    assert on_time(trace) == 1.0
+    assert {len(run.gpus) for run in trace.runs if run.work.job_ids == (0,) and run.work.stage.name == DIFFUSE} == {4}
+    assert max(sizes(trace)) == 3
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_batches_are_no_larger_than_they_may_be(most: int) -> None:
+    requests = [request(str(index)) for index in range(4)]
+    config = ControllerConfig(policy="tilework", max_batch=most)
+    assert max(sizes(Simulation(config, batched(), SimConfig(num_gpus=1)).run(requests))) == most
+
+
+def test_nobody_shares_whose_time_alone_is_a_guess() -> None:
+    """Until one has run alone; with previews that would tell nothing."""
+    exact = batched()
+    guess = replace(exact, rows=tuple(replace(row, num_runs=1) for row in exact.rows))
+    asked = [request(str(index)) for index in range(3)]
+    watched = [replace(one, preview_every=2) for one in asked]
+
+    def shares(requests: list[Request], costs: TableCosts) -> bool:
+        return any(len(start.job_ids) > 1 for start in planned(Tilework(), requests, 1, costs).starts)
+
+    assert shares(asked, TableCosts(exact))
+    costs = TableCosts(guess)
+    assert not shares(asked, costs)
+    assert shares(watched, costs)
+    costs.observe(StageId(asked[0].pipeline, DIFFUSE), asked[:1], 1, 1, 100 * MS)
+    assert shares(asked, costs)
+
+
+def test_who_doubts_what_batches_take_asks_for_more() -> None:
+    """Two take 140 ms, of 200 one by one; then half as much or as much again, in turn. The mean is worth little."""
+    costs, pair = TableCosts(batched()), [request(uid) for uid in "ab"]
+    step = StageId(pair[0].pipeline, DIFFUSE)
+
+    def shares() -> bool:
+        return max(len(start.job_ids) for start in planned(Tilework(), pair, 1, costs).starts) == 2
+
+    assert shares()
+    for run_ms in (140, 70, 210) * 20:
+        costs.observe(step, pair, 1, 1, run_ms * MS)
+    assert costs.work_ns(step, pair, 1) < 160 * MS
+    assert costs.doubt(step) > 0.25
+    assert not shares()
+    for _ in range(20):
+        costs.observe(step, pair, 1, 1, 140 * MS)
+    assert shares()
+
+
+def test_on_idle_devices_everybody_is_alone() -> None:
+    requests = [request(str(index)) for index in range(4)]
+    assert set(sizes(simulate(requests, "tilework", num_gpus=4, costs=batched()))) == {1}
+
+
+def test_a_batch_is_split_when_devices_become_idle() -> None:
+    """A third one keeps the other device busy at first."""
+    requests = [request("busy", steps=3), request("a", steps=40), request("b", steps=40)]
+    trace = simulate(requests, "tilework", num_gpus=2, costs=batched())
+    last = max(trace.runs, key=lambda run: run.end_ns)
+    assert len(last.work.job_ids) == 1
+    alone = [request(str(index), steps=40) for index in range(2)]
+    lonely = simulate(alone, "tilework", num_gpus=2, costs=batched())
+    assert max(run.end_ns for run in trace.runs) < 1.2 * max(run.end_ns for run in lonely.runs)
+
+
+def test_one_that_comes_later_joins_at_the_end_of_a_chunk() -> None:
+    trace = simulate(
+        [request("first", steps=20), request("second", 0.5, steps=10)], "tilework", num_gpus=1, costs=batched()
+    )
+    shared = [run for run in trace.runs if len(run.work.job_ids) == 2]
+    assert 0.5 < shared[0].start_ns / 1e9 < 1.0
+    assert {run.work.first_steps[0] for run in shared} != {run.work.first_steps[1] for run in shared}
+
+
+def test_a_waiting_crowd_is_served_sooner_together() -> None:
+    crowd = poisson(60, 6.0, 3, best_effort=1.0)
+    apart = simulate(crowd, "edf", num_gpus=2, costs=batched())
+    together = simulate(crowd, "tilework", num_gpus=2, costs=batched())
+    assert sorted(finished(together)) == sorted(finished(apart))
+
+    def mean_ns(trace: Trace) -> float:
+        return sum(ending.latency_ns or 0 for ending in trace.endings) / len(trace.endings)
+
+    assert mean_ns(together) < 0.7 * mean_ns(apart)
+
+
+def test_promises_are_kept_beside_batches() -> None:
+    promises = [promise(f"p{index}", index * 0.3, 3.0) for index in range(20)]
+    others = [request(f"o{index}", index * 0.25, side=64) for index in range(20)]
+    trace = simulate(
+        sorted([*promises, *others], key=lambda one: one.arrival_ns), "tilework", num_gpus=1, costs=batched()
+    )
+    kept = [one for one in trace.endings if one.request.is_promise and one.status is Status.DONE]
+    assert len(kept) >= 8
+    assert all(one.on_time for one in kept)
+    assert max(sizes(trace)) > 1
+
+
+def test_tables_without_batches_are_served_as_if_there_were_none() -> None:
+    """Whether two gain is asked once for each kind of request, and nothing else."""
+    costs, asked = TableCosts(shipped("flux1dev_h100_eager")), list[int]()
+    work_ns = costs.work_ns
+
+    def counted(stage, requests, degree, num_steps=1):  # type: ignore[no-untyped-def]
+        asked.append(len(requests))
+        return work_ns(stage, requests, degree, num_steps)
+
+    costs.work_ns = counted  # type: ignore[method-assign]
+    planned(Tilework(), flux_requests(40, 600.0, 1.5, 1), 8, costs)
+    assert 0 < sum(number > 1 for number in asked) <= 4

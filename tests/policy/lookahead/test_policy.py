@@ -1,0 +1,287 @@
+"""Tilework's own policy: what it foresees, what it decides, and what comes of that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from types import SimpleNamespace
+
+import pytest
+
+from builders import finished, flux_requests, groups, on_time, planned, profile, request, shipped, simulate, table
+from tilework.control.controller import ControllerConfig
+from tilework.core.actions import Action, Stop
+from tilework.core.events import Event
+from tilework.core.request import Request
+from tilework.core.time import NS_PER_MS, NS_PER_S
+from tilework.core.work import DIFFUSE
+from tilework.cost.table import TableCosts
+from tilework.policy.lookahead.dispatch import Lookahead
+from tilework.policy.lookahead.policy import Tilework
+from tilework.policy.lookahead.rollout import Claim, Ride, roll
+from tilework.policy.toolkit.demand import Speed
+from tilework.sim.simulation import SimConfig, Simulation, Trace
+
+WIDE = table(degrees=(1, 2, 4))  # Ten steps with encode and decode take 1.06, 0.69 and 0.45 s on 1, 2 and 4 devices.
+MS = NS_PER_MS
+# A step takes 100, 60 and 40 ms on 1, 2 and 4 devices.
+SPEEDS = tuple(Speed(degree, step_ms * MS) for degree, step_ms in ((1, 100), (2, 60), (4, 40)))
+
+
+def ride(due_ms: float = inf, steps: int = 10, claim: Claim = Claim.DUE, **more: float) -> Ride:
+    """`degree` is that at which it runs; its step ends after `hold_ms`."""
+    due_ns, weight = due_ms * MS, more.get("weight", 1.0)
+    rank = next((rank for rank, speed in enumerate(SPEEDS) if speed.degree == more.get("degree")), -1)
+    head_ns, hold_ns = more.get("head_ms", 0.0) * MS, more.get("hold_ms", 0.0) * MS
+    return Ride(0, claim, due_ns, SPEEDS, 1, float(steps), head_ns, 0.0, weight, rank, hold_ns)
+
+
+# Foresight.
+
+
+@pytest.mark.parametrize(("due_ms", "degree"), [(1000, 1), (999, 2), (600, 2), (599, 4), (400, 4)])
+def test_who_is_due_takes_the_narrowest_group_that_is_in_time(due_ms: float, degree: int) -> None:
+    others = [ride(due_ms) for _ in range(8 // degree - 1)]
+    outlook = roll([ride(due_ms), *others], 8, 0)
+    assert (outlook.degrees, outlook.late) == ([degree] * (8 // degree), None)
+
+
+def test_who_is_late_is_named_the_first_in_order_of_service() -> None:
+    assert roll([ride(1000), ride(399), ride(100)], 8, 0).late == 1
+    assert roll([ride(400), ride(400)], 4, 0).late == 1, "one after the other"
+    assert roll([ride(400), ride(800)], 4, 0).late is None
+
+
+def test_what_is_left_widens_who_gains_most_by_it() -> None:
+    assert roll([ride(5000), ride(5000, steps=11)], 3, 0).degrees == [1, 2]
+    assert roll([ride(5000), ride(5000, steps=11)], 8, 0).degrees == [4, 4]
+
+
+def test_who_has_no_deadline_gets_its_usual_width_of_what_the_others_leave() -> None:
+    patient = ride(claim=Claim.PATIENT)
+    assert roll([ride(1000), patient, patient], 8, 0).degrees == [4, 2, 2], "a wider one is worth it to who is due"
+    assert roll([ride(1000), patient], 2, 0).degrees == [2, 0]
+
+
+def test_the_next_change_is_foreseen() -> None:
+    outlook = roll([ride(1000), ride(5000, steps=40)], 3, 0)
+    assert (outlook.degrees, outlook.then, outlook.next_ns) == ([1, 2], [0, 2], 1000 * MS)
+    outlook = roll([ride(407), ride(5000)], 4, 7 * MS)
+    assert (outlook.degrees, outlook.then, outlook.next_ns) == ([4, 0], [0, 4], 407 * MS)
+
+
+def test_what_passes_before_the_steps_counts() -> None:
+    assert roll([ride(1000, head_ms=1)], 1, 0).late == 0
+    assert roll([ride(1000, head_ms=1)], 2, 0).late is None
+
+
+def test_devices_are_had_when_the_step_on_them_ends() -> None:
+    """Ten steps on four devices take 400 ms; the wide one gives its four back at the end of its step."""
+    wide = ride(5000, steps=40, degree=4, hold_ms=30)
+    assert roll([ride(430), wide], 4, 0).late is None
+    assert roll([ride(429), wide], 4, 0).late == 0
+    assert roll([ride(429), ride(5000, steps=40, degree=4)], 4, 0).late is None, "its step is over"
+    assert roll([ride(1000), ride(2000, degree=2, hold_ms=450)], 3, 0).late is None, "what fits is had at once"
+    narrow = ride(2000, steps=20, degree=1, hold_ms=90)
+    outlook = roll([ride(400), narrow], 5, 0)
+    assert (outlook.degrees, outlook.late) == ([4, 1], None), "whoever keeps its devices is in nobody's way"
+
+
+# Decisions.
+
+
+def widths(requests: list[Request], num_gpus: int) -> list[int]:
+    plan = planned(Tilework(), requests, num_gpus, TableCosts(WIDE))
+    of_job = {start.job_ids[0]: len(start.gpus) for start in plan.starts if start.stage.name == DIFFUSE}
+    return [of_job.get(index, 0) for index in range(len(requests))]
+
+
+def test_the_one_with_most_to_do_gives_way_if_not_all_can_be_saved() -> None:
+    small = [request(str(index), slo_s=1.07) for index in range(4)]
+    large = request("large", slo_s=1.06, steps=20)
+    assert widths([large, *small], 4) == [0, 1, 1, 1, 1]
+
+
+def test_weight_counts_when_somebody_has_to_give_way() -> None:
+    tight = {"slo_s": 0.5}
+    assert widths([request("a", **tight), request("b", **tight)], 4) == [4, 0]
+    assert widths([request("a", **tight), request("b", **tight, weight=2.0)], 4) == [0, 4]
+
+
+def test_who_has_no_deadline_begins_no_step_on_devices_that_are_needed_before_it_ends() -> None:
+    """A step of the large one takes 0.4 s on one device; `wide` is to have all devices as soon as `small` is done."""
+    costs = profile({64: {1: 0.05}, 128: {1: 0.4, 2: 0.2, 4: 0.1}})
+    small = request("small", side=64, steps=4, slo_s=0.25)
+    wide = request("wide", 0.0, side=128, steps=10, slo_s=1.3)
+    calm = request("calm", 0.01, side=128, steps=5)
+    trace = simulate([small, wide, calm], "tilework", num_gpus=4, costs=costs)
+    assert on_time(trace) == 1.0
+    first_ns = min(one.start_ns for one in trace.runs if one.work.job_ids == (2,) and one.work.stage.name == DIFFUSE)
+    assert first_ns >= min(one.end_ns for one in trace.runs if one.work.job_ids == (0,) and one.steps)
+
+
+def test_who_cannot_be_on_time_at_all_is_set_aside_with_its_reason() -> None:
+    plan = planned(Tilework(), [request("a", slo_s=0.4), request("b", slo_s=1)], 8, TableCosts(WIDE))
+    assert plan.set_aside == ((0, "even if nothing else ran, it would finish 0.05 s late"),)
+    assert not plan.starts
+
+
+def test_who_was_spared_in_vain_is_served() -> None:
+    """The second is late even if the first, which costs more, gives way, since it would have to end its step."""
+    node = Lookahead([SimpleNamespace(gpu=gpu, works=()) for gpu in range(2)], 0, 200 * MS, lambda _: inf)  # type: ignore[misc]
+    first, second = ride(594, steps=9.9, degree=2, hold_ms=54), ride(600, steps=9.5, weight=2)
+    node.rides += [first, second]
+    assert node.choose().degrees == [2, 0]
+    assert (first.claim, second.claim) == (Claim.DUE, Claim.SPARED)
+
+
+def run(requests: list[Request], num_gpus: int) -> tuple[Trace, int]:
+    """With how often works were told to stop."""
+    stops: list[Action] = []
+
+    def observe(_: Event, actions: tuple[Action, ...], now_ns: int) -> None:
+        stops.extend(action for action in actions if isinstance(action, Stop))
+
+    config = ControllerConfig(policy="tilework")
+    trace = Simulation(config, WIDE, SimConfig(num_gpus=num_gpus)).run(requests, observe=observe)
+    return trace, len(stops)
+
+
+def test_a_wide_job_makes_room_at_its_next_step_and_gets_its_devices_back() -> None:
+    """Else the second would be late; its chunk would last until 0.72 s."""
+    trace, num_stops = run([request("a", slo_s=3, steps=40), request("b", 0.55, slo_s=0.7)], 4)
+    assert on_time(trace) == 1.0
+    assert num_stops
+    assert [len(group) for group in groups(trace)["a"]] == [4, 2, 4]
+    (start_ns,) = {min(run.start_ns for run in trace.runs if run.work.job_ids == (1,))}
+    assert start_ns <= 0.6 * NS_PER_S
+
+
+def test_nothing_is_stopped_where_nobody_needs_it() -> None:
+    trace, num_stops = run([request("a", slo_s=9), request("b", 0.1, slo_s=9), request("c", 0.2)], 12)
+    assert (on_time(trace), num_stops) == (1.0, 0)
+
+
+def test_nobody_is_stopped_for_one_that_is_late_by_the_end_of_the_step() -> None:
+    """A step of `a` takes 0.16 s. At its end, `b` has 0.4 s left, and takes 0.45."""
+    requests = [request("a", slo_s=3, side=256), request("b", 0.06, slo_s=0.55)]
+    trace, num_stops = run(requests, 4)
+    assert num_stops == 0
+    assert on_time(trace) == 0.5
+    _, num_stops = run([requests[0], request("b", 0.06, slo_s=0.65)], 4)
+    assert num_stops
+
+
+def test_whoever_is_on_time_on_idle_devices_does_not_wait_for_more() -> None:
+    """`b` is to have two devices, one of which is in a step of a second."""
+    trace = simulate([request("a", side=512), request("b", 0.3, slo_s=1.2)], "tilework", num_gpus=3, costs=WIDE)
+    assert min(one.start_ns for one in trace.runs if one.work.job_ids == (1,)) < 0.4 * NS_PER_S
+    assert [ending.on_time for ending in trace.endings if ending.request.uid == "b"] == [True]
+
+
+# It can wait for 0.2 s; a step of the long one takes 0.6 and 0.4 s on 2 and 4 devices.
+STEPS = profile({64: {1: 0.1}, 128: {1: 1.0, 2: 0.6, 4: 0.4}})
+HURRIED, LONG = request("hurried", side=64, slo_s=1.2), request("long", 2.0)
+
+
+@pytest.mark.parametrize(("before", "num_gpus", "widest"), [([HURRIED], 4, 2), ([], 4, 4), ([HURRIED], 8, 4)])
+def test_a_device_is_left_for_whoever_cannot_wait_for_the_end_of_a_long_step(
+    before: list[Request], num_gpus: int, widest: int
+) -> None:
+    """As one came lately that could not; but not if other nodes are idle."""
+    trace = simulate([*before, LONG], "tilework", num_gpus=num_gpus, costs=replace(STEPS, gpus_per_node=4))
+    assert max(map(len, groups(trace)["long"])) == widest
+
+
+def test_whoever_cannot_wait_for_the_end_of_a_long_step_is_on_time() -> None:
+    again = replace(HURRIED, uid="again", arrival_ns=int(2.1 * NS_PER_S), deadline_ns=int(3.3 * NS_PER_S))
+    known, unknown = (simulate([*one, LONG, again], "tilework", num_gpus=4, costs=STEPS) for one in ([HURRIED], []))
+    assert (on_time(known), on_time(unknown)) == (1.0, 0.5)
+
+
+def test_whoever_will_be_wider_in_a_moment_waits_for_that() -> None:
+    """A step takes 63 ms on two devices and 39 on four: before `a` ends, `b` waits for up to 24 ms."""
+    requests = [request("a", slo_s=0.75), request("b", 0.05, slo_s=9, steps=60)]
+    trace = simulate(requests, "tilework", num_gpus=4, costs=WIDE)
+    steps = [one for one in trace.runs if one.work.job_ids == (1,) and one.work.stage.name == DIFFUSE]
+    last_narrow_ns = max(one.end_ns for one in steps if len(one.gpus) == 2)
+    first_wide_ns = min(one.start_ns for one in steps if len(one.gpus) == 4)
+    over_ns = max(one.end_ns for one in trace.runs if one.work.job_ids == (0,))
+    assert over_ns - 63 * MS <= last_narrow_ns <= over_ns + 26 * MS
+    assert first_wide_ns <= over_ns + 26 * MS
+
+
+def test_short_ones_without_a_deadline_go_first_but_nobody_waits_for_ever() -> None:
+    long = [request("long", 0.001, steps=30)]
+    short = [request(f"short {index}", 0.3 * index, steps=4) for index in range(400)]
+    order = finished(simulate([*short, *long], "tilework", num_gpus=1))
+    assert order[0] == "short 0"
+    assert 1 < order.index("long") < len(order) - 1
+
+
+def test_whoever_has_waited_long_goes_before_a_shorter_one_that_has_not() -> None:
+    """When `first` is done, `long` has waited for 0.8 s, and `short`, which takes half as long, for 0.1 s."""
+    requests = [request("first", steps=8), request("long", 0.1, steps=10), request("short", 0.8, steps=6)]
+    assert finished(simulate(requests, "tilework", num_gpus=1)) == ["first", "long", "short"]
+    requests[2] = request("short", 0.1, steps=6)
+    assert finished(simulate(requests, "tilework", num_gpus=1)) == ["first", "short", "long"]
+
+
+def test_the_few_of_one_tenant_do_not_wait_for_the_many_of_another() -> None:
+    many = [request(f"many {index}", steps=10, tenant="a") for index in range(8)]
+    order = finished(simulate([*many, request("few", 1.5, steps=10, tenant="b")], "tilework", num_gpus=1))
+    assert order.index("few") <= 3
+
+
+# Several nodes.
+
+
+def test_a_newcomer_goes_where_the_fewest_idle_devices_are_enough() -> None:
+    """On nodes of two devices: wide ones keep a node that is whole."""
+    costs = replace(table(degrees=(1, 2)), gpus_per_node=2)
+    narrow, wide = {"slo_s": 1.3}, {"slo_s": 0.75}
+    requests = [request("a", **narrow), request("b", 0.01, **wide), request("c", 0.02, **narrow)]
+    trace = simulate(requests, "tilework", num_gpus=4, costs=costs)
+    nodes = {uid: {gpu // 2 for group in taken for gpu in group} for uid, taken in groups(trace).items()}
+    assert nodes["a"] == nodes["c"]
+    assert nodes["b"].isdisjoint(nodes["a"])
+    assert on_time(trace) == 1.0
+
+
+def test_who_has_not_begun_goes_to_another_node_that_becomes_idle() -> None:
+    costs = replace(table(), gpus_per_node=1)
+    requests = [request("a", steps=40), request("b", steps=5), request("c", 0.1)]
+    trace = simulate(requests, "tilework", num_gpus=2, costs=costs)
+    assert finished(trace) == ["b", "c", "a"]
+
+
+def test_devices_that_only_make_others_quicker_count_as_room() -> None:
+    """No device is idle. `loose` needs one of its four, `tight` two; so the node of `tight` is the fuller one."""
+    costs = replace(table(degrees=(1, 2, 4)), gpus_per_node=4)
+    requests = [request("loose", slo_s=9, steps=40), request("tight", slo_s=3, steps=40), request("c", 0.2, slo_s=1.3)]
+    trace = simulate(requests, "tilework", num_gpus=8, costs=costs)
+    nodes = {uid: {gpu // 4 for group in taken for gpu in group} for uid, taken in groups(trace).items()}
+    assert nodes["c"] == nodes["tight"] != nodes["loose"]
+    assert on_time(trace) == 1.0
+
+
+def test_whoever_would_be_late_at_home_goes_on_at_another_node() -> None:
+    """`c` leaves one device of its node to `a`, which would be late on it, and goes on where `b` is soon done."""
+    costs = replace(table(degrees=(1, 2)), gpus_per_node=3)
+    requests = [request("a", slo_s=1.5, steps=20), request("b", slo_s=0.58, steps=8), request("c", 0.1, slo_s=0.75)]
+    trace = simulate(requests, "tilework", num_gpus=6, costs=costs)
+    nodes = {uid: {gpu // 3 for group in taken for gpu in group} for uid, taken in groups(trace).items()}
+    assert nodes["a"] == {0, 1}
+    assert nodes["c"] == {0}
+    assert on_time(trace) == 1.0
+
+
+# What comes of it.
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_more_are_on_time_than_under_tetriserve(seed: int) -> None:
+    costs = shipped("flux1dev_h100_eager")
+    requests = flux_requests(60, per_minute=18, scale=1.0, seed=seed)
+    ours, theirs = (on_time(simulate(requests, name, num_gpus=8, costs=costs)) for name in ("tilework", "tetriserve"))
+    assert ours > theirs

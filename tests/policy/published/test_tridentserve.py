@@ -1,0 +1,293 @@
+"""TridentServe's dispatcher: its program by three solvers, the rewards, and the paper's example told by groups."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from builders import groups, job, planned, profile, request, shipped, simulate, table
+from tilework.core.request import Request, Status
+from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.core.work import DECODE, DIFFUSE, ENCODE, Plan, StageId
+from tilework.cost.table import TableCosts
+from tilework.policy import registry
+from tilework.policy.published.tridentserve.ilp import solve, value_of
+from tilework.policy.published.tridentserve.policy import LATE, MOST_SPEED, ON_TIME, TridentServe, read_bids
+from tilework.policy.registry import UnknownPolicy, make_policy, policy_names
+from tilework.policy.toolkit import knapsack as packing
+from tilework.policy.toolkit.knapsack import Option, pack_quickly
+from tilework.policy.toolkit.order import DeadlineOrder
+from tilework.policy.toolkit.tasks import TaskReader
+
+# Sides of 64, 128 and 192: efficient on 1, on up to 2 and on up to 4 devices.
+STEPS_S = {
+    64: {1: 0.1, 2: 0.09, 4: 0.08},
+    128: {1: 0.2, 2: 0.11, 4: 0.08},
+    192: {1: 0.4, 2: 0.21, 4: 0.12},
+}
+PROFILE = profile(STEPS_S, encode_s=0.1, decode_s=0.5)
+COSTS = TableCosts(PROFILE)
+
+OPTION = st.builds(Option, st.integers(1, 8), st.integers(1, 2000))
+GROUPS = st.lists(st.lists(OPTION, max_size=4), max_size=5)
+
+
+def by_hand(options: Sequence[Sequence[Option]], capacity: int) -> int:
+    """The most value, by trying everything."""
+    choices = product(*[[None, *range(len(group))] for group in options])
+    return max(value_of(options, chosen) for chosen in choices if width_of(options, chosen) <= capacity)
+
+
+def width_of(options: Sequence[Sequence[Option]], chosen: Sequence[int | None]) -> int:
+    return sum(group[index].width for group, index in zip(options, chosen, strict=True) if index is not None)
+
+
+# The program.
+
+
+@settings(max_examples=150, deadline=None)
+@given(GROUPS, st.integers(0, 16))
+def test_the_program_is_solved_as_by_trying_everything(options: list[list[Option]], capacity: int) -> None:
+    best = by_hand(options, capacity)
+    solved = solve(options, capacity)
+    assert (solved.value, solved.gap) == (best, pytest.approx(0.0, abs=1e-9))
+    assert value_of(options, solved.chosen) == best
+    assert width_of(options, solved.chosen) <= capacity
+    assert value_of(options, pack_quickly(options, capacity)) == best
+
+
+@settings(max_examples=300, deadline=None)
+@given(GROUPS, st.integers(8, 24))
+def test_the_greedy_core_loses_less_than_one_option_is_worth(options: list[list[Option]], capacity: int) -> None:
+    """On few devices that may be all; see the next test for many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tilework.policy.toolkit.knapsack._MOST_CELLS", -1)
+        chosen = pack_quickly(options, capacity)
+    assert width_of(options, chosen) <= capacity
+    dearest = max((option.value for group in options for option in group), default=0)
+    assert value_of(options, chosen) >= by_hand(options, capacity) - dearest
+
+
+@pytest.mark.parametrize(
+    ("capacity", "options", "chosen"),
+    [
+        (3, [[(1, 1), (2, 10)], [(1, 4)], [(1, 4)]], [1, 0, None]),  # An option that is not on the hull is skipped.
+        (6, [[(3, 60)], [(5, 50), (6, 51)]], [0, None]),  # Nobody moves on from where it has not come.
+        (3, [[(2, 20)], [(1, 1), (2, 15)]], [0, 0]),  # What is left over is not left.
+        (2, [[(1, 6)], [(2, 10)]], [0, None]),  # Here it is wrong.
+    ],
+)
+def test_the_greedy_core_step_by_step(
+    monkeypatch: pytest.MonkeyPatch, capacity: int, options: list[list[tuple[int, int]]], chosen: list[int | None]
+) -> None:
+    monkeypatch.setattr("tilework.policy.toolkit.knapsack._MOST_CELLS", -1)
+    assert pack_quickly([[Option(*one) for one in group] for group in options], capacity) == chosen
+
+
+def test_the_solver_is_not_misled_by_the_greedy_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilework.policy.toolkit.knapsack._MOST_CELLS", -1)
+    assert solve([[Option(1, 6)], [Option(2, 10)]], 2).chosen == [None, 0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("per_device", [0.25, 1, 3])
+def test_on_many_devices_the_greedy_core_is_as_good_as_the_solver(per_device: float, seed: int) -> None:
+    """FLUX.1-dev: some roomy, some urgent, some late, some without a deadline."""
+    rng, devices = Random(seed), 256
+    requests = [any_flux(str(index), rng) for index in range(int(per_device * devices))]
+    options = bids(requests, TableCosts(shipped("flux1dev_h100_eager")))
+    assert len(options) * devices > packing._MOST_CELLS
+    value = value_of(options, pack_quickly(options, devices))
+    assert value >= 0.995 * solve(options, devices, max_nodes=1).bound
+
+
+def any_flux(uid: str, rng: Random) -> Request:
+    """It has waited up to half a minute."""
+    side, slo_s = rng.choice((256, 512, 1024, 2048)), rng.choice((None, rng.uniform(5, 60)))
+    asked = request(uid, 30 - rng.uniform(0, 30), side=side, steps=20, slo_s=slo_s)
+    return replace(asked, pipeline="flux.1-dev")
+
+
+def bids(requests: Sequence[Request], costs: TableCosts, now_s: float = 30.0) -> list[tuple[Option, ...]]:
+    """The options of requests that have not begun, with devices of a node of 8 free."""
+    reader = TaskReader({}, costs, 8, ns_from_s(now_s))
+    jobs = [job(index, asked, TridentServe().urgency_ns(asked, False)) for index, asked in enumerate(requests)]
+    tasks = [task for one in jobs if (task := reader.read(one)) is not None]
+    return [bid.options for bid in read_bids(tasks)]
+
+
+def test_a_search_that_is_cut_short_says_by_how_much_it_may_fall_short() -> None:
+    """Subset sums: the relaxation is worth the capacity, and whole numbers come close only after a search."""
+    rng = Random(1)
+    options = [[Option(width, width)] for width in rng.sample(range(1000, 9000), 40)]
+    options = [[Option(2 * option.width, 2 * option.value) for option in group] for group in options]
+    solved = solve(options, 50_001, max_nodes=1)
+    assert 0 < solved.gap < 0.01
+    assert solved.value >= value_of(options, pack_quickly(options, 50_001))
+    assert solved.bound >= solved.value
+
+
+# Rewards.
+
+
+@pytest.mark.parametrize(
+    ("now_s", "rewards"),
+    [
+        (0.0, [(1, ON_TIME), (2, ON_TIME)]),
+        (2.3, [(1, ON_TIME), (2, ON_TIME)]),
+        (2.5, [(2, ON_TIME)]),
+        (3.3, [(2, ON_TIME)]),
+        (3.47, [(1, 1.1 * LATE), (2, 1.1 * LATE)]),
+        (5.0, [(1, 2 * LATE), (2, 2 * LATE)]),
+        (18.0, [(1, 9.65 * LATE), (2, 9.65 * LATE)]),
+        (18.6, [(1, ON_TIME), (2, ON_TIME)]),
+        (99.0, [(1, ON_TIME), (2, ON_TIME)]),
+    ],
+)
+def test_the_reward_of_a_request(now_s: float, rewards: list[tuple[int, float]]) -> None:
+    """It takes 2.6 s on one device and 1.7 s on two, and is due at 5 s: till 2.4 s one is enough, till 3.3 s two are.
+
+    Then it is late, and 17 s later by nine times the 1.7 s more.
+    """
+    found = bids([request("a", slo_s=5.0)], COSTS, now_s)[0]
+    for_speed = {1: 1000 * 1.7 // 2.6, 2: 1000}
+    assert [(option.width, option.value) for option in found] == [
+        (width, pytest.approx(reward + for_speed[width], abs=LATE / 100)) for width, reward in rewards
+    ]
+
+
+def test_without_a_deadline_the_reward_grows_after_a_minute() -> None:
+    """By 100 with each 1.6 s, which it takes."""
+    asked = request("a", side=64, steps=10)
+    values = [bids([asked], COSTS, now_s)[0][0].value - MOST_SPEED for now_s in (0.0, 58.4, 60.0, 61.6, 90.0)]
+    assert values == [LATE, LATE, 2 * LATE, 3 * LATE, ON_TIME]
+
+
+# What is dispatched.
+
+
+def widths(plan: Plan) -> dict[int, int]:
+    """The number of devices on which each job's steps are started."""
+    return {start.job_ids[0]: len(start.gpus) for start in plan.starts if start.stage.name == DIFFUSE}
+
+
+def test_the_sum_counts_and_not_the_most_urgent() -> None:
+    """Two devices: the one that needs both, and is due first, waits while two others are served that need one each."""
+    wide, narrow = request("wide", slo_s=1.8), [request(str(n), side=64, slo_s=9.0) for n in range(2)]
+    late = request("late", side=64)
+    assert widths(planned(TridentServe(), [wide, *narrow], 2, COSTS)) == {1: 1, 2: 1}
+    assert widths(planned(TridentServe(), [wide, late, late], 2, COSTS)) == {0: 2}
+
+
+def test_a_request_gets_as_few_devices_as_its_deadline_allows_and_more_if_nobody_wants_them() -> None:
+    roomy = [request(str(n), slo_s=9.0) for n in range(5)]
+    assert widths(planned(TridentServe(), roomy[:4], 4, COSTS)) == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert widths(planned(TridentServe(), roomy[:2], 4, COSTS)) == {0: 2, 1: 2}
+    assert widths(planned(TridentServe(), roomy[:1], 4, COSTS)) == {0: 2}
+
+
+def test_a_degree_that_wastes_devices_is_not_used_though_a_deadline_needs_it() -> None:
+    """On two devices it would be on time, at an efficiency of 0.56."""
+    policy, asked = TridentServe(), request("a", side=64, slo_s=1.55)
+    assert policy.degrees(asked, COSTS) == [1]
+    assert planned(policy, [asked], 4, COSTS).set_aside[0][0] == 0
+
+
+def test_the_widest_are_placed_first_and_who_finds_no_node_is_decided_again() -> None:
+    """Three devices free on one node and one on another: two groups of two are free in number, and not in fact."""
+    both = [request(str(n)) for n in range(2)]
+    assert widths(planned(TridentServe(), both, costs=COSTS, gpus=(0, 1, 2, 8))) == {0: 2, 1: 1}
+    plan = planned(TridentServe(), [request("small", side=64), *both], costs=COSTS, gpus=(0, 1, 2, 8, 9))
+    placed = [(start.job_ids[0], start.gpus) for start in plan.starts if start.stage.name == DIFFUSE]
+    assert placed == [(1, (0, 1)), (2, (8, 9)), (0, (2,))]
+
+
+# Over time.
+
+
+def test_figure_6_nine_plans_of_three_requests() -> None:
+    """#0 runs encode, steps and decode on one device, merged. #1 has two for its steps, and one of these decodes.
+
+    #2, which came meanwhile, runs its steps and its decode on the other, "at the third tick", as the decode begins. The
+    paper has more devices, since its encodes and decodes have their own; it gives no numbers.
+    """
+    requests = [
+        request("#0", side=64, steps=40, slo_s=9.0),
+        request("#1", side=128, steps=10, slo_s=2.0),
+        request("#2", 0.5, side=64, steps=4, slo_s=9.0),
+    ]
+    trace = simulate(requests, "tridentserve", num_gpus=3, costs=PROFILE)
+    assert {stage: groups(trace, stage) for stage in (ENCODE, DIFFUSE, DECODE)} == {
+        ENCODE: {"#0": [(2,)], "#1": [(0,)], "#2": [(1,)]},
+        DIFFUSE: {"#0": [(2,)], "#1": [(0, 1)], "#2": [(1,)]},
+        DECODE: {"#0": [(2,)], "#1": [(0,)], "#2": [(1,)]},
+    }
+    starts_s = {(run.work.job_ids[0], run.work.stage.name): run.start_ns / NS_PER_S for run in reversed(trace.runs)}
+    assert starts_s[1, DECODE] == starts_s[2, ENCODE] == pytest.approx(0.1 + 10 * 0.11, abs=0.01)
+
+
+def test_who_has_begun_is_not_disturbed() -> None:
+    """Neither by who is more urgent, nor by devices that come free."""
+    long, short = request("long", steps=60, slo_s=99.0), request("short", side=64, steps=5)
+    requests = [request("first", side=64, steps=2), *[replace(one, arrival_ns=1) for one in (long, short)]]
+    requests += [request("urgent", 0.1, side=64, slo_s=4.0)]
+    trace = simulate(requests, "tridentserve", num_gpus=2, costs=PROFILE)
+    (group,) = groups(trace)["long"]
+    assert len(group) == 1
+    assert trace.endings[3].on_time
+
+
+def test_who_can_be_on_time_waits_for_enough_devices() -> None:
+    """It needs two; on the one that is free it would be late for good."""
+    requests = [request("a", side=64, steps=3), request("b", 0.1, slo_s=2.55)]
+    trace = simulate(requests, "tridentserve", num_gpus=2, costs=PROFILE)
+    assert groups(trace)["b"] == [(0, 1)]
+    assert trace.endings[1].on_time
+
+
+@pytest.mark.parametrize("slo_s", [None, 2.0])
+def test_who_needs_several_devices_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, slo_s: float | None) -> None:
+    """The wide one runs on four devices only; narrow ones, which can be on time, take each that comes free."""
+    order = DeadlineOrder(patience_ns=20 * NS_PER_S, late_patience_ns=30 * NS_PER_S)
+    monkeypatch.setitem(registry._REGISTRY, "impatient", lambda: TridentServe(order=order))
+    narrow_costs, wide_costs = table(), table(degrees=(4,), pipeline="video")
+    costs = replace(narrow_costs, rows=narrow_costs.rows + wide_costs.rows)
+    requests = [request(str(n), 0.2 * n, steps=9 + n % 3, slo_s=60.0) for n in range(200)]
+    requests.append(replace(request("wide", 1.0, steps=50, slo_s=slo_s), pipeline="video"))
+    trace = simulate(requests, "impatient", num_gpus=4, costs=costs)
+    (run_ns,) = [run.start_ns for run in trace.runs if run.work.stage == StageId("video", ENCODE)]
+    held_s = run_ns / NS_PER_S - 1 - (20 if slo_s is None else 30)
+    assert groups(trace)["wide"] == [(0, 1, 2, 3)]
+    assert 0 < held_s < 0.01 + 11 * 0.1 + 0.05
+
+
+@pytest.mark.parametrize("policy", ["tridentserve", "tridentserve-ilp"])
+def test_a_group_stays_inside_its_node_and_the_same_until_the_end(policy: str) -> None:
+    rng = Random(3)
+    requests = [
+        request(str(n), 0.2 * n, side=rng.choice((64, 128, 192)), slo_s=rng.choice((None, 3.0, 6.0))) for n in range(60)
+    ]
+    trace = simulate(requests, policy, num_gpus=8, costs=replace(PROFILE, gpus_per_node=4))
+    assert {ending.status for ending in trace.endings} == {Status.DONE}
+    visited = groups(trace)
+    assert all(len(each) == 1 for each in visited.values())
+    assert {len({gpu // 4 for gpu in group}) for (group,) in visited.values()} == {1}
+    assert {len(group) for (group,) in visited.values()} == {1, 2, 4}
+
+
+# The solver is an extra.
+
+
+def test_without_the_solver_the_greedy_core_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    with pytest.raises(UnknownPolicy, match=r'pip install "tilework\[solve\]"'):
+        make_policy("tridentserve-ilp")
+    assert widths(planned(make_policy("tridentserve"), [request("a")], 2, COSTS)) == {0: 2}
+    assert "tridentserve-ilp" not in policy_names()

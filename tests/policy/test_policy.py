@@ -1,0 +1,259 @@
+"""Policies and admission, decision by decision; `test_sim` shows what comes of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from builders import ALL_STAGES, PIPELINE, planned, request, simulate, table
+from tilework.control.controller import Controller, ControllerConfig
+from tilework.core.actions import RunStage, RunSteps
+from tilework.core.events import GpuJoined, StageFinished, StepsFinished, Submitted, WorkFailed
+from tilework.core.interfaces import Demand
+from tilework.core.progress import Cursor
+from tilework.core.request import Request
+from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
+from tilework.core.work import DECODE, ENCODE, Group, Plan, StageId
+from tilework.cost.table import TableCosts
+from tilework.policy.published.edf import EarliestDeadlineFirst
+from tilework.policy.published.fixed import FixedDegree
+from tilework.policy.registry import policy_names
+from tilework.policy.toolkit.demand import demand_at
+from tilework.policy.toolkit.fixed_groups import Lane, Slots, fill
+
+COSTS = TableCosts(table())
+WIDE_COSTS = TableCosts(table(degrees=(1, 2, 4)))
+
+
+def service_time_ns(asked: Request) -> int:
+    return demand_at(asked, Cursor.start(asked), 1, COSTS).run_ns
+
+
+def told(plan: Plan) -> list[tuple[int, int, str, int]]:
+    return [(start.gpus[0], start.job_ids[0], start.stage.name, start.num_steps) for start in plan.starts]
+
+
+# Devices and chunks.
+
+
+@dataclass(eq=False)
+class Device:
+    gpu: int
+    works: list[None]
+    free_ns: int
+
+
+def test_devices_with_room_come_idle_first_then_soonest_free_then_by_id() -> None:
+    works = {0: (1, 50), 1: (1, 40), 2: (0, 60), 3: (2, 5), 4: (1, 40), 5: (0, 60)}
+    gpus: list[Any] = [Device(gpu, [None] * count, free) for gpu, (count, free) in works.items()]
+    lanes = [Lane((gpu,)) for gpu in gpus]
+    view: Any = SimpleNamespace(gpus=gpus)
+    asked: list[Group] = []
+    fill(Slots(view, lanes, COSTS, 1), lambda lane: asked.append(lane.ids))
+    assert asked == [(2,), (5,), (1,), (4,), (0,)]
+
+
+def test_a_lane_is_as_busy_as_its_busiest_device() -> None:
+    gpus: list[Any] = [Device(0, [None], 50), Device(1, [], 0), Device(2, [None, None], 70), Device(3, [None], 90)]
+    lane = Lane(tuple(gpus))
+    assert (lane.ids, lane.num_works, lane.free_ns) == ((0, 1, 2, 3), 2, 90)
+
+
+@pytest.mark.parametrize(
+    ("chunk_ms", "steps_left", "num_steps"),
+    [(200, 10, 2), (299, 10, 2), (300, 10, 3), (1, 10, 1), (5000, 10, 10), (200, 1, 1)],
+)
+def test_a_chunk_has_as_many_steps_as_fit_and_at_least_one(chunk_ms: int, steps_left: int, num_steps: int) -> None:
+    policy = FixedDegree(degree=1, chunk_ns=chunk_ms * NS_PER_MS)
+    plan = planned(policy, [request("a", steps=steps_left)])
+    assert told(plan) == [(0, 0, ENCODE, 1), (0, 0, "diffuse", num_steps)]
+
+
+@pytest.mark.parametrize("policy", [FixedDegree(degree=1), EarliestDeadlineFirst()])
+def test_each_idle_device_gets_a_job_before_any_gets_a_second_work(policy: Any) -> None:
+    plan = planned(policy, [request(uid, slo_s=9) for uid in "abc"], num_gpus=2)
+    assert told(plan)[:2] == [(0, 0, ENCODE, 1), (1, 1, ENCODE, 1)]
+    assert sorted(told(plan)[2:]) == [(0, 0, "diffuse", 2), (1, 1, "diffuse", 2)]
+
+
+def test_a_job_that_begins_again_does_not_follow_its_remnant() -> None:
+    """The stopped second work of the failed attempt is still on device 0; the job goes to the idle device 1."""
+    control = Controller(ControllerConfig(policy="edf"), table())
+    for gpu in (0, 1):
+        control.handle(GpuJoined(gpu, 0, ALL_STAGES), 0)
+    control.handle(Submitted(request("a")), 0)
+    again = control.handle(WorkFailed(1, "broken"), 1)
+    works = [action.work for action in again if isinstance(action, RunStage | RunSteps)]
+    assert [(work.stage.name, work.gpus) for work in works] == [(ENCODE, (1,)), ("diffuse", (1,))]
+
+
+# Earliest deadline first.
+
+
+def test_urgency_is_the_deadline_and_patience_without_one() -> None:
+    policy = EarliestDeadlineFirst()
+    due, patient = request("due", 5.0, slo_s=2.0), request("patient", 5.0)
+    assert policy.urgency_ns(due, False) == 7 * NS_PER_S
+    assert policy.urgency_ns(patient, False) == policy.urgency_ns(patient, True) == 65 * NS_PER_S
+    assert policy.urgency_ns(due, True) == 605 * NS_PER_S, "whoever is late anyway comes after the patient"
+
+
+# Weights.
+
+
+def served(*requests: Request, policy: str = "edf") -> list[str]:
+    """Who is done, in order, on one device."""
+    endings = simulate(list(requests), policy, num_gpus=1).endings
+    return [ending.request.uid for ending in sorted(endings, key=lambda ending: ending.finish_ns)]
+
+
+def test_patience_is_divided_by_the_weight() -> None:
+    policy, heavy, light = EarliestDeadlineFirst(), request("a", 5.0, weight=4.0), request("b", 5.0, weight=0.25)
+    assert policy.urgency_ns(heavy, False) == (5 + 15) * NS_PER_S
+    assert policy.urgency_ns(light, False) == (5 + 240) * NS_PER_S
+    late = request("c", 5.0, slo_s=2.0, weight=4.0)
+    assert policy.urgency_ns(late, False) == 7 * NS_PER_S, "whoever can be on time needs no weight"
+    assert policy.urgency_ns(late, True) == (5 + 150) * NS_PER_S
+
+
+@pytest.mark.parametrize("policy", ["edf", "tetriserve"])
+def test_of_those_without_a_deadline_the_heavier_is_served_first(policy: str) -> None:
+    blocker, light, heavy = request("blocker", slo_s=5), request("light", 0.1), request("heavy", 0.1, weight=4.0)
+    assert served(blocker, light, heavy, policy=policy) == ["blocker", "heavy", "light"]
+
+
+def test_a_weight_makes_up_for_arriving_later_but_not_for_ever() -> None:
+    """Of weights 4 and 1, the heavier goes first if it comes within three quarters of the patience."""
+    crowd = [request(f"crowd{index}", slo_s=59 + index / 100) for index in range(55)]
+    for arrival_s, order in ((44.0, ["heavy", "light"]), (46.0, ["light", "heavy"])):
+        both = [request("light", 0.0), request("heavy", arrival_s, weight=4.0)]
+        done = served(*crowd, *both)
+        assert [uid for uid in done if uid in order] == order
+
+
+@pytest.mark.parametrize("policy", ["edf", "tetriserve"])
+def test_nobody_starves_under_a_stream_of_heavier_ones(policy: str) -> None:
+    """More of weight 4 than the device can do, for five minutes; one of weight 1 waits for its minute and a bit."""
+    stream = [request(str(index), index * 0.9, weight=4.0) for index in range(330)]
+    endings = simulate([request("light", 0.5), *stream], policy, num_gpus=1).endings
+    assert endings[0].latency_ns < 75 * NS_PER_S
+    assert endings[0].latency_ns > 30 * NS_PER_S, "or the stream was no burden"
+
+
+@pytest.mark.parametrize(("slack_ns", "doomed"), [(0, ()), (-1, (0,))])
+def test_only_what_would_be_late_even_alone_is_set_aside(slack_ns: int, doomed: tuple[int, ...]) -> None:
+    asked = request("a", slo_s=(service_time_ns(request("a")) + slack_ns) / NS_PER_S)
+    plan = planned(EarliestDeadlineFirst(), [asked])
+    assert tuple(job_id for job_id, _ in plan.set_aside) == doomed
+    assert bool(plan.starts) == (not doomed), "a plan that sets aside starts nothing"
+
+
+def test_whatever_may_start_now_is_checked_not_only_the_head() -> None:
+    requests = [request("first", slo_s=2), request("doomed", steps=30, slo_s=2.1), request("third", slo_s=2.2)]
+    plan = planned(EarliestDeadlineFirst(), requests, num_gpus=2)
+    assert plan.set_aside == ((1, "even if nothing else ran, it would finish 0.96 s late"),)
+
+
+def test_what_runs_is_set_aside_when_it_has_become_late() -> None:
+    """Its steps took far longer than predicted: the one that can still be on time takes over."""
+    control = Controller(ControllerConfig(policy="edf"), table())
+    control.handle(GpuJoined(0, 0, ALL_STAGES), 0)
+    control.handle(Submitted(request("slow", slo_s=1.5)), 0)
+    control.handle(Submitted(request("other", slo_s=4.0)), 0)
+    control.handle(StageFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
+    actions = control.handle(StepsFinished(2, 200 * NS_PER_MS), 1200 * NS_PER_MS)
+    (begun,) = (action.work for action in actions if isinstance(action, RunStage | RunSteps))
+    assert (begun.job_ids, begun.why) == (
+        (1,),
+        "goes before a request that has 596.00 s more; due in 2.80 s, needs 1.06 s of 1 GPU",
+    )
+    assert control.tracker.jobs[0].set_aside
+
+
+def test_equal_deadlines_are_served_in_order_of_arrival() -> None:
+    control = Controller(ControllerConfig(policy="edf"), table())
+    control.handle(GpuJoined(0, 0, ALL_STAGES), 0)
+    for uid in ("a", "b"):
+        control.handle(Submitted(request(uid, slo_s=9)), 0)
+    actions = control.handle(StageFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
+    assert [action.work.job_ids for action in actions if isinstance(action, RunSteps)] == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "set_aside", "why"),
+    [
+        (request("a"), False, "is most urgent; no deadline"),
+        (request("a", slo_s=9), False, "is most urgent; due in 9.00 s, needs 1.06 s of 1 GPU"),
+        (request("a", slo_s=0.5), True, "is most urgent; it cannot be on time any more"),
+    ],
+)
+def test_every_start_says_why(asked: Request, set_aside: bool, why: str) -> None:
+    control = Controller(ControllerConfig(policy="edf"), table())
+    control.handle(Submitted(asked), 0)
+    actions = control.handle(GpuJoined(0, 0, ALL_STAGES), 0)
+    assert [action.work.why for action in actions if isinstance(action, RunStage)] == [why]
+    assert control.tracker.jobs[0].set_aside == set_aside
+
+
+# Fixed degrees.
+
+
+@pytest.mark.parametrize(
+    ("gpus", "groups"),
+    [
+        (range(8), [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        ((0, 1, 2, 3, 5, 6, 7), [(0, 1, 2, 3), (6, 7), (5,)]),
+        ((1, 2, 3, 4, 5), [(1, 2, 3, 4), (5,)]),
+        ((0, 1, 8, 9, 10), [(0, 1), (8, 9), (10,)]),
+    ],
+)
+def test_the_gpus_of_a_node_are_divided_into_groups(gpus: Any, groups: list[tuple[int, ...]]) -> None:
+    requests = [request(str(index)) for index in range(3)]
+    plan = planned(FixedDegree(degree=4), requests, costs=WIDE_COSTS, gpus=tuple(gpus))
+    steps = [start for start in plan.starts if start.stage.name == "diffuse"]
+    assert [start.gpus for start in sorted(steps, key=lambda start: start.job_ids)] == groups
+    for start in steps:
+        shortage = f"; its node has only {len(start.gpus)} GPUs left for a group" if len(start.gpus) < 4 else ""
+        assert start.why == f"keeps its group until it is finished{shortage}"
+
+
+def test_encode_and_decode_run_on_the_first_gpu_of_the_group() -> None:
+    plan = planned(FixedDegree(degree=2, chunk_ns=NS_PER_S), [request("a", steps=3)], costs=WIDE_COSTS, num_gpus=2)
+    assert [(start.stage.name, start.gpus) for start in plan.starts] == [(ENCODE, (0,)), ("diffuse", (0, 1))]
+
+
+def test_a_pipeline_takes_as_many_gpus_as_it_was_profiled_for() -> None:
+    plan = planned(FixedDegree(degree=8), [request("a")], costs=WIDE_COSTS, num_gpus=8)
+    assert [start.gpus for start in plan.starts] == [(0,), (0, 1, 2, 3)]
+    assert plan.starts[0].why == "has waited longest; its pipeline was profiled for 4 GPUs at most"
+
+
+def test_a_chunk_at_a_wide_degree_has_more_steps() -> None:
+    """A step takes 100 ms on one GPU and 62.5 ms on two."""
+    (_, steps) = planned(FixedDegree(degree=2), [request("a")], costs=WIDE_COSTS, num_gpus=2).starts
+    assert steps.num_steps == 3
+
+
+def test_what_a_fixed_degree_expects_to_take() -> None:
+    asked = request("a", steps=4)
+    seconds = 0.01 + 4 * 0.1 / 1.6**2 + 0.05
+    assert FixedDegree(degree=4).demand(asked, Cursor.start(asked), WIDE_COSTS) == Demand(4, ns_from_s(seconds))
+    assert FixedDegree(degree=8).demand(asked, Cursor.start(asked), WIDE_COSTS).width == 4
+
+
+def test_a_service_time_counts_every_stage() -> None:
+    asked = request("a", steps=3)
+    assert service_time_ns(asked) == ns_from_s(0.01 + 0.3 + 0.05)
+    assert COSTS.run_ns(StageId(PIPELINE, DECODE), (asked.shape,), 1) == ns_from_s(0.05)
+
+
+@pytest.mark.parametrize("policy", policy_names())
+def test_the_docs_have_a_row_for_every_policy(policy: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "policies.md").read_text("utf-8")
+    named = {name for row in text.splitlines() if row.startswith("| `") for name in re.findall("`([^`]+)`", row)}
+    assert policy in named or policy.removeprefix("fixed-sp") in named

@@ -1,0 +1,73 @@
+"""What the OpenAPI document says is true: schemathesis makes calls from it, and checks every answer against it.
+
+`SCHEMA_CALLS` sets how many random calls it makes of each operation, beside those that cover its schema.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import cycle
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.checks import CHECKS, load_all_checks
+
+from fake_engine import FakeEngine, Plan, Served, eventually, serving
+from tilework.server.api.app import create_app
+from tilework.server.config import ServerConfig
+
+NUM_CALLS = int(os.environ.get("SCHEMA_CALLS", "25"))
+CALLS = settings(max_examples=NUM_CALLS, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+TIMEOUT_S = 20
+
+load_all_checks()
+# What a schema cannot say makes a call wrong, too: a model's sides, a key that was used before, the time of day.
+EXCLUDED = [CHECKS.get_one("positive_data_acceptance")]
+schema = schemathesis.openapi.from_dict(create_app(FakeEngine(), ServerConfig()).openapi())
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with serving(FakeEngine(keeps=False), max_steps=50, drain_s=0) as served:
+        yield served
+        eventually(lambda: statuses(served) <= {"done", "failed", "cancelled"})
+        eventually(lambda: served.engine.health().num_jobs == 0)
+
+
+def statuses(served: Served) -> set[str]:
+    return {call["status"] for call in served.http.get("/v1/requests?limit=100").json()["data"]}
+
+
+@pytest.fixture(scope="module")
+def next_uid(server: Served) -> Callable[[], str]:
+    """Calls that exist, in all their states by turns."""
+    plans = cycle([Plan(), Plan(fail="out of memory"), Plan(delay_s=0.1), Plan(is_held=True)])
+
+    def begin() -> str:
+        plan = next(plans)
+        server.engine.script = [plan]
+        uid: str = server.post({"prompt": "x", "size": "16x16"}, headers={"Prefer": "respond-async"}).json()["uid"]
+        if plan.is_held:
+            server.http.delete(f"/v1/requests/{uid}")
+        return uid
+
+    return begin
+
+
+@schema.parametrize()
+@CALLS
+def test_every_answer_is_as_documented(case: schemathesis.Case, server: Served) -> None:
+    case.validate_response(case.call(base_url=server.url, timeout=TIMEOUT_S), excluded_checks=EXCLUDED)
+
+
+@schema.include(path_regex="{uid}").parametrize()
+@CALLS
+def test_every_answer_about_a_call_is_as_documented(
+    case: schemathesis.Case, server: Served, next_uid: Callable[[], str]
+) -> None:
+    case.path_parameters["uid"] = next_uid()
+    answer = case.call(base_url=server.url, timeout=TIMEOUT_S)
+    case.validate_response(answer, excluded_checks=EXCLUDED)
+    assert answer.status_code != 404 or case.query

@@ -1,0 +1,420 @@
+"""What outlives a server: its journal, its results, its parcels; and how its next start goes on with the calls."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import shutil
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from fake_engine import FakeEngine, Plan, Served, eventually, serving
+from tilework.core.checkpoint import Checkpoint
+from tilework.core.wire import Parcel
+from tilework.runtime.parcels import ParcelDirectory
+from tilework.server.calls.journal import DurableJournal
+from tilework.store import files
+from tilework.store.durable import DurableDirectory
+from tilework.store.files import FileStore
+from tilework.store.journal import Ended, Journal, JournalUnusable, NotWritten, OpenCall
+from tilework.store.results import Result, Unwritten
+
+ASYNC = {"Prefer": "respond-async"}
+NEW = {"a-0": Checkpoint(), "a-1": Checkpoint()}
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Any:
+    """Copies a directory that a server uses: what the disk would hold if the server were killed now."""
+    numbers = count()
+
+    def copy(directory: Path) -> Path:
+        place = tmp_path / f"after-{next(numbers)}"
+        shutil.copytree(directory, place)
+        return place
+
+    return copy
+
+
+def opened(uid: str = "a", **more: Any) -> OpenCall:
+    return OpenCall(**{"uid": uid, "model": "m", "document": b"{}", "checkpoints": NEW} | more)
+
+
+def ended(uid: str = "a", has_key: bool = True) -> Ended:
+    return Ended(uid=uid, has_key=has_key, document=b"ended")
+
+
+# The journal.
+
+
+def test_what_a_method_has_written_survives_a_kill(tmp_path: Path, killed: Any) -> None:
+    path = tmp_path / "now"
+    path.mkdir()
+    with closing(Journal(path / "j")) as journal:
+        steps: list[Callable[[], None]] = [
+            lambda: journal.begin(opened()),
+            lambda: journal.keep_conditioning("a-1", Parcel("c", 5)),
+            lambda: journal.keep_state("a-1", Parcel("s", 7), 3),
+            lambda: journal.begin(opened("b", checkpoints={"b-0": Checkpoint()})),
+            lambda: journal.end(ended()),
+            lambda: journal.free_key("a"),
+            lambda: journal.forget("b"),
+            lambda: journal.drop(["a"]),
+        ]
+        found = []
+        for step in steps:
+            step()
+            with closing(Journal(killed(path) / "j")) as later:
+                found.append((later.open_calls(), later.records()))
+    conditioned = {**NEW, "a-1": Checkpoint(conditioning=Parcel("c", 5))}
+    stepped = {**NEW, "a-1": Checkpoint(conditioning=Parcel("c", 5), state=Parcel("s", 7), steps_done=3)}
+    b = opened("b", checkpoints={"b-0": Checkpoint()})
+    assert found == [
+        ([opened()], []),
+        ([opened(checkpoints=conditioned)], []),
+        ([opened(checkpoints=stepped)], []),
+        ([opened(checkpoints=stepped), b], []),
+        ([b], [ended()]),
+        ([b], [ended(has_key=False)]),
+        ([], [ended(has_key=False)]),
+        ([], []),
+    ]
+
+
+def test_encoding_again_gives_up_the_state_of_the_former_attempt(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path / "j")) as journal:
+        journal.begin(opened())
+        journal.keep_conditioning("a-0", Parcel("c", 5))
+        journal.keep_state("a-0", Parcel("s", 7), 3)
+        journal.keep_conditioning("a-0", Parcel("d", 5))
+        assert journal.open_calls()[0].checkpoints["a-0"] == Checkpoint(conditioning=Parcel("d", 5))
+
+
+def fill(journal: Journal) -> None:
+    """From now on the disk is full."""
+    (pages,) = journal._connection.execute("PRAGMA page_count").fetchone()
+    journal._connection.execute(f"PRAGMA max_page_count = {pages}")
+
+
+def make_room(journal: Journal) -> None:
+    journal._connection.execute("PRAGMA max_page_count = 1000000")
+
+
+def test_full_disk_changes_nothing_and_ends_are_written_later(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path / "j")) as journal:
+        journal.begin(opened())
+        fill(journal)
+        with pytest.raises(NotWritten, match="full"):
+            journal.begin(opened("b", document=b"x" * 100_000, checkpoints={}))
+        with pytest.raises(NotWritten, match="full"):
+            journal.end(Ended(uid="a", has_key=False, document=b"x" * 100_000))
+        assert [call.uid for call in journal.open_calls()] == ["a"]
+        make_room(journal)
+        journal.begin(opened("c", checkpoints={}))
+        journal.end(ended("c"))
+        assert [record.uid for record in journal.records()] == ["a", "c"]
+        assert journal.open_calls() == []
+
+
+def test_directory_belongs_to_one_server(tmp_path: Path) -> None:
+    with (
+        closing(DurableDirectory(tmp_path / "new" / "place")),
+        pytest.raises(JournalUnusable, match="used by a running server; stop that one"),
+    ):
+        DurableDirectory(tmp_path / "new" / "place")
+    DurableDirectory(tmp_path / "new" / "place").close()
+
+
+def test_other_files_are_not_touched(tmp_path: Path) -> None:
+    Journal(tmp_path / "newer").close()
+    for name, statement in (("foreign", "CREATE TABLE t (x)"), ("newer", "PRAGMA user_version = 99")):
+        with closing(sqlite3.connect(tmp_path / name)) as connection:
+            connection.execute(statement)
+    (tmp_path / "text").write_text("no database at all, but long enough to be looked at\n" * 20)
+    for name, why in (("foreign", "no journal"), ("newer", "version 99.*newer"), ("text", "not a database")):
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(JournalUnusable, match=f"{name} .*{why}.*another directory"):
+            Journal(tmp_path / name)
+        assert (tmp_path / name).read_bytes() == before
+
+
+def test_clock_and_logs_go_on_from_start_to_start(tmp_path: Path) -> None:
+    times_ns = []
+    for number in range(1, 14):
+        with closing(DurableDirectory(tmp_path)) as directory:
+            log = directory.new_log()
+            assert log.name == f"events-{number}.jsonl"
+            log.touch()
+            times_ns.append(directory.now_ns())
+    assert times_ns[0] == 0
+    assert times_ns == sorted(set(times_ns))
+    assert len(list(tmp_path.glob("events-*"))) == 10
+
+
+def test_documents_of_version_1_can_be_read(tmp_path: Path) -> None:
+    """Whoever adds a field gives it a default, or else raises the version and says how old documents are read."""
+    ask = {
+        "specs": [
+            {
+                "prompt": "x",
+                "negative_prompt": "",
+                "height": 16,
+                "width": 16,
+                "steps": 2,
+                "guidance_scale": 1.0,
+                "seed": 1,
+            }
+        ],
+        "deadline": {"slo_s": 2.0, "field": "slo_s", "value": 2},
+        "on_miss": "reject",
+        "priority": "standard",
+        "weight": 1.0,
+        "tenant_weight": 1.0,
+        "room": 1.0,
+        "as_url": False,
+        "output_format": "png",
+        "quality": 90,
+        "user": None,
+    }
+    key = {"tenant": "t", "text": "k", "fingerprint": "ab"}
+    call = {"uid": "a", "tenant": "t", "key": key, "ask": ask, "arrival_ns": 5, "arrived_s": 7.5}
+    texts = {"status_json": '{"a": "é"}', "decisions_json": "{}", "unread": [0]}
+    record = {"uid": "b", "tenant": "t", "key": None, "ask": ask, "arrived_s": 1.5, "fresh_until_ns": 9, **texts}
+    with closing(Journal(tmp_path / "j")) as journal:
+        journal.begin(opened(document=json.dumps(call).encode(), checkpoints={"a-0": Checkpoint()}))
+        journal.end(Ended(uid="b", has_key=True, document=json.dumps(record).encode()))
+        durable = DurableJournal(journal)
+        ((kept, checkpoints),) = durable.open_calls()
+        assert (kept.deadline_ns, kept.key and kept.key.fingerprint, checkpoints) == (
+            2_000_000_005,
+            b"ab",
+            (Checkpoint(),),
+        )
+        ((known, has_key),) = durable.records()
+        assert (known.status_json.decode(), known.unread, has_key) == ('{"a": "é"}', {0}, True)
+        journal.begin(opened("c", document=b'{"uid": "c"}', checkpoints={}))
+        with pytest.raises(JournalUnusable, match="another version of tilework"):
+            durable.open_calls()
+
+
+# Results as files.
+
+
+def test_results_outlive_the_process_in_their_order(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = FileStore(tmp_path, max_bytes=8, ttl_ns=100)
+        for index, uid in enumerate(("a", "b", "a")):
+            await store.put(uid, f"{uid}{index}\n{{".encode(), "image/png", index)
+        (tmp_path / ".new-000000000009").write_bytes(b"half")
+        (tmp_path / "000000000007").write_bytes(b"no head")
+        torn = tmp_path / "000000000008"
+        torn.write_bytes((tmp_path / "000000000002").read_bytes()[:-1])
+        later = FileStore(tmp_path, max_bytes=8, ttl_ns=100)
+        assert (len(later), later.num_bytes) == (2, 8)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["000000000002", "000000000003"]
+        await later.put("c", b"c3", "image/webp", 5)
+        assert await later.get("b", 6) is None, "the oldest makes room"
+        assert await later.get("a", 6) == Result(content=b"a2\n{", media_type="image/png")
+        assert await later.get("a", 102) is None
+        assert await later.get("c", 102) == Result(content=b"c3", media_type="image/webp")
+
+    asyncio.run(scenario())
+
+
+# Parcels.
+
+
+def inherited(root: Path, owner: Path, model: str = "m") -> ParcelDirectory:
+    """The directory of the owner's next start, which knows two parcels."""
+    directory = ParcelDirectory(root, owner)
+    wanted = {Parcel("1-2-a-0", 3), Parcel("1-2-a-1", 3)}
+    assert directory.inherit(wanted, model) <= wanted
+    return directory
+
+
+def test_parcels_of_a_durable_server_are_for_its_next_start_only(tmp_path: Path) -> None:
+    owner, root = tmp_path / "state", tmp_path / "shared"
+    owner.mkdir()
+    root.mkdir()
+    first = inherited(root, owner)
+    for name in ("1-2-a-0", "1-2-a-7", ".1-2-a-8"):
+        (first.path / name).touch()
+    (first.path / "groups-x").mkdir()
+    os.close(first._lock)  # As a kill does.
+    ParcelDirectory(root).close()
+    ParcelDirectory(root, tmp_path / "another").close()
+    assert (first.path / "1-2-a-7").exists(), "another server has removed them"
+    second = inherited(root, owner)
+    assert second.path == first.path
+    assert {path.name for path in second.path.iterdir()} == {"1-2-a-0", "lock", "model", "owner"}
+    second.close()
+    third = inherited(root, owner, "another model")
+    assert not (third.path / "1-2-a-0").exists(), "states of one model are no use to another"
+    third.close()
+    assert not list(root.iterdir()), "nothing is left when nothing is needed"
+
+
+def test_parcels_stay_if_the_next_start_fails_and_go_with_their_owner(tmp_path: Path) -> None:
+    owner, root = tmp_path / "state", tmp_path / "shared"
+    owner.mkdir()
+    root.mkdir()
+    first = inherited(root, owner)
+    (first.path / "1-2-a-0").touch()
+    os.close(first._lock)
+    ParcelDirectory(root, owner).close()  # It did not come to inherit.
+    assert (first.path / "1-2-a-0").exists()
+    owner.rmdir()
+    ParcelDirectory(root).close()
+    assert not list(root.iterdir())
+
+
+# The server, around an engine without devices.
+
+
+def held() -> FakeEngine:
+    return FakeEngine(plan=Plan(is_held=True))
+
+
+def start(server: Served, prompt: str = "x", **headers: str) -> str:
+    """An asynchronous call; returns its uid."""
+    answer = server.post({"prompt": prompt, "seed": 7, "n": 2, "slo_s": 60}, headers=ASYNC | headers)
+    assert answer.status_code == 202
+    return str(answer.json()["uid"])
+
+
+def status(server: Served, uid: str) -> Any:
+    return server.http.get(f"/v1/requests/{uid}").json()
+
+
+def test_calls_go_on_after_a_kill_and_ended_ones_are_remembered(tmp_path: Path, killed: Any) -> None:
+    with serving(held(), durable=str(tmp_path / "state"), drain_s=0.1) as server:
+        done, open_, deleted, cancelled = (start(server, f"p{n}", **{"Idempotency-Key": f"k{n}"}) for n in range(4))
+        for uid in (done, deleted):
+            for index in range(2):
+                server.on_loop(server.engine.finish, f"{uid}-{index}")
+            eventually(lambda uid=uid: status(server, uid)["status"] == "done")
+        assert set(server.engine.released) == {f"{uid}-{index}" for uid in (done, deleted) for index in range(2)}
+        server.http.delete(f"/v1/requests/{deleted}")
+        server.http.delete(f"/v1/requests/{cancelled}")
+        picture = server.http.get(f"/v1/requests/{done}/content").content
+        before = {request.uid: request for request in server.engine.requests}
+        state = killed(tmp_path / "state")
+    with serving(held(), durable=str(state), drain_s=0.1) as server:
+        engine = server.engine
+        assert [wanted.uid for wanted, _ in engine.restored] == [f"{open_}-0", f"{open_}-1"]
+        assert [wanted.spec.prompt for wanted, _ in engine.restored] == ["p1", "p1"]
+        for request in engine.requests:
+            first = before[request.uid]
+            assert abs(request.arrival_ns - first.arrival_ns) < 1_000_000_000
+            assert replace(request, arrival_ns=first.arrival_ns) == first, "the deadline, too"
+        assert server.http.get("/ready").json()["restored_requests"] == 2
+        listed = server.http.get("/v1/requests").json()["data"]
+        assert [call["uid"] for call in listed] == [cancelled, deleted, open_, done]
+        assert [call["status"] for call in listed] == ["cancelled", "done", "queued", "done"]
+        assert server.http.get(f"/v1/requests/{done}/content").content == picture
+        assert server.http.get(f"/v1/requests/{deleted}/content").status_code == 410
+        assert start(server, "p1", **{"Idempotency-Key": "k1"}) == open_
+        again = server.post({"prompt": "p0", "seed": 7, "n": 2, "slo_s": 60}, headers={"Idempotency-Key": "k0"})
+        assert (again.headers["x-request-id"], again.status_code) == (done, 200)
+        others = {start(server, f"p{n}", **{"Idempotency-Key": f"k{n}"}) for n in (2, 3)}
+        assert not others & {deleted, cancelled}, "their keys were free"
+        for index in range(2):
+            server.on_loop(engine.finish, f"{open_}-{index}")
+        eventually(lambda: status(server, open_)["status"] == "done")
+        assert server.http.get(f"/v1/requests/{open_}/content?index=1").status_code == 200
+
+
+def test_stop_leaves_what_is_open_to_the_next_start(tmp_path: Path) -> None:
+    """Whoever waits is told so, and not to send it again; pictures that nobody has fetched do not hold up a stop."""
+    state, answers = str(tmp_path / "state"), []
+    with serving(held(), durable=state, drain_s=0.2) as server:
+        unread = start(server)
+        for index in range(2):
+            server.on_loop(server.engine.finish, f"{unread}-{index}")
+        eventually(lambda: status(server, unread)["status"] == "done")
+        waiter = threading.Thread(
+            target=lambda: answers.append(httpx.post(f"{server.url}/v1/images/generations", json={"prompt": "waits"}))
+        )
+        waiter.start()
+        eventually(lambda: len(server.http.get("/v1/requests").json()["data"]) == 2)
+    waiter.join(5)
+    (answer,) = answers
+    assert (answer.status_code, answer.json()["error"]["code"], answer.headers["x-should-retry"]) == (
+        503,
+        "kept",
+        "false",
+    )
+    with serving(FakeEngine(), durable=state, drain_s=60) as server:
+        (wanted, _), *others = server.engine.restored
+        assert (wanted.spec.prompt, others) == ("waits", [])
+        uid = wanted.uid.removesuffix("-0")
+        assert uid in answer.json()["error"]["message"]
+        eventually(lambda: status(server, uid)["status"] == "done")
+        assert server.http.get(f"/v1/requests/{unread}/content").status_code == 200
+    with serving(FakeEngine(), durable=state) as server:
+        assert server.engine.restored == []
+        assert status(server, uid)["status"] == "done"
+
+
+def test_call_that_cannot_be_journalled_is_refused_and_the_server_lives_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journals: list[Journal] = []
+    make = DurableJournal.__init__
+
+    def init(self: DurableJournal, journal: Journal) -> None:
+        journals.append(journal)
+        make(self, journal)
+
+    monkeypatch.setattr(DurableJournal, "__init__", init)
+    with serving(held(), durable=str(tmp_path / "state"), drain_s=0.1) as server:
+        kept = start(server)
+        server.on_loop(fill, journals[0])
+        body = {"prompt": "x" * 4000, "n": 10}
+        refused = [server.post(body, headers=ASYNC) for _ in range(20)][-1]  # The first ones may find room yet.
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "journal_unwritable")
+        num_open = sum(call["status"] == "queued" for call in server.http.get("/v1/requests?limit=100").json()["data"])
+        assert server.http.get("/ready").json()["open_requests"] == 10 * (num_open - 1) + 2, "it was cancelled"
+        server.on_loop(make_room, journals[0])
+        assert server.post(body, headers=ASYNC).status_code == 202
+        assert status(server, kept)["status"] == "queued"
+
+
+def test_results_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits gets the picture; who would fetch it is told."""
+
+    def write(path: Path, *_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "_write", write)
+    with serving(FakeEngine(), durable=str(tmp_path / "state")) as server:
+        waits = server.post({"prompt": "x"}, headers={"Idempotency-Key": "k"})
+        assert waits.json()["data"][0]["b64_json"]
+        for later in (False, True):
+            body = {"prompt": "x", "response_format": "b64_json" if later else "url"}
+            answer = server.post(body, headers=ASYNC if later else {})
+            uid = answer.headers.get("x-request-id") or answer.json()["error"]["message"].split()[4]
+            eventually(lambda uid=uid: status(server, uid)["status"] == "failed")
+            assert status(server, uid)["error"]["code"] == "result_unwritable"
+    unwritten = asyncio.run(FileStore(tmp_path / "r", max_bytes=9, ttl_ns=9).put("a", b"x", "image/png", 0))
+    assert isinstance(unwritten, Unwritten)
+    assert "No space left" in unwritten.reason
+
+
+def test_open_calls_of_another_model_are_not_served(tmp_path: Path) -> None:
+    with closing(DurableDirectory(tmp_path)) as directory:
+        directory.journal.begin(opened(model="flux"))
+        with pytest.raises(JournalUnusable, match=r"1 open calls for the model flux.*serve flux, or give another"):
+            DurableJournal(directory.journal).serve("shapes")
+        DurableJournal(directory.journal).serve("flux")

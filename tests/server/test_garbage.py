@@ -1,0 +1,55 @@
+"""Collections are rare inside, and as before outside."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+
+import pytest
+
+from tilework.server import garbage
+from tilework.server.garbage import rare_collections, sweep
+
+
+def test_what_is_there_is_left_alone_until_the_end() -> None:
+    before, num_frozen = gc.get_threshold(), gc.get_freeze_count()
+    with rare_collections():
+        assert gc.get_freeze_count() > num_frozen + 1000
+        assert gc.get_threshold()[0] > before[0]
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)
+
+
+class _Cycle:
+    """Garbage, once nobody else holds it, that only a collection finds."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_sweep_finds_new_garbage_at_once_and_old_garbage_when_many_connections_were_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(garbage, "_NEW_S", 0.01)
+    num_closed = 0
+
+    async def swept() -> list[bool]:
+        nonlocal num_closed
+        old = _Cycle()
+        gc.collect()
+        sweeping = asyncio.create_task(sweep(lambda: num_closed))
+        ghosts = weakref.ref(_Cycle()), weakref.ref(old)
+        del old
+        await asyncio.sleep(0.2)
+        seen = [ghosts[0]() is None, ghosts[1]() is not None]
+        num_closed = garbage._MANY_CLOSED
+        await asyncio.sleep(0.2)
+        sweeping.cancel()
+        return [*seen, ghosts[1]() is None]
+
+    gc.disable()
+    try:
+        with rare_collections():
+            assert asyncio.run(swept()) == [True, True, True]
+    finally:
+        gc.enable()

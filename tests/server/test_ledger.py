@@ -1,0 +1,215 @@
+"""The ledger of calls: what it forgets when, and that none of its bounds is ever exceeded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilework.core.request import OnMiss
+from tilework.core.wire import Spec
+from tilework.server.calls.call import Call
+from tilework.server.calls.ledger import Ledger
+from tilework.server.calls.parsing import ImageCall
+from tilework.server.calls.records import Record
+from tilework.server.http.errors import ApiError
+from tilework.server.http.idempotency import Key
+
+SPEC = Spec(prompt="x", negative_prompt="", height=16, width=16, steps=2, guidance_scale=1.0, seed=1)
+ASK = ImageCall(
+    specs=(SPEC,),
+    deadline=None,
+    on_miss=OnMiss.BEST_EFFORT,
+    priority="standard",
+    weight=1.0,
+    tenant_weight=1.0,
+    room=1.0,
+    as_url=False,
+    output_format="png",
+    quality=90,
+    user=None,
+)
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+def call(uid: str, tenant: str = "t", key: str | None = None, body: bytes = b"b") -> Call:
+    """A call as far as the ledger looks at it."""
+    unused: Any = None
+    return Call(
+        uid=uid,
+        tenant=tenant,
+        ask=ASK,
+        key=None if key is None else Key(tenant, key, body),
+        arrival_ns=0,
+        arrived_s=float(sum(uid.encode())),
+        tickets=(unused, unused),
+        end=unused,
+    )
+
+
+def record(of: Call, now_ns: int, ttl_ns: int = 100, size: int = 10, unread: int = 0) -> Record:
+    return Record(
+        uid=of.uid,
+        tenant=of.tenant,
+        key=of.key,
+        ask=of.ask,
+        arrived_s=of.arrived_s,
+        fresh_until_ns=now_ns + ttl_ns,
+        status_json=b"s" * size,
+        decisions_json=b"",
+        unread=set(range(unread)),
+    )
+
+
+def ended(ledger: Ledger, of: Call, now_ns: int, **more: int) -> None:
+    ledger.begin(of)
+    ledger.end(record(of, now_ns, **more), now_ns, frees_key=False)
+
+
+def test_record_outlives_its_pictures_and_key() -> None:
+    ledger = Ledger(max_records=9, max_bytes=10**6, ttl_ns=100)
+    ended(ledger, call("a", key="k"), 0)
+    key = Key("t", "k", b"b")
+    assert ledger.find_key(key, 99) is ledger.find("a", "t", 99) is not None
+    assert ledger.find_key(key, 100) is None
+    assert ledger.find("a", "t", 199) is not None
+    assert ledger.find("a", "t", 200) is None
+    assert (len(ledger), ledger.num_bytes, ledger.num_keys) == (0, 0, 0)
+
+
+def test_key_of_another_body_is_refused_while_it_lives() -> None:
+    ledger = Ledger(max_records=9, max_bytes=10**6, ttl_ns=100)
+    ended(ledger, call("a", key="k"), 0)
+    with pytest.raises(ApiError) as caught:
+        ledger.find_key(Key("t", "k", b"other"), 50)
+    assert caught.value.status == 422
+    assert ledger.find_key(Key("t", "k", b"other"), 100) is None
+    assert ledger.find_key(Key("other", "k", b"other"), 50) is None
+
+
+def test_key_that_was_given_anew_survives_its_first_call() -> None:
+    ledger = Ledger(max_records=9, max_bytes=10**6, ttl_ns=100)
+    ended(ledger, call("a", key="k"), 0)
+    ended(ledger, call("b", key="k"), 150)
+    assert ledger.find("a", "t", 200) is None
+    found = ledger.find_key(Key("t", "k", b"b"), 200)
+    assert found is not None
+    assert found.uid == "b"
+
+
+def test_open_calls_are_never_forgotten() -> None:
+    ledger = Ledger(max_records=1, max_bytes=2000, ttl_ns=100)
+    ledger.begin(call("open", key="k"))
+    for index in range(5):
+        ended(ledger, call(f"c{index}"), index)
+    assert ledger.find("open", "t", 10**9) is not None
+    assert ledger.num_open("t") == 2
+    assert ledger.find("open", "other", 0) is None
+
+
+@pytest.mark.parametrize(("max_records", "max_bytes"), [(3, 10**6), (10**6, 3 * (1024 + 128 + 10))])
+def test_oldest_records_go_beyond_either_bound(max_records: int, max_bytes: int) -> None:
+    ledger = Ledger(max_records=max_records, max_bytes=max_bytes, ttl_ns=100)
+    for index in range(9):
+        ended(ledger, call(f"c{index}", key=f"k{index}"), index)
+    assert [one.uid for one in ledger.latest("t", 9, 9)] == ["c8", "c7", "c6"]
+    assert (len(ledger), ledger.num_keys) == (3, 3)
+
+
+def test_call_that_is_forgotten_leaves_nothing() -> None:
+    ledger = Ledger(max_records=9, max_bytes=10**6, ttl_ns=100)
+    ledger.begin(one := call("a", key="k"))
+    ledger.forget(one)
+    assert (ledger.find("a", "t", 0), ledger.latest("t", 9, 0)) == (None, [])
+    assert (ledger.num_open("t"), len(ledger), ledger.num_bytes, ledger.num_keys) == (0, 0, 0, 0)
+
+
+def test_page_costs_its_own_length() -> None:
+    """What is open or has ended beside it is not even looked at."""
+    ledger = Ledger(max_records=10**5, max_bytes=10**9, ttl_ns=10**18)
+    for index in range(20_000):
+        ended(ledger, call(f"c{index}"), index)
+
+    def seconds(after: str) -> float:
+        start_s = time.perf_counter()
+        for _ in range(100):
+            ledger.latest("t", 10, 20_000, after=after)
+        return time.perf_counter() - start_s
+
+    assert max(seconds("c19999"), seconds("c10000"), seconds("c20")) < 0.1
+
+
+def test_settled_means_that_nothing_is_open_or_unread(loop: asyncio.AbstractEventLoop) -> None:
+    ledger = Ledger(max_records=9, max_bytes=10**6, ttl_ns=100)
+
+    def is_settled() -> bool:
+        try:
+            loop.run_until_complete(asyncio.wait_for(ledger.settled(), 0.001))
+        except TimeoutError:
+            return False
+        return True
+
+    assert is_settled()
+    first = call("a")
+    ledger.begin(first)
+    assert not is_settled()
+    ledger.end(record(first, 0, unread=2), 0, frees_key=False)
+    found = ledger.find("a", "t", 0)
+    assert isinstance(found, Record)
+    ledger.settle(found, 0)
+    assert not is_settled()
+    ledger.settle(found, 1)
+    assert is_settled()
+    ended(ledger, call("b"), 0, unread=1)
+    assert not is_settled()
+    ledger.sweep(200)
+    assert is_settled(), "what has expired need not be fetched any more"
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["begin", "end", "find"]), st.integers(0, 5), st.integers(0, 60), st.integers(0, 1500)),
+    max_size=50,
+)
+
+
+@given(steps)
+def test_agrees_with_a_list_of_what_ended(actions: list[tuple[str, int, int, int]]) -> None:
+    """Against a plain list, newest last, which is cut to the bounds on every step."""
+    ledger = Ledger(max_records=3, max_bytes=6000, ttl_ns=50)
+    now_ns, number = 0, 0
+    opened: list[Call] = []
+    model: list[tuple[str, int, int]] = []  # uid, bytes, time of its end
+    for kind, choice, pause_ns, size in actions:
+        now_ns += pause_ns
+        if kind == "begin":
+            number += 1
+            opened.append(call(f"u{number}", key=f"k{choice}"))
+            ledger.begin(opened[-1])
+        elif kind == "end" and opened:
+            one = opened.pop(choice % len(opened))
+            ledger.end(record(one, now_ns, ttl_ns=50, size=size), now_ns, frees_key=False)
+            model.append((one.uid, size + 1024 + 128, now_ns))
+        ledger.find("none", "t", now_ns)
+        model = [entry for entry in model if entry[2] + 100 > now_ns]
+        while len(model) > 3 or sum(entry[1] for entry in model) > 6000:
+            model.pop(0)
+        assert (len(ledger), ledger.num_bytes) == (len(model), sum(entry[1] for entry in model))
+        assert all(ledger.find(entry[0], "t", now_ns) is not None for entry in model)
+        assert ledger.num_open("t") == 2 * len(opened)
+        assert ledger.num_keys <= len(opened) + len(model)
+    known = [entry.uid for entry in ledger.latest("t", 100, now_ns)]
+    present = {one.uid for one in opened} | {entry[0] for entry in model}
+    assert known == sorted(present, key=lambda uid: -int(uid[1:])), "by arrival, newest first"
+    for place, uid in enumerate(known):
+        assert [entry.uid for entry in ledger.latest("t", 2, now_ns, after=uid)] == known[place + 1 : place + 3]

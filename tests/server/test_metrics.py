@@ -1,0 +1,509 @@
+"""Metrics: the documented ones are those that there are, and a real engine moves every one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+import tilework
+import tiny
+from builders import PIPELINE, request
+from fake_engine import FakeEngine, Plan, serving
+from tilework.control.controller import ControllerConfig
+from tilework.control.watchdog import WatchdogConfig
+from tilework.core.classes import DEFAULT_CLASSES
+from tilework.core.request import OnMiss, RefusalCode, Request, Shape, Status
+from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.core.wire import CostRow, Ended, ModelledSource
+from tilework.core.work import DECODE, DIFFUSE, Group, StageId, Work
+from tilework.cost.table import CostTable
+from tilework.runtime.bubbles import Bubbles
+from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.executor import LocalConfig, LocalExecutor
+from tilework.runtime.observer import EndedWork, Ending
+from tilework.runtime.ticket import Outcome, Segment, Ticket
+from tilework.server.api.app import create_app
+from tilework.server.config import ServerConfig
+from tilework.server.metrics.levels import resident_bytes
+from tilework.server.metrics.metrics import Metrics
+from tilework.store.memory import MemoryStore
+
+DOCS = Path(__file__).parents[2] / "docs"
+CONSTANT = {"tilework_build_info", "tilework_devices"}
+
+# What is exported: by family, and by sample.
+
+
+@dataclass(frozen=True)
+class Family:
+    """As Prometheus sees it, under the name that stands in the documentation."""
+
+    kind: str
+    labels: frozenset[str]
+
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def samples(text: str) -> Samples:
+    """Every value, by name and labels."""
+    found = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in found}
+
+
+def value(text: str, name: str, **labels: str) -> float:
+    return samples(text)[name, frozenset(labels.items())]
+
+
+def family_of(sample: str, kinds: dict[str, str]) -> str:
+    """The documented name of a sample."""
+    stem = re.sub(r"_(bucket|count|sum)$", "", sample)
+    return stem if kinds.get(stem) == "histogram" else sample
+
+
+def kinds_of(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+
+
+def exported(text: str) -> dict[str, Family]:
+    kinds = kinds_of(text)
+    labels: dict[str, set[str]] = {name: set() for name in kinds}
+    for name, pairs in samples(text):
+        labels[family_of(name, kinds)].update(dict(pairs))
+    return {name: Family(kind, frozenset(labels[name] - {"le"})) for name, kind in kinds.items()}
+
+
+def documented() -> dict[str, Family]:
+    section = (DOCS / "operations.md").read_text("utf-8").partition("\n## Metrics\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\w, ]*?) ?\|", section, re.MULTILINE)
+    assert len({name for name, _, _ in rows}) == len(rows), "a metric is documented twice"
+    return {name: Family(kind, frozenset(filter(None, labels.split(", ")))) for name, kind, labels in rows}
+
+
+# A real engine on pretended devices, and the HTTP API around it.
+
+STEP_S, SIDE = 0.02, 256
+ROWS = (
+    CostRow(pipeline=PIPELINE, stage=DIFFUSE, height=SIDE, width=SIDE, seconds=STEP_S),
+    CostRow(pipeline=PIPELINE, stage=DECODE, height=SIDE, width=SIDE, seconds=0.01),
+)
+TABLE = CostTable(hardware="two pretended devices", rows=ROWS, steps=5)
+SOURCE = ModelledSource(pipeline=PIPELINE, hardware=TABLE.hardware, steps=5, rows=ROWS)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+class Rig:
+    """Two devices under `edf`; a request that loses a work fails at once."""
+
+    def __init__(self) -> None:
+        self.executor = LocalExecutor(LocalConfig(num_workers=2, source=SOURCE, restart_delay_s=0.05))
+        controller = ControllerConfig(policy="edf", max_attempts=1)
+        watchdog = WatchdogConfig(tick_ns=NS_PER_S // 10, least_ns=2 * NS_PER_S)
+        self.engine = Engine(EngineConfig(controller=controller, watchdog=watchdog, table=TABLE), self.executor)
+        app = create_app(self.engine, ServerConfig())
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=60)
+        self.texts: list[str] = []
+
+    async def read(self) -> str:
+        self.texts.append((await self.http.get("/metrics")).text)
+        return self.texts[-1]
+
+    async def post(self, **body: Any) -> int:
+        return (await self.http.post("/v1/images/generations", json={"prompt": "x"} | body)).status_code
+
+    def submit(self, uid: str, steps: int, slo_s: float | None = None, **options: Any) -> Ticket:
+        spec = tiny.spec(height=SIDE, width=SIDE, steps=steps, guidance_scale=1.0)
+        deadline_ns = None if slo_s is None else self.engine.now_ns() + ns_from_s(slo_s)
+        options = {"on_miss": OnMiss.BEST_EFFORT} | options
+        answer = self.engine.submit({uid: spec}, deadline_ns=deadline_ns, **options)
+        assert isinstance(answer, tuple)
+        return answer[0]
+
+    async def done(self) -> None:
+        """On time and fetched later, late, refused, wrong, with previews."""
+        assert await self.post(slo_s=60, response_format="url", priority="interactive") == 200
+        assert await self.post(slo_s=0.05) == 200
+        assert await self.post(slo_s=0.05, on_miss="reject") == 429
+        assert await self.post(n=0) == 400
+        assert await self.post(num_inference_steps=4, preview_every=1) == 200
+        assert await self.post(slo_s=60, on_miss="reject") == 200
+
+    async def crowded(self) -> None:
+        """Two have a device each when an urgent one comes: one of them waits, and goes on on the other's."""
+        tickets = [self.submit("first", 60), self.submit("second", 60)]
+        await until(lambda: all(ticket.steps_done > 0 for ticket in tickets))
+        tickets.append(self.submit("urgent", 75, slo_s=30))
+        await until(lambda: not all(ticket.is_running for ticket in tickets[:2]))
+        await self.read()
+        for ticket in tickets:
+            assert (await ticket.outcome).status is Status.DONE
+
+    async def cancelled(self) -> None:
+        ticket = self.submit("unwanted", 200, slo_s=60)
+        await until(lambda: ticket.steps_done > 0)
+        self.engine.cancel("unwanted", "not wanted")
+        assert (await ticket.outcome).status is Status.CANCELLED
+        await until(lambda: not any(gpu.works for gpu in self.engine._controller.tracker.gpus))
+
+    async def lost(self) -> None:
+        """A worker is killed, and the request that it ran fails, although it was promised."""
+        ticket = self.submit("promised", 50, slo_s=60, on_miss=OnMiss.REJECT)
+        await until(lambda: ticket.steps_done > 0)
+        pid = self.executor.pid(next(gpu.gpu for gpu in self.engine._controller.tracker.gpus if gpu.works))
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert (await ticket.outcome).status is Status.FAILED
+        await self.read()
+        await until(lambda: self.engine.health().num_devices_up == 2)
+
+    async def remembered(self) -> None:
+        """What workers on accelerators say beside the ends of their works, here of one that nobody knows any more."""
+        for gpu in range(2):
+            self.engine.on_report(gpu, Ended(1 << 40, 0, 0, steps_done=0, memory_bytes=(gpu + 1) << 30))
+        await self.read()
+
+    async def stuck(self) -> None:
+        """A worker does not answer any more, and is killed when it has not for long enough; then the disk is full."""
+        ticket = self.submit("stuck", 50)
+        await until(lambda: ticket.steps_done > 0)
+        (gpu,) = (gpu for gpu in self.engine._controller.tracker.gpus if gpu.works)
+        pid = self.executor.pid(gpu.gpu)
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        await ticket.outcome
+        self.engine._log_lost()
+        await self.read()
+        await until(lambda: self.engine.health().num_devices_up == 2)
+
+    async def run(self) -> None:
+        await self.engine.start()
+        await self.read()
+        await self.remembered()
+        await self.done()
+        await self.crowded()
+        await self.cancelled()
+        ballast = bytearray(os.urandom(1 << 24))
+        await self.lost()
+        await self.stuck()
+        await self.read()
+        assert ballast
+        await self.http.aclose()
+        await self.engine.stop()
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    """What was exported before, during and after a history with everything in it."""
+    rig = Rig()
+    asyncio.run(asyncio.wait_for(rig.run(), 60))
+    return rig.texts
+
+
+def test_what_is_exported_is_documented(texts: list[str]) -> None:
+    assert exported(texts[-1]) == documented()
+
+
+def test_every_documented_metric_moves(texts: list[str]) -> None:
+    kinds = kinds_of(texts[-1])
+    moved = {
+        family_of(key[0], kinds)
+        for before, after in pairwise(map(samples, texts))
+        for key in before.keys() | after.keys()
+        if before.get(key, 0.0) != after.get(key, 0.0)
+    }
+    assert documented().keys() - moved == CONSTANT
+    about = {"version": tilework.__version__, "policy": "edf", "model": PIPELINE}
+    assert value(texts[-1], "tilework_build_info", **about) == 1
+    assert value(texts[-1], "tilework_devices") == 2
+
+
+def test_it_counts_what_has_happened(texts: list[str]) -> None:
+    last = texts[-1]
+
+    def now(name: str, **labels: str) -> float:
+        """The sum over what has these labels."""
+        keys = samples(last).items()
+        return sum(number for (found, pairs), number in keys if found == name and labels.items() <= set(pairs))
+
+    outcomes = {"done": 7, "failed": 2, "cancelled": 1, "rejected": 1}
+    assert {name: now("tilework_requests_total", outcome=name) for name in outcomes} == outcomes
+    assert now("tilework_requests_total", **{"class": "interactive", "outcome": "done"}) == 1
+    assert now("tilework_refusals_total", reason="deadline_unreachable") == now("tilework_refusals_total") == 1
+    assert now("tilework_deadlines_total", result="on_time", size="256x256") == 3
+    assert now("tilework_deadlines_total", result="late") == 2, "the late one and the failed one"
+    assert [now("tilework_promises_total", result=name) for name in ("kept", "broken")] == [1, 1]
+    assert now("tilework_slack_seconds_bucket", le="0.0") == 1
+    assert now("tilework_slack_seconds_count") == 4
+    assert now("tilework_previews_total") == 3
+    assert now("tilework_gpu_losses_total") == 2
+    assert now("tilework_stuck_works_total") == now("tilework_log_losses_total") == 1
+    assert now("tilework_works_total", ending="lost") >= 1
+    assert now("tilework_works_total", ending="stopped") == now("tilework_work_stops_total") >= 1
+    assert now("tilework_steps_total") >= 5 + 5 + 4 + 5 + 60 + 60 + 75
+    assert now("tilework_store_entries") >= 1
+    assert now("tilework_jobs_running") == now("tilework_jobs_queued") == now("tilework_backlog_gpu_seconds") == 0
+    assert now("tilework_parcel_bytes") == 0, "open requests have ended"
+    waiting = [samples(text)["tilework_jobs_queued", frozenset({("class", "standard")})] for text in texts]
+    assert max(waiting) == 1
+    assert min(samples(text)["tilework_devices_up", frozenset()] for text in texts) == 1
+
+
+def test_memory_of_gpus_is_as_they_said_until_they_are_lost(texts: list[str]) -> None:
+    def told(text: str) -> dict[str, float]:
+        found = samples(text).items()
+        return {dict(pairs)["gpu"]: number for (name, pairs), number in found if name == "tilework_device_memory_bytes"}
+
+    assert told(texts[0]) == {}, "nothing is made up for CPUs"
+    assert told(texts[1]) == {"0": 1 << 30, "1": 2 << 30}
+    assert len(told(texts[-1])) == 1, "one worker was lost"
+
+
+def test_gpus_are_busy_for_as_long_as_works_ran(texts: list[str]) -> None:
+    last = samples(texts[-1])
+    busy_s = sum(number for (name, _), number in last.items() if name == "tilework_gpu_busy_seconds_total")
+    done_s = sum(number for (name, _), number in last.items() if name == "tilework_work_seconds_sum")
+    assert done_s <= busy_s * (1 + 1e-9) <= done_s + 0.5, "but for what was stopped"
+    assert done_s >= (5 + 5 + 4 + 5 + 60 + 60 + 75) * STEP_S
+
+
+def test_known_labels_are_there_from_the_start(texts: list[str]) -> None:
+    first = samples(texts[0])
+    for name in DEFAULT_CLASSES:
+        for outcome in ("done", "failed", "cancelled", "rejected"):
+            assert first["tilework_requests_total", frozenset({("class", name), ("outcome", outcome)})] == 0
+    for reason in (*RefusalCode, "too_many_open"):
+        assert first["tilework_refusals_total", frozenset({("reason", str(reason))})] == 0
+    for gpu in ("0", "1"):
+        for counter in ("gpu_busy_seconds", "bubble_seconds", "gpu_losses"):
+            assert first[f"tilework_{counter}_total", frozenset({("gpu", gpu)})] == 0
+
+
+def test_the_dashboard_names_metrics_that_exist() -> None:
+    board = json.loads((DOCS / "grafana.json").read_text("utf-8"))
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    assert expressions
+    assert all(re.search(r"tilework_\w+", text) for text in expressions)
+    known = documented()
+    kinds = {name: family.kind for name, family in known.items()}
+    used = {family_of(name, kinds) for text in expressions for name in re.findall(r"tilework_\w+", text)}
+    assert used <= known.keys()
+    needed = (
+        "deadlines_total slack_seconds jobs_queued gpu_busy_seconds_total steps_total refusals_total eta_error_ratio"
+        " device_memory_bytes"
+    )
+    assert {f"tilework_{name}" for name in needed.split()} <= used
+
+
+# Parts, told directly.
+
+
+def metrics() -> tuple[Metrics, Callable[..., float]]:
+    """Metrics of an engine that does nothing, and the value of one of them, by name and labels."""
+    told = Metrics(FakeEngine(), MemoryStore(max_bytes=1, ttl_ns=1))
+    return told, lambda name, **labels: value(told.text().decode(), f"tilework_{name}", **labels)
+
+
+def ended(
+    gpus: Group = (0,),
+    steps: int = 4,
+    *,
+    start_s: float = 0.0,
+    end_s: float = 1.0,
+    shape: Shape | None = None,
+    ending: Ending = Ending.DONE,
+) -> EndedWork:
+    one = request("a") if shape is None else replace(request("a"), shape=shape)
+    work = Work(
+        work_id=1,
+        stage=StageId(PIPELINE, DIFFUSE),
+        job_ids=(1,),
+        attempts=(1,),
+        first_steps=(0,),
+        gpus=gpus,
+        num_steps=steps,
+        why="",
+    )
+    return EndedWork(
+        work=work,
+        requests=(one,),
+        ending=ending,
+        steps_done=steps,
+        predicted_ns=NS_PER_S // 2,
+        start_ns=ns_from_s(start_s),
+        end_ns=ns_from_s(end_s),
+        correction=1.5,
+    )
+
+
+def test_a_work_of_a_group_keeps_all_its_gpus_busy() -> None:
+    told, now = metrics()
+    for gpu in range(3):
+        told.on_joined(gpu, 0)
+    told.on_decided(0, 50_000, num_waiting=1)
+    told.on_work_ended(ended((0, 2), start_s=0.25))
+    told.on_work_ended(ended((2,), start_s=1.5, end_s=1.75))
+    told.on_work_ended(ended((2,), steps=3, start_s=2.0, end_s=2.5, ending=Ending.STOPPED))
+    assert [now("gpu_busy_seconds_total", gpu=str(gpu)) for gpu in range(3)] == [0.75, 0, 1.5]
+    assert [now("bubble_seconds_total", gpu=str(gpu)) for gpu in range(3)] == [0.25, 0, 1.0]
+    assert now("steps_total", degree="2") == 4
+    assert now("steps_total", degree="1") == 7, "those before a stop, too"
+    assert now("works_total", stage=DIFFUSE, degree="1", ending="stopped") == 1
+    assert now("step_seconds_sum", size="128x128", degree="2") == 0.75 / 4
+    assert now("work_seconds_count", stage=DIFFUSE, size="128x128", degree="1") == 1, "a stopped one is no measure"
+    assert now("prediction_ratio_bucket", stage=DIFFUSE, le="0.5") == 0
+    assert now("prediction_ratio_bucket", stage=DIFFUSE, le="0.7") == 1
+    assert now("prediction_ratio_bucket", stage=DIFFUSE, le="2.0") == 2
+    assert now("cost_correction_ratio", stage=DIFFUSE, size="128x128", degree="2") == 1.5
+    assert now("decision_seconds_bucket", le="5e-05") == 1
+
+
+def test_a_shared_work_has_no_size_and_the_steps_of_all() -> None:
+    told, now = metrics()
+    told.on_joined(0, 0)
+    alone = ended(steps=4)
+    work = replace(alone.work, job_ids=(1, 2), attempts=(1, 1), first_steps=(0, 3))
+    large = replace(request("b"), shape=Shape(256, 256))
+    told.on_work_ended(replace(alone, work=work, requests=(*alone.requests, large)))
+    told.on_work_ended(alone)
+    assert now("steps_total", degree="1") == 3 * 4
+    assert now("step_seconds_sum", size="shared", degree="1") == 0.25
+    assert now("work_seconds_count", stage=DIFFUSE, size="128x128", degree="1") == 1
+    assert now("gpu_busy_seconds_total", gpu="0") == 2
+
+
+def test_a_request_pays_for_its_share_of_shared_works() -> None:
+    told, now = metrics()
+    whole = outcome_of(Status.DONE, 4.0)
+    segments = tuple(replace(segment, batch=4) for segment in whole.segments)
+    told.on_ended(ticket_of(request("a"), 2.5), replace(whole, segments=segments))
+    told.on_ended(ticket_of(request("b"), 2.5), whole)
+    alone_s = sum((one.end_ns - one.start_ns) * len(one.gpus) for one in whole.segments) / NS_PER_S
+    assert now("request_gpu_seconds_sum", size="128x128") == pytest.approx(1.25 * alone_s)
+
+
+def test_a_lost_gpu_is_idle_from_when_it_is_back() -> None:
+    told, now = metrics()
+    told.on_joined(0, 0)
+    told.on_decided(0, 1, num_waiting=1)
+    told.on_lost(0)
+    told.on_work_ended(ended())  # Of a group whose other member has reported since.
+    assert now("gpu_busy_seconds_total", gpu="0") == 0
+    told.on_joined(0, ns_from_s(10))
+    told.on_work_ended(ended(start_s=11, end_s=12))
+    assert (now("bubble_seconds_total", gpu="0"), now("gpu_losses_total", gpu="0")) == (1, 1)
+
+
+def test_a_client_cannot_make_labels_without_end() -> None:
+    told, _ = metrics()
+    told.on_joined(0, 0)
+    for side in range(16, 16 * 101, 16):
+        told.on_work_ended(ended(shape=Shape(side, side)))
+    labels = {dict(pairs).get("size") for name, pairs in samples(told.text().decode()) if "work_seconds" in name}
+    assert len(labels) == 33
+    assert "other" in labels
+    assert len(told._works._kinds) == 32
+
+
+def ticket_of(one: Request, eta_s: float) -> Ticket:
+    return Ticket(request=one, eta_ns=ns_from_s(eta_s), outcome=None)  # type: ignore[arg-type]
+
+
+def outcome_of(status: Status, finished_s: float) -> Outcome:
+    segment = Segment(stage=DIFFUSE, gpus=(0, 1), num_steps=4, start_ns=0, end_ns=NS_PER_S)
+    finished_ns = ns_from_s(finished_s)
+    return Outcome(uid="a", status=status, reason="", finished_ns=finished_ns, image=None, segments=(segment,))
+
+
+@pytest.mark.parametrize(
+    ("status", "finished_s", "result", "promise"),
+    [
+        (Status.DONE, 3.0, "on_time", "kept"),
+        (Status.DONE, 3.001, "late", "broken"),
+        (Status.FAILED, 1.0, "late", "broken"),
+        (Status.CANCELLED, 1.0, None, None),
+    ],
+)
+def test_a_deadline_is_kept_missed_or_given_up(
+    status: Status, finished_s: float, result: str | None, promise: str | None
+) -> None:
+    one = request("a", slo_s=3.0, on_miss=OnMiss.REJECT)
+    told, _ = metrics()
+    told.on_ended(ticket_of(one, 2.5), outcome_of(status, finished_s))
+    found = samples(told.text().decode())
+    seen = {dict(pairs)["result"] for (name, pairs), n in found.items() if name == "tilework_deadlines_total" and n}
+    kept = {dict(pairs)["result"] for (name, pairs), n in found.items() if name == "tilework_promises_total" and n}
+    assert seen == ({result} if result else set())
+    assert kept == ({promise} if promise else set())
+    slacks = found.get(("tilework_slack_seconds_count", frozenset({("class", "standard"), ("size", "128x128")})), 0)
+    assert slacks == (status is Status.DONE)
+
+
+def test_slack_and_errors_of_the_foretold_end_have_signs() -> None:
+    told, now = metrics()
+    for finished_s, eta_s in ((4.0, 2.5), (1.0, 3.0)):
+        told.on_ended(ticket_of(request("a", slo_s=3.0), eta_s), outcome_of(Status.DONE, finished_s))
+    about = {"class": "standard", "size": "128x128"}
+    slack = [now("slack_seconds_bucket", **about, le=le) for le in ("-2.0", "-1.0", "1.0", "2.0")]
+    assert slack == [0, 1, 1, 2], "one second late, two early"
+    assert [now("eta_error_seconds_bucket", le=le) for le in ("-5.0", "-2.0", "1.0", "2.0")] == [0, 1, 1, 2]
+    assert [now("eta_error_ratio_bucket", le=le) for le in ("0.3", "0.5", "1.0", "2.0")] == [0, 1, 1, 2]
+    assert now("request_gpu_seconds_sum", size="128x128") == 4
+    assert now("request_latency_seconds_sum", **{"class": "standard"}) == 5
+
+
+@given(st.lists(st.integers(0, 20), max_size=12), st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=8))
+def test_bubbles_are_the_gaps_in_which_somebody_waited(gaps: list[int], works: list[tuple[int, int]]) -> None:
+    """Against counting each tick; works are told when they have ended, after all that happened meanwhile."""
+    flips = [sum(gaps[: index + 1]) for index in range(len(gaps))]
+    waited = [sum(flip <= tick for flip in flips) % 2 for tick in range(400)]
+    bubbles, at, pending, idle_since = Bubbles(), 0, list(flips), 0
+    bubbles.idle_from(0, 0)
+    for gap, run in works:
+        start, end = at + gap, at + gap + run
+        while pending and pending[0] <= end:
+            flip = pending.pop(0)
+            bubbles.see(bool((len(flips) - len(pending)) % 2), flip)
+        assert bubbles.ran(0, start, end) == sum(waited[idle_since:start])
+        at = idle_since = end
+
+
+def test_memory_of_processes_is_read_where_it_can_be() -> None:
+    own = resident_bytes(os.getpid())
+    assert own is not None
+    assert 10 << 20 < own < 1 << 40
+    assert resident_bytes(2**22 + 1) is None, "beyond the largest process id"
+
+
+def test_refusals_have_their_reasons() -> None:
+    told, now = metrics()
+    told.on_refused(replace(request("a"), priority="batch"), RefusalCode.QUEUE)
+    assert now("refusals_total", reason="queue_full") == 1
+    assert now("requests_total", **{"class": "batch", "outcome": "rejected"}) == 1
+
+
+def test_a_tenants_limit_is_a_reason_too(tmp_path: Path) -> None:
+    file = tmp_path / "tenants.toml"
+    file.write_text("[tenants.default]\nmax_open = 1")
+    with serving(FakeEngine(plan=Plan(is_held=True)), tenants=str(file), drain_s=0) as server:
+        assert server.post({"prompt": "x"}, headers={"Prefer": "respond-async"}).status_code == 202
+        assert server.post({"prompt": "x", "priority": "batch"}).status_code == 429
+        assert server.metric('tilework_refusals_total{reason="too_many_open"}') == 1
+        assert server.metric('tilework_requests_total{class="batch",outcome="rejected"}') == 1

@@ -1,0 +1,293 @@
+"""A server's life: start, drain, stop, and what its process must not import."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from fake_engine import FakeEngine, Plan, Served, eventually, serving
+from tilework.server.config import ServerConfig
+from tilework.server.main import AddressInUse, StopSignals, serve
+
+TESTS = Path(__file__).parents[1]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class Caller(threading.Thread):
+    """Sends one call from a thread of its own and keeps its answer."""
+
+    def __init__(self, server: Served) -> None:
+        super().__init__()
+        self.server = server
+        self.answer: httpx.Response | None = None
+        self.start()
+        eventually(lambda: server.engine.requests)
+
+    def run(self) -> None:
+        self.answer = httpx.post(f"{self.server.url}/v1/images/generations", json={"prompt": "x"}, timeout=20)
+
+    def status(self) -> int:
+        self.join(15)
+        assert self.answer is not None
+        return self.answer.status_code
+
+
+def test_running_request_finishes_before_the_engine_stops() -> None:
+    with serving(FakeEngine(plan=Plan(delay_s=0.6)), drain_s=10) as server:
+        caller = Caller(server)
+        server.stop()
+        eventually(lambda: server.engine.log == ["started", "draining"])
+        assert httpx.get(f"{server.url}/health").status_code == 200, "new connections are served"
+        assert caller.status() == 200
+    assert server.engine.log[:3] == ["started", "draining", "stopped"]
+    assert server.engine.cancelled == {}
+
+
+def test_request_longer_than_the_drain_ends_with_503() -> None:
+    with serving(FakeEngine(plan=Plan(delay_s=60)), drain_s=0.3) as server:
+        caller = Caller(server)
+        server.stop()
+        assert caller.status() == 503
+    assert list(server.engine.cancelled.values()) == ["the engine has stopped"]
+
+
+def test_drain_refuses_new_calls_and_answers_everything_else() -> None:
+    """A client that asked for its picture later comes for it, on a new connection, and the server waits for it."""
+    key = {"Idempotency-Key": "k"}
+    later = {"Prefer": "respond-async"}
+    with serving(FakeEngine(plan=Plan(is_held=True)), drain_s=60) as server:
+        uid = server.post({"prompt": "x"}, headers={**key, **later}).json()["uid"]
+        server.stop()
+        eventually(lambda: server.engine.draining)
+        url = f"{server.url}/v1/requests/{uid}"
+        refused = httpx.post(f"{server.url}/v1/images/generations", json={"prompt": "y"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+        assert (refused.headers["connection"], int(refused.headers["retry-after"])) == ("close", 5)
+        unready = httpx.get(f"{server.url}/ready")
+        assert (unready.status_code, unready.json()["error"]["status"]) == (503, "stopping")
+        assert unready.json()["error"]["open_requests"] == 1
+        joined = httpx.post(f"{server.url}/v1/images/generations", json={"prompt": "x"}, headers={**key, **later})
+        assert (joined.status_code, joined.json()["uid"]) == (202, uid), "it is no new call"
+        assert httpx.get(url).json()["status"] == "queued"
+        server.on_loop(server.engine.finish, f"{uid}-0")
+        eventually(lambda: httpx.get(url).json()["status"] == "done")
+        time.sleep(0.3)
+        assert "stopped" not in server.engine.log, "the picture has not been fetched yet"
+        assert httpx.get(f"{url}/content").status_code == 200
+        eventually(lambda: "stopped" in server.engine.log)
+    assert server.engine.cancelled == {}
+
+
+def test_drain_does_not_wait_for_pictures_without_end() -> None:
+    with serving(FakeEngine(), drain_s=0.3) as server:
+        server.post({"prompt": "x"}, headers={"Prefer": "respond-async"})
+        server.stop()
+        eventually(lambda: "stopped" in server.engine.log)
+
+
+ASYNC = {"Prefer": "respond-async"}
+
+
+def test_drain_does_not_wait_for_pictures_that_have_expired() -> None:
+    with serving(FakeEngine(), drain_s=60, result_ttl_s=1.5) as server:
+        server.post({"prompt": "x"}, headers=ASYNC)
+        server.stop()
+        time.sleep(0.5)
+        assert "stopped" not in server.engine.log, "it can still be fetched"
+        eventually(lambda: "stopped" in server.engine.log, timeout_s=10)
+
+
+def test_drain_does_not_wait_for_pictures_that_made_room_for_newer_ones() -> None:
+    with serving(FakeEngine(plan=Plan(is_noise=True)), drain_s=60, result_bytes=1 << 20) as server:
+        pictures: list[str] = []
+        for _ in range(2):
+            uid = server.post({"prompt": "x", "size": "512x512"}, headers=ASYNC).json()["uid"]
+            pictures.append(f"{server.url}/v1/requests/{uid}/content")
+            eventually(lambda: httpx.head(pictures[-1]).status_code == 200)
+        assert httpx.head(pictures[0]).status_code == 410
+        assert httpx.get(pictures[1]).status_code == 200
+        server.stop()
+        eventually(lambda: "stopped" in server.engine.log, timeout_s=10)
+
+
+def test_drain_does_not_wait_for_pictures_that_were_deleted() -> None:
+    with serving(FakeEngine(), drain_s=60) as server:
+        url = f"{server.url}/v1/requests/{server.post({'prompt': 'x'}, headers=ASYNC).json()['uid']}"
+        eventually(lambda: httpx.get(url).json()["status"] == "done")
+        httpx.delete(url)
+        server.stop()
+        eventually(lambda: "stopped" in server.engine.log, timeout_s=10)
+
+
+def test_head_has_no_effects() -> None:
+    """HEAD of a picture leaves it to be fetched; HEAD of events answers at once, not at the end of the call."""
+    with serving(FakeEngine(plan=Plan(is_held=True)), drain_s=60) as server:
+        uid = server.post({"prompt": "x"}, headers=ASYNC).json()["uid"]
+        url = f"{server.url}/v1/requests/{uid}"
+        events = server.http.head(f"{url}/events")
+        assert (events.status_code, events.headers["content-type"]) == (200, "text/event-stream")
+        assert server.http.get(url).status_code == 200, "the connection is free for the next request"
+        server.on_loop(server.engine.finish, f"{uid}-0")
+        eventually(lambda: httpx.head(f"{url}/content").status_code == 200)
+        server.stop()
+        time.sleep(0.3)
+        assert "stopped" not in server.engine.log, "the picture has not been fetched yet"
+        assert httpx.get(f"{url}/content").status_code == 200
+        eventually(lambda: "stopped" in server.engine.log)
+
+
+def test_all_waits_of_a_stop_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that does not end takes up the drain; then an answer that nobody takes gets the last moment only."""
+    monkeypatch.setattr("tilework.server.main.CLOSE_S", 0.2)
+    with socket.socket() as reader:
+        with serving(FakeEngine(plan=Plan(is_noise=True)), drain_s=2) as server:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+            body = b'{"prompt": "x", "size": "512x512", "n": 10}'
+            head = f"POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+            reader.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+            assert reader.recv(1)
+            server.engine.plan = Plan(is_held=True)
+            server.post({"prompt": "x"}, headers=ASYNC)
+            server.stop()
+            start_s = time.monotonic()
+        assert 2 < time.monotonic() - start_s < 3.5
+
+
+def test_pictures_that_came_with_the_answer_need_not_be_fetched() -> None:
+    """Pictures that were sent with the answer to an asynchronous call count as fetched."""
+    with serving(FakeEngine(), drain_s=60) as server:
+        assert server.post({"prompt": "x"}, headers={"Prefer": "respond-async, wait=9"}).status_code == 200
+        server.stop()
+        eventually(lambda: "stopped" in server.engine.log)
+
+
+def test_reader_of_events_sees_the_end_of_a_drain() -> None:
+    with serving(FakeEngine(plan=Plan(is_held=True)), drain_s=0.4) as server:
+        uid = server.post({"prompt": "x"}, headers={"Prefer": "respond-async"}).json()["uid"]
+        with httpx.stream("GET", f"{server.url}/v1/requests/{uid}/events") as answer:
+            server.stop()
+            lines = [line for line in answer.iter_lines() if line.startswith("event: ")]
+    assert lines[-1] == "event: tilework.failed"
+
+
+def test_until_the_engine_has_started_the_server_says_so() -> None:
+    engine = FakeEngine(start_s=60)
+    signals = StopSignals()
+    port = free_port()
+    thread = threading.Thread(
+        target=lambda: asyncio.run(serve(engine, ServerConfig(port=port), signals=signals)), daemon=True
+    )
+    thread.start()
+    loop_url = f"http://127.0.0.1:{port}"
+
+    def is_alive() -> bool:
+        try:
+            return httpx.get(f"{loop_url}/health").status_code == 200
+        except httpx.ConnectError:
+            return False
+
+    eventually(is_alive)
+    answers = [
+        httpx.get(f"{loop_url}/ready"),
+        httpx.get(f"{loop_url}/metrics"),
+        httpx.get(f"{loop_url}/v1/models"),
+        httpx.post(f"{loop_url}/v1/images/generations", json={"prompt": "x"}),
+    ]
+    assert [answer.status_code for answer in answers] == [503] * 4
+    assert {answer.json()["error"]["status"] for answer in answers} == {"starting"}
+    engine_loop = engine.loop
+    assert engine_loop is not None
+    engine_loop.call_soon_threadsafe(signals.send)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert engine.log == ["stopped"]
+
+
+def test_second_signal_does_not_wait() -> None:
+    with serving(FakeEngine(plan=Plan(delay_s=60)), drain_s=60) as server:
+        caller = Caller(server)
+        server.stop()
+        server.stop()
+        assert caller.status() == 503
+
+
+def test_port_in_use_names_it_and_does_not_start_the_engine() -> None:
+    engine = FakeEngine()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(AddressInUse, match=f"127.0.0.1:{port} .*another port"):
+            asyncio.run(serve(engine, ServerConfig(port=port)))
+    assert "started" not in engine.log
+
+
+def test_unknown_host_is_named() -> None:
+    with pytest.raises(AddressInUse, match=r"host = '256\.1\.1\.1'"):
+        asyncio.run(serve(FakeEngine(), ServerConfig(host="256.1.1.1", port=0)))
+
+
+SCRIPT = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[1])
+from fake_engine import FakeEngine, Plan
+from tilework.server.config import ServerConfig
+from tilework.server.main import serve
+class Engine(FakeEngine):
+    async def start(self):
+        print("begun", flush=True)
+        await super().start()
+engine = Engine(plan=Plan(delay_s=0.5), start_s=float(sys.argv[2]))
+asyncio.run(serve(engine, ServerConfig(port=0), on_ready=lambda url: print(url, flush=True)))
+print("torch" in sys.modules, *engine.log, flush=True)
+"""
+
+
+def start_process(start_s: float) -> subprocess.Popen[str]:
+    """A server whose engine takes so long to start; it has begun to, and signals are handled."""
+    command = [sys.executable, "-c", SCRIPT, str(TESTS), str(start_s)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_drains_a_process_that_never_imports_torch(number: signal.Signals) -> None:
+    process = start_process(0)
+    assert process.stdout is not None
+    url = process.stdout.readline().strip()
+    answers: list[httpx.Response] = []
+    caller = threading.Thread(
+        target=lambda: answers.append(httpx.post(f"{url}/v1/images/generations", json={"prompt": "x"}))
+    )
+    caller.start()
+    eventually(lambda: httpx.get(f"{url}/v1/requests").json()["data"])
+    os.kill(process.pid, number)
+    out, err = process.communicate(timeout=15)
+    caller.join(5)
+    assert [answer.status_code for answer in answers] == [200]
+    assert out.split()[:4] == ["False", "started", "draining", "stopped"]
+    assert (process.returncode, err) == (0, "")
+
+
+def test_signal_while_the_engine_starts_stops_it() -> None:
+    process = start_process(60)
+    process.terminate()
+    out, err = process.communicate(timeout=10)
+    assert out.split() == ["False", "stopped"]
+    assert (process.returncode, err) == (0, "")

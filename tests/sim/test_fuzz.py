@@ -1,0 +1,388 @@
+"""The controller on modelled clusters where things go wrong; and that the invariants would notice if it went wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from builders import ONE_OF_EACH
+from tilework.cli.app import app
+from tilework.control.controller import Controller
+from tilework.control.job import Job
+from tilework.control.log import replay
+from tilework.control.tracker import Tracker
+from tilework.core.actions import Action
+from tilework.core.events import Event
+from tilework.core.request import Request, Status
+from tilework.core.work import Work
+from tilework.cost.table import TableCosts
+from tilework.policy.toolkit.order import DeadlineOrder
+from tilework.sim.cluster import Cluster
+from tilework.sim.faults import KINDS, BadFault, Faults, parse_faults
+from tilework.sim.fuzz import Verdict, judge, judge_many, judge_seed, shrink
+from tilework.sim.scenarios import Scenario, scenario
+from tilework.sim.simulation import Simulation, Trace
+
+SEEDS = range(40)
+# Where one kind of fault is on, and nothing else goes wrong: how often, and that it then happens often.
+OFTEN = {
+    "crash": "crash=0.05:2",
+    "hang": "hang=0.03:2",
+    "slow": "slow=0.2:8",
+    "error": "error=0.05",
+    "oom": "oom=0.05",
+    "memory": "memory=1:0.6",
+    "node": "node=0.02:5",
+    "lost": "lost=0.01",
+    "delayed": "delayed=0.2:0.5",
+    "doubled": "doubled=0.2:0.2",
+    "reordered": "reordered=0.1:0.3",
+    "checkpoint": "checkpoint=0.1",
+    "skew": "skew=1:3",
+    "replay": "replay=0.02:1",
+    "restart": "restart=0.02:3",
+}
+
+
+def run(
+    texts: list[str], seed: int, policy: str | None = None, **changes: object
+) -> tuple[Scenario, Trace, Simulation]:
+    """A scenario with these faults, in which a request may lose many works."""
+    one = scenario(seed, policy, parse_faults(texts))
+    one = replace(one, controller=replace(one.controller, max_attempts=50, **changes))
+    simulation = Simulation(one.controller, one.table, one.config)
+    return one, simulation.run(one.requests, one.cancels), simulation
+
+
+def test_every_seed_holds() -> None:
+    verdicts = list(judge_many(SEEDS, None, None, 1))
+    assert [verdict.seed for verdict in verdicts] == list(SEEDS)
+    bad = [f"tilework fuzz --seed {verdict.seed}: {verdict.violation}" for verdict in verdicts if verdict.violation]
+    assert not bad, "\n".join(bad)
+    struck = {kind for verdict in verdicts for kind, count in verdict.strikes.items() if count}
+    assert struck == KINDS.keys(), "each fault happens in some scenario"
+    assert {status for verdict in verdicts for status in verdict.endings} == {"done", "failed", "cancelled", "rejected"}
+
+
+def test_seeds_of_the_hour_are_tried_and_told_of() -> None:
+    """Another set every hour: they search on, but what they find is no fault of the change at hand."""
+    first = 1_000_000 + int(time.time() // 3600) * 8
+    for verdict in judge_many(range(first, first + 8), None, None, 1):
+        if verdict.violation:
+            warnings.warn(f"tilework fuzz --seed {verdict.seed}: {verdict.violation}", stacklevel=1)
+
+
+def test_a_seed_is_one_scenario_and_one_course() -> None:
+    verdicts = [judge_seed(seed, None, None) for seed in (5, 5, 6)]
+    assert verdicts[0] == verdicts[1]
+    assert verdicts[0] != verdicts[2]
+    assert scenario(5) == scenario(5)
+
+
+@pytest.mark.parametrize("seed", [149, 201, 229])
+def test_whose_work_has_failed_shares_with_nobody(seed: int) -> None:
+    """In these, one that has failed is left alone on a device on which others had shared their steps."""
+    verdict = judge_seed(seed, "tilework", parse_faults(["error=0.1:0.5"]))
+    assert not verdict.violation
+    assert verdict.strikes["error"] > 0
+
+
+@pytest.mark.parametrize("kind", OFTEN)
+def test_whatever_goes_wrong_clients_get_their_pictures(kind: str) -> None:
+    """No request fails that does not fit nowhere: the others are all done, each image of all its steps in order."""
+    num_strikes = 0
+    for seed, policy in enumerate((*ONE_OF_EACH, "fixed-sp4")):
+        one, trace, simulation = run([OFTEN[kind]], seed, policy)
+        num_strikes += simulation.strikes[kind]
+        failed = [ending for ending in trace.endings if ending.status is Status.FAILED]
+        assert kind == "memory" or not failed, f"seed {seed}, {policy}: {failed}"
+        assert all(ending.reason.startswith("there was not enough memory") for ending in failed)
+        for ending in trace.endings:
+            if ending.status is Status.DONE:
+                assert ending.image is not None
+                done = 0
+                for first_step, num_steps in ending.image.pieces:
+                    assert first_step == done
+                    done += num_steps
+                assert done == ending.request.steps
+        cancelled = {uid for _, uid in one.cancels}
+        gone = {ending.request.uid for ending in trace.endings if ending.status is Status.CANCELLED}
+        assert gone <= cancelled
+    assert num_strikes > 2 or kind == "memory"
+
+
+def test_devices_that_are_too_small_are_used_together_or_in_slices() -> None:
+    """What half of a device's need fills is decoded in slices; steps that do not fit on one go to two."""
+    num_wide = num_sliced = 0
+    for seed in range(12):
+        one, trace, _ = run(["memory=1:0.6"], seed, "tetriserve")
+        degrees = {row.degree for row in one.table.rows if row.stage == "diffuse"}
+        pixels = max(request.shape.pixels for request in one.requests)
+        large = [ending for ending in trace.endings if ending.request.shape.pixels == pixels]
+        done = [ending for ending in large if ending.status is Status.DONE]
+        if 2 in degrees and min(one.config.num_gpus, one.table.gpus_per_node) >= 2:
+            assert done or not [e for e in large if e.status is Status.FAILED]
+            num_wide += len(done)
+        num_sliced += sum(run.work.sliced for run in trace.runs)
+    assert num_wide > 5
+    assert num_sliced > 5
+
+
+def test_a_load_failure_only_delays_and_no_device_at_all_is_said() -> None:
+    num_strikes = 0
+    for seed in range(6):
+        _, trace, simulation = run(["load=0.3:1"], seed)
+        num_strikes += simulation.strikes["load"]
+        assert all(ending.status in (Status.DONE, Status.CANCELLED, Status.REJECTED) for ending in trace.endings)
+    assert num_strikes
+    _, trace, _ = run(["load=1:1"], 3)
+    reasons = {ending.reason for ending in trace.endings}
+    assert reasons <= {"no device is left", "every worker was lost, and none could be started again", "no device is up"}
+
+
+def repeated_steps(seeds: range) -> int:
+    """How many steps are run beyond those that the delivered pictures are made of."""
+    repeated = 0
+    for seed in seeds:
+        _, trace, _ = run(["restart=0.02:1"], seed)
+        steps = sum(run.steps for run in trace.runs if run.work.stage.name == "diffuse")
+        repeated += steps - sum(ending.request.steps for ending in trace.endings if ending.status is Status.DONE)
+    return repeated
+
+
+def test_a_server_that_is_lost_goes_on_from_what_was_put_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_states = repeated_steps(range(8))
+    lose_all = Cluster.lose_all
+    monkeypatch.setattr(Cluster, "lose_all", lambda self: lose_all(self) and {})
+    assert with_states < 0.6 * repeated_steps(range(8))
+
+
+# The invariants notice.
+
+
+def lose_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restarted job is not put back into the queue."""
+    monkeypatch.setattr(Tracker, "restart", lambda self, job, *, from_start: self._leave(job))
+
+
+def fail_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Controller._retry
+
+    def retry(self: Controller, job: Job, reason: str, state_lost: bool = False) -> list[Action]:
+        job.failures = self.config.max_attempts
+        return real(self, job, reason, state_lost)
+
+    monkeypatch.setattr(Controller, "_retry", retry)
+
+
+def forget_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a mishap a job is taken to be one step farther than it is."""
+    real = Job.restart
+
+    def restart(self: Job, from_start: bool) -> None:
+        if not from_start and self.done.num_steps_left > 1 and self.done.stage and self.done.stage.name == "diffuse":
+            self.done = self.done.advanced(1)
+        real(self, from_start)
+
+    monkeypatch.setattr(Job, "restart", restart)
+
+
+def take_early_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tracker, "awaited", lambda self, work: None)
+
+
+def end_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Controller._end
+
+    def end(self: Controller, job: Job, status: Status, reason: str) -> list[Action]:
+        actions = real(self, job, status, reason)
+        return [*actions, actions[-1]]
+
+    monkeypatch.setattr(Controller, "_end", end)
+
+
+def keep_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tracker, "residents_beyond", lambda self, gpu, most: [])
+
+
+def go_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next attempt has the number of the first."""
+    real = Job.restart
+
+    def restart(self: Job, from_start: bool) -> None:
+        real(self, from_start)
+        self.attempt = 1
+
+    monkeypatch.setattr(Job, "restart", restart)
+
+
+def starve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has no deadline is served last."""
+    real = DeadlineOrder.urgency_ns
+
+    def urgency_ns(self: DeadlineOrder, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
+        return 1 << 60 if request.deadline_ns is None else real(self, request, set_aside, delay_ns)
+
+    monkeypatch.setattr(DeadlineOrder, "urgency_ns", urgency_ns)
+    monkeypatch.setattr("tilework.sim.invariants.Invariants._accept", _with_true_urgency(real))
+
+
+def _with_true_urgency(real: Callable[..., int]) -> Callable[..., None]:
+    """The bound is that of the order that was meant."""
+    from tilework.sim.invariants import Invariants
+
+    accept = Invariants._accept
+
+    def patched(self: Invariants, job_id: int, uid: str, eta_ns: int, event: Event, now_ns: int) -> None:
+        accept(self, job_id, uid, eta_ns, event, now_ns)
+        self._urgency_ns[uid] = real(DeadlineOrder(), self._requests[uid], False)
+
+    return patched
+
+
+def forget_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TableCosts, "needs_slices", lambda self, stage, shape: False)
+
+
+def pile_works_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard starts promised work on devices that have more than enough."""
+    monkeypatch.setattr("tilework.admission.reservation_guard.WORKS_PER_LANE", 1000)
+
+
+def draw_lots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something that is not in the log decides."""
+    real, count = Tracker.commit, iter(range(10**9))
+
+    def commit(self: Tracker, start: object) -> Work:
+        return replace(real(self, start), why=str(next(count)))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Tracker, "commit", commit)
+
+
+@pytest.mark.parametrize(
+    ("breakage", "words", "texts", "policy"),
+    [
+        (lose_a_request, "never ended", ["crash=0.1:1"], "edf"),
+        (fail_at_once, "no reason", ["crash=0.1:1"], "edf"),
+        (forget_progress, "does not have", ["crash=0.1:1"], "edf"),
+        (take_early_reports, "", ["reordered=0.2:0.5"], "fixed-sp1"),
+        (end_twice, "ended twice", [], "edf"),
+        (keep_everything, "may keep", ["crash=0.1:1"], "edf"),
+        (go_back, "", ["crash=0.1:1", "reordered=0.2:0.5"], "edf"),
+        (starve, "waits", [], "edf"),
+        (forget_what_does_not_fit, "did not fit", ["memory=1:0.6"], "tetriserve"),
+        (pile_works_up, "is told", [], "tetriserve"),
+        (draw_lots, "replayed", ["replay=0.02:1"], "edf"),
+    ],
+)
+def test_what_is_broken_on_purpose_is_found(
+    breakage: Callable[[pytest.MonkeyPatch], None],
+    words: str,
+    texts: list[str],
+    policy: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    breakage(monkeypatch)
+    faults = parse_faults(texts)
+    verdicts = (judge_seed(seed, policy, faults) for seed in range(60))
+    assert any(verdict.violation and words in verdict.violation for verdict in verdicts)
+
+
+def short_scenario(seed: int) -> Scenario:
+    one = scenario(seed, "edf")
+    return one.keeping([request.uid for request in one.requests[:12]])
+
+
+def test_what_fails_is_made_smaller_and_fails_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    lose_a_request(monkeypatch)
+    whole = next(one for one in map(short_scenario, range(200)) if "never ended" in judge(one).violation)
+    small = shrink(whole)
+    assert len(small.requests) < len(whole.requests)
+    assert len(small.faults.by_kind) <= 2
+    assert "never ended" in judge(small).violation
+
+
+# The command.
+
+
+def tilework(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["fuzz", *words])
+    return result.exit_code, str(result.exception) if result.exit_code == 1 and not result.stdout else result.stdout
+
+
+def test_the_command_says_what_was_tried() -> None:
+    code, text = tilework("--seeds", "4", "--processes", "1", "--json")
+    document = json.loads(text)
+    assert code == 0
+    assert (document["seeds"], document["violations"], document["simulated"]) == (4, [], True)
+    assert document["events"] == sum(judge_seed(seed, None, None).num_events for seed in range(4))
+    code, text = tilework("--seeds", "2", "--first", "10", "--processes", "2")
+    assert code == 0
+    assert "seeds 10 to 11" in text
+    assert "Everything held" in text
+
+
+def test_the_command_prints_one_that_fails_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lose_a_request(monkeypatch)
+    code, text = tilework("--seeds", "6", "--processes", "1", "--policy", "edf", "--fault", "crash=0.1:1")
+    assert code == 1
+    (command, *_) = re.findall(r"tilework fuzz (--seed .*)", text)
+    words = command.split()
+    assert "--keep" in words
+    code, text = tilework(*words)
+    assert code == 1
+    assert "violation" in text
+
+
+def test_one_seed_leaves_a_log_that_replays(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    code, text = tilework("--seed", "7", "--log", str(log))
+    assert code == 0
+    assert "seed 7: policy" in text
+    num_events, difference = replay(log.read_text().splitlines())
+    assert difference is None
+    assert num_events == judge_seed(7, None, None).num_events
+
+
+def test_the_kinds_are_listed() -> None:
+    assert json.loads(tilework("--kinds", "--json")[1]).keys() == KINDS.keys()
+    os.environ.setdefault("COLUMNS", "200")
+    assert all(kind in tilework("--kinds")[1] for kind in KINDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "give either --seeds N, --minutes M or --seed S"),
+        (("--seeds", "1", "--fault", "crahs"), "'crahs' is not a fault; did you mean 'crash'?"),
+        (("--seeds", "1", "--fault", "crash=2"), "'crash=2': '2' is not a probability per work and device"),
+        (("--seeds", "1", "--fault", "crash=0.1:x"), "'x' is not seconds until it is started again"),
+        (("--seeds", "1", "--policy", "eddf"), "did you mean 'edf'"),
+        (("--seeds", "1", "--keep", "1"), "give its --seed"),
+        (("--seed", "1", "--keep", "x"), "--keep x: seed 1 has the requests 0 to"),
+        (("--seed", "1", "--without", "x"), "--without x: seed 1 does not have this fault"),
+    ],
+)
+def test_mistakes_are_told(words: tuple[str, ...], message: str) -> None:
+    result = CliRunner().invoke(app, ["fuzz", *words])
+    assert result.exit_code == 1
+    assert message in str(result.exception).replace("\\", "")
+
+
+def test_faults_are_read_and_shown() -> None:
+    faults = parse_faults(["crash", "slow=0.5", "delayed=0.1:3"])
+    assert [str(fault) for fault in faults.by_kind.values()] == ["crash=0.03:2", "slow=0.5:6", "delayed=0.1:3"]
+    assert not Faults()
+    assert "crash" not in faults.without("crash")
+    with pytest.raises(BadFault, match="give a number from 0 to 1"):
+        parse_faults(["crash=-1"])
+    assert isinstance(judge_seed(1, "edf", Faults()), Verdict)

@@ -1,0 +1,92 @@
+"""docs/reproduction.md: every command in it runs, small, and every figure that is remade stands there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tilework.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "reproduction.md"
+BENCH = ("python", "bench/run.py")
+# In a process of its own: the bench registers policies that nobody else should see.
+RUN_SMALL = """
+import json, sys
+from typer.main import get_command
+from suite.app import CASES, app
+from suite.cases.papers import FIGURES, Papers
+
+for args in json.loads(sys.argv[1]):
+    assert args[0] in CASES, args[0]
+    get_command(app).make_context("run.py", args)
+small = Papers(figures=tuple(json.loads(sys.argv[2])), seeds=1, processes=1, out="", requests=4, brief=True)
+finding = small.measure(lambda text: None)
+assert all(picture.png.startswith(b"\\x89PNG") for picture in finding.pictures)
+print(json.dumps({"figures": list(FIGURES), "told": [table.title for table in finding.tables]}))
+"""
+
+
+def commands() -> list[list[str]]:
+    blocks = re.findall(r"```console\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True) for line in lines if line.strip()]
+
+
+def figures_of(command: list[str]) -> list[str]:
+    return [value for option, value in pairwise(command) if option == "--figure"]
+
+
+def small(args: list[str]) -> list[str]:
+    """The same comparison with two requests and one seed, which keeps and draws nothing."""
+    kept = []
+    for option, value in zip(args[::2], args[1::2], strict=True):
+        if option == "--workload":
+            kept += [option, re.sub(r",num=\d+$", "", value) + ",num=2"]
+        elif option not in ("--seeds", "--out", "--plot", "--processes"):
+            kept += [option, value]
+    return [*kept, "--seeds", "1", "--processes", "1", "--json"]
+
+
+def test_the_page_has_commands_of_both_kinds_only() -> None:
+    found = commands()
+    others = [one for one in found if tuple(one[:2]) != BENCH and one[:2] != ["tilework", "compare"]]
+    assert others == []
+    assert found
+
+
+@pytest.mark.parametrize("command", [one for one in commands() if one[0] == "tilework"], ids=" ".join)
+def test_a_comparison_runs(command: list[str]) -> None:
+    result = CliRunner().invoke(app, ["compare", *small(command[2:])])
+    assert result.exit_code == 0, result.output
+    cells = json.loads(result.stdout)["cells"]
+    asked = command[command.index("--policies") + 1].split(",")
+    assert len(cells) == command.count("--workload")
+    assert all(set(cell["policies"]) == set(asked) for cell in cells)
+
+
+@pytest.mark.slow
+def test_every_figure_is_told_and_can_be_remade() -> None:
+    asked = [command[len(BENCH) :] for command in commands() if tuple(command[:2]) == BENCH]
+    figures = sorted({figure for command in asked for figure in figures_of(command)})
+    env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'bench'}", "PATH": "/usr/bin:/bin"}
+    args = [sys.executable, "-c", RUN_SMALL, json.dumps(asked), json.dumps(figures)]
+    done = subprocess.run(args, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert sorted(said["figures"]) == figures
+    assert all(any(title.startswith(f"{name}: ") for title in said["told"]) for name in figures)
+
+
+def test_the_pictures_are_there_and_small() -> None:
+    names = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", PAGE.read_text("utf-8"))
+    assert names
+    assert all((PAGE.parent / name).stat().st_size < 150_000 for name in names)

@@ -1,0 +1,214 @@
+"""Works of several members on one worker: shared forward passes, everybody's steps whole, nobody hurt by another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tiny
+from tilework.core.packing import Pack
+from tilework.core.wire import (
+    Absent,
+    Decode,
+    Denoise,
+    Encode,
+    Ended,
+    Failed,
+    Forget,
+    ImportState,
+    Parcel,
+    Preview,
+    Progress,
+    Report,
+    Spec,
+)
+from tilework.pipelines import freight
+from tilework.pipelines.family import Family, StepState
+from tilework.pipelines.sd3 import StableDiffusion3
+from worker.test_worker import Bench
+
+SPECS = {
+    1: tiny.spec(height=96, width=64, steps=6, seed=1, guidance_scale=2.0),
+    2: tiny.spec(height=64, width=64, steps=3, seed=2, negative_prompt="a green square"),
+    3: tiny.spec(height=64, width=96, steps=4, seed=3, guidance_scale=1.0, preview_every=2),
+}
+
+
+def build(sampler: str) -> StableDiffusion3:
+    tiny.prepare()
+    return StableDiffusion3(tiny.build_sd3(sampler), "tiny", {"max_sequence_length": tiny.TEXT_LENGTH}, "")
+
+
+@pytest.fixture
+def family() -> StableDiffusion3:
+    return build("euler")
+
+
+@pytest.fixture
+def bench(family: Family, tmp_path: Path) -> Bench:
+    """One on which all are encoded."""
+    bench = Bench(family, tmp_path)
+    bench.run(*(Encode(100 + job_id, job_id, spec) for job_id, spec in SPECS.items()))
+    return bench
+
+
+def passes(monkeypatch: pytest.MonkeyPatch, family: Family) -> list[tuple[list[int], bool]]:
+    """The seeds of those that each call predicts, and whether they may be packed."""
+    seen: list[tuple[list[int], bool]] = []
+
+    def predict(states: list[StepState], pack: Pack | None = None) -> list[torch.Tensor]:
+        seen.append(([state.spec.seed for state in states], pack is not None))
+        return type(family).predict(family, states, pack)
+
+    monkeypatch.setattr(family, "predict", predict)
+    return seen
+
+
+def ended(reports: list[Report]) -> Ended:
+    assert isinstance(reports[-1], Ended), reports
+    return reports[-1]
+
+
+def iterations(bench: Bench, end: Ended) -> dict[int, int]:
+    """Where the states that a work has put down stand."""
+    taken = {job_id: bench.parcels.take(parcel) for job_id, parcel in end.parcels.items()}
+    return {job_id: freight.unpack(load, torch.device("cpu"))[2] for job_id, load in taken.items()}
+
+
+def assert_drawn(bench: Bench, family: StableDiffusion3, specs: dict[int, Spec] = SPECS) -> None:
+    """The pictures are those of the stock pipeline, up to the rounding of a shared pass."""
+    for job_id, spec in specs.items():
+        image = ended(bench.run(Decode(200 + job_id, job_id))).image
+        assert image is not None
+        stock = tiny.run_stock(family._pipeline, spec).pixels.astype(int)
+        assert np.abs(tiny.pixels(image).astype(int) - stock).max() <= 1, f"job {job_id} differs"
+
+
+def test_members_join_and_leave_and_get_their_own_pictures(
+    bench: Bench, family: StableDiffusion3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = passes(monkeypatch, family)
+    bench.run(Denoise(1, ((1, 0),), 1))
+    both = bench.run(Denoise(2, ((1, 1), (2, 0)), 3))
+    assert [type(report) for report in both] == [Progress, Progress, Ended]
+    assert (ended(both).steps_done, ended(both).stopped, ended(both).absent) == (3, False, ())
+    assert iterations(bench, ended(both)) == {1: 4, 2: 3}
+    bench.run(Denoise(3, ((3, 0), (1, 4)), 2), Denoise(4, ((3, 2),), 2))
+    together = [([1, 2], True)] * 3 + [([3, 1], True)] * 2
+    assert seen == [([1], False), *together, ([3], False), ([3], False)], "alone is as ever"
+    assert_drawn(bench, family)
+
+
+def test_each_preview_names_its_job(bench: Bench) -> None:
+    reports = bench.run(Denoise(1, ((1, 0), (3, 0)), 4))
+    previews = [report for report in reports if isinstance(report, Preview)]
+    assert [(one.job_id, one.steps_done) for one in previews] == [(3, 2)]
+
+
+def test_who_needs_fewer_iterations_for_a_step_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heun's last step has one iteration, the others two."""
+    family = build("heun")
+    bench = Bench(family, tmp_path)
+    bench.run(*(Encode(100 + job_id, job_id, spec) for job_id, spec in SPECS.items()))
+    bench.run(Denoise(1, ((1, 0),), 4))
+    seen = passes(monkeypatch, family)
+    end = ended(bench.run(Denoise(2, ((1, 4), (2, 0)), 2)))
+    assert end.steps_done == 2
+    assert [seeds for seeds, _ in seen] == [[1, 2], [1, 2], [1, 2], [2]]
+    assert iterations(bench, end) == {1: 11, 2: 4}
+    bench.run(Denoise(3, ((2, 2), (3, 0)), 1), Denoise(4, ((3, 1),), 3))
+    assert_drawn(bench, family)
+
+
+def test_a_stop_is_for_all(bench: Bench, family: StableDiffusion3) -> None:
+    bench.on_report = lambda report: bench.works.stop(1) if isinstance(report, Progress) else None
+    end = ended(bench.run(Denoise(1, ((1, 0), (2, 0)), 3)))
+    assert (end.steps_done, end.stopped) == (2, True)
+    assert iterations(bench, end) == {1: 2, 2: 2}
+    bench.on_report = lambda report: None
+    bench.run(Denoise(2, ((1, 2),), 4), Denoise(3, ((2, 2), (3, 0)), 1), Denoise(4, ((3, 1),), 3))
+    assert_drawn(bench, family)
+
+
+def test_a_member_whose_state_is_lacking_is_left_out(bench: Bench, family: StableDiffusion3) -> None:
+    bench.run(Denoise(1, ((1, 0),), 2))
+    end = ended(bench.run(Denoise(2, ((1, 0), (2, 0), (9, 4)), 3)))
+    assert [(one.job_id, one.state_lost) for one in end.absent] == [(1, False), (9, False)]
+    assert "after step 2, not 0" in end.absent[0].reason
+    assert (end.steps_done, iterations(bench, end)) == (3, {2: 3})
+    bench.run(Denoise(3, ((1, 2),), 4), Denoise(4, ((3, 0),), 4))
+    assert_drawn(bench, family)
+
+
+def test_a_work_of_which_nobody_is_left_ends_at_once(bench: Bench) -> None:
+    bench.run(Forget(2))
+    end = ended(bench.run(Denoise(1, ((1, 3), (2, 0)), 3)))
+    assert (end.steps_done, end.stopped, [one.job_id for one in end.absent]) == (0, True, [1, 2])
+
+
+def test_a_state_that_is_gone_is_told_of_its_job_alone(bench: Bench) -> None:
+    bench.run(ImportState(1, SPECS[1], Parcel("gone", 1), None))
+    end = ended(bench.run(Denoise(1, ((1, 0), (2, 0)), 1)))
+    assert [(one.job_id, one.state_lost) for one in end.absent] == [(1, True)]
+
+
+def test_an_error_costs_the_members_and_no_others(
+    bench: Bench, family: StableDiffusion3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(family, "predict", lambda *_: 1 / 0)
+        [failed] = bench.run(Denoise(1, ((1, 0), (2, 0)), 3))
+    assert isinstance(failed, Failed)
+    end = ended(bench.run(Denoise(2, ((1, 0), (3, 0)), 4)))
+    assert isinstance(end.absent[0], Absent)
+    assert "work 1 failed with ZeroDivisionError" in end.absent[0].reason
+    assert_drawn(bench, family, {3: SPECS[3]})
+
+
+@pytest.mark.parametrize(("part", "calls", "steps_done"), [("predict", 3, 2), ("advance", 6, 0), ("advance", 5, 0)])
+def test_what_several_have_done_is_kept_if_all_have_done_it(
+    bench: Bench,
+    family: StableDiffusion3,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    part: str,
+    calls: int,
+    steps_done: int,
+) -> None:
+    """Without memory for the third step; in the midst of advancing, one is ahead or between two steps."""
+    usual, num_calls = getattr(family, part), 0
+
+    def starving(*arguments: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == calls:
+            raise MemoryError
+        return usual(*arguments)
+
+    known = set(tmp_path.iterdir())
+    with monkeypatch.context() as starved:
+        starved.setattr(family, part, starving)
+        end = ended(bench.run(Denoise(1, ((1, 0), (2, 0), (9, 0)), 3)))
+    assert (end.out_of_memory, end.steps_done, [one.job_id for one in end.absent]) == (True, steps_done, [9])
+    assert iterations(bench, end) == ({1: 2, 2: 2} if steps_done else {})
+    assert {path.name for path in set(tmp_path.iterdir()) - known} == {one.name for one in end.parcels.values()}
+
+
+def test_states_are_put_down_all_or_none(bench: Bench, family: StableDiffusion3, tmp_path: Path) -> None:
+    usual, known, num_puts = bench.parcels.put, set(tmp_path.iterdir()), 0
+
+    def put(load: freight.Freight) -> Any:
+        nonlocal num_puts
+        num_puts += 1
+        if num_puts == 2:
+            raise OSError("no room")
+        return usual(load)
+
+    bench.parcels.put = put  # type: ignore[method-assign]
+    [*_, failed] = bench.run(Denoise(1, ((1, 0), (2, 0)), 3))
+    assert isinstance(failed, Failed)
+    assert set(tmp_path.iterdir()) == known, "a parcel of which nobody knows stays for ever"
