@@ -1,4 +1,4 @@
-"""Homes: the devices on which promised jobs are to run, one after another; see `admission.reservations` for the theory."""
+"""The devices on which promised jobs are to run, one after another; `admission.reservations` has the theory."""
 
 from __future__ import annotations
 
