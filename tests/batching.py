@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from builders import Idle
-from tilework.core.interfaces import ClusterView, CostModel, GpuView, JobView
+from tilework.core.interfaces import ClusterView, CostModel, DeviceView, JobView
 from tilework.core.work import DIFFUSE, Plan, Start
 from tilework.policy import registry
 
@@ -39,16 +39,16 @@ class Batches(Idle):
             free += [job for job in self._running(view) if job.stage is not None and not job.is_stopping][::-1]
         free.sort(key=lambda job: job.stage is not None and job.stage.name == DIFFUSE)  # More to put together then.
         starts: list[Start] = []
-        for gpu in sorted(view.gpus, key=lambda gpu: len(gpu.works)):
-            if len(gpu.works) < self.ahead and free:
-                starts.append(self._start(gpu, free, costs))
+        for device in sorted(view.devices, key=lambda device: len(device.works)):
+            if len(device.works) < self.ahead and free:
+                starts.append(self._start(device, free, costs))
         return Plan(starts=tuple(starts))
 
     def _running(self, view: ClusterView) -> list[JobView]:
-        ids = dict.fromkeys(job_id for gpu in view.gpus for work in gpu.works for job_id in work.job_ids)
+        ids = dict.fromkeys(job_id for device in view.devices for work in device.works for job_id in work.job_ids)
         return [job for job in map(view.job, ids) if job is not None and job.works]
 
-    def _start(self, gpu: GpuView, free: list[JobView], costs: CostModel) -> Start:
+    def _start(self, device: DeviceView, free: list[JobView], costs: CostModel) -> Start:
         """The first of those that are free, and others with it; they are free no more."""
         first = free.pop(0)
         assert first.stage is not None
@@ -64,7 +64,7 @@ class Batches(Idle):
         return Start(
             stage=first.stage,
             job_ids=tuple(job.job_id for job in members),
-            gpus=(gpu.gpu,),
+            devices=(device.device_id,),
             num_steps=num_steps,
             why="these are there",
         )

@@ -16,7 +16,7 @@ from tilework.control.controller import Controller, ControllerConfig
 from tilework.control.job import Job
 from tilework.control.tracker import Tracker
 from tilework.core.actions import Action
-from tilework.core.events import GpuJoined
+from tilework.core.events import DeviceJoined
 from tilework.core.interfaces import ClusterView, CostModel, Demand, Forecast
 from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, Request, Shape, Status
@@ -171,26 +171,26 @@ class Idle:
 def planned(
     policy: Any,
     requests: list[Request],
-    num_gpus: int = 1,
+    num_devices: int = 1,
     costs: TableCosts | None = None,
-    gpus: tuple[int, ...] = (),
-    last_gpus: Mapping[int, Group] | None = None,
+    devices: tuple[int, ...] = (),
+    last_devices: Mapping[int, Group] | None = None,
     aside: tuple[int, ...] = (),
 ) -> Plan:
     """What a policy plans when all these wait and all devices, of nodes of eight, are idle.
 
-    Those that have `last_gpus` are encoded, and have their states there; those `aside` are set aside.
+    Those that have `last_devices` are encoded, and have their states there; those `aside` are set aside.
     """
     costs = costs or TableCosts(table())
     tracker = Tracker(policy, costs)
-    for gpu in gpus or range(num_gpus):
-        tracker.add_device(gpu, gpu // 8, ALL_STAGES)
+    for device_id in devices or range(num_devices):
+        tracker.add_device(device_id, device_id // 8, ALL_STAGES)
     for job_id, asked in enumerate(requests):
         policy.demand(asked, Cursor.start(asked), costs)  # As admission asks first.
-        group, set_aside = (last_gpus or {}).get(job_id, ()), job_id in aside
+        group, set_aside = (last_devices or {}).get(job_id, ()), job_id in aside
         done = Cursor.start(asked).advanced(1 if group else 0)
         urgency_ns = policy.urgency_ns(asked, set_aside)
-        tracker.add_job(job(job_id, asked, urgency_ns, set_aside=set_aside, done=done, last_gpus=group))
+        tracker.add_job(job(job_id, asked, urgency_ns, set_aside=set_aside, done=done, last_devices=group))
     plan: Plan = policy.plan(tracker, costs, 0)
     return plan
 
@@ -202,23 +202,25 @@ def groups(trace: Trace, stage: str = DIFFUSE) -> dict[str, list[Group]]:
     for run in sorted(trace.runs, key=lambda run: (run.start_ns, run.work.work_id)):
         for job_id in run.work.job_ids:
             visited = found.setdefault(uids[job_id], [])
-            if run.work.stage.name == stage and visited[-1:] != [run.gpus]:
-                visited.append(run.gpus)
+            if run.work.stage.name == stage and visited[-1:] != [run.devices]:
+                visited.append(run.devices)
     return found
 
 
-def assert_legal(trace: Trace, num_gpus: int, degrees: Sequence[int], gpus_per_node: int, excused: Set[str]) -> None:
+def assert_legal(
+    trace: Trace, num_devices: int, degrees: Sequence[int], devices_per_node: int, excused: Set[str]
+) -> None:
     """Devices run one work at a time, groups together on one node; a request's works follow one another, and all end.
 
     Those that are `excused` need not be done. That nobody starves is part of it: a simulation ends only when nothing is
     left to happen, and looks for all endings.
     """
-    for gpu in range(num_gpus):
-        runs = sorted((run.start_ns, run.end_ns) for run in trace.runs if gpu in run.work.gpus)
+    for device_id in range(num_devices):
+        runs = sorted((run.start_ns, run.end_ns) for run in trace.runs if device_id in run.work.devices)
         assert all(first[1] <= second[0] for first, second in pairwise(runs))
     for run in trace.runs:
-        assert len({gpu // gpus_per_node for gpu in run.work.gpus}) == 1
-        assert len(run.work.gpus) in (degrees if run.work.stage.name == DIFFUSE else (1,))
+        assert len({device_id // devices_per_node for device_id in run.work.devices}) == 1
+        assert len(run.work.devices) in (degrees if run.work.stage.name == DIFFUSE else (1,))
     for ending in trace.endings:
         runs_of_job = sorted((r for r in trace.runs if ending.job_id in r.work.job_ids), key=lambda r: r.start_ns)
         assert all(run.start_ns >= ending.request.arrival_ns for run in runs_of_job)
@@ -242,11 +244,13 @@ def on_time(trace: Trace) -> float:
     return fmean(ending.on_time for ending in trace.endings)
 
 
-def controller(policy: str = "edf", num_gpus: int = 1, degrees: tuple[int, ...] = (1,), **options: int) -> Controller:
+def controller(
+    policy: str = "edf", num_devices: int = 1, degrees: tuple[int, ...] = (1,), **options: int
+) -> Controller:
     """One that has devices of one node, all idle. `options` are of `ControllerConfig`."""
     built = Controller(ControllerConfig(policy=policy, **options), table(degrees=degrees))
-    for gpu in range(num_gpus):
-        assert built.handle(GpuJoined(gpu, 0, ALL_STAGES), 0) == ()
+    for device_id in range(num_devices):
+        assert built.handle(DeviceJoined(device_id, 0, ALL_STAGES), 0) == ()
     return built
 
 
@@ -313,13 +317,13 @@ def simulate(
     requests: list[Request],
     policy: str = "edf",
     *,
-    num_gpus: int = 2,
+    num_devices: int = 2,
     jitter: float = 0.0,
     seed: int = 0,
     cancels: tuple[tuple[int, str], ...] = (),
     costs: CostTable | None = None,
     max_jobs: int = 25_000,
 ) -> Trace:
-    config = SimConfig(num_gpus=num_gpus, seed=seed, jitter=jitter)
+    config = SimConfig(num_devices=num_devices, seed=seed, jitter=jitter)
     controller = ControllerConfig(policy=policy, max_jobs=max_jobs)
     return Simulation(controller, costs or table(), config).run(requests, cancels)

@@ -30,9 +30,9 @@ ANSWER_S = 30.0
 class Member:
     """A process with its `Groups`. It answers each call in turn; `break_off` overtakes, as in a worker."""
 
-    def __init__(self, gpu: int, address: str, device: str) -> None:
+    def __init__(self, device_id: int, address: str, device: str) -> None:
         self._connection, theirs = multiprocessing.Pipe()
-        self.process = CONTEXT.Process(target=serve, args=(theirs, gpu, address, device), daemon=True)
+        self.process = CONTEXT.Process(target=serve, args=(theirs, device_id, address, device), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -62,21 +62,21 @@ class Team:
 
     def __init__(self, device: str, size: int) -> None:
         self.device, self.rendezvous, self._last_id = device, Rendezvous(), 0
-        self.members = [Member(gpu, self.rendezvous.address, device) for gpu in range(size)]
+        self.members = [Member(device_id, self.rendezvous.address, device) for device_id in range(size)]
         node = self.new_group(*range(size))
         assert self.ask(range(size), enter, node) == [None] * size
 
-    def new_group(self, *gpus: int) -> GroupRef:
+    def new_group(self, *devices: int) -> GroupRef:
         self._last_id += 1
-        return GroupRef(self._last_id, gpus)
+        return GroupRef(self._last_id, devices)
 
-    def tell(self, gpus: Sequence[int], call: Callable[..., Any], *args: Any) -> None:
-        for gpu in gpus:
-            self.members[gpu].tell(call, *args)
+    def tell(self, devices: Sequence[int], call: Callable[..., Any], *args: Any) -> None:
+        for device_id in devices:
+            self.members[device_id].tell(call, *args)
 
-    def ask(self, gpus: Sequence[int], call: Callable[..., Any], *args: Any) -> list[Any]:
-        self.tell(gpus, call, *args)
-        return [self.members[gpu].answer() for gpu in gpus]
+    def ask(self, devices: Sequence[int], call: Callable[..., Any], *args: Any) -> list[Any]:
+        self.tell(devices, call, *args)
+        return [self.members[device_id].answer() for device_id in devices]
 
     def end(self) -> None:
         for member in self.members:
@@ -87,11 +87,11 @@ class Team:
 # In the members. Calls get the member's `Groups` first; what they raise is their answer.
 
 
-def serve(connection: Connection, gpu: int, address: str, device: str) -> None:
+def serve(connection: Connection, device_id: int, address: str, device: str) -> None:
     torch.set_num_threads(1)
     if device == "cuda":
-        torch.cuda.set_device(gpu)
-    groups = Groups(gpu, address, device)
+        torch.cuda.set_device(device_id)
+    groups = Groups(device_id, address, device)
     calls: SimpleQueue[Any] = SimpleQueue()
     Thread(target=receive, args=(connection, groups, calls), daemon=True).start()
     while (item := calls.get()) is not None:

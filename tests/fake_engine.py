@@ -259,7 +259,7 @@ class FakeEngine:
     def _resolve(self, ticket: Ticket, status: Status, reason: str, image: Image | None) -> None:
         start_ns, end_ns = ticket.request.arrival_ns, self.now_ns()
         segment = Segment(
-            stage="diffuse", gpus=(0, 1), num_steps=ticket.request.steps, start_ns=start_ns, end_ns=end_ns
+            stage="diffuse", devices=(0, 1), num_steps=ticket.request.steps, start_ns=start_ns, end_ns=end_ns
         )
         outcome = Outcome(
             uid=ticket.request.uid, status=status, reason=reason, finished_ns=end_ns, image=image, segments=(segment,)

@@ -11,7 +11,7 @@ from tilework.control.controller import Controller, ControllerConfig
 from tilework.control.history import History, read_history
 from tilework.control.log import entry_line, header_line
 from tilework.core.actions import Action, RunStage, RunSteps
-from tilework.core.events import Broken, Event, GpuJoined, GpuLost, StageFinished, StepsFinished, Submitted
+from tilework.core.events import Broken, DeviceJoined, DeviceLost, Event, StageFinished, StepsFinished, Submitted
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, ns_from_s
 from tilework.core.work import DIFFUSE, Work
@@ -45,7 +45,7 @@ def recorded(
     def observe(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
         lines.append(entry_line(event, actions, now_ns))
 
-    simulation = Simulation(config, known, sim or SimConfig(num_gpus=2), devices)
+    simulation = Simulation(config, known, sim or SimConfig(num_devices=2), devices)
     trace = simulation.run(requests, cancels, observe)
     return Recorded(lines, trace, read_history(lines))
 
@@ -53,13 +53,13 @@ def recorded(
 class Play:
     """A controller that is told events by hand, and its log."""
 
-    def __init__(self, policy: str, num_gpus: int, costs: CostTable) -> None:
+    def __init__(self, policy: str, num_devices: int, costs: CostTable) -> None:
         config = ControllerConfig(policy=policy)
         self.controller = Controller(config, costs)
         self.lines = [header_line("1.0", config, costs)]
         self.now_ns = 0
-        for gpu in range(num_gpus):
-            self.tell(GpuJoined(gpu, 0, ALL_STAGES))
+        for device_id in range(num_devices):
+            self.tell(DeviceJoined(device_id, 0, ALL_STAGES))
 
     def tell(self, event: Event, after_s: float = 0.0) -> list[Work]:
         """Let time pass, then tell an event; returns the works that the controller begins."""
@@ -80,10 +80,10 @@ def lost_and_broken() -> tuple[list[str], Work]:
     play = Play("fixed-sp4", 4, table(degrees=(1, 2, 4)))
     (encode, *queued) = play.tell(Submitted(request("a", slo_s=3.0)))
     begun = [*queued, *play.finish(encode, 0.01)]
-    work = next(one for one in begun if len(one.gpus) == 4)
-    play.tell(GpuLost(3, "killed by signal 9"), 0.05)
+    work = next(one for one in begun if len(one.devices) == 4)
+    play.tell(DeviceLost(3, "killed by signal 9"), 0.05)
     play.tell(Broken(work.work_id, 1), 0.01)
-    play.tell(GpuJoined(3, 0, ALL_STAGES), 1.0)
+    play.tell(DeviceJoined(3, 0, ALL_STAGES), 1.0)
     return play.lines, work
 
 

@@ -30,7 +30,7 @@ class Chains:
 
     def __init__(self, executor: LocalExecutor) -> None:
         self._executor = executor
-        self._gpus = tuple(range(executor.num_gpus))
+        self._devices = tuple(range(executor.num_devices))
         self._job_ids, self._work_ids = count(1), count(1)
         self._works: dict[int, _Awaited] = {}
 
@@ -42,8 +42,8 @@ class Chains:
         """
         job_id = next(self._job_ids)
         encoded = await self._encode(job_id, spec)
-        for gpu in self._gpus[1:]:
-            self._executor.send(gpu, ImportState(job_id, spec, encoded.parcels[job_id], None))
+        for device_id in self._devices[1:]:
+            self._executor.send(device_id, ImportState(job_id, spec, encoded.parcels[job_id], None))
         works: list[_Awaited] = []
         for index, group in enumerate(route):
             if works:
@@ -55,48 +55,48 @@ class Chains:
             self._discard(reports[-2:-1])  # Whoever needed it has begun, and ended, its next work.
         self._discard([encoded, reports[-1]])
         self._works.clear()
-        for gpu in self._gpus:
-            self._executor.send(gpu, Forget(job_id))
+        for device_id in self._devices:
+            self._executor.send(device_id, Forget(job_id))
         return reports
 
     # For the executor.
 
-    def on_report(self, gpu: int, report: Report) -> None:
+    def on_report(self, device_id: int, report: Report) -> None:
         work = self._works.get(getattr(report, "work_id", 0))
         if isinstance(report, Failed) and work is not None and not work.end.done():
             work.end.set_exception(CaseFailed(f"a work failed: {report.reason}"))
-        if isinstance(report, Ended) and work is not None and gpu == work.leader:
+        if isinstance(report, Ended) and work is not None and device_id == work.leader:
             for move in work.moves:
                 move.set_result(ImportState(work.job_id, work.spec, None, report.parcels[work.job_id]))
             work.end.set_result(report)
 
-    def on_lost(self, gpu: int, reason: str) -> None:
+    def on_lost(self, device_id: int, reason: str) -> None:
         for work in self._works.values():
             if not work.end.done():
-                work.end.set_exception(CaseFailed(f"worker {gpu} was lost: {reason}"))
+                work.end.set_exception(CaseFailed(f"worker {device_id} was lost: {reason}"))
 
-    def on_joined(self, gpu: int) -> None: ...
+    def on_joined(self, device_id: int) -> None: ...
 
     def on_given_up(self) -> None: ...
 
     # Works.
 
     async def _encode(self, job_id: int, spec: Spec) -> Ended:
-        work_id, work = self._begin(job_id, spec, self._gpus[0])
+        work_id, work = self._begin(job_id, spec, self._devices[0])
         self._executor.send(work.leader, Encode(work_id, job_id, spec))
         return await work.end
 
     def _bring(self, latest: _Awaited, newcomers: Iterable[int]) -> None:
-        for gpu in sorted(newcomers):
+        for device_id in sorted(newcomers):
             move: asyncio.Future[Command | None] = asyncio.get_running_loop().create_future()
             latest.moves.append(move)
-            self._executor.send(gpu, move)
+            self._executor.send(device_id, move)
 
     def _denoise(self, job_id: int, spec: Spec, group: Group, first_step: int, num_steps: int) -> _Awaited:
         work_id, work = self._begin(job_id, spec, group[0])
         ref = self._executor.group(group) if len(group) > 1 else None
-        for gpu in group:
-            self._executor.send(gpu, Denoise(work_id, ((job_id, first_step),), num_steps, ref))
+        for device_id in group:
+            self._executor.send(device_id, Denoise(work_id, ((job_id, first_step),), num_steps, ref))
         return work
 
     def _begin(self, job_id: int, spec: Spec, leader: int) -> tuple[int, _Awaited]:

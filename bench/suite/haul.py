@@ -61,8 +61,8 @@ def hauling() -> Iterator[Haul]:
     pipes = [multiprocessing.Pipe() for _ in range(2)]
     context = forkserver_context()
     members = [
-        context.Process(target=member, args=(theirs, parcels.path, gpu), daemon=True)
-        for gpu, (member, (_, theirs)) in enumerate(zip((_source, _target), pipes, strict=True))
+        context.Process(target=member, args=(theirs, parcels.path, device_id), daemon=True)
+        for device_id, (member, (_, theirs)) in enumerate(zip((_source, _target), pipes, strict=True))
     ]
     for member in members:
         member.start()
@@ -76,9 +76,9 @@ def hauling() -> Iterator[Haul]:
         parcels.close()
 
 
-def _source(connection: Connection, directory: Path, gpu: int) -> None:
+def _source(connection: Connection, directory: Path, device_id: int) -> None:
     torch.set_num_threads(1)
-    parcels = Parcels(directory, gpu)
+    parcels = Parcels(directory, device_id)
     for load in iter(connection.recv, None):
         state = _tensors(load)
         whole = b"x" * load.num_bytes
@@ -91,9 +91,9 @@ def _source(connection: Connection, directory: Path, gpu: int) -> None:
         connection.send(Ended(1, start_ns, time.monotonic_ns(), steps_done=1, parcels={1: parcel}))
 
 
-def _target(connection: Connection, directory: Path, gpu: int) -> None:
+def _target(connection: Connection, directory: Path, device_id: int) -> None:
     torch.set_num_threads(1)
-    parcels = Parcels(directory, gpu)
+    parcels = Parcels(directory, device_id)
     for load in iter(connection.recv, None):
         command: ImportState = connection.recv()
         assert command.state is not None

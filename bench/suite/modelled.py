@@ -83,16 +83,20 @@ class LiveRun:
         return points
 
 
-def run(policy: str, seed: int, gpus: int, table: Path, workload: Sequence[WorkloadRequest], folder: Path) -> LiveRun:
+def run(
+    policy: str, seed: int, devices: int, table: Path, workload: Sequence[WorkloadRequest], folder: Path
+) -> LiveRun:
     """Start a server, send the workload, stop it, and simulate what its log says. Raises CaseFailed."""
     log, requests = folder / "events.jsonl", folder / "requests.jsonl"
-    with serving_modelled(gpus, table, policy, log) as server:
+    with serving_modelled(devices, table, policy, log) as server:
         records = asyncio.run(drive(server.url, workload, keep_images=False))
     if failed := [record for record in records if record.status is not Ending.DONE]:
         raise CaseFailed(f"{policy}: {len(failed)} requests got no picture; the first: {failed[0].detail}")
     write_workload(requests, workload)
     on_log = tilework_json(["simulate", "--log", str(log)])
-    on_table = tilework_json(["simulate", str(requests), "--cost", str(table), "--gpus", str(gpus), "--policy", policy])
+    on_table = tilework_json(
+        ["simulate", str(requests), "--cost", str(table), "--devices", str(devices), "--policy", policy]
+    )
     return LiveRun(
         policy=policy,
         seed=seed,

@@ -45,13 +45,13 @@ def serving(workers: int, log: Path | None = None, settings: Mapping[str, object
 
 @contextmanager
 def serving_modelled(
-    gpus: int, table: Path, policy: str, log: Path, settings: Mapping[str, object] | None = None
+    devices: int, table: Path, policy: str, log: Path, settings: Mapping[str, object] | None = None
 ) -> Iterator[Server]:
     """Workers that take as long as the cost table says; `settings` are the server's, by their names.
 
     Raises CaseFailed if it does not start.
     """
-    backend = ["--backend", "modelled", "--gpus", str(gpus), "--cost", str(table)]
+    backend = ["--backend", "modelled", "--devices", str(devices), "--cost", str(table)]
     options = ["--policy", policy, "--log", str(log), "--port", "0", "--json"]
     with _started(["-m", "tilework", "serve", *backend, *options], settings) as server:
         yield server

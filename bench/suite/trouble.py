@@ -29,7 +29,7 @@ class Kill:
     have to be done again. `resumed_s` is when the first step after that was reported, or the work that it was in.
     """
 
-    gpu: int
+    device_id: int
     at_s: float
     known_s: float | None = None
     victim: Ticket | None = None
@@ -45,9 +45,9 @@ class _Watched(Engine):
         super().__init__(config, executor)
         self.on_heard: Callable[[Report], None] = lambda _report: None
 
-    def on_report(self, gpu: int, report: Report) -> None:
+    def on_report(self, device_id: int, report: Report) -> None:
         self.on_heard(report)
-        super().on_report(gpu, report)
+        super().on_report(device_id, report)
 
 
 class Trouble(Observer):
@@ -81,10 +81,10 @@ class Trouble(Observer):
         health = self._engine.health()
         return self.num_losses == len(self.kills) and health.num_devices_up == health.num_devices
 
-    def kill(self, gpu: int) -> None:
-        pid = self._executor.pid(gpu)
-        assert pid is not None, f"worker {gpu} is not up"
-        self.kills.append(Kill(gpu=gpu, at_s=self._now_s()))
+    def kill(self, device_id: int) -> None:
+        pid = self._executor.pid(device_id)
+        assert pid is not None, f"worker {device_id} is not up"
+        self.kills.append(Kill(device_id=device_id, at_s=self._now_s()))
         os.kill(pid, signal.SIGKILL)
 
     def _now_s(self) -> float:
@@ -92,10 +92,10 @@ class Trouble(Observer):
 
     # For the engine.
 
-    def on_joined(self, gpu: int, now_ns: int) -> None:
+    def on_joined(self, device_id: int, now_ns: int) -> None:
         self.num_restarts += 1
 
-    def on_lost(self, gpu: int) -> None:
+    def on_lost(self, device_id: int) -> None:
         self.num_losses += 1
 
     def on_ended(self, ticket: Ticket, outcome: Outcome) -> None:
@@ -106,7 +106,7 @@ class Trouble(Observer):
         done = self._progress.pop(ended.work.work_id, 0)
         if ended.ending is not Ending.LOST:
             return
-        kill = next(kill for kill in reversed(self.kills) if kill.gpu in ended.work.gpus)
+        kill = next(kill for kill in reversed(self.kills) if kill.device_id in ended.work.devices)
         if kill.victim is None:
             kill.known_s, kill.redone = self._now_s(), done
             kill.victim = self._tickets[ended.requests[0].uid]

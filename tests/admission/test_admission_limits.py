@@ -12,7 +12,7 @@ from builders import SERVICE_S, controller, only, promise, request, table
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Accept, Action, Reject
 from tilework.core.classes import DEFAULT_CLASSES, room
-from tilework.core.events import Cancelled, GpuLost, Submitted
+from tilework.core.events import Cancelled, DeviceLost, Submitted
 from tilework.core.request import RefusalCode, Request, Status
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.sim.simulation import SimConfig, Simulation
@@ -45,15 +45,17 @@ def num_accepted(control: Controller, asked: list[Request]) -> int:
 # How much may be in.
 
 
-@pytest.mark.parametrize("num_gpus", [1, 2, 4])
-def test_one_comes_in_while_the_devices_need_no_longer_than_they_may(num_gpus: int) -> None:
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+def test_one_comes_in_while_the_devices_need_no_longer_than_they_may(num_devices: int) -> None:
     """Each counts what it takes; who is in is in, though it takes longer than the rest of the bound."""
-    control = controller(num_gpus=num_gpus, max_backlog_ns=ns_from_s(9.9 * SERVICE_S))
+    control = controller(num_devices=num_devices, max_backlog_ns=ns_from_s(9.9 * SERVICE_S))
     tenants = [of_tenant(str(index), str(index)) for index in range(99)]
-    assert num_accepted(control, tenants) == 10 * num_gpus
-    control = controller(num_gpus=num_gpus, max_backlog_ns=ns_from_s(9.9 * SERVICE_S))
+    assert num_accepted(control, tenants) == 10 * num_devices
+    control = controller(num_devices=num_devices, max_backlog_ns=ns_from_s(9.9 * SERVICE_S))
     large = [of_tenant(str(index), str(index), steps=100) for index in range(99)]
-    assert num_accepted(control, large) == num_gpus + 1, "one such takes 9.5 times as long, which is within the bound"
+    assert num_accepted(control, large) == num_devices + 1, (
+        "one such takes 9.5 times as long, which is within the bound"
+    )
 
 
 def test_a_refusal_says_when_there_will_be_room() -> None:
@@ -73,17 +75,17 @@ def test_a_refusal_says_when_there_will_be_room() -> None:
 
 
 def test_what_ends_or_goes_makes_room_and_a_lost_device_takes_it() -> None:
-    control = controller(num_gpus=2, max_backlog_ns=ns_from_s(4.9 * SERVICE_S))
+    control = controller(num_devices=2, max_backlog_ns=ns_from_s(4.9 * SERVICE_S))
     assert num_accepted(control, [of_tenant(str(index), str(index)) for index in range(99)]) == 10
     control.handle(Cancelled("9", "gone"), 0)
     assert isinstance(submit(control, request("a")), Accept)
     control.handle(Cancelled("8", "gone"), 0)
-    control.handle(GpuLost(1, "gone"), 0)
+    control.handle(DeviceLost(1, "gone"), 0)
     assert isinstance(submit(control, request("b")), Reject)
 
 
 def test_without_devices_only_the_number_is_bounded() -> None:
-    control = controller(num_gpus=0, max_backlog_ns=1, max_jobs=5)
+    control = controller(num_devices=0, max_backlog_ns=1, max_jobs=5)
     assert num_accepted(control, [of_tenant(str(index), str(index)) for index in range(9)]) == 5
     refused = submit(control, request("more"))
     assert isinstance(refused, Reject)
@@ -101,18 +103,21 @@ def test_the_work_that_is_in_is_what_is_left_of_all_jobs() -> None:
         for index in range(150)
     ]
     cancels = [(ns_from_s(rng.uniform(0, 30)), str(index)) for index in range(0, 150, 7)]
-    simulation = Simulation(ControllerConfig(), table(), SimConfig(num_gpus=2))
+    simulation = Simulation(ControllerConfig(), table(), SimConfig(num_devices=2))
     tracker = simulation.controller.tracker
 
     def check(*_: object) -> None:
         for tenant in ("a", "b", "c"):
             own = [job for job in tracker.jobs.values() if job.request.tenant == tenant]
             held = tracker.held(tenant)
-            assert (held.num_jobs, held.gpu_ns) == (len(own), sum(job.demand.width * job.demand.run_ns for job in own))
+            assert (held.num_jobs, held.device_ns) == (
+                len(own),
+                sum(job.demand.width * job.demand.run_ns for job in own),
+            )
 
     trace = simulation.run(requests, cancels, observe=check)
     assert {ending.status for ending in trace.endings} == {Status.DONE, Status.CANCELLED}
-    assert (tracker.held().num_jobs, tracker.held().gpu_ns, tracker.rivals_weight("x")) == (0, 0, 0)
+    assert (tracker.held().num_jobs, tracker.held().device_ns, tracker.rivals_weight("x")) == (0, 0, 0)
 
 
 # Classes.
@@ -148,7 +153,7 @@ def test_under_three_times_the_load_the_light_classes_are_refused_and_the_heavy_
         arrival_s += rng.expovariate(3 * 2 / SERVICE_S)
         requests.append(of_class(str(index), rng.choices(list(DEFAULT_CLASSES), (1, 2, 2))[0], arrival_s))
     config = ControllerConfig(max_backlog_ns=ns_from_s(20 * SERVICE_S))
-    trace = Simulation(config, table(), SimConfig(num_gpus=2)).run(requests)
+    trace = Simulation(config, table(), SimConfig(num_devices=2)).run(requests)
     counts = {name: [0, 0] for name in DEFAULT_CLASSES}
     first: dict[str, str] = {}
     for ending in trace.endings:

@@ -44,11 +44,14 @@ class Backlog:
 
     free_s: Sequence[float] = (4, 2, 1)
     widest: int = 3
-    gpus: list[Any] = field(init=False)
+    devices: list[Any] = field(init=False)
 
     def __post_init__(self) -> None:
         times = enumerate(self.free_s)
-        self.gpus = [Device(gpu=gpu, node=0, stages=frozenset(), now=Now(ns_from_s(free_s))) for gpu, free_s in times]
+        self.devices = [
+            Device(device_id=device_id, node=0, stages=frozenset(), now=Now(ns_from_s(free_s)))
+            for device_id, free_s in times
+        ]
 
     def num_jobs(self) -> int:
         return 3
@@ -82,10 +85,10 @@ def answer(asked: Request, policy: Any = None, backlog: Any = None, now_ns: int 
 )
 def test_the_eta_counts_those_ahead_and_the_devices_that_all_need(urgency_ns: int, width: int, start_s: float) -> None:
     admitted = answer(request("a"), Wanting(urgency_ns, width))
-    gpus = "1 GPU" if width == 1 else f"{width} GPUs"
+    devices = "1 GPU" if width == 1 else f"{width} GPUs"
     assert admitted == Admitted(
         ns_from_s(start_s + 1),
-        f"it needs 1.00 s of {gpus}, beside 3 other requests",
+        f"it needs 1.00 s of {devices}, beside 3 other requests",
         Forecast(ns_from_s(start_s + 1), 3, 1.0),
     )
 
@@ -158,7 +161,7 @@ def test_no_more_come_in_than_may_and_more_when_some_have_gone() -> None:
 
 def test_a_request_that_is_done_makes_room() -> None:
     requests = [request("a"), request("b", 1.0), request("c", 1.1)]
-    trace = simulate(requests, num_gpus=1, max_jobs=1)
+    trace = simulate(requests, num_devices=1, max_jobs=1)
     assert [ending.status for ending in trace.endings] == [Status.DONE, Status.REJECTED, Status.DONE]
 
 
@@ -182,7 +185,7 @@ def together(count: int, slo_s: float, now_s: float = 0.0) -> Submitted:
 
 
 def test_those_that_come_together_are_all_in_before_anything_starts() -> None:
-    control = controller(num_gpus=2)
+    control = controller(num_devices=2)
     answers = control.handle(together(3, slo_s=9), 0)
     assert [type(answer) for answer in answers[:3]] == [Accept] * 3
     assert len(only(RunStage, answers[3:])) == 2
@@ -193,7 +196,7 @@ def test_those_that_come_together_are_all_in_before_anything_starts() -> None:
 
 def test_if_one_finds_no_place_none_comes_in_and_nothing_starts() -> None:
     """Two devices can serve two of them in time."""
-    control = controller(num_gpus=2)
+    control = controller(num_devices=2)
     answers = control.handle(together(3, slo_s=1.5 * SERVICE_S), 0)
     assert [(answer.uid, answer.code) for answer in only(Reject, answers)] == [
         (f"{index} of 3", RefusalCode.DEADLINE) for index in range(3)
@@ -207,7 +210,7 @@ def test_if_one_finds_no_place_none_comes_in_and_nothing_starts() -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 7])
 def test_they_would_all_be_let_in_with_the_deadline_that_they_are_told(count: int) -> None:
-    control = controller(num_gpus=2)
+    control = controller(num_devices=2)
     control.handle(Submitted(promise("first", 0, slo_s=9)), 0)
     told = {answer.earliest_ns for answer in only(Reject, control.handle(together(count, slo_s=0.5), 1))}
     (earliest_ns,) = told

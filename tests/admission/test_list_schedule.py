@@ -25,9 +25,9 @@ def placed(levels: Levels, block: Demand, ready_ns: int) -> tuple[int, Levels]:
     for node, free_ns in enumerate(levels):
         width = min(block.width, len(free_ns))
         for group in combinations(range(len(free_ns)), width):
-            free_at = max(free_ns[gpu] for gpu in group)
+            free_at = max(free_ns[device_id] for device_id in group)
             start_ns = max(free_at, ready_ns)
-            idle_ns = sum(start_ns - free_ns[gpu] for gpu in group)
+            idle_ns = sum(start_ns - free_ns[device_id] for device_id in group)
             # A node is chosen by when its devices are free; the group in it by where the block begins.
             node_free_ns = sorted(free_ns)[width - 1]
             rank = (width < block.width, node_free_ns, node, start_ns, idle_ns)
@@ -36,8 +36,8 @@ def placed(levels: Levels, block: Demand, ready_ns: int) -> tuple[int, Levels]:
     assert best is not None
     (_, _, _, start_ns, _), node, group = best
     after = [list(free_ns) for free_ns in levels]
-    for gpu in group:
-        after[node][gpu] = start_ns + block.run_ns
+    for device_id in group:
+        after[node][device_id] = start_ns + block.run_ns
     return start_ns + block.run_ns, [sorted(free_ns) for free_ns in after]
 
 

@@ -34,8 +34,8 @@ class Greedy(Idle):
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         jobs = iter(self.order(job for job in view.waiting() if job.stage is not None))
-        rooms = [gpu for gpu in view.gpus for _ in range(WORKS_PER_LANE - len(gpu.works))]
-        return Plan(starts=tuple(start(job, (gpu.gpu,), 99) for gpu, job in zip(rooms, jobs, strict=False)))
+        rooms = [device for device in view.devices for _ in range(WORKS_PER_LANE - len(device.works))]
+        return Plan(starts=tuple(start(job, (device.device_id,), 99) for device, job in zip(rooms, jobs, strict=False)))
 
 
 class LeastUrgentFirst(Greedy):
@@ -64,7 +64,7 @@ class Reckless(Idle):
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         jobs, starts = [job for job in view.waiting() if job.stage is not None], list[Start]()
-        idle = [gpu.gpu for gpu in view.gpus if len(gpu.works) < WORKS_PER_LANE]
+        idle = [device.device_id for device in view.devices if len(device.works) < WORKS_PER_LANE]
         self.random.shuffle(jobs)
         for job in jobs:
             self.random.shuffle(idle)
@@ -77,13 +77,13 @@ class Reckless(Idle):
         return Plan(starts=tuple(starts), wake_ns=now_ns + 50 * NS_PER_MS if jobs else None)
 
 
-def start(job: JobView, gpus: tuple[int, ...], num_steps: int) -> Start:
+def start(job: JobView, devices: tuple[int, ...], num_steps: int) -> Start:
     assert job.stage is not None
     is_diffuse = job.stage.name == DIFFUSE
     return Start(
         stage=job.stage,
         job_ids=(job.job_id,),
-        gpus=tuple(sorted(gpus)) if is_diffuse else gpus[:1],
+        devices=tuple(sorted(devices)) if is_diffuse else devices[:1],
         num_steps=min(num_steps, job.num_steps_left) if is_diffuse else 1,
         why="on a whim",
     )
@@ -120,22 +120,22 @@ def test_of_many_promises_those_are_kept_that_are_seldom_looked_at(
     monkeypatch.setattr(certificate, "_NEAR", 2)
     share, num_kept = 1.0 if policy == "sleeper" else 0.7, 0
     for seed in range(4):
-        costs = replace(table(degrees=(1, 2)), gpus_per_node=2 if policy != "reckless" else 4)
+        costs = replace(table(degrees=(1, 2)), devices_per_node=2 if policy != "reckless" else 4)
         requests = promise_mix(40, 4.0, seed, share)
         cancels = tuple((one.arrival_ns + NS_PER_S, one.uid) for one in requests[::7])
-        num_kept += kept_and_refused(simulate(requests, policy, num_gpus=4, costs=costs, cancels=cancels))[0]
+        num_kept += kept_and_refused(simulate(requests, policy, num_devices=4, costs=costs, cancels=cancels))[0]
     assert num_kept > 20
 
 
 @pytest.mark.usefixtures("hostile")
 @pytest.mark.parametrize("policy", HOSTILE)
-@pytest.mark.parametrize("num_gpus", [1, 3])
-def test_promises_are_kept_by_policies_that_do_not_care(policy: str, num_gpus: int) -> None:
+@pytest.mark.parametrize("num_devices", [1, 3])
+def test_promises_are_kept_by_policies_that_do_not_care(policy: str, num_devices: int) -> None:
     share, num_kept = 1.0 if policy == "sleeper" else 0.5, 0
     for seed in range(4):
         for rate in (0.8, 4.0):
-            requests = promise_mix(30, rate * num_gpus, seed, share)
-            trace = simulate(requests, policy, num_gpus=num_gpus, costs=table(degrees=(1, 2)))
+            requests = promise_mix(30, rate * num_devices, seed, share)
+            trace = simulate(requests, policy, num_devices=num_devices, costs=table(degrees=(1, 2)))
             num_kept += kept_and_refused(trace)[0]
     assert num_kept > 20, "promises are given, or none could be broken"
 
@@ -146,7 +146,7 @@ def test_promises_are_kept_by_policies_that_do_not_care(policy: str, num_gpus: i
 def test_promises_are_kept_at_every_load(policy: str, share: float, load: float) -> None:
     """Four devices can do about 2.7 of these requests in a second."""
     answers = [
-        kept_and_refused(simulate(requests, policy, num_gpus=4, costs=table(degrees=(1, 2, 4))))
+        kept_and_refused(simulate(requests, policy, num_devices=4, costs=table(degrees=(1, 2, 4))))
         for requests in (promise_mix(60, 2.7 * load, seed, share) for seed in range(3))
     ]
     num_kept, num_refused = map(sum, zip(*answers, strict=True))
@@ -155,26 +155,28 @@ def test_promises_are_kept_at_every_load(policy: str, share: float, load: float)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("gpus_per_node", [1, 2])
-def test_promises_are_kept_on_several_nodes_though_works_take_a_little_longer(policy: str, gpus_per_node: int) -> None:
-    costs = replace(table(degrees=(1, 2)), gpus_per_node=gpus_per_node)
+@pytest.mark.parametrize("devices_per_node", [1, 2])
+def test_promises_are_kept_on_several_nodes_though_works_take_a_little_longer(
+    policy: str, devices_per_node: int
+) -> None:
+    costs = replace(table(degrees=(1, 2)), devices_per_node=devices_per_node)
     num_kept = 0
     for seed in range(3):
         requests = promise_mix(60, 4.0, seed, 0.5)
-        num_kept += kept_and_refused(simulate(requests, policy, num_gpus=4, jitter=0.005, seed=seed, costs=costs))[0]
+        num_kept += kept_and_refused(simulate(requests, policy, num_devices=4, jitter=0.005, seed=seed, costs=costs))[0]
     assert num_kept > 20
 
 
 @pytest.mark.parametrize("policy", policy_names())
 def test_every_policy_keeps_promises(policy: str) -> None:
-    costs = replace(table(degrees=(1, 2)), gpus_per_node=2)
-    assert kept_and_refused(simulate(promise_mix(25, 4.0, 1, 0.5), policy, num_gpus=4, costs=costs))[0] > 5
+    costs = replace(table(degrees=(1, 2)), devices_per_node=2)
+    assert kept_and_refused(simulate(promise_mix(25, 4.0, 1, 0.5), policy, num_devices=4, costs=costs))[0] > 5
 
 
 @pytest.mark.usefixtures("hostile")
 def test_a_promise_waits_as_long_as_it_can_and_no_longer() -> None:
     """Nobody starts it but the guard, and nothing happens meanwhile but the wake-up that it has asked for."""
-    (ending,) = simulate([promise("a", 0, slo_s=5.0)], "sleeper", num_gpus=1).endings
+    (ending,) = simulate([promise("a", 0, slo_s=5.0)], "sleeper", num_devices=1).endings
     assert 0 <= 5.0 - ending.finish_ns / NS_PER_S < 0.3
 
 
@@ -182,7 +184,7 @@ def test_a_promise_waits_as_long_as_it_can_and_no_longer() -> None:
 def test_stages_that_cost_nothing_are_started_in_time() -> None:
     requests = [promise(str(index), index, slo_s=5.0) for index in range(3)]
     free = table(encode_s=0.0, decode_s=0.0)
-    assert kept_and_refused(simulate(requests, "sleeper", num_gpus=2, costs=free)) == (3, 0)
+    assert kept_and_refused(simulate(requests, "sleeper", num_devices=2, costs=free)) == (3, 0)
 
 
 @pytest.mark.usefixtures("hostile")
@@ -201,7 +203,7 @@ def test_wake_ups_do_not_multiply(policy: str) -> None:
             outstanding.append(wake.at_ns)
         most = max(most, len(outstanding))
 
-    simulation = Simulation(ControllerConfig(policy=policy), table(degrees=(1, 2)), SimConfig(num_gpus=3))
+    simulation = Simulation(ControllerConfig(policy=policy), table(degrees=(1, 2)), SimConfig(num_devices=3))
     simulation.run(promise_mix(60, 4.0, 5, 0.7), observe=observe)
     assert most < 10
     assert most or policy == "edf", "which starts everything at once"
@@ -220,9 +222,9 @@ class Scripted(Idle):
         return Plan(starts=tuple(start(job, (int(job.request.uid[3:]),), 999) for job in named))
 
 
-@pytest.mark.parametrize("gpus_per_node", [3, 2])
+@pytest.mark.parametrize("devices_per_node", [3, 2])
 def test_a_device_that_comes_free_early_makes_no_promise_late(
-    gpus_per_node: int, monkeypatch: pytest.MonkeyPatch
+    devices_per_node: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wide one has its home where two devices come last, the other one, which is due a little later, on the first.
 
@@ -230,15 +232,15 @@ def test_a_device_that_comes_free_early_makes_no_promise_late(
     device comes: too late.
     """
     monkeypatch.setitem(registry._REGISTRY, "scripted", Scripted)
-    busy = {3: {"on 1": 100, "on 2": 100}, 2: {"on 1": 100, "on 2": 50, "on 3": 50}}[gpus_per_node]
+    busy = {3: {"on 1": 100, "on 2": 100}, 2: {"on 1": 100, "on 2": 50, "on 3": 50}}[devices_per_node]
     requests = [
         *(request(uid, steps=steps) for uid, steps in busy.items()),
         promise("narrow", 0.1, slo_s=21.5, steps=180),
         promise("wide", 0.1, slo_s=21.4, steps=160),
     ]
-    costs = replace(table(degrees=(1, 2)), gpus_per_node=gpus_per_node)
+    costs = replace(table(degrees=(1, 2)), devices_per_node=devices_per_node)
     cancels = ((NS_PER_S, "on 1"),)
-    trace = simulate(requests, "scripted", num_gpus=len(busy) + 1, costs=costs, cancels=cancels)
+    trace = simulate(requests, "scripted", num_devices=len(busy) + 1, costs=costs, cancels=cancels)
     assert kept_and_refused(trace) == (2, 0)
 
 
@@ -261,7 +263,7 @@ class NoGuard(Guard):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_without_promises_the_guard_changes_nothing(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def traced(*requests: Request) -> Trace:
-        return simulate(list(requests), policy, num_gpus=3, costs=table(degrees=(1, 2)))
+        return simulate(list(requests), policy, num_devices=3, costs=table(degrees=(1, 2)))
 
     asked = promise_mix(60, 6.0, 1, 0.3)  # Of which each policy on its own would be late with one.
     patient = [replace(one, on_miss=OnMiss.BEST_EFFORT) for one in asked]

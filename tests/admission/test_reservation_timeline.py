@@ -22,7 +22,7 @@ def housed(draw: st.DrawFn) -> tuple[Times, Nodes, list[Block]]:
     nodes = draw(NODES)
     homes = st.sampled_from([home for node in nodes for width in (1, 2, 3) for home in combinations(node, width)])
     blocks = st.builds(Block, st.just(0), TIMES, DEMANDS, homes)
-    return {gpu: draw(TIMES) for node in nodes for gpu in node}, nodes, draw(st.lists(blocks, max_size=6))
+    return {device_id: draw(TIMES) for node in nodes for device_id in node}, nodes, draw(st.lists(blocks, max_size=6))
 
 
 @given(housed(), DEMANDS, TIMES, st.none() | st.lists(TIMES, min_size=4, max_size=4))
@@ -30,21 +30,21 @@ def test_the_devices_are_chosen_that_let_a_block_begin_first_and_leave_the_most_
     scene: tuple[Times, Nodes, list[Block]], demand: Demand, ready_ns: int, spared: list[int] | None
 ) -> None:
     levels, nodes, _ = scene
-    latest_ns = None if spared is None else {gpu: spared[gpu] for gpu in levels}
+    latest_ns = None if spared is None else {device_id: spared[device_id] for device_id in levels}
     width = min(demand.width, max(map(len, nodes)))
     found = [
-        (start_ns, rank, sum(start_ns - levels[gpu] for gpu in home))
+        (start_ns, rank, sum(start_ns - levels[device_id] for device_id in home))
         for rank, node in enumerate(nodes)
         for home in combinations(node, width)
-        for start_ns in [max([ready_ns, *(levels[gpu] for gpu in home)])]
-        if latest_ns is None or all(start_ns + demand.run_ns <= latest_ns[gpu] for gpu in home)
+        for start_ns in [max([ready_ns, *(levels[device_id] for device_id in home)])]
+        if latest_ns is None or all(start_ns + demand.run_ns <= latest_ns[device_id] for device_id in home)
     ]
     home = choose(levels, nodes, demand, ready_ns, latest_ns)
     assert (home is not None) == bool(found)
     if home is not None:
-        start_ns = max([ready_ns, *(levels[gpu] for gpu in home)])
+        start_ns = max([ready_ns, *(levels[device_id] for device_id in home)])
         (rank,) = {rank for rank, node in enumerate(nodes) if set(home) <= set(node)}
-        assert (start_ns, rank, sum(start_ns - levels[gpu] for gpu in home)) == min(found)
+        assert (start_ns, rank, sum(start_ns - levels[device_id] for device_id in home)) == min(found)
 
 
 @given(housed(), st.data())
@@ -52,7 +52,7 @@ def test_what_goes_well_lets_nobody_end_later(scene: tuple[Times, Nodes, list[Bl
     """Devices that are free earlier; jobs that are ready earlier, have less left or are gone."""
     levels, nodes, blocks = scene
     _, ends_ns = follow(dict(levels), nodes, blocks)
-    sooner = {gpu: data.draw(st.integers(0, level_ns)) for gpu, level_ns in levels.items()}
+    sooner = {device_id: data.draw(st.integers(0, level_ns)) for device_id, level_ns in levels.items()}
     kept = [data.draw(st.booleans()) for _ in blocks]
     better = [
         replace(
@@ -75,7 +75,7 @@ def test_a_delay_delays_nobody_by_more(
     levels, nodes, blocks = scene
     _, ends_ns = follow(dict(levels), nodes, blocks)
     delays = st.integers(0, delay_ns)
-    later = {gpu: level_ns + data.draw(delays) for gpu, level_ns in levels.items()}
+    later = {device_id: level_ns + data.draw(delays) for device_id, level_ns in levels.items()}
     waiting = [replace(block, ready_ns=block.ready_ns + data.draw(delays)) for block in blocks]
     _, later_ns = follow(later, nodes, waiting)
     assert all(old <= new <= old + delay_ns for new, old in zip(later_ns, ends_ns, strict=True))
@@ -93,7 +93,7 @@ def test_placing_anew_is_not_like_that() -> None:
         assert before_ns == [15, 12]
         _, anew_ns = follow({**levels, 1: 1}, nodes, [wide, narrow], anew=True)
         assert anew_ns == [11, 17]
-        kept = [replace(wide, gpus=homes[0]), replace(narrow, gpus=homes[1])]
+        kept = [replace(wide, devices=homes[0]), replace(narrow, devices=homes[1])]
         assert follow({**levels, 1: 1}, nodes, kept)[1] == [15, 12]
 
 
@@ -110,7 +110,9 @@ def test_all_are_in_time_exactly_if_devices_come_by_the_latest_times(
     are_ready = all(
         block.ready_ns + block.demand.run_ns <= end_ns for block, end_ns in zip(blocks, latest, strict=True)
     )
-    assert are_in_time == (are_ready and all(level_ns <= latest_ns[gpu] for gpu, level_ns in levels.items()))
+    assert are_in_time == (
+        are_ready and all(level_ns <= latest_ns[device_id] for device_id, level_ns in levels.items())
+    )
 
 
 def test_who_has_nothing_left_needs_no_device() -> None:

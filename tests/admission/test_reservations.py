@@ -62,7 +62,7 @@ def is_in_time(blocks: Sequence[Block], ends_ns: Sequence[int]) -> bool:
 def planes(draw: st.DrawFn) -> Plane:
     """Blocks in order of their deadlines, at any homes, all in time, many only just."""
     nodes = draw(NODES)
-    plane = Plane({gpu: draw(TIMES) for node in nodes for gpu in node}, nodes, [])
+    plane = Plane({device_id: draw(TIMES) for node in nodes for device_id in node}, nodes, [])
     levels, due_ns = dict(plane.levels), 0
     for demand in draw(st.lists(DEMANDS, max_size=5)):
         home = draw(st.sampled_from(list(plane.groups(demand.width))))
@@ -86,7 +86,7 @@ def test_a_newcomer_is_let_in_if_all_are_in_time_wherever_it_goes_or_if_all_are_
     block = plane.promises().place(due_ns, demand)
     assert (block is not None) == (there_is_room or is_in_time(anew, plane.ends_ns(anew, anew=True)))
     if block is not None:
-        assert (block.due_ns, block.demand, block.gpus in plane.groups(demand.width)) == (due_ns, demand, True)
+        assert (block.due_ns, block.demand, block.devices in plane.groups(demand.width)) == (due_ns, demand, True)
         if there_is_room:
             blocks = plane.with_one(index, replace(block, ready_ns=NOW_NS))
             assert is_in_time(blocks, plane.ends_ns(blocks)), "at the home that it is given"
@@ -142,7 +142,7 @@ def test_of_many_promises_none_is_made_late_by_a_nanosecond(count: int) -> None:
 
 def crowd(rng: Random, count: int) -> Plane:
     """Many promises on four devices of two nodes; what they have to spare is just enough for some newcomers."""
-    plane = Plane({gpu: rng.randint(1000, 1600) * NS_PER_MS for gpu in range(4)}, [[0, 1], [2, 3]], [])
+    plane = Plane({device_id: rng.randint(1000, 1600) * NS_PER_MS for device_id in range(4)}, [[0, 1], [2, 3]], [])
     levels = dict(plane.levels)
     spare_ns = rng.randint(0, 400) * NS_PER_MS
     for _ in range(count):
@@ -170,13 +170,13 @@ def test_margins_leave_and_demand_the_same() -> None:
     seed=st.integers(0, 10_000),
     rate=st.floats(1, 6),
     share=st.sampled_from((0.3, 1.0)),
-    gpus_per_node=st.sampled_from((2, 3)),
+    devices_per_node=st.sampled_from((2, 3)),
 )
 def test_whoever_asks_again_with_the_deadline_that_it_was_offered_is_let_in(
-    policy: str, seed: int, rate: float, share: float, gpus_per_node: int
+    policy: str, seed: int, rate: float, share: float, devices_per_node: int
 ) -> None:
-    costs = replace(table(degrees=(1, 2)), gpus_per_node=gpus_per_node)
-    simulation = Simulation(ControllerConfig(policy=policy), costs, SimConfig(num_gpus=3, seed=seed))
+    costs = replace(table(degrees=(1, 2)), devices_per_node=devices_per_node)
+    simulation = Simulation(ControllerConfig(policy=policy), costs, SimConfig(num_devices=3, seed=seed))
 
     def ask_again(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
         for refused in only(Reject, actions):

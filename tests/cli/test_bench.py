@@ -206,7 +206,7 @@ def test_a_tilework_server_is_told_the_deadline_and_asked_for_its_defaults(fake,
     assert result["served"]["mean_degree"] == 7 / 4
     assert result["served"]["device_s"]["mean"] == pytest.approx(0.01 + 0.02 + 2 * 0.01)
     schedule = read_schedule(tmp_path / "schedule.jsonl")
-    assert [work.gpus for work in schedule.works if work.requests == (2,)] == [(0,), (0,), (0, 1)]
+    assert [work.devices for work in schedule.works if work.requests == (2,)] == [(0,), (0,), (0, 1)]
     assert [line.on_time for line in schedule.requests] == [True] * 4
 
 

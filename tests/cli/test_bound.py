@@ -41,9 +41,9 @@ def test_it_tells_how_many_and_of_which_sizes(tmp_path: Path) -> None:
 
 def test_json_says_the_same_and_more_devices_help(tmp_path: Path) -> None:
     arguments = [*files(tmp_path, *TWO_OF_FOUR), "--json"]
-    alone, pair = (json.loads(CliRunner().invoke(app, [*arguments, "--gpus", n]).stdout) for n in ("1", "2"))
+    alone, pair = (json.loads(CliRunner().invoke(app, [*arguments, "--devices", n]).stdout) for n in ("1", "2"))
     assert (alone["num_due"], alone["most_on_time"], alone["share"], alone["num_hopeless"]) == (4, 2, 0.5, 1)
-    assert (pair["gpus"], pair["most_on_time"]) == (2, 3)
+    assert (pair["devices"], pair["most_on_time"]) == (2, 3)
     assert [size["size"] for size in alone["by_size"]] == ["128x128", "192x192"]
 
 

@@ -93,10 +93,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def write_log(path: Path, requests: list[Request], *, dispatch_ns: int = 0, num_gpus: int = 2, **more: Any) -> Any:
+def write_log(path: Path, requests: list[Request], *, dispatch_ns: int = 0, num_devices: int = 2, **more: Any) -> Any:
     """The log of devices that jitter by 5% and lose `dispatch_ns` between two works."""
     config = ControllerConfig(policy="fixed-sp1")
-    simulation = Simulation(config, table(), SimConfig(num_gpus=num_gpus, jitter=0.05, dispatch_ns=dispatch_ns))
+    simulation = Simulation(config, table(), SimConfig(num_devices=num_devices, jitter=0.05, dispatch_ns=dispatch_ns))
     with path.open("w", encoding="utf-8") as lines:
         lines.write(header_line(tilework.__version__, config, table()) + "\n")
 
@@ -188,18 +188,18 @@ def without_heavy_packages(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_simulate_prints_attainment_by_size(files: Path) -> None:
-    text = simulate(files, "--gpus", 2).output
+    text = simulate(files, "--devices", 2).output
     assert text.startswith("tilework, 2 devices, simulated")
     assert all(size in text for size in ("64x64", "128x128", "192x192", "on time", "p99"))
     assert re.search(rf"^ *all +{NUM_REQUESTS} +{NUM_REQUESTS} ", text, re.MULTILINE)
 
 
 def test_simulate_in_json_says_what_it_ran(files: Path) -> None:
-    document = json.loads(simulate(files, "--gpus", 3, "--policy", "fixed-sp1", "--seed", 7, "--json").stdout)
+    document = json.loads(simulate(files, "--devices", 3, "--policy", "fixed-sp1", "--seed", 7, "--json").stdout)
     assert document["simulated"] is True
     assert document["policy"] == "fixed-sp1"
     assert document["config"] == {
-        "num_gpus": 3,
+        "num_devices": 3,
         "seed": 7,
         "jitter": 0.0,
         "dispatch_ns": 0,
@@ -222,15 +222,15 @@ def test_the_same_seed_prints_the_same_and_another_does_not(files: Path) -> None
 
 def test_simulate_defaults_to_one_device_and_tilework(files: Path) -> None:
     document = json.loads(simulate(files, "--json").stdout)
-    assert (document["policy"], document["config"]["num_gpus"]) == ("tilework", 1)
+    assert (document["policy"], document["config"]["num_devices"]) == ("tilework", 1)
 
 
 def test_simulate_writes_a_schedule_that_can_be_read_and_a_picture(files: Path, tmp_path: Path) -> None:
     schedule, timeline = tmp_path / "schedule.jsonl", tmp_path / "plan.png"
-    simulate(files, "--gpus", 2, "--schedule", schedule, "--timeline", timeline)
+    simulate(files, "--devices", 2, "--schedule", schedule, "--timeline", timeline)
     read = read_schedule(schedule)
     assert {line.request for line in read.requests} == {str(index) for index in range(NUM_REQUESTS)}
-    assert {work.gpus for work in read.works} == {(0,), (1,)}
+    assert {work.devices for work in read.works} == {(0,), (1,)}
     assert sum(work.steps for work in read.works if work.stage == "diffuse") == NUM_REQUESTS * 10
     with Image.open(timeline) as picture:
         assert picture.format == "PNG"
@@ -261,7 +261,7 @@ def test_a_live_run_is_simulated_from_its_log(tmp_path: Path) -> None:
     write_log(path, poisson(80, 1.5, seed=6), dispatch_ns=4_000_000)
     document = json.loads(invoke("simulate", "--log", path, "--json").stdout)
     assert document["policy"] == "fixed-sp1"
-    assert (document["config"]["num_gpus"], document["config"]["dispatch_ns"]) == (2, {"1": 4_000_000})
+    assert (document["config"]["num_devices"], document["config"]["dispatch_ns"]) == (2, {"1": 4_000_000})
     assert document["live"]["requests"] == document["result"]["requests"] == 80
     assert document["mean_latency_ratio"] == pytest.approx(1.0, abs=0.05)
     assert document["mean_latency_ratio"] == pytest.approx(
@@ -283,7 +283,7 @@ def test_the_controller_starts_from_the_costs_that_the_live_one_started_from(tmp
         lines.append(entry_line(event, actions, now_ns))
 
     requests = [request(uid, at_s, slo_s=1.5, on_miss=OnMiss.REJECT) for uid, at_s in (("a", 0.0), ("b", 9.0))]
-    trace = Simulation(config, table(), SimConfig(num_gpus=1), true).run(requests, observe=observe)
+    trace = Simulation(config, table(), SimConfig(num_devices=1), true).run(requests, observe=observe)
     path.write_text("\n".join(lines) + "\n")
     assert [ending.status for ending in trace.endings] == ["done", "rejected"]
     document = json.loads(invoke("simulate", "--log", path, "--json").stdout)
@@ -291,10 +291,10 @@ def test_the_controller_starts_from_the_costs_that_the_live_one_started_from(tmp
 
 
 def test_options_overrule_the_log(files: Path) -> None:
-    given = ("--gpus", 4, "--policy", "edf", "--seed", 9, "--jitter", 0.5)
+    given = ("--devices", 4, "--policy", "edf", "--seed", 9, "--jitter", 0.5)
     document = json.loads(invoke("simulate", "--log", files / "events.jsonl", *given, "--json").stdout)
     config = document["config"]
-    assert (document["policy"], config["num_gpus"], config["seed"], config["jitter"]) == ("edf", 4, 9, 0.5)
+    assert (document["policy"], config["num_devices"], config["seed"], config["jitter"]) == ("edf", 4, 9, 0.5)
     assert document["mean_latency_ratio"] < 0.95, "twice the devices"
 
 
@@ -362,7 +362,9 @@ def test_a_mistake_at_the_entry_point_is_one_line_and_status_2(files: Path) -> N
     assert result.stderr == f"error: policy 'edg' does not exist; did you mean 'edf'? choose one of {names}\n"
 
 
-@pytest.mark.parametrize(("option", "value"), [("--gpus", "0"), ("--jitter", "1.5"), ("--seed", "x"), ("--gpu", "1")])
+@pytest.mark.parametrize(
+    ("option", "value"), [("--devices", "0"), ("--jitter", "1.5"), ("--seed", "x"), ("--device_id", "1")]
+)
 def test_a_wrong_option_is_named(files: Path, option: str, value: str) -> None:
     arguments = ["simulate", str(files / "requests.jsonl"), "--cost", str(files / "costs.json"), option, value]
     result = CliRunner().invoke(app, arguments)

@@ -111,10 +111,10 @@ def test_without_deadlines_there_is_latency_and_no_share() -> None:
 
 
 def test_json_says_all_of_it(tmp_path: Path) -> None:
-    found = document(*SMALL, "--seeds", 2, "--jitter", 0.02, "--switch-ms", 3, "--gpus", 4, "--gpus-per-node", 2)
+    found = document(*SMALL, "--seeds", 2, "--jitter", 0.02, "--switch-ms", 3, "--devices", 4, "--devices-per-node", 2)
     assert (found["simulated"], found["jitter"], found["switch_ms"], found["processes"]) == (True, 0.02, 3.0, 1)
     (cell,) = found["cells"]
-    assert (cell["workload"], cell["cost"], cell["gpus"], cell["gpus_per_node"]) == (
+    assert (cell["workload"], cell["cost"], cell["devices"], cell["devices_per_node"]) == (
         "tetriserve",
         "flux1dev_h100_eager",
         4,
@@ -122,7 +122,7 @@ def test_json_says_all_of_it(tmp_path: Path) -> None:
     )
     assert cell["parameters"]["rate_per_s"] == 0.5
     edf = cell["policies"]["edf"]
-    names = ("attainment", "of_bound", "mean_s", "p95_s", "p99_s", "gpu_s_each", "num_preempted", "fairness")
+    names = ("attainment", "of_bound", "mean_s", "p95_s", "p99_s", "device_s_each", "num_preempted", "fairness")
     for name in (*names, "plan_p50_ms", "plan_p99_ms", "num_events"):
         assert len(edf[name]["values"]) == 2
         assert edf[name]["low"] <= edf[name]["mean"] <= edf[name]["high"]
@@ -297,7 +297,10 @@ def test_nothing_cannot_be_drawn(tmp_path: Path) -> None:
         (["--workload", "ddit", "--cost", "flux1_l20"], "pipeline 'opensora' of ddit is not in flux1_l20; it knows"),
         (["--workload", "ddit", "--cost", "none.json"], "none.json"),
         (["--workload", "grid:x*"], "--workload grid:x*: no cell of the grid is called 'x*'; it has flux8-uniform"),
-        (["--gpus", "4"], "--workload grid: the cells of the grid have their own devices; leave out --cost, --gpus"),
+        (
+            ["--devices", "4"],
+            "--workload grid: the cells of the grid have their own devices; leave out --cost, --devices",
+        ),
         (["--workload", "ddit", "--workload", "ddit"], "--workload ddit: ddit is named twice; leave one out"),
         (
             ["--workload", "ddit", "--policies", "edg"],

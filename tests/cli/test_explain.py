@@ -19,7 +19,7 @@ from builders import PIPELINE, poisson, request, table
 from recorded import SOON_NS, Recorded, recorded
 from tilework.cli.app import app
 from tilework.cli.console import UserError
-from tilework.control.decisions import DecisionKind, gpus_text, span_text, tell, tell_all
+from tilework.control.decisions import DecisionKind, devices_text, span_text, tell, tell_all
 from tilework.control.history import PastRequest
 from tilework.core.actions import (
     Accept,
@@ -48,7 +48,7 @@ def work(stage: str = DIFFUSE, **changes: Any) -> Work:
         "job_ids": (5,),
         "attempts": (0,),
         "first_steps": (3,),
-        "gpus": (0, 1),
+        "devices": (0, 1),
         "num_steps": 6,
         "why": "with 1 it would finish 0.31 s late",
     }
@@ -88,8 +88,8 @@ ASKED = request("img-1", 10.0, steps=28, slo_s=2.0)
             "started",
             "steps 4-9 of 28 on GPUs 0-1 (degree 2): with 1 it would finish 0.31 s late",
         ),
-        (RunSteps(work(num_steps=1, gpus=(3,), why="")), "started", "step 4 of 28 on GPU 3"),
-        (RunStage(work(DECODE, gpus=(3,), why="must run now")), "started", "decode on GPU 3: must run now"),
+        (RunSteps(work(num_steps=1, devices=(3,), why="")), "started", "step 4 of 28 on GPU 3"),
+        (RunStage(work(DECODE, devices=(3,), why="must run now")), "started", "decode on GPU 3: must run now"),
         (MoveState(5, (2, 3, 6), True), "moved", "its state goes to GPUs 2-3, 6, with its conditioning"),
         (MoveState(5, (2,), False), "moved", "its state goes to GPU 2"),
         (Stop(7), "stopped", "work 7 is to end at its next step boundary"),
@@ -126,7 +126,7 @@ def test_a_decision_as_json() -> None:
         "at_s": 0.5,
         "kind": "started",
         "text": "steps 4-9 of 28 on GPUs 0-1 (degree 2): with 1 it would finish 0.31 s late",
-        "gpus": [0, 1],
+        "devices": [0, 1],
         "degree": 2,
         "steps": [4, 9],
     }
@@ -143,7 +143,11 @@ def test_a_member_of_a_batch_has_its_own_steps() -> None:
 
 
 def test_short_words() -> None:
-    assert [gpus_text(gpus) for gpus in ((3,), (0, 1, 2), (0, 2, 3, 7))] == ["GPU 3", "GPUs 0-2", "GPUs 0, 2-3, 7"]
+    assert [devices_text(devices) for devices in ((3,), (0, 1, 2), (0, 2, 3, 7))] == [
+        "GPU 3",
+        "GPUs 0-2",
+        "GPUs 0, 2-3, 7",
+    ]
     times_ns = (0, 4_000_000, 99_900_000, 100_000_000, 1_250_000_000)
     assert [span_text(time_ns) for time_ns in times_ns] == ["0.0 ms", "4.0 ms", "99.9 ms", "0.10 s", "1.25 s"]
 
@@ -158,7 +162,7 @@ def mixed() -> Recorded:
     requests.append(request("promised", 2.0, slo_s=20.0, on_miss=OnMiss.REJECT))
     requests += [request(f"strict{i}", 3 + i, slo_s=0.9, on_miss=OnMiss.REJECT) for i in range(6)]
     cancels = tuple((requests[i].arrival_ns + SOON_NS, requests[i].uid) for i in (3, 12))
-    return recorded(requests, cancels=cancels, sim=SimConfig(num_gpus=2, jitter=0.1))
+    return recorded(requests, cancels=cancels, sim=SimConfig(num_devices=2, jitter=0.1))
 
 
 def runs_of(run: Recorded, past: PastRequest) -> list[Run]:

@@ -231,7 +231,7 @@ def test_a_start_needs_no_cache(
     assert all(expected in message for expected, message in zip(warnings, said, strict=True))
 
 
-def test_gpus_do_not_slow_each_other_down_but_cores_do() -> None:
+def test_devices_do_not_slow_each_other_down_but_cores_do() -> None:
     loaded = Loaded(INFO, 1, hardware="a thing", identity="toy@1")
     cpu = profile_key(ModelSource(path="toy", threads=3), 4, loaded)
     assert cpu == ProfileKey(
@@ -422,7 +422,7 @@ def test_the_place_of_the_database_comes_from_option_then_environment_then_the_u
 @pytest.fixture
 def packing(monkeypatch: pytest.MonkeyPatch, measurers: list[FakeMeasurer]) -> list[FakeMeasurer]:
     """The same executors, of a model whose requests can share a forward pass."""
-    monkeypatch.setattr("test_profile.INFO", replace(INFO, packs=True))
+    monkeypatch.setattr(f"{__name__}.INFO", replace(INFO, packs=True))
     return measurers
 
 

@@ -67,7 +67,7 @@ def test_list_names_every_workload_with_what_it_is_for() -> None:
     entries = {entry["name"]: entry for entry in said_json("workload", "list")["workloads"]}
     assert tuple(entries) == workload_names()
     assert entries["tetriserve"]["cost"] == "flux1dev_h100_eager"
-    assert entries["tetriserve"]["gpus"] == 8
+    assert entries["tetriserve"]["devices"] == 8
     assert entries["ddit"]["parameters"]["arrivals"]["choices"][-1] == "at_once"
 
 
@@ -88,14 +88,14 @@ def test_what_is_made_is_the_workload_and_runs_on_its_table(name: str, tmp_path:
     assert read_workload(path) == requests
     assert about["num_requests"] == len(requests)
     assert about["parameters"] == {**about["parameters"], **values}
-    result = said_json("simulate", path, "--cost", about["cost"], "--gpus", about["gpus"])["result"]
+    result = said_json("simulate", path, "--cost", about["cost"], "--devices", about["devices"])["result"]
     assert result["done"] == len(requests)
 
 
 def test_make_says_how_to_simulate_it(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     assert said("workload", "make", "ddit", "--out", path) == (
-        f"{path}: 200 requests\ntilework simulate {path} --cost opensora_h800 --gpus 8\n"
+        f"{path}: 200 requests\ntilework simulate {path} --cost opensora_h800 --devices 8\n"
     )
 
 
@@ -119,7 +119,7 @@ def test_show_tells_sizes_deadlines_and_load() -> None:
     assert [row["shortest_slo_s"] for row in shown["sizes"]] == [1.5, 2.0, 3.0, 5.0]
     assert [row["device_s"] for row in shown["sizes"]] == pytest.approx([0.8, 1.4, 4.68, 22.8])
     assert shown["load"] == pytest.approx(75 * (0.8 + 1.4 + 4.68 + 22.8) / shown["span_s"] / 8)
-    assert said_json("workload", "show", "tetriserve", "--gpus", 16)["load"] == pytest.approx(shown["load"] / 2)
+    assert said_json("workload", "show", "tetriserve", "--devices", 16)["load"] == pytest.approx(shown["load"] / 2)
     text = said("workload", "show", "flood")
     assert re.search(r"2048x2048 +20 +75 +25% +5; 67 none", text)
     assert "a load of 127% on 8 devices (flux1dev_h100_eager)" in text
@@ -128,8 +128,8 @@ def test_show_tells_sizes_deadlines_and_load() -> None:
 def test_show_of_a_file_has_the_load_if_it_knows_costs(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     said("workload", "make", "tetriserve", "--out", path)
-    assert "give --cost and --gpus for the load" in said("workload", "show", path)
-    of_file = said_json("workload", "show", path, "--cost", "flux1dev_h100_eager", "--gpus", 8)
+    assert "give --cost and --devices for the load" in said("workload", "show", path)
+    of_file = said_json("workload", "show", path, "--cost", "flux1dev_h100_eager", "--devices", 8)
     assert of_file["load"] == pytest.approx(said_json("workload", "show", "tetriserve")["load"])
     assert of_file["title"] == "r.jsonl"
 

@@ -96,26 +96,26 @@ def test_ranks_follow_the_order_of_the_group(team: Team) -> None:
     ref = team.new_group(last, first)
     assert team.ask([last, first], relay, ref, torch.float32, 3) == [values(9, 9, 3).tolist()] * 2
     team.tell([last, first], broadcast, ref, torch.float32, 1, 0)
-    assert [team.members[gpu].answer() for gpu in (first, last)] == [values(0, 0, 2).tolist()] * 2
+    assert [team.members[device_id].answer() for device_id in (first, last)] == [values(0, 0, 2).tolist()] * 2
 
 
 @pytest.mark.parametrize("team", ["cpu"], indirect=True)
 def test_overlapping_groups_in_one_global_order(team: Team) -> None:
     """Members form different groups, and different numbers of them, and use them by turns."""
     members = [(0, 1), (1, 2, 3), (0, 1, 2, 3), (2, 3), (0, 3), (0, 2, 3)]
-    refs = [team.new_group(*gpus) for gpus in members]
+    refs = [team.new_group(*devices) for devices in members]
     order = [refs[index] for index in (0, 1, 0, 2, 4, 1, 3, 5, 2, 0, 5, 4, 3, 1)]
     for ref in order:
-        team.tell(ref.gpus, talk, ref)
+        team.tell(ref.devices, talk, ref)
     for ref in order:
-        assert [team.members[gpu].answer() for gpu in ref.gpus] == [True] * len(ref.gpus)
+        assert [team.members[device_id].answer() for device_id in ref.devices] == [True] * len(ref.devices)
 
 
 @pytest.mark.parametrize("team", ["cpu"], indirect=True)
 def test_parts_of_a_node_talk_on_its_communicator(team: Team) -> None:
     """The part of the NCCL backend that needs no NCCL, on gloo's communicator of all members."""
     node = team.new_group(0, 1, 2, 3)
-    assert team.ask(node.gpus, talk, node) == [True] * 4
+    assert team.ask(node.devices, talk, node) == [True] * 4
     for part in ([1, 3], [2, 3], [0, 1, 2], [3]):
         assert team.ask(part, talk_as_part, node, part) == [True] * len(part)
 
@@ -132,12 +132,12 @@ def test_a_member_may_come_late(team: Team) -> None:
 @pytest.mark.parametrize("team", ["cpu"], indirect=True)
 def test_breaking_off_ends_a_call_whose_peer_never_comes(team: Team) -> None:
     ref = team.new_group(0, 1, 2)
-    assert team.ask(ref.gpus, talk, ref) == [True] * 3
+    assert team.ask(ref.devices, talk, ref) == [True] * 3
     team.tell((0, 1), talk, ref)
     time.sleep(0.2)
     start_s = time.monotonic()
     team.tell((0, 1), break_off, ref.group_id)
-    assert [type(team.members[gpu].answer()) for gpu in (0, 1)] == [GroupBroken] * 2
+    assert [type(team.members[device_id].answer()) for device_id in (0, 1)] == [GroupBroken] * 2
     assert time.monotonic() - start_s < 0.5
     # The third is told by the connections alone, also when it comes much later.
     assert isinstance(team.members[2].ask(talk, ref), GroupBroken)
@@ -146,7 +146,7 @@ def test_breaking_off_ends_a_call_whose_peer_never_comes(team: Team) -> None:
 @pytest.mark.parametrize("team", ["cpu"], indirect=True)
 def test_one_member_breaking_off_ends_the_calls_of_those_that_wait_for_it(team: Team) -> None:
     ref = team.new_group(0, 1)
-    assert team.ask(ref.gpus, talk, ref) == [True] * 2
+    assert team.ask(ref.devices, talk, ref) == [True] * 2
     team.members[0].tell(talk, ref)
     time.sleep(0.2)
     team.members[1].tell(break_off, ref.group_id)
@@ -160,7 +160,7 @@ def test_breaking_off_ends_the_wait_for_members_that_never_come(team: Team) -> N
     time.sleep(0.2)
     start_s = time.monotonic()
     team.tell((0, 1), break_off, ref.group_id)
-    assert [type(team.members[gpu].answer()) for gpu in (0, 1)] == [GroupBroken] * 2
+    assert [type(team.members[device_id].answer()) for device_id in (0, 1)] == [GroupBroken] * 2
     assert time.monotonic() - start_s < 0.5
 
 
@@ -183,8 +183,8 @@ def test_what_was_formed_and_closed_leaves_nothing(team: Team) -> None:
     everyone = everybody(team)
     before = team.ask(everyone, open_and_close, [team.new_group(*everyone)])
     others = os.listdir(team.rendezvous.address)
-    for gpus, count in (((0, 1), 75), ((2, 3), 75), (everyone, 50)):
-        team.tell(gpus, open_and_close, [team.new_group(*gpus) for _ in range(count)])
+    for devices, count in (((0, 1), 75), ((2, 3), 75), (everyone, 50)):
+        team.tell(devices, open_and_close, [team.new_group(*devices) for _ in range(count)])
     for member in team.members:
         member.answer()
     assert [member.answer() for member in team.members] == before
@@ -193,11 +193,11 @@ def test_what_was_formed_and_closed_leaves_nothing(team: Team) -> None:
 
 def test_a_killed_member_is_seen_by_those_in_a_collective_with_it(mortals: Team) -> None:
     ref = mortals.new_group(0, 1, 2)
-    mortals.tell(ref.gpus, talk_for_ever, ref)
+    mortals.tell(ref.devices, talk_for_ever, ref)
     time.sleep(0.5)
     start_s = time.monotonic()
     mortals.members[2].kill()
-    assert [type(mortals.members[gpu].answer()) for gpu in (0, 1)] == [GroupBroken] * 2
+    assert [type(mortals.members[device_id].answer()) for device_id in (0, 1)] == [GroupBroken] * 2
     assert time.monotonic() - start_s < 1.0
     survivors = mortals.new_group(0, 1)
     assert mortals.ask((0, 1), talk, survivors) == [True] * 2
@@ -205,11 +205,11 @@ def test_a_killed_member_is_seen_by_those_in_a_collective_with_it(mortals: Team)
 
 def test_a_loss_is_passed_on_to_those_that_wait_for_a_survivor(mortals: Team) -> None:
     ref = mortals.new_group(0, 1, 2)
-    assert mortals.ask(ref.gpus, talk, ref) == [True] * 3
+    assert mortals.ask(ref.devices, talk, ref) == [True] * 3
     mortals.tell((1, 2), relay, ref, torch.float32, 1)
     time.sleep(0.2)
     mortals.members[0].kill()
-    assert [type(mortals.members[gpu].answer(1.0)) for gpu in (1, 2)] == [GroupBroken] * 2
+    assert [type(mortals.members[device_id].answer(1.0)) for device_id in (1, 2)] == [GroupBroken] * 2
 
 
 def test_broken_groups_leave_nothing_but_their_number(mortals: Team) -> None:
@@ -249,12 +249,12 @@ def test_only_connecting_has_a_time_limit(mortals: Team) -> None:
 def test_breaking_all_ends_what_waits_and_whatever_comes(mortals: Team) -> None:
     """In a collective and for a group to form."""
     ref, forming, later = (mortals.new_group(0, 1, 2) for _ in range(3))
-    assert mortals.ask(ref.gpus, talk, ref) == [True] * 3
+    assert mortals.ask(ref.devices, talk, ref) == [True] * 3
     mortals.members[0].tell(talk, ref)
     mortals.members[1].tell(talk, forming)
     time.sleep(0.2)
     mortals.tell((0, 1), break_all)
-    assert [type(mortals.members[gpu].answer(1.0)) for gpu in (0, 1)] == [GroupBroken] * 2
+    assert [type(mortals.members[device_id].answer(1.0)) for device_id in (0, 1)] == [GroupBroken] * 2
     assert [type(answer) for answer in mortals.ask((0, 1), talk, later)] == [GroupBroken] * 2
 
 
@@ -264,12 +264,12 @@ def test_break_off_ends_the_wait_for_a_dead_member(mortals: Team) -> None:
     mortals.tell((0, 1), talk, ref)
     time.sleep(0.2)
     mortals.tell((0, 1), break_off, ref.group_id)
-    assert [type(mortals.members[gpu].answer(1.0)) for gpu in (0, 1)] == [GroupBroken] * 2
+    assert [type(mortals.members[device_id].answer(1.0)) for device_id in (0, 1)] == [GroupBroken] * 2
 
 
 def test_a_member_that_missed_the_loss_learns_of_it_in_its_next_call(mortals: Team) -> None:
     ref = mortals.new_group(0, 1, 2)
-    assert mortals.ask(ref.gpus, talk, ref) == [True] * 3
+    assert mortals.ask(ref.devices, talk, ref) == [True] * 3
     mortals.members[2].kill()
     assert mortals.ask((0, 1), raised, ref) == [["broken"] * 2] * 2
 

@@ -46,9 +46,9 @@ def test_what_was_lost_is_kept_with_its_reason() -> None:
     history = read_history(lines)
     (lost,) = history.lost
     assert (lost.work, lost.steps, lost.end_ns - lost.start_ns) == (work_lost, 1, 60 * NS_PER_MS)
-    assert [(change.gpu, change.is_up) for change in history.gpus[4:]] == [(3, False), (3, True)]
-    assert history.gpus[4].reason == "killed by signal 9"
-    assert history.num_gpus == 4
+    assert [(change.device_id, change.is_up) for change in history.devices[4:]] == [(3, False), (3, True)]
+    assert history.devices[4].reason == "killed by signal 9"
+    assert history.num_devices == 4
     assert cause_of(account_of(history, of(history, "a"))) is None, "it has not ended"
 
 
@@ -70,7 +70,7 @@ def test_a_lost_work_is_the_first_reason_to_be_late() -> None:
 
 def test_who_waits_knows_for_whom() -> None:
     """One device; b and c come while a runs, and are due in this order."""
-    one = SimConfig(num_gpus=1)
+    one = SimConfig(num_devices=1)
     requests = [request("a", steps=20, slo_s=9.0), request("b", 0.5, slo_s=9.0), request("c", 0.6, slo_s=9.5)]
     history = recorded(requests, "fixed-sp1", sim=one).history
     ends_ns = {past.request.uid: past.finish_ns or 0 for past in history.requests}
@@ -98,7 +98,7 @@ def test_works_on_other_devices_hold_nobody_up() -> None:
 
 
 def test_time_in_which_its_devices_had_no_work_is_idle() -> None:
-    sim = SimConfig(num_gpus=1, dispatch_ns=20 * NS_PER_MS)
+    sim = SimConfig(num_devices=1, dispatch_ns=20 * NS_PER_MS)
     history = recorded([request("a", steps=10)], "fixed-sp1", sim=sim).history
     account = account_of(history, of(history, "a"))
     assert account.idle_ns == account.waited_ns == 20 * NS_PER_MS * len(account.works)
@@ -126,7 +126,7 @@ def test_time_in_which_its_devices_had_no_work_is_idle() -> None:
     ],
 )
 def test_the_cause_is_the_first_reason_that_explains_it(requests: list[Request], factor: float, pattern: str) -> None:
-    history = recorded(requests, "fixed-sp1", sim=SimConfig(num_gpus=1), devices=slower(table(), factor)).history
+    history = recorded(requests, "fixed-sp1", sim=SimConfig(num_devices=1), devices=slower(table(), factor)).history
     past = of(history, "b")
     assert past.on_time is False
     assert re.fullmatch(pattern, cause_of(account_of(history, past)) or "")

@@ -23,8 +23,8 @@ from tilework.core.actions import (
 from tilework.core.events import (
     Broken,
     Cancelled,
-    GpuJoined,
-    GpuLost,
+    DeviceJoined,
+    DeviceLost,
     StageFinished,
     StepsFinished,
     Stopped,
@@ -60,15 +60,15 @@ Scripted = Callable[..., Controller]
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
     """A controller whose policy gives these plans, the first at the first event after its devices have joined."""
 
-    def build(*plans: Plan, num_gpus: int = 2) -> Controller:
-        monkeypatch.setitem(registry._REGISTRY, "script", lambda: Script([Plan()] * num_gpus + list(plans)))
-        return controller("script", num_gpus=num_gpus, degrees=(1, 2, 3, 4))
+    def build(*plans: Plan, num_devices: int = 2) -> Controller:
+        monkeypatch.setitem(registry._REGISTRY, "script", lambda: Script([Plan()] * num_devices + list(plans)))
+        return controller("script", num_devices=num_devices, degrees=(1, 2, 3, 4))
 
     return build
 
 
-def start(stage: str, *gpus: int, steps: int = 1, job: int = 0) -> Start:
-    return Start(stage=StageId(PIPELINE, stage), job_ids=(job,), gpus=gpus, num_steps=steps, why="told to")
+def start(stage: str, *devices: int, steps: int = 1, job: int = 0) -> Start:
+    return Start(stage=StageId(PIPELINE, stage), job_ids=(job,), devices=devices, num_steps=steps, why="told to")
 
 
 def run(*starts: Start) -> Plan:
@@ -80,7 +80,7 @@ def ran(actions: tuple[Action, ...]) -> list[tuple[int, str, int, Group]]:
     assert all(action.work.stage.name == DIFFUSE for action in only(RunSteps, actions))
     assert all(action.work.stage.name != DIFFUSE for action in only(RunStage, actions))
     works = [action.work for action in actions if isinstance(action, RunStage | RunSteps)]
-    return [(work.work_id, work.stage.name, work.num_steps, work.gpus) for work in works]
+    return [(work.work_id, work.stage.name, work.num_steps, work.devices) for work in works]
 
 
 # A request's way.
@@ -131,19 +131,19 @@ def test_a_request_that_is_not_known_any_more_cannot_be_cancelled() -> None:
 
 
 def test_a_waiting_request_is_cancelled_without_a_word_to_any_device() -> None:
-    control = controller(num_gpus=0)
+    control = controller(num_devices=0)
     control.handle(Submitted(request("a")), 0)
     assert control.handle(Cancelled("a", "gone"), 1) == (Finish(0, "a", Status.CANCELLED, "gone"),)
 
 
 def test_requests_that_wait_for_a_device_begin_when_one_joins() -> None:
-    control = controller("fixed-sp1", num_gpus=0)
+    control = controller("fixed-sp1", num_devices=0)
     for uid in ("a", "b"):
         (accepted,) = control.handle(Submitted(request(uid)), 0)
         why = "no device is up; the time counts from now"
         assert accepted == Accept(int(uid == "b"), uid, ns_from_s(SERVICE_S), why)
-    joined = control.handle(GpuJoined(3, 0, ALL_STAGES), 1)
-    assert [(stage, gpus) for _, stage, _, gpus in ran(joined)] == [(ENCODE, (3,)), (DIFFUSE, (3,))]
+    joined = control.handle(DeviceJoined(3, 0, ALL_STAGES), 1)
+    assert [(stage, devices) for _, stage, _, devices in ran(joined)] == [(ENCODE, (3,)), (DIFFUSE, (3,))]
 
 
 def test_each_work_says_what_it_is_queued_behind(scripted: Scripted) -> None:
@@ -154,10 +154,10 @@ def test_each_work_says_what_it_is_queued_behind(scripted: Scripted) -> None:
 
 
 def test_devices_are_seen_by_id_whatever_the_order_they_joined_in() -> None:
-    control = controller(num_gpus=0)
-    for gpu in (2, 0, 1):
-        control.handle(GpuJoined(gpu, 0, ALL_STAGES), 0)
-    assert [device.gpu for device in control.tracker.gpus] == [0, 1, 2]
+    control = controller(num_devices=0)
+    for device_id in (2, 0, 1):
+        control.handle(DeviceJoined(device_id, 0, ALL_STAGES), 0)
+    assert [device.device_id for device in control.tracker.devices] == [0, 1, 2]
 
 
 # States that move.
@@ -191,7 +191,7 @@ def test_a_state_goes_to_those_of_a_group_that_lack_it(scripted: Scripted) -> No
         run(start(DIFFUSE, 0, 1, steps=2)),
         run(start(DIFFUSE, 2, steps=2)),
         run(start(DIFFUSE, 0, 1, 2, 3, steps=2), start(DIFFUSE, 1, steps=2), start(DIFFUSE, 1, 3, steps=2)),
-        num_gpus=4,
+        num_devices=4,
     )
     told = [control.handle(Submitted(request("a")), 0), control.handle(StageFinished(1, 1), 1)]
     told += [control.handle(StepsFinished(work_id, 1), work_id) for work_id in (2, 3)]
@@ -236,14 +236,14 @@ def test_a_failed_work_begins_the_request_again_and_the_last_attempt_fails_it() 
 
 
 def test_a_lost_device_begins_its_requests_again_elsewhere() -> None:
-    control = controller("fixed-sp1", num_gpus=2)
+    control = controller("fixed-sp1", num_devices=2)
     for uid in ("a", "b"):
         control.handle(Submitted(request(uid)), 0)
-    lost = control.handle(GpuLost(0, "it burns"), 1)
+    lost = control.handle(DeviceLost(0, "it burns"), 1)
     assert lost == (), "the other device has its hands full, and nothing is left to stop or to drop"
     assert control.handle(StageFinished(1, 5), 2) == (), "too late"
-    assert ran(control.handle(GpuJoined(0, 0, ALL_STAGES), 3))[0][1:] == (ENCODE, 1, (0,))
-    assert control.handle(GpuLost(7, "never there"), 4) == ()
+    assert ran(control.handle(DeviceJoined(0, 0, ALL_STAGES), 3))[0][1:] == (ENCODE, 1, (0,))
+    assert control.handle(DeviceLost(7, "never there"), 4) == ()
 
 
 def test_a_lost_device_that_still_worked_for_a_moved_request_begins_it_again(scripted: Scripted) -> None:
@@ -251,7 +251,7 @@ def test_a_lost_device_that_still_worked_for_a_moved_request_begins_it_again(scr
     control = scripted(run(start(ENCODE, 0), start(DIFFUSE, 1, steps=2)))
     begun = control.handle(Submitted(request("a")), 0)
     assert only(MoveState, begun) == [MoveState(0, (1,), conditioning=True)]
-    assert control.handle(GpuLost(0, "it burns"), 1) == (Stop(2), DropState(0, (1,)))
+    assert control.handle(DeviceLost(0, "it burns"), 1) == (Stop(2), DropState(0, (1,)))
     job = control.tracker.jobs[0]
     assert (job.attempt, job.works, list(control.tracker.waiting())) == (2, [], [job])
 
@@ -262,23 +262,23 @@ def test_a_waiting_request_goes_on_though_all_devices_that_knew_it_are_lost(scri
     control.handle(StageFinished(1, 1), 1)
     control.handle(StepsFinished(2, 1), 2)
     (job,) = control.tracker.waiting()
-    assert control.handle(GpuLost(0, "it burns"), 3) == ()
-    assert (job.last_gpus, job.holders) == ((1,), {1})
-    assert control.handle(GpuLost(1, "it burns"), 4) == ()
-    assert (job.last_gpus, job.holders, job.attempt) == ((), set(), 1)
+    assert control.handle(DeviceLost(0, "it burns"), 3) == ()
+    assert (job.last_devices, job.holders) == ((1,), {1})
+    assert control.handle(DeviceLost(1, "it burns"), 4) == ()
+    assert (job.last_devices, job.holders, job.attempt) == ((), set(), 1)
     assert (job.stage, job.num_steps_left) == (StageId(PIPELINE, DIFFUSE), 6), "its state was put down"
 
 
 def test_a_work_of_a_broken_group_holds_the_survivors_until_they_have_reported(scripted: Scripted) -> None:
     control = scripted(
-        run(start(ENCODE, 0), start(DIFFUSE, 0, 1, 2, steps=4)), *[Plan()] * 3, run(start(DIFFUSE, 1, 2)), num_gpus=3
+        run(start(ENCODE, 0), start(DIFFUSE, 0, 1, 2, steps=4)), *[Plan()] * 3, run(start(DIFFUSE, 1, 2)), num_devices=3
     )
     control.handle(Submitted(request("a")), 0)
     control.handle(StageFinished(1, 1), 1)
-    assert control.handle(GpuLost(0, "it burns"), 2) == ()
-    assert [[work.work_id for work in device.works] for device in control.tracker.gpus] == [[2], [2]]
-    control.handle(GpuJoined(0, 0, ALL_STAGES), 3)
-    assert not control.tracker.devices[0].works, "a device that comes back knows nothing of it"
+    assert control.handle(DeviceLost(0, "it burns"), 2) == ()
+    assert [[work.work_id for work in device.works] for device in control.tracker.devices] == [[2], [2]]
+    control.handle(DeviceJoined(0, 0, ALL_STAGES), 3)
+    assert not control.tracker.device(0).works, "a device that comes back knows nothing of it"
     went_on = control.handle(Broken(2, 3), 4)
     assert went_on[:2] == (DropState(0, (1, 2)), MoveState(0, (1, 2), conditioning=True))
     assert went_on[2].work.first_steps == (3,)  # type: ignore[union-attr]
@@ -289,8 +289,8 @@ def test_a_group_of_which_nobody_is_left_is_lost_with_its_last_member(scripted: 
     control = scripted(run(start(ENCODE, 0), start(DIFFUSE, 0, 1, steps=4)), *[Plan()] * 4)
     control.handle(Submitted(request("a")), 0)
     control.handle(StageFinished(1, 1), 1)
-    control.handle(GpuLost(0, "it burns"), 2)
-    control.handle(GpuLost(1, "it burns"), 3)
+    control.handle(DeviceLost(0, "it burns"), 2)
+    control.handle(DeviceLost(1, "it burns"), 3)
     (job,) = control.tracker.waiting()
     assert (job.attempt, job.num_steps_left, control.tracker.works) == (2, 10, {})
 
@@ -315,7 +315,7 @@ def test_a_lost_device_fails_a_request_that_had_its_attempts() -> None:
     control = controller(max_attempts=1)
     control.handle(Submitted(request("a")), 0)
     failed = Finish(0, "a", Status.FAILED, "GPU 0 was lost: it burns (attempt 1 of 1)")
-    assert control.handle(GpuLost(0, "it burns"), 1) == (failed,)
+    assert control.handle(DeviceLost(0, "it burns"), 1) == (failed,)
 
 
 def test_a_request_is_set_aside_once_though_a_remnant_of_it_still_has_a_device() -> None:

@@ -71,7 +71,7 @@ def test_who_weighs_twice_as_much_is_served_twice_as_often() -> None:
 
 def test_a_tenant_that_is_alone_is_served_in_order_of_arrival() -> None:
     """Also when some give up, so that others would take less time than those before them."""
-    control, rng = controller(num_gpus=2), Random(5)
+    control, rng = controller(num_devices=2), Random(5)
     now_ns = 0
     for index in range(300):
         now_ns += rng.choice([0, 10, 900]) * NS_PER_S // 1000
@@ -95,15 +95,15 @@ def test_a_heavier_class_of_the_same_tenant_does_not_wait_for_its_lighter_ones()
 
 def test_the_order_of_a_request_is_bounded_and_stays() -> None:
     """Whoever comes after its patience and what its tenant had waiting, at the tenant's share, comes behind it."""
-    control, rng = controller(num_gpus=2), Random(11)
+    control, rng = controller(num_devices=2), Random(11)
     tracker, urgencies, now_ns = control.tracker, dict[int, int](), 0
     most_waiting_ns = 0
     for index in range(600):
         now_ns += rng.randrange(NS_PER_S // 2)
         tenant = rng.choice("aaaaaabc")
         control.handle(Submitted(request(str(index), now_ns / NS_PER_S, tenant=tenant)), now_ns)
-        most_waiting_ns = max([most_waiting_ns, *(tracker.held(name).gpu_ns for name in "abc")])
-        for work in [device.works[0] for device in tracker.gpus if device.works and rng.random() < 0.5]:
+        most_waiting_ns = max([most_waiting_ns, *(tracker.held(name).device_ns for name in "abc")])
+        for work in [device.works[0] for device in tracker.devices if device.works and rng.random() < 0.5]:
             ended = StepsFinished if work.stage.name == DIFFUSE else StageFinished
             control.handle(ended(work.work_id, ns_from_s(0.1)), now_ns)
         for job in tracker.jobs.values():
@@ -118,8 +118,8 @@ def test_beside_a_flood_a_small_tenant_is_served_as_on_its_half_of_the_devices(p
     """The flood comes first and takes ten minutes; the other sends for five of these what takes a fifth of its half."""
     small = trickle("small", 30, 10 * SERVICE_S, from_s=1.0)
     flood = burst("flood", 1200)
-    together = simulate([*flood, *small], policy, num_gpus=2)
-    alone = simulate(small, policy, num_gpus=1)
+    together = simulate([*flood, *small], policy, num_devices=2)
+    alone = simulate(small, policy, num_devices=1)
     assert mean_latency_s(together, "small") < 2 * mean_latency_s(alone, "small")
     order = [one.finish_ns for one in together.endings if one.request.tenant == "flood"]
     assert order == sorted(order)
@@ -128,7 +128,7 @@ def test_beside_a_flood_a_small_tenant_is_served_as_on_its_half_of_the_devices(p
 def test_two_floods_share_the_devices() -> None:
     """The second comes when the first has been served alone for some time: it gets its half from then on."""
     first, second = burst("a", 400), burst("b", 100, 100.0)
-    trace = simulate([*first, *second], num_gpus=2)
+    trace = simulate([*first, *second], num_devices=2)
     ends_ns = {one.request.uid: one.finish_ns for one in trace.endings}
     last_ns = max(ns for uid, ns in ends_ns.items() if uid[0] == "b")
     meanwhile = [uid[0] for uid, ns in ends_ns.items() if ns_from_s(100) < ns <= last_ns]
@@ -140,7 +140,7 @@ def test_late_ones_are_spread_as_well() -> None:
     """A tenant does not come before others by asking for deadlines that cannot be kept."""
     flood = [request(f"a{index}", tenant="a", slo_s=0.5) for index in range(900)]
     small = trickle("b", 20, 10 * SERVICE_S, from_s=650.0)
-    trace = simulate([*flood, *small], num_gpus=1)
+    trace = simulate([*flood, *small], num_devices=1)
     assert mean_latency_s(trace, "b") < 3 * SERVICE_S
 
 

@@ -21,9 +21,9 @@ from tilework.control.log import BadLog, Difference, entry_line, header_line, re
 from tilework.control.measured import dispatch_ns, profiled_table
 from tilework.core.actions import Action, Reject
 from tilework.core.events import (
+    DeviceJoined,
+    DeviceLost,
     Event,
-    GpuJoined,
-    GpuLost,
     StageFinished,
     StepsFinished,
     Stopped,
@@ -58,7 +58,7 @@ def record(
     def observe(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
         lines.append(entry_line(event, actions, now_ns))
 
-    trace = Simulation(config, costs, sim or SimConfig(num_gpus=1)).run(requests, cancels, observe)
+    trace = Simulation(config, costs, sim or SimConfig(num_devices=1)).run(requests, cancels, observe)
     return lines, trace
 
 
@@ -87,18 +87,18 @@ def test_every_kind_survives_its_line(kind: str, data: st.DataObject) -> None:
     assert [type(action) for action in entry.actions] == [type(action) for action in actions]
 
 
-@given(stages=st.from_type(GpuJoined).map(lambda joined: sorted(joined.stages)), data=st.data())
+@given(stages=st.from_type(DeviceJoined).map(lambda joined: sorted(joined.stages)), data=st.data())
 @settings(max_examples=30)
 def test_equal_sets_give_equal_text(stages: list[Any], data: st.DataObject) -> None:
     lines = {
-        entry_line(GpuJoined(0, 0, frozenset(order)), (), 0)
+        entry_line(DeviceJoined(0, 0, frozenset(order)), (), 0)
         for order in (stages, data.draw(st.permutations(stages)), list(reversed(stages)))
     }
     assert len(lines) == 1
 
 
 def test_the_header_survives() -> None:
-    config, costs = ControllerConfig(policy="fixed-sp1", max_attempts=7), replace(table(), gpus_per_node=3)
+    config, costs = ControllerConfig(policy="fixed-sp1", max_attempts=7), replace(table(), devices_per_node=3)
     header, entries = read_log([header_line("1.2.3", config, costs)])
     assert (header.version, header.config, header.table) == ("1.2.3", config, costs)
     assert list(entries) == []
@@ -129,7 +129,7 @@ def test_a_simulated_run_replays(policy: str) -> None:
     requests = poisson(30, 1.5, seed=4, slo_s=3.0)
     requests += [request(f"strict{i}", 5 + i, slo_s=0.9, on_miss=OnMiss.REJECT) for i in range(4)]
     cancels = cancelled_at_work(requests, 3, 12)
-    lines, _ = record(requests, policy, sim=SimConfig(num_gpus=2, jitter=0.2), cancels=cancels)
+    lines, _ = record(requests, policy, sim=SimConfig(num_devices=2, jitter=0.2), cancels=cancels)
     assert replay(line + "\n" for line in lines) == (len(lines) - 1, None)
 
 
@@ -150,12 +150,14 @@ def change(text: str, field: str, start: str = '"actions"') -> str:
     return text[:at] + re.sub(rf'("{field}":)(\d+)', lambda m: f"{m[1]}{int(m[2]) + 1}", text[at:], count=1)
 
 
-@pytest.mark.parametrize("field", ["work_id", "num_steps", "after", "gpus", "attempts", "job_ids", "eta_ns", "job_id"])
+@pytest.mark.parametrize(
+    "field", ["work_id", "num_steps", "after", "devices", "attempts", "job_ids", "eta_ns", "job_id"]
+)
 def test_an_altered_number_of_an_action_is_found(busy_log: list[str], field: str) -> None:
     with_field = "Accept" if field in ("eta_ns", "job_id") else "RunSteps"
     index = find(busy_log, f'"is":"{with_field}"', after=20 if with_field == "RunSteps" else 4)
     lines = list(busy_log)
-    if field in ("after", "gpus", "attempts", "job_ids"):
+    if field in ("after", "devices", "attempts", "job_ids"):
         lines[index] = re.sub(rf'"{field}":\[(\d+)\]', lambda m: f'"{field}":[{int(m[1]) + 1}]', lines[index], count=1)
     else:
         lines[index] = change(lines[index], field)
@@ -342,9 +344,9 @@ def test_a_wrong_header_is_named(header: str | None, complaint: str) -> None:
         '{"t":0,"event":{"is":"Woke"},"actions":7}',
         '{"t":0,"event":{"is":"Woke"},"actions":[{"is":"Stop"}]}',
         '{"t":0,"event":{"is":"Woke"},"actions":[{"is":"Stop","work_id":"1"}]}',
-        '{"t":0,"event":{"is":"Woke"},"actions":[{"is":"DropState","job_id":0,"gpus":4}]}',
+        '{"t":0,"event":{"is":"Woke"},"actions":[{"is":"DropState","job_id":0,"devices":4}]}',
         '{"t":0,"event":{"is":"StepsFinished","work_id":1,"run_ns":true},"actions":[]}',
-        '{"t":0,"event":{"is":"GpuLost","gpu":0,"reason":null},"actions":[]}',
+        '{"t":0,"event":{"is":"DeviceLost","device_id":0,"reason":null},"actions":[]}',
         '{"t":0,"event":{"is":"Woke"},"actions":[{"is":"Finish","job_id":0,"uid":"a","status":"over","reason":""}]}',
     ],
 )
@@ -367,10 +369,10 @@ def test_history_tells_what_the_simulation_did() -> None:
     requests = poisson(40, 1.5, seed=9, slo_s=3.0)
     requests += [request(f"strict{i}", 3 + i, slo_s=0.9, on_miss=OnMiss.REJECT) for i in range(4)]
     cancels = cancelled_at_work(requests, 3, 12)
-    lines, trace = record(requests, sim=SimConfig(num_gpus=2, jitter=0.1), cancels=cancels)
+    lines, trace = record(requests, sim=SimConfig(num_devices=2, jitter=0.1), cancels=cancels)
     history = read_history(lines)
     assert {ending.status for ending in trace.endings} == {Status.DONE, Status.REJECTED, Status.CANCELLED}
-    assert history.num_gpus == 2
+    assert history.num_devices == 2
     past = {one.request.uid: one for one in history.requests}
     assert past.keys() == {ending.request.uid for ending in trace.endings}
     for ending in trace.endings:
@@ -395,7 +397,7 @@ def seconds_of(costs: CostTable) -> dict[tuple[str, str, int, int], float]:
 def test_the_profiled_table_recovers_what_the_devices_cost() -> None:
     """Jitter averages out; what each work waits in its device's queue is told apart from what it costs."""
     requests = [request(str(index), index * 0.5, side=(64, 128)[index % 2], steps=20) for index in range(120)]
-    sim = SimConfig(num_gpus=1, jitter=0.1, dispatch_ns=30 * NS_PER_MS)
+    sim = SimConfig(num_devices=1, jitter=0.1, dispatch_ns=30 * NS_PER_MS)
     history = read_history(record(requests, sim=sim)[0])
     true, found = seconds_of(table()), seconds_of(profiled_table(history))
     assert found.keys() == true.keys()
@@ -406,7 +408,7 @@ def test_the_profiled_table_recovers_what_the_devices_cost() -> None:
 
 
 def test_a_profiled_size_is_the_median_of_its_works_by_step() -> None:
-    history = read_history(record([request("a", steps=11)], sim=SimConfig(num_gpus=1, jitter=0.3, seed=5))[0])
+    history = read_history(record([request("a", steps=11)], sim=SimConfig(num_devices=1, jitter=0.3, seed=5))[0])
     measured = [(w.run_ns or 0) / w.steps / NS_PER_S for w in history.works if w.work.stage.name == DIFFUSE]
     assert len(measured) > 2
     assert seconds_of(profiled_table(history))[PIPELINE, DIFFUSE, 128, 1] == median(measured)
@@ -418,7 +420,7 @@ def test_profiling_keeps_other_pipelines_and_degrees_and_ignores_unguided_reques
         replace(table().rows[0], degree=2, height=128, width=128, stage=DIFFUSE, seconds=0.06),
     )
     costs = replace(table(), rows=table().rows + others)
-    sim = SimConfig(num_gpus=1, jitter=0.2)
+    sim = SimConfig(num_devices=1, jitter=0.2)
     guided, unguided = request("a"), replace(request("b"), guided=False)
     found = seconds_of(profiled_table(read_history(record([guided], sim=sim, costs=costs)[0])))
     assert (found["other", DIFFUSE, 128, 1], found[PIPELINE, DIFFUSE, 128, 2]) == (7.0, 0.06)
@@ -435,7 +437,7 @@ def test_a_profiled_batch_replaces_the_row_of_the_same_members_and_no_other() ->
         replace(table(), rows=(*table().rows, replace(rows[0], seconds=s), rows[1])) for s in (0.11, 0.09)
     )
     requests = [request("a"), request("b", side=64)]
-    run = recorded(requests, "patchedserve", sim=SimConfig(num_gpus=1), costs=costs, devices=devices)
+    run = recorded(requests, "patchedserve", sim=SimConfig(num_devices=1), costs=costs, devices=devices)
     steps = {row.shapes: row.seconds for row in profiled_table(run.history).rows if row.stage == DIFFUSE}
     assert (steps[two], steps[three]) == (pytest.approx(0.09), 0.11)
 
@@ -444,7 +446,7 @@ def test_a_run_without_a_queue_has_no_dispatch_time() -> None:
     assert dispatch_ns(read_history([HEADER])) == {}
 
 
-def past(work_id: int, start_ns: int, gpus: tuple[int, ...], after: tuple[int, ...] = ()) -> PastWork:
+def past(work_id: int, start_ns: int, devices: tuple[int, ...], after: tuple[int, ...] = ()) -> PastWork:
     """A work of 100 ns."""
     work = Work(
         work_id=work_id,
@@ -452,7 +454,7 @@ def past(work_id: int, start_ns: int, gpus: tuple[int, ...], after: tuple[int, .
         job_ids=(0,),
         attempts=(0,),
         first_steps=(0,),
-        gpus=gpus,
+        devices=devices,
         num_steps=1,
         why="a test",
         after=after,
@@ -499,7 +501,7 @@ def test_history_reads_over_what_went_wrong() -> None:
     """A failed or lost work is no executed work."""
     lines, _ = record([request("a")])
     begun = find(lines, '"event":{"is":"StageFinished"')
-    broken = [*lines[:begun], *(entry_line(e, (), 10**7) for e in (WorkFailed(1, "broken"), GpuLost(0, "gone")))]
+    broken = [*lines[:begun], *(entry_line(e, (), 10**7) for e in (WorkFailed(1, "broken"), DeviceLost(0, "gone")))]
     history = read_history(broken)
     assert history.works == ()
     assert [past.status for past in history.requests] == [None]

@@ -11,7 +11,7 @@ from builders import ALL_STAGES, PIPELINE, SERVICE_S, controller, job, only, pro
 from tilework.control.job import Job
 from tilework.control.queue import WaitingQueue
 from tilework.core.actions import Accept, Action, Reject
-from tilework.core.events import Cancelled, Event, GpuJoined, StageFinished, StepsFinished, Stopped, Submitted, Woke
+from tilework.core.events import Cancelled, DeviceJoined, Event, StageFinished, StepsFinished, Stopped, Submitted, Woke
 from tilework.core.interfaces import Ahead, Demand
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import NS_PER_MS, ns_from_s
@@ -45,7 +45,7 @@ def test_a_remnant_of_a_cancelled_request_corrects_nothing() -> None:
 def test_a_device_is_expected_to_be_free_when_its_works_end_and_never_in_the_past() -> None:
     control = controller()
     control.handle(Submitted(request("a")), 0)
-    (device,) = control.tracker.gpus
+    (device,) = control.tracker.devices
 
     def free_ms(now_ms: int) -> float:
         control.handle(Woke(), now_ms * NS_PER_MS)
@@ -69,10 +69,10 @@ def test_a_device_is_expected_to_be_free_when_its_works_end_and_never_in_the_pas
 
 
 def test_a_device_that_joins_late_begins_late() -> None:
-    control = controller(num_gpus=0)
+    control = controller(num_devices=0)
     control.handle(Submitted(request("a")), 0)
-    control.handle(GpuJoined(0, 0, ALL_STAGES), 5000 * NS_PER_MS)
-    (device,) = control.tracker.gpus
+    control.handle(DeviceJoined(0, 0, ALL_STAGES), 5000 * NS_PER_MS)
+    (device,) = control.tracker.devices
     assert device.free_ns == (5000 + 10 + 200) * NS_PER_MS
 
 

@@ -12,9 +12,9 @@ from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Accept, Action, DropState, Finish, MoveState, Reject, RunStage, RunSteps, Stop
 from tilework.core.events import (
     Broken,
+    DeviceJoined,
+    DeviceLost,
     Event,
-    GpuJoined,
-    GpuLost,
     OutOfMemory,
     Restored,
     StageFinished,
@@ -81,11 +81,11 @@ class Driver:
         return actions
 
 
-def driver(policy: str = "edf", num_gpus: int = 1, **config: int) -> Driver:
+def driver(policy: str = "edf", num_devices: int = 1, **config: int) -> Driver:
     control = Controller(ControllerConfig(policy=policy, **config), table(degrees=(1, 2)))
     it = Driver(control)
-    for gpu in range(num_gpus):
-        it.tell(GpuJoined(gpu, 0, ALL_STAGES))
+    for device_id in range(num_devices):
+        it.tell(DeviceJoined(device_id, 0, ALL_STAGES))
     return it
 
 
@@ -137,22 +137,22 @@ def test_steps_that_were_done_before_the_memory_ran_out_count() -> None:
 
 
 def test_steps_that_fit_only_on_more_devices_than_are_up_wait_for_them() -> None:
-    it = driver("tetriserve", num_gpus=2)
-    it.tell(GpuLost(1, "for a test"))
+    it = driver("tetriserve", num_devices=2)
+    it.tell(DeviceLost(1, "for a test"))
     it.tell(Submitted(request("a", steps=4)))
     work = it.until(DIFFUSE)
-    assert work.gpus == (0,)
+    assert work.devices == (0,)
     it.tell(OutOfMemory(work.work_id, 0))
     it.wait(10 * NS_PER_S)
     assert not it.pending
     assert it.control.tracker.jobs
-    it.tell(GpuJoined(1, 0, ALL_STAGES))
-    assert it.until(DIFFUSE).gpus == (0, 1)
+    it.tell(DeviceJoined(1, 0, ALL_STAGES))
+    assert it.until(DIFFUSE).devices == (0, 1)
 
 
 def test_who_was_set_back_is_tried_again_when_another_one_is_seen_to_fit() -> None:
-    it = driver("tetriserve", num_gpus=2)
-    it.tell(GpuLost(1, "for a test"))
+    it = driver("tetriserve", num_devices=2)
+    it.tell(DeviceLost(1, "for a test"))
     it.tell(Submitted(request("a", steps=4)))
     it.tell(OutOfMemory(it.until(DIFFUSE).work_id, 0))
     assert not it.pending
@@ -165,8 +165,8 @@ def test_who_was_set_back_is_tried_again_when_another_one_is_seen_to_fit() -> No
 
 
 def test_who_was_set_back_is_tried_again_when_it_is_forgotten_and_fails_in_the_end() -> None:
-    it = driver("tetriserve", num_gpus=2)
-    it.tell(GpuLost(1, "for a test"))
+    it = driver("tetriserve", num_devices=2)
+    it.tell(DeviceLost(1, "for a test"))
     it.tell(Submitted(request("a", steps=4)))
     tries_ns = []
     while it.control.tracker.jobs:
@@ -179,8 +179,8 @@ def test_who_was_set_back_is_tried_again_when_it_is_forgotten_and_fails_in_the_e
 
 
 def test_an_encode_that_does_not_fit_is_tried_again_also_where_fewer_devices_are_up_than_the_policy_wants() -> None:
-    it = driver("fixed-sp2", num_gpus=2)
-    it.tell(GpuLost(1, "for a test"))
+    it = driver("fixed-sp2", num_devices=2)
+    it.tell(DeviceLost(1, "for a test"))
     it.tell(Submitted(request("a", steps=4)))
     work = it.until(ENCODE)
     it.tell(OutOfMemory(work.work_id, 0))
@@ -196,7 +196,7 @@ def test_a_device_keeps_the_states_of_so_many_jobs_and_gets_others_back_when_the
         actions += it.tell(Submitted(request(str(index), steps=20, slo_s=100 - 10 * index)))
         for _ in range(4):
             actions += it.tell(finished(it.pending.pop(0)))
-        assert len(it.control.tracker.devices[0].residents) <= 3
+        assert len(it.control.tracker.device(0).residents) <= 3
     assert [drop.job_id for drop in only(DropState, actions)] == [0, 1]
     while it.pending:
         actions += it.tell(finished(it.pending.pop(0)))
@@ -230,36 +230,36 @@ def test_a_report_that_overtakes_another_of_its_job_waits_for_it() -> None:
 
 
 def test_reports_that_waited_for_a_work_that_is_lost_count_for_nothing() -> None:
-    it = driver(num_gpus=2)
+    it = driver(num_devices=2)
     it.tell(Submitted(request("a", steps=6)))
     first = it.until(DIFFUSE)
     second = it.pending.pop(0)
     it.tell(finished(second))
-    [again, *_] = works(it.tell(GpuLost(0, "for a test")))
-    assert (again.gpus, again.stage.name, again.first_steps) == ((1,), DIFFUSE, (0,))
+    [again, *_] = works(it.tell(DeviceLost(0, "for a test")))
+    assert (again.devices, again.stage.name, again.first_steps) == ((1,), DIFFUSE, (0,))
     assert not {first.work_id, second.work_id} & it.control.tracker.works.keys()
 
 
 def test_what_survivors_of_a_group_have_done_counts_though_a_later_work_was_only_on_the_lost_device() -> None:
-    it = driver("fixed-sp2", num_gpus=2)
+    it = driver("fixed-sp2", num_devices=2)
     it.tell(Submitted(request("a", steps=2)))
     steps = it.until(DIFFUSE)
     [decode] = it.pending
-    assert (steps.gpus, decode.gpus) == ((0, 1), (0,))
+    assert (steps.devices, decode.devices) == ((0, 1), (0,))
     it.pending.clear()
-    assert not works(it.tell(GpuLost(0, "for a test")))
+    assert not works(it.tell(DeviceLost(0, "for a test")))
     [rest, *_] = works(it.tell(Broken(steps.work_id, 1)))
-    assert (rest.gpus, rest.first_steps, rest.attempts) == ((1,), (1,), (2,))
+    assert (rest.devices, rest.first_steps, rest.attempts) == ((1,), (1,), (2,))
 
 
 def test_a_lost_decode_is_begun_again_when_the_steps_before_it_are_said_to_be_done_after_all() -> None:
-    it = driver("fixed-sp2", num_gpus=2)
+    it = driver("fixed-sp2", num_devices=2)
     it.tell(Submitted(request("a", steps=2)))
     steps = it.until(DIFFUSE)
     it.pending.clear()
-    it.tell(GpuLost(0, "for a test"))
+    it.tell(DeviceLost(0, "for a test"))
     [decode] = works(it.tell(finished(steps)))
-    assert (decode.stage.name, decode.gpus, decode.attempts) == (DECODE, (1,), (2,))
+    assert (decode.stage.name, decode.devices, decode.attempts) == (DECODE, (1,), (2,))
     it.pending = [decode]
     assert only(Finish, it.finish())[0].status is Status.DONE
 
@@ -296,7 +296,7 @@ def test_a_restored_request_comes_in_where_admission_would_refuse_it() -> None:
 
 
 def test_a_restored_promise_holds_if_it_can() -> None:
-    control = controller("edf", num_gpus=1)
+    control = controller("edf", num_devices=1)
     for uid, slo_s in (("kept", 10.0), ("late", 0.5)):
         control.handle(Restored(promise(uid, 0.0, slo_s), None), 0)
     promised = [job.request.uid for job in control.tracker.promised()]

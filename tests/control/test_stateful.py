@@ -27,9 +27,9 @@ from tilework.core.actions import (
 from tilework.core.events import (
     Broken,
     Cancelled,
+    DeviceJoined,
+    DeviceLost,
     Event,
-    GpuJoined,
-    GpuLost,
     OutOfMemory,
     Restored,
     StageFinished,
@@ -61,13 +61,13 @@ class HostileDriver(RuleBasedStateMachine):
 
     @initialize(
         policy=st.sampled_from(ONE_OF_EACH),
-        num_gpus=st.integers(1, NUM_GPUS),
-        gpus_per_node=st.sampled_from((2, NUM_GPUS)),
+        num_devices=st.integers(1, NUM_GPUS),
+        devices_per_node=st.sampled_from((2, NUM_GPUS)),
     )
-    def set_up(self, policy: str, num_gpus: int, gpus_per_node: int) -> None:
+    def set_up(self, policy: str, num_devices: int, devices_per_node: int) -> None:
         self.config = ControllerConfig(policy=policy, max_batch=1)
         self.controller = Controller(self.config, TABLE)
-        self.gpus_per_node = gpus_per_node
+        self.devices_per_node = devices_per_node
         self.now_ns = 0
         self.wakes_ns: list[int] = []
         self.queues: dict[int, list[Work]] = {}
@@ -84,8 +84,8 @@ class HostileDriver(RuleBasedStateMachine):
         self.cancelled: set[str] = set()
         self.written_off: list[Work] = []
         self.lines = [header_line("test", self.config, TABLE)]
-        for gpu in range(num_gpus):
-            self.join(gpu)
+        for device_id in range(num_devices):
+            self.join(device_id)
 
     def tell(self, event: Event) -> None:
         actions = self.controller.handle(event, self.now_ns)
@@ -118,11 +118,11 @@ class HostileDriver(RuleBasedStateMachine):
                 self.promised[job_id] |= set(targets)
                 assert all(conditioning == (target not in self.seen[job_id]) for target in targets)
                 self.seen[job_id] |= set(targets)
-            case DropState(job_id, gpus):
-                assert set(gpus) <= self.queues.keys()
-                assert set(gpus) <= self.seen[job_id]
-                self.seen[job_id] -= set(gpus)
-                self.promised[job_id] -= set(gpus)
+            case DropState(job_id, devices):
+                assert set(devices) <= self.queues.keys()
+                assert set(devices) <= self.seen[job_id]
+                self.seen[job_id] -= set(devices)
+                self.promised[job_id] -= set(devices)
             case WakeAt(at_ns):
                 self.wakes_ns.append(at_ns)
 
@@ -144,15 +144,15 @@ class HostileDriver(RuleBasedStateMachine):
 
     def enqueue(self, work: Work) -> None:
         (job_id,) = work.job_ids
-        queues = [self.queues[gpu] for gpu in work.gpus]  # KeyError: a work for a device that is down.
+        queues = [self.queues[device_id] for device_id in work.devices]  # KeyError: a work for a device that is down.
         assert all(len(queue) < 6 for queue in queues), "devices are told more than they can do soon"
         if work.stage.name == ENCODE:
             assert not self.seen[job_id], "something of a former attempt was kept"
-            self.seen[job_id] = set(work.gpus)
+            self.seen[job_id] = set(work.devices)
         else:
-            assert set(work.gpus) <= self.promised[job_id], "a work runs where the state will not be"
-            assert set(work.gpus) <= self.seen[job_id]
-        self.promised[job_id] = set(work.gpus)
+            assert set(work.devices) <= self.promised[job_id], "a work runs where the state will not be"
+            assert set(work.devices) <= self.seen[job_id]
+        self.promised[job_id] = set(work.devices)
         assert work.after == tuple(sorted({queue[-1].work_id for queue in queues if queue}))
         for queue in queues:
             queue.append(work)
@@ -161,18 +161,18 @@ class HostileDriver(RuleBasedStateMachine):
         return [work for _, work in sorted(self.in_flight().items()) if self.can_run(work)]
 
     def can_run(self, work: Work) -> bool:
-        is_first = all(self.queues[gpu][0] == work for gpu in self.carriers(work))
+        is_first = all(self.queues[device_id][0] == work for device_id in self.carriers(work))
         return is_first and not any(
             other.job_ids == work.job_ids and other.attempts == work.attempts and other.work_id < work.work_id
             for other in self.in_flight().values()
         )
 
     def carriers(self, work: Work) -> list[int]:
-        return [gpu for gpu in work.gpus if work in self.queues.get(gpu, ())]
+        return [device_id for device_id in work.devices if work in self.queues.get(device_id, ())]
 
     def take(self, work: Work) -> None:
-        for gpu in self.carriers(work):
-            self.queues[gpu].remove(work)
+        for device_id in self.carriers(work):
+            self.queues[device_id].remove(work)
 
     # What happens.
 
@@ -273,22 +273,22 @@ class HostileDriver(RuleBasedStateMachine):
 
     @precondition(lambda self: self.queues)
     @rule(data=st.data())
-    def lose_gpu(self, data: st.DataObject) -> None:
-        gpu = data.draw(st.sampled_from(sorted(self.queues)))
-        for work in self.queues.pop(gpu):
+    def lose_device(self, data: st.DataObject) -> None:
+        device_id = data.draw(st.sampled_from(sorted(self.queues)))
+        for work in self.queues.pop(device_id):
             if self.carriers(work):
                 self.broken.add(work.work_id)
             else:
                 self.written_off.append(work)
-        for gpus in (*self.seen.values(), *self.promised.values()):
-            gpus.discard(gpu)
-        self.tell(GpuLost(gpu, "broken on purpose"))
+        for devices in (*self.seen.values(), *self.promised.values()):
+            devices.discard(device_id)
+        self.tell(DeviceLost(device_id, "broken on purpose"))
 
-    @rule(gpu=st.integers(0, NUM_GPUS - 1))
-    def join(self, gpu: int) -> None:
-        if gpu not in self.queues:
-            self.queues[gpu] = []
-            self.tell(GpuJoined(gpu, gpu // self.gpus_per_node, ALL_STAGES))
+    @rule(device_id=st.integers(0, NUM_GPUS - 1))
+    def join(self, device_id: int) -> None:
+        if device_id not in self.queues:
+            self.queues[device_id] = []
+            self.tell(DeviceJoined(device_id, device_id // self.devices_per_node, ALL_STAGES))
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -362,7 +362,7 @@ class HostileDriver(RuleBasedStateMachine):
     @invariant()
     def the_tracker_knows_what_devices_do(self) -> None:
         if hasattr(self, "controller"):
-            assert {d.gpu: d.works for d in self.controller.tracker.gpus} == self.queues
+            assert {d.device_id: d.works for d in self.controller.tracker.devices} == self.queues
             assert self.controller.tracker.works == self.in_flight()
 
     @invariant()
@@ -400,11 +400,11 @@ class HostileDriverOfAny(HostileDriver):
 
     @initialize(
         policy=st.sampled_from(policy_names()),
-        num_gpus=st.integers(1, NUM_GPUS),
-        gpus_per_node=st.sampled_from((2, NUM_GPUS)),
+        num_devices=st.integers(1, NUM_GPUS),
+        devices_per_node=st.sampled_from((2, NUM_GPUS)),
     )
-    def set_up(self, policy: str, num_gpus: int, gpus_per_node: int) -> None:
-        super().set_up(policy=policy, num_gpus=num_gpus, gpus_per_node=gpus_per_node)
+    def set_up(self, policy: str, num_devices: int, devices_per_node: int) -> None:
+        super().set_up(policy=policy, num_devices=num_devices, devices_per_node=devices_per_node)
 
 
 # Many seconds of CPU, and a machine may be slow.

@@ -9,7 +9,7 @@ import pytest
 from builders import Idle, controller, request
 from tilework.control.watchdog import Watchdog, WatchdogConfig
 from tilework.core.actions import RunStage, RunSteps
-from tilework.core.events import Cancelled, Event, GpuLost, StageFinished, StepsFinished, Submitted
+from tilework.core.events import Cancelled, DeviceLost, Event, StageFinished, StepsFinished, Submitted
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import DIFFUSE, Group, Plan, Start, Work
@@ -21,8 +21,8 @@ CONFIG = WatchdogConfig(tick_ns=NS_PER_S, least_ns=3 * NS_PER_S, factor=10)
 class Rig:
     """A controller whose devices do what a test says, and a watchdog over it. A step of 128 px takes 0.1 s."""
 
-    def __init__(self, policy: str = "edf", num_gpus: int = 1) -> None:
-        self.controller = controller(policy, num_gpus, degrees=(1, 2))
+    def __init__(self, policy: str = "edf", num_devices: int = 1) -> None:
+        self.controller = controller(policy, num_devices, degrees=(1, 2))
         self.watchdog = Watchdog(self.controller.tracker, self.controller.costs, CONFIG)
         self.works: list[Work] = []
         self.now_ns = 0
@@ -80,7 +80,7 @@ def test_a_work_behind_another_is_not_suspected() -> None:
     first = rig.begin_steps()
     assert rig.looks(4) == [[]] * 4
     rig.handle(StepsFinished(first.work_id, first.num_steps * 100 * NS_PER_MS))
-    second = rig.controller.tracker.gpus[0].works[0]
+    second = rig.controller.tracker.devices[0].works[0]
     assert rig.looks(5) == [[], [], [], [], [second.work_id]]
 
 
@@ -98,20 +98,21 @@ class ByName(Idle):
             assert job.stage is not None
             route = ROUTES[job.request.uid] if job.stage.name == DIFFUSE else ((0,),)
             starts += [
-                Start(stage=job.stage, job_ids=(job.job_id,), gpus=gpus, num_steps=1, why="its name") for gpus in route
+                Start(stage=job.stage, job_ids=(job.job_id,), devices=devices, num_steps=1, why="its name")
+                for devices in route
             ]
         return Plan(starts=tuple(starts))
 
 
 def rig_of_two(monkeypatch: pytest.MonkeyPatch) -> Rig:
     monkeypatch.setitem(registry._REGISTRY, "by-name", ByName)
-    return Rig("by-name", num_gpus=2)
+    return Rig("by-name", num_devices=2)
 
 
 def test_a_group_should_run_when_all_its_members_have_come_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = rig_of_two(monkeypatch)
     single, pair = rig.begin_steps("single", steps=1), rig.begin_steps("pair")
-    assert pair.gpus == (0, 1)
+    assert pair.devices == (0, 1)
     for looks in rig.looks(9):
         assert pair.work_id not in looks, "its second member is still busy with another work"
     rig.handle(StepsFinished(single.work_id, NS_PER_S))
@@ -132,7 +133,7 @@ def test_a_work_on_an_idle_device_waits_for_the_one_before_it(monkeypatch: pytes
 def test_the_survivors_of_a_group_may_be_stuck_too(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = rig_of_two(monkeypatch)
     pair = rig.begin_steps("pair")
-    rig.handle(GpuLost(1, "killed"))
+    rig.handle(DeviceLost(1, "killed"))
     assert rig.looks(5)[-1] == [pair.work_id]
 
 
@@ -140,7 +141,7 @@ def test_idle_devices_are_not_suspected_and_ended_works_forgotten() -> None:
     rig = Rig()
     rig.begin_steps(steps=1)
     rig.looks(3)
-    while works := rig.controller.tracker.gpus[0].works:
+    while works := rig.controller.tracker.devices[0].works:
         kind = StepsFinished if works[0].stage.name == DIFFUSE else StageFinished
         rig.handle(kind(works[0].work_id, NS_PER_S))
     assert rig.looks(9) == [[]] * 9

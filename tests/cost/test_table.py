@@ -37,7 +37,7 @@ def test_a_table_survives_its_file(tmp_path: Path) -> None:
     measured = row(9, 1.5, degree=2, link="pcie", peak_bytes=7, p99_seconds=1.75, num_runs=20)
     full = CostTable(
         hardware="größer",
-        gpus_per_node=2,
+        devices_per_node=2,
         source="a paper",
         steps=28,
         slo_s={"9x1": 2.5},
@@ -50,7 +50,7 @@ def test_a_table_survives_its_file(tmp_path: Path) -> None:
 def test_what_a_file_may_leave_out_and_add() -> None:
     parsed = parse_table({"source": "a paper", "rows": [GOOD_ROW | {"note": "measured twice", "seconds": 2}]})
     assert parsed.rows == (CostRow(**(GOOD_ROW | {"seconds": 2})),)
-    assert (parsed.gpus_per_node, parsed.hardware, parsed.source) == (8, "unknown", "a paper")
+    assert (parsed.devices_per_node, parsed.hardware, parsed.source) == (8, "unknown", "a paper")
     assert (parsed.steps, parsed.slo_s) == (None, {})
     (read,) = parsed.rows
     assert (read.frames, read.degree, read.batch, read.link) == (1, 1, 1, "none")
@@ -105,7 +105,9 @@ def test_a_misspelt_field_that_would_take_its_default_is_named_with_what_was_mea
     assert parse_table({"rows": [GOOD_ROW | {meant: "pcie" if meant == "link" else 2, stray: 4}]})
 
 
-@pytest.mark.parametrize("stray", ["note", "std_seconds", "mean_seconds", "min_seconds", "gpu", "measured_at", "peak"])
+@pytest.mark.parametrize(
+    "stray", ["note", "std_seconds", "mean_seconds", "min_seconds", "device_id", "measured_at", "peak"]
+)
 def test_other_keys_of_a_row_are_allowed(stray: str) -> None:
     assert parse_table({"rows": [GOOD_ROW | {stray: 4}]}).rows == (CostRow(**GOOD_ROW),)
 
@@ -124,11 +126,11 @@ def test_a_missing_field_is_named(field: str) -> None:
         ('{"rows": []}', 'expected an object with a non-empty list "rows"'),
         ('{"rows": {"0": {}}}', 'expected an object with a non-empty list "rows"'),
         ('{"rows": [7]}', "rows[0] is 7; expected an object"),
-        ('{"rows": [{}], "gpus_per_node": 0}', "gpus_per_node is 0; expected a whole number of at least 1"),
+        ('{"rows": [{}], "devices_per_node": 0}', "devices_per_node is 0; expected a whole number of at least 1"),
         ('{"rows": [{}], "steps": "20"}', "steps is '20'; expected a whole number of at least 1"),
         ('{"rows": [{}], "slo_s": {"512x512": 0}}', "slo_s is {'512x512': 0}; expected an object of seconds above 0"),
         ('{"rows": [{}], "slo_s": [1.5]}', "slo_s is [1.5]; expected an object of seconds above 0"),
-        ('{"rows": [{}], "gpus_per_node": true}', "gpus_per_node is True; expected a whole number of at least 1"),
+        ('{"rows": [{}], "devices_per_node": true}', "devices_per_node is True; expected a whole number of at least 1"),
     ],
 )
 def test_a_file_that_is_no_table_is_named(tmp_path: Path, text: str, complaint: str) -> None:

@@ -159,12 +159,12 @@ def test_a_worker_that_is_killed_midway_loses_no_member(start: Callable[..., Rig
         tickets = submit(rig, specs)
         first = tickets["r0"]
         await until(lambda: is_shared(first))
-        kill(rig, first.segments[-1].gpus[0])
+        kill(rig, first.segments[-1].devices[0])
         return [await ticket.outcome for ticket in tickets.values()]
 
     outcomes = rig.run(scenario())
     assert_stock("sdxl", outcomes, specs)
-    assert '"is":"GpuLost"' in rig.log.getvalue()
+    assert '"is":"DeviceLost"' in rig.log.getvalue()
     encodes = [one for outcome in outcomes for one in outcome.segments if one.stage == "encode" and one.num_steps]
     assert len(encodes) == len(specs), "one began anew"
     assert_nothing_is_left(rig.engine)

@@ -40,7 +40,7 @@ from tilework.server.config import ServerConfig
 from tilework.server.main import StopSignals, serve
 
 pytestmark = pytest.mark.slow
-LOSSES = "tilework_gpu_losses_total"
+LOSSES = "tilework_device_losses_total"
 STUCK_S = 2.0
 PATIENCE_S = 60.0
 # Steps of 128 px are predicted to take 0.05 s, about what they take, so that a chunk has a few.
@@ -77,17 +77,17 @@ class Service:
 
         async def look() -> dict[int, int]:
             tracker, found = self.engine._controller.tracker, dict[int, int]()
-            for gpu in tracker.gpus:
-                for work in gpu.works[:1]:
+            for device in tracker.devices:
+                for work in device.works[:1]:
                     jobs = tracker.members(work)
                     if work.stage.name == DIFFUSE and jobs and not jobs[0].failures:
-                        found[gpu.gpu] = self.engine._roster[jobs[0].job_id].ticket.steps_done
+                        found[device.device_id] = self.engine._roster[jobs[0].job_id].ticket.steps_done
             return found
 
         return asyncio.run_coroutine_threadsafe(look(), self.loop).result(PATIENCE_S)
 
-    def signal(self, gpu: int, number: signal.Signals) -> None:
-        pid = self.executor.pid(gpu)
+    def signal(self, device_id: int, number: signal.Signals) -> None:
+        pid = self.executor.pid(device_id)
         assert pid is not None
         os.kill(pid, number)
 
@@ -214,12 +214,12 @@ def test_a_watchdog_that_was_suspended_suspects_nobody(service: Service) -> None
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(service.post, body(7, steps=60))
         service.until_running()
-        for gpu in range(2):
-            service.signal(gpu, signal.SIGSTOP)
+        for device_id in range(2):
+            service.signal(device_id, signal.SIGSTOP)
         service.loop.call_soon_threadsafe(time.sleep, STUCK_S + 1)
         time.sleep(STUCK_S + 1)
-        for gpu in range(2):
-            service.signal(gpu, signal.SIGCONT)
+        for device_id in range(2):
+            service.signal(device_id, signal.SIGCONT)
         assert pixels(answer.result()).shape == (96, 96, 3)
     assert service.metric(LOSSES) == losses
 
@@ -243,8 +243,8 @@ def test_of_a_group_only_the_member_that_has_stopped_is_killed(wide: Service, me
 def test_a_member_killed_while_its_group_comes_together_costs_no_picture(wide: Service) -> None:
     """Both workers are new, so the group has to meet again; one of them is killed as soon as it should."""
     losses = wide.metric(LOSSES)
-    for gpu in range(2):
-        wide.signal(gpu, signal.SIGKILL)
+    for device_id in range(2):
+        wide.signal(device_id, signal.SIGKILL)
     wide.until_back(losses + 2)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(wide.post, body(2, steps=12))

@@ -56,7 +56,7 @@ class Route(Idle):
     """
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        room = {gpu.gpu: 4 - len(gpu.works) for gpu in view.gpus}
+        room = {device.device_id: 4 - len(device.works) for device in view.devices}
         starts: list[Start] = []
         for job in jobs_at_hand(view, 100):
             left = Cursor(job.stage, job.num_steps_left)
@@ -65,15 +65,15 @@ class Route(Idle):
                     break
                 done = job.request.steps - left.num_steps_left
                 wanted = {"encode": (0,), "decode": (1,)}.get(left.stage.name) or ROUTE[done // STEPS_EACH]
-                gpus = tuple(gpu for gpu in wanted if gpu in room) or (min(room, default=0),)
-                if not all(room.get(gpu) for gpu in gpus):
+                devices = tuple(device_id for device_id in wanted if device_id in room) or (min(room, default=0),)
+                if not all(room.get(device_id) for device_id in devices):
                     break
                 steps = STEPS_EACH - done % STEPS_EACH if left.stage.name == DIFFUSE else 1
                 starts.append(
-                    Start(stage=left.stage, job_ids=(job.job_id,), gpus=gpus, num_steps=steps, why="the route")
+                    Start(stage=left.stage, job_ids=(job.job_id,), devices=devices, num_steps=steps, why="the route")
                 )
                 left = left.advanced(steps)
-                room |= {gpu: room[gpu] - 1 for gpu in gpus}
+                room |= {device_id: room[device_id] - 1 for device_id in devices}
         return Plan(starts=tuple(starts))
 
 
@@ -132,8 +132,8 @@ class Rig:
         self.executor.latents.clear()
         return self.run(all_of_them())
 
-    def kill(self, gpu: int) -> None:
-        pid = self.executor.pid(gpu)
+    def kill(self, device_id: int) -> None:
+        pid = self.executor.pid(device_id)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
 
@@ -207,7 +207,7 @@ def first_steps(log: io.StringIO, place: int) -> dict[int, list[int]]:
 
 
 def groups_of(outcome: Outcome) -> list[Group]:
-    return [segment.gpus for segment in outcome.segments if segment.stage == DIFFUSE]
+    return [segment.devices for segment in outcome.segments if segment.stage == DIFFUSE]
 
 
 def all_latents(stock: Any, specs: dict[str, Spec]) -> list[torch.Tensor]:
@@ -269,9 +269,9 @@ def test_a_killed_member_costs_its_group_no_more_than_a_chunk(rig: Rig, seed: in
 
     async def scenario() -> tuple[list[Outcome], dict[int, int], int]:
         tickets = [rig.submit(spec, uid) for uid, spec in specs.items()]
-        steps, gpu = random.randrange(2, 9), random.randrange(NUM_WORKERS)
+        steps, device_id = random.randrange(2, 9), random.randrange(NUM_WORKERS)
         await until(lambda: tickets[0].steps_done >= steps)
-        rig.kill(gpu)
+        rig.kill(device_id)
         done = {rig.engine._roster.job_id(t.request.uid): t.steps_done for t in tickets if not t.outcome.done()}
         place = rig.log.tell()
         outcomes = [await ticket.outcome for ticket in tickets]
@@ -311,11 +311,11 @@ def test_a_member_that_fails_does_not_leave_the_others_waiting(rig: Rig, monkeyp
     """One member never gets the state: its work fails, the others' breaks off, and the request is tried again."""
     send, spoiled = rig.executor.send, []
 
-    def spoil(gpu: int, outgoing: Any) -> None:
-        if gpu == 3 and isinstance(outgoing, ImportState | asyncio.Future) and not spoiled:
+    def spoil(device_id: int, outgoing: Any) -> None:
+        if device_id == 3 and isinstance(outgoing, ImportState | asyncio.Future) and not spoiled:
             spoiled.append(outgoing)
             outgoing = Forget(max(rig.engine._roster._entries))
-        send(gpu, outgoing)
+        send(device_id, outgoing)
 
     monkeypatch.setattr(rig.executor, "send", spoil)
     group = rig.executor.group((1, 3))

@@ -81,7 +81,7 @@ def test_steps_take_as_long_as_the_table_says(policy: str, degree: int) -> None:
     for outcome in outcomes:
         assert outcome.status is Status.DONE, outcome.reason
         steps = [segment for segment in outcome.segments if segment.stage == DIFFUSE]
-        assert {len(segment.gpus) for segment in steps} == {degree}
+        assert {len(segment.devices) for segment in steps} == {degree}
         shortest_s = min((segment.end_ns - segment.start_ns) / 1e9 / segment.num_steps for segment in steps)
         # At least the table's time; by how much more, the machine that tests decides.
         assert STEP_S[degree] * 0.99 <= shortest_s <= STEP_S[degree] * 4

@@ -145,7 +145,7 @@ def test_each_kind_of_edge_by_the_kernel(stitch_by_kernel: Stitch, mix: Mix) -> 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-def test_the_kernel_compiles_for_gpus(
+def test_the_kernel_compiles_for_devices(
     dtype: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

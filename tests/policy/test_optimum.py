@@ -34,11 +34,11 @@ class Small:
     """A handful of requests with tight deadlines, and how many of them can be on time."""
 
     requests: tuple[Request, ...]
-    num_gpus: int
+    num_devices: int
     best: int
 
     def reached(self, policy: str) -> int:
-        trace = simulate(list(self.requests), policy, num_gpus=self.num_gpus, costs=COSTS)
+        trace = simulate(list(self.requests), policy, num_devices=self.num_devices, costs=COSTS)
         return sum(ending.on_time for ending in trace.endings)
 
 
@@ -48,15 +48,15 @@ def small(seed: int) -> Small:
 
     30 ms come on top of each deadline: nothing to the optimum, which counts tenths, and room for the moves of a state.
     """
-    rng, requests, arrival_s, num_gpus = Random(seed), list[Request](), 0.0, 0
-    num_requests, num_gpus = rng.randint(3, 6), rng.randint(2, 4)
+    rng, requests, arrival_s, num_devices = Random(seed), list[Request](), 0.0, 0
+    num_requests, num_devices = rng.randint(3, 6), rng.randint(2, 4)
     for index in range(num_requests):
         arrival_s = round(arrival_s + rng.choice((0.0, 0.0, 0.1, 0.2)), 1)
         side, steps = rng.choice(tuple(STEPS_S)), rng.randint(2, 4)
         slo_s = round(steps * STEPS_S[side][1] * rng.uniform(0.4, 1.1), 1) + 0.03
         requests.append(request(str(index), arrival_s, side=side, steps=steps, slo_s=slo_s))
-    best = len(exact_optimum(requests, TableCosts(COSTS), num_gpus=num_gpus).on_time)
-    return Small(tuple(requests), num_gpus, best)
+    best = len(exact_optimum(requests, TableCosts(COSTS), num_devices=num_devices).on_time)
+    return Small(tuple(requests), num_devices, best)
 
 
 def smalls() -> list[Small]:
@@ -105,7 +105,7 @@ def test_edf_keeps_all_deadlines_that_can_be_kept_of_those_that_come_at_once(
     for index, num_steps in enumerate(data.draw(st.permutations(steps))):
         due_s += run_s(num_steps) + data.draw(st.sampled_from([0.0, 0.0, 0.3]))
         requests.append(request(str(index), AT_ONCE_S, steps=num_steps, slo_s=due_s - AT_ONCE_S + 1e-6))
-    trace = simulate([BLOCKER, *data.draw(st.permutations(requests))], "edf", num_gpus=1)
+    trace = simulate([BLOCKER, *data.draw(st.permutations(requests))], "edf", num_devices=1)
     assert all(ending.on_time for ending in trace.endings)
 
 
@@ -140,7 +140,7 @@ def test_edf_keeps_all_deadlines_but_for_what_has_been_handed_out(drawn: list[tu
         request(str(index), arrival_s, steps=steps, slo_s=due_s + shift_s - arrival_s)
         for index, (arrival_s, steps, due_s) in enumerate(asked)
     ]
-    trace = simulate(requests, "edf", num_gpus=1)
+    trace = simulate(requests, "edf", num_devices=1)
     assert all(ending.on_time for ending in trace.endings)
 
 
@@ -152,7 +152,7 @@ def test_srtf_has_the_least_mean_latency_of_those_that_come_at_once(drawn: list[
     times_ns = [round(run_s(steps) * (side / 128) ** 2 * NS_PER_S) for steps, side in drawn]
     best_ns = min(sum(sum(order[: index + 1]) for index in range(len(order))) for order in permutations(times_ns))
     best_ns += round((run_s(1) - AT_ONCE_S) * NS_PER_S) * len(drawn)
-    reached_ns = sum(ending.latency_ns for ending in simulate([BLOCKER, *requests], "srtf", num_gpus=1).endings[1:])
+    reached_ns = sum(ending.latency_ns for ending in simulate([BLOCKER, *requests], "srtf", num_devices=1).endings[1:])
     assert abs(reached_ns - best_ns) < NS_PER_MS
 
 
@@ -160,11 +160,11 @@ def test_srtf_has_the_least_mean_latency_of_those_that_come_at_once(drawn: list[
 @settings(max_examples=25)
 @given(
     gaps=st.lists(st.sampled_from([0.0, 0.05, 0.5]), min_size=1, max_size=8),
-    num_gpus=st.integers(1, 5),
+    num_devices=st.integers(1, 5),
     data=st.data(),
 )
 def test_fixed_degrees_begin_in_order_of_arrival(
-    policy: str, gaps: list[float], num_gpus: int, data: st.DataObject
+    policy: str, gaps: list[float], num_devices: int, data: st.DataObject
 ) -> None:
     """Whatever their deadlines and weights; on one group they also end in it."""
     requests, arrival_s = [], 0.0
@@ -173,8 +173,8 @@ def test_fixed_degrees_begin_in_order_of_arrival(
         slo_s, weight = data.draw(st.sampled_from([None, 0.5, 9.0])), data.draw(st.sampled_from([1.0, 4.0]))
         steps = data.draw(st.integers(1, 9))
         requests.append(request(str(index), arrival_s, steps=steps, slo_s=slo_s, weight=weight))
-    trace = simulate(requests, policy, num_gpus=num_gpus, costs=table(degrees=(1, 2, 4)))
+    trace = simulate(requests, policy, num_devices=num_devices, costs=table(degrees=(1, 2, 4)))
     starts_ns = {run.work.job_ids[0]: run.start_ns for run in reversed(trace.runs)}
     assert [starts_ns[index] for index in range(len(requests))] == sorted(starts_ns.values())
-    if num_gpus <= int(policy.removeprefix("fixed-sp")) and num_gpus in (1, 2, 4):
+    if num_devices <= int(policy.removeprefix("fixed-sp")) and num_devices in (1, 2, 4):
         assert finished(trace) == [one.uid for one in requests]

@@ -13,7 +13,7 @@ import pytest
 from builders import ALL_STAGES, PIPELINE, planned, request, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import RunStage, RunSteps
-from tilework.core.events import GpuJoined, StageFinished, StepsFinished, Submitted, WorkFailed
+from tilework.core.events import DeviceJoined, StageFinished, StepsFinished, Submitted, WorkFailed
 from tilework.core.interfaces import Demand
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
@@ -35,7 +35,7 @@ def service_time_ns(asked: Request) -> int:
 
 
 def told(plan: Plan) -> list[tuple[int, int, str, int]]:
-    return [(start.gpus[0], start.job_ids[0], start.stage.name, start.num_steps) for start in plan.starts]
+    return [(start.devices[0], start.job_ids[0], start.stage.name, start.num_steps) for start in plan.starts]
 
 
 # Devices and chunks.
@@ -43,24 +43,24 @@ def told(plan: Plan) -> list[tuple[int, int, str, int]]:
 
 @dataclass(eq=False)
 class Device:
-    gpu: int
+    device_id: int
     works: list[None]
     free_ns: int
 
 
 def test_devices_with_room_come_idle_first_then_soonest_free_then_by_id() -> None:
     works = {0: (1, 50), 1: (1, 40), 2: (0, 60), 3: (2, 5), 4: (1, 40), 5: (0, 60)}
-    gpus: list[Any] = [Device(gpu, [None] * count, free) for gpu, (count, free) in works.items()]
-    lanes = [Lane((gpu,)) for gpu in gpus]
-    view: Any = SimpleNamespace(gpus=gpus)
+    devices: list[Any] = [Device(device_id, [None] * count, free) for device_id, (count, free) in works.items()]
+    lanes = [Lane((device_id,)) for device_id in devices]
+    view: Any = SimpleNamespace(devices=devices)
     asked: list[Group] = []
     fill(Slots(view, lanes, COSTS, 1), lambda lane: asked.append(lane.ids))
     assert asked == [(2,), (5,), (1,), (4,), (0,)]
 
 
 def test_a_lane_is_as_busy_as_its_busiest_device() -> None:
-    gpus: list[Any] = [Device(0, [None], 50), Device(1, [], 0), Device(2, [None, None], 70), Device(3, [None], 90)]
-    lane = Lane(tuple(gpus))
+    devices: list[Any] = [Device(0, [None], 50), Device(1, [], 0), Device(2, [None, None], 70), Device(3, [None], 90)]
+    lane = Lane(tuple(devices))
     assert (lane.ids, lane.num_works, lane.free_ns) == ((0, 1, 2, 3), 2, 90)
 
 
@@ -76,7 +76,7 @@ def test_a_chunk_has_as_many_steps_as_fit_and_at_least_one(chunk_ms: int, steps_
 
 @pytest.mark.parametrize("policy", [FixedDegree(degree=1), EarliestDeadlineFirst()])
 def test_each_idle_device_gets_a_job_before_any_gets_a_second_work(policy: Any) -> None:
-    plan = planned(policy, [request(uid, slo_s=9) for uid in "abc"], num_gpus=2)
+    plan = planned(policy, [request(uid, slo_s=9) for uid in "abc"], num_devices=2)
     assert told(plan)[:2] == [(0, 0, ENCODE, 1), (1, 1, ENCODE, 1)]
     assert sorted(told(plan)[2:]) == [(0, 0, "diffuse", 2), (1, 1, "diffuse", 2)]
 
@@ -84,12 +84,12 @@ def test_each_idle_device_gets_a_job_before_any_gets_a_second_work(policy: Any) 
 def test_a_job_that_begins_again_does_not_follow_its_remnant() -> None:
     """The stopped second work of the failed attempt is still on device 0; the job goes to the idle device 1."""
     control = Controller(ControllerConfig(policy="edf"), table())
-    for gpu in (0, 1):
-        control.handle(GpuJoined(gpu, 0, ALL_STAGES), 0)
+    for device_id in (0, 1):
+        control.handle(DeviceJoined(device_id, 0, ALL_STAGES), 0)
     control.handle(Submitted(request("a")), 0)
     again = control.handle(WorkFailed(1, "broken"), 1)
     works = [action.work for action in again if isinstance(action, RunStage | RunSteps)]
-    assert [(work.stage.name, work.gpus) for work in works] == [(ENCODE, (1,)), ("diffuse", (1,))]
+    assert [(work.stage.name, work.devices) for work in works] == [(ENCODE, (1,)), ("diffuse", (1,))]
 
 
 # Earliest deadline first.
@@ -108,7 +108,7 @@ def test_urgency_is_the_deadline_and_patience_without_one() -> None:
 
 def served(*requests: Request, policy: str = "edf") -> list[str]:
     """Who is done, in order, on one device."""
-    endings = simulate(list(requests), policy, num_gpus=1).endings
+    endings = simulate(list(requests), policy, num_devices=1).endings
     return [ending.request.uid for ending in sorted(endings, key=lambda ending: ending.finish_ns)]
 
 
@@ -140,7 +140,7 @@ def test_a_weight_makes_up_for_arriving_later_but_not_for_ever() -> None:
 def test_nobody_starves_under_a_stream_of_heavier_ones(policy: str) -> None:
     """More of weight 4 than the device can do, for five minutes; one of weight 1 waits for its minute and a bit."""
     stream = [request(str(index), index * 0.9, weight=4.0) for index in range(330)]
-    endings = simulate([request("light", 0.5), *stream], policy, num_gpus=1).endings
+    endings = simulate([request("light", 0.5), *stream], policy, num_devices=1).endings
     assert endings[0].latency_ns < 75 * NS_PER_S
     assert endings[0].latency_ns > 30 * NS_PER_S, "or the stream was no burden"
 
@@ -155,14 +155,14 @@ def test_only_what_would_be_late_even_alone_is_set_aside(slack_ns: int, doomed: 
 
 def test_whatever_may_start_now_is_checked_not_only_the_head() -> None:
     requests = [request("first", slo_s=2), request("doomed", steps=30, slo_s=2.1), request("third", slo_s=2.2)]
-    plan = planned(EarliestDeadlineFirst(), requests, num_gpus=2)
+    plan = planned(EarliestDeadlineFirst(), requests, num_devices=2)
     assert plan.set_aside == ((1, "even if nothing else ran, it would finish 0.96 s late"),)
 
 
 def test_what_runs_is_set_aside_when_it_has_become_late() -> None:
     """Its steps took far longer than predicted: the one that can still be on time takes over."""
     control = Controller(ControllerConfig(policy="edf"), table())
-    control.handle(GpuJoined(0, 0, ALL_STAGES), 0)
+    control.handle(DeviceJoined(0, 0, ALL_STAGES), 0)
     control.handle(Submitted(request("slow", slo_s=1.5)), 0)
     control.handle(Submitted(request("other", slo_s=4.0)), 0)
     control.handle(StageFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
@@ -177,7 +177,7 @@ def test_what_runs_is_set_aside_when_it_has_become_late() -> None:
 
 def test_equal_deadlines_are_served_in_order_of_arrival() -> None:
     control = Controller(ControllerConfig(policy="edf"), table())
-    control.handle(GpuJoined(0, 0, ALL_STAGES), 0)
+    control.handle(DeviceJoined(0, 0, ALL_STAGES), 0)
     for uid in ("a", "b"):
         control.handle(Submitted(request(uid, slo_s=9)), 0)
     actions = control.handle(StageFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
@@ -195,7 +195,7 @@ def test_equal_deadlines_are_served_in_order_of_arrival() -> None:
 def test_every_start_says_why(asked: Request, set_aside: bool, why: str) -> None:
     control = Controller(ControllerConfig(policy="edf"), table())
     control.handle(Submitted(asked), 0)
-    actions = control.handle(GpuJoined(0, 0, ALL_STAGES), 0)
+    actions = control.handle(DeviceJoined(0, 0, ALL_STAGES), 0)
     assert [action.work.why for action in actions if isinstance(action, RunStage)] == [why]
     assert control.tracker.jobs[0].set_aside == set_aside
 
@@ -204,7 +204,7 @@ def test_every_start_says_why(asked: Request, set_aside: bool, why: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("gpus", "groups"),
+    ("devices", "groups"),
     [
         (range(8), [(0, 1, 2, 3), (4, 5, 6, 7)]),
         ((0, 1, 2, 3, 5, 6, 7), [(0, 1, 2, 3), (6, 7), (5,)]),
@@ -212,30 +212,30 @@ def test_every_start_says_why(asked: Request, set_aside: bool, why: str) -> None
         ((0, 1, 8, 9, 10), [(0, 1), (8, 9), (10,)]),
     ],
 )
-def test_the_gpus_of_a_node_are_divided_into_groups(gpus: Any, groups: list[tuple[int, ...]]) -> None:
+def test_the_devices_of_a_node_are_divided_into_groups(devices: Any, groups: list[tuple[int, ...]]) -> None:
     requests = [request(str(index)) for index in range(3)]
-    plan = planned(FixedDegree(degree=4), requests, costs=WIDE_COSTS, gpus=tuple(gpus))
+    plan = planned(FixedDegree(degree=4), requests, costs=WIDE_COSTS, devices=tuple(devices))
     steps = [start for start in plan.starts if start.stage.name == "diffuse"]
-    assert [start.gpus for start in sorted(steps, key=lambda start: start.job_ids)] == groups
+    assert [start.devices for start in sorted(steps, key=lambda start: start.job_ids)] == groups
     for start in steps:
-        shortage = f"; its node has only {len(start.gpus)} GPUs left for a group" if len(start.gpus) < 4 else ""
+        shortage = f"; its node has only {len(start.devices)} GPUs left for a group" if len(start.devices) < 4 else ""
         assert start.why == f"keeps its group until it is finished{shortage}"
 
 
-def test_encode_and_decode_run_on_the_first_gpu_of_the_group() -> None:
-    plan = planned(FixedDegree(degree=2, chunk_ns=NS_PER_S), [request("a", steps=3)], costs=WIDE_COSTS, num_gpus=2)
-    assert [(start.stage.name, start.gpus) for start in plan.starts] == [(ENCODE, (0,)), ("diffuse", (0, 1))]
+def test_encode_and_decode_run_on_the_first_device_of_the_group() -> None:
+    plan = planned(FixedDegree(degree=2, chunk_ns=NS_PER_S), [request("a", steps=3)], costs=WIDE_COSTS, num_devices=2)
+    assert [(start.stage.name, start.devices) for start in plan.starts] == [(ENCODE, (0,)), ("diffuse", (0, 1))]
 
 
-def test_a_pipeline_takes_as_many_gpus_as_it_was_profiled_for() -> None:
-    plan = planned(FixedDegree(degree=8), [request("a")], costs=WIDE_COSTS, num_gpus=8)
-    assert [start.gpus for start in plan.starts] == [(0,), (0, 1, 2, 3)]
+def test_a_pipeline_takes_as_many_devices_as_it_was_profiled_for() -> None:
+    plan = planned(FixedDegree(degree=8), [request("a")], costs=WIDE_COSTS, num_devices=8)
+    assert [start.devices for start in plan.starts] == [(0,), (0, 1, 2, 3)]
     assert plan.starts[0].why == "has waited longest; its pipeline was profiled for 4 GPUs at most"
 
 
 def test_a_chunk_at_a_wide_degree_has_more_steps() -> None:
     """A step takes 100 ms on one GPU and 62.5 ms on two."""
-    (_, steps) = planned(FixedDegree(degree=2), [request("a")], costs=WIDE_COSTS, num_gpus=2).starts
+    (_, steps) = planned(FixedDegree(degree=2), [request("a")], costs=WIDE_COSTS, num_devices=2).starts
     assert steps.num_steps == 3
 
 

@@ -30,13 +30,13 @@ class Case:
 
     requests: list[Request]
     costs: CostTable
-    num_gpus: int
+    num_devices: int
     degrees: tuple[int, ...]
 
     def run(self, policy: str) -> Trace:
         """Simulate under the eyes of the invariants, exactly as predicted."""
         controller = ControllerConfig(policy=policy)
-        simulation = Simulation(controller, self.costs, SimConfig(num_gpus=self.num_gpus))
+        simulation = Simulation(controller, self.costs, SimConfig(num_devices=self.num_devices))
         invariants = Invariants(simulation, controller, Faults(), TableCosts(self.costs))
         trace = simulation.run(self.requests, observe=invariants.check)
         invariants.finish(trace)
@@ -45,7 +45,7 @@ class Case:
     def longest_ns(self, request: Request) -> int:
         """What a request takes at the slowest degree, all its stages one after another."""
         costs = TableCosts(self.costs)
-        degrees = [degree for degree in self.degrees if degree <= self.num_gpus] or [1]
+        degrees = [degree for degree in self.degrees if degree <= self.num_devices] or [1]
         ends = (costs.run_ns(StageId(request.pipeline, stage), (request.shape,), 1) for stage in (ENCODE, DECODE))
         diffuse = StageId(request.pipeline, DIFFUSE)
         step_ns = max(costs.run_ns(diffuse, (request.shape,), degree) for degree in degrees)
@@ -56,7 +56,7 @@ MS = st.integers(10, 300).map(lambda ms: ms / 1000)
 
 
 @st.composite
-def tables(draw: st.DrawFn, degrees: Sequence[int], gpus_per_node: int) -> CostTable:
+def tables(draw: st.DrawFn, degrees: Sequence[int], devices_per_node: int) -> CostTable:
     """Steps gain by each doubling of the degree what they gain, or lose by it."""
     steps_s: dict[int, dict[int, float]] = {}
     for side in SIDES:
@@ -65,14 +65,14 @@ def tables(draw: st.DrawFn, degrees: Sequence[int], gpus_per_node: int) -> CostT
             steps_s.setdefault(side, {})[degree] = round(step_s, 6)
             step_s /= draw(st.sampled_from([1.9, 1.6, 1.2, 1.0, 0.9]))
     ends_s = st.sampled_from([0.0, 0.005, 0.08])
-    return replace(profile(steps_s, draw(ends_s), draw(ends_s)), gpus_per_node=gpus_per_node)
+    return replace(profile(steps_s, draw(ends_s), draw(ends_s)), devices_per_node=devices_per_node)
 
 
 @st.composite
 def cases(draw: st.DrawFn, promises: bool = True) -> Case:
-    num_gpus = draw(st.integers(1, 4))
+    num_devices = draw(st.integers(1, 4))
     degrees = draw(st.sampled_from([(1,), (1, 2), (1, 2, 4)]))
-    costs = draw(tables(degrees, draw(st.sampled_from(sorted({-(-num_gpus // 2), num_gpus})))))
+    costs = draw(tables(degrees, draw(st.sampled_from(sorted({-(-num_devices // 2), num_devices})))))
     asked, arrival_s = [], 0.0
     for index in range(draw(st.integers(1, 8))):
         arrival_s += draw(st.sampled_from([0.0, 0.0, 0.03, 0.2, 0.9]))
@@ -89,7 +89,7 @@ def cases(draw: st.DrawFn, promises: bool = True) -> Case:
                 weight=draw(st.sampled_from([1.0, 1.0, 0.25, 4.0])),
             )
         )
-    return Case(requests=asked, costs=costs, num_gpus=num_gpus, degrees=degrees)
+    return Case(requests=asked, costs=costs, num_devices=num_devices, degrees=degrees)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -103,12 +103,12 @@ def test_every_schedule_keeps_the_laws(policy: str, case: Case) -> None:
     """
     trace = case.run(policy)
     may_be_refused = {one.uid for one in case.requests if one.is_promise}
-    assert_legal(trace, case.num_gpus, case.degrees, case.costs.gpus_per_node, may_be_refused)
+    assert_legal(trace, case.num_devices, case.degrees, case.costs.devices_per_node, may_be_refused)
     costs = TableCosts(case.costs)
     requests = {ending.job_id: ending.request for ending in trace.endings}
     for run in trace.runs:
         served = [requests[job_id] for job_id in run.work.job_ids]
-        assert run.end_ns - run.start_ns == costs.work_ns(run.work.stage, served, len(run.gpus), run.steps)
+        assert run.end_ns - run.start_ns == costs.work_ns(run.work.stage, served, len(run.devices), run.steps)
     assert case.run(policy) == trace
 
 
@@ -125,7 +125,7 @@ def gaps_ns(trace: Trace) -> list[int]:
 def test_gaps_are_found() -> None:
     """Nothing runs from 1.06 to 5 s, and nobody is there; `tetriserve` lets the second wait for the next round."""
     requests = [request("a"), request("b", 5.0), request("c", 5.1)]
-    case = Case(requests=requests, costs=table(), num_gpus=1, degrees=(1,))
+    case = Case(requests=requests, costs=table(), num_devices=1, degrees=(1,))
     assert max(gaps_ns(case.run("edf"))) == 0
     assert max(gaps_ns(case.run("tetriserve"))) > MOVE_NS
 

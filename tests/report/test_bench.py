@@ -43,7 +43,7 @@ def test_a_segment_lies_where_the_client_sent_its_request():
     late = Seen(arrival_s=5.0, lag_s=0.5, story={"segments": [segment(devices=(3, 1))]})
     early = Seen(arrival_s=1.0, story={"segments": [segment(stage="encode", steps=1)]})
     schedule = schedule_of_stories([("late", late), ("early", early)])
-    assert [(w.work, w.requests, w.gpus, w.start_s, w.end_s) for w in schedule.works] == [
+    assert [(w.work, w.requests, w.devices, w.start_s, w.end_s) for w in schedule.works] == [
         (0, ("early",), (0,), 1.1, 1.3),
         (1, ("late",), (1, 3), 5.6, 5.8),
     ]
@@ -61,7 +61,7 @@ def test_those_who_shared_a_work_tell_of_one():
         "e": [segment(start_s=0.31, end_s=0.51) | shared],
     }
     schedule = schedule_of_stories([(name, Seen(story={"segments": segments})) for name, segments in told.items()])
-    works = [(w.requests, w.gpus, w.start_s) for w in schedule.works]
+    works = [(w.requests, w.devices, w.start_s) for w in schedule.works]
     assert works == [
         (("a", "b"), (0,), 0.1),
         (("c",), (1,), 0.1),

@@ -18,8 +18,10 @@ from tilework.report.schedule import RequestLine, Schedule, WorkLine
 from tilework.report.timeline import draw_timeline
 
 
-def work(number, gpus, start_s, end_s, *, stage="diffuse", request=0):
-    return WorkLine(work=number, stage=stage, requests=(request,), gpus=gpus, start_s=start_s, end_s=end_s, steps=10)
+def work(number, devices, start_s, end_s, *, stage="diffuse", request=0):
+    return WorkLine(
+        work=number, stage=stage, requests=(request,), devices=devices, start_s=start_s, end_s=end_s, steps=10
+    )
 
 
 def rgb(colour):

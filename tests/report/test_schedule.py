@@ -15,7 +15,7 @@ from tilework.report.schedule import (
     write_schedule,
 )
 
-WORK = {"work": 7, "stage": "diffuse", "requests": [3], "gpus": [0, 1], "start_s": 1.25, "end_s": 1.56, "steps": 10}
+WORK = {"work": 7, "stage": "diffuse", "requests": [3], "devices": [0, 1], "start_s": 1.25, "end_s": 1.56, "steps": 10}
 END = {"request": 3, "finish_s": 2.9, "status": "done", "on_time": True}
 MOVE = {"move": 3, "from": 0, "to": 1, "start_s": 1.0, "end_s": 1.1}
 LOAD = {"load": 0, "pipeline": "shapes", "stage": "decode", "start_s": 0.0, "end_s": 0.4}
@@ -31,10 +31,10 @@ def test_the_design_s_lines_read_and_come_back(tmp_path):
     path = written(tmp_path, WORK, END, MOVE, LOAD)
     schedule = read_schedule(path)
     assert schedule == Schedule(
-        (WorkLine(work=7, stage="diffuse", requests=(3,), gpus=(0, 1), start_s=1.25, end_s=1.56, steps=10),),
+        (WorkLine(work=7, stage="diffuse", requests=(3,), devices=(0, 1), start_s=1.25, end_s=1.56, steps=10),),
         (RequestLine(request=3, finish_s=2.9, status="done", on_time=True),),
         (MoveLine(request=3, source=0, target=1, start_s=1.0, end_s=1.1),),
-        (WeightsLine(kind="load", gpu=0, pipeline="shapes", stage="decode", start_s=0.0, end_s=0.4),),
+        (WeightsLine(kind="load", device_id=0, pipeline="shapes", stage="decode", start_s=0.0, end_s=0.4),),
     )
     write_schedule(path, schedule)
     assert [json.loads(line) for line in path.read_text().splitlines()] == [WORK, END, MOVE, LOAD]
@@ -46,9 +46,9 @@ def test_the_design_s_lines_read_and_come_back(tmp_path):
     [
         ({"wrok": 7}, "", "start the line with one of work, request"),
         ({**WORK, "step": 1}, "step", 'did you mean "steps"'),
-        ({**WORK, "work": 8, "gpus": []}, "gpus", "at least one"),
-        ({**WORK, "work": 8, "gpus": [0, 0]}, "gpus", "each different"),
-        ({**WORK, "work": 8, "gpus": [-1]}, "gpus", "at least 0"),
+        ({**WORK, "work": 8, "devices": []}, "devices", "at least one"),
+        ({**WORK, "work": 8, "devices": [0, 0]}, "devices", "each different"),
+        ({**WORK, "work": 8, "devices": [-1]}, "devices", "at least 0"),
         ({**WORK, "work": 8, "requests": 3}, "requests", "list"),
         ({**WORK, "work": 8, "requests": [None]}, "requests", "name"),
         ({**WORK, "work": 8, "end_s": 1.2}, "end_s", "at least 1.25"),

@@ -51,7 +51,7 @@ def mixed() -> Recorded:
     requests = poisson(50, 2.4, seed=9, slo_s=1.6)
     requests += [request(f"strict{i}", 3 + i, slo_s=0.4, on_miss=OnMiss.REJECT) for i in range(6)]
     cancels = tuple((requests[i].arrival_ns + SOON_NS, requests[i].uid) for i in (3, 4, 12))
-    return recorded(requests, "tetriserve", costs=costs, cancels=cancels, sim=SimConfig(num_gpus=4, jitter=0.1))
+    return recorded(requests, "tetriserve", costs=costs, cancels=cancels, sim=SimConfig(num_devices=4, jitter=0.1))
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +66,9 @@ def small(**changes: Any) -> Chart:
     )
     free = ChartRequest(id="free", arrival_s=0.5, finish_s=2.0, status="done", shape=Shape(96, 96))
     works = (
-        ChartWork(work=0, stage="diffuse", requests=("late",), gpus=(0,), start_s=0.0, end_s=1.0, steps=5),
-        ChartWork(work=1, stage="diffuse", requests=("free",), gpus=(1,), start_s=1.0, end_s=2.0, steps=5),
-        ChartWork(work=2, stage="diffuse", requests=("late",), gpus=(0, 1), start_s=2.0, end_s=4.0, steps=5),
+        ChartWork(work=0, stage="diffuse", requests=("late",), devices=(0,), start_s=0.0, end_s=1.0, steps=5),
+        ChartWork(work=1, stage="diffuse", requests=("free",), devices=(1,), start_s=1.0, end_s=2.0, steps=5),
+        ChartWork(work=2, stage="diffuse", requests=("late",), devices=(0, 1), start_s=2.0, end_s=4.0, steps=5),
     )
     return replace(Chart(works=works, requests=(late, free), nodes={0: 0, 1: 0}), **changes)
 
@@ -79,7 +79,7 @@ def small(**changes: Any) -> Chart:
 def test_a_log_s_chart_says_what_the_simulation_did(mixed: Recorded, chart: Chart) -> None:
     uids = {ending.job_id: ending.request.uid for ending in mixed.trace.endings if ending.job_id is not None}
     ran = {run.work.work_id: run for run in mixed.trace.runs if run.end_ns > run.start_ns}
-    assert len({len(run.work.gpus) for run in ran.values()}) > 1
+    assert len({len(run.work.devices) for run in ran.values()}) > 1
     assert {work.work for work in chart.works} == ran.keys()
     for work in chart.works:
         run = ran[work.work]
@@ -87,7 +87,7 @@ def test_a_log_s_chart_says_what_the_simulation_did(mixed: Recorded, chart: Char
         assert work.start_s == (
             pytest.approx(s_from_ns(run.start_ns), abs=MOVE_S) if run.end is RunEnd.STOPPED else run.start_ns / 1e9
         )
-        assert (work.gpus, work.steps, work.why) == (run.work.gpus, run.steps, run.work.why)
+        assert (work.devices, work.steps, work.why) == (run.work.devices, run.steps, run.work.why)
         assert work.requests == tuple(uids[job_id] for job_id in run.work.job_ids)
         assert (work.first_step is None) == (work.stage != "diffuse")
         assert (work.predicted_s is None) == (run.end is RunEnd.STOPPED)
@@ -106,8 +106,8 @@ def test_a_log_s_chart_says_what_the_simulation_did(mixed: Recorded, chart: Char
 def test_a_log_and_a_schedule_of_the_same_run_agree(mixed: Recorded, chart: Chart) -> None:
     plan = schedule_of_trace(mixed.trace, {one.request.uid: one.request.uid for one in mixed.trace.endings})
     other = chart_of_schedule(plan, num_devices=4)
-    facts = sorted((work.work, work.end_s, work.gpus, work.requests) for work in chart.works)
-    assert facts == sorted((w.work, w.end_s, w.gpus, w.requests) for w in other.works if w.end_s > w.start_s)
+    facts = sorted((work.work, work.end_s, work.devices, work.requests) for work in chart.works)
+    assert facts == sorted((w.work, w.end_s, w.devices, w.requests) for w in other.works if w.end_s > w.start_s)
     assert {(r.id, r.status, r.on_time) for r in chart.requests} == {
         (r.id, r.status, r.on_time) for r in other.requests
     }
@@ -118,7 +118,7 @@ def test_who_was_left_out_of_a_shared_work_is_not_in_its_bar() -> None:
     """Nobody's steps are named there: each began at another one."""
     requests = [request(str(index), 0.01 * index, steps=8) for index in range(6)]
     cancels = ((NS_PER_S, "2"), (2 * NS_PER_S, "3"))
-    run = recorded(requests, "entangled", cancels=cancels, sim=SimConfig(num_gpus=2))
+    run = recorded(requests, "entangled", cancels=cancels, sim=SimConfig(num_devices=2))
     _, entries = read_log(run.lines)
     left_out = {(entry.event.work_id, entry.event.job_id) for entry in entries if isinstance(entry.event, LeftOut)}
     chart = chart_of_history(run.history)
@@ -133,7 +133,11 @@ def test_lost_works_and_devices_are_in_the_chart() -> None:
     lines, lost = lost_and_broken()
     chart = chart_of_history(read_history(lines))
     (outage,) = chart.outages
-    assert (outage.gpu, outage.reason, outage.end_s - outage.start_s) == (3, "killed by signal 9", pytest.approx(1.01))
+    assert (outage.device_id, outage.reason, outage.end_s - outage.start_s) == (
+        3,
+        "killed by signal 9",
+        pytest.approx(1.01),
+    )
     (work,) = [work for work in chart.works if work.lost]
     assert (work.work, work.steps, work.lost) == (lost.work_id, 1, "a device of its group was lost")
     assert [request.status for request in chart.requests] == [OPEN]
@@ -149,7 +153,7 @@ def test_the_trace_is_well_formed(mixed: Recorded, chart: Chart) -> None:
     assert all(type(event["ts"]) is int and event["ts"] >= 0 for event in events)
     assert [event["ts"] for event in events] == sorted(event["ts"] for event in events)
     kinds = Counter(event["ph"] for event in events)
-    assert kinds["X"] == sum(len(work.gpus) for work in chart.works)
+    assert kinds["X"] == sum(len(work.devices) for work in chart.works)
     assert kinds["b"] == kinds["e"] == len(chart.requests)
     assert kinds["s"] == kinds["f"] > 0
     tracks = {(event["pid"], event["tid"]) for event in events if event["ph"] == "M"}
@@ -218,7 +222,7 @@ def test_counters_count(chart: Chart) -> None:
     ]
     for at_us, count in busy.items():
         running = [work for first, last, work in works if first <= at_us < last]
-        assert count == sum(len(work.gpus) for work in running) <= 4
+        assert count == sum(len(work.devices) for work in running) <= 4
         assert jobs[at_us]["running"] == len(running)
         present = {uid for uid, first, last in lives if first <= at_us < last}
         assert jobs[at_us]["queued"] == len(present - {uid for work in running for uid in work.requests})
@@ -279,10 +283,10 @@ def test_the_page_holds_the_whole_chart(chart: Chart) -> None:
     assert [request["id"] for request in data["requests"]] == [str(request.id) for request in chart.requests]
     for told, work in zip(data["works"], chart.works, strict=True):
         assert [data["requests"][place]["id"] for place in told["requests"]] == list(work.requests)
-        assert (told["why"], told["gpus"]) == (work.why, list(work.gpus))
+        assert (told["why"], told["devices"]) == (work.why, list(work.devices))
     for told, one in zip(data["requests"], chart.requests, strict=True):
         assert [decision["text"] for decision in told["decisions"]] == [d.text for d in one.decisions]
-    assert [gpu["gpu"] for gpu in data["gpus"]] == [0, 1, 2, 3]
+    assert [device_id["device_id"] for device_id in data["devices"]] == [0, 1, 2, 3]
     assert f"{len(chart.requests)} requests" in data["summary"]
 
 
@@ -351,7 +355,7 @@ def test_a_work_that_several_share_has_a_stripe_of_each(tmp_path: Path) -> None:
     path = tmp_path / "t.png"
     requests = tuple(replace(one, deadline_s=None, finish_s=None, status=OPEN) for one in small().requests)
     colours = request_colours([one.id for one in requests], {one.id: one.shape for one in requests if one.shape})
-    work = ChartWork(work=0, stage="diffuse", requests=("late",), gpus=(0,), start_s=0.0, end_s=4.0, steps=5)
+    work = ChartWork(work=0, stage="diffuse", requests=("late",), devices=(0,), start_s=0.0, end_s=4.0, steps=5)
     inks = {name: "#" + "".join(f"{round(255 * part):02x}" for part in rgb) for name, rgb in colours.items()}
     seen = {}
     for names in (("late",), ("late", "free")):
@@ -368,7 +372,7 @@ def test_the_picture_shades_a_device_that_was_away(tmp_path: Path) -> None:
     path = tmp_path / "t.png"
     draw_timeline(path, small())
     plain = pixels(path, "#DADCE0")
-    draw_timeline(path, small(outages=(Outage(gpu=0, start_s=1.0, end_s=2.0, reason="gone"),)))
+    draw_timeline(path, small(outages=(Outage(device_id=0, start_s=1.0, end_s=2.0, reason="gone"),)))
     assert pixels(path, "#DADCE0") > plain + 5000
 
 
@@ -398,10 +402,14 @@ def test_a_log_becomes_all_three_files(mixed: Recorded, chart: Chart, tmp_path: 
     assert told["files"] == [str(target) for target in targets]
     assert (told["works"], told["requests"]) == (len(chart.works), len(chart.requests))
     assert told["late"] == sum(request.is_late for request in chart.requests)
-    busy_s = {gpu: sum(w.end_s - w.start_s for w in chart.works if gpu in w.gpus) for gpu in range(4)}
+    busy_s = {
+        device_id: sum(w.end_s - w.start_s for w in chart.works if device_id in w.devices) for device_id in range(4)
+    }
     length_s = chart.end_s - chart.start_s
     assert told["seconds"] == pytest.approx(length_s)
-    assert told["busy_by_gpu"] == {str(gpu): pytest.approx(s / length_s, abs=1e-5) for gpu, s in busy_s.items()}
+    assert told["busy_by_device"] == {
+        str(device_id): pytest.approx(s / length_s, abs=1e-5) for device_id, s in busy_s.items()
+    }
     assert Page(targets[0].read_text("utf-8")).data["title"] == "tetriserve on 4 devices"
     assert json.loads(targets[1].read_text("utf-8"))["traceEvents"] == json.loads(json.dumps(trace_events(chart)))
     with Image.open(targets[2]) as image:
@@ -469,7 +477,7 @@ def test_a_simulation_writes_the_log_that_a_server_would(tmp_path: Path) -> None
     write_workload(tmp_path / "requests.jsonl", lines)
     (tmp_path / "costs.json").write_text(json.dumps(table().to_json()))
     events, drawn = tmp_path / "events.jsonl", tmp_path / "drawn.json"
-    given = (tmp_path / "requests.jsonl", "--cost", tmp_path / "costs.json", "--gpus", 2, "--jitter", 0.1, "--json")
+    given = (tmp_path / "requests.jsonl", "--cost", tmp_path / "costs.json", "--devices", 2, "--jitter", 0.1, "--json")
     outputs = ("--events", events, "--timeline", drawn, "--timeline", tmp_path / "drawn.html")
     alone, observed = run("simulate", *given), run("simulate", *given, *outputs)
     assert alone.exit_code == observed.exit_code == 0

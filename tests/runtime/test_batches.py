@@ -13,8 +13,8 @@ from tilework.control.log import entry_line, header_line, replay
 from tilework.core.actions import DropState, Finish, RunStage, RunSteps, Stop
 from tilework.core.events import (
     Cancelled,
+    DeviceLost,
     Event,
-    GpuLost,
     LeftOut,
     OutOfMemory,
     StageFinished,
@@ -54,7 +54,7 @@ class Desk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *requests: Request) -> None:
         self.policy, self.now_ns = Told(), 0
         monkeypatch.setitem(registry._REGISTRY, "told", lambda: self.policy)
-        self.control = controller("told", num_gpus=2)
+        self.control = controller("told", num_devices=2)
         for job_id, asked in enumerate(requests):
             self.tell(Submitted(asked))
             work = self.start(job_id, stage=ENCODE, num_steps=1)
@@ -64,8 +64,8 @@ class Desk:
         self.now_ns += NS_PER_MS
         return self.control.handle(event, self.now_ns)
 
-    def start(self, *job_ids: int, gpu: int = 0, num_steps: int = 2, stage: str = DIFFUSE) -> Work:
-        start = Start(stage=StageId("toy", stage), job_ids=job_ids, gpus=(gpu,), num_steps=num_steps, why="")
+    def start(self, *job_ids: int, device_id: int = 0, num_steps: int = 2, stage: str = DIFFUSE) -> Work:
+        start = Start(stage=StageId("toy", stage), job_ids=job_ids, devices=(device_id,), num_steps=num_steps, why="")
         actions = self.do(Plan(starts=(start,)))
         return next(action.work for action in actions if isinstance(action, RunSteps | RunStage))
 
@@ -118,7 +118,7 @@ def test_a_batch_that_lost_a_member_corrects_nothing(desk: Desk, gone: tuple[str
 
 def test_a_stop_takes_all_that_hangs_together(desk: Desk) -> None:
     first, second = desk.start(0, 1), desk.start(1, 2)
-    other = desk.start(2, gpu=1)
+    other = desk.start(2, device_id=1)
     assert stops(desk.do(Plan(stops=(0, 2)))) == [other.work_id, second.work_id, first.work_id], "each once, last first"
     assert all(desk.control.tracker.jobs[job_id].is_stopping for job_id in range(3))
     desk.tell(Stopped(first.work_id, 1))
@@ -134,7 +134,7 @@ def test_a_stop_takes_all_that_hangs_together(desk: Desk) -> None:
 def test_nobody_is_stopped_if_one_may_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(monkeypatch, request("a"), promise("b", 0, 60), request("c"))
     desk.start(0, 1)
-    alone = desk.start(2, gpu=1)
+    alone = desk.start(2, device_id=1)
     assert not stops(desk.do(Plan(stops=(0,))))
     assert not desk.control.tracker.jobs[0].is_stopping
     assert stops(desk.do(Plan(stops=(0, 2)))) == [alone.work_id]
@@ -162,7 +162,7 @@ def test_who_fails_shares_nothing_until_it_has_got_on(desk: Desk) -> None:
 def test_a_member_that_is_left_out_begins_again_and_the_others_go_on(desk: Desk) -> None:
     shared = desk.start(0, 1)
     actions = desk.tell(LeftOut(shared.work_id, 0, "gone", state_lost=True))
-    assert [(drop.job_id, drop.gpus) for drop in only(DropState, actions)] == [(0, (0,))]
+    assert [(drop.job_id, drop.devices) for drop in only(DropState, actions)] == [(0, (0,))]
     job = desk.control.tracker.jobs[0]
     assert (job.attempt, job.failures, job.stage) == (2, 1, StageId("toy", ENCODE))
     assert not desk.tell(LeftOut(shared.work_id, 0, "gone", state_lost=True)), "said twice"
@@ -173,7 +173,7 @@ def test_a_member_that_is_left_out_begins_again_and_the_others_go_on(desk: Desk)
 
 def test_who_was_left_out_of_a_later_work_is_heard_in_its_turn(desk: Desk) -> None:
     """The report on the second work overtakes that on the first, without which nobody knows what to make of it."""
-    first, second = desk.start(0, 1), desk.start(0, 2, gpu=1)
+    first, second = desk.start(0, 1), desk.start(0, 2, device_id=1)
     desk.tell(LeftOut(second.work_id, 0, "it has no state"))
     desk.tell(StepsFinished(second.work_id, NS_PER_MS))
     assert desk.done(0, 2) == [0, 0]
@@ -183,8 +183,8 @@ def test_who_was_left_out_of_a_later_work_is_heard_in_its_turn(desk: Desk) -> No
 
 
 def test_a_lost_device_costs_others_nothing(desk: Desk) -> None:
-    running, behind = desk.start(0, 1, gpu=1), desk.start(0, 2, gpu=0)
-    actions = desk.tell(GpuLost(1, "killed"))
+    running, behind = desk.start(0, 1, device_id=1), desk.start(0, 2, device_id=0)
+    actions = desk.tell(DeviceLost(1, "killed"))
     assert not stops(actions)
     assert [desk.control.tracker.jobs[job_id].attempt for job_id in range(3)] == [2, 2, 1]
     assert desk.tell(StepsFinished(running.work_id, NS_PER_MS)) == ()
@@ -195,9 +195,9 @@ def test_a_lost_device_costs_others_nothing(desk: Desk) -> None:
 
 def test_a_work_that_ended_before_its_device_was_lost_is_not_lost(desk: Desk) -> None:
     """Its report came early: that on the work before it is still to come, from another device."""
-    first, second = desk.start(0, 1), desk.start(0, gpu=1)
+    first, second = desk.start(0, 1), desk.start(0, device_id=1)
     desk.tell(StepsFinished(second.work_id, NS_PER_MS))
-    desk.tell(GpuLost(1, "killed"))
+    desk.tell(DeviceLost(1, "killed"))
     desk.tell(StepsFinished(first.work_id, NS_PER_MS))
     assert desk.done(0, 1) == [4, 2]
     assert desk.control.tracker.jobs[0].failures == 0
@@ -242,7 +242,7 @@ def test_nothing_is_learnt_from_a_work_whose_member_has_ended(desk: Desk) -> Non
 
 
 @pytest.mark.parametrize(
-    ("job_ids", "gpus", "stage", "why"),
+    ("job_ids", "devices", "stage", "why"),
     [
         ((0, 0), (0,), DIFFUSE, "twice"),
         ((0, 1), (0, 1), DIFFUSE, "2 devices"),
@@ -250,18 +250,18 @@ def test_nothing_is_learnt_from_a_work_whose_member_has_ended(desk: Desk) -> Non
     ],
 )
 def test_illegal_batches_are_bugs_of_the_policy(
-    desk: Desk, job_ids: tuple[int, ...], gpus: tuple[int, ...], stage: str, why: str
+    desk: Desk, job_ids: tuple[int, ...], devices: tuple[int, ...], stage: str, why: str
 ) -> None:
     desk.tell(Submitted(request("d")))
     desk.tell(Submitted(request("e")))
-    start = Start(stage=StageId("toy", stage), job_ids=job_ids, gpus=gpus, num_steps=1, why="")
+    start = Start(stage=StageId("toy", stage), job_ids=job_ids, devices=devices, num_steps=1, why="")
     with pytest.raises(AssertionError, match=why):
         desk.do(Plan(starts=(start,)))
 
 
 def test_the_guard_takes_together_what_hangs_together(desk: Desk) -> None:
     starts = [
-        Start(stage=STEPS, job_ids=job_ids, gpus=(0,), num_steps=1, why="") for job_ids in ((0,), (2,), (1,), (1, 2))
+        Start(stage=STEPS, job_ids=job_ids, devices=(0,), num_steps=1, why="") for job_ids in ((0,), (2,), (1,), (1, 2))
     ]
     parts = _by_job(starts, desk.control.tracker)
     assert sorted([start.job_ids for start in part] for part in parts) == [[(0,)], [(2,), (1,), (1, 2)]]
@@ -277,7 +277,7 @@ def mix(count: int) -> list[Request]:
 
 @pytest.mark.parametrize("policy", ["batches", "entangled"])
 def test_jobs_join_and_leave_and_each_makes_its_steps_once(policy: str) -> None:
-    simulation = Simulation(ControllerConfig(policy=policy), table(), SimConfig(num_gpus=2))
+    simulation = Simulation(ControllerConfig(policy=policy), table(), SimConfig(num_devices=2))
     trace = simulation.run(mix(12))
     for ending in trace.endings:
         assert ending.status is Status.DONE

@@ -39,13 +39,13 @@ class PingPong(Idle):
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         starts: list[Start] = []
-        idle = {gpu.gpu for gpu in view.gpus if not gpu.works}
+        idle = {device.device_id for device in view.devices if not device.works}
         for job in view.waiting():
-            choices = sorted(idle - set(job.last_gpus)) or sorted(idle if len(view.gpus) == 1 else ())
+            choices = sorted(idle - set(job.last_devices)) or sorted(idle if len(view.devices) == 1 else ())
             if choices and job.stage is not None:
                 idle.discard(choices[0])
                 starts.append(
-                    Start(stage=job.stage, job_ids=(job.job_id,), gpus=(choices[0],), num_steps=1, why="moves")
+                    Start(stage=job.stage, job_ids=(job.job_id,), devices=(choices[0],), num_steps=1, why="moves")
                 )
         return Plan(starts=tuple(starts))
 
@@ -153,7 +153,10 @@ def test_pictures_of_many_sizes_equal_the_stock_pipelines(rig: Rig, stock: Calla
     specs = mixed_specs("mix")
     outcomes = rig.outcomes(specs)
     assert_equal_to_stock(outcomes, specs, stock)
-    assert {gpu for outcome in outcomes for segment in outcome.segments for gpu in segment.gpus} == {0, 1}
+    assert {device_id for outcome in outcomes for segment in outcome.segments for device_id in segment.devices} == {
+        0,
+        1,
+    }
 
 
 def test_pictures_that_move_after_every_step_equal_the_stock_pipelines(
@@ -164,7 +167,7 @@ def test_pictures_that_move_after_every_step_equal_the_stock_pipelines(
     outcomes = rig.outcomes(specs)
     assert_equal_to_stock(outcomes, specs, stock)
     for outcome in outcomes:
-        devices = [segment.gpus for segment in outcome.segments]
+        devices = [segment.devices for segment in outcome.segments]
         assert all(first != second for first, second in pairwise(devices))
     assert replay(rig.log.getvalue().splitlines())[1] is None
 
@@ -228,8 +231,8 @@ def test_the_log_of_everything_so_far_replays(rig: Rig) -> None:
     assert "circle" not in rig.log.getvalue(), "prompts stay out of the log"
 
 
-def kill(rig: Rig, gpu: int) -> None:
-    pid = rig.executor.pid(gpu)
+def kill(rig: Rig, device_id: int) -> None:
+    pid = rig.executor.pid(device_id)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
 
@@ -249,7 +252,7 @@ def test_a_killed_worker_costs_time_but_no_picture(
         assert isinstance(second, Ticket)
         steps = Random(seed).randrange(2, 35)
         await until(lambda: first.steps_done >= steps)
-        kill(rig, first.segments[0].gpus[0])
+        kill(rig, first.segments[0].devices[0])
         outcomes = [await first.outcome, await second.outcome]
         await until(lambda: rig.engine.health().num_devices_up == 2)
         return outcomes
@@ -327,7 +330,7 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
 
 def test_stopping_ends_open_requests_and_all_processes(start: Callable[..., Rig]) -> None:
     rig = start()
-    pids = [rig.executor.pid(gpu) for gpu in range(2)]
+    pids = [rig.executor.pid(device_id) for device_id in range(2)]
 
     async def scenario() -> Outcome:
         ticket = rig.submit(tiny.spec(steps=1000), "open")

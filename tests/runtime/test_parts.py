@@ -31,23 +31,23 @@ from tilework.worker.parcels import Parcels
 CPU = torch.device("cpu")
 
 
-def work(work_id: int = 1, gpus: Group = (0, 1, 2)) -> Work:
+def work(work_id: int = 1, devices: Group = (0, 1, 2)) -> Work:
     return Work(
         work_id=work_id,
         stage=StageId("toy", DIFFUSE),
         job_ids=(7,),
         attempts=(1,),
         first_steps=(0,),
-        gpus=gpus,
+        devices=devices,
         num_steps=5,
         why="",
     )
 
 
-def flights(*gpus: int) -> Flights:
+def flights(*devices: int) -> Flights:
     result = Flights()
-    group = GroupRef(1, gpus) if len(gpus) > 1 else None
-    result.begin(Flight(work=work(gpus=gpus), group=group, requests=(), predicted_ns=0))
+    group = GroupRef(1, devices) if len(devices) > 1 else None
+    result.begin(Flight(work=work(devices=devices), group=group, requests=(), predicted_ns=0))
     return result
 
 
@@ -130,26 +130,26 @@ def test_works_without_survivors_are_orphans() -> None:
     flown = flights(0, 1)
     assert flown.lose(1) == ([], [])
     [orphan] = flown.lose(0)[0]
-    assert orphan.work == work(gpus=(0, 1))
+    assert orphan.work == work(devices=(0, 1))
     assert 1 not in flown
 
 
-groups = st.lists(st.integers(0, 5), min_size=2, max_size=4, unique=True).map(lambda gpus: tuple(sorted(gpus)))
+groups = st.lists(st.integers(0, 5), min_size=2, max_size=4, unique=True).map(lambda devices: tuple(sorted(devices)))
 
 
 @given(st.lists(groups, max_size=40), st.integers(1, 4))
 def test_members_agree_on_few_groups(uses: list[Group], limit: int) -> None:
     table, held = GroupTable(max_per_worker=limit), dict[int, GroupRef]()
     seen: set[int] = set()
-    for gpus in uses:
-        ref, closed = table.use(gpus)
+    for devices in uses:
+        ref, closed = table.use(devices)
         for old in closed:
             del held[old.group_id]
-        assert ref.gpus == gpus
+        assert ref.devices == devices
         assert (ref.group_id in held) == (ref.group_id in seen), "a closed id was used again"
         seen.add(ref.group_id)
         held[ref.group_id] = ref
-        assert all(sum(gpu in ref.gpus for ref in held.values()) <= limit for gpu in range(6))
+        assert all(sum(device_id in ref.devices for ref in held.values()) <= limit for device_id in range(6))
 
 
 def test_groups_in_use_stay_and_broken_ones_get_a_new_id() -> None:

@@ -54,14 +54,14 @@ class Listener:
     joined: list[int] = field(default_factory=list)
     has_given_up: bool = False
 
-    def on_report(self, gpu: int, report: Report) -> None:
+    def on_report(self, device_id: int, report: Report) -> None:
         self.reports.append(report)
 
-    def on_lost(self, gpu: int, reason: str) -> None:
-        self.lost.append((gpu, reason))
+    def on_lost(self, device_id: int, reason: str) -> None:
+        self.lost.append((device_id, reason))
 
-    def on_joined(self, gpu: int) -> None:
-        self.joined.append(gpu)
+    def on_joined(self, device_id: int) -> None:
+        self.joined.append(device_id)
 
     def on_given_up(self) -> None:
         self.has_given_up = True
@@ -111,8 +111,8 @@ def run(
     return asyncio.run(play())
 
 
-def send_signal(executor: LocalExecutor, gpu: int, number: signal.Signals) -> None:
-    pid = executor.pid(gpu)
+def send_signal(executor: LocalExecutor, device_id: int, number: signal.Signals) -> None:
+    pid = executor.pid(device_id)
     assert pid is not None
     os.kill(pid, number)
 
@@ -175,8 +175,8 @@ def test_messages_come_whole_however_they_are_cut(messages: list[bytes], cuts: l
 
 def test_all_workers_killed_at_once_come_back() -> None:
     async def scenario(executor: LocalExecutor, listener: Listener) -> None:
-        for gpu in range(3):
-            send_signal(executor, gpu, signal.SIGKILL)
+        for device_id in range(3):
+            send_signal(executor, device_id, signal.SIGKILL)
         await until(lambda: sorted(listener.joined) == [0, 1, 2])
         assert {reason for _, reason in listener.lost} == {"it was killed by signal 9"}
 
@@ -252,7 +252,7 @@ def test_workers_that_outlive_the_forkserver_end_with_the_executor() -> None:
     pids: list[int] = []
 
     async def scenario(executor: LocalExecutor, listener: Listener) -> None:
-        pids.extend(pid for gpu in range(2) if (pid := executor.pid(gpu)) is not None)
+        pids.extend(pid for device_id in range(2) if (pid := executor.pid(device_id)) is not None)
         os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
         os.kill(pids[0], signal.SIGSTOP)
 

@@ -161,13 +161,15 @@ class Rig:
         await until(lambda: ticket.steps_done > 0)
         self.engine.cancel("unwanted", "not wanted")
         assert (await ticket.outcome).status is Status.CANCELLED
-        await until(lambda: not any(gpu.works for gpu in self.engine._controller.tracker.gpus))
+        await until(lambda: not any(device.works for device in self.engine._controller.tracker.devices))
 
     async def lost(self) -> None:
         """A worker is killed, and the request that it ran fails, although it was promised."""
         ticket = self.submit("promised", 50, slo_s=60, on_miss=OnMiss.REJECT)
         await until(lambda: ticket.steps_done > 0)
-        pid = self.executor.pid(next(gpu.gpu for gpu in self.engine._controller.tracker.gpus if gpu.works))
+        pid = self.executor.pid(
+            next(device.device_id for device in self.engine._controller.tracker.devices if device.works)
+        )
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         assert (await ticket.outcome).status is Status.FAILED
@@ -176,16 +178,16 @@ class Rig:
 
     async def remembered(self) -> None:
         """What workers on accelerators say beside the ends of their works, here of one that nobody knows any more."""
-        for gpu in range(2):
-            self.engine.on_report(gpu, Ended(1 << 40, 0, 0, steps_done=0, memory_bytes=(gpu + 1) << 30))
+        for device_id in range(2):
+            self.engine.on_report(device_id, Ended(1 << 40, 0, 0, steps_done=0, memory_bytes=(device_id + 1) << 30))
         await self.read()
 
     async def stuck(self) -> None:
         """A worker does not answer any more, and is killed when it has not for long enough; then the disk is full."""
         ticket = self.submit("stuck", 50)
         await until(lambda: ticket.steps_done > 0)
-        (gpu,) = (gpu for gpu in self.engine._controller.tracker.gpus if gpu.works)
-        pid = self.executor.pid(gpu.gpu)
+        (device,) = (device for device in self.engine._controller.tracker.devices if device.works)
+        pid = self.executor.pid(device.device_id)
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         await ticket.outcome
@@ -253,32 +255,34 @@ def test_it_counts_what_has_happened(texts: list[str]) -> None:
     assert now("tilework_slack_seconds_bucket", le="0.0") == 1
     assert now("tilework_slack_seconds_count") == 4
     assert now("tilework_previews_total") == 3
-    assert now("tilework_gpu_losses_total") == 2
+    assert now("tilework_device_losses_total") == 2
     assert now("tilework_stuck_works_total") == now("tilework_log_losses_total") == 1
     assert now("tilework_works_total", ending="lost") >= 1
     assert now("tilework_works_total", ending="stopped") == now("tilework_work_stops_total") >= 1
     assert now("tilework_steps_total") >= 5 + 5 + 4 + 5 + 60 + 60 + 75
     assert now("tilework_store_entries") >= 1
-    assert now("tilework_jobs_running") == now("tilework_jobs_queued") == now("tilework_backlog_gpu_seconds") == 0
+    assert now("tilework_jobs_running") == now("tilework_jobs_queued") == now("tilework_backlog_device_seconds") == 0
     assert now("tilework_parcel_bytes") == 0, "open requests have ended"
     waiting = [samples(text)["tilework_jobs_queued", frozenset({("class", "standard")})] for text in texts]
     assert max(waiting) == 1
     assert min(samples(text)["tilework_devices_up", frozenset()] for text in texts) == 1
 
 
-def test_memory_of_gpus_is_as_they_said_until_they_are_lost(texts: list[str]) -> None:
+def test_memory_of_devices_is_as_they_said_until_they_are_lost(texts: list[str]) -> None:
     def told(text: str) -> dict[str, float]:
         found = samples(text).items()
-        return {dict(pairs)["gpu"]: number for (name, pairs), number in found if name == "tilework_device_memory_bytes"}
+        return {
+            dict(pairs)["device"]: number for (name, pairs), number in found if name == "tilework_device_memory_bytes"
+        }
 
     assert told(texts[0]) == {}, "nothing is made up for CPUs"
     assert told(texts[1]) == {"0": 1 << 30, "1": 2 << 30}
     assert len(told(texts[-1])) == 1, "one worker was lost"
 
 
-def test_gpus_are_busy_for_as_long_as_works_ran(texts: list[str]) -> None:
+def test_devices_are_busy_for_as_long_as_works_ran(texts: list[str]) -> None:
     last = samples(texts[-1])
-    busy_s = sum(number for (name, _), number in last.items() if name == "tilework_gpu_busy_seconds_total")
+    busy_s = sum(number for (name, _), number in last.items() if name == "tilework_device_busy_seconds_total")
     done_s = sum(number for (name, _), number in last.items() if name == "tilework_work_seconds_sum")
     assert done_s <= busy_s * (1 + 1e-9) <= done_s + 0.5, "but for what was stopped"
     assert done_s >= (5 + 5 + 4 + 5 + 60 + 60 + 75) * STEP_S
@@ -291,9 +295,9 @@ def test_known_labels_are_there_from_the_start(texts: list[str]) -> None:
             assert first["tilework_requests_total", frozenset({("class", name), ("outcome", outcome)})] == 0
     for reason in (*RefusalCode, "too_many_open"):
         assert first["tilework_refusals_total", frozenset({("reason", str(reason))})] == 0
-    for gpu in ("0", "1"):
-        for counter in ("gpu_busy_seconds", "bubble_seconds", "gpu_losses"):
-            assert first[f"tilework_{counter}_total", frozenset({("gpu", gpu)})] == 0
+    for device_id in ("0", "1"):
+        for counter in ("device_busy_seconds", "bubble_seconds", "device_losses"):
+            assert first[f"tilework_{counter}_total", frozenset({("device", device_id)})] == 0
 
 
 def test_the_dashboard_names_metrics_that_exist() -> None:
@@ -306,7 +310,7 @@ def test_the_dashboard_names_metrics_that_exist() -> None:
     used = {family_of(name, kinds) for text in expressions for name in re.findall(r"tilework_\w+", text)}
     assert used <= known.keys()
     needed = (
-        "deadlines_total slack_seconds jobs_queued gpu_busy_seconds_total steps_total refusals_total eta_error_ratio"
+        "deadlines_total slack_seconds jobs_queued device_busy_seconds_total steps_total refusals_total eta_error_ratio"
         " device_memory_bytes"
     )
     assert {f"tilework_{name}" for name in needed.split()} <= used
@@ -322,7 +326,7 @@ def metrics() -> tuple[Metrics, Callable[..., float]]:
 
 
 def ended(
-    gpus: Group = (0,),
+    devices: Group = (0,),
     steps: int = 4,
     *,
     start_s: float = 0.0,
@@ -337,7 +341,7 @@ def ended(
         job_ids=(1,),
         attempts=(1,),
         first_steps=(0,),
-        gpus=gpus,
+        devices=devices,
         num_steps=steps,
         why="",
     )
@@ -353,16 +357,16 @@ def ended(
     )
 
 
-def test_a_work_of_a_group_keeps_all_its_gpus_busy() -> None:
+def test_a_work_of_a_group_keeps_all_its_devices_busy() -> None:
     told, now = metrics()
-    for gpu in range(3):
-        told.on_joined(gpu, 0)
+    for device_id in range(3):
+        told.on_joined(device_id, 0)
     told.on_decided(0, 50_000, num_waiting=1)
     told.on_work_ended(ended((0, 2), start_s=0.25))
     told.on_work_ended(ended((2,), start_s=1.5, end_s=1.75))
     told.on_work_ended(ended((2,), steps=3, start_s=2.0, end_s=2.5, ending=Ending.STOPPED))
-    assert [now("gpu_busy_seconds_total", gpu=str(gpu)) for gpu in range(3)] == [0.75, 0, 1.5]
-    assert [now("bubble_seconds_total", gpu=str(gpu)) for gpu in range(3)] == [0.25, 0, 1.0]
+    assert [now("device_busy_seconds_total", device=str(device_id)) for device_id in range(3)] == [0.75, 0, 1.5]
+    assert [now("bubble_seconds_total", device=str(device_id)) for device_id in range(3)] == [0.25, 0, 1.0]
     assert now("steps_total", degree="2") == 4
     assert now("steps_total", degree="1") == 7, "those before a stop, too"
     assert now("works_total", stage=DIFFUSE, degree="1", ending="stopped") == 1
@@ -386,7 +390,7 @@ def test_a_shared_work_has_no_size_and_the_steps_of_all() -> None:
     assert now("steps_total", degree="1") == 3 * 4
     assert now("step_seconds_sum", size="shared", degree="1") == 0.25
     assert now("work_seconds_count", stage=DIFFUSE, size="128x128", degree="1") == 1
-    assert now("gpu_busy_seconds_total", gpu="0") == 2
+    assert now("device_busy_seconds_total", device="0") == 2
 
 
 def test_a_request_pays_for_its_share_of_shared_works() -> None:
@@ -395,20 +399,20 @@ def test_a_request_pays_for_its_share_of_shared_works() -> None:
     segments = tuple(replace(segment, batch=4) for segment in whole.segments)
     told.on_ended(ticket_of(request("a"), 2.5), replace(whole, segments=segments))
     told.on_ended(ticket_of(request("b"), 2.5), whole)
-    alone_s = sum((one.end_ns - one.start_ns) * len(one.gpus) for one in whole.segments) / NS_PER_S
-    assert now("request_gpu_seconds_sum", size="128x128") == pytest.approx(1.25 * alone_s)
+    alone_s = sum((one.end_ns - one.start_ns) * len(one.devices) for one in whole.segments) / NS_PER_S
+    assert now("request_device_seconds_sum", size="128x128") == pytest.approx(1.25 * alone_s)
 
 
-def test_a_lost_gpu_is_idle_from_when_it_is_back() -> None:
+def test_a_lost_device_is_idle_from_when_it_is_back() -> None:
     told, now = metrics()
     told.on_joined(0, 0)
     told.on_decided(0, 1, num_waiting=1)
     told.on_lost(0)
     told.on_work_ended(ended())  # Of a group whose other member has reported since.
-    assert now("gpu_busy_seconds_total", gpu="0") == 0
+    assert now("device_busy_seconds_total", device="0") == 0
     told.on_joined(0, ns_from_s(10))
     told.on_work_ended(ended(start_s=11, end_s=12))
-    assert (now("bubble_seconds_total", gpu="0"), now("gpu_losses_total", gpu="0")) == (1, 1)
+    assert (now("bubble_seconds_total", device="0"), now("device_losses_total", device="0")) == (1, 1)
 
 
 def test_a_client_cannot_make_labels_without_end() -> None:
@@ -427,7 +431,7 @@ def ticket_of(one: Request, eta_s: float) -> Ticket:
 
 
 def outcome_of(status: Status, finished_s: float) -> Outcome:
-    segment = Segment(stage=DIFFUSE, gpus=(0, 1), num_steps=4, start_ns=0, end_ns=NS_PER_S)
+    segment = Segment(stage=DIFFUSE, devices=(0, 1), num_steps=4, start_ns=0, end_ns=NS_PER_S)
     finished_ns = ns_from_s(finished_s)
     return Outcome(uid="a", status=status, reason="", finished_ns=finished_ns, image=None, segments=(segment,))
 
@@ -465,7 +469,7 @@ def test_slack_and_errors_of_the_foretold_end_have_signs() -> None:
     assert slack == [0, 1, 1, 2], "one second late, two early"
     assert [now("eta_error_seconds_bucket", le=le) for le in ("-5.0", "-2.0", "1.0", "2.0")] == [0, 1, 1, 2]
     assert [now("eta_error_ratio_bucket", le=le) for le in ("0.3", "0.5", "1.0", "2.0")] == [0, 1, 1, 2]
-    assert now("request_gpu_seconds_sum", size="128x128") == 4
+    assert now("request_device_seconds_sum", size="128x128") == 4
     assert now("request_latency_seconds_sum", **{"class": "standard"}) == 5
 
 

@@ -52,7 +52,7 @@ class Modelled:
 
 @pytest.fixture(scope="module")
 def modelled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Modelled]:
-    flags = ["--backend", "modelled", "--gpus", "2", "--cost", "flux1dev_h100_eager", "--port", "0", "--json"]
+    flags = ["--backend", "modelled", "--devices", "2", "--cost", "flux1dev_h100_eager", "--port", "0", "--json"]
     log = tmp_path_factory.mktemp("serve") / "stderr"
     with log.open("w") as stderr:
         process = subprocess.Popen(

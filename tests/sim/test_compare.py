@@ -35,7 +35,9 @@ from tilework.sim.workloads.tetriserve import TetriServe
 NO_CONDITIONS = Conditions()
 
 
-def ran(job: int, start_s: float, end_s: float, *gpus: int, steps: int = 5, stage: str = DIFFUSE, work: int = 0) -> Run:
+def ran(
+    job: int, start_s: float, end_s: float, *devices: int, steps: int = 5, stage: str = DIFFUSE, work: int = 0
+) -> Run:
     """A work of one job on these devices; numbered by its start if it has no number."""
     number = work or round(1000 * start_s)
     done = Work(
@@ -44,11 +46,11 @@ def ran(job: int, start_s: float, end_s: float, *gpus: int, steps: int = 5, stag
         job_ids=(job,),
         attempts=(1,),
         first_steps=(0,),
-        gpus=gpus,
+        devices=devices,
         num_steps=steps,
         why="",
     )
-    return Run(work=done, gpus=gpus, start_ns=ns_from_s(start_s), end_ns=ns_from_s(end_s), steps=steps)
+    return Run(work=done, devices=devices, start_ns=ns_from_s(start_s), end_ns=ns_from_s(end_s), steps=steps)
 
 
 def ended(asked: Request, finish_s: float, status: Status = Status.DONE) -> Ending:
@@ -76,8 +78,8 @@ def test_figures_of_a_trace_by_hand() -> None:
     assert (found.num_requests, found.num_due, found.num_on_time, found.num_good) == (5, 4, 2, 3)
     assert (found.num_unserved, found.num_events) == (1, 17)
     assert found.attainment == 0.5
-    assert found.gpu_s == pytest.approx(1.0 + 2 * 2.0 + 0.5)
-    assert found.gpu_s_each == pytest.approx(5.5 / 3)
+    assert found.device_s == pytest.approx(1.0 + 2 * 2.0 + 0.5)
+    assert found.device_s_each == pytest.approx(5.5 / 3)
     assert found.mean_s == found.p95_s == found.p99_s == math.inf
     assert found.quantiles_s[:20] == (1.0,) * 20
     assert found.quantiles_s[20:80] == (2.0,) * 20 + (3.0,) * 20 + (10.0,) * 20
@@ -96,7 +98,7 @@ def test_without_deadlines_there_is_latency_and_no_attainment() -> None:
 
 def test_nobody_on_time_makes_device_time_infinite() -> None:
     found = figures_of(trace(ended(request("a", slo_s=1.0), 5.0), runs=(ran(1, 0.0, 1.0, 0),)))
-    assert (found.attainment, found.gpu_s_each) == (0.0, math.inf)
+    assert (found.attainment, found.device_s_each) == (0.0, math.inf)
 
 
 def test_chunks_that_follow_each_other_are_no_preemption() -> None:
@@ -149,7 +151,7 @@ def test_an_edf_that_never_pauses_is_told_from_one_that_does() -> None:
     calm = [request("a", 0.0, slo_s=9.0), request("b", 0.0, slo_s=9.0)]
     urgent = [*calm, request("c", 0.3, side=64, slo_s=0.9)]
     counts = [
-        figures_of(Simulation(ControllerConfig(), table(), SimConfig(num_gpus=1)).run(some)).num_preempted
+        figures_of(Simulation(ControllerConfig(), table(), SimConfig(num_devices=1)).run(some)).num_preempted
         for some in (calm, urgent)
     ]
     assert counts == [0, 1]
@@ -176,7 +178,7 @@ def record_of(on_time: float, due: int = 100, mean_s: float = 1.0) -> Record:
 
 
 def summary(counts: dict[str, list[float]], bounds: list[float] | None = None, **more: Any) -> CellSummary:
-    cell = more.pop("cell", Cell(name="c", workload=TetriServe(), table="flux1dev_h100_eager", num_gpus=8))
+    cell = more.pop("cell", Cell(name="c", workload=TetriServe(), table="flux1dev_h100_eager", num_devices=8))
     records = {policy: [record_of(count, **more) for count in values] for policy, values in counts.items()}
     num_seeds = max(map(len, counts.values()))
     found = bounds or [None] * num_seeds
@@ -232,7 +234,7 @@ def test_the_grid_has_56_cells_of_which_28_are_the_study_s() -> None:
     wanted = {(mix, scale, 12) for mix in ("uniform", "skewed") for scale in (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)}
     wanted |= {(mix, s, rpm) for mix in ("uniform", "skewed") for s in (1.0, 1.5) for rpm in (6, 9, 12, 15, 18)}
     assert kinds == wanted
-    assert {(cell.num_gpus, cell.table, cell.parameters["num_requests"]) for cell in main} == {
+    assert {(cell.num_devices, cell.table, cell.parameters["num_requests"]) for cell in main} == {
         (8, "flux1dev_h100_eager", 300)
     }
     assert set(POLICIES) <= set(registry.policy_names())
@@ -247,8 +249,8 @@ def test_patchedserve_has_a_grid_of_its_own() -> None:
         ("patchedserve-sdxl", "sdxl_h100"),
         ("patchedserve-sd3", "sd3_h100"),
     }
-    rates = {(cell.num_gpus, cell.parameters["rate_per_s"]) for cell in cells if cell.name.startswith("sdxlx")}
-    assert rates == {(gpus, round(gpus * rate, 6)) for gpus in (1, 2, 4, 8) for rate in (0.7, 0.9, 1.1, 1.3)}
+    rates = {(cell.num_devices, cell.parameters["rate_per_s"]) for cell in cells if cell.name.startswith("sdxlx")}
+    assert rates == {(devices, round(devices * rate, 6)) for devices in (1, 2, 4, 8) for rate in (0.7, 0.9, 1.1, 1.3)}
     assert {cell.parameters["scale"] for cell in cells} == {0.6, 0.8, 1.0, 1.2, 1.4}
     assert set(BATCHING) <= set(registry.policy_names())
     assert not {cell.name for cell in cells} & {cell.name for cell in grid()}
@@ -274,10 +276,10 @@ def test_sweeps_are_cells_that_differ_in_one_parameter() -> None:
 def test_a_text_names_a_workload_with_parameters() -> None:
     cell = cell_of("tetriserve,rpm=18,scale=1.2,mix=skewed,num=40", Devices())
     assert cell.workload == TetriServe(rate_per_s=0.3, scale=1.2, mix="skewed", num_requests=40)
-    assert (cell.table, cell.num_gpus) == ("flux1dev_h100_eager", 8)
-    other = cell_of("tetriserve", Devices(table="x.json", num_gpus=3, gpus_per_node=2))
-    assert (other.table, other.num_gpus, other.gpus_per_node) == ("x.json", 3, 2)
-    assert cell_of("tetriserve", Devices(gpus_per_node=2)).costs().gpus_per_node == 2
+    assert (cell.table, cell.num_devices) == ("flux1dev_h100_eager", 8)
+    other = cell_of("tetriserve", Devices(table="x.json", num_devices=3, devices_per_node=2))
+    assert (other.table, other.num_devices, other.devices_per_node) == ("x.json", 3, 2)
+    assert cell_of("tetriserve", Devices(devices_per_node=2)).costs().devices_per_node == 2
 
 
 @pytest.mark.parametrize(
@@ -309,13 +311,13 @@ def test_cells_of_the_grid_are_chosen_by_pattern() -> None:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Cell:
     """Twelve requests on two devices, of which most can be on time."""
-    return Cell(name="small", workload=TetriServe(num_requests=12), table="flux1dev_h100_eager", num_gpus=2)
+    return Cell(name="small", workload=TetriServe(num_requests=12), table="flux1dev_h100_eager", num_devices=2)
 
 
 def file_cell(path: Path, *lines: WorkloadRequest) -> Cell:
     write_workload(path / "r.jsonl", lines)
     (path / "costs.json").write_text(json.dumps(table().to_json()))
-    return Cell(name="file", workload=path / "r.jsonl", table=str(path / "costs.json"), num_gpus=1)
+    return Cell(name="file", workload=path / "r.jsonl", table=str(path / "costs.json"), num_devices=1)
 
 
 def line(arrival_s: float, slo_s: float | None = None, pipeline: str = PIPELINE) -> WorkloadRequest:
@@ -329,7 +331,7 @@ def test_a_run_and_its_bound_by_hand(tmp_path: Path) -> None:
     figures, bound = found.result, run(Task(cell=cell, seed=0, policy=None), NO_CONDITIONS).result
     assert not isinstance(figures, BoundFigures)
     assert (figures.num_due, figures.num_on_time, figures.num_good) == (2, 1, 2)
-    assert figures.gpu_s == pytest.approx(3 * SERVICE_S)
+    assert figures.device_s == pytest.approx(3 * SERVICE_S)
     assert figures.quantiles_s[-1] == pytest.approx(2 * SERVICE_S)
     assert isinstance(bound, BoundFigures)
     assert (bound.num_due, bound.most_on_time) == (2, 1.0)
@@ -375,8 +377,8 @@ def test_the_key_knows_all_that_decides_a_result(small: Cell, tmp_path: Path) ->
         (replace(task, policy=None), NO_CONDITIONS),
         (task, Conditions(jitter=0.1)),
         (task, Conditions(switch_ns=NS_PER_MS)),
-        (replace(task, cell=replace(small, num_gpus=3)), NO_CONDITIONS),
-        (replace(task, cell=replace(small, gpus_per_node=1)), NO_CONDITIONS),
+        (replace(task, cell=replace(small, num_devices=3)), NO_CONDITIONS),
+        (replace(task, cell=replace(small, devices_per_node=1)), NO_CONDITIONS),
         (replace(task, cell=replace(small, workload=TetriServe(num_requests=12, scale=1.1))), NO_CONDITIONS),
     ]
     configs = [config_of(one, conditions) for one, conditions in [(task, NO_CONDITIONS), *others]]
@@ -388,7 +390,7 @@ def test_the_key_knows_all_that_decides_a_result(small: Cell, tmp_path: Path) ->
     for path, at_s in zip(paths, (0.0, 1.0), strict=True):
         path.mkdir()
         file_cell(path, line(at_s))
-    files = [Cell(name="f", workload=path / "r.jsonl", table=str(path / "costs.json"), num_gpus=1) for path in paths]
+    files = [Cell(name="f", workload=path / "r.jsonl", table=str(path / "costs.json"), num_devices=1) for path in paths]
     digests = [config_of(Task(cell=one, seed=0, policy="edf"), NO_CONDITIONS)["requests"] for one in files]
     assert digests[0] != digests[1], "what is in a file decides, not its name"
     jittered = [config_of(Task(cell=files[0], seed=seed, policy="edf"), Conditions(jitter=0.1)) for seed in (0, 1)]

@@ -16,7 +16,7 @@ def work(
     job_id: int = 0,
     stage: str = DIFFUSE,
     num_steps: int = 4,
-    gpus: tuple[int, ...] = (0,),
+    devices: tuple[int, ...] = (0,),
     first_step: int = 0,
 ) -> Work:
     return Work(
@@ -25,7 +25,7 @@ def work(
         job_ids=(job_id,),
         attempts=(1,),
         first_steps=(first_step,),
-        gpus=gpus,
+        devices=devices,
         num_steps=num_steps,
         why="a test",
     )
@@ -50,20 +50,20 @@ class Told:
 class Devices(Fleet):
     """Some devices that are up, and every job's conditioning on all of them."""
 
-    def __init__(self, num_gpus: int = 3) -> None:
+    def __init__(self, num_devices: int = 3) -> None:
         self.told = Told()
         super().__init__(self.told)
-        for gpu in range(num_gpus):
-            self.join(gpu)
+        for device_id in range(num_devices):
+            self.join(device_id)
 
     def tell(self, one: Work, duration_ns: int, lost_ns: int = 0, *, knows: bool = True) -> None:
         """Queue a work. Its devices have the state that it begins with, unless it comes by a parcel."""
         self.told.durations_ns[one.work_id] = duration_ns
         self.told.lost_ns[one.work_id] = lost_ns
-        for gpu in one.gpus:
-            if knows and self.state(gpu, one.job_ids[0]) is None:
-                self._devices[gpu].states[one.job_ids[0]] = State()
-            self.enqueue(one, gpu)
+        for device_id in one.devices:
+            if knows and self.state(device_id, one.job_ids[0]) is None:
+                self._devices[device_id].states[one.job_ids[0]] = State()
+            self.enqueue(one, device_id)
 
     def send(self, job_id: int, target: int, move_ns: int, left_ns: int | None = 0, *steps: int) -> Parcel:
         parcel = Parcel(job_id=job_id, move_ns=move_ns)
@@ -80,31 +80,31 @@ def state_after(*chunks: int) -> State:
     return state
 
 
-def begun(fleet: Fleet, now_ns: int, gpus: tuple[int, ...] = (0,)) -> Run:
-    (run,) = fleet.begin_next(gpus, now_ns)
+def begun(fleet: Fleet, now_ns: int, devices: tuple[int, ...] = (0,)) -> Run:
+    (run,) = fleet.begin_next(devices, now_ns)
     return run
 
 
-@pytest.mark.parametrize("gpus", [(0,), (0, 1, 2)])
+@pytest.mark.parametrize("devices", [(0,), (0, 1, 2)])
 @pytest.mark.parametrize(
     ("now_ns", "steps", "end_ns"),
     [(100, 1, 110), (109, 1, 110), (110, 2, 120), (111, 2, 120), (125, 3, 130), (139, 4, 143), (50, 1, 110)],
 )
 def test_a_stop_takes_effect_at_the_next_step_boundary(
-    now_ns: int, steps: int, end_ns: int, gpus: tuple[int, ...]
+    now_ns: int, steps: int, end_ns: int, devices: tuple[int, ...]
 ) -> None:
     """Four steps of 10 ns from 100 on; the last takes the 3 ns that do not divide by four."""
-    fleet, one = Devices(), work(1, gpus=gpus)
+    fleet, one = Devices(), work(1, devices=devices)
     fleet.tell(one, 43)
-    former = begun(fleet, 100, gpus)
+    former = begun(fleet, 100, devices)
     run = fleet.stop(0, one, now_ns)
     assert run is not None
     assert (run.start_ns, run.end_ns, run.steps, run.end) == (100, end_ns, steps, RunEnd.STOPPED)
-    assert all(fleet.running(gpu) is run for gpu in gpus)
+    assert all(fleet.running(device_id) is run for device_id in devices)
     assert not fleet.end(former), "the former end is out of date"
     assert fleet.stop(0, one, now_ns) is None, "once is enough"
     assert fleet.end(run)
-    assert all(fleet.state(gpu, 0) == state_after(steps) for gpu in gpus)
+    assert all(fleet.state(device_id, 0) == state_after(steps) for device_id in devices)
 
 
 def test_a_stage_without_steps_runs_to_its_end() -> None:
@@ -140,8 +140,8 @@ def test_a_group_begins_when_all_its_devices_are_free_and_ends_on_all() -> None:
     fleet = Devices()
     for one, duration_ns in (
         (work(1), 40),
-        (work(2, 1, gpus=(1,)), 70),
-        (work(3, 2, gpus=(0, 1)), 10),
+        (work(2, 1, devices=(1,)), 70),
+        (work(3, 2, devices=(0, 1)), 10),
         (work(4, 3), 5),
     ):
         fleet.tell(one, duration_ns)
@@ -158,8 +158,8 @@ def test_a_group_begins_when_all_its_devices_are_free_and_ends_on_all() -> None:
 
 
 def test_a_group_waits_for_a_member_whom_its_command_has_not_reached() -> None:
-    fleet, one = Devices(), work(1, gpus=(0, 1))
-    fleet.tell(work(9, 9, gpus=(1,)), 5)
+    fleet, one = Devices(), work(1, devices=(0, 1))
+    fleet.tell(work(9, 9, devices=(1,)), 5)
     fleet.told.durations_ns[1] = 40
     fleet._devices[0].states[0] = fleet._devices[1].states[0] = State()
     fleet.enqueue(one, 0)
@@ -172,7 +172,7 @@ def test_a_group_waits_for_a_member_whom_its_command_has_not_reached() -> None:
 
 def test_a_group_does_not_overtake_what_is_queued_before_it_on_one_of_its_devices() -> None:
     fleet = Devices()
-    for one in (work(1), work(2, 1, gpus=(0, 1))):
+    for one in (work(1), work(2, 1, devices=(0, 1))):
         fleet.tell(one, 40)
     assert [run.work.work_id for run in fleet.begin_next((1, 0), 0)] == [1]
 
@@ -202,7 +202,7 @@ def test_a_state_that_arrived_long_ago_is_not_waited_for() -> None:
 def test_a_state_that_has_not_left_is_waited_for() -> None:
     fleet = Devices()
     parcels = [fleet.send(7, target, 5, None) for target in (1, 2)]
-    fleet.tell(work(3, job_id=7, gpus=(1, 2)), 40, knows=False)
+    fleet.tell(work(3, job_id=7, devices=(1, 2)), 40, knows=False)
     assert fleet.begin_next((1, 2), 0) == []
     parcels[0].leave(State(), 80)
     assert fleet.begin_next((1, 2), 80) == []
@@ -211,7 +211,7 @@ def test_a_state_that_has_not_left_is_waited_for() -> None:
 
 
 def test_a_revoked_work_does_not_wait_for_its_jobs_state() -> None:
-    fleet, follower = Devices(), work(2, job_id=7, gpus=(1,))
+    fleet, follower = Devices(), work(2, job_id=7, devices=(1,))
     fleet.send(7, 1, 5, None)
     fleet.tell(follower, 40, knows=False)
     fleet.stop(1, follower, 10)
@@ -282,16 +282,16 @@ def test_what_is_to_be_forgotten_stays_until_the_works_before_have_ended() -> No
 
 
 def test_the_others_of_a_group_keep_the_whole_steps_when_a_member_is_lost() -> None:
-    fleet, one = Devices(), work(1, gpus=(0, 1, 2))
+    fleet, one = Devices(), work(1, devices=(0, 1, 2))
     fleet.tell(one, 40)
     former = begun(fleet, 0)
     run = fleet.lose(0, 25)
     assert run is not None
-    assert (run.gpus, run.end_ns, run.steps, run.end) == ((1, 2), 25, 2, RunEnd.BROKEN)
+    assert (run.devices, run.end_ns, run.steps, run.end) == ((1, 2), 25, 2, RunEnd.BROKEN)
     assert not fleet.end(former)
     later = fleet.lose(1, 25)
     assert later is not None
-    assert (later.gpus, later.steps) == ((2,), 2)
+    assert (later.devices, later.steps) == ((2,), 2)
     assert not fleet.end(run)
     assert fleet.end(later)
     assert fleet.state(2, 0) == state_after(2)
@@ -309,19 +309,19 @@ def test_a_device_alone_is_lost_with_all_that_it_has() -> None:
 
 
 def test_a_queued_work_that_was_broken_off_ends_on_each_member_by_itself() -> None:
-    fleet, one = Devices(), work(2, 1, gpus=(0, 1))
+    fleet, one = Devices(), work(2, 1, devices=(0, 1))
     fleet.tell(work(1), 40)
     fleet.tell(one, 40)
     busy = begun(fleet, 0)
     assert fleet.break_off(one, 10) is None
     alone = begun(fleet, 10, (0, 1))
-    assert (alone.gpus, alone.end_ns, alone.steps, alone.end) == ((1,), 10, 0, RunEnd.BROKEN)
+    assert (alone.devices, alone.end_ns, alone.steps, alone.end) == ((1,), 10, 0, RunEnd.BROKEN)
     fleet.end(busy)
-    assert begun(fleet, 40, (0,)).gpus == (0,)
+    assert begun(fleet, 40, (0,)).devices == (0,)
 
 
 def test_who_hangs_is_silent_until_it_is_lost() -> None:
-    fleet, one = Devices(), work(1, gpus=(0, 1))
+    fleet, one = Devices(), work(1, devices=(0, 1))
     fleet.tell(one, 40)
     former = begun(fleet, 0, (0, 1))
     fleet.hang(1)
@@ -329,8 +329,8 @@ def test_who_hangs_is_silent_until_it_is_lost() -> None:
     assert fleet.stop(0, one, 15) is None
     run = fleet.break_off(one, 15)
     assert run is not None
-    assert (run.gpus, run.steps, run.end) == ((0,), 0, RunEnd.BROKEN)
+    assert (run.devices, run.steps, run.end) == ((0,), 0, RunEnd.BROKEN)
     fleet.end(run)
-    fleet.tell(work(2, 1, gpus=(1,)), 40)
+    fleet.tell(work(2, 1, devices=(1,)), 40)
     assert fleet.begin_next((1,), 90) == []
     assert fleet.lose(1, 100) is None

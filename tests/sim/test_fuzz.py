@@ -129,7 +129,7 @@ def test_devices_that_are_too_small_are_used_together_or_in_slices() -> None:
         pixels = max(request.shape.pixels for request in one.requests)
         large = [ending for ending in trace.endings if ending.request.shape.pixels == pixels]
         done = [ending for ending in large if ending.status is Status.DONE]
-        if 2 in degrees and min(one.config.num_gpus, one.table.gpus_per_node) >= 2:
+        if 2 in degrees and min(one.config.num_devices, one.table.devices_per_node) >= 2:
             assert done or not [e for e in large if e.status is Status.FAILED]
             num_wide += len(done)
         num_sliced += sum(run.work.sliced for run in trace.runs)
@@ -211,7 +211,7 @@ def end_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keep_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tracker, "residents_beyond", lambda self, gpu, most: [])
+    monkeypatch.setattr(Tracker, "residents_beyond", lambda self, device_id, most: [])
 
 
 def go_back(monkeypatch: pytest.MonkeyPatch) -> None:

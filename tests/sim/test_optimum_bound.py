@@ -45,12 +45,12 @@ def asked(uid: str, arrival: int, slo: int | None, steps: int = 1, side: int = N
     return request(uid, arrival * UNIT_S, side=side, steps=steps, slo_s=None if slo is None else slo * UNIT_S)
 
 
-def bound(requests: Sequence[Request], costs: CostTable, num_gpus: int = 1, per_node: int = 8, **options) -> Bound:
-    return on_time_bound(requests, TableCosts(costs), num_gpus=num_gpus, gpus_per_node=per_node, **options)
+def bound(requests: Sequence[Request], costs: CostTable, num_devices: int = 1, per_node: int = 8, **options) -> Bound:
+    return on_time_bound(requests, TableCosts(costs), num_devices=num_devices, devices_per_node=per_node, **options)
 
 
-def optimum(requests: Sequence[Request], costs: CostTable, num_gpus: int = 1, per_node: int = 8) -> Optimum:
-    return exact_optimum(requests, TableCosts(costs), num_gpus=num_gpus, gpus_per_node=per_node)
+def optimum(requests: Sequence[Request], costs: CostTable, num_devices: int = 1, per_node: int = 8) -> Optimum:
+    return exact_optimum(requests, TableCosts(costs), num_devices=num_devices, devices_per_node=per_node)
 
 
 # Cases by hand.
@@ -59,7 +59,7 @@ def optimum(requests: Sequence[Request], costs: CostTable, num_gpus: int = 1, pe
 def test_of_two_that_need_the_same_time_one_is_on_time() -> None:
     requests, costs = [asked("a", 0, 4, steps=3), asked("b", 1, 4, steps=3)], priced(0, 0, {1: 1})
     assert bound(requests, costs).value == len(optimum(requests, costs).on_time) == 1
-    assert bound(requests, costs, num_gpus=2).value == len(optimum(requests, costs, num_gpus=2).on_time) == 2
+    assert bound(requests, costs, num_devices=2).value == len(optimum(requests, costs, num_devices=2).on_time) == 2
 
 
 def test_encode_and_decode_take_their_part_of_the_window_and_of_the_devices() -> None:
@@ -72,20 +72,20 @@ def test_encode_and_decode_take_their_part_of_the_window_and_of_the_devices() ->
 def test_nothing_runs_beside_a_group_of_all_devices() -> None:
     """Together they need 2 devices x 2 units, which there are; but one needs both at once, and the other always one."""
     requests, costs = [asked("a", 0, 2), asked("b", 0, 2, side=WIDE)], priced(0, 0, {1: 2, 2: 2}, {1: 3, 2: 1})
-    assert bound(requests, costs, num_gpus=2).value == 1
-    assert len(optimum(requests, costs, num_gpus=2).on_time) == 1
+    assert bound(requests, costs, num_devices=2).value == 1
+    assert len(optimum(requests, costs, num_devices=2).on_time) == 1
 
 
 def test_groups_of_some_devices_run_side_by_side() -> None:
     requests, costs = [asked("a", 0, 3), asked("b", 0, 3)], priced(0, 0, {1: 9, 2: 3, 4: 2})
-    assert bound(requests, costs, num_gpus=4).value == len(optimum(requests, costs, num_gpus=4).on_time) == 2
+    assert bound(requests, costs, num_devices=4).value == len(optimum(requests, costs, num_devices=4).on_time) == 2
 
 
 def test_no_group_is_wider_than_a_node() -> None:
     requests, costs = [asked("a", 0, 1)], priced(0, 0, {1: 2, 2: 1})
-    assert bound(requests, costs, num_gpus=2, per_node=2).value == 1
-    assert bound(requests, costs, num_gpus=2, per_node=1).hopeless == {"a"}
-    assert optimum(requests, costs, num_gpus=2, per_node=1).on_time == frozenset()
+    assert bound(requests, costs, num_devices=2, per_node=2).value == 1
+    assert bound(requests, costs, num_devices=2, per_node=1).hopeless == {"a"}
+    assert optimum(requests, costs, num_devices=2, per_node=1).on_time == frozenset()
 
 
 def test_who_has_no_deadline_takes_nothing_and_counts_for_nothing() -> None:
@@ -164,7 +164,7 @@ def test_any_prices_bound_a_program_and_the_right_ones_are_tight() -> None:
 Pieces = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]  # (units, (degree, time of one)...) of one after another.
 
 
-def best_of_all_schedules(jobs: Sequence[tuple[int, int, Pieces]], num_gpus: int) -> int:
+def best_of_all_schedules(jobs: Sequence[tuple[int, int, Pieces]], num_devices: int) -> int:
     """The most jobs (arrival, deadline, pieces) that end in time, by trying everything.
 
     Something begins only when a job arrives or a unit ends: every schedule can be shifted to the left until it does.
@@ -177,7 +177,7 @@ def best_of_all_schedules(jobs: Sequence[tuple[int, int, Pieces]], num_gpus: int
         choices = [options(now, job, state) for job, state in zip(jobs, settled, strict=True)]
         best = 0
         for after in product(*choices):
-            if sum(degree for *_, degree in after) > num_gpus:
+            if sum(degree for *_, degree in after) > num_devices:
                 continue
             times = [end for _, _, end, degree in after if degree] + [job[0] for job in jobs if job[0] > now]
             ended = sum(state[0] == len(job[2]) for job, state in zip(jobs, after, strict=True))
@@ -219,23 +219,23 @@ SMALL_CASES = st.tuples(
 @settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(SMALL_CASES)
 def test_the_optimum_is_that_of_all_schedules_and_the_bound_is_not_below(case) -> None:
-    encode, decode, times, drawn, num_gpus = case
-    steps = [{2**index: units for index, units in enumerate(some) if 2**index <= num_gpus} for some in times]
+    encode, decode, times, drawn, num_devices = case
+    steps = [{2**index: units for index, units in enumerate(some) if 2**index <= num_devices} for some in times]
     costs = priced(encode, decode, *steps)
     requests, jobs = [], []
     for index, (arrival, slo, num_steps, is_wide) in enumerate(drawn):
         requests.append(asked(str(index), arrival, slo, num_steps, WIDE if is_wide else NARROW))
         pieces = [(1, ((1, encode),)), (num_steps, tuple(steps[is_wide].items())), (1, ((1, decode),))]
         jobs.append((arrival, arrival + slo, tuple(piece for piece in pieces if piece[1][0][1])))
-    best = best_of_all_schedules(jobs, num_gpus)
-    found = optimum(requests, costs, num_gpus)
+    best = best_of_all_schedules(jobs, num_devices)
+    found = optimum(requests, costs, num_devices)
     assert len(found.on_time) == best
-    check_schedule(found, requests, costs, num_gpus)
+    check_schedule(found, requests, costs, num_devices)
     for max_whole in (0, 40):
-        assert bound(requests, costs, num_gpus, max_whole=max_whole).value >= best
+        assert bound(requests, costs, num_devices, max_whole=max_whole).value >= best
 
 
-def check_schedule(found: Optimum, requests: Sequence[Request], costs: CostTable, num_gpus: int) -> None:
+def check_schedule(found: Optimum, requests: Sequence[Request], costs: CostTable, num_devices: int) -> None:
     """What is on time has all its pieces, in order, one at a time, in its window and on devices that are there."""
     for one in requests:
         mine = [placed for placed in found.schedule if placed.uid == one.uid]
@@ -250,7 +250,7 @@ def check_schedule(found: Optimum, requests: Sequence[Request], costs: CostTable
         chain = [ENCODE] * (ENCODE in known) + [DIFFUSE] * one.steps + [DECODE] * (DECODE in known)
         assert [placed.stage for placed in mine] == chain
     for now in {placed.start_ns for placed in found.schedule}:
-        assert sum(one.degree for one in found.schedule if one.start_ns <= now < one.end_ns) <= num_gpus
+        assert sum(one.degree for one in found.schedule if one.start_ns <= now < one.end_ns) <= num_devices
 
 
 def test_two_nodes_do_not_share_a_group() -> None:
@@ -275,7 +275,7 @@ class Load:
     name: str
     requests: list[Request]
     costs: CostTable
-    num_gpus: int
+    num_devices: int
     limit: float
 
 
@@ -284,21 +284,23 @@ def loads() -> list[Load]:
     flux, found = read_table("flux1dev_h100_eager"), []
     for seed in range(3):
         mixed = promise_mix(30, 4.0, seed, 0.3)
-        for name, requests, costs, num_gpus in (
+        for name, requests, costs, num_devices in (
             ("flux", flux_requests(40, 30, 1.0, seed, alpha=1.0), flux, 8),
             ("toy", poisson(30, 2.5, seed, slo_s=2.0), table(degrees=(1, 2, 4)), 4),
             ("mixed", mixed, table(degrees=(1, 2)), 3),
-            ("nodes", mixed, replace(table(degrees=(1, 2)), gpus_per_node=2), 4),
+            ("nodes", mixed, replace(table(degrees=(1, 2)), devices_per_node=2), 4),
         ):
-            limit = bound(requests, costs, num_gpus, per_node=costs.gpus_per_node).value
-            found.append(Load(name=f"{name} {seed}", requests=requests, costs=costs, num_gpus=num_gpus, limit=limit))
+            limit = bound(requests, costs, num_devices, per_node=costs.devices_per_node).value
+            found.append(
+                Load(name=f"{name} {seed}", requests=requests, costs=costs, num_devices=num_devices, limit=limit)
+            )
     return found
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_policy_exceeds_it(policy: str, loads: list[Load]) -> None:
     for load in loads:
-        reached = on_time(simulate(load.requests, policy, num_gpus=load.num_gpus, costs=load.costs))
+        reached = on_time(simulate(load.requests, policy, num_devices=load.num_devices, costs=load.costs))
         assert reached <= load.limit, f"{policy}, {load.name}"
 
 
@@ -310,4 +312,4 @@ def test_the_bound_says_something(loads: list[Load]) -> None:
 
 def test_with_little_to_do_a_policy_is_at_the_bound() -> None:
     requests = [request(str(index), 2.0 * index, slo_s=1.5) for index in range(8)]
-    assert bound(requests, table()).value == on_time(simulate(requests, "edf", num_gpus=1)) == 8
+    assert bound(requests, table()).value == on_time(simulate(requests, "edf", num_devices=1)) == 8

@@ -92,7 +92,7 @@ SMALL, LARGE = kind("small", 6, p1=1.0, p2=0.9), kind("large", 2, p1=8.0, p2=4.2
 
 def test_a_backlog_on_eight_devices_by_hand() -> None:
     """Small ones take 6 x 1 s of one device at best, large ones 2 x 8 s; wider or more groups only take more."""
-    found = optimal_allocation([SMALL, LARGE], num_gpus=8, gpus_per_node=8, model=batch_s)
+    found = optimal_allocation([SMALL, LARGE], num_devices=8, devices_per_node=8, model=batch_s)
     assert found == Allocation(
         cost=22.0,
         shares=(
@@ -107,25 +107,27 @@ def test_the_best_mean_latency_by_hand() -> None:
 
     Three quarters are small: 3/4 x 2 s + 1/4 x 4.2 s on three and four devices; one device is left, which helps nobody.
     """
-    found = optimal_allocation([SMALL, LARGE], num_gpus=8, gpus_per_node=8, model=batch_s, objective=Objective.LATENCY)
+    found = optimal_allocation(
+        [SMALL, LARGE], num_devices=8, devices_per_node=8, model=batch_s, objective=Objective.LATENCY
+    )
     assert found.cost == pytest.approx(0.75 * 2 + 0.25 * 4.2)
     assert [(share.end - share.first, share.degree) for share in found.shares] == [(3, 1), (4, 2)]
 
 
 def test_too_few_devices_keep_nobody_up() -> None:
-    found = optimal_allocation([kind("a", 1.0, p1=3.0)], num_gpus=3, gpus_per_node=8)
+    found = optimal_allocation([kind("a", 1.0, p1=3.0)], num_devices=3, devices_per_node=8)
     assert found == Allocation(cost=inf, shares=())
 
 
-def every_cost(kinds, num_gpus, gpus_per_node, model, objective):
+def every_cost(kinds, num_devices, devices_per_node, model, objective):
     """The cost of every partition into consecutive ranges, the first of which is nobody's."""
     total = sum(one.amount for one in kinds)
-    for cuts in combinations(range(num_gpus), len(kinds)):
-        ranges = list(zip(cuts, (*cuts[1:], num_gpus), strict=True))
+    for cuts in combinations(range(num_devices), len(kinds)):
+        ranges = list(zip(cuts, (*cuts[1:], num_devices), strict=True))
         for degrees in product(*(one.service_s for one in kinds)):
             cost = 0.0
             for one, degree, (first, end) in zip(kinds, degrees, ranges, strict=True):
-                crossing = [gpu // gpus_per_node for gpu in range(first, end)]
+                crossing = [device_id // devices_per_node for device_id in range(first, end)]
                 groups = sum(crossing.count(node) // degree for node in set(crossing))
                 seconds = model(one.amount, one.service_s[degree], groups) if groups else inf
                 cost += seconds * ((end - first) if objective is Objective.OCCUPANCY else one.amount / total)
@@ -143,8 +145,10 @@ KINDS = st.lists(
 
 
 @given(KINDS, st.integers(1, 7), st.integers(1, 5), st.sampled_from([batch_s, queue_s]), st.sampled_from(Objective))
-def test_it_finds_the_best_of_all_partitions(kinds, num_gpus, gpus_per_node, model, objective) -> None:
-    found = optimal_allocation(kinds, num_gpus=num_gpus, gpus_per_node=gpus_per_node, model=model, objective=objective)
-    best = min(every_cost(kinds, num_gpus, gpus_per_node, model, objective), default=inf)
+def test_it_finds_the_best_of_all_partitions(kinds, num_devices, devices_per_node, model, objective) -> None:
+    found = optimal_allocation(
+        kinds, num_devices=num_devices, devices_per_node=devices_per_node, model=model, objective=objective
+    )
+    best = min(every_cost(kinds, num_devices, devices_per_node, model, objective), default=inf)
     assert found.cost == pytest.approx(best)
     assert (found.cost == inf) == (not found.shares)

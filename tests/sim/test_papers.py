@@ -17,7 +17,7 @@ from tilework.core.work import DECODE, DIFFUSE, Group
 from tilework.cost.table import TableCosts
 from tilework.policy import registry
 from tilework.policy.published.tetriserve.policy import TetriServe
-from tilework.policy.toolkit.demand import Segment, min_gpu_allocation, step_speeds
+from tilework.policy.toolkit.demand import Segment, min_device_allocation, step_speeds
 from tilework.sim.simulation import Trace
 
 # TetriServe, Figures 1 and 5.
@@ -56,7 +56,7 @@ def by_round(trace: Trace) -> list[dict[str, tuple[Group, int]]]:
     found: list[dict[str, tuple[Group, int]]] = []
     for run in sorted((one for one in trace.runs if one.work.stage.name == DIFFUSE), key=lambda one: one.start_ns):
         found += [{} for _ in range(len(found), run.start_ns // ROUND_NS + 1)]
-        found[-1][uids[run.work.job_ids[0]]] = run.gpus, run.steps
+        found[-1][uids[run.work.job_ids[0]]] = run.devices, run.steps
     return found
 
 
@@ -76,7 +76,7 @@ def test_tetriserve_figure_1_no_fixed_degree_meets_all_deadlines() -> None:
     head-of-line blocking and inefficient resource use of the small request".
     """
     requests = three(1.75, 2.35)
-    narrow, wide = (simulate(requests, policy, num_gpus=4, costs=IMAGES) for policy in ("fixed-sp1", "fixed-sp4"))
+    narrow, wide = (simulate(requests, policy, num_devices=4, costs=IMAGES) for policy in ("fixed-sp1", "fixed-sp4"))
     assert punctual(narrow) == punctual(wide) == ["small"]
     assert starts_s(narrow) == {"small": 0.0, "medium": 0.2, "large": 0.3}, "nobody waits: steps are too slow"
     assert starts_s(wide)["large"] > 1.8, "the others are in its way"
@@ -94,7 +94,7 @@ def test_tetriserve_figure_1_step_level_degrees_meet_all_deadlines(rounds: str) 
                2       | l   | l   | m m m | l l | l
                3       | l   | l   | m m m | l l | l
     """
-    trace = simulate(three(1.75, 2.35), rounds, num_gpus=4, costs=IMAGES)
+    trace = simulate(three(1.75, 2.35), rounds, num_devices=4, costs=IMAGES)
     everything = (0, 1, 2, 3)
     assert by_round(trace) == [
         {"small": ((0,), 2)},
@@ -110,7 +110,7 @@ def test_tetriserve_figure_1_step_level_degrees_meet_all_deadlines(rounds: str) 
 @pytest.mark.parametrize("policy", ["tetriserve", "tetriserve-early", "tilework"])
 def test_figure_1_is_no_matter_of_the_round(policy: str) -> None:
     """Rounds as long as TetriServe would have them, or none at all."""
-    assert len(punctual(simulate(three(1.75, 2.35), policy, num_gpus=4, costs=IMAGES))) == 3
+    assert len(punctual(simulate(three(1.75, 2.35), policy, num_devices=4, costs=IMAGES))) == 3
 
 
 def test_tetriserve_figure_5_two_degrees_that_just_meet_the_deadline() -> None:
@@ -123,7 +123,7 @@ def test_tetriserve_figure_5_two_degrees_that_just_meet_the_deadline() -> None:
     for one, num_steps in zip(three(2.2, 2.85), (3, 5, 5), strict=True):
         speeds = {speed.degree: speed for speed in step_speeds(one, TableCosts(IMAGES), 4)}
         budget_ns = (one.deadline_ns or 0) - ROUND_NS
-        found = min_gpu_allocation(list(speeds.values()), num_steps, budget_ns)
+        found = min_device_allocation(list(speeds.values()), num_steps, budget_ns)
         parts.append(found)
         if len(found) > 1:
             slow, fast = found
@@ -142,7 +142,7 @@ def test_tetriserve_figure_5_requests_stay_where_they_are_and_idle_devices_are_g
                2       | 3   | 3   | 3   | 2 2 | 3 3
                3       | 3   | 3   | 3   | 2 2 | 3 3
     """
-    trace = simulate(three(2.2, 2.85), rounds, num_gpus=4, costs=IMAGES)
+    trace = simulate(three(2.2, 2.85), rounds, num_devices=4, costs=IMAGES)
     everything = (0, 1, 2, 3)
     assert by_round(trace) == [
         {"small": ((0,), 2)},
@@ -167,7 +167,7 @@ def test_ddit_figure_6_a_fixed_deployment_waits_or_crawls() -> None:
     The first is what `rssp` does, the second `fixed-sp2`.
     """
     requests = [clip("240p", 0.0, 2), clip("360p", 0.1, 4)]
-    waits, crawls = (simulate(requests, policy, num_gpus=4, costs=VIDEO) for policy in ("rssp", "fixed-sp2"))
+    waits, crawls = (simulate(requests, policy, num_devices=4, costs=VIDEO) for policy in ("rssp", "fixed-sp2"))
     assert groups(waits) == {"240p": [(0, 1)], "360p": [(0, 1, 2, 3)]}
     assert starts_s(waits)["360p"] > waits.endings[0].finish_ns / NS_PER_S
     assert groups(crawls) == {"240p": [(0, 1)], "360p": [(2, 3)]}
@@ -181,10 +181,10 @@ def test_ddit_figure_6_a_request_gets_the_devices_that_another_releases() -> Non
            2, 3     | 360p ......... | ........
     """
     requests = [clip("240p", 0.0, 2), clip("360p", 0.1, 4)]
-    trace = simulate(requests, "ddit", num_gpus=4, costs=VIDEO)
+    trace = simulate(requests, "ddit", num_devices=4, costs=VIDEO)
     assert groups(trace) == {"240p": [(0, 1)], "360p": [(2, 3), (0, 1, 2, 3)]}
     for policy in ("rssp", "fixed-sp2"):
-        static = simulate(requests, policy, num_gpus=4, costs=VIDEO)
+        static = simulate(requests, policy, num_devices=4, costs=VIDEO)
         assert trace.endings[1].finish_ns < static.endings[1].finish_ns - 0.3 * NS_PER_S
         assert trace.endings[0].finish_ns <= static.endings[0].finish_ns, "and nobody pays for it"
 
@@ -199,14 +199,14 @@ def test_ddit_figure_9_the_lifecycle_of_a_request() -> None:
                3     b b b b b b b b | c c c c
     """
     requests = [clip("a", 0.0, 2, steps=20), clip("b", 0.1, 4), clip("c", 2.0, 2)]
-    trace = simulate(requests, "ddit", num_gpus=4, costs=VIDEO)
+    trace = simulate(requests, "ddit", num_devices=4, costs=VIDEO)
     assert groups(trace) == {"a": [(0, 1)], "b": [(2, 3), (0, 1, 2, 3)], "c": [(2, 3)]}
     of_b = [run for run in trace.runs if run.work.job_ids == (1,)]
     (decode,) = (run for run in of_b if run.work.stage.name == DECODE)
-    first_wide = next(run for run in of_b if len(run.gpus) == 4)
+    first_wide = next(run for run in of_b if len(run.devices) == 4)
     released_ns = max(run.end_ns for run in trace.runs if run.work.job_ids == (0,) and run.work.stage.name == DIFFUSE)
     step_ns = round(0.212 * NS_PER_S)
     assert released_ns <= first_wide.start_ns <= trace.endings[0].finish_ns + step_ns, "as soon as its step ends"
     first_of_c = min(run.start_ns for run in trace.runs if run.work.job_ids == (2,))
-    assert (decode.gpus, first_of_c) == ((0,), decode.start_ns)
+    assert (decode.devices, first_of_c) == ((0,), decode.start_ns)
     assert finished(trace) == ["a", "b", "c"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from builders import ONE_OF_EACH, PIPELINE, POLICIES, SERVICE_S, Idle, assert_legal, poisson, request, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
-from tilework.core.events import Event, GpuJoined, StageFinished, StepsFinished, Stopped, Submitted
+from tilework.core.events import DeviceJoined, Event, StageFinished, StepsFinished, Stopped, Submitted
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.request import OnMiss, Request, Shape, Status
 from tilework.core.time import NS_PER_S
@@ -39,7 +39,7 @@ def test_one_request_takes_its_service_time() -> None:
 
 def test_fixed_serves_in_order_of_arrival() -> None:
     requests = [request(str(index), index * 0.01, slo_s=10 - index) for index in range(5)]
-    trace = simulate(requests, "fixed-sp1", num_gpus=1)
+    trace = simulate(requests, "fixed-sp1", num_devices=1)
     finishes = [ending.finish_ns for ending in trace.endings]
     assert finishes == sorted(finishes)
 
@@ -47,7 +47,7 @@ def test_fixed_serves_in_order_of_arrival() -> None:
 def test_edf_serves_the_earliest_deadline_first_and_preempts_between_chunks() -> None:
     long = request("long", 0.0, side=192, steps=20, slo_s=30)
     urgent = request("urgent", 0.1, side=64, steps=4, slo_s=1.5)
-    fifo, edf = (simulate([long, urgent], policy, num_gpus=1) for policy in ("fixed-sp1", "edf"))
+    fifo, edf = (simulate([long, urgent], policy, num_devices=1) for policy in ("fixed-sp1", "edf"))
     assert [ending.on_time for ending in fifo.endings] == [True, False]
     assert [ending.on_time for ending in edf.endings] == [True, True]
 
@@ -55,7 +55,7 @@ def test_edf_serves_the_earliest_deadline_first_and_preempts_between_chunks() ->
 def test_edf_sets_aside_what_cannot_be_on_time() -> None:
     doomed = [request(f"doomed{index}", 0.0, slo_s=0.5) for index in range(6)]
     feasible = request("feasible", 0.0, slo_s=2.0)
-    trace = simulate([*doomed, feasible], num_gpus=1)
+    trace = simulate([*doomed, feasible], num_devices=1)
     assert trace.endings[-1].on_time
     assert all(ending.status is Status.DONE for ending in trace.endings), "the late are served, too"
 
@@ -63,7 +63,7 @@ def test_edf_sets_aside_what_cannot_be_on_time() -> None:
 def test_edf_does_not_starve_best_effort() -> None:
     best_effort = request("patient", 0.0)
     crowd = [request(str(index), index * 1.06, slo_s=1.5) for index in range(120)]
-    trace = simulate([best_effort, *crowd], num_gpus=1)
+    trace = simulate([best_effort, *crowd], num_devices=1)
     assert trace.endings[0].latency_ns < 70 * NS_PER_S
 
 
@@ -82,14 +82,14 @@ def test_same_seed_same_trace_and_another_seed_another(policy: str) -> None:
 
 def check_drawn(policy: str, data: st.DataObject) -> None:
     seed, rate = data.draw(st.integers(0, 10_000)), data.draw(st.floats(0.3, 4))
-    num_gpus, gpus_per_node = data.draw(st.integers(1, 9)), data.draw(st.sampled_from([1, 3, 4, 8]))
+    num_devices, devices_per_node = data.draw(st.integers(1, 9)), data.draw(st.sampled_from([1, 3, 4, 8]))
     degrees = data.draw(st.sampled_from([(1,), (1, 2), (1, 2, 4), (1, 2, 4, 8)]))
     requests = poisson(25, rate, seed)
     cancelled = data.draw(st.lists(st.sampled_from(requests), max_size=4))
     cancels = tuple((r.arrival_ns + data.draw(st.integers(0, 5 * NS_PER_S)), r.uid) for r in cancelled)
-    costs = replace(table(degrees=degrees), gpus_per_node=gpus_per_node)
-    trace = simulate(requests, policy, num_gpus=num_gpus, jitter=0.1, seed=seed, cancels=cancels, costs=costs)
-    assert_legal(trace, num_gpus, degrees, gpus_per_node, {uid for _, uid in cancels})
+    costs = replace(table(degrees=degrees), devices_per_node=devices_per_node)
+    trace = simulate(requests, policy, num_devices=num_devices, jitter=0.1, seed=seed, cancels=cancels, costs=costs)
+    assert_legal(trace, num_devices, degrees, devices_per_node, {uid for _, uid in cancels})
 
 
 @pytest.mark.parametrize("policy", ONE_OF_EACH)
@@ -108,21 +108,21 @@ def test_many_traces_are_legal(policy: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("policy", policy_names())
 def test_a_trace_of_every_policy_is_legal(policy: str) -> None:
-    requests, costs = poisson(25, 3.0, 1), replace(table(degrees=(1, 2)), gpus_per_node=2)
+    requests, costs = poisson(25, 3.0, 1), replace(table(degrees=(1, 2)), devices_per_node=2)
     cancels = tuple((one.arrival_ns + NS_PER_S // 2, one.uid) for one in requests[::8])
-    trace = simulate(requests, policy, num_gpus=3, jitter=0.1, cancels=cancels, costs=costs)
+    trace = simulate(requests, policy, num_devices=3, jitter=0.1, cancels=cancels, costs=costs)
     assert_legal(trace, 3, (1, 2), 2, {uid for _, uid in cancels})
 
 
 def test_a_cancelled_request_frees_its_device_at_the_next_step() -> None:
     long, next_one = request("long", 0.0, steps=50), request("next", 0.05)
-    trace = simulate([long, next_one], num_gpus=1, cancels=((300_000_000, "long"),))
+    trace = simulate([long, next_one], num_devices=1, cancels=((300_000_000, "long"),))
     assert trace.endings[0].status is Status.CANCELLED
     assert trace.endings[1].finish_ns < (0.3 + 0.1 + SERVICE_S + 0.01) * NS_PER_S
 
 
 def test_a_device_has_no_bubble_while_work_is_waiting() -> None:
-    trace = simulate([request(str(index)) for index in range(4)], num_gpus=1)
+    trace = simulate([request(str(index)) for index in range(4)], num_devices=1)
     runs = sorted((run.start_ns, run.end_ns) for run in trace.runs)
     assert all(first[1] == second[0] for first, second in pairwise(runs))
 
@@ -140,7 +140,7 @@ def test_the_eta_is_near_what_happens(policy: str, rate: float) -> None:
 
 def test_an_unknown_pipeline_is_rejected_not_crashed_on() -> None:
     controller = Controller(ControllerConfig(), table())
-    controller.handle(GpuJoined(0, 0, frozenset()), 0)
+    controller.handle(DeviceJoined(0, 0, frozenset()), 0)
     stranger = Request(uid="x", pipeline="other", shape=request("y").shape, steps=1, arrival_ns=0)
     (action,) = controller.handle(Submitted(stranger), 0)
     assert "'other' is not in the cost table; it knows toy" in action.reason  # type: ignore[union-attr]
@@ -156,9 +156,9 @@ def test_an_unknown_policy_names_the_nearest() -> None:
 
 def test_what_a_device_and_an_answer_lose_is_added() -> None:
     one = request("a", steps=2, slo_s=9)  # Three works: encode, one chunk of two steps, decode.
-    config = SimConfig(num_gpus=1, dispatch_ns=1000, result_ns=70)
+    config = SimConfig(num_devices=1, dispatch_ns=1000, result_ns=70)
     (ending,) = Simulation(ControllerConfig(), table(), config).run([one]).endings
-    plain = simulate([one], num_gpus=1).endings[0].finish_ns
+    plain = simulate([one], num_devices=1).endings[0].finish_ns
     assert ending.finish_ns == plain + 3 * 1000 + 70
 
 
@@ -174,7 +174,7 @@ def reported(simulation: Simulation, requests: list[Request]) -> tuple[Trace, li
 
 
 def test_dispatch_lies_before_a_run_and_is_not_reported() -> None:
-    config = SimConfig(num_gpus=1, dispatch_ns=1000)
+    config = SimConfig(num_devices=1, dispatch_ns=1000)
     simulation = Simulation(ControllerConfig(policy="fixed-sp1"), table(), config)
     trace, told = reported(simulation, [request("a", steps=2)])
     assert told == [10_000_000, 200_000_000, 50_000_000]
@@ -193,12 +193,12 @@ def test_dispatch_lies_before_a_run_and_is_not_reported() -> None:
 )
 def test_dispatch_goes_by_degree(dispatch_ns: int | dict[int, int], lost_ns: list[int]) -> None:
     """A degree that is not listed is like the nearest narrower one, or like the narrowest."""
-    config = SimConfig(num_gpus=8, dispatch_ns=dispatch_ns)
+    config = SimConfig(num_devices=8, dispatch_ns=dispatch_ns)
     assert [config.dispatch_ns_at(degree) for degree in (1, 4, 8)] == lost_ns
 
 
 def test_a_groups_work_loses_what_its_degree_does() -> None:
-    config = SimConfig(num_gpus=4, dispatch_ns={1: 1000, 4: 9_000_000})
+    config = SimConfig(num_devices=4, dispatch_ns={1: 1000, 4: 9_000_000})
     policy = ControllerConfig(policy="fixed-sp4")
     encode, steps, decode = Simulation(policy, table(degrees=(1, 4)), config).run([request("a", steps=2)]).runs
     assert (encode.start_ns, steps.start_ns - encode.end_ns, decode.start_ns - steps.end_ns) == (1000, 9_000_000, 1000)
@@ -207,7 +207,7 @@ def test_a_groups_work_loses_what_its_degree_does() -> None:
 def test_devices_may_cost_other_than_the_controller_believes() -> None:
     one = request("a", steps=2, slo_s=9)
     policy = ControllerConfig(policy="fixed-sp1")
-    simulation = Simulation(policy, table(), SimConfig(num_gpus=1), table(step_s=0.3))
+    simulation = Simulation(policy, table(), SimConfig(num_devices=1), table(step_s=0.3))
     trace, told = reported(simulation, [one])
     assert told == [10_000_000, 600_000_000, 50_000_000]
     assert trace.endings[0].eta_ns == pytest.approx(260_000_000)
@@ -220,20 +220,20 @@ def test_a_moved_job_waits_until_its_state_has_arrived() -> None:
         request("long", 0.0, steps=30, slo_s=60),
         request("urgent", 0.15, steps=20, slo_s=2.4),
     ]
-    config = SimConfig(num_gpus=2)
+    config = SimConfig(num_devices=2)
     trace = Simulation(ControllerConfig(policy="edf"), table(decode_s=0.0001), config).run(requests)
     blocking, moving = ([run for run in trace.runs if run.work.job_ids == (job_id,)] for job_id in (0, 1))
-    (arrived,) = [after for before, after in pairwise(moving) if before.work.gpus != after.work.gpus]
-    assert blocking[-1].work.gpus == arrived.work.gpus
+    (arrived,) = [after for before, after in pairwise(moving) if before.work.devices != after.work.devices]
+    assert blocking[-1].work.devices == arrived.work.devices
     # It is told to move when the blocker's last steps have ended; its state was put down long before.
     assert blocking[-2].end_ns == 1_210_000_000
     assert arrived.start_ns == 1_210_000_000 + 2_000_000
 
 
 def test_a_group_waits_for_the_conditioning_from_its_first_member() -> None:
-    trace = simulate([request("a", steps=2)], "fixed-sp4", num_gpus=4, costs=table(degrees=(1, 2, 4)))
+    trace = simulate([request("a", steps=2)], "fixed-sp4", num_devices=4, costs=table(degrees=(1, 2, 4)))
     encode, steps, decode = trace.runs
-    assert (encode.work.gpus, steps.work.gpus, decode.work.gpus) == ((0,), (0, 1, 2, 3), (0,))
+    assert (encode.work.devices, steps.work.devices, decode.work.devices) == ((0,), (0, 1, 2, 3), (0,))
     assert steps.start_ns == encode.end_ns + 2_000_000
     assert decode.start_ns == steps.end_ns, "the first member has the state"
 
@@ -256,10 +256,16 @@ class Mover(Idle):
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         starts = [
-            Start(stage=StageId(PIPELINE, stage), job_ids=(job.job_id,), gpus=gpus, num_steps=num_steps, why="a test")
+            Start(
+                stage=StageId(PIPELINE, stage),
+                job_ids=(job.job_id,),
+                devices=devices,
+                num_steps=num_steps,
+                why="a test",
+            )
             for job in view.waiting()
-            if len(view.gpus) == 2
-            for stage, gpus, num_steps in (("encode", (0,), 1), (DIFFUSE, (0,), 8), (DIFFUSE, (1,), 2))
+            if len(view.devices) == 2
+            for stage, devices, num_steps in (("encode", (0,), 1), (DIFFUSE, (0,), 8), (DIFFUSE, (1,), 2))
         ]
         return Plan(starts=tuple(starts))
 
@@ -272,7 +278,7 @@ def test_what_is_revoked_frees_its_device_at_once(monkeypatch: pytest.MonkeyPatc
         if isinstance(event, Stopped):
             stopped.append((event.work_id, now_ns))
 
-    simulation = Simulation(ControllerConfig(policy="mover"), table(), SimConfig(num_gpus=2))
+    simulation = Simulation(ControllerConfig(policy="mover"), table(), SimConfig(num_devices=2))
     simulation.run([request("a")], [(150_000_000, "a")], observe)
     assert stopped == [(3, 150_000_000), (2, 210_000_000)]
 
@@ -281,17 +287,17 @@ def test_devices_are_told_their_nodes() -> None:
     joined: list[tuple[int, int]] = []
 
     def observe(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
-        if isinstance(event, GpuJoined):
-            joined.append((event.gpu, event.node))
+        if isinstance(event, DeviceJoined):
+            joined.append((event.device_id, event.node))
 
-    costs = replace(table(), gpus_per_node=2)
-    Simulation(ControllerConfig(), costs, SimConfig(num_gpus=5)).run([request("a")], observe=observe)
+    costs = replace(table(), devices_per_node=2)
+    Simulation(ControllerConfig(), costs, SimConfig(num_devices=5)).run([request("a")], observe=observe)
     assert joined == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2)]
 
 
 def test_jitter_never_makes_time_run_backwards() -> None:
     requests = [request(str(index), steps=2, slo_s=100) for index in range(60)]
-    trace = simulate(requests, num_gpus=1, jitter=1.0)
+    trace = simulate(requests, num_devices=1, jitter=1.0)
     shares = [(run.end_ns - run.start_ns) / run.steps for run in trace.runs if run.work.stage.name == DIFFUSE]
     assert min(shares) == pytest.approx(0.2 * 0.1 * NS_PER_S)
 

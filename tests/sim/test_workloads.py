@@ -142,7 +142,7 @@ def test_which_sizes_come_does_not_change_when() -> None:
 @pytest.mark.parametrize("name", workload_names())
 def test_the_default_load_is_one_that_the_devices_can_carry_or_meant_not_to_be(name: str) -> None:
     kind, requests = family(name), made(name)
-    load = sum(device_seconds(requests, costs_of(kind.table))) / requests[-1].arrival_s / kind.num_gpus
+    load = sum(device_seconds(requests, costs_of(kind.table))) / requests[-1].arrival_s / kind.num_devices
     over = {
         "flood": 1.5,
         "patchedserve-sd3": 1.5,

@@ -307,7 +307,9 @@ def test_what_a_work_had_taken_is_free_before_its_state_is_put_down(
 
 
 def test_a_group_lands_when_all_have_said_how_far_they_came() -> None:
-    work = Work(work_id=1, stage=STEPS, job_ids=(1,), attempts=(0,), first_steps=(0,), gpus=(0, 1), num_steps=4, why="")
+    work = Work(
+        work_id=1, stage=STEPS, job_ids=(1,), attempts=(0,), first_steps=(0,), devices=(0, 1), num_steps=4, why=""
+    )
     flights = Flights()
     flights.begin(Flight(work=work, group=GroupRef(1, (0, 1)), requests=(), predicted_ns=0))
     assert flights.report(0, Ended(1, 0, 0, 1, out_of_memory=True, parcels={1: Parcel("a", 1)})) is None
@@ -331,7 +333,9 @@ class Watching(Observer):
     def endings(self, uid: str) -> list[tuple[str, int, bool, str]]:
         """Stage, degree, whether in slices, and ending of the works of a request."""
         mine = [ended for ended in self.works if ended.requests[0].uid == uid]
-        return [(ended.work.stage.name, len(ended.work.gpus), ended.work.sliced, ended.ending.value) for ended in mine]
+        return [
+            (ended.work.stage.name, len(ended.work.devices), ended.work.sliced, ended.ending.value) for ended in mine
+        ]
 
 
 class Rig:

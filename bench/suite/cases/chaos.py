@@ -73,8 +73,8 @@ class Chaos:
             if not trouble.all_up:
                 continue
             doomed = range(self.workers) if rng.random() < self.double else (rng.randrange(self.workers),)
-            for gpu in doomed:
-                trouble.kill(gpu)
+            for device_id in doomed:
+                trouble.kill(device_id)
             if len(trouble.kills) % 25 == 0:
                 note(f"{len(trouble.kills)} workers killed, {sum(trouble.ends.values())} requests ended")
         await _until_up(trouble)

@@ -65,7 +65,7 @@ class ControllerTime:
             slack=self.slack,
             best_effort=self.best_effort,
         )
-        config = SimConfig(num_gpus=num_devices, seed=seed, jitter=self.jitter)
+        config = SimConfig(num_devices=num_devices, seed=seed, jitter=self.jitter)
         simulation = Simulation(ControllerConfig(policy=policy), COSTS, config)
         timed = simulation.controller = _Timed(ControllerConfig(policy=policy))
         simulation.run(requests)

@@ -95,7 +95,7 @@ class FrontDoor:
 
     def _method(self) -> tuple[str, ...]:
         return (
-            f"`tilework serve --backend modelled --gpus {self.devices} --cost {self.table} --log FILE`: everything is "
+            f"`tilework serve --backend modelled --devices {self.devices} --cost {self.table} --log FILE`: all is "
             f"real but the devices. {self.queued} requests are waiting, {self.queued_promises:.0%} of them promised; "
             f"others arrive (Poisson), {self.promises:.0%} of which ask for a promise, {self.reachable:.0%} of these "
             "within reach.",

@@ -55,8 +55,8 @@ class GroupTime:
         pipes = [multiprocessing.Pipe() for _ in range(size)]
         context = forkserver_context()
         members = [
-            context.Process(target=_member, args=(theirs, gpu, size, rendezvous.address, self))
-            for gpu, (_, theirs) in enumerate(pipes)
+            context.Process(target=_member, args=(theirs, device_id, size, rendezvous.address, self))
+            for device_id, (_, theirs) in enumerate(pipes)
         ]
         for member in members:
             member.start()
@@ -75,9 +75,9 @@ class GroupTime:
         )
 
 
-def _member(connection: Connection, gpu: int, size: int, address: str, config: GroupTime) -> None:
+def _member(connection: Connection, device_id: int, size: int, address: str, config: GroupTime) -> None:
     torch.set_num_threads(1)
-    groups = Groups(gpu, address)
+    groups = Groups(device_id, address)
     everybody = tuple(range(size))
     start_line = groups.open(GroupRef(0, everybody))
     output, source = torch.zeros(2, size, int(config.megabytes * 1e6 / 4) // size)

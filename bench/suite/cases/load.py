@@ -130,7 +130,7 @@ class Load:
 
     def _method(self) -> tuple[str, ...]:
         return (
-            f"`tilework serve --backend modelled --gpus {self.devices} --cost {self.table} --policy {self.policy} "
+            f"`tilework serve --backend modelled --devices {self.devices} --cost {self.table} --policy {self.policy} "
             f"--log FILE`: everything is real but the devices. {self.queued} asynchronous calls wait.",
             f"{self.connections} connections are open: {self.connections - self.pollers} follow the events of a call "
             f"that waits (a comment every 15 s), {self.pollers} ask for one every {_POLL_S:g} s.",

@@ -37,7 +37,7 @@ class Modelled:
         "tilework",
     )
     table: str = "flux1dev_h100_eager"
-    gpus: int = 8
+    devices: int = 8
     requests: int = 60
     rate_per_min: float = 18.0
     slo_scale: float = 1.0
@@ -58,7 +58,7 @@ class Modelled:
             facts={f"{p}, all seeds: simulated - live": _together(runs[p]) for p in runs},
             pictures=(
                 Picture(name="attainment", png=attainment_bars({policy: _attained(runs[policy]) for policy in runs})),
-                *(Picture(name=policy, png=timeline(runs[policy][0], self.gpus)) for policy in self.policies[-2:]),
+                *(Picture(name=policy, png=timeline(runs[policy][0], self.devices)) for policy in self.policies[-2:]),
             ),
         )
 
@@ -70,7 +70,7 @@ class Modelled:
             rate_per_s = self.rate_per_min / 60 * self.time_scale
             workload = uniform_workload(table, self.requests, rate_per_s, self.slo_scale, seed)
             for policy, done in runs.items():
-                done.append(run(policy, seed, self.gpus, path, workload, folder))
+                done.append(run(policy, seed, self.devices, path, workload, folder))
                 note(f"seed {seed}: {policy} attained {_attained(done)[-1]:.0%}")
         return runs
 
@@ -91,9 +91,9 @@ class Modelled:
 
     def _method(self) -> tuple[str, ...]:
         return (
-            f"`tilework serve --backend modelled --gpus {self.gpus}`: HTTP, engine, controller, messages, groups and "
-            "parcels are real; a step sleeps for as long as the table says. All of it, and the client, share the cores "
-            "of this machine: waking eight processes on few cores takes milliseconds per work, which wide groups feel "
+            f"`tilework serve --backend modelled --devices {self.devices}`: HTTP, engine, controller, messages, groups "
+            "and state files are real; a step sleeps for as long as the table says. All of it, and the client, share "
+            "the cores of this machine: waking eight processes takes milliseconds per work, which wide groups feel "
             "most, and which GPUs with a core each would not.",
             f"Times of the table, SLOs and gaps between arrivals are divided by {self.time_scale:g}; what Tilework "
             f"takes is not and so weighs {self.time_scale:g} times as much. Times below are as measured, not scaled "

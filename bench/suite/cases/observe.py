@@ -190,8 +190,8 @@ class _Recorder(Observer):
 
     def again_us(self, metrics: Metrics) -> dict[str, float]:
         """Microseconds of each kind of call to metrics."""
-        for gpu in {gpu for ended in self.works for gpu in ended.work.gpus}:
-            metrics.on_joined(gpu, 0)
+        for device_id in {device_id for ended in self.works for device_id in ended.work.devices}:
+            metrics.on_joined(device_id, 0)
 
         def works() -> None:
             for ended in self.works:

@@ -88,7 +88,7 @@ class PolicyTime:
         """What the controller thought of each event while all `jobs` were there."""
         table = read_table(self.table)
         requests = self._requests(table, Random(seed))
-        config = SimConfig(num_gpus=size.devices, seed=seed, jitter=self.jitter)
+        config = SimConfig(num_devices=size.devices, seed=seed, jitter=self.jitter)
         simulation = _Steady(ControllerConfig(policy=size.policy), table, config, requests, size.requests)
         timed = simulation.controller = _Timed(ControllerConfig(policy=size.policy), table)
         with suppress(_Enough):

@@ -104,7 +104,7 @@ def _run(case: Promises, policy: str, seed: int) -> Run:
     rng, table = Random(seed), read_table(case.table)
     load, only_promises = rng.uniform(0.5, 3.0), seed % 2 == 0
     requests = _requests(case, table, load, only_promises, rng)
-    config = SimConfig(num_gpus=case.devices, seed=seed, jitter=case.jitter)
+    config = SimConfig(num_devices=case.devices, seed=seed, jitter=case.jitter)
     endings = Simulation(ControllerConfig(policy=policy), table, config).run(requests).endings
     promises = [ending for ending in endings if ending.request.is_promise]
     given = [ending for ending in promises if ending.eta_ns is not None]

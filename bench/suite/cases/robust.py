@@ -117,7 +117,7 @@ class Robust:
     def _share(self, policy: str, table: CostTable, load: Load, seed: int, condition: Condition | None) -> float:
         condition = condition or Condition(name="", goal_points=0.0)
         config = SimConfig(
-            num_gpus=self.devices,
+            num_devices=self.devices,
             seed=seed,
             jitter=condition.jitter,
             switch_ns=round(condition.switch_ms * NS_PER_MS),

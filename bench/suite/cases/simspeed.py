@@ -82,7 +82,7 @@ class SimSpeed:
             "num_requests": size.requests,
         }
         requests = to_requests(make_workload("tetriserve", parameters).requests(seed))
-        config = SimConfig(num_gpus=size.devices, seed=seed)
+        config = SimConfig(num_devices=size.devices, seed=seed)
         simulation = Simulation(ControllerConfig(policy=size.policy), read_table(self.table), config)
         start_s = time.process_time()
         trace = simulation.run(requests)

@@ -81,7 +81,7 @@ class Soak:
             facts={
                 "deadlines kept": f"{sum(kept for _, kept in seen.deadlines)} of {len(seen.deadlines)}",
                 "workers killed": len(seen.kills),
-                "workers lost, by the server": round(_total(totals, "tilework_gpu_losses_total")),
+                "workers lost, by the server": round(_total(totals, "tilework_device_losses_total")),
                 "works found stuck": round(_total(totals, "tilework_stuck_works_total")),
                 "promises broken": round(totals.get('tilework_promises_total{result="broken"}', 0)),
                 **({"wrong": "; ".join(seen.wrong[:5])} if seen.wrong else {}),

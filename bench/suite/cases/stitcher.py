@@ -42,7 +42,7 @@ class Stitcher:
         return cls(device="cpu", repeats=3 if quick else 20, calls=1)
 
     @property
-    def on_gpu(self) -> bool:
+    def on_device(self) -> bool:
         return self.device == "cuda"
 
     def measure(self, note: Note) -> Finding:
@@ -60,12 +60,12 @@ class Stitcher:
             checks=tuple(checks),
             method=self._method(),
             tables=(Table(title=title, columns=columns, rows=tuple(rows)),),
-            facts={"device": torch.cuda.get_device_name() if self.on_gpu else "CPU, where torch's operators stitch"},
+            facts={"device": torch.cuda.get_device_name() if self.on_device else "CPU, where torch's operators stitch"},
         )
 
     @torch.no_grad()
     def _shape(self, level: int, channels: int) -> tuple[Check, tuple[str, ...]]:
-        device, dtype = torch.device(self.device), torch.bfloat16 if self.on_gpu else torch.float32
+        device, dtype = torch.device(self.device), torch.bfloat16 if self.on_device else torch.float32
         csp = pack(self.sizes * PASSES, 4, device).csp
         height, width = (side >> level for side in csp.patch)
         patches = torch.randn(csp.num_patches, channels, height, width, device=device, dtype=dtype)
@@ -85,7 +85,7 @@ class Stitcher:
         check = Check(
             what=f"{shape}: apart / stitched, with statistics",
             measured=bootstrap([apart / whole for _, apart, whole, _ in rounds], self.seed),
-            low=1.0 if self.on_gpu else 0.95,
+            low=1.0 if self.on_device else 0.95,
         )
         return check, (
             shape,
@@ -103,7 +103,7 @@ class Stitcher:
         return (time.perf_counter() - start_s) / self.calls
 
     def _finish(self) -> None:
-        if self.on_gpu:
+        if self.on_device:
             torch.cuda.synchronize()
 
     def _method(self) -> tuple[str, ...]:

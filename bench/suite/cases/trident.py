@@ -91,7 +91,7 @@ class Trident:
         with rare_collections():
             for _ in range(self.decisions):
                 start_ns = time.thread_time_ns()
-                options = [bid.within(table.gpus_per_node) for bid in read_bids(tasks)]
+                options = [bid.within(table.devices_per_node) for bid in read_bids(tasks)]
                 read_ns = time.thread_time_ns()
                 chosen = pack_quickly(options, size)
                 end_ns = time.thread_time_ns()
@@ -103,7 +103,7 @@ class Trident:
         return _Run(decision_ms, pack_ms, value_of(options, chosen) / solved.bound, solved, solve_ms)
 
     def _tasks(self, table: CostTable, count: int, rng: Random) -> list[Task]:
-        policy, reader = TridentServe(), TaskReader({}, TableCosts(table), table.gpus_per_node, ns_from_s(NOW_S))
+        policy, reader = TridentServe(), TaskReader({}, TableCosts(table), table.devices_per_node, ns_from_s(NOW_S))
         shapes = sorted({Shape(row.height, row.width) for row in table.rows if row.stage == DIFFUSE})
         tasks = []
         for index in range(count):

@@ -91,11 +91,11 @@ class Yardsticks:
     def _bound(self, load: Sequence[Request], table: CostTable, devices: int) -> tuple[float, float]:
         """The bound, and the seconds that it took."""
         start = time.perf_counter()
-        found = on_time_bound(load, TableCosts(table), num_gpus=devices, gpus_per_node=table.gpus_per_node)
+        found = on_time_bound(load, TableCosts(table), num_devices=devices, devices_per_node=table.devices_per_node)
         return found.value, time.perf_counter() - start
 
     def _reached(self, load: Sequence[Request], table: CostTable, policy: str) -> int:
-        simulation = Simulation(ControllerConfig(policy=policy), table, SimConfig(num_gpus=self.devices))
+        simulation = Simulation(ControllerConfig(policy=policy), table, SimConfig(num_devices=self.devices))
         return sum(ending.on_time for ending in simulation.run(load).endings)
 
 

@@ -103,10 +103,10 @@ def _swept(shelf: Shelf, names: Sequence[str]) -> _Sweep:
     return _Sweep(cells, shelf.runs(cells.values(), names))
 
 
-def _cell(shelf: Shelf, mix: str, load: str, num_requests: int, num_gpus: int | None = None) -> Cell:
+def _cell(shelf: Shelf, mix: str, load: str, num_requests: int, num_devices: int | None = None) -> Cell:
     when = "arrivals=at_once" if load == "burst" else f"rate={load}"
     count = f",num={num_requests}" if shelf.num_requests is None else ""  # Else the shelf says how many.
-    return shelf.cell(f"ddit,{when},mix={mix}{count}", num_gpus)
+    return shelf.cell(f"ddit,{when},mix={mix}{count}", num_devices)
 
 
 def figure_10(shelf: Shelf) -> Remade:
@@ -323,13 +323,13 @@ def _held(cell: Cell, name: str) -> dict[str, float]:
     trace = traced(cell, name, seed=0)
     last_ns: dict[int, int] = {}
     for run in trace.runs:
-        last_ns |= {gpu: max(run.end_ns, last_ns.get(gpu, 0)) for gpu in run.gpus}
+        last_ns |= {device_id: max(run.end_ns, last_ns.get(device_id, 0)) for device_id in run.devices}
     figures = figures_of(trace)
     return {
         "p99": figures.p99_s,
         "mean": figures.mean_s,
         "held": s_from_ns(sum(last_ns.values())),
-        "all": cell.num_gpus * s_from_ns(max(last_ns.values())),
+        "all": cell.num_devices * s_from_ns(max(last_ns.values())),
     }
 
 
@@ -347,7 +347,9 @@ def _optimum_s(cell: Cell) -> float:
         )
         for shape in SHAPES
     ]
-    return optimal_allocation(kinds, num_gpus=cell.num_gpus, gpus_per_node=table.gpus_per_node, model=batch_s).cost
+    return optimal_allocation(
+        kinds, num_devices=cell.num_devices, devices_per_node=table.devices_per_node, model=batch_s
+    ).cost
 
 
 def _seconds(table: CostTable, stage: str, shape: Shape, degree: int) -> float:

@@ -47,17 +47,17 @@ class Point:
 
     model: str
     rate: float
-    num_gpus: int = 8
+    num_devices: int = 8
     mix: str = "equal"
     scale: float = 1.0
     skipped: float = 0.0
 
     def cell(self, shelf: Shelf) -> Cell:
-        num = ON_ONE if self.num_gpus == 1 else max(FEWEST, round(self.rate * SECONDS))
+        num = ON_ONE if self.num_devices == 1 else max(FEWEST, round(self.rate * SECONDS))
         count = f",num={num}" if shelf.num_requests is None else ""  # Else the shelf says how many.
         more = f",skipped={self.skipped}" if self.skipped else ""
         text = f"patchedserve-{self.model},rate={self.rate:g},mix={self.mix},scale={self.scale:g}{more}{count}"
-        return shelf.cell(text, self.num_gpus)
+        return shelf.cell(text, self.num_devices)
 
 
 Shares = Mapping[str, Sequence[float]]
@@ -88,7 +88,7 @@ def figure_12(shelf: Shelf) -> Remade:
     """One device, by arrival rate."""
     found = {
         model: _shares(
-            shelf, [Point(model=model, rate=rate, num_gpus=1) for rate in shelf.points(RATES[model])], SINGLE
+            shelf, [Point(model=model, rate=rate, num_devices=1) for rate in shelf.points(RATES[model])], SINGLE
         )
         for model in MODELS
     }
@@ -207,11 +207,11 @@ def figure_14(shelf: Shelf) -> Remade:
     found: dict[str, Shares] = {}
     rates: dict[str, Sequence[float]] = {}
     for model, label in MODELS.items():
-        for num_gpus in shelf.points((2, 4, 8)):
-            name = f"{label} on {num_gpus} devices"
+        for num_devices in shelf.points((2, 4, 8)):
+            name = f"{label} on {num_devices} devices"
             each = shelf.points((LIGHT, *RATES[model][-NUM_LAST:]))
-            rates[name] = [round(rate * num_gpus, 6) for rate in each]
-            points = [Point(model=model, rate=rate, num_gpus=num_gpus) for rate in rates[name]]
+            rates[name] = [round(rate * num_devices, 6) for rate in each]
+            points = [Point(model=model, rate=rate, num_devices=num_devices) for rate in rates[name]]
             found[name] = _shares(shelf, points, SEVERAL)
     alone = [shares["distrifusion"] for shares in found.values()]
     return Remade(

@@ -46,10 +46,10 @@ class Shelf:
     num_requests: int | None = None
     brief: bool = False
 
-    def cell(self, text: str, num_gpus: int | None = None) -> Cell:
+    def cell(self, text: str, num_devices: int | None = None) -> Cell:
         """Of `NAME,key=value...`, as for `tilework compare --workload`."""
         count = "" if self.num_requests is None else f",num={self.num_requests}"
-        return cell_of(text + count, Devices(num_gpus=num_gpus))
+        return cell_of(text + count, Devices(num_devices=num_devices))
 
     def points(self, sweep: Sequence[Point]) -> Sequence[Point]:
         """The first and the last of a sweep if it is to be brief, else all."""
@@ -83,7 +83,7 @@ class Shelf:
 def traced(cell: Cell, policy: str, seed: int) -> Trace:
     """One run with all that it did, which is not kept."""
     asked, table = given(cell, seed)
-    simulation = Simulation(ControllerConfig(policy=policy), table, SimConfig(num_gpus=cell.num_gpus, seed=seed))
+    simulation = Simulation(ControllerConfig(policy=policy), table, SimConfig(num_devices=cell.num_devices, seed=seed))
     return simulation.run(to_requests(asked))
 
 

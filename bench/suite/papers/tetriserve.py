@@ -220,7 +220,7 @@ def figure_10(shelf: Shelf) -> Remade:
     scales, fixed = shelf.points(STAND_IN_SCALES), FIXED[:3]
     names = ("tetriserve", *fixed, "tilework")
     mixes = {
-        mix: [shelf.cell(f"tetriserve,rpm=6,mix={mix},scale={scale}", num_gpus=4) for scale in scales]
+        mix: [shelf.cell(f"tetriserve,rpm=6,mix={mix},scale={scale}", num_devices=4) for scale in scales]
         for mix in ("uniform", "skewed")
     }
     runs = shelf.runs([cell for cells in mixes.values() for cell in cells], names)

@@ -40,10 +40,10 @@ class Door:
         return None
 
     def _bounds(self, request: Request, backlog: Backlog, room: float, now_ns: int) -> Iterator[_Bound]:
-        everyone, own, num_gpus = backlog.held(), backlog.held(request.tenant), len(backlog.gpus)
+        everyone, own, num_devices = backlog.held(), backlog.held(request.tenant), len(backlog.devices)
         share = request.tenant_weight / (request.tenant_weight + backlog.rivals_weight(request.tenant))
-        committed_ns = sum(gpu.free_ns - now_ns for gpu in backlog.gpus)
-        wait_ns = (everyone.gpu_ns + committed_ns) // num_gpus if num_gpus else None
+        committed_ns = sum(device.free_ns - now_ns for device in backlog.devices)
+        wait_ns = (everyone.device_ns + committed_ns) // num_devices if num_devices else None
         yield _Bound(
             used=everyone.num_jobs,
             own=own.num_jobs,
@@ -54,7 +54,7 @@ class Door:
         if wait_ns is not None:
             limit_ns = int(room * self.max_backlog_ns)
             yield _Bound(
-                used=wait_ns, own=own.gpu_ns // num_gpus, limit=limit_ns, share=share, each_ns=1.0, in_time=True
+                used=wait_ns, own=own.device_ns // num_devices, limit=limit_ns, share=share, each_ns=1.0, in_time=True
             )
 
 

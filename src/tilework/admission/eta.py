@@ -44,7 +44,7 @@ class EtaAdmission:
         demand = policy.demand(request, Cursor.start(request), costs)
         if (no_room := self.door.refusal(request, backlog, now_ns)) is not None:
             return _with_earliest(no_room, request, demand, policy, backlog, now_ns)
-        if not backlog.gpus:
+        if not backlog.devices:
             if request.is_promise:
                 return Refused("no device is up", None, RefusalCode.NO_DEVICE)
             why = "no device is up; the time counts from now"
@@ -87,9 +87,13 @@ class EtaAdmission:
 
     def _promises_at(self, backlog: Backlog, now_ns: int) -> Promises:
         """What is promised, which between two changes of works and promises stays the same."""
-        levels, blocks, known = {gpu.gpu: gpu.free_ns for gpu in backlog.gpus}, backlog.reserved(), self._promises
+        levels, blocks, known = (
+            {device.device_id: device.free_ns for device in backlog.devices},
+            backlog.reserved(),
+            self._promises,
+        )
         if known is None or known.levels != levels or known.blocks != blocks:
-            known = self._promises = Promises(levels, nodes(backlog.gpus), blocks, now_ns)
+            known = self._promises = Promises(levels, nodes(backlog.devices), blocks, now_ns)
         known.at(now_ns)
         return known
 
@@ -103,12 +107,12 @@ class EtaAdmission:
         return max(now_ns, now_ns + int(job.forecast.ratio * (plain_ns - now_ns)))
 
     def _plain_ns(self, job: JobView, backlog: Backlog, now_ns: int) -> int:
-        if not backlog.gpus:
+        if not backlog.devices:
             return now_ns + job.demand.run_ns
-        begin_ns = max(now_ns, ready_ns(job, {gpu.gpu: gpu for gpu in backlog.gpus}))
+        begin_ns = max(now_ns, ready_ns(job, {device.device_id: device for device in backlog.devices}))
         if job.stage is None:
             return begin_ns
-        free_ns = [gpu.free_ns for gpu in backlog.gpus]
+        free_ns = [device.free_ns for device in backlog.devices]
         running = backlog.running_ahead(job.urgency_ns, job.job_id)
         levels = levels_after(free_ns, running, backlog.waiting_ahead(job.urgency_ns, job.job_id))
         return place(levels, job.demand, begin_ns)
@@ -133,8 +137,8 @@ def _too_large(request: Request, policy: Policy, costs: CostModel, widest: int) 
     degrees = [degree for degree in policy.degrees(request, costs) if degree <= widest] or [1]
     if any(costs.fits(stage, shape, degree) for degree in degrees) and costs.fits(decode, shape, 1):
         return None
-    gpus = "one of the GPUs" if max(degrees) == 1 else f"{max(degrees)} of the GPUs"
-    return Refused(f"{shape} needs more memory than there is on {gpus}", None, RefusalCode.MEMORY)
+    devices = "one of the GPUs" if max(degrees) == 1 else f"{max(degrees)} of the GPUs"
+    return Refused(f"{shape} needs more memory than there is on {devices}", None, RefusalCode.MEMORY)
 
 
 def _refused(ask: _Ask, deadline_ns: int) -> Refused:
@@ -192,7 +196,7 @@ class _Ask:
 def _levels_before(request: Request, policy: Policy, backlog: Backlog) -> Levels:
     """When devices are free after those that are served before a newcomer."""
     urgency_ns = policy.urgency_ns(request, False, backlog.delay_ns(request))
-    free_ns = [gpu.free_ns for gpu in backlog.gpus]
+    free_ns = [device.free_ns for device in backlog.devices]
     return levels_after(free_ns, backlog.running_ahead(urgency_ns), backlog.waiting_ahead(urgency_ns))
 
 

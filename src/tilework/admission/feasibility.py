@@ -37,15 +37,15 @@ class Certificate:
 
     def holds(self, view: ClusterView) -> bool:
         """Whether no promised job must be started yet, without looking at all of them; False if that is not enough."""
-        if self.granted_ns or len(view.gpus) != len(self.latest_ns):
+        if self.granted_ns or len(view.devices) != len(self.latest_ns):
             return False
-        for gpu in view.gpus:
-            if gpu.free_ns >= self.latest_ns.get(gpu.gpu, 0):
+        for device in view.devices:
+            if device.free_ns >= self.latest_ns.get(device.device_id, 0):
                 return False
-            for work in gpu.works:
+            for work in device.works:
                 for job_id in work.job_ids:
                     end_ns = self.ends_ns.get(job_id) or self.far_ends_ns.get(job_id)
-                    if end_ns is not None and not _ends_by(end_ns, view.job(job_id), gpu.end_ns(work)):
+                    if end_ns is not None and not _ends_by(end_ns, view.job(job_id), device.end_ns(work)):
                         return False
         return True
 
@@ -60,7 +60,7 @@ class Certificate:
 
     def is_harmless(self, after: Scene) -> bool:
         """Whether there is nothing to look at in a scene: only far promised jobs are started, and none wait for it."""
-        if any(level_ns > self.latest_ns[gpu] for gpu, level_ns in after.free_ns.items()):
+        if any(level_ns > self.latest_ns[device_id] for device_id, level_ns in after.free_ns.items()):
             return False
         return all(job_id in self.far_ends_ns for job_id in after.changed)
 
@@ -98,18 +98,18 @@ def _ends_by(end_ns: int, job: JobView | None, ready_ns: int) -> bool:
     return job is None or job.promised is None or ready_ns + job.promised.demand.run_ns <= end_ns
 
 
-def _first_starts(gpus: Iterable[int], blocks: Sequence[Block], ends_ns: Sequence[int]) -> Times:
+def _first_starts(devices: Iterable[int], blocks: Sequence[Block], ends_ns: Sequence[int]) -> Times:
     """When the first of these blocks on each device begins that ends then; never if none runs there."""
     starts_ns: Times = {}
-    gpus = set(gpus)
+    devices = set(devices)
     for block, end_ns in zip(blocks, ends_ns, strict=True):
         if block.demand.run_ns:
-            for gpu in gpus.intersection(block.gpus):
-                starts_ns[gpu] = end_ns - block.demand.run_ns
-                gpus.remove(gpu)
-        if not gpus:
+            for device_id in devices.intersection(block.devices):
+                starts_ns[device_id] = end_ns - block.demand.run_ns
+                devices.remove(device_id)
+        if not devices:
             break
-    return {**starts_ns, **dict.fromkeys(gpus, NEVER)}
+    return {**starts_ns, **dict.fromkeys(devices, NEVER)}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class Part:
         part = Part._of(scene, len(scene.view.promised()), dict.fromkeys(scene.free_ns, NEVER), {})
         if homes_are_lost:
             up = scene.up.keys()
-            part.blocks = [block if up >= set(block.gpus) else replace(block, gpus=()) for block in part.blocks]
+            part.blocks = [block if up >= set(block.devices) else replace(block, devices=()) for block in part.blocks]
         return part
 
     @staticmethod
@@ -162,10 +162,10 @@ class Part:
         """The same as the first of the trials, if it is in time, in half of the time."""
         trial = Trial(blocks=self.blocks, dues_ns=self.dues_ns)
         latest_ns, ends_ns = trial.latest = self.latest_ns(trial)
-        if any(free_ns > latest_ns[gpu] for gpu, free_ns in self.scene.free_ns.items()):
+        if any(free_ns > latest_ns[device_id] for device_id, free_ns in self.scene.free_ns.items()):
             return None
         for block, end_ns in zip(self.blocks, ends_ns, strict=True):
-            if not block.gpus or (block.ready_ns and block.ready_ns + block.demand.run_ns > end_ns):
+            if not block.devices or (block.ready_ns and block.ready_ns + block.demand.run_ns > end_ns):
                 return None
         return trial
 
@@ -191,7 +191,7 @@ class Part:
         for degree in degrees(job.request, costs):
             if cursor.stage is not None and former.demand.width < degree <= widest:
                 blocks = list(trial.blocks)
-                blocks[index] = replace(former, demand=reserved_at(job.request, cursor, degree, costs), gpus=())
+                blocks[index] = replace(former, demand=reserved_at(job.request, cursor, degree, costs), devices=())
                 yield from self._trials(blocks)
 
     def _trials(self, blocks: Sequence[Block]) -> Iterator[Trial]:
@@ -199,10 +199,10 @@ class Part:
             levels = dict(self.scene.free_ns)
             homes, ends_ns = follow(levels, self.scene.nodes, blocks, anew)
             lates_ns = [max(0, end_ns - due_ns) for end_ns, due_ns in zip(ends_ns, self.dues_ns, strict=True)]
-            leaves_room = all(level_ns <= self.far_latest_ns[gpu] for gpu, level_ns in levels.items())
+            leaves_room = all(level_ns <= self.far_latest_ns[device_id] for device_id, level_ns in levels.items())
             yield Trial(
                 blocks=[
-                    block if block.gpus == home else replace(block, gpus=home)
+                    block if block.devices == home else replace(block, devices=home)
                     for block, home in zip(blocks, homes, strict=True)
                 ],
                 dues_ns=[max(ns) for ns in zip(self.dues_ns, ends_ns, strict=True)] if any(lates_ns) else self.dues_ns,

@@ -51,7 +51,7 @@ class Guard:
         as can be without harm to the others, if it helps on more devices. `degrees` says at which degrees the policy
         may run a request.
         """
-        if not view.promised() or not view.gpus:
+        if not view.promised() or not view.devices:
             self._known = None
             return {}
         if self._known is not None and self._known.holds(view):
@@ -113,7 +113,9 @@ class Guard:
     def forced(self, view: ClusterView, costs: CostModel, now_ns: int) -> tuple[Start, ...]:
         """The next piece of each promised job that must start now or in a millisecond, at its home."""
         known = self._known
-        if known is None or all(gpu.free_ns + _SOON_NS <= known.latest_ns[gpu.gpu] for gpu in view.gpus):
+        if known is None or all(
+            device.free_ns + _SOON_NS <= known.latest_ns[device.device_id] for device in view.devices
+        ):
             return ()
         scene = Scene.now(view, costs, now_ns)
         return tuple(self._starts(scene, known))
@@ -121,21 +123,21 @@ class Guard:
     def _starts(self, scene: Scene, known: Certificate) -> Iterator[Start]:
         """Not behind the block of another job, of which only the first piece has been started: the rest would wait."""
         held: set[int] = set()
-        room = {gpu.gpu: WORKS_PER_LANE - len(gpu.works) for gpu in scene.view.gpus}
+        room = {device.device_id: WORKS_PER_LANE - len(device.works) for device in scene.view.devices}
         num_near = known.num_near(scene.view)
         for job, block in zip(scene.view.promised()[:num_near], scene.view.reserved()[:num_near], strict=True):
             cursor = scene.cursor(job)
             if cursor.stage is None:
                 continue
-            start_ns = max([block.ready_ns, *(scene.free_ns[gpu] for gpu in block.gpus)])
+            start_ns = max([block.ready_ns, *(scene.free_ns[device_id] for device_id in block.devices)])
             spare_ns = known.ends_ns[job.job_id] - start_ns - block.demand.run_ns
-            if spare_ns < _SOON_NS and held.isdisjoint(block.gpus):
-                start = self._piece(job, cursor, block.gpus, scene.costs)
-                if all(room[gpu] > 0 for gpu in start.gpus):
-                    for gpu in start.gpus:
-                        room[gpu] -= 1
+            if spare_ns < _SOON_NS and held.isdisjoint(block.devices):
+                start = self._piece(job, cursor, block.devices, scene.costs)
+                if all(room[device_id] > 0 for device_id in start.devices):
+                    for device_id in start.devices:
+                        room[device_id] -= 1
                     yield start
-            held.update(block.gpus)
+            held.update(block.devices)
             if len(held) == len(room):
                 return
 
@@ -147,14 +149,14 @@ class Guard:
             step_ns = costs.work_ns(cursor.stage, (job.request,), degree)
             num_steps = max(1, min(cursor.num_steps_left, self.chunk_ns // max(1, step_ns)))
         why = "its deadline is promised, and it cannot wait any longer"
-        return Start(stage=cursor.stage, job_ids=(job.job_id,), gpus=home[:degree], num_steps=num_steps, why=why)
+        return Start(stage=cursor.stage, job_ids=(job.job_id,), devices=home[:degree], num_steps=num_steps, why=why)
 
     def wake_ns(self, view: ClusterView, now_ns: int) -> int | None:
         """When to look again at the latest, though nothing happens: idle devices use up what there is to spare."""
         known = self._known
         if known is None or all(job.works for job in view.promised()):
             return None
-        due_ns = min([known.latest_ns[gpu.gpu] for gpu in view.gpus if not gpu.works], default=NEVER)
+        due_ns = min([known.latest_ns[device.device_id] for device in view.devices if not device.works], default=NEVER)
         return None if due_ns == NEVER else max(now_ns + _SOON_NS, due_ns)
 
 

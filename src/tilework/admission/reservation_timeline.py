@@ -24,10 +24,14 @@ def choose(levels: Times, nodes: Nodes, demand: Demand, ready_ns: int, latest_ns
     best, best_ns, run_ns = None, NEVER, demand.run_ns
     width = min(demand.width, max(map(len, nodes)))
     for node in nodes:
-        usable = node if latest_ns is None else [gpu for gpu in node if levels[gpu] + run_ns <= latest_ns[gpu]]
+        usable = (
+            node
+            if latest_ns is None
+            else [device_id for device_id in node if levels[device_id] + run_ns <= latest_ns[device_id]]
+        )
         by_time = sorted(usable, key=levels.__getitem__)
-        for gpu in by_time[width - 1 :]:
-            start_ns = max(levels[gpu], ready_ns)
+        for device_id in by_time[width - 1 :]:
+            start_ns = max(levels[device_id], ready_ns)
             if start_ns >= best_ns:
                 break
             end_ns = start_ns + run_ns
@@ -48,19 +52,19 @@ def follow(levels: Times, nodes: Nodes, blocks: Sequence[Block], anew: bool = Fa
     """
     homes, ends_ns = [], []
     for block in blocks:
-        home, run_ns = block.gpus, block.demand.run_ns
+        home, run_ns = block.devices, block.demand.run_ns
         if anew or not home:
             home = choose(levels, nodes, block.demand, block.ready_ns) or ()
             assert home, "there is a device"
         homes.append(home)
         end_ns = block.ready_ns
         if run_ns:
-            for gpu in home:
-                if levels[gpu] > end_ns:  # noqa: PLR1730 (A call takes longer.)
-                    end_ns = levels[gpu]
+            for device_id in home:
+                if levels[device_id] > end_ns:  # noqa: PLR1730 (A call takes longer.)
+                    end_ns = levels[device_id]
             end_ns += run_ns
-            for gpu in home:
-                levels[gpu] = end_ns
+            for device_id in home:
+                levels[device_id] = end_ns
         ends_ns.append(end_ns)
     return homes, ends_ns
 
@@ -75,12 +79,12 @@ def latest_ends(latest_ns: Times, blocks: Sequence[Block], dues_ns: Sequence[int
     for block, due_ns in zip(reversed(blocks), reversed(dues_ns), strict=True):
         end_ns, run_ns = due_ns, block.demand.run_ns
         if run_ns:
-            for gpu in block.gpus:
-                if latest_ns[gpu] < end_ns:  # noqa: PLR1730
-                    end_ns = latest_ns[gpu]
+            for device_id in block.devices:
+                if latest_ns[device_id] < end_ns:  # noqa: PLR1730
+                    end_ns = latest_ns[device_id]
             start_ns = end_ns - run_ns
-            for gpu in block.gpus:
-                latest_ns[gpu] = start_ns
+            for device_id in block.devices:
+                latest_ns[device_id] = start_ns
         ends_ns.append(end_ns)
     ends_ns.reverse()
     return ends_ns

@@ -92,7 +92,7 @@ class Promises:
         home = choose(levels, self.nodes, demand, self._now_ns, latest_ns)
         if home is None:
             return None
-        return home, max([self._now_ns, *(levels[gpu] for gpu in home)]) + demand.run_ns
+        return home, max([self._now_ns, *(levels[device_id] for device_id in home)]) + demand.run_ns
 
     def _anew(self, index: int, due_ns: int, demand: Demand) -> Block | None:
         newcomer = Block(due_ns, self._now_ns, demand)

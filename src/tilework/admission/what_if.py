@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilework.admission.reservation_timeline import Nodes, Times
-from tilework.core.interfaces import Block, ClusterView, CostModel, GpuView, JobView
+from tilework.core.interfaces import Block, ClusterView, CostModel, DeviceView, JobView
 from tilework.core.progress import Cursor
 from tilework.core.work import Group, Start
 from tilework.policy.toolkit.buddy_allocator import nodes
 from tilework.policy.toolkit.demand import reserved_at
 
 
-def ready_ns(job: JobView, up: Mapping[int, GpuView]) -> int:
+def ready_ns(job: JobView, up: Mapping[int, DeviceView]) -> int:
     """When the works of a job have ended; 0 if it has none. `up` holds the devices that are up."""
     if not job.works:
         return 0
     last = job.works[-1]
-    return max([up[gpu].end_ns(last) for gpu in last.gpus if gpu in up], default=0)
+    return max([up[device_id].end_ns(last) for device_id in last.devices if device_id in up], default=0)
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Scene:
     costs: CostModel
     now_ns: int
     free_ns: Times
-    up: dict[int, GpuView]
+    up: dict[int, DeviceView]
     far_from: tuple[int, int] | None = None
     cursors: dict[int, Cursor] = field(default_factory=dict)
     ready_ns: dict[int, int] = field(default_factory=dict)
@@ -41,8 +41,8 @@ class Scene:
 
     @staticmethod
     def now(view: ClusterView, costs: CostModel, now_ns: int, far_from: tuple[int, int] | None = None) -> Scene:
-        free_ns = {gpu.gpu: gpu.free_ns for gpu in view.gpus}
-        return Scene(view, costs, now_ns, free_ns, {gpu.gpu: gpu for gpu in view.gpus}, far_from)
+        free_ns = {device.device_id: device.free_ns for device in view.devices}
+        return Scene(view, costs, now_ns, free_ns, {device.device_id: device for device in view.devices}, far_from)
 
     def plus(self, starts: Sequence[Start]) -> Scene:
         after = replace(
@@ -55,7 +55,7 @@ class Scene:
         groups: dict[int, Group] = {}
         for start in starts:
             for job in after._add(start):
-                groups[job.job_id] = max(groups.get(job.job_id, ()), start.gpus, key=len)
+                groups[job.job_id] = max(groups.get(job.job_id, ()), start.devices, key=len)
         for job_id, group in groups.items():
             after._move(job_id, group)
         return after
@@ -63,10 +63,10 @@ class Scene:
     def _add(self, start: Start) -> list[JobView]:
         """Returns the jobs that are promised."""
         jobs = [job for job_id in start.job_ids if (job := self.view.job(job_id)) is not None]
-        work_ns = self.costs.work_ns(start.stage, [job.request for job in jobs], len(start.gpus), start.num_steps)
+        work_ns = self.costs.work_ns(start.stage, [job.request for job in jobs], len(start.devices), start.num_steps)
         readies = [self.ready_ns.get(job.job_id) or ready_ns(job, self.up) for job in jobs]
-        end_ns = max([*readies, *(self.free_ns[gpu] for gpu in start.gpus)]) + work_ns
-        self.free_ns.update(dict.fromkeys(start.gpus, end_ns))
+        end_ns = max([*readies, *(self.free_ns[device_id] for device_id in start.devices)]) + work_ns
+        self.free_ns.update(dict.fromkeys(start.devices, end_ns))
         for job in jobs:
             self.cursors[job.job_id] = self.cursor(job).advanced(start.num_steps)
             self.ready_ns[job.job_id] = end_ns
@@ -77,7 +77,7 @@ class Scene:
         assert job is not None
         assert job.promised is not None
         before = self.changed.get(job_id, job.promised)
-        home, width = before.gpus, before.demand.width
+        home, width = before.devices, before.demand.width
         if len(group) >= len(home) and not set(home) <= set(group) and is_before(job, self.far_from):
             home = group[: len(home)]
         left = reserved_at(job.request, self.cursor(job), width, self.costs)
@@ -96,7 +96,7 @@ class Scene:
         for job_id, block in self.changed.items():
             job = self.view.job(job_id)
             former = None if job is None else job.promised
-            if former is not None and (former.gpus, former.demand.width) != (block.gpus, block.demand.width):
+            if former is not None and (former.devices, former.demand.width) != (block.devices, block.demand.width):
                 changes[job_id] = block
         return changes
 

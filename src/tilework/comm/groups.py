@@ -18,7 +18,7 @@ _LONGEST_PAUSE_S = 4e-3
 
 
 class Groups:
-    """The groups that the worker of device `gpu` belongs to; `address` says where they meet.
+    """The groups that the worker of device `device_id` belongs to; `address` says where they meet.
 
     `open`, `close` and `enter` belong to one thread; `break_off` may come from any, at any time. A group is kept until
     `close`: its members must agree on which groups there are, so the runtime decides, and tells all of them alike. With
@@ -27,9 +27,9 @@ class Groups:
     For `device` "cpu" each group connects by itself; for "cuda" it is a part of the node entered last.
     """
 
-    def __init__(self, gpu: int, address: str, device: str = "cpu") -> None:
+    def __init__(self, device_id: int, address: str, device: str = "cpu") -> None:
         assert device in ("cpu", "cuda")
-        self._gpu, self._address, self._device = gpu, address, device
+        self._device_id, self._address, self._device = device_id, address, device
         self._node: GroupRef | None = None
         self._comms: dict[int, ExchangeComm] = {}
         self._broken: set[int] = set()
@@ -112,26 +112,26 @@ class Groups:
     def _await_members(self, ref: GroupRef) -> None:
         """Say that we are here, and look until all are; connecting has a time limit, this has none."""
         meeting, pause_s = self._meeting(ref.group_id), _LEAST_PAUSE_S
-        meeting.come(self._gpu)
-        while not all(map(meeting.has_come, ref.gpus)):
+        meeting.come(self._device_id)
+        while not all(map(meeting.has_come, ref.devices)):
             with self._changed:
                 self._check(ref.group_id)
                 self._changed.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _connect(self, ref: GroupRef) -> ExchangeComm:
-        store, rank = FileStore(self._meeting(ref.group_id).store), ref.gpus.index(self._gpu)
+        store, rank = FileStore(self._meeting(ref.group_id).store), ref.devices.index(self._device_id)
         if self._device == "cpu":
-            return GlooComm(store, rank, len(ref.gpus))
-        return NcclComm(NcclNode(store, rank, len(ref.gpus), self._gpu), rank, range(len(ref.gpus)))
+            return GlooComm(store, rank, len(ref.devices))
+        return NcclComm(NcclNode(store, rank, len(ref.devices), self._device_id), rank, range(len(ref.devices)))
 
     def _part_of_node(self, ref: GroupRef) -> ExchangeComm:
         assert self._node is not None, "enter comes before open"
         self._check(self._node.group_id)
         whole = self._comms[self._node.group_id]  # Or it could not form, and is broken.
         assert isinstance(whole, NcclComm)
-        ranks = [self._node.gpus.index(gpu) for gpu in ref.gpus]
-        return self._keep(ref, NcclComm(whole.node, ref.gpus.index(self._gpu), ranks))
+        ranks = [self._node.devices.index(device_id) for device_id in ref.devices]
+        return self._keep(ref, NcclComm(whole.node, ref.devices.index(self._device_id), ranks))
 
     def _keep(self, ref: GroupRef, comm: ExchangeComm) -> ExchangeComm:
         """From here on `break_off` finds it; one that came before is caught up with."""

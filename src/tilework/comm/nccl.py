@@ -24,7 +24,7 @@ class NcclNode:
     It has been run on no host with several GPUs yet.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, gpu: int) -> None:
+    def __init__(self, store: Store, rank: int, size: int, device_id: int) -> None:
         from torch.distributed import ProcessGroupNCCL
 
         options = ProcessGroupNCCL.Options()
@@ -33,7 +33,7 @@ class NcclNode:
         self.broken = False
         try:
             self._backend: Any = ProcessGroupNCCL(store, rank, size, options)
-            self._backend.eager_connect_single_device(torch.device("cuda", gpu))
+            self._backend.eager_connect_single_device(torch.device("cuda", device_id))
         except RuntimeError as error:
             raise GroupBroken(f"the node could not connect: {error}") from error
 

@@ -36,16 +36,16 @@ class Meeting:
         """A file for the backend to exchange addresses in."""
         return str(self._path / "store")
 
-    def come(self, gpu: int) -> None:
+    def come(self, device_id: int) -> None:
         self._path.mkdir(exist_ok=True)
-        self._member(gpu).touch()
+        self._member(device_id).touch()
 
-    def has_come(self, gpu: int) -> bool:
-        return self._member(gpu).exists()
+    def has_come(self, device_id: int) -> bool:
+        return self._member(device_id).exists()
 
     def end(self) -> None:
         """Leave nothing; all are connected, or never will be."""
         shutil.rmtree(self._path, ignore_errors=True)
 
-    def _member(self, gpu: int) -> Path:
-        return self._path / f"gpu-{gpu}"
+    def _member(self, device_id: int) -> Path:
+        return self._path / f"device_id-{device_id}"

@@ -51,12 +51,12 @@ def account_of(history: History, past: PastRequest) -> Account:
     everyone = tuple(work for work in everyone if work.end_ns > work.start_ns)
     own = sorted((work for work in everyone if past.job_id in work.work.job_ids), key=lambda work: work.start_ns)
     uids = {one.job_id: one.request.uid for one in history.requests if one.job_id is not None}
-    all_gpus = tuple(sorted({change.gpu for change in history.gpus}))
-    waits = _waits(past, own, history.end_ns, all_gpus)
+    all_devices = tuple(sorted({change.device_id for change in history.devices}))
+    waits = _waits(past, own, history.end_ns, all_devices)
     blocked_ns: dict[str, int] = {}
     idle_ns = 0
-    for start_ns, end_ns, gpus in waits:
-        meanwhile = _clipped(everyone, start_ns, end_ns, gpus)
+    for start_ns, end_ns, devices in waits:
+        meanwhile = _clipped(everyone, start_ns, end_ns, devices)
         idle_ns += end_ns - start_ns - _union_ns([(work_start, work_end) for work_start, work_end, _ in meanwhile])
         for work_start_ns, work_end_ns, work in meanwhile:
             for job_id in work.work.job_ids:
@@ -110,7 +110,7 @@ def _why_late(account: Account) -> str:
     return f"{text}, longest for {uid} ({span_text(blocked_ns)})"
 
 
-def _waits(past: PastRequest, own: list[EndedWork], last_ns: int, all_gpus: Group) -> list[tuple[int, int, Group]]:
+def _waits(past: PastRequest, own: list[EndedWork], last_ns: int, all_devices: Group) -> list[tuple[int, int, Group]]:
     """(start, end, devices it was then given) of each span in which no work of the request ran.
 
     `own` are in order of their begins: a log knows ends by when they were told, and that order may be another one.
@@ -118,21 +118,23 @@ def _waits(past: PastRequest, own: list[EndedWork], last_ns: int, all_gpus: Grou
     now_ns, waits = past.request.arrival_ns, []
     for work in own:
         if work.start_ns > now_ns:
-            waits.append((now_ns, work.start_ns, work.work.gpus))
+            waits.append((now_ns, work.start_ns, work.work.devices))
         now_ns = max(now_ns, work.end_ns)
     end_ns = last_ns if past.finish_ns is None else past.finish_ns
     if end_ns > now_ns and past.status is not Status.DONE:
-        waits.append((now_ns, end_ns, all_gpus))
+        waits.append((now_ns, end_ns, all_devices))
     return waits
 
 
-def _clipped(works: tuple[EndedWork, ...], start_ns: int, end_ns: int, gpus: Group) -> list[tuple[int, int, EndedWork]]:
-    """What ran on any of `gpus` between these times, cut to them."""
-    wanted = set(gpus)
+def _clipped(
+    works: tuple[EndedWork, ...], start_ns: int, end_ns: int, devices: Group
+) -> list[tuple[int, int, EndedWork]]:
+    """What ran on any of `devices` between these times, cut to them."""
+    wanted = set(devices)
     return [
         (max(work.start_ns, start_ns), min(work.end_ns, end_ns), work)
         for work in works
-        if work.start_ns < end_ns and work.end_ns > start_ns and not wanted.isdisjoint(work.work.gpus)
+        if work.start_ns < end_ns and work.end_ns > start_ns and not wanted.isdisjoint(work.work.devices)
     ]
 
 

@@ -38,9 +38,9 @@ from tilework.core.actions import (
 from tilework.core.events import (
     Broken,
     Cancelled,
+    DeviceJoined,
+    DeviceLost,
     Event,
-    GpuJoined,
-    GpuLost,
     LeftOut,
     OutOfMemory,
     Restored,
@@ -130,12 +130,12 @@ class Controller:
             case Cancelled(uid, reason):
                 job_id = self.tracker.job_ids.get(uid)
                 return [] if job_id is None else self._end(self.tracker.jobs[job_id], Status.CANCELLED, reason)
-            case GpuJoined(gpu, node, stages):
-                self.tracker.add_device(gpu, node, stages)
+            case DeviceJoined(device_id, node, stages):
+                self.tracker.add_device(device_id, node, stages)
                 self.tracker.bring_back()
                 return []
-            case GpuLost(gpu):
-                return self._lose(gpu, event.why, now_ns)
+            case DeviceLost(device_id):
+                return self._lose(device_id, event.why, now_ns)
             case Woke():
                 self._wakes_ns = [at_ns for at_ns in self._wakes_ns if at_ns > now_ns]
                 return []
@@ -274,9 +274,13 @@ class Controller:
         """A work was revoked: let devices forget jobs of which nothing has run there, and which may not have come."""
         drops: list[Action] = []
         for job in jobs:
-            strays = tuple(gpu for gpu in work.gpus if gpu in job.holders and gpu not in job.done_gpus)
-            for gpu in strays:
-                self.tracker.let_go(job, gpu)
+            strays = tuple(
+                device_id
+                for device_id in work.devices
+                if device_id in job.holders and device_id not in job.done_devices
+            )
+            for device_id in strays:
+                self.tracker.let_go(job, device_id)
             if strays:
                 drops.append(DropState(job.job_id, strays))
         return drops
@@ -294,7 +298,7 @@ class Controller:
         if len(jobs) != len(work.job_ids):
             return
         requests = [job.request for job in jobs]
-        self.costs.observe(work.stage, requests, len(work.gpus), work.num_steps, run_ns)
+        self.costs.observe(work.stage, requests, len(work.devices), work.num_steps, run_ns)
         shapes = [request.shape for request in requests]
         if self.costs.observe_memory(work, shapes, fitted=True, now_ns=now_ns):
             self.tracker.bring_back()  # What is known of memory now may not keep them from running any more.
@@ -346,21 +350,21 @@ class Controller:
             self.tracker.reserve(job, min(self._policy.degrees(job.request, self.costs)), home=())
             self._guard.recheck()
 
-    def _lose(self, gpu: int, why: str, now_ns: int) -> list[Action]:
+    def _lose(self, device_id: int, why: str, now_ns: int) -> list[Action]:
         """Works that only this device had are lost; those with survivors end by `Broken`, when these have reported."""
-        if gpu not in self.tracker.devices:
+        if self.tracker.device(device_id) is None:
             return []
         reported = {report.work_id for early in self._early.values() for report in early}
-        lost = self.tracker.remove_device(gpu, reported)
+        lost = self.tracker.remove_device(device_id, reported)
         victims = {job.job_id: job for work in lost for job in self.tracker.members(work)}
         # A job whose first work has lost this member only goes on from what the others have: they will be heard.
-        ended = [job for job in victims.values() if not self._will_break(job.works[0], gpu)]
+        ended = [job for job in victims.values() if not self._will_break(job.works[0], device_id)]
         actions = [action for job in ended for action in self._retry(job, why)]
         return actions + [action for work in lost for action in self._catch_up(work, now_ns)]
 
-    def _will_break(self, work: Work, gpu: int) -> bool:
+    def _will_break(self, work: Work, device_id: int) -> bool:
         """Whether `Broken` follows the loss of a member."""
-        return gpu in work.gpus and work.work_id in self.tracker.works
+        return device_id in work.devices and work.work_id in self.tracker.works
 
     def _retry(self, job: Job, reason: str, state_lost: bool = False) -> list[Action]:
         """Go on from where completed works brought a job, or from its beginning; fail it when it makes no progress."""
@@ -424,7 +428,7 @@ class Controller:
 
     def _reserve(self, blocks: Mapping[int, Block]) -> None:
         for job_id, block in blocks.items():
-            self.tracker.reserve(self.tracker.jobs[job_id], block.demand.width, block.gpus)
+            self.tracker.reserve(self.tracker.jobs[job_id], block.demand.width, block.devices)
 
     def _set_aside(self, plan: Plan) -> list[Action]:
         for job_id, _ in plan.set_aside:
@@ -448,26 +452,26 @@ class Controller:
         moves = [move for job_id in start.job_ids for move in self._moves(self.tracker.jobs[job_id], start)]
         work = self.tracker.commit(start)
         run = RunSteps(work) if work.stage.name == DIFFUSE else RunStage(work)
-        return [*moves, run, *self._make_room(start.gpus)]
+        return [*moves, run, *self._make_room(start.devices)]
 
-    def _make_room(self, gpus: Group) -> list[Action]:
+    def _make_room(self, devices: Group) -> list[Action]:
         """Let devices forget the jobs that have been idle there longest; these come back from what was put down."""
         drops: list[Action] = []
-        for gpu in gpus:
-            for job in self.tracker.residents_beyond(gpu, self.config.max_residents):
-                self.tracker.let_go(job, gpu)
-                drops.append(DropState(job.job_id, (gpu,)))
+        for device_id in devices:
+            for job in self.tracker.residents_beyond(device_id, self.config.max_residents):
+                self.tracker.let_go(job, device_id)
+                drops.append(DropState(job.job_id, (device_id,)))
         return drops
 
     def _moves(self, job: Job, start: Start) -> list[Action]:
         """Bring a job's state to those devices of the start that will lack it; the encode stage needs none."""
         moves: list[Action] = []
-        if start.stage.name != ENCODE and start.gpus != job.last_gpus:
-            targets = [gpu for gpu in start.gpus if gpu not in job.last_gpus]
-            new = tuple([gpu for gpu in targets if gpu not in job.holders])
-            known = tuple([gpu for gpu in targets if gpu in job.holders])
-            moves = [MoveState(job.job_id, gpus, gpus is new) for gpus in (new, known) if gpus]
-        self.tracker.hold(job, start.gpus)
+        if start.stage.name != ENCODE and start.devices != job.last_devices:
+            targets = [device_id for device_id in start.devices if device_id not in job.last_devices]
+            new = tuple([device_id for device_id in targets if device_id not in job.holders])
+            known = tuple([device_id for device_id in targets if device_id in job.holders])
+            moves = [MoveState(job.job_id, devices, devices is new) for devices in (new, known) if devices]
+        self.tracker.hold(job, start.devices)
         return moves
 
 

@@ -31,7 +31,7 @@ class DecisionKind(StrEnum):
 class Decision:
     """One decision about the request `uid`; `text` is the sentence, without the time.
 
-    `gpus` are the devices that it is about, and `steps` the first and last denoising step, counted from 1.
+    `devices` are the devices that it is about, and `steps` the first and last denoising step, counted from 1.
     """
 
     at_ns: int
@@ -40,7 +40,7 @@ class Decision:
     job_ids: tuple[int, ...]
     uid: str
     text: str
-    gpus: Group = ()
+    devices: Group = ()
     steps: tuple[int, int] | None = None
 
     def __str__(self) -> str:
@@ -52,8 +52,8 @@ class Decision:
             "at_s": round(s_from_ns(self.at_ns - self.arrival_ns), 6),
             "kind": self.kind.value,
             "text": self.text,
-            "gpus": list(self.gpus),
-            "degree": len(self.gpus) or None,
+            "devices": list(self.devices),
+            "degree": len(self.devices) or None,
             "steps": None if self.steps is None else list(self.steps),
         }
 
@@ -63,7 +63,7 @@ def tell(at_ns: int, action: Action, request: Request, job_id: int | None = None
 
     `job_id` says which member of a batch the request is; it makes no difference to other actions.
     """
-    gpus: Group = ()
+    devices: Group = ()
     steps: tuple[int, int] | None = None
     job_ids: tuple[int, ...] = () if job_id is None else (job_id,)
     match action:
@@ -73,11 +73,11 @@ def tell(at_ns: int, action: Action, request: Request, job_id: int | None = None
         case Reject(_, reason, earliest_ns, code):
             kind, text = DecisionKind.REFUSED, f"refused ({code}): {reason}{_earliest(earliest_ns, request)}"
         case RunStage(work) | RunSteps(work):
-            kind, job_ids, gpus, steps = DecisionKind.STARTED, work.job_ids, work.gpus, steps_of(work, job_id)
+            kind, job_ids, devices, steps = DecisionKind.STARTED, work.job_ids, work.devices, steps_of(work, job_id)
             text = f"{work_text(work, request, job_id)}{_because(work.why)}"
-        case MoveState(moved_id, gpus, conditioning):
+        case MoveState(moved_id, devices, conditioning):
             kind, job_ids = DecisionKind.MOVED, (moved_id,)
-            text = f"its state goes to {gpus_text(gpus)}{', with its conditioning' if conditioning else ''}"
+            text = f"its state goes to {devices_text(devices)}{', with its conditioning' if conditioning else ''}"
         case Stop(work_id):
             kind, text = DecisionKind.STOPPED, f"work {work_id} is to end at its next step boundary"
         case SetAside(late_id, why):
@@ -95,7 +95,7 @@ def tell(at_ns: int, action: Action, request: Request, job_id: int | None = None
         job_ids=job_ids,
         uid=request.uid,
         text=text,
-        gpus=gpus,
+        devices=devices,
         steps=steps,
     )
 
@@ -113,10 +113,10 @@ def work_text(work: Work, request: Request, job_id: int | None = None) -> str:
     if steps is not None:
         first, last = steps
         what = f"step {first} of {request.steps}" if first == last else f"steps {first}-{last} of {request.steps}"
-    degree = f" (degree {len(work.gpus)})" if len(work.gpus) > 1 else ""
+    degree = f" (degree {len(work.devices)})" if len(work.devices) > 1 else ""
     others = len(work.job_ids) - 1
     batch = f", together with {others} other{'s' if others > 1 else ''}" if others else ""
-    return f"{what} on {gpus_text(work.gpus)}{degree}{batch}"
+    return f"{what} on {devices_text(work.devices)}{degree}{batch}"
 
 
 def steps_of(work: Work, job_id: int | None = None) -> tuple[int, int] | None:
@@ -127,16 +127,16 @@ def steps_of(work: Work, job_id: int | None = None) -> tuple[int, int] | None:
     return work.first_steps[place] + 1, work.first_steps[place] + work.num_steps
 
 
-def gpus_text(gpus: Group) -> str:
+def devices_text(devices: Group) -> str:
     """ "GPU 3", "GPUs 0-1, 4"."""
     runs: list[tuple[int, int]] = []
-    for gpu in sorted(gpus):
-        if runs and gpu == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], gpu)
+    for device_id in sorted(devices):
+        if runs and device_id == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], device_id)
         else:
-            runs.append((gpu, gpu))
+            runs.append((device_id, device_id))
     texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
-    return f"GPU{'s' if len(gpus) != 1 else ''} {', '.join(texts) or 'none'}"
+    return f"GPU{'s' if len(devices) != 1 else ''} {', '.join(texts) or 'none'}"
 
 
 def span_text(duration_ns: int) -> str:

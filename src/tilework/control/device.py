@@ -17,13 +17,13 @@ class Now:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Device:
-    """What one device has been told to do, and when it is expected to be free; a `GpuView` to policies.
+    """What one device has been told to do, and when it is expected to be free; a `DeviceView` to policies.
 
     `residents` are the jobs of which it keeps something, the one that was given to it last at the end. The running work
     is expected to end now at the earliest, however late it already is; `now` is shared by all devices.
     """
 
-    gpu: int
+    device_id: int
     node: int
     stages: frozenset[StageId]
     now: Now = field(default_factory=Now)

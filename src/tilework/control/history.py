@@ -19,9 +19,9 @@ from tilework.core.actions import (
 )
 from tilework.core.events import (
     Broken,
+    DeviceJoined,
+    DeviceLost,
     Event,
-    GpuJoined,
-    GpuLost,
     LeftOut,
     OutOfMemory,
     Restored,
@@ -86,11 +86,11 @@ class PastRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PastGpu:
+class PastDevice:
     """A device came up, or was lost (`is_up` False)."""
 
     at_ns: int
-    gpu: int
+    device_id: int
     node: int
     is_up: bool
     reason: str = ""
@@ -105,11 +105,11 @@ class History:
     works: tuple[PastWork, ...]
     requests: tuple[PastRequest, ...]
     lost: tuple[LostWork, ...] = ()
-    gpus: tuple[PastGpu, ...] = ()
+    devices: tuple[PastDevice, ...] = ()
 
     @property
-    def num_gpus(self) -> int:
-        return len({change.gpu for change in self.gpus})
+    def num_devices(self) -> int:
+        return len({change.device_id for change in self.devices})
 
 
 def read_history(lines: Iterable[str]) -> History:
@@ -150,7 +150,7 @@ class Recorder:
         self._nodes: dict[int, int] = {}
         self._works: list[PastWork] = []
         self._lost: list[LostWork] = []
-        self._gpus: list[PastGpu] = []
+        self._devices: list[PastDevice] = []
 
     def add(self, event: Event, actions: Iterable[Action], now_ns: int) -> None:
         """Raises KeyError for a work that was not begun or a request that was not submitted."""
@@ -167,7 +167,7 @@ class Recorder:
             works=tuple(self._works),
             requests=tuple(requests),
             lost=tuple(self._lost),
-            gpus=tuple(self._gpus),
+            devices=tuple(self._devices),
         )
 
     def _take(self, event: Event) -> None:
@@ -189,11 +189,11 @@ class Recorder:
                 self._lose(work_id, 0, reason)
             case Broken(work_id, steps) | OutOfMemory(work_id, steps):
                 self._lose(work_id, steps, event.why)
-            case GpuJoined(gpu, node):
-                self._nodes[gpu] = node
-                self._gpus.append(PastGpu(at_ns=self._now_ns, gpu=gpu, node=node, is_up=True))
-            case GpuLost():
-                self._lose_gpu(event)
+            case DeviceJoined(device_id, node):
+                self._nodes[device_id] = node
+                self._devices.append(PastDevice(at_ns=self._now_ns, device_id=device_id, node=node, is_up=True))
+            case DeviceLost():
+                self._lose_device(event)
 
     def _answer(self, action: Action) -> None:
         match action:
@@ -227,12 +227,12 @@ class Recorder:
     def _begin(self, work: Work) -> None:
         requests = [self._jobs[job_id] for job_id in work.job_ids]
         try:
-            predicted_ns = self._costs.work_ns(work.stage, requests, len(work.gpus), work.num_steps)
+            predicted_ns = self._costs.work_ns(work.stage, requests, len(work.devices), work.num_steps)
         except UnknownCost:
             predicted_ns = None
         self._begun[work.work_id] = work
         self._flights[work.work_id] = _Flight(
-            work=work, issued_ns=self._now_ns, predicted_ns=predicted_ns, carriers=set(work.gpus)
+            work=work, issued_ns=self._now_ns, predicted_ns=predicted_ns, carriers=set(work.devices)
         )
 
     def _land(self, work_id: int) -> tuple[_Flight, int] | None:
@@ -241,8 +241,8 @@ class Recorder:
         if flight is None:
             _ = self._begun[work_id]
             return None
-        start_ns = max(flight.issued_ns, *(self._free_ns.get(gpu, 0) for gpu in flight.work.gpus))
-        self._free_ns.update(dict.fromkeys(flight.work.gpus, self._now_ns))
+        start_ns = max(flight.issued_ns, *(self._free_ns.get(device_id, 0) for device_id in flight.work.devices))
+        self._free_ns.update(dict.fromkeys(flight.work.devices, self._now_ns))
         return flight, start_ns
 
     def _finish(self, work_id: int, run_ns: int) -> None:
@@ -253,7 +253,7 @@ class Recorder:
         work = flight.work
         requests = [self._jobs[job_id] for job_id in work.job_ids]
         if all(self._requests[request.uid].status is None for request in requests):
-            self._costs.observe(work.stage, requests, len(work.gpus), work.num_steps, run_ns)
+            self._costs.observe(work.stage, requests, len(work.devices), work.num_steps, run_ns)
         self._works.append(
             PastWork(
                 work=work,
@@ -297,11 +297,13 @@ class Recorder:
                 LostWork(work=flight.work, start_ns=start_ns, end_ns=self._now_ns, steps=steps, reason=reason)
             )
 
-    def _lose_gpu(self, lost: GpuLost) -> None:
+    def _lose_device(self, lost: DeviceLost) -> None:
         """Works that no device carries any more are lost at once; the others end by `Broken`."""
-        node = self._nodes.get(lost.gpu, 0)
-        self._gpus.append(PastGpu(at_ns=self._now_ns, gpu=lost.gpu, node=node, is_up=False, reason=lost.reason))
+        node = self._nodes.get(lost.device_id, 0)
+        self._devices.append(
+            PastDevice(at_ns=self._now_ns, device_id=lost.device_id, node=node, is_up=False, reason=lost.reason)
+        )
         for work_id, flight in list(self._flights.items()):
-            flight.carriers.discard(lost.gpu)
+            flight.carriers.discard(lost.device_id)
             if not flight.carriers:
                 self._lose(work_id, 0, lost.why)

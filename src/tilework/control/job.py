@@ -16,13 +16,13 @@ _NOTHING = Demand(width=1, run_ns=0)
 class Job:
     """Mutable record of one accepted request; a `JobView` to policies.
 
-    `done` is how far completed works brought it, and so where the state stands that was put down last; `done_gpus`, of
-    those that put it down, still have it. `works` are committed to devices and not ended, and will bring it to
-    `committed`; `last_gpus` will have its state then; `holders` are the devices that have seen its conditioning. A lost
-    device or a failed work starts the next `attempt`, from `done`; `failures` counts those since the last progress.
-    `has_advanced`: there was progress since its works were told to stop last. `demand` and `promised` are kept by the
-    tracker, which knows policy and costs. `urgency_ns` includes `delay_ns`, for the sake of its tenant's others and of
-    other tenants.
+    `done` is how far completed works brought it, and so where the state stands that was put down last; `done_devices`,
+    of those that put it down, still have it. `works` are committed to devices and not ended, and will bring it to
+    `committed`; `last_devices` will have its state then; `holders` are the devices that have seen its conditioning. A
+    lost device or a failed work starts the next `attempt`, from `done`; `failures` counts those since the last
+    progress. `has_advanced`: there was progress since its works were told to stop last. `demand` and `promised` are
+    kept by the tracker, which knows policy and costs. `urgency_ns` includes `delay_ns`, for the sake of its tenant's
+    others and of other tenants.
     """
 
     job_id: int
@@ -39,8 +39,8 @@ class Job:
     is_stopping: bool = False
     has_advanced: bool = True
     works: list[Work] = field(default_factory=list)
-    last_gpus: Group = ()
-    done_gpus: Group = ()
+    last_devices: Group = ()
+    done_devices: Group = ()
     holders: set[int] = field(default_factory=set)
     committed: Cursor = field(init=False)
 
@@ -62,7 +62,7 @@ class Job:
         self.works.remove(work)
         self.is_stopping = self.is_stopping and bool(self.works)
         if steps_done:
-            self.done, self.done_gpus, self.has_advanced = self.done.advanced(steps_done), work.gpus, True
+            self.done, self.done_devices, self.has_advanced = self.done.advanced(steps_done), work.devices, True
         if steps_done < work.num_steps:
             self._commit()
 
@@ -82,11 +82,11 @@ class Job:
     def num_steps_left(self) -> int:
         return self.committed.num_steps_left
 
-    def leave(self, gpu: int) -> None:
+    def leave(self, device_id: int) -> None:
         """A device has nothing of it any more."""
-        self.holders.discard(gpu)
-        self.last_gpus = tuple(member for member in self.last_gpus if member != gpu)
-        self.done_gpus = tuple(member for member in self.done_gpus if member != gpu)
+        self.holders.discard(device_id)
+        self.last_devices = tuple(member for member in self.last_devices if member != device_id)
+        self.done_devices = tuple(member for member in self.done_devices if member != device_id)
 
     def restart(self, from_start: bool) -> None:
         """Begin the next attempt where completed works have brought it, or anew; no device holds anything of it."""
@@ -94,6 +94,6 @@ class Job:
         if from_start:
             self.done = Cursor.start(self.request)
         self.attempt += 1
-        self.is_stopping, self.done_gpus = False, ()
+        self.is_stopping, self.done_devices = False, ()
         self.works.clear()
         self._commit()

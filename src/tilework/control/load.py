@@ -17,7 +17,7 @@ class _Line:
     """
 
     num_jobs: int = 0
-    gpu_ns: int = 0
+    device_ns: int = 0
     until_ns: int = 0
 
 
@@ -27,7 +27,7 @@ class _Holding:
 
     weight: float
     num_jobs: int = 0
-    gpu_ns: int = 0
+    device_ns: int = 0
     lines: dict[tuple[float, bool], _Line] = field(default_factory=dict)
 
 
@@ -44,29 +44,29 @@ class Load:
 
     def __init__(self) -> None:
         self._num_jobs = 0
-        self._gpu_ns = 0
+        self._device_ns = 0
         self._tenants: dict[str, _Holding] = {}
 
     def held(self, tenant: str | None) -> Held:
         if tenant is None:
-            return Held(self._num_jobs, self._gpu_ns)
+            return Held(self._num_jobs, self._device_ns)
         holding = self._tenants.get(tenant)
-        return Held(0, 0) if holding is None else Held(holding.num_jobs, holding.gpu_ns)
+        return Held(0, 0) if holding is None else Held(holding.num_jobs, holding.device_ns)
 
     def rivals_weight(self, tenant: str) -> float:
         return sum(holding.weight for name, holding in self._tenants.items() if name != tenant)
 
-    def delay_ns(self, request: Request, set_aside: bool, num_gpus: int) -> int:
+    def delay_ns(self, request: Request, set_aside: bool, num_devices: int) -> int:
         """The fair delay of a request that comes in now, or is set aside now."""
         holding = self._tenants.get(request.tenant)
         if holding is None or not (set_aside or request.deadline_ns is None):
             return 0
         lines = holding.lines
-        gpu_ns = sum(
-            line.gpu_ns for (weight, late), line in lines.items() if late == set_aside and weight >= request.weight
+        device_ns = sum(
+            line.device_ns for (weight, late), line in lines.items() if late == set_aside and weight >= request.weight
         )
         all_weights = request.tenant_weight + self.rivals_weight(request.tenant)
-        delay_ns = int(gpu_ns * max(2.0, all_weights / request.tenant_weight) / max(1, num_gpus))
+        delay_ns = int(device_ns * max(2.0, all_weights / request.tenant_weight) / max(1, num_devices))
         last = lines.get((request.weight, set_aside))
         if last is None or set_aside:  # Jobs are set aside in any order: the last one may have arrived long after this.
             return delay_ns
@@ -74,7 +74,7 @@ class Load:
 
     def enter(self, job: Job) -> None:
         """A job has come in, or goes by its arrival from now on: see `leave`."""
-        request, gpu_ns = job.request, _gpu_ns(job.demand)
+        request, device_ns = job.request, _device_ns(job.demand)
         holding = self._tenants.setdefault(request.tenant, _Holding(request.tenant_weight))
         holding.weight = request.tenant_weight
         holding.num_jobs += 1
@@ -83,15 +83,15 @@ class Load:
             line = holding.lines.setdefault(key, _Line())
             line.num_jobs += 1
             line.until_ns = max(line.until_ns, request.arrival_ns + job.delay_ns)
-        self._add(job, gpu_ns)
+        self._add(job, device_ns)
 
     def change(self, job: Job, demand: Demand) -> None:
         """What is left of a job is going to be this."""
-        self._add(job, _gpu_ns(demand) - _gpu_ns(job.demand))
+        self._add(job, _device_ns(demand) - _device_ns(job.demand))
 
     def leave(self, job: Job) -> None:
         """A job has come to its end, or is going to be set aside, whereupon it enters again."""
-        self._add(job, -_gpu_ns(job.demand))
+        self._add(job, -_device_ns(job.demand))
         self._num_jobs -= 1
         holding = self._tenants[job.request.tenant]
         holding.num_jobs -= 1
@@ -103,12 +103,12 @@ class Load:
         if not holding.num_jobs:
             del self._tenants[job.request.tenant]
 
-    def _add(self, job: Job, gpu_ns: int) -> None:
+    def _add(self, job: Job, device_ns: int) -> None:
         holding = self._tenants[job.request.tenant]
-        self._gpu_ns += gpu_ns
-        holding.gpu_ns += gpu_ns
+        self._device_ns += device_ns
+        holding.device_ns += device_ns
         if (key := _line(job)) is not None:
-            holding.lines[key].gpu_ns += gpu_ns
+            holding.lines[key].device_ns += device_ns
 
 
 def _line(job: Job) -> tuple[float, bool] | None:
@@ -116,5 +116,5 @@ def _line(job: Job) -> tuple[float, bool] | None:
     return None if job.request.deadline_ns is not None and not job.set_aside else (job.request.weight, job.set_aside)
 
 
-def _gpu_ns(demand: Demand) -> int:
+def _device_ns(demand: Demand) -> int:
     return demand.width * demand.run_ns

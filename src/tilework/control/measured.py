@@ -24,7 +24,7 @@ def profiled_table(history: History) -> CostTable:
         is_whole = len(members) == len(past.work.job_ids) and all(member.guided for member in members)
         if is_whole and past.run_ns is not None:
             batch = tuple(sorted(member.shape for member in members))
-            place = (members[0].pipeline, past.work.stage.name, batch, len(past.work.gpus))
+            place = (members[0].pipeline, past.work.stage.name, batch, len(past.work.devices))
             seconds.setdefault(place, []).append(s_from_ns(past.run_ns) / past.steps)
     rows = tuple(
         CostRow.of(batch, pipeline=pipeline, stage=stage, degree=degree, seconds=median(values))
@@ -52,7 +52,7 @@ def dispatch_ns(history: History) -> dict[int, int]:
     for past in history.works:
         if past.work.after and past.run_ns is not None and ends.keys() >= set(past.work.after):
             gap_ns = past.start_ns - max(ends[before] for before in past.work.after)
-            gaps.setdefault(len(past.work.gpus), []).append(gap_ns)
+            gaps.setdefault(len(past.work.devices), []).append(gap_ns)
     return {degree: max(0, round(_trimmed_mean(values))) for degree, values in sorted(gaps.items())}
 
 

@@ -29,7 +29,7 @@ class Tracker:
         self.jobs: dict[int, Job] = {}
         self.job_ids: dict[str, int] = {}
         self.works: dict[int, Work] = {}
-        self.devices: dict[int, Device] = {}
+        self._by_id: dict[int, Device] = {}
         self._policy = policy
         self._costs = costs
         self._waiting = WaitingQueue()
@@ -47,8 +47,16 @@ class Tracker:
     # What policies and admission see.
 
     @property
-    def gpus(self) -> Sequence[Device]:
+    def devices(self) -> Sequence[Device]:
         return self._sorted_devices
+
+    def device(self, device_id: int) -> Device | None:
+        """The device with this id; None while it is down."""
+        return self._by_id.get(device_id)
+
+    def is_busy(self, device_id: int) -> bool:
+        """Whether this device is up and has a work."""
+        return device_id in self._by_id and bool(self._by_id[device_id].works)
 
     def waiting(self) -> Iterable[Job]:
         return self._waiting
@@ -96,37 +104,37 @@ class Tracker:
         """Set the time of the event that is being handled."""
         self._now.ns = now_ns
 
-    def add_device(self, gpu: int, node: int, stages: frozenset[StageId]) -> None:
-        assert gpu not in self.devices, f"device {gpu} has joined before"
-        self.devices[gpu] = device = Device(gpu=gpu, node=node, stages=stages, now=self._now)
-        place = self._place(gpu)
+    def add_device(self, device_id: int, node: int, stages: frozenset[StageId]) -> None:
+        assert device_id not in self._by_id, f"device {device_id} has joined before"
+        self._by_id[device_id] = device = Device(device_id=device_id, node=node, stages=stages, now=self._now)
+        place = self._place(device_id)
         self._sorted_devices = (*self._sorted_devices[:place], device, *self._sorted_devices[place:])
         self._num_on_node[node] += 1
         self.widest = max(self.widest, self.widest_now)
 
-    def remove_device(self, gpu: int, reported: Set[int]) -> list[Work]:
+    def remove_device(self, device_id: int, reported: Set[int]) -> list[Work]:
         """Forget a device; returns the works whose whole group is lost by it, which are no longer in flight.
 
         How those that are `reported` have ended is known, though not recorded yet: they are not lost.
         """
-        device, place = self.devices.pop(gpu), self._place(gpu)
+        device, place = self._by_id.pop(device_id), self._place(device_id)
         self._sorted_devices = self._sorted_devices[:place] + self._sorted_devices[place + 1 :]
         self._num_on_node[device.node] -= 1
         for job in device.residents.values():
-            job.leave(gpu)
+            job.leave(device_id)
         open_works = [work for work in device.works if work.work_id not in reported]
-        lost = [work for work in open_works if not any(self._carries(member, work) for member in work.gpus)]
+        lost = [work for work in open_works if not any(self._carries(member, work) for member in work.devices)]
         for work in lost:
             del self.works[work.work_id]
         return lost
 
-    def _carries(self, gpu: int, work: Work) -> bool:
+    def _carries(self, device_id: int, work: Work) -> bool:
         """Whether a device still has this work; one that was lost and came back has not."""
-        return gpu in self.devices and self.devices[gpu].has(work)
+        return device_id in self._by_id and self._by_id[device_id].has(work)
 
-    def _place(self, gpu: int) -> int:
+    def _place(self, device_id: int) -> int:
         """Of a device among those that are up."""
-        return bisect_left(self._sorted_devices, gpu, key=lambda device: device.gpu)
+        return bisect_left(self._sorted_devices, device_id, key=lambda device: device.device_id)
 
     @property
     def widest_now(self) -> int:
@@ -190,15 +198,15 @@ class Tracker:
         for job in jobs:
             _check(job, start)
         _check_members(jobs, start)
-        devices = [self.devices[gpu] for gpu in start.gpus]
-        assert len({device.node for device in devices}) == 1, f"the group {start.gpus} spans nodes"
+        devices = [self._by_id[device_id] for device_id in start.devices]
+        assert len({device.node for device in devices}) == 1, f"the group {start.devices} spans nodes"
         work = Work(
             work_id=self._next_work_id,
             stage=start.stage,
             job_ids=start.job_ids,
             attempts=tuple([job.attempt for job in jobs]),
             first_steps=tuple([job.request.steps - job.num_steps_left for job in jobs]),
-            gpus=start.gpus,
+            devices=start.devices,
             num_steps=start.num_steps,
             why=start.why,
             after=tuple(sorted({device.works[-1].work_id for device in devices if device.works})),
@@ -209,7 +217,7 @@ class Tracker:
             if not job.works:
                 self._waiting.remove(job)
             job.begin(work)
-            job.last_gpus = start.gpus
+            job.last_devices = start.devices
             self._busy[job.job_id] = job
             self._predict(job)
         self._occupy(devices, work, jobs)
@@ -219,23 +227,25 @@ class Tracker:
         """Put a work on its devices; it begins when the last of them is free and the works before it have ended."""
         begin_ns = max([device.free_ns for device in devices])
         for job in jobs:
-            if len(job.works) > 1 and job.works[-2].gpus != work.gpus:
+            if len(job.works) > 1 and job.works[-2].devices != work.devices:
                 begin_ns = max(begin_ns, self._end_ns(job.works[-2]))
         requests = [job.request for job in jobs]
-        end_ns = begin_ns + self._costs.work_ns(work.stage, requests, len(work.gpus), work.num_steps)
+        end_ns = begin_ns + self._costs.work_ns(work.stage, requests, len(work.devices), work.num_steps)
         for device in devices:
             device.push(work, end_ns)
         self.works[work.work_id] = work
 
     def _end_ns(self, work: Work) -> int:
-        return max([self.devices[gpu].end_ns(work) for gpu in work.gpus if gpu in self.devices], default=0)
+        return max(
+            [self._by_id[device_id].end_ns(work) for device_id in work.devices if device_id in self._by_id], default=0
+        )
 
     def end_work(self, work: Work, steps_done: int) -> list[Job]:
         """Take a work out of flight; returns those of its jobs that it still belongs to, advanced by it."""
         del self.works[work.work_id]
-        for gpu in work.gpus:
-            if gpu in self.devices:
-                self.devices[gpu].pop(work)
+        for device_id in work.devices:
+            if device_id in self._by_id:
+                self._by_id[device_id].pop(work)
         jobs = self.members(work)
         for job in jobs:
             job.end(work, steps_done)
@@ -268,19 +278,21 @@ class Tracker:
         for work in stopped:
             left_ns = self._to_boundary_ns(work)
             if left_ns is not None:
-                for gpu in work.gpus:
-                    if gpu in self.devices:
-                        self.devices[gpu].shorten(work, left_ns)
+                for device_id in work.devices:
+                    if device_id in self._by_id:
+                        self._by_id[device_id].shorten(work, left_ns)
         return stopped
 
     def _to_boundary_ns(self, work: Work) -> int | None:
         """How long a work runs that is told to stop; None: to its end."""
-        if any(self._carries(gpu, work) and self.devices[gpu].works[0] is not work for gpu in work.gpus):
+        if any(
+            self._carries(device_id, work) and self._by_id[device_id].works[0] is not work for device_id in work.devices
+        ):
             return 0
         if work.stage.name != DIFFUSE:
             return None
         requests = [job.request for job in self.members(work)]
-        step_ns = self._costs.work_ns(work.stage, requests, len(work.gpus)) if requests else 0
+        step_ns = self._costs.work_ns(work.stage, requests, len(work.devices)) if requests else 0
         return (self._end_ns(work) - self._now.ns) % step_ns if step_ns else None
 
     def awaited(self, work: Work) -> Work | None:
@@ -290,22 +302,22 @@ class Tracker:
                 return job.works[0]
         return None
 
-    def hold(self, job: Job, gpus: Group) -> None:
+    def hold(self, job: Job, devices: Group) -> None:
         """These devices will have something of a job from now on."""
-        job.holders.update(gpus)
-        for gpu in gpus:
-            residents = self.devices[gpu].residents
+        job.holders.update(devices)
+        for device_id in devices:
+            residents = self._by_id[device_id].residents
             residents.pop(job.job_id, None)
             residents[job.job_id] = job
 
-    def let_go(self, job: Job, gpu: int) -> None:
+    def let_go(self, job: Job, device_id: int) -> None:
         """A device has nothing of a job any more."""
-        del self.devices[gpu].residents[job.job_id]
-        job.leave(gpu)
+        del self._by_id[device_id].residents[job.job_id]
+        job.leave(device_id)
 
-    def residents_beyond(self, gpu: int, most: int) -> Sequence[Job]:
+    def residents_beyond(self, device_id: int, most: int) -> Sequence[Job]:
         """Jobs without works, the oldest first, to let go so that this device keeps something of `most` if possible."""
-        residents = self.devices[gpu].residents
+        residents = self._by_id[device_id].residents
         if len(residents) <= most:
             return ()
         idle = [job for job in residents.values() if not job.works]
@@ -340,15 +352,15 @@ class Tracker:
         self._load.change(job, demand)
         job.demand = demand
         if job.promised is not None:
-            self.reserve(job, job.promised.demand.width, job.promised.gpus)
+            self.reserve(job, job.promised.demand.width, job.promised.devices)
 
     def _wait(self, job: Job) -> None:
         self._predict(job)
         self._waiting.add(job)
 
     def _evict(self, job: Job) -> None:
-        for gpu in tuple(job.holders):
-            self.let_go(job, gpu)
+        for device_id in tuple(job.holders):
+            self.let_go(job, device_id)
 
     def _leave(self, job: Job) -> None:
         if job in self._waiting:
@@ -372,8 +384,10 @@ def _check(job: Job, start: Start) -> None:
     assert committed.stage == start.stage, f"job {job.job_id} is at {committed.stage}, not at {start.stage}"
     limit = committed.num_steps_left if diffuse else 1
     assert 1 <= start.num_steps <= limit, f"job {job.job_id} has {limit} steps left, not {start.num_steps}"
-    assert list(start.gpus) == sorted(set(start.gpus)), f"the group {start.gpus} is not sorted"
-    assert diffuse or len(start.gpus) == 1, f"{start.stage} of job {job.job_id} is to run on {len(start.gpus)} devices"
+    assert list(start.devices) == sorted(set(start.devices)), f"the group {start.devices} is not sorted"
+    assert diffuse or len(start.devices) == 1, (
+        f"{start.stage} of job {job.job_id} is to run on {len(start.devices)} devices"
+    )
     assert not job.is_stopping, f"the works of job {job.job_id} have been told to end, and have not all done so"
 
 
@@ -382,6 +396,6 @@ def _check_members(jobs: Sequence[Job], start: Start) -> None:
         return
     assert len(set(start.job_ids)) == len(jobs), f"a job is twice among {start.job_ids}"
     assert start.stage.name == DIFFUSE, f"{start.stage} is to run for {len(jobs)} jobs at a time"
-    assert len(start.gpus) == 1, f"{len(jobs)} jobs are to share their steps on {len(start.gpus)} devices"
+    assert len(start.devices) == 1, f"{len(jobs)} jobs are to share their steps on {len(start.devices)} devices"
     for job in jobs:
         assert job.may_share, f"works of job {job.job_id} fail, and it is to share one"

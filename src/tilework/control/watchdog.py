@@ -61,16 +61,20 @@ class Watchdog:
     def limit_ns(self, work: Work) -> int:
         """For how long it may be quiet; of a work whose jobs have all ended nothing can be predicted."""
         requests = [job.request for job in self._tracker.members(work)]
-        step_ns = self._costs.work_ns(work.stage, requests, len(work.gpus)) if requests else 0
+        step_ns = self._costs.work_ns(work.stage, requests, len(work.devices)) if requests else 0
         return max(self._config.least_ns, self._config.factor * step_ns)
 
     def _running(self) -> list[Work]:
         """The works that should run."""
-        heads = {device.works[0].work_id: device.works[0] for device in self._tracker.gpus if device.works}
+        heads = {device.works[0].work_id: device.works[0] for device in self._tracker.devices if device.works}
         return [work for work in heads.values() if self._should_run(work)]
 
     def _should_run(self, work: Work) -> bool:
-        mine = [device.works for device in self._tracker.gpus if device.gpu in work.gpus and work in device.works]
+        mine = [
+            device.works
+            for device in self._tracker.devices
+            if device.device_id in work.devices and work in device.works
+        ]
         return all(works[0] is work for works in mine) and self._tracker.awaited(work) is None
 
     def _is_stuck(self, quiet: _Quiet) -> bool:

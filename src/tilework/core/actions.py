@@ -82,7 +82,7 @@ class DropState:
     """Forget everything about a job on these GPUs."""
 
     job_id: int
-    gpus: tuple[int, ...]
+    devices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ class OutOfMemory:
 class Broken:
     """A work broke off because a member of its group was lost; a survivor has the state after `steps_done` steps.
 
-    Follows the `GpuLost` of that member, if it has survivors; until then the work holds their devices.
+    Follows the `DeviceLost` of that member, if it has survivors; until then the work holds their devices.
     """
 
     work_id: int
@@ -124,23 +124,23 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuJoined:
+class DeviceJoined:
     """A worker is ready; `stages` are those whose weights it holds."""
 
-    gpu: int
+    device_id: int
     node: int
     stages: frozenset[StageId]
 
 
 @dataclass(frozen=True, slots=True)
-class GpuLost:
-    gpu: int
+class DeviceLost:
+    device_id: int
     reason: str
 
     @property
     def why(self) -> str:
         """What it is to the jobs that only this device worked on, in words."""
-        return f"GPU {self.gpu} was lost: {self.reason}"
+        return f"GPU {self.device_id} was lost: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ Event = (
     | LeftOut
     | OutOfMemory
     | Broken
-    | GpuJoined
-    | GpuLost
+    | DeviceJoined
+    | DeviceLost
     | Woke
 )

@@ -23,13 +23,13 @@ class Demand:
 class Block:
     """What is reserved for the rest of a promised job: `demand`, not before `ready_ns`, due at `due_ns`.
 
-    `gpus` are its home: the devices on which it is to run; none if it has none yet.
+    `devices` are its home: the devices on which it is to run; none if it has none yet.
     """
 
     due_ns: int
     ready_ns: int
     demand: Demand
-    gpus: Group = ()
+    devices: Group = ()
 
 
 class JobView(Protocol):
@@ -83,7 +83,7 @@ class JobView(Protocol):
         """Whether a work of it may have other members: not while its works fail, which would fail others with it."""
 
     @property
-    def last_gpus(self) -> Group:
+    def last_devices(self) -> Group:
         """Devices that will have its state when its works have ended: the group of the latest, without lost ones."""
 
     @property
@@ -91,11 +91,11 @@ class JobView(Protocol):
         """Committed works that have not ended, in order."""
 
 
-class GpuView(Protocol):
+class DeviceView(Protocol):
     """One device. A policy may queue one work behind the running one."""
 
     @property
-    def gpu(self) -> int: ...
+    def device_id(self) -> int: ...
     @property
     def node(self) -> int: ...
     @property
@@ -118,7 +118,7 @@ class ClusterView(Protocol):
     """Live and indexed; read-only to policies."""
 
     @property
-    def gpus(self) -> Sequence[GpuView]:
+    def devices(self) -> Sequence[DeviceView]:
         """Devices that are up, by id."""
 
     def waiting(self) -> Iterable[JobView]:
@@ -228,7 +228,7 @@ class Held:
     """How many requests somebody has in the system, and the GPU-time of what no work covers yet of them."""
 
     num_jobs: int
-    gpu_ns: int
+    device_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ class Backlog(Protocol):
     """What admission needs to know of the work that is already in the system."""
 
     @property
-    def gpus(self) -> Sequence[GpuView]:
+    def devices(self) -> Sequence[DeviceView]:
         """Devices that are up."""
 
     @property

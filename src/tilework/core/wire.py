@@ -106,7 +106,7 @@ class Site:
     `rendezvous` is the directory at which groups meet, empty where none are formed.
     """
 
-    gpu: int
+    device_id: int
     parcels: str
     rendezvous: str = ""
 
@@ -116,7 +116,7 @@ class GroupRef:
     """A group that can communicate. An id is never used again, so nobody can meet a former member under it."""
 
     group_id: int
-    gpus: Group
+    devices: Group
 
 
 @dataclass(frozen=True, slots=True)

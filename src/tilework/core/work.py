@@ -42,7 +42,7 @@ class Start:
 
     stage: StageId
     job_ids: tuple[int, ...]
-    gpus: Group
+    devices: Group
     num_steps: int
     why: str
 
@@ -61,7 +61,7 @@ class Work:
     job_ids: tuple[int, ...]
     attempts: tuple[int, ...]
     first_steps: tuple[int, ...]
-    gpus: Group
+    devices: Group
     num_steps: int
     why: str
     after: tuple[int, ...] = ()

@@ -39,7 +39,7 @@ class CostTable:
 
     hardware: str
     rows: tuple[CostRow, ...]
-    gpus_per_node: int = 8
+    devices_per_node: int = 8
     source: str = ""
     steps: int | None = None
     slo_s: Mapping[str, float] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class CostTable:
         return {
             "hardware": self.hardware,
             **({"source": self.source} if self.source else {}),
-            "gpus_per_node": self.gpus_per_node,
+            "devices_per_node": self.devices_per_node,
             **({"steps": self.steps} if self.steps is not None else {}),
             **({"slo_s": dict(self.slo_s)} if self.slo_s else {}),
             "rows": [_row_json(row) for row in self.rows],
@@ -106,7 +106,7 @@ def merged(tables: Sequence[CostTable]) -> CostTable:
     """
     first = tables[0]
     for index, table in enumerate(tables[1:], 1):
-        for name in ("hardware", "gpus_per_node"):
+        for name in ("hardware", "devices_per_node"):
             ours, other = getattr(first, name), getattr(table, name)
             if ours != other:
                 raise BadCostTable(f"{name} is {ours!r} in one and {other!r} in another; join tables of one hardware")
@@ -120,7 +120,7 @@ def merged(tables: Sequence[CostTable]) -> CostTable:
     steps = {table.steps for table in tables}
     return CostTable(
         hardware=first.hardware,
-        gpus_per_node=first.gpus_per_node,
+        devices_per_node=first.devices_per_node,
         source=" + ".join(table.source for table in tables if table.source),
         steps=first.steps if len(steps) == 1 else None,
         slo_s={size: seconds for table in tables for size, seconds in table.slo_s.items()},
@@ -149,13 +149,13 @@ def parse_table(document: object) -> CostTable:
     """
     if not isinstance(document, dict) or not isinstance(document.get("rows"), list) or not document["rows"]:
         raise BadCostTable('expected an object with a non-empty list "rows"')
-    for name in ("gpus_per_node", "steps"):
+    for name in ("devices_per_node", "steps"):
         if name in document and (type(document[name]) is not int or document[name] < 1):
             raise BadCostTable(f"{name} is {document[name]!r}; expected a whole number of at least 1")
     return CostTable(
         hardware=str(document.get("hardware", "unknown")),
         source=str(document.get("source", "")),
-        gpus_per_node=document.get("gpus_per_node", 8),
+        devices_per_node=document.get("devices_per_node", 8),
         steps=document.get("steps"),
         slo_s=_parse_slos(document.get("slo_s", {})),
         rows=tuple(_parse_row(f"rows[{index}]", row) for index, row in enumerate(document["rows"])),
@@ -376,9 +376,9 @@ class TableCosts:
     def observe_memory(self, work: Work, shapes: Sequence[Shape], *, fitted: bool, now_ns: int) -> bool:
         """Learn from a work on outputs of these shapes that it fitted, or did not; returns whether that is news."""
         if fitted:
-            news = bool(self._memory) and self._memory.fitted(work.stage, shapes, len(work.gpus), work.sliced)
+            news = bool(self._memory) and self._memory.fitted(work.stage, shapes, len(work.devices), work.sliced)
         else:
-            news = self._memory.starved(work.stage, shapes, len(work.gpus), work.sliced, now_ns)
+            news = self._memory.starved(work.stage, shapes, len(work.devices), work.sliced, now_ns)
         self.version += news
         return news
 

@@ -28,7 +28,7 @@ class ChartWork:
     work: int
     stage: str
     requests: tuple[RequestId, ...]
-    gpus: tuple[int, ...]
+    devices: tuple[int, ...]
     start_s: float
     end_s: float
     steps: int
@@ -84,7 +84,7 @@ class ChartRequest:
 class Outage:
     """A device was away from `start_s` to `end_s`, the end of the chart if it did not come back."""
 
-    gpu: int
+    device_id: int
     start_s: float
     end_s: float
     reason: str
@@ -121,7 +121,7 @@ def chart_of_schedule(
             work=line.work,
             stage=line.stage,
             requests=line.requests,
-            gpus=line.gpus,
+            devices=line.devices,
             start_s=line.start_s,
             end_s=line.end_s,
             steps=line.steps,
@@ -135,8 +135,8 @@ def chart_of_schedule(
     ends = {line.request: line for line in schedule.requests}
     ids = dict.fromkeys([*ends, *starts_s])
     requests = [_request(i, known.get(i), ends.get(i), starts_s.get(i)) for i in ids]
-    gpus = {gpu for work in works for gpu in work.gpus} | set(range(num_devices or 0))
-    return Chart(works=works, requests=by_arrival(requests), nodes=dict.fromkeys(sorted(gpus), 0))
+    devices = {device_id for work in works for device_id in work.devices} | set(range(num_devices or 0))
+    return Chart(works=works, requests=by_arrival(requests), nodes=dict.fromkeys(sorted(devices), 0))
 
 
 def by_arrival(requests: Iterable[ChartRequest]) -> tuple[ChartRequest, ...]:
@@ -147,10 +147,13 @@ def busy_shares(works: Iterable[ChartWork], start_s: float, end_s: float) -> dic
     """Share of [start_s, end_s] that each device spent in at least one work, by device."""
     spans: dict[int, list[tuple[float, float]]] = {}
     for work in works:
-        for gpu in work.gpus:
-            spans.setdefault(gpu, []).append((max(work.start_s, start_s), min(work.end_s, end_s)))
+        for device_id in work.devices:
+            spans.setdefault(device_id, []).append((max(work.start_s, start_s), min(work.end_s, end_s)))
     length_s = end_s - start_s
-    return {gpu: _covered_s(sorted(spans[gpu])) / length_s if length_s > 0 else 0.0 for gpu in sorted(spans)}
+    return {
+        device_id: _covered_s(sorted(spans[device_id])) / length_s if length_s > 0 else 0.0
+        for device_id in sorted(spans)
+    }
 
 
 def _request(

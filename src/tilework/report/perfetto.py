@@ -58,10 +58,10 @@ def _spans(chart: Chart, tracks: _Tracks) -> _Spans:
     spans: _Spans = {}
     free_us: dict[int, int] = {}
     for work in sorted(chart.works, key=lambda work: work.end_s):
-        for gpu in work.gpus:
-            start_us = max(tracks.us(work.start_s), free_us.get(gpu, 0))
-            free_us[gpu] = max(tracks.us(work.end_s), start_us)
-            spans[work.work, gpu] = (start_us, free_us[gpu])
+        for device_id in work.devices:
+            start_us = max(tracks.us(work.start_s), free_us.get(device_id, 0))
+            free_us[device_id] = max(tracks.us(work.end_s), start_us)
+            spans[work.work, device_id] = (start_us, free_us[device_id])
     return spans
 
 
@@ -71,23 +71,23 @@ class _Tracks:
     def __init__(self, chart: Chart) -> None:
         self._nodes = dict(chart.nodes)
         for work in chart.works:
-            for gpu in work.gpus:
-                self._nodes.setdefault(gpu, 0)
+            for device_id in work.devices:
+                self._nodes.setdefault(device_id, 0)
         self._start_s = chart.start_s
         self.end_us = self.us(chart.end_s)
 
     def us(self, at_s: float) -> int:
         return round((at_s - self._start_s) * 1e6)
 
-    def of(self, gpu: int) -> dict[str, int]:
-        return {"pid": self._nodes[gpu] + 1, "tid": gpu}
+    def of(self, device_id: int) -> dict[str, int]:
+        return {"pid": self._nodes[device_id] + 1, "tid": device_id}
 
     def names(self) -> list[_Event]:
         names = [_named("process", {"pid": CLUSTER, "tid": 0}, "cluster")]
         names += [
             _named("process", {"pid": node + 1, "tid": 0}, f"node {node}") for node in sorted({*self._nodes.values()})
         ]
-        return names + [_named("thread", self.of(gpu), f"GPU {gpu}") for gpu in sorted(self._nodes)]
+        return names + [_named("thread", self.of(device_id), f"GPU {device_id}") for device_id in sorted(self._nodes)]
 
 
 def _named(kind: str, track: dict[str, int], name: str) -> _Event:
@@ -99,22 +99,22 @@ def _slices(work: ChartWork, spans: _Spans, tracks: _Tracks) -> Iterable[_Event]
         "work": work.work,
         "requests": [str(request) for request in work.requests],
         "steps": _steps_text(work),
-        "degree": len(work.gpus),
+        "degree": len(work.devices),
         "why": work.why,
         "predicted_s": work.predicted_s,
         "lost": work.lost,
     }
     args = {key: value for key, value in args.items() if value not in ("", None)}
     name = " ".join([*(str(request) for request in work.requests), _steps_text(work) or work.stage])
-    for gpu in work.gpus:
-        start_us, end_us = spans[work.work, gpu]
+    for device_id in work.devices:
+        start_us, end_us = spans[work.work, device_id]
         yield {
             "ph": "X",
             "name": name,
             "cat": "lost" if work.lost else work.stage,
             "ts": start_us,
             "dur": end_us - start_us,
-            **tracks.of(gpu),
+            **tracks.of(device_id),
             "args": args,
         }
 
@@ -136,7 +136,7 @@ def _arrows(chart: Chart, spans: _Spans, tracks: _Tracks) -> Iterable[_Event]:
     number = 0
     for request, own in works.items():
         for before, after in pairwise(own):
-            source, target = before.gpus[0], after.gpus[0]
+            source, target = before.devices[0], after.devices[0]
             start_us, end_us = spans[before.work, source]
             to_us, _ = spans[after.work, target]
             from_us = max(start_us, min(end_us - 1, to_us))
@@ -188,8 +188,8 @@ def _instants(chart: Chart, tracks: _Tracks) -> Iterable[_Event]:
             args = {"text": request.decisions[-1].text} if request.decisions else {}
             yield _instant(f"{request.id} {request.status}", tracks.us(request.finish_s), args) | cluster
     for outage in chart.outages:
-        track = tracks.of(outage.gpu) | {"s": "t"}
-        yield _instant(f"GPU {outage.gpu} lost", tracks.us(outage.start_s), {"reason": outage.reason}) | track
+        track = tracks.of(outage.device_id) | {"s": "t"}
+        yield _instant(f"GPU {outage.device_id} lost", tracks.us(outage.start_s), {"reason": outage.reason}) | track
 
 
 def _instant(name: str, at_us: int, args: _Event) -> _Event:
@@ -212,7 +212,7 @@ def _counters(chart: Chart, tracks: _Tracks) -> Iterable[_Event]:
     for work in chart.works:
         start_us, end_us = tracks.us(work.start_s), tracks.us(work.end_s)
         count("running", start_us, end_us, len(work.requests))
-        count("busy", start_us, end_us, len(work.gpus))
+        count("busy", start_us, end_us, len(work.devices))
         for arrival_us, finish_us in (lives[request] for request in work.requests):
             count("queued", max(start_us, arrival_us), min(end_us, finish_us), -1)  # A work may outlive its request.
     levels: Counter[str] = Counter()

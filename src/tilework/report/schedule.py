@@ -26,7 +26,7 @@ class WorkLine:
     work: int
     stage: str
     requests: tuple[RequestId, ...]
-    gpus: tuple[int, ...]
+    devices: tuple[int, ...]
     start_s: float
     end_s: float
     steps: int = 1
@@ -58,7 +58,7 @@ class WeightsLine:
     """A device got (`load`) or gave up (`drop`) the weights of a stage."""
 
     kind: str
-    gpu: int
+    device_id: int
     pipeline: str
     stage: str
     start_s: float
@@ -127,13 +127,13 @@ def _parse(line: JsonLine) -> ScheduleLine:
 
 
 def _work(line: JsonLine) -> WorkLine:
-    line.allow(("work", "stage", "requests", "gpus", "start_s", "end_s", "steps"))
+    line.allow(("work", "stage", "requests", "devices", "start_s", "end_s", "steps"))
     start_s, end_s = _interval(line)
     return WorkLine(
         work=line.integer("work", least=0),
         stage=line.text("stage"),
         requests=line.request_ids("requests"),
-        gpus=line.integers("gpus"),
+        devices=line.integers("devices"),
         start_s=start_s,
         end_s=end_s,
         steps=line.integer("steps", 1, least=1),
@@ -171,7 +171,7 @@ def _weights(line: JsonLine) -> WeightsLine:
     start_s, end_s = _interval(line)
     return WeightsLine(
         kind=kind,
-        gpu=line.integer(kind, least=0),
+        device_id=line.integer(kind, least=0),
         pipeline=line.text("pipeline"),
         stage=line.text("stage"),
         start_s=start_s,
@@ -202,7 +202,7 @@ def _values_of(line: ScheduleLine) -> dict[str, Any]:
     interval = {} if isinstance(line, RequestLine) else {"start_s": line.start_s, "end_s": line.end_s}
     match line:
         case WorkLine():
-            head = {"work": line.work, "stage": line.stage, "requests": line.requests, "gpus": line.gpus}
+            head = {"work": line.work, "stage": line.stage, "requests": line.requests, "devices": line.devices}
             return head | interval | {"steps": line.steps}
         case RequestLine():
             end = {"finish_s": line.finish_s, "status": line.status, "on_time": line.on_time}
@@ -210,4 +210,4 @@ def _values_of(line: ScheduleLine) -> dict[str, Any]:
         case MoveLine():
             return {"move": line.request, "from": line.source, "to": line.target} | interval
         case WeightsLine():
-            return {line.kind: line.gpu, "pipeline": line.pipeline, "stage": line.stage} | interval
+            return {line.kind: line.device_id, "pipeline": line.pipeline, "stage": line.stage} | interval

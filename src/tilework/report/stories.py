@@ -107,7 +107,7 @@ def _work(request: RequestId, origin_s: float, segment: Segment) -> WorkLine:
         work=0,
         stage=segment["stage"],
         requests=(request,),
-        gpus=tuple(sorted(segment["devices"])),
+        devices=tuple(sorted(segment["devices"])),
         start_s=round(origin_s + segment["start_s"], 6),
         end_s=round(origin_s + segment["end_s"], 6),
         steps=segment["steps"],
@@ -119,11 +119,11 @@ def _joined(told: Iterable[tuple[WorkLine, int]]) -> list[WorkLine]:
     works: list[WorkLine] = []
     latest: dict[tuple[int, ...], int] = {}  # Of each group, by its place among the works.
     for line, batch in told:
-        place = latest.get(line.gpus)
+        place = latest.get(line.devices)
         if place is not None and batch > 1 and _is_one(works[place], line, batch):
             works[place] = replace(works[place], requests=works[place].requests + line.requests)
         else:
-            latest[line.gpus] = len(works)
+            latest[line.devices] = len(works)
             works.append(line)
     return works
 

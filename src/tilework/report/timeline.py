@@ -90,9 +90,9 @@ def _lay_out(chart: Chart) -> _Picture:
     if not chart.works:
         starts_s = {request.id: request.arrival_s for request in chart.requests}
     shapes = {request.id: request.shape for request in chart.requests if request.shape is not None}
-    gpus = {gpu for work in chart.works for gpu in work.gpus} | set(chart.nodes)
+    devices = {device_id for work in chart.works for device_id in work.devices} | set(chart.nodes)
     return _Picture(
-        rows={gpu: row for row, gpu in enumerate(sorted(gpus))},
+        rows={device_id: row for row, device_id in enumerate(sorted(devices))},
         start_s=chart.start_s,
         end_s=chart.end_s,
         requests={request.id: request for request in chart.requests},
@@ -119,13 +119,13 @@ def _draw_devices(axes: Any, chart: Chart, picture: _Picture) -> None:
     )
     axes.add_collection(PolyCollection(_late_edges(chart.works, picture), facecolors=BAD, linewidths=0, zorder=3))
     for outage in chart.outages:
-        row = picture.rows[outage.gpu]
+        row = picture.rows[outage.device_id]
         axes.fill_betweenx((row - 0.5, row + 0.5), outage.start_s, outage.end_s, **AWAY)
     shares = busy_shares(chart.works, picture.start_s, picture.end_s)
     right = axes.get_yaxis_transform()
-    for gpu, row in picture.rows.items():
-        axes.text(1.006, row, f"{shares.get(gpu, 0):.0%} busy", transform=right, va="center", fontsize=9)
-    axes.set_yticks(list(picture.rows.values()), [f"device {gpu}" for gpu in picture.rows])
+    for device_id, row in picture.rows.items():
+        axes.text(1.006, row, f"{shares.get(device_id, 0):.0%} busy", transform=right, va="center", fontsize=9)
+    axes.set_yticks(list(picture.rows.values()), [f"device {device_id}" for device_id in picture.rows])
     axes.set_ylim(len(picture.rows) - 0.45, -0.55)
     _clean(axes)
 
@@ -182,7 +182,7 @@ def _stripe(corners: Corners, place: int, num_stripes: int) -> Corners:
 
 def _corners(work: ChartWork, picture: _Picture) -> list[Corners]:
     """The rectangle of each unbroken run of the work's devices; first and third corner are opposite."""
-    spans = _row_runs(sorted(picture.rows[gpu] for gpu in work.gpus))
+    spans = _row_runs(sorted(picture.rows[device_id] for device_id in work.devices))
     edges = [(first - BAR_HEIGHT / 2, last + BAR_HEIGHT / 2) for first, last in spans]
     left, right = work.start_s, work.end_s
     return [((left, top), (right, top), (right, bottom), (left, bottom)) for top, bottom in edges]

@@ -42,31 +42,38 @@ def _document(chart: Chart, title: str) -> dict[str, Any]:
     colours = request_colours([request.id for request in chart.requests], shapes)
     places = {request.id: place for place, request in enumerate(chart.requests)}
     shares = busy_shares(chart.works, chart.start_s, chart.end_s)
-    gpus = sorted({gpu for work in chart.works for gpu in work.gpus} | set(chart.nodes))
+    devices = sorted({device_id for work in chart.works for device_id in work.devices} | set(chart.nodes))
     return {
         "title": title,
-        "summary": _summary(chart, list(shares.values()), len(gpus)),
+        "summary": _summary(chart, list(shares.values()), len(devices)),
         "start": _rounded(chart.start_s),
         "end": _rounded(chart.end_s),
         "nodes": len(set(chart.nodes.values())),
-        "gpus": [{"gpu": gpu, "node": chart.nodes.get(gpu, 0), "busy": round(shares.get(gpu, 0.0), 4)} for gpu in gpus],
+        "devices": [
+            {
+                "device_id": device_id,
+                "node": chart.nodes.get(device_id, 0),
+                "busy": round(shares.get(device_id, 0.0), 4),
+            }
+            for device_id in devices
+        ],
         "classes": list(class_hues(shapes.values()).items()),
         "works": [_work(work, places) for work in chart.works],
         "requests": [_request(request, colours[request.id]) for request in chart.requests],
         "outages": [
-            {"gpu": o.gpu, "start": _rounded(o.start_s), "end": _rounded(o.end_s), "reason": o.reason}
+            {"device_id": o.device_id, "start": _rounded(o.start_s), "end": _rounded(o.end_s), "reason": o.reason}
             for o in chart.outages
         ],
     }
 
 
-def _summary(chart: Chart, shares: list[float], num_gpus: int) -> str:
+def _summary(chart: Chart, shares: list[float], num_devices: int) -> str:
     timed = [request.on_time for request in chart.requests if request.on_time is not None]
     parts = [f"{len(chart.requests)} requests", f"{len(chart.works)} works", f"{chart.end_s - chart.start_s:.1f} s"]
     if timed:
         parts.insert(1, f"{sum(timed) / len(timed):.0%} on time")
     if shares:
-        parts.append(f"GPUs {sum(shares) / num_gpus:.0%} busy")
+        parts.append(f"GPUs {sum(shares) / num_devices:.0%} busy")
     latencies_s = [request.finish_s - request.arrival_s for request in chart.requests if request.finish_s is not None]
     if latencies_s:
         parts.append(f"latency p50 {percentile(latencies_s, 50):.2f} s, p99 {percentile(latencies_s, 99):.2f} s")
@@ -78,7 +85,7 @@ def _work(work: ChartWork, places: dict[RequestId, int]) -> dict[str, Any]:
         "id": work.work,
         "start": _rounded(work.start_s),
         "end": _rounded(work.end_s),
-        "gpus": work.gpus,
+        "devices": work.devices,
         "stage": work.stage,
         "steps": work.steps,
         "first": work.first_step,

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 
-def devices(number: int) -> str:
+def counted_devices(number: int) -> str:
     """ "1 device", "8 devices"."""
     return "1 device" if number == 1 else f"{number} devices"

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilework.formats.workload import WorkloadRequest
 from tilework.report.palette import BAD, class_hues, size_classes
-from tilework.report.words import devices
+from tilework.report.words import counted_devices
 
 WIDTH_INCHES, ROW_INCHES, LOAD_INCHES = 13.0, 0.42, 3.2
 NUM_BINS = 72
@@ -103,9 +103,9 @@ def _draw_sums(
         sums[classes[request.shape]] += weight
     axes.barh(range(len(hues)), list(sums.values()), 0.7, color=list(hues.values()))
     _label_rows(axes, requests, hues)
-    what = "" if device_s is None else f": {sum(sums.values()):.3g} s of work for {devices(num_devices)}"
+    what = "" if device_s is None else f": {sum(sums.values()):.3g} s of work for {counted_devices(num_devices)}"
     axes.set_title(f"all arrive at once{what}", loc="left", fontsize=10)
-    axes.set(xlabel="requests" if device_s is None else f"seconds of work for {devices(num_devices)}")
+    axes.set(xlabel="requests" if device_s is None else f"seconds of work for {counted_devices(num_devices)}")
     _clean(axes)
 
 
@@ -137,7 +137,7 @@ def _draw_load(
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     arrived = len(requests) - 1 if device_s is None else sum(weights)
     _draw_levels(axes, arrived / span_s, capacity=device_s is not None)
-    load = f"load: least device time that arrives, over {devices(num_devices)}"
+    load = f"load: least device time that arrives, over {counted_devices(num_devices)}"
     what = "requests per second" if device_s is None else load
     axes.set_title(what, loc="left", fontsize=10)
     axes.set(xlabel="seconds", xlim=(first_s - 0.005 * span_s, first_s + 1.005 * span_s))

@@ -25,14 +25,14 @@ class Bubbles:
             self._flips.append((now_ns, self._waited_ns(now_ns)))
             self._is_waited = is_waited
 
-    def idle_from(self, gpu: int, at_ns: int) -> None:
+    def idle_from(self, device_id: int, at_ns: int) -> None:
         """A device has nothing to do at this time: it came up, or lost its work."""
-        self._idle_since_ns[gpu] = at_ns
+        self._idle_since_ns[device_id] = at_ns
 
-    def ran(self, gpu: int, start_ns: int, end_ns: int) -> int:
+    def ran(self, device_id: int, start_ns: int, end_ns: int) -> int:
         """The device ran a work; returns the bubble before it."""
-        idle_since_ns = self._idle_since_ns.get(gpu, start_ns)
-        self._idle_since_ns[gpu] = end_ns
+        idle_since_ns = self._idle_since_ns.get(device_id, start_ns)
+        self._idle_since_ns[device_id] = end_ns
         return max(0, self._waited_ns(start_ns) - self._waited_ns(idle_since_ns))
 
     def _waited_ns(self, at_ns: int) -> int:

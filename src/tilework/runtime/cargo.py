@@ -97,8 +97,8 @@ class Cargo:
             command = asyncio.get_running_loop().create_future()
             arrival = _Arrival(job_id=job_id, conditioning=conditioning, command=command)
             self._arrivals.setdefault(behind.work_id, []).append(arrival)
-        for gpu in targets:
-            self._executor.send(gpu, command)
+        for device_id in targets:
+            self._executor.send(device_id, command)
 
     def arrive(self, work: Work, usable: Collection[int]) -> None:
         """A work has ended; of its jobs, `usable` are as they were meant to be. For the others nothing comes.

@@ -34,8 +34,8 @@ from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
 from tilework.core.classes import DEFAULT_CLASS
 from tilework.core.events import (
     Cancelled,
+    DeviceJoined,
     Event,
-    GpuJoined,
     Restored,
     Submitted,
     Woke,
@@ -154,15 +154,15 @@ class Engine:
             handle=self._handle,
         )
         self._started = True
-        for gpu in range(self._executor.num_gpus):
-            self.on_joined(gpu)
+        for device_id in range(self._executor.num_devices):
+            self.on_joined(device_id)
 
     def _log_lost(self) -> None:
         self._observer.on_log_lost()
 
     def _degrees(self) -> tuple[int, ...]:
         """Powers of two, as policies use them."""
-        most = min(self.info.max_degree, self._executor.num_gpus)
+        most = min(self.info.max_degree, self._executor.num_devices)
         return tuple(1 << power for power in range(most.bit_length()))
 
     async def stop(self) -> None:
@@ -198,7 +198,7 @@ class Engine:
 
     def health(self) -> Health:
         return Health(
-            num_devices=self._executor.num_gpus,
+            num_devices=self._executor.num_devices,
             num_devices_up=len(self._floor.up),
             num_jobs=self._controller.tracker.num_jobs(),
             draining=self._draining,
@@ -208,14 +208,14 @@ class Engine:
         """What the engine holds, right now; takes time in proportion to the open requests."""
         tracker, now_ns = self._controller.tracker, self.now_ns()
         jobs = tracker.jobs.values()
-        pids = {gpu: self._executor.pid(gpu) for gpu in range(self._executor.num_gpus)}
+        pids = {device_id: self._executor.pid(device_id) for device_id in range(self._executor.num_devices)}
         return Usage(
             waiting=Counter(job.request.priority for job in jobs if not job.works),
             running=Counter(job.request.priority for job in jobs if job.works),
-            backlog_ns=tracker.held().gpu_ns + sum(max(0, gpu.free_ns - now_ns) for gpu in tracker.gpus),
+            backlog_ns=tracker.held().device_ns + sum(max(0, device.free_ns - now_ns) for device in tracker.devices),
             parcel_bytes=self._cargo.num_bytes,
             memory_bytes=dict(self._floor.memory_bytes),
-            pids={gpu: pid for gpu, pid in pids.items() if pid is not None},
+            pids={device_id: pid for device_id, pid in pids.items() if pid is not None},
         )
 
     def submit(
@@ -297,25 +297,25 @@ class Engine:
 
     # For the executor.
 
-    def on_joined(self, gpu: int) -> None:
+    def on_joined(self, device_id: int) -> None:
         if not self._started:  # A worker has loaded although the start was given up meanwhile.
             return
-        self._floor.up.add(gpu)
-        self._observer.on_joined(gpu, self.now_ns())
+        self._floor.up.add(device_id)
+        self._observer.on_joined(device_id, self.now_ns())
         stages = frozenset(StageId(self.info.name, stage) for stage in STAGES)
-        self._handle(GpuJoined(gpu, 0, stages))
+        self._handle(DeviceJoined(device_id, 0, stages))
 
-    def on_lost(self, gpu: int, reason: str) -> None:
-        if self._started and gpu in self._floor.up:
-            self._floor.lose(gpu, reason)
+    def on_lost(self, device_id: int, reason: str) -> None:
+        if self._started and device_id in self._floor.up:
+            self._floor.lose(device_id, reason)
 
     def on_given_up(self) -> None:
         """Nobody is left to serve what is in."""
         self._end_all("every worker was lost, and none could be started again")
 
-    def on_report(self, gpu: int, report: Report) -> None:
+    def on_report(self, device_id: int, report: Report) -> None:
         if not self._stopped:
-            self._floor.report(gpu, report)
+            self._floor.report(device_id, report)
 
     # The controller and its actions.
 
@@ -351,8 +351,8 @@ class Engine:
                 self._floor.move(job_id, targets, conditioning)
             case SetAside():
                 pass
-            case DropState(job_id, gpus):
-                self._floor.forget(job_id, gpus)
+            case DropState(job_id, devices):
+                self._floor.forget(job_id, devices)
             case Finish(job_id, uid, status, reason):
                 self._finish(job_id, uid, status, reason)
             case WakeAt(at_ns):

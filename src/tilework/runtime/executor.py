@@ -47,9 +47,9 @@ class WorkerStartFailed(RuntimeError):
 class Listener(Protocol):
     """Whom an executor tells; always on the event loop's thread."""
 
-    def on_report(self, gpu: int, report: Report) -> None: ...
-    def on_lost(self, gpu: int, reason: str) -> None: ...
-    def on_joined(self, gpu: int) -> None: ...
+    def on_report(self, device_id: int, report: Report) -> None: ...
+    def on_lost(self, device_id: int, reason: str) -> None: ...
+    def on_joined(self, device_id: int) -> None: ...
     def on_given_up(self) -> None:
         """The last device is lost and will not come back."""
 
@@ -58,7 +58,7 @@ class Executor(Protocol):
     """Carries commands to devices, first in, first out per device."""
 
     @property
-    def num_gpus(self) -> int: ...
+    def num_devices(self) -> int: ...
     @property
     def profile_key(self) -> ProfileKey:
         """Under what circumstances the devices work; known once they are up."""
@@ -71,17 +71,17 @@ class Executor(Protocol):
     ) -> tuple[CostRow, ...]:
         """Measure on all devices at the same time, in groups of `degree`. Raises WorkerStartFailed."""
 
-    def pid(self, gpu: int) -> int | None:
+    def pid(self, device_id: int) -> int | None:
         """Process id of a device's worker; None while there is none."""
 
-    def send(self, gpu: int, outgoing: Outgoing) -> None: ...
-    def group(self, gpus: Group) -> GroupRef:
+    def send(self, device_id: int, outgoing: Outgoing) -> None: ...
+    def group(self, devices: Group) -> GroupRef:
         """The group of these devices, for commands that are sent next."""
 
     def break_off(self, ref: GroupRef) -> None:
         """End a group of which a member does not go on as the others do."""
 
-    def kill(self, gpu: int, reason: str) -> None:
+    def kill(self, device_id: int, reason: str) -> None:
         """End a device's worker, whatever it does; its loss, with this reason, follows."""
 
     def inherit(self, parcels: Collection[Parcel]) -> set[Parcel]:
@@ -132,15 +132,15 @@ class LocalExecutor:
         self._stopping = False
 
     @property
-    def num_gpus(self) -> int:
+    def num_devices(self) -> int:
         return self._config.num_workers
 
     @property
     def profile_key(self) -> ProfileKey:
         return self._key
 
-    def pid(self, gpu: int) -> int | None:
-        worker = self._workers.get(gpu)
+    def pid(self, device_id: int) -> int | None:
+        worker = self._workers.get(device_id)
         return None if worker is None else worker.pid
 
     async def start(self, listener: Listener) -> ModelInfo:
@@ -148,10 +148,10 @@ class LocalExecutor:
         self._listener = listener
         self._parcels = self._resources.enter_context(closing(ParcelDirectory(owner=self._config.owner)))
         self._rendezvous = self._resources.enter_context(closing(Rendezvous(self._parcels.path)))
-        gpus = range(self._config.num_workers)
-        self._loaded = {gpu: self._loop.create_future() for gpu in gpus}
-        for gpu in gpus:
-            self._spawn(gpu)
+        devices = range(self._config.num_workers)
+        self._loaded = {device_id: self._loop.create_future() for device_id in devices}
+        for device_id in devices:
+            self._spawn(device_id)
         timeout_s = self._config.start_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -171,28 +171,28 @@ class LocalExecutor:
     ) -> tuple[CostRow, ...]:
         up = sorted(self._up)
         groups = [tuple(up[first : first + degree]) for first in range(0, len(up) - degree + 1, degree)]
-        self._calibrated = {gpu: self._loop.create_future() for group in groups for gpu in group}
+        self._calibrated = {device_id: self._loop.create_future() for group in groups for device_id in group}
         refs = {group: None if degree == 1 else self.group(group) for group in groups}
         for group, ref in refs.items():
-            for gpu in group:
-                self.send(gpu, Calibrate(batches, ref, num_runs))
+            for device_id in group:
+                self.send(device_id, Calibrate(batches, ref, num_runs))
         await asyncio.gather(*self._calibrated.values())
         for group, ref in refs.items():
-            if ref is not None and any(len(self._calibrated[gpu].result()) < len(batches) for gpu in group):
+            if ref is not None and any(len(self._calibrated[device_id].result()) < len(batches) for device_id in group):
                 self.break_off(ref)  # A member that could not run a shape has left the others.
         return tuple(row for future in self._calibrated.values() for row in future.result())
 
-    def send(self, gpu: int, outgoing: Outgoing) -> None:
+    def send(self, device_id: int, outgoing: Outgoing) -> None:
         """To one that is lost nothing is sent; what it was to do has been, or is about to be, taken back."""
-        if gpu in self._workers:
-            self._workers[gpu].send(outgoing)
+        if device_id in self._workers:
+            self._workers[device_id].send(outgoing)
 
-    def kill(self, gpu: int, reason: str) -> None:
-        if gpu in self._workers:
-            self._workers[gpu].kill(reason)
+    def kill(self, device_id: int, reason: str) -> None:
+        if device_id in self._workers:
+            self._workers[device_id].kill(reason)
 
-    def group(self, gpus: Group) -> GroupRef:
-        ref, closed = self._groups.use(gpus)
+    def group(self, devices: Group) -> GroupRef:
+        ref, closed = self._groups.use(devices)
         for old in closed:
             self._tell(old, CloseGroup(old.group_id))
         return ref
@@ -208,8 +208,8 @@ class LocalExecutor:
         self._tell(ref, CloseGroup(ref.group_id))
 
     def _tell(self, ref: GroupRef, command: BreakGroup | CloseGroup) -> None:
-        for gpu in ref.gpus:
-            self.send(gpu, command)
+        for device_id in ref.devices:
+            self.send(device_id, command)
 
     def inherit(self, parcels: Collection[Parcel]) -> set[Parcel]:
         key = self._key
@@ -225,58 +225,58 @@ class LocalExecutor:
         self._workers.clear()
         self._resources.close()
 
-    def _spawn(self, gpu: int) -> WorkerProcess:
+    def _spawn(self, device_id: int) -> WorkerProcess:
         """Starts a process; its first message is Loaded or LoadFailed."""
-        site = Site(gpu=gpu, parcels=str(self._parcels.path), rendezvous=self._rendezvous.address)
-        worker = self._workers[gpu] = WorkerProcess(
-            site, self._config.source, partial(self._report, gpu), partial(self._exited, gpu)
+        site = Site(device_id=device_id, parcels=str(self._parcels.path), rendezvous=self._rendezvous.address)
+        worker = self._workers[device_id] = WorkerProcess(
+            site, self._config.source, partial(self._report, device_id), partial(self._exited, device_id)
         )
         return worker
 
-    def _report(self, gpu: int, report: Report) -> None:
+    def _report(self, device_id: int, report: Report) -> None:
         match report:
             case Loaded():
-                self._on_loaded(gpu, report)
+                self._on_loaded(device_id, report)
             case LoadFailed(reason):
-                self._workers[gpu].explain(reason)
+                self._workers[device_id].explain(reason)
             case Calibrated(rows):
-                if not self._calibrated[gpu].done():  # Nobody waits any more, if who asked was cancelled.
-                    self._calibrated[gpu].set_result(rows)
+                if not self._calibrated[device_id].done():  # Nobody waits any more, if who asked was cancelled.
+                    self._calibrated[device_id].set_result(rows)
             case _:
                 if isinstance(report, Ended):
-                    self._deaths.pop(gpu, None)
+                    self._deaths.pop(device_id, None)
                     for parcel in report.parcels.values():
                         self._parcels.know(parcel)
-                self._listener.on_report(gpu, report)
+                self._listener.on_report(device_id, report)
 
-    def _on_loaded(self, gpu: int, loaded: Loaded) -> None:
-        self._failed_starts[gpu] = 0
-        self._up.add(gpu)
-        if self._loaded[gpu].done():
+    def _on_loaded(self, device_id: int, loaded: Loaded) -> None:
+        self._failed_starts[device_id] = 0
+        self._up.add(device_id)
+        if self._loaded[device_id].done():
             self._meet()
-            self._listener.on_joined(gpu)
+            self._listener.on_joined(device_id)
         else:
-            self._loaded[gpu].set_result(loaded)
+            self._loaded[device_id].set_result(loaded)
 
     def _meet(self) -> None:
         """Let the workers that are up form the communicator of which GPUs' groups are parts."""
         if self._config.source.device != "cuda" or len(self._up) < 2:
             return
         node = self._groups.unique(tuple(sorted(self._up)))
-        for gpu in node.gpus:
-            self.send(gpu, EnterNode(node))
+        for device_id in node.devices:
+            self.send(device_id, EnterNode(node))
 
-    def _exited(self, gpu: int, reason: str) -> None:
+    def _exited(self, device_id: int, reason: str) -> None:
         if self._stopping:
             return
-        self._parcels.sweep(gpu, self._workers.pop(gpu).pid)
-        self._fail_start(WorkerStartFailed(f"worker {gpu} ended before it could serve: {reason}"))
-        self._up.discard(gpu)
-        for ref in self._groups.break_with(gpu):
+        self._parcels.sweep(device_id, self._workers.pop(device_id).pid)
+        self._fail_start(WorkerStartFailed(f"worker {device_id} ended before it could serve: {reason}"))
+        self._up.discard(device_id)
+        for ref in self._groups.break_with(device_id):
             self._break(ref)
         self._meet()
-        self._listener.on_lost(gpu, reason)
-        self._start_again(gpu, reason)
+        self._listener.on_lost(device_id, reason)
+        self._start_again(device_id, reason)
 
     def _fail_start(self, error: WorkerStartFailed) -> None:
         """A server begins with all its workers, or not at all."""
@@ -285,24 +285,24 @@ class LocalExecutor:
             if not future.done():
                 future.set_exception(error)
 
-    def _start_again(self, gpu: int, reason: str) -> None:
-        failed, deaths = self._failed_starts.get(gpu, 0) + 1, self._deaths.get(gpu, 0) + 1
-        self._failed_starts[gpu], self._deaths[gpu] = failed, deaths
+    def _start_again(self, device_id: int, reason: str) -> None:
+        failed, deaths = self._failed_starts.get(device_id, 0) + 1, self._deaths.get(device_id, 0) + 1
+        self._failed_starts[device_id], self._deaths[device_id] = failed, deaths
         if failed > self._config.max_restarts:
-            _log.error("worker %d was lost: %s; it is given up", gpu, reason)
+            _log.error("worker %d was lost: %s; it is given up", device_id, reason)
             if not self._workers and not self._restarting:
                 self._listener.on_given_up()
             return
         delay_s = min(self._config.restart_delay_s * 2 ** max(0, deaths - 2), self._config.max_delay_s)
-        _log.warning("worker %d was lost: %s; it is started again in %g s", gpu, reason, delay_s)
-        self._restarting.add(gpu)
-        self._loop.call_later(delay_s, self._respawn, gpu)
+        _log.warning("worker %d was lost: %s; it is started again in %g s", device_id, reason, delay_s)
+        self._restarting.add(device_id)
+        self._loop.call_later(delay_s, self._respawn, device_id)
 
-    def _respawn(self, gpu: int) -> None:
-        self._restarting.discard(gpu)
+    def _respawn(self, device_id: int) -> None:
+        self._restarting.discard(device_id)
         if not self._stopping:
-            self._loop.call_later(self._config.start_timeout_s, self._expire, gpu, self._spawn(gpu))
+            self._loop.call_later(self._config.start_timeout_s, self._expire, device_id, self._spawn(device_id))
 
-    def _expire(self, gpu: int, worker: WorkerProcess) -> None:
-        if self._workers.get(gpu) is worker and gpu not in self._up:
+    def _expire(self, device_id: int, worker: WorkerProcess) -> None:
+        if self._workers.get(device_id) is worker and device_id not in self._up:
             worker.kill(f"it did not load within {self._config.start_timeout_s:g} s")

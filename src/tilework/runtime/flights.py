@@ -29,7 +29,7 @@ class Flight:
     @property
     def awaited(self) -> set[int]:
         """The members that have not reported and are not lost."""
-        return set(self.work.gpus) - self.reports.keys() - self.lost
+        return set(self.work.devices) - self.reports.keys() - self.lost
 
     @property
     def is_settled(self) -> bool:
@@ -106,21 +106,21 @@ class Flights:
         """Take a work out, for instance because it failed; None if it is not in flight (any more)."""
         return self._flights.pop(work_id, None)
 
-    def report(self, gpu: int, ended: Ended) -> Landing | None:
+    def report(self, device_id: int, ended: Ended) -> Landing | None:
         """Take a member's report; None as long as others are to be heard."""
         flight = self._flights[ended.work_id]
-        if gpu == flight.work.gpus[0] and not is_cut_off(ended):
+        if device_id == flight.work.devices[0] and not is_cut_off(ended):
             del self._flights[ended.work_id]
             return Landing(flight, ended)
-        flight.reports[gpu] = ended
+        flight.reports[device_id] = ended
         return self._land_if_settled(flight)
 
-    def lose(self, gpu: int) -> tuple[list[Flight], list[Landing]]:
+    def lose(self, device_id: int) -> tuple[list[Flight], list[Landing]]:
         """A device is lost: what nobody is left to report on, and what has broken off by it."""
-        affected = [flight for flight in self._flights.values() if gpu in flight.work.gpus]
+        affected = [flight for flight in self._flights.values() if device_id in flight.work.devices]
         for flight in affected:
-            flight.lost.add(gpu)
-        orphans = [flight for flight in affected if flight.lost == set(flight.work.gpus)]
+            flight.lost.add(device_id)
+        orphans = [flight for flight in affected if flight.lost == set(flight.work.devices)]
         for flight in orphans:
             del self._flights[flight.work.work_id]
         rest = [flight for flight in affected if flight not in orphans]
@@ -132,7 +132,7 @@ class Flights:
             return None
         work = flight.work
         del self._flights[work.work_id]
-        reports = [flight.reports[gpu] for gpu in work.gpus if gpu in flight.reports]
+        reports = [flight.reports[device_id] for device_id in work.devices if device_id in flight.reports]
         best, starved = max(reports, key=_steps_kept), any(ended.out_of_memory for ended in reports)
         ended = replace(best, broken=not starved, out_of_memory=starved, steps_done=_steps_kept(best))
         return Landing(flight, ended, frozenset(flight.parcels.difference(best.parcels.values())))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from tilework.control.controller import Controller
 from tilework.control.watchdog import Watchdog, WatchdogConfig
 from tilework.core.checkpoint import CheckpointKeeper
-from tilework.core.events import Event, GpuLost, LeftOut, WorkFailed
+from tilework.core.events import DeviceLost, Event, LeftOut, WorkFailed
 from tilework.core.wire import (
     Absent,
     Command,
@@ -97,7 +97,7 @@ class Floor:
         entries = [self._roster[job_id] for job_id in work.job_ids]
         for entry in entries:
             entry.last_work = work
-        group = self._executor.group(work.gpus) if len(work.gpus) > 1 else None
+        group = self._executor.group(work.devices) if len(work.devices) > 1 else None
         match work.stage.name:
             case "encode":
                 command: Command = Encode(work.work_id, work.job_ids[0], entries[0].spec)
@@ -106,16 +106,16 @@ class Floor:
             case _:
                 command = Decode(work.work_id, work.job_ids[0], work.sliced)
         requests = tuple(entry.ticket.request for entry in entries)
-        predicted_ns = self._controller.costs.work_ns(work.stage, requests, len(work.gpus), work.num_steps)
+        predicted_ns = self._controller.costs.work_ns(work.stage, requests, len(work.devices), work.num_steps)
         self._flights.begin(Flight(work=work, group=group, requests=requests, predicted_ns=predicted_ns))
-        for gpu in work.gpus:
-            self._executor.send(gpu, command)
+        for device_id in work.devices:
+            self._executor.send(device_id, command)
 
     def stop(self, work_id: int) -> None:
         """The leader's word counts; if it is lost, the work breaks off anyway."""
         flight = self._flights.get(work_id)
-        if flight is not None and flight.work.gpus[0] in self.up:
-            self._executor.send(flight.work.gpus[0], StopWork(work_id))
+        if flight is not None and flight.work.devices[0] in self.up:
+            self._executor.send(flight.work.devices[0], StopWork(work_id))
             self.observer.on_work_stopped(work_id)
 
     def move(self, job_id: int, targets: Group, conditioning: bool) -> None:
@@ -124,25 +124,25 @@ class Floor:
         self._cargo.move(job_id, targets, conditioning, behind if is_awaited else None)
         self.observer.on_moved(job_id)
 
-    def forget(self, job_id: int, gpus: Group) -> None:
-        for gpu in gpus:
-            self._executor.send(gpu, Forget(job_id))
+    def forget(self, job_id: int, devices: Group) -> None:
+        for device_id in devices:
+            self._executor.send(device_id, Forget(job_id))
 
     # What the devices tell.
 
-    def lose(self, gpu: int, reason: str) -> None:
-        self.up.remove(gpu)
-        self.memory_bytes.pop(gpu, None)
-        orphans, landings = self._flights.lose(gpu)
+    def lose(self, device_id: int, reason: str) -> None:
+        self.up.remove(device_id)
+        self.memory_bytes.pop(device_id, None)
+        orphans, landings = self._flights.lose(device_id)
         for flight in orphans:
             self._write_off(flight, Ending.LOST)
-        self.observer.on_lost(gpu)
-        self._handle(GpuLost(gpu, reason))
+        self.observer.on_lost(device_id)
+        self._handle(DeviceLost(device_id, reason))
         self._pause(job_id for flight in orphans for job_id in flight.work.job_ids)
         for landing in landings:
             self._land(landing)
 
-    def report(self, gpu: int, report: Report) -> None:
+    def report(self, device_id: int, report: Report) -> None:
         match report:
             case Progress(work_id, steps_done):
                 self._watchdog.progressed(work_id)
@@ -150,7 +150,7 @@ class Floor:
             case Preview():
                 self._previewed(report)
             case Ended():
-                self._ended(gpu, report)
+                self._ended(device_id, report)
             case Failed(work_id, reason, state_lost):
                 self._failed(work_id, reason, state_lost)
             case _:
@@ -167,9 +167,9 @@ class Floor:
             self._roster[job_id].ticket.show(TicketPreview(first_step + preview.steps_done, preview.image))
             self.observer.on_previewed(job_id)
 
-    def _ended(self, gpu: int, ended: Ended) -> None:
+    def _ended(self, device_id: int, ended: Ended) -> None:
         if ended.memory_bytes is not None:
-            self.memory_bytes[gpu] = ended.memory_bytes
+            self.memory_bytes[device_id] = ended.memory_bytes
         flight = self._flights.get(ended.work_id)
         if flight is None:  # Written off, or a follower's report after its leader's.
             self._cargo.discard(ended.parcels.values())
@@ -177,7 +177,7 @@ class Floor:
         self._leave_out(flight.work, ended.absent)
         if is_cut_off(ended) and flight.group is not None:  # Nobody is to wait for this member.
             self._executor.break_off(flight.group)
-        if landing := self._flights.report(gpu, ended):
+        if landing := self._flights.report(device_id, ended):
             self._land(landing)
 
     def _leave_out(self, work: Work, absent: Iterable[Absent]) -> None:
@@ -223,7 +223,7 @@ class Floor:
             predicted_ns=flight.predicted_ns,
             start_ns=start_ns - self._origin_ns,
             end_ns=end_ns - self._origin_ns,
-            correction=self._controller.costs.correction(work.stage, requests, len(work.gpus)),
+            correction=self._controller.costs.correction(work.stage, requests, len(work.devices)),
         )
         self.observer.on_work_ended(told)
 
@@ -234,7 +234,7 @@ class Floor:
             job = tracker.jobs.get(job_id)
             if job is not None and not job.works:
                 self._roster[job_id].ticket.pause()
-                if any(tracker.devices[gpu].works for gpu in job.last_gpus):
+                if any(tracker.is_busy(device_id) for device_id in job.last_devices):
                     self.observer.on_preempted(job_id)
 
     def _failed(self, work_id: int, reason: str, state_lost: bool) -> None:
@@ -266,7 +266,7 @@ class Floor:
         """Add a finished work to the story of a request."""
         segment = Segment(
             stage=work.stage.name,
-            gpus=work.gpus,
+            devices=work.devices,
             num_steps=ended.steps_done,
             start_ns=ended.start_ns - self._origin_ns,
             end_ns=ended.end_ns - self._origin_ns,

@@ -22,36 +22,36 @@ class GroupTable:
         self._refs: OrderedDict[Group, GroupRef] = OrderedDict()
         self._next_id = 1
 
-    def use(self, gpus: Group) -> tuple[GroupRef, list[GroupRef]]:
+    def use(self, devices: Group) -> tuple[GroupRef, list[GroupRef]]:
         """The group of these devices, and the groups to close before it is used."""
-        if gpus in self._refs:
-            self._refs.move_to_end(gpus)
-            return self._refs[gpus], []
-        closed = [self._close_oldest(gpu) for gpu in gpus if self._count(gpu) >= self._max]
-        ref = self._refs[gpus] = self.unique(gpus)
+        if devices in self._refs:
+            self._refs.move_to_end(devices)
+            return self._refs[devices], []
+        closed = [self._close_oldest(device_id) for device_id in devices if self._count(device_id) >= self._max]
+        ref = self._refs[devices] = self.unique(devices)
         return ref, [old for old in closed if old is not None]
 
-    def unique(self, gpus: Group) -> GroupRef:
+    def unique(self, devices: Group) -> GroupRef:
         """A group that nobody else is told of, and that `use` does not return."""
         self._next_id += 1
-        return GroupRef(self._next_id - 1, gpus)
+        return GroupRef(self._next_id - 1, devices)
 
-    def break_with(self, gpu: int) -> list[GroupRef]:
+    def break_with(self, device_id: int) -> list[GroupRef]:
         """Forget the groups of a lost device."""
-        return [self._refs.pop(gpus) for gpus in list(self._refs) if gpu in gpus]
+        return [self._refs.pop(devices) for devices in list(self._refs) if device_id in devices]
 
     def break_off(self, ref: GroupRef) -> bool:
         """Forget one group; False if it was forgotten before."""
-        known = self._refs.get(ref.gpus) == ref
+        known = self._refs.get(ref.devices) == ref
         if known:
-            del self._refs[ref.gpus]
+            del self._refs[ref.devices]
         return known
 
-    def _count(self, gpu: int) -> int:
-        return sum(gpu in gpus for gpus in self._refs)
+    def _count(self, device_id: int) -> int:
+        return sum(device_id in devices for devices in self._refs)
 
-    def _close_oldest(self, gpu: int) -> GroupRef | None:
+    def _close_oldest(self, device_id: int) -> GroupRef | None:
         """None if closing for another member has made room already."""
-        if self._count(gpu) < self._max:
+        if self._count(device_id) < self._max:
             return None
-        return self._refs.pop(next(gpus for gpus in self._refs if gpu in gpus))
+        return self._refs.pop(next(devices for devices in self._refs if device_id in devices))

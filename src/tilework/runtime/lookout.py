@@ -46,12 +46,12 @@ class Lookout:
         self._on_stuck(work)
         _log.warning(
             "work %d (%s of job %s) made no progress for %g s on %s; if steps may take that long, raise --stuck-after",
-            *(work.work_id, work.stage, ", ".join(map(str, work.job_ids)), limit_s, work.gpus),
+            *(work.work_id, work.stage, ", ".join(map(str, work.job_ids)), limit_s, work.devices),
         )
         flight = self._flights.get(work.work_id)
         if flight is not None and flight.group is not None and not flight.is_broken_off:
             flight.is_broken_off = True
             self._executor.break_off(flight.group)
             return
-        for gpu in work.gpus if flight is None else sorted(flight.awaited):
-            self._executor.kill(gpu, f"it made no progress for {limit_s:g} s")
+        for device_id in work.devices if flight is None else sorted(flight.awaited):
+            self._executor.kill(device_id, f"it made no progress for {limit_s:g} s")

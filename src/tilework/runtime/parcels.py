@@ -61,9 +61,9 @@ class ParcelDirectory:
         """A worker has reported this parcel; it stays until it is discarded."""
         self._known.add(parcel.name)
 
-    def sweep(self, gpu: int, pid: int | None) -> None:
+    def sweep(self, device_id: int, pid: int | None) -> None:
         """Remove what a worker that has ended put down and did not live to report."""
-        for pattern in (f"{gpu}-{pid}-*", f".{gpu}-{pid}-*"):  # The latter are not complete.
+        for pattern in (f"{device_id}-{pid}-*", f".{device_id}-{pid}-*"):  # The latter are not complete.
             for path in self.path.glob(pattern):
                 if path.name not in self._known:
                     path.unlink(missing_ok=True)

@@ -57,7 +57,7 @@ class Segment:
     """
 
     stage: str
-    gpus: Group
+    devices: Group
     num_steps: int
     start_ns: int
     end_ns: int

@@ -64,7 +64,7 @@ class WorkerProcess(asyncio.Protocol):
         ours, theirs = socket.socketpair()
         connection: Connection[Any, Any] = Connection(theirs.detach())
         self._process = forkserver_context().Process(
-            target=serve, args=(connection, source, site), name=f"tilework-worker-{site.gpu}", daemon=True
+            target=serve, args=(connection, source, site), name=f"tilework-worker-{site.device_id}", daemon=True
         )
         self._life = self._loop.create_task(self._live(ours, connection))
 

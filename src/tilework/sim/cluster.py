@@ -11,9 +11,9 @@ from tilework.control.watchdog import Watchdog, WatchdogConfig
 from tilework.core.actions import Action, DropState, MoveState, RunStage, RunSteps, Stop
 from tilework.core.events import (
     Broken,
+    DeviceJoined,
+    DeviceLost,
     Event,
-    GpuJoined,
-    GpuLost,
     LeftOut,
     OutOfMemory,
     StageFinished,
@@ -46,7 +46,7 @@ class _Flight:
 
     @property
     def is_settled(self) -> bool:
-        return self.reports.keys() | self.lost == set(self.work.gpus)
+        return self.reports.keys() | self.lost == set(self.work.devices)
 
 
 class Cluster:
@@ -63,8 +63,8 @@ class Cluster:
         costs: TableCosts,
         dice: Dice,
         *,
-        num_gpus: int,
-        gpus_per_node: int,
+        num_devices: int,
+        devices_per_node: int,
         stages: frozenset[StageId],
         tell: Callable[[Event], None],
         delivered: Callable[[int, State], None],
@@ -73,16 +73,16 @@ class Cluster:
         self._clock = clock
         self._costs = costs
         self._dice = dice
-        self._num_gpus = num_gpus
-        self._gpus_per_node = gpus_per_node
+        self._num_devices = num_devices
+        self._devices_per_node = devices_per_node
         self._stages = stages
         self._tell, self._delivered, self._given_up = tell, delivered, given_up
         self.fleet = Fleet(nature)
         self.runs: list[Run] = []
         self.num_refused = 0  # Works for which a device lacked the state, though all was well before.
         self._mail = Mail(clock, dice)
-        self._lives = dict.fromkeys(range(num_gpus), 0)
-        self._starting = set(range(num_gpus))
+        self._lives = dict.fromkeys(range(num_devices), 0)
+        self._starting = set(range(num_devices))
         self._flights: dict[int, _Flight] = {}
         self._latest: dict[int, Work] = {}
         self._kept: dict[int, dict[int, State]] = {}
@@ -106,40 +106,40 @@ class Cluster:
                 self._stop(work_id)
             case MoveState(job_id, targets, _):
                 self._move(job_id, targets)
-            case DropState(job_id, gpus):
-                self._send(gpus, partial(self.fleet.forget, job_id))
+            case DropState(job_id, devices):
+                self._send(devices, partial(self.fleet.forget, job_id))
 
     def _run(self, work: Work) -> None:
         self._flights[work.work_id] = _Flight(work=work)
         for job_id in work.job_ids:
             self._latest[job_id] = work
         if self._mail.is_instant:  # Nothing else can begin by it, and it only when it has come to the last one.
-            self._send(work.gpus, partial(self.fleet.enqueue, work))
-            self._begin_next(work.gpus[-1:])
+            self._send(work.devices, partial(self.fleet.enqueue, work))
+            self._begin_next(work.devices[-1:])
         else:
-            self._send(work.gpus, partial(self._enqueue, work))
+            self._send(work.devices, partial(self._enqueue, work))
         if self._dice.faults and not self._is_ticking:
             self._is_ticking = True
             self._after(NS_PER_S, self._tick)
 
-    def _enqueue(self, work: Work, gpu: int) -> None:
-        self.fleet.enqueue(work, gpu)
-        self._begin_next((gpu,))
+    def _enqueue(self, work: Work, device_id: int) -> None:
+        self.fleet.enqueue(work, device_id)
+        self._begin_next((device_id,))
 
     def _stop(self, work_id: int) -> None:
         """The leader's word counts; if it is lost, the work breaks off anyway."""
         flight = self._flights.get(work_id)
         if flight is not None:
-            self._send(flight.work.gpus[:1], partial(self._stop_at, flight.work))
+            self._send(flight.work.devices[:1], partial(self._stop_at, flight.work))
 
-    def _stop_at(self, work: Work, gpu: int) -> None:
-        self._schedule(self.fleet.stop(gpu, work, self._clock.now_ns))
-        self._begin_next(work.gpus)  # A revoked work need not wait for its job's state.
+    def _stop_at(self, work: Work, device_id: int) -> None:
+        self._schedule(self.fleet.stop(device_id, work, self._clock.now_ns))
+        self._begin_next(work.devices)  # A revoked work need not wait for its job's state.
 
     def _move(self, job_id: int, targets: Iterable[int]) -> None:
         behind = self._latest.get(job_id)
         is_awaited = behind is not None and behind.work_id in self._flights and self._is_member(job_id, behind)
-        source = () if behind is None else behind.gpus
+        source = () if behind is None else behind.devices
         for target in targets:
             parcel = Parcel(job_id=job_id, move_ns=self._costs.move_ns(source, (target,)))
             if is_awaited and behind is not None:
@@ -167,24 +167,24 @@ class Cluster:
 
     # Messages.
 
-    def _send(self, gpus: Iterable[int], deliver: Callable[[int], None]) -> None:
+    def _send(self, devices: Iterable[int], deliver: Callable[[int], None]) -> None:
         """Let each of these workers hear of it, and `deliver` for it then."""
         is_instant = self._mail.is_instant
-        for gpu in gpus:
+        for device_id in devices:
             if not is_instant:
-                self._mail.send(("to", gpu), partial(self._arrive, gpu, self._lives[gpu], deliver))
-            elif self.fleet.is_up(gpu):
-                deliver(gpu)
+                self._mail.send(("to", device_id), partial(self._arrive, device_id, self._lives[device_id], deliver))
+            elif self.fleet.is_up(device_id):
+                deliver(device_id)
 
-    def _arrive(self, gpu: int, life: int, deliver: Callable[[int], None]) -> None:
+    def _arrive(self, device_id: int, life: int, deliver: Callable[[int], None]) -> None:
         """What was meant for a worker that has died since is lost with it."""
-        if self.fleet.is_up(gpu) and self._lives[gpu] == life:
-            deliver(gpu)
+        if self.fleet.is_up(device_id) and self._lives[device_id] == life:
+            deliver(device_id)
 
     # Works begin and end.
 
-    def _begin_next(self, gpus: Iterable[int]) -> None:
-        for run in self.fleet.begin_next(gpus, self._clock.now_ns):
+    def _begin_next(self, devices: Iterable[int]) -> None:
+        for run in self.fleet.begin_next(devices, self._clock.now_ns):
             self._schedule(run)
             if self._dice.faults:
                 self._endanger(run)
@@ -196,23 +196,27 @@ class Cluster:
     def _endanger(self, run: Run) -> None:
         """Let faults strike at some time of a run."""
         dice, length_ns = self._dice, min(run.end_ns, run.start_ns + NS_PER_S) - run.start_ns
-        for gpu in run.gpus:
+        for device_id in run.devices:
             for kind in ("crash", "hang"):
                 if dice.strikes(kind):
                     at_ns = run.start_ns + int(dice.share(kind) * length_ns)
-                    self._clock.at(at_ns, partial(self._strike, kind, gpu, self._lives[gpu]), is_nature=True)
+                    self._clock.at(
+                        at_ns, partial(self._strike, kind, device_id, self._lives[device_id]), is_nature=True
+                    )
         if dice.strikes("node"):
-            node = run.gpus[0] // self._gpus_per_node
+            node = run.devices[0] // self._devices_per_node
             at_ns, down_s = run.start_ns + int(dice.share("node") * length_ns), dice.extent("node")
-            for gpu in range(node * self._gpus_per_node, min(self._num_gpus, (node + 1) * self._gpus_per_node)):
-                life = self._lives[gpu]
-                self._clock.at(at_ns, partial(self._die, gpu, life, "its node was lost", down_s), is_nature=True)
+            for device_id in range(
+                node * self._devices_per_node, min(self._num_devices, (node + 1) * self._devices_per_node)
+            ):
+                life = self._lives[device_id]
+                self._clock.at(at_ns, partial(self._die, device_id, life, "its node was lost", down_s), is_nature=True)
 
-    def _strike(self, kind: str, gpu: int, life: int) -> None:
+    def _strike(self, kind: str, device_id: int, life: int) -> None:
         if kind == "crash":
-            self._die(gpu, life, "it was killed", self._dice.extent("crash"))
-        elif self.fleet.is_up(gpu) and self._lives[gpu] == life:
-            self.fleet.hang(gpu)
+            self._die(device_id, life, "it was killed", self._dice.extent("crash"))
+        elif self.fleet.is_up(device_id) and self._lives[device_id] == life:
+            self.fleet.hang(device_id)
 
     def _end(self, run: Run) -> None:
         if not self.fleet.end(run):
@@ -220,28 +224,28 @@ class Cluster:
         if run.steps:
             self.runs.append(run)
         # Of a whole group only the first is heard, unless a message may be lost or overtaken by another.
-        speakers = run.gpus[:1] if self._mail.is_safe and run.end is not RunEnd.BROKEN else run.gpus
-        put_down = {gpu: self._put_down(gpu, run) for gpu in speakers}
+        speakers = run.devices[:1] if self._mail.is_safe and run.end is not RunEnd.BROKEN else run.devices
+        put_down = {device_id: self._put_down(device_id, run) for device_id in speakers}
         self.fleet.settle(run)
-        self._begin_next(run.gpus)
-        for gpu, states in put_down.items():
-            self._mail.send(("from", gpu), self._of_era(partial(self._hear, gpu, run, states)))
+        self._begin_next(run.devices)
+        for device_id, states in put_down.items():
+            self._mail.send(("from", device_id), self._of_era(partial(self._hear, device_id, run, states)))
 
-    def _put_down(self, gpu: int, run: Run) -> _States:
+    def _put_down(self, device_id: int, run: Run) -> _States:
         """What a device puts down at the end of a run, with which there is something to be done."""
         if run.end in FRUITLESS:
             return {}
         states: dict[int, State] = {}
         for job_id in run.work.job_ids:
-            state = self.fleet.state(gpu, job_id)
+            state = self.fleet.state(device_id, job_id)
             if state is not None and job_id not in run.left_out:
                 states[job_id] = state
         return states
 
-    def _hear(self, gpu: int, run: Run, states: _States) -> None:
+    def _hear(self, device_id: int, run: Run, states: _States) -> None:
         """The first of a group speaks for it. When a group breaks, all its survivors are heard."""
         flight = self._flights.get(run.work.work_id)
-        is_leader = gpu == run.work.gpus[0]
+        is_leader = device_id == run.work.devices[0]
         if flight is None:
             if is_leader:
                 self._tell_left_out(run)
@@ -249,14 +253,14 @@ class Cluster:
         elif is_leader and run.end is not RunEnd.BROKEN:
             self._land(flight, run, states)
         else:
-            flight.reports[gpu] = run, states if run.end is RunEnd.BROKEN else {}
+            flight.reports[device_id] = run, states if run.end is RunEnd.BROKEN else {}
             self._land_if_settled(flight)
 
     def _land_if_settled(self, flight: _Flight) -> None:
         """A broken work ends where the survivor who came farthest has put its state down."""
         if not flight.is_settled or flight.work.work_id not in self._flights:
             return
-        reports = [flight.reports[gpu] for gpu in flight.work.gpus if gpu in flight.reports]
+        reports = [flight.reports[device_id] for device_id in flight.work.devices if device_id in flight.reports]
         run, states = max(reports, key=lambda report: report[0].steps if report[1] else 0)
         self._land(flight, run, states, is_broken=True)
 
@@ -312,28 +316,28 @@ class Cluster:
     def _break_off(self, flight: _Flight) -> None:
         flight.is_broken_off = True
         self._schedule(self.fleet.break_off(flight.work, self._clock.now_ns))
-        self._begin_next(flight.work.gpus)
+        self._begin_next(flight.work.devices)
 
     # Workers die and are started again.
 
-    def _die(self, gpu: int, life: int, why: str, down_s: float) -> None:
-        if not self.fleet.is_up(gpu) or self._lives[gpu] != life:
+    def _die(self, device_id: int, life: int, why: str, down_s: float) -> None:
+        if not self.fleet.is_up(device_id) or self._lives[device_id] != life:
             return
-        self._lives[gpu] += 1
-        self._schedule(self.fleet.lose(gpu, self._clock.now_ns))
-        self._starting.add(gpu)
-        self._after(_NOTICED_NS, partial(self._notice, gpu, why))
-        self._after(_NOTICED_NS + round(down_s * NS_PER_S), partial(self.start, gpu))
+        self._lives[device_id] += 1
+        self._schedule(self.fleet.lose(device_id, self._clock.now_ns))
+        self._starting.add(device_id)
+        self._after(_NOTICED_NS, partial(self._notice, device_id, why))
+        self._after(_NOTICED_NS + round(down_s * NS_PER_S), partial(self.start, device_id))
 
-    def _notice(self, gpu: int, why: str) -> None:
-        affected = [flight for flight in self._flights.values() if gpu in flight.work.gpus]
+    def _notice(self, device_id: int, why: str) -> None:
+        affected = [flight for flight in self._flights.values() if device_id in flight.work.devices]
         orphans = []
         for flight in affected:
-            flight.lost.add(gpu)
-            if flight.lost == set(flight.work.gpus):
+            flight.lost.add(device_id)
+            if flight.lost == set(flight.work.devices):
                 del self._flights[flight.work.work_id]
                 orphans.append(flight)
-        self._tell(GpuLost(gpu, why))
+        self._tell(DeviceLost(device_id, why))
         for flight in affected:
             if flight in orphans:
                 self._leave(flight.work, {})
@@ -342,32 +346,32 @@ class Cluster:
                 self._land_if_settled(flight)
 
     def start_all(self) -> None:
-        for gpu in range(self._num_gpus):
-            self.start(gpu)
+        for device_id in range(self._num_devices):
+            self.start(device_id)
 
-    def start(self, gpu: int, attempt: int = 1) -> None:
+    def start(self, device_id: int, attempt: int = 1) -> None:
         """Start a worker; when it has loaded its model it joins."""
         if self._dice.strikes("load"):
             if attempt < MOST_STARTS:
                 wait_ns = round(self._dice.extent("load") * NS_PER_S)
-                self._after(wait_ns, partial(self.start, gpu, attempt + 1))
+                self._after(wait_ns, partial(self.start, device_id, attempt + 1))
                 return
-            self._starting.discard(gpu)
-            if not self._starting and not any(map(self.fleet.is_up, range(self._num_gpus))):
+            self._starting.discard(device_id)
+            if not self._starting and not any(map(self.fleet.is_up, range(self._num_devices))):
                 self._given_up()
             return
-        self._starting.discard(gpu)
-        self.fleet.join(gpu)
-        self._tell(GpuJoined(gpu, gpu // self._gpus_per_node, self._stages))
+        self._starting.discard(device_id)
+        self.fleet.join(device_id)
+        self._tell(DeviceJoined(device_id, device_id // self._devices_per_node, self._stages))
 
     def lose_all(self) -> dict[int, State]:
         """The whole server is gone, and the works and messages under way; returns what was put down last, by job."""
         self._era += 1
-        for gpu in range(self._num_gpus):
-            self._lives[gpu] += 1
-            if self.fleet.is_up(gpu):
-                self.fleet.lose(gpu, self._clock.now_ns)
-        self._starting = set(range(self._num_gpus))
+        for device_id in range(self._num_devices):
+            self._lives[device_id] += 1
+            if self.fleet.is_up(device_id):
+                self.fleet.lose(device_id, self._clock.now_ns)
+        self._starting = set(range(self._num_devices))
         last = {job_id: kept[max(kept)] for job_id, kept in self._kept.items() if kept}
         for table in (self._flights, self._latest, self._kept, self._coming, self._seen_steps):
             table.clear()
@@ -404,12 +408,12 @@ class Cluster:
         flight = self._flights.get(work.work_id)
         if flight is None:
             return
-        if len(work.gpus) > 1 and not flight.is_broken_off:
+        if len(work.devices) > 1 and not flight.is_broken_off:
             self._break_off(flight)
             return
-        for gpu in work.gpus:
-            if gpu not in flight.reports:
-                self._die(gpu, self._lives[gpu], "it made no progress", 1.0)
+        for device_id in work.devices:
+            if device_id not in flight.reports:
+                self._die(device_id, self._lives[device_id], "it made no progress", 1.0)
 
 
 def _event(run: Run) -> Event:

@@ -37,7 +37,7 @@ class Run:
     """
 
     work: Work
-    gpus: Group
+    devices: Group
     start_ns: int
     end_ns: int
     steps: int
@@ -127,45 +127,45 @@ class Fleet:
         self._revoked: set[int] = set()
         self._broken: set[int] = set()
 
-    def join(self, gpu: int) -> None:
-        self._devices[gpu] = _Device()
+    def join(self, device_id: int) -> None:
+        self._devices[device_id] = _Device()
 
-    def is_up(self, gpu: int) -> bool:
-        return gpu in self._devices
+    def is_up(self, device_id: int) -> bool:
+        return device_id in self._devices
 
-    def running(self, gpu: int) -> Run | None:
-        return self._devices[gpu].run
+    def running(self, device_id: int) -> Run | None:
+        return self._devices[device_id].run
 
     def runs(self) -> list[Run]:
         """What is running now."""
         runs = {id(device.run): device.run for device in self._devices.values() if device.run is not None}
         return list(runs.values())
 
-    def state(self, gpu: int, job_id: int) -> State | None:
+    def state(self, device_id: int, job_id: int) -> State | None:
         """What it has of a job."""
-        return self._devices[gpu].states.get(job_id)
+        return self._devices[device_id].states.get(job_id)
 
-    def num_states(self, gpu: int) -> int:
+    def num_states(self, device_id: int) -> int:
         """Of how many jobs a device keeps something."""
-        return len(self._devices[gpu].states)
+        return len(self._devices[device_id].states)
 
     # Commands arrive at one device each.
 
-    def enqueue(self, work: Work, gpu: int) -> None:
-        device = self._devices[gpu]
+    def enqueue(self, work: Work, device_id: int) -> None:
+        device = self._devices[device_id]
         device.queue.append(work)
         if device.parcels:
             parcels = [parcel for job_id in work.job_ids for parcel in device.parcels.pop(job_id, ())]
             if parcels:
                 device.awaited[work.work_id] = parcels
 
-    def expect(self, parcel: Parcel, gpu: int) -> None:
+    def expect(self, parcel: Parcel, device_id: int) -> None:
         """A state will come; the job's next work on this device waits for it."""
-        self._devices[gpu].parcels.setdefault(parcel.job_id, []).append(parcel)
+        self._devices[device_id].parcels.setdefault(parcel.job_id, []).append(parcel)
 
-    def forget(self, job_id: int, gpu: int) -> None:
+    def forget(self, job_id: int, device_id: int) -> None:
         """Let go what there is of a job, behind its works that came before."""
-        device = self._devices[gpu]
+        device = self._devices[device_id]
         works = [*([] if device.run is None else [device.run.work]), *device.queue]
         last = next((work for work in reversed(works) if job_id in work.job_ids), None)
         if last is None:
@@ -173,12 +173,12 @@ class Fleet:
         else:
             device.forgets.setdefault(last.work_id, []).append(job_id)
 
-    def stop(self, gpu: int, work: Work, now_ns: int) -> Run | None:
+    def stop(self, device_id: int, work: Work, now_ns: int) -> Run | None:
         """Stop a work at its next step boundary, or revoke it; returns the run that replaces the current one, if any.
 
         Stages without steps run to their end. A work that is not here (any more) is left alone.
         """
-        device = self._devices[gpu]
+        device = self._devices[device_id]
         if device.run is None or device.run.work is not work:
             if work in device.queue:
                 self._revoked.add(work.work_id)
@@ -196,70 +196,70 @@ class Fleet:
         Where it is queued, or has not arrived yet, it ends when its turn comes.
         """
         self._broken.add(work.work_id)
-        devices = [self._devices[gpu] for gpu in work.gpus if gpu in self._devices]
+        devices = [self._devices[device_id] for device_id in work.devices if device_id in self._devices]
         run = next((one.run for one in devices if one.run is not None and one.run.work is work), None)
         if run is None or run.end is RunEnd.BROKEN:
             return None
         others = self._answering(run)
         return self._replace(run, self._cut(run, others, now_ns)) if others else None
 
-    def lose(self, gpu: int, now_ns: int) -> Run | None:
+    def lose(self, device_id: int, now_ns: int) -> Run | None:
         """A device is gone, and all that is on it; returns how the work that it was running ends for other members."""
-        run = self._devices.pop(gpu).run
+        run = self._devices.pop(device_id).run
         if run is None:
             return None
         others = self._answering(run)
         if run.end is RunEnd.BROKEN:
-            return self._replace(run, replace(run, gpus=others))
+            return self._replace(run, replace(run, devices=others))
         return self._replace(run, self._cut(run, others, now_ns)) if others else None
 
     def _answering(self, run: Run) -> Group:
         """The members of a run that are up and do not hang."""
-        devices = {gpu: self._devices[gpu] for gpu in run.gpus if gpu in self._devices}
-        return tuple(gpu for gpu, device in devices.items() if not device.hangs)
+        devices = {device_id: self._devices[device_id] for device_id in run.devices if device_id in self._devices}
+        return tuple(device_id for device_id, device in devices.items() if not device.hangs)
 
-    def hang(self, gpu: int) -> None:
+    def hang(self, device_id: int) -> None:
         """From now on a device does nothing; the work that it runs never ends, for none of its members."""
-        device = self._devices[gpu]
+        device = self._devices[device_id]
         device.hangs = True
         if device.run is not None:
             self._replace(device.run, replace(device.run, end_ns=NEVER_NS))
 
-    def _cut(self, run: Run, gpus: Group, now_ns: int) -> Run:
+    def _cut(self, run: Run, devices: Group, now_ns: int) -> Run:
         """A step that is under way cannot be completed without all members."""
         steps = min(run.steps, _steps_done(run, now_ns)) if run.work.stage.name == DIFFUSE else 0
         self._broken.add(run.work.work_id)
-        return replace(run, gpus=gpus, end_ns=max(run.start_ns, now_ns), steps=steps, end=RunEnd.BROKEN)
+        return replace(run, devices=devices, end_ns=max(run.start_ns, now_ns), steps=steps, end=RunEnd.BROKEN)
 
     def _replace(self, old: Run, new: Run) -> Run:
         """Those who do not take part in the new run hang in the old one, each for itself."""
-        for gpu in old.gpus:
-            if gpu in new.gpus:
-                self._devices[gpu].run = new
-            elif gpu in self._devices:
-                self._devices[gpu].run = replace(old, gpus=(gpu,))
+        for device_id in old.devices:
+            if device_id in new.devices:
+                self._devices[device_id].run = new
+            elif device_id in self._devices:
+                self._devices[device_id].run = replace(old, devices=(device_id,))
         return new
 
     # Works begin and end.
 
-    def begin_next(self, gpus: Iterable[int], now_ns: int) -> list[Run]:
+    def begin_next(self, devices: Iterable[int], now_ns: int) -> list[Run]:
         """Begin the first works of these devices where that is possible; returns the runs that have begun."""
         begun: list[Run] = []
-        for gpu in gpus:
-            device = self._devices.get(gpu)
+        for device_id in devices:
+            device = self._devices.get(device_id)
             if device is None or device.run is not None or device.hangs or not device.queue:
                 continue
             work = device.queue[0]
             if work.work_id in self._broken:
-                begun.append(self._begin(_void(work, (gpu,), now_ns, RunEnd.BROKEN)))
+                begun.append(self._begin(_void(work, (device_id,), now_ns, RunEnd.BROKEN)))
             elif self._may_begin(work):
                 begun.append(self._begin(self._planned(work, now_ns)))
         return begun
 
     def _may_begin(self, work: Work) -> bool:
         is_awaiting = False
-        for gpu in work.gpus:
-            device = self._devices.get(gpu)
+        for device_id in work.devices:
+            device = self._devices.get(device_id)
             if device is None or device.run is not None or device.hangs:
                 return False
             if not device.queue or device.queue[0] is not work:
@@ -272,7 +272,7 @@ class Fleet:
     def _planned(self, work: Work, now_ns: int) -> Run:
         if work.work_id in self._revoked:
             self._revoked.remove(work.work_id)
-            return _void(work, work.gpus, now_ns, RunEnd.STOPPED)
+            return _void(work, work.devices, now_ns, RunEnd.STOPPED)
         start_ns, lost = now_ns + self._nature.dispatch_ns(work), list[int]()
         for parcel in self._unpack(work):
             assert parcel.left_ns is not None
@@ -281,19 +281,19 @@ class Fleet:
                 lost.append(parcel.job_id)
         left_out = {job_id: job_id in lost for job_id in self._lacking(work)}
         if len(left_out) == len(work.job_ids):
-            return replace(_void(work, work.gpus, now_ns, RunEnd.REFUSED), left_out=left_out)
+            return replace(_void(work, work.devices, now_ns, RunEnd.REFUSED), left_out=left_out)
         duration_ns, steps, end = self._nature.run(work.without(left_out))
         end_ns = NEVER_NS if end is None else start_ns + duration_ns
         ended = end or RunEnd.DONE
         return Run(
-            work=work, gpus=work.gpus, start_ns=start_ns, end_ns=end_ns, steps=steps, end=ended, left_out=left_out
+            work=work, devices=work.devices, start_ns=start_ns, end_ns=end_ns, steps=steps, end=ended, left_out=left_out
         )
 
     def _unpack(self, work: Work) -> list[Parcel]:
         """Take over what has come for the jobs of a work."""
         unpacked: list[Parcel] = []
-        for gpu in work.gpus:
-            device = self._devices[gpu]
+        for device_id in work.devices:
+            device = self._devices[device_id]
             if device.awaited:
                 for parcel in device.awaited.pop(work.work_id, ()):
                     unpacked.append(parcel)
@@ -307,26 +307,30 @@ class Fleet:
         lacking: list[int] = []
         if work.stage.name != ENCODE:
             for job_id, first_step in work.members:
-                for gpu in work.gpus:
-                    state = self._devices[gpu].states.get(job_id)
+                for device_id in work.devices:
+                    state = self._devices[device_id].states.get(job_id)
                     if state is None or state.steps_done != first_step:
                         lacking.append(job_id)
                         break
         return lacking
 
     def _begin(self, run: Run) -> Run:
-        for gpu in run.gpus:
-            device = self._devices[gpu]
-            assert device.run is None, f"device {gpu} has a work"
+        for device_id in run.devices:
+            device = self._devices[device_id]
+            assert device.run is None, f"device {device_id} has a work"
             head = device.queue.popleft()
-            assert head is run.work, f"device {gpu} begins a work before its turn"
+            assert head is run.work, f"device {device_id} begins a work before its turn"
             device.run = run
         return run
 
     def end(self, run: Run) -> bool:
         """Free the devices of a run, which have the new states now; False if it is out of date."""
-        devices = [device for gpu in run.gpus if (device := self._devices.get(gpu)) is not None and device.run is run]
-        if len(devices) < len(run.gpus):
+        devices = [
+            device
+            for device_id in run.devices
+            if (device := self._devices.get(device_id)) is not None and device.run is run
+        ]
+        if len(devices) < len(run.devices):
             return False
         for device in devices:
             device.run = None
@@ -336,8 +340,8 @@ class Fleet:
 
     def settle(self, run: Run) -> None:
         """What devices were to let go when this run has ended, and its states have been put down."""
-        for gpu in run.gpus:
-            device = self._devices.get(gpu)
+        for device_id in run.devices:
+            device = self._devices.get(device_id)
             if device is not None and device.forgets:
                 for job_id in device.forgets.pop(run.work.work_id, ()):
                     device.states.pop(job_id, None)
@@ -360,8 +364,8 @@ def _bring_on(devices: Iterable[_Device], job_id: int, first_step: int, run: Run
             device.states[job_id] = State()
 
 
-def _void(work: Work, gpus: Group, now_ns: int, end: RunEnd) -> Run:
-    return Run(work=work, gpus=gpus, start_ns=now_ns, end_ns=now_ns, steps=0, end=end)
+def _void(work: Work, devices: Group, now_ns: int, end: RunEnd) -> Run:
+    return Run(work=work, devices=devices, start_ns=now_ns, end_ns=now_ns, steps=0, end=end)
 
 
 def _step_ns(run: Run) -> int:

@@ -10,9 +10,9 @@ from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Accept, Action, Finish, MoveState, Reject, RunStage, RunSteps, jobs_of
 from tilework.core.events import (
     Broken,
+    DeviceJoined,
+    DeviceLost,
     Event,
-    GpuJoined,
-    GpuLost,
     LeftOut,
     OutOfMemory,
     Restored,
@@ -99,13 +99,13 @@ class Invariants:
                 self._requests |= {request.uid: request for request in submitted.requests}
             case Restored(request):
                 self._requests[request.uid] = request
-            case GpuJoined(gpu, node):
-                _require(gpu not in self._up, f"GPU {gpu} joins twice")
-                self._up[gpu] = node
-            case GpuLost(gpu):
-                self._up.pop(gpu, None)
+            case DeviceJoined(device_id, node):
+                _require(device_id not in self._up, f"GPU {device_id} joins twice")
+                self._up[device_id] = node
+            case DeviceLost(device_id):
+                self._up.pop(device_id, None)
                 self._num_mishaps += 1
-                self._hit(work for work in self._works.values() if gpu in work.gpus)
+                self._hit(work for work in self._works.values() if device_id in work.devices)
             case LeftOut(work_id, job_id):
                 self._num_mishaps += 1
                 self._mishaps[job_id] += 1
@@ -180,10 +180,10 @@ class Invariants:
         number = work.work_id
         _require(number > self._last_work_id, f"work {number} comes after work {self._last_work_id}")
         self._last_work_id = number
-        nodes = {self._up.get(gpu, -1) for gpu in work.gpus}
-        _require(-1 not in nodes, f"work {number} is for a GPU that is down: {work.gpus}")
-        _require(len(nodes) == 1, f"the group {work.gpus} of work {number} spans nodes")
-        _require(len(work.gpus) == 1 or len(work.job_ids) == 1, f"work {number} has several jobs and several GPUs")
+        nodes = {self._up.get(device_id, -1) for device_id in work.devices}
+        _require(-1 not in nodes, f"work {number} is for a GPU that is down: {work.devices}")
+        _require(len(nodes) == 1, f"the group {work.devices} of work {number} spans nodes")
+        _require(len(work.devices) == 1 or len(work.job_ids) == 1, f"work {number} has several jobs and several GPUs")
         for job_id, attempt in zip(work.job_ids, work.attempts, strict=True):
             uid = self._uids.get(job_id)
             _require(uid is not None and uid not in self._ended, f"work {number} is for job {job_id}, which has ended")
@@ -204,18 +204,20 @@ class Invariants:
 
     def _check_residents(self, work: Work) -> None:
         """A device is told no more than it can do soon, and keeps something of so many jobs at most."""
-        for gpu in work.gpus:
-            device = self._simulation.controller.tracker.devices[gpu]
+        for device_id in work.devices:
+            device = self._simulation.controller.tracker.device(device_id)
+            _require(device is not None, f"device {device_id} is up and unknown to the controller")
+            assert device is not None
             num_jobs = len({job_id for work in device.works for job_id in work.job_ids})
             limit = _MOST_WORKS + _MORE_WORKS * (num_jobs - 1)
-            _require(len(device.works) <= limit, f"GPU {gpu} is told {len(device.works)} works")
+            _require(len(device.works) <= limit, f"GPU {device_id} is told {len(device.works)} works")
             residents = device.residents
             most = max(self._config.max_residents, sum(bool(job.works) for job in residents.values()))
-            _require(len(residents) <= most, f"GPU {gpu} keeps {len(residents)} jobs, and may keep {most}")
+            _require(len(residents) <= most, f"GPU {device_id} keeps {len(residents)} jobs, and may keep {most}")
 
     def _compare(self, now_ns: int) -> None:
         tracker = self._simulation.controller.tracker
-        _require(len(tracker.gpus) == len(self._up), f"the controller counts {len(tracker.gpus)} GPUs")
+        _require(len(tracker.devices) == len(self._up), f"the controller counts {len(tracker.devices)} GPUs")
         if self._num_events % _SELDOM == 0:
             open_uids = self._job_ids.keys() - self._ended
             _require(tracker.job_ids.keys() == open_uids, f"at {now_ns} ns a request is forgotten, or kept too long")
@@ -238,8 +240,8 @@ class Invariants:
             if self._is_calm and ending.request.is_promise and ending.status is Status.DONE:
                 _require(ending.on_time, f"the promise to {uid} is broken, and nothing went wrong")
         _require(self._job_ids.keys() <= self._ended, "an accepted request has not ended")
-        for gpu in {gpu for run in trace.runs for gpu in run.gpus}:
-            _check_alone(gpu, [run for run in trace.runs if gpu in run.gpus])
+        for device_id in {device_id for run in trace.runs for device_id in run.devices}:
+            _check_alone(device_id, [run for run in trace.runs if device_id in run.devices])
         self._check_waits()
         self._check_leftovers()
 
@@ -272,9 +274,9 @@ class Invariants:
     def _check_leftovers(self) -> None:
         tracker, fleet = self._simulation.controller.tracker, self._simulation.cluster.fleet
         _require(not tracker.jobs and not tracker.num_waiting() and not tracker.promised(), "the tracker keeps a job")
-        _require(not any(device.residents for device in tracker.gpus), "the tracker keeps a resident")
+        _require(not any(device.residents for device in tracker.devices), "the tracker keeps a resident")
         if not _MESSAGES & self._faults.by_kind.keys() and "hang" not in self._faults:
-            kept = {gpu: fleet.num_states(gpu) for gpu in self._up if fleet.is_up(gpu)}
+            kept = {device_id: fleet.num_states(device_id) for device_id in self._up if fleet.is_up(device_id)}
             _require(not any(kept.values()), f"devices keep states of jobs that have ended: {kept}")
 
 
@@ -294,7 +296,7 @@ def _check_image(uid: str, image: State | None, steps: int) -> None:
     _require(done == steps, f"the picture of {uid} is made of {done} steps, not {steps}")
 
 
-def _check_alone(gpu: int, runs: list[Run]) -> None:
+def _check_alone(device_id: int, runs: list[Run]) -> None:
     ordered = sorted((run.start_ns, run.end_ns, run.work.work_id) for run in runs)
     for before, after in pairwise(ordered):
-        _require(before[1] <= after[0], f"GPU {gpu} runs works {before[2]} and {after[2]} at a time")
+        _require(before[1] <= after[0], f"GPU {device_id} runs works {before[2]} and {after[2]} at a time")

@@ -58,17 +58,17 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
     Source: Groce et al., Swarm Testing, ISSTA 2012.
     """
     random = Random(f"tilework/{seed}")
-    num_gpus = random.choice((1, 2, 2, 3, 4, 4, 8))
-    gpus_per_node = random.choice((1, 2, 4, 8))
+    num_devices = random.choice((1, 2, 2, 3, 4, 4, 8))
+    devices_per_node = random.choice((1, 2, 4, 8))
     degrees = random.choice(((1,), (1, 2), (1, 2, 4), (1, 2, 4, 8)))
     chosen = _swarm(Random(f"faults/{seed}"))
     of_batches = Random(f"batches/{seed}")
     is_siege = random.random() < 0.04
     if is_siege:
-        num_gpus = 1
+        num_devices = 1
     rate = random.uniform(1.1, 1.6) if is_siege else random.choice((0.4, 0.8, 1.2, 3.0))
     num_requests = 400 if is_siege else random.randint(4, 90)
-    requests = _requests(random, num_requests, rate * num_gpus / _MEAN_S, is_siege)
+    requests = _requests(random, num_requests, rate * num_devices / _MEAN_S, is_siege)
     return Scenario(
         seed=seed,
         controller=ControllerConfig(
@@ -78,9 +78,9 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
             max_residents=random.choice((1, 4, 64)),
             max_batch=of_batches.choice((1, 2, 12, 12)),
         ),
-        table=_table(degrees, gpus_per_node, of_batches.choice((0.0, 0.0, 0.15, 0.5))),
+        table=_table(degrees, devices_per_node, of_batches.choice((0.0, 0.0, 0.15, 0.5))),
         config=SimConfig(
-            num_gpus=num_gpus,
+            num_devices=num_devices,
             seed=seed,
             jitter=random.choice((0.0, 0.0, 0.05, 0.3)),
             dispatch_ns=random.choice((0, 500_000, 20_000_000)),
@@ -103,7 +103,7 @@ def _swarm(random: Random) -> Faults:
     return Faults(faults)
 
 
-def _table(degrees: tuple[int, ...], gpus_per_node: int, saving: float) -> CostTable:
+def _table(degrees: tuple[int, ...], devices_per_node: int, saving: float) -> CostTable:
     """`saving` is the share of its time that each member of a batch beyond the first saves; 0: no batch is known."""
     alone = [
         CostRow(
@@ -124,7 +124,7 @@ def _table(degrees: tuple[int, ...], gpus_per_node: int, saving: float) -> CostT
         for size in (2, 12)
         if saving and row.stage == DIFFUSE and row.degree == 1
     ]
-    return CostTable(hardware="made up, for fuzzing", gpus_per_node=gpus_per_node, rows=(*alone, *together))
+    return CostTable(hardware="made up, for fuzzing", devices_per_node=devices_per_node, rows=(*alone, *together))
 
 
 def _requests(random: Random, num_requests: int, rate_per_s: float, is_siege: bool) -> tuple[Request, ...]:

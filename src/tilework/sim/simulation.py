@@ -42,7 +42,7 @@ class SimConfig:
     the end of a request's last work and the client's answer. `faults` are what goes wrong.
     """
 
-    num_gpus: int
+    num_devices: int
     seed: int = 0
     jitter: float = 0.0
     dispatch_ns: int | Mapping[int, int] = 0
@@ -131,8 +131,8 @@ class Simulation:
             self._works,
             costs,
             self._dice,
-            num_gpus=config.num_gpus,
-            gpus_per_node=devices.gpus_per_node,
+            num_devices=config.num_devices,
+            devices_per_node=devices.devices_per_node,
             stages=frozenset(StageId(row.pipeline, row.stage) for row in devices.rows),
             tell=self._handle,
             delivered=self._deliver,

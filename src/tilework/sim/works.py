@@ -44,17 +44,17 @@ class ModelledWorks:
         self._is_small = dice.strikes("memory")
 
     def dispatch_ns(self, work: Work) -> int:
-        lost_ns = self._dispatch_ns(len(work.gpus))
+        lost_ns = self._dispatch_ns(len(work.devices))
         if self._switch_ns and work.stage.name == DIFFUSE:
-            now = work.job_ids, work.gpus
-            if any(self._latest.get(gpu) != now for gpu in work.gpus):
+            now = work.job_ids, work.devices
+            if any(self._latest.get(device_id) != now for device_id in work.devices):
                 lost_ns += self._switch_ns
-            self._latest.update(dict.fromkeys(work.gpus, now))
+            self._latest.update(dict.fromkeys(work.devices, now))
         return lost_ns
 
     def run(self, work: Work) -> tuple[int, int, RunEnd | None]:
         requests = self._requests(work.job_ids)
-        duration_ns = self._costs.work_ns(work.stage, requests, len(work.gpus), work.num_steps)
+        duration_ns = self._costs.work_ns(work.stage, requests, len(work.devices), work.num_steps)
         if self._jitter:
             duration_ns = round(duration_ns * max(0.2, self._random.gauss(1.0, self._jitter)))
         if not self._dice.faults:
@@ -82,7 +82,7 @@ class ModelledWorks:
         if not self._is_small or work.stage.name not in (DIFFUSE, DECODE):
             return True
         pixels = sum(request.shape.pixels for request in requests)
-        need = pixels * (_SLICED if work.sliced else 1.0) / len(work.gpus)
+        need = pixels * (_SLICED if work.sliced else 1.0) / len(work.devices)
         return need <= self._dice.faults.size("memory") * self._largest_pixels
 
     def expect(self, request: Request) -> None:

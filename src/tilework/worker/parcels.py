@@ -34,10 +34,10 @@ class Parcels:
     Where there is no room, a worker waits for `patience_s`: others' requests end and leave theirs.
     """
 
-    def __init__(self, directory: Path, gpu: int, patience_s: float = 10.0) -> None:
+    def __init__(self, directory: Path, device_id: int, patience_s: float = 10.0) -> None:
         self._directory = directory
         self._patience_s = patience_s
-        self._prefix = f"{gpu}-{os.getpid()}-{time.monotonic_ns():x}"
+        self._prefix = f"{device_id}-{os.getpid()}-{time.monotonic_ns():x}"
         self._numbers = count()
 
     def put(self, freight: Freight) -> Parcel:

@@ -45,15 +45,15 @@ def serve(connection: Connection, source: Source, site: Site) -> None:
     """Load the model and execute commands from `connection`, one pickled message each way at a time.
 
     Answers first `Loaded` or `LoadFailed` (and returns). Returns on `Quit`, and when the other end is closed, for
-    which the running work is stopped at its next step. `site.gpu` chooses the device for source.device "cuda".
+    which the running work is stopped at its next step. `site.device_id` chooses the device for source.device "cuda".
     """
     # Ctrl-C reaches the whole process group; when to end is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    groups = Groups(site.gpu, site.rendezvous, source.device)
+    groups = Groups(site.device_id, site.rendezvous, source.device)
     link = _Link(connection, groups)
     start_ns = time.monotonic_ns()
     try:
-        _prepare(source, site.gpu)
+        _prepare(source, site.device_id)
         family = load(source) if isinstance(source, ModelSource) else ModelledFamily(source)
         # A modelled device's memory is pretended, too.
         budget = Budget(family.device, source.memory_bytes if isinstance(source, ModelSource) else None)
@@ -61,7 +61,7 @@ def serve(connection: Connection, source: Source, site: Site) -> None:
         link.send(LoadFailed(describe(error)))
         return
     link.send(_loaded(family, source, time.monotonic_ns() - start_ns))
-    worker = Worker(family, link.works, groups, Parcels(Path(site.parcels), site.gpu), link.send, budget)
+    worker = Worker(family, link.works, groups, Parcels(Path(site.parcels), site.device_id), link.send, budget)
     while not isinstance(command := link.queue.get(), Quit):
         worker.execute(command)
 
@@ -73,11 +73,11 @@ def _loaded(family: Family, source: Source, load_ns: int) -> Loaded:
     return Loaded(info, load_ns, describe_hardware(family.device), model_identity(source))
 
 
-def _prepare(source: Source, gpu: int) -> None:
+def _prepare(source: Source, device_id: int) -> None:
     quiet()
     torch.set_num_threads(source.threads)
     if source.device == "cuda":
-        torch.cuda.set_device(gpu)
+        torch.cuda.set_device(device_id)
 
 
 class _Link:

@@ -113,7 +113,7 @@ def test_promises_are_kept_even_if_members_go_on_one_by_one() -> None:
 def test_as_one_ride_it_is_on_time_when_all_are() -> None:
     both = batch(member(0, 2, due_ms=300), member(1, 4, due_ms=490))
     ride = both.as_ride(0, may_split=True)
-    assert (ride.claim, ride.due_ns - ride.least_gpu_ns) == (Claim.DUE, both.slack_ns)
+    assert (ride.claim, ride.due_ns - ride.least_device_ns) == (Claim.DUE, both.slack_ns)
     assert [speed.step_ns for speed in ride.speeds] == [480 * MS, 400 * MS], "on two devices each has one"
     assert batch(member(0, 2), member(1, 4)).as_ride(0, may_split=False).claim is Claim.PATIENT
 
@@ -128,8 +128,8 @@ def sizes(trace: Trace) -> list[int]:
 def test_who_would_be_late_one_by_one_is_on_time_together() -> None:
     """The first has begun two chunks alone, 0.4 s, before the others come."""
     three = [request(str(index), slo_s=2.2) for index in range(3)]
-    assert on_time(simulate(three, "edf", num_gpus=1, costs=batched())) == pytest.approx(2 / 3)
-    trace = simulate(three, "tilework", num_gpus=1, costs=batched())
+    assert on_time(simulate(three, "edf", num_devices=1, costs=batched())) == pytest.approx(2 / 3)
+    trace = simulate(three, "tilework", num_devices=1, costs=batched())
     assert on_time(trace) == 1.0
     assert max(sizes(trace)) == 3
 
@@ -137,22 +137,24 @@ def test_who_would_be_late_one_by_one_is_on_time_together() -> None:
 def test_nobody_is_let_in_who_would_make_others_late() -> None:
     """He can spare 10 ms, and a step together takes 40 ms more than alone."""
     tight, other = request("tight", slo_s=1.01), request("other", slo_s=1.3)
-    trace = simulate([tight, other], "tilework", num_gpus=1, costs=batched())
+    trace = simulate([tight, other], "tilework", num_devices=1, costs=batched())
     assert (on_time(trace), max(sizes(trace))) == (0.5, 1)
 
 
 def test_without_a_gain_nobody_shares() -> None:
     requests = [request(str(index), slo_s=1.9) for index in range(3)]
-    assert max(sizes(simulate(requests, "tilework", num_gpus=1, costs=batched(0.002, 0.098)))) == 1
+    assert max(sizes(simulate(requests, "tilework", num_devices=1, costs=batched(0.002, 0.098)))) == 1
 
 
 def test_small_ones_share_a_device_beside_a_wide_one() -> None:
     """The wide one needs four of five devices; the small ones would end after 0.8, 1.6 and 2.4 s one by one."""
     wide = request("wide", steps=60, slo_s=2.02)
     small = [request(str(index), side=64, steps=10, slo_s=1.7) for index in range(3)]
-    trace = simulate([wide, *small], "tilework", num_gpus=5, costs=batched())
+    trace = simulate([wide, *small], "tilework", num_devices=5, costs=batched())
     assert on_time(trace) == 1.0
-    assert {len(run.gpus) for run in trace.runs if run.work.job_ids == (0,) and run.work.stage.name == DIFFUSE} == {4}
+    assert {len(run.devices) for run in trace.runs if run.work.job_ids == (0,) and run.work.stage.name == DIFFUSE} == {
+        4
+    }
     assert max(sizes(trace)) == 3
 
 
@@ -160,7 +162,7 @@ def test_small_ones_share_a_device_beside_a_wide_one() -> None:
 def test_batches_are_no_larger_than_they_may_be(most: int) -> None:
     requests = [request(str(index)) for index in range(4)]
     config = ControllerConfig(policy="tilework", max_batch=most)
-    assert max(sizes(Simulation(config, batched(), SimConfig(num_gpus=1)).run(requests))) == most
+    assert max(sizes(Simulation(config, batched(), SimConfig(num_devices=1)).run(requests))) == most
 
 
 def test_nobody_shares_whose_time_alone_is_a_guess() -> None:
@@ -202,23 +204,23 @@ def test_who_doubts_what_batches_take_asks_for_more() -> None:
 
 def test_on_idle_devices_everybody_is_alone() -> None:
     requests = [request(str(index)) for index in range(4)]
-    assert set(sizes(simulate(requests, "tilework", num_gpus=4, costs=batched()))) == {1}
+    assert set(sizes(simulate(requests, "tilework", num_devices=4, costs=batched()))) == {1}
 
 
 def test_a_batch_is_split_when_devices_become_idle() -> None:
     """A third one keeps the other device busy at first."""
     requests = [request("busy", steps=3), request("a", steps=40), request("b", steps=40)]
-    trace = simulate(requests, "tilework", num_gpus=2, costs=batched())
+    trace = simulate(requests, "tilework", num_devices=2, costs=batched())
     last = max(trace.runs, key=lambda run: run.end_ns)
     assert len(last.work.job_ids) == 1
     alone = [request(str(index), steps=40) for index in range(2)]
-    lonely = simulate(alone, "tilework", num_gpus=2, costs=batched())
+    lonely = simulate(alone, "tilework", num_devices=2, costs=batched())
     assert max(run.end_ns for run in trace.runs) < 1.2 * max(run.end_ns for run in lonely.runs)
 
 
 def test_one_that_comes_later_joins_at_the_end_of_a_chunk() -> None:
     trace = simulate(
-        [request("first", steps=20), request("second", 0.5, steps=10)], "tilework", num_gpus=1, costs=batched()
+        [request("first", steps=20), request("second", 0.5, steps=10)], "tilework", num_devices=1, costs=batched()
     )
     shared = [run for run in trace.runs if len(run.work.job_ids) == 2]
     assert 0.5 < shared[0].start_ns / 1e9 < 1.0
@@ -227,8 +229,8 @@ def test_one_that_comes_later_joins_at_the_end_of_a_chunk() -> None:
 
 def test_a_waiting_crowd_is_served_sooner_together() -> None:
     crowd = poisson(60, 6.0, 3, best_effort=1.0)
-    apart = simulate(crowd, "edf", num_gpus=2, costs=batched())
-    together = simulate(crowd, "tilework", num_gpus=2, costs=batched())
+    apart = simulate(crowd, "edf", num_devices=2, costs=batched())
+    together = simulate(crowd, "tilework", num_devices=2, costs=batched())
     assert sorted(finished(together)) == sorted(finished(apart))
 
     def mean_ns(trace: Trace) -> float:
@@ -241,7 +243,7 @@ def test_promises_are_kept_beside_batches() -> None:
     promises = [promise(f"p{index}", index * 0.3, 3.0) for index in range(20)]
     others = [request(f"o{index}", index * 0.25, side=64) for index in range(20)]
     trace = simulate(
-        sorted([*promises, *others], key=lambda one: one.arrival_ns), "tilework", num_gpus=1, costs=batched()
+        sorted([*promises, *others], key=lambda one: one.arrival_ns), "tilework", num_devices=1, costs=batched()
     )
     kept = [one for one in trace.endings if one.request.is_promise and one.status is Status.DONE]
     assert len(kept) >= 8

@@ -90,9 +90,9 @@ def test_devices_are_had_when_the_step_on_them_ends() -> None:
 # Decisions.
 
 
-def widths(requests: list[Request], num_gpus: int) -> list[int]:
-    plan = planned(Tilework(), requests, num_gpus, TableCosts(WIDE))
-    of_job = {start.job_ids[0]: len(start.gpus) for start in plan.starts if start.stage.name == DIFFUSE}
+def widths(requests: list[Request], num_devices: int) -> list[int]:
+    plan = planned(Tilework(), requests, num_devices, TableCosts(WIDE))
+    of_job = {start.job_ids[0]: len(start.devices) for start in plan.starts if start.stage.name == DIFFUSE}
     return [of_job.get(index, 0) for index in range(len(requests))]
 
 
@@ -114,7 +114,7 @@ def test_who_has_no_deadline_begins_no_step_on_devices_that_are_needed_before_it
     small = request("small", side=64, steps=4, slo_s=0.25)
     wide = request("wide", 0.0, side=128, steps=10, slo_s=1.3)
     calm = request("calm", 0.01, side=128, steps=5)
-    trace = simulate([small, wide, calm], "tilework", num_gpus=4, costs=costs)
+    trace = simulate([small, wide, calm], "tilework", num_devices=4, costs=costs)
     assert on_time(trace) == 1.0
     first_ns = min(one.start_ns for one in trace.runs if one.work.job_ids == (2,) and one.work.stage.name == DIFFUSE)
     assert first_ns >= min(one.end_ns for one in trace.runs if one.work.job_ids == (0,) and one.steps)
@@ -128,14 +128,16 @@ def test_who_cannot_be_on_time_at_all_is_set_aside_with_its_reason() -> None:
 
 def test_who_was_spared_in_vain_is_served() -> None:
     """The second is late even if the first, which costs more, gives way, since it would have to end its step."""
-    node = Lookahead([SimpleNamespace(gpu=gpu, works=()) for gpu in range(2)], 0, 200 * MS, lambda _: inf)  # type: ignore[misc]
+    node = Lookahead(
+        [SimpleNamespace(device_id=device_id, works=()) for device_id in range(2)], 0, 200 * MS, lambda _: inf
+    )  # type: ignore[misc]
     first, second = ride(594, steps=9.9, degree=2, hold_ms=54), ride(600, steps=9.5, weight=2)
     node.rides += [first, second]
     assert node.choose().degrees == [2, 0]
     assert (first.claim, second.claim) == (Claim.DUE, Claim.SPARED)
 
 
-def run(requests: list[Request], num_gpus: int) -> tuple[Trace, int]:
+def run(requests: list[Request], num_devices: int) -> tuple[Trace, int]:
     """With how often works were told to stop."""
     stops: list[Action] = []
 
@@ -143,7 +145,7 @@ def run(requests: list[Request], num_gpus: int) -> tuple[Trace, int]:
         stops.extend(action for action in actions if isinstance(action, Stop))
 
     config = ControllerConfig(policy="tilework")
-    trace = Simulation(config, WIDE, SimConfig(num_gpus=num_gpus)).run(requests, observe=observe)
+    trace = Simulation(config, WIDE, SimConfig(num_devices=num_devices)).run(requests, observe=observe)
     return trace, len(stops)
 
 
@@ -174,7 +176,7 @@ def test_nobody_is_stopped_for_one_that_is_late_by_the_end_of_the_step() -> None
 
 def test_whoever_is_on_time_on_idle_devices_does_not_wait_for_more() -> None:
     """`b` is to have two devices, one of which is in a step of a second."""
-    trace = simulate([request("a", side=512), request("b", 0.3, slo_s=1.2)], "tilework", num_gpus=3, costs=WIDE)
+    trace = simulate([request("a", side=512), request("b", 0.3, slo_s=1.2)], "tilework", num_devices=3, costs=WIDE)
     assert min(one.start_ns for one in trace.runs if one.work.job_ids == (1,)) < 0.4 * NS_PER_S
     assert [ending.on_time for ending in trace.endings if ending.request.uid == "b"] == [True]
 
@@ -184,28 +186,28 @@ STEPS = profile({64: {1: 0.1}, 128: {1: 1.0, 2: 0.6, 4: 0.4}})
 HURRIED, LONG = request("hurried", side=64, slo_s=1.2), request("long", 2.0)
 
 
-@pytest.mark.parametrize(("before", "num_gpus", "widest"), [([HURRIED], 4, 2), ([], 4, 4), ([HURRIED], 8, 4)])
+@pytest.mark.parametrize(("before", "num_devices", "widest"), [([HURRIED], 4, 2), ([], 4, 4), ([HURRIED], 8, 4)])
 def test_a_device_is_left_for_whoever_cannot_wait_for_the_end_of_a_long_step(
-    before: list[Request], num_gpus: int, widest: int
+    before: list[Request], num_devices: int, widest: int
 ) -> None:
     """As one came lately that could not; but not if other nodes are idle."""
-    trace = simulate([*before, LONG], "tilework", num_gpus=num_gpus, costs=replace(STEPS, gpus_per_node=4))
+    trace = simulate([*before, LONG], "tilework", num_devices=num_devices, costs=replace(STEPS, devices_per_node=4))
     assert max(map(len, groups(trace)["long"])) == widest
 
 
 def test_whoever_cannot_wait_for_the_end_of_a_long_step_is_on_time() -> None:
     again = replace(HURRIED, uid="again", arrival_ns=int(2.1 * NS_PER_S), deadline_ns=int(3.3 * NS_PER_S))
-    known, unknown = (simulate([*one, LONG, again], "tilework", num_gpus=4, costs=STEPS) for one in ([HURRIED], []))
+    known, unknown = (simulate([*one, LONG, again], "tilework", num_devices=4, costs=STEPS) for one in ([HURRIED], []))
     assert (on_time(known), on_time(unknown)) == (1.0, 0.5)
 
 
 def test_whoever_will_be_wider_in_a_moment_waits_for_that() -> None:
     """A step takes 63 ms on two devices and 39 on four: before `a` ends, `b` waits for up to 24 ms."""
     requests = [request("a", slo_s=0.75), request("b", 0.05, slo_s=9, steps=60)]
-    trace = simulate(requests, "tilework", num_gpus=4, costs=WIDE)
+    trace = simulate(requests, "tilework", num_devices=4, costs=WIDE)
     steps = [one for one in trace.runs if one.work.job_ids == (1,) and one.work.stage.name == DIFFUSE]
-    last_narrow_ns = max(one.end_ns for one in steps if len(one.gpus) == 2)
-    first_wide_ns = min(one.start_ns for one in steps if len(one.gpus) == 4)
+    last_narrow_ns = max(one.end_ns for one in steps if len(one.devices) == 2)
+    first_wide_ns = min(one.start_ns for one in steps if len(one.devices) == 4)
     over_ns = max(one.end_ns for one in trace.runs if one.work.job_ids == (0,))
     assert over_ns - 63 * MS <= last_narrow_ns <= over_ns + 26 * MS
     assert first_wide_ns <= over_ns + 26 * MS
@@ -214,7 +216,7 @@ def test_whoever_will_be_wider_in_a_moment_waits_for_that() -> None:
 def test_short_ones_without_a_deadline_go_first_but_nobody_waits_for_ever() -> None:
     long = [request("long", 0.001, steps=30)]
     short = [request(f"short {index}", 0.3 * index, steps=4) for index in range(400)]
-    order = finished(simulate([*short, *long], "tilework", num_gpus=1))
+    order = finished(simulate([*short, *long], "tilework", num_devices=1))
     assert order[0] == "short 0"
     assert 1 < order.index("long") < len(order) - 1
 
@@ -222,14 +224,14 @@ def test_short_ones_without_a_deadline_go_first_but_nobody_waits_for_ever() -> N
 def test_whoever_has_waited_long_goes_before_a_shorter_one_that_has_not() -> None:
     """When `first` is done, `long` has waited for 0.8 s, and `short`, which takes half as long, for 0.1 s."""
     requests = [request("first", steps=8), request("long", 0.1, steps=10), request("short", 0.8, steps=6)]
-    assert finished(simulate(requests, "tilework", num_gpus=1)) == ["first", "long", "short"]
+    assert finished(simulate(requests, "tilework", num_devices=1)) == ["first", "long", "short"]
     requests[2] = request("short", 0.1, steps=6)
-    assert finished(simulate(requests, "tilework", num_gpus=1)) == ["first", "short", "long"]
+    assert finished(simulate(requests, "tilework", num_devices=1)) == ["first", "short", "long"]
 
 
 def test_the_few_of_one_tenant_do_not_wait_for_the_many_of_another() -> None:
     many = [request(f"many {index}", steps=10, tenant="a") for index in range(8)]
-    order = finished(simulate([*many, request("few", 1.5, steps=10, tenant="b")], "tilework", num_gpus=1))
+    order = finished(simulate([*many, request("few", 1.5, steps=10, tenant="b")], "tilework", num_devices=1))
     assert order.index("few") <= 3
 
 
@@ -238,39 +240,39 @@ def test_the_few_of_one_tenant_do_not_wait_for_the_many_of_another() -> None:
 
 def test_a_newcomer_goes_where_the_fewest_idle_devices_are_enough() -> None:
     """On nodes of two devices: wide ones keep a node that is whole."""
-    costs = replace(table(degrees=(1, 2)), gpus_per_node=2)
+    costs = replace(table(degrees=(1, 2)), devices_per_node=2)
     narrow, wide = {"slo_s": 1.3}, {"slo_s": 0.75}
     requests = [request("a", **narrow), request("b", 0.01, **wide), request("c", 0.02, **narrow)]
-    trace = simulate(requests, "tilework", num_gpus=4, costs=costs)
-    nodes = {uid: {gpu // 2 for group in taken for gpu in group} for uid, taken in groups(trace).items()}
+    trace = simulate(requests, "tilework", num_devices=4, costs=costs)
+    nodes = {uid: {device_id // 2 for group in taken for device_id in group} for uid, taken in groups(trace).items()}
     assert nodes["a"] == nodes["c"]
     assert nodes["b"].isdisjoint(nodes["a"])
     assert on_time(trace) == 1.0
 
 
 def test_who_has_not_begun_goes_to_another_node_that_becomes_idle() -> None:
-    costs = replace(table(), gpus_per_node=1)
+    costs = replace(table(), devices_per_node=1)
     requests = [request("a", steps=40), request("b", steps=5), request("c", 0.1)]
-    trace = simulate(requests, "tilework", num_gpus=2, costs=costs)
+    trace = simulate(requests, "tilework", num_devices=2, costs=costs)
     assert finished(trace) == ["b", "c", "a"]
 
 
 def test_devices_that_only_make_others_quicker_count_as_room() -> None:
     """No device is idle. `loose` needs one of its four, `tight` two; so the node of `tight` is the fuller one."""
-    costs = replace(table(degrees=(1, 2, 4)), gpus_per_node=4)
+    costs = replace(table(degrees=(1, 2, 4)), devices_per_node=4)
     requests = [request("loose", slo_s=9, steps=40), request("tight", slo_s=3, steps=40), request("c", 0.2, slo_s=1.3)]
-    trace = simulate(requests, "tilework", num_gpus=8, costs=costs)
-    nodes = {uid: {gpu // 4 for group in taken for gpu in group} for uid, taken in groups(trace).items()}
+    trace = simulate(requests, "tilework", num_devices=8, costs=costs)
+    nodes = {uid: {device_id // 4 for group in taken for device_id in group} for uid, taken in groups(trace).items()}
     assert nodes["c"] == nodes["tight"] != nodes["loose"]
     assert on_time(trace) == 1.0
 
 
 def test_whoever_would_be_late_at_home_goes_on_at_another_node() -> None:
     """`c` leaves one device of its node to `a`, which would be late on it, and goes on where `b` is soon done."""
-    costs = replace(table(degrees=(1, 2)), gpus_per_node=3)
+    costs = replace(table(degrees=(1, 2)), devices_per_node=3)
     requests = [request("a", slo_s=1.5, steps=20), request("b", slo_s=0.58, steps=8), request("c", 0.1, slo_s=0.75)]
-    trace = simulate(requests, "tilework", num_gpus=6, costs=costs)
-    nodes = {uid: {gpu // 3 for group in taken for gpu in group} for uid, taken in groups(trace).items()}
+    trace = simulate(requests, "tilework", num_devices=6, costs=costs)
+    nodes = {uid: {device_id // 3 for group in taken for device_id in group} for uid, taken in groups(trace).items()}
     assert nodes["a"] == {0, 1}
     assert nodes["c"] == {0}
     assert on_time(trace) == 1.0
@@ -283,5 +285,7 @@ def test_whoever_would_be_late_at_home_goes_on_at_another_node() -> None:
 def test_more_are_on_time_than_under_tetriserve(seed: int) -> None:
     costs = shipped("flux1dev_h100_eager")
     requests = flux_requests(60, per_minute=18, scale=1.0, seed=seed)
-    ours, theirs = (on_time(simulate(requests, name, num_gpus=8, costs=costs)) for name in ("tilework", "tetriserve"))
+    ours, theirs = (
+        on_time(simulate(requests, name, num_devices=8, costs=costs)) for name in ("tilework", "tetriserve")
+    )
     assert ours > theirs

@@ -19,7 +19,7 @@ VIDEO, STEPS = profile(CLIP_STEPS_S, decode_s=0.5), profile(CLIP_STEPS_S)
 
 def test_a_newcomer_takes_what_suits_it_and_no_more() -> None:
     requests = [clip(str(best), 0.0, best) for best in (1, 2, 4)]
-    trace = simulate(requests, "ddit", num_gpus=8, costs=VIDEO)
+    trace = simulate(requests, "ddit", num_devices=8, costs=VIDEO)
     assert [len(visited[0]) for visited in groups(trace).values()] == [1, 2, 4]
 
 
@@ -30,7 +30,7 @@ def test_who_has_starved_longest_is_promoted_first() -> None:
     are not enough for four. By arrival, the second would have got both.
     """
     requests = [clip("first", 0.0, 2, steps=20), clip("second", 0.1, 4), clip("third", 0.2, 4)]
-    visited = groups(simulate(requests, "ddit", num_gpus=5, costs=STEPS))
+    visited = groups(simulate(requests, "ddit", num_devices=5, costs=STEPS))
     assert [len(group) for group in visited["second"]] == [2]
     assert [len(group) for group in visited["third"]] == [1, 2, 4]
 
@@ -41,7 +41,7 @@ def test_the_hungry_come_before_those_that_wait() -> None:
     Two are held for the hungry one, which is in the middle of a step; who waits gets what is left.
     """
     requests = [clip("first", 0.0, 4, steps=20), clip("hungry", 0.1, 4), clip("waits", 0.2, 2, steps=5)]
-    trace = simulate(requests, "ddit", num_gpus=6, costs=VIDEO)
+    trace = simulate(requests, "ddit", num_devices=6, costs=VIDEO)
     visited = groups(trace)
     assert [len(group) for group in visited["hungry"]] == [2, 4]
     assert len(visited["waits"][0]) == 1
@@ -51,25 +51,25 @@ def test_the_hungry_come_before_those_that_wait() -> None:
 
 def test_first_come_first_served() -> None:
     requests = [clip("long", 0.0, 1, steps=100), clip("wide", 0.1, 4), clip("short", 0.2, 1, steps=1)]
-    assert finished(simulate(requests, "ddit", num_gpus=1, costs=VIDEO)) == ["long", "wide", "short"]
+    assert finished(simulate(requests, "ddit", num_devices=1, costs=VIDEO)) == ["long", "wide", "short"]
 
 
 @pytest.mark.parametrize(("policy", "order"), [("ddit", ["a", "late", "b"]), ("ddit-aside", ["a", "b", "late"])])
 def test_requests_that_are_late_anyway_may_be_set_aside(policy: str, order: list[str]) -> None:
     requests = [request("a"), request("late", 0.1, slo_s=0.5), request("b", 0.2, slo_s=2.5)]
-    assert finished(simulate(requests, policy, num_gpus=1)) == order
+    assert finished(simulate(requests, policy, num_devices=1)) == order
 
 
 @pytest.mark.parametrize("policy", ["ddit", "ddit-aside", "bucketed", "spci", "dpci", "dp"])
 @settings(max_examples=8)
-@given(seed=st.integers(0, 1000), rate=st.floats(0.5, 4), num_gpus=st.integers(1, 5))
+@given(seed=st.integers(0, 1000), rate=st.floats(0.5, 4), num_devices=st.integers(1, 5))
 def test_everybody_is_served_and_each_simulation_is_the_same(
-    policy: str, seed: int, rate: float, num_gpus: int
+    policy: str, seed: int, rate: float, num_devices: int
 ) -> None:
     requests, costs = poisson(12, rate, seed), table(degrees=(1, 2, 4))
-    trace = simulate(requests, policy, num_gpus=num_gpus, costs=costs)
+    trace = simulate(requests, policy, num_devices=num_devices, costs=costs)
     assert [ending.status for ending in trace.endings] == [Status.DONE] * 12
-    assert trace == simulate(requests, policy, num_gpus=num_gpus, costs=costs)
+    assert trace == simulate(requests, policy, num_devices=num_devices, costs=costs)
 
 
 # Clusters.
@@ -80,7 +80,7 @@ WARM = [clip(f"warm {best}", 0.0, best, 1) for best in (1, 2, 4)]  # So that eac
 
 def served(requests: Sequence[Request], policy: str) -> dict[str, list[Group]]:
     """The groups of those that come after each type has come once, on eight devices."""
-    visited = groups(simulate([*WARM, *requests], policy, num_gpus=8, costs=VIDEO))
+    visited = groups(simulate([*WARM, *requests], policy, num_devices=8, costs=VIDEO))
     return {one.uid: visited[one.uid] for one in requests}
 
 
@@ -150,7 +150,7 @@ def test_in_buckets_a_flood_of_large_requests_does_not_delay_small_ones() -> Non
     latencies = {}
     for policy in ("bucketed", "rssp"):
         trace = simulate(
-            sorted([*WARM, *small, *flood], key=lambda one: one.arrival_ns), policy, num_gpus=8, costs=VIDEO
+            sorted([*WARM, *small, *flood], key=lambda one: one.arrival_ns), policy, num_devices=8, costs=VIDEO
         )
         latencies[policy] = max(one.latency_ns for one in trace.endings if one.request.uid.startswith("small"))
     assert latencies["bucketed"] < 1.3 * NS_PER_S < 10 * NS_PER_S < latencies["rssp"]
@@ -166,6 +166,6 @@ def test_a_division_stays_as_it_is() -> None:
 def test_a_kind_that_comes_anew_gets_devices_at_once() -> None:
     """And who has lost his keeps on, on what he has, until he is done."""
     requests = [clip(str(index), index / 100, 4) for index in range(4)] + [clip("new", 1.0, 1, 1)]
-    trace = simulate(requests, "dpci", num_gpus=8, costs=VIDEO)
+    trace = simulate(requests, "dpci", num_devices=8, costs=VIDEO)
     assert trace.endings[4].latency_ns < 6 * NS_PER_S
     assert finished(trace)[-1] in "0123"

@@ -18,15 +18,15 @@ WIDE = table(degrees=(1, 2, 4))  # Ten steps with encode and decode take 1.06, 0
 STRICT, ASIDE = "gf-dit-edf-best-fit", "gf-dit-edf-best-fit-aside"
 
 
-def taken(requests: list[Request], num_gpus: int, costs: CostTable = WIDE) -> list[Group]:
+def taken(requests: list[Request], num_devices: int, costs: CostTable = WIDE) -> list[Group]:
     """The group of each request, by its place; none if it waits."""
-    plan = planned(BestFit(sets_aside=False), requests, num_gpus, TableCosts(costs))
-    of_job = {start.job_ids[0]: start.gpus for start in plan.starts if start.stage.name == DIFFUSE}
+    plan = planned(BestFit(sets_aside=False), requests, num_devices, TableCosts(costs))
+    of_job = {start.job_ids[0]: start.devices for start in plan.starts if start.stage.name == DIFFUSE}
     return [of_job.get(index, ()) for index in range(len(requests))]
 
 
-def widths(requests: list[Request], num_gpus: int, costs: CostTable = WIDE) -> list[int]:
-    return [len(group) for group in taken(requests, num_gpus, costs)]
+def widths(requests: list[Request], num_devices: int, costs: CostTable = WIDE) -> list[int]:
+    return [len(group) for group in taken(requests, num_devices, costs)]
 
 
 @pytest.mark.parametrize(("slo_s", "degree"), [(1.07, 1), (1.05, 2), (0.69, 2), (0.68, 4), (0.46, 4)])
@@ -53,13 +53,13 @@ def test_who_is_hopeless_or_has_no_deadline_is_as_quick_as_it_can_be() -> None:
 
 def test_a_job_gives_devices_up_and_gets_them_back_where_it_is() -> None:
     """The second comes when the first has devices that it does not need, and takes no more than it needs itself."""
-    trace = simulate([request("a", slo_s=9, steps=40), request("b", 0.5, slo_s=0.8)], STRICT, num_gpus=4, costs=WIDE)
+    trace = simulate([request("a", slo_s=9, steps=40), request("b", 0.5, slo_s=0.8)], STRICT, num_devices=4, costs=WIDE)
     assert groups(trace) == {"a": [(0, 1, 2, 3), (2, 3), (0, 1, 2, 3)], "b": [(0, 1)]}
 
 
 def test_strict_order_serves_the_hopeless_first_and_so_dooms_others() -> None:
     requests = [request("hopeless", slo_s=0.3), request("good", 0.01, slo_s=1.3)]
-    strict, aside = (simulate(requests, policy, num_gpus=1) for policy in (STRICT, ASIDE))
+    strict, aside = (simulate(requests, policy, num_devices=1) for policy in (STRICT, ASIDE))
     assert (finished(strict), on_time(strict)) == (["hopeless", "good"], 0.0)
     assert (finished(aside), on_time(aside)) == (["good", "hopeless"], 0.5)
 
@@ -74,14 +74,14 @@ def test_a_hopeless_request_is_set_aside_with_its_reason() -> None:
 def test_best_effort_does_not_starve(policy: str, bound_s: int) -> None:
     """Twice what the device can do: strictly, all that is due within a minute is served first, in two minutes."""
     crowd = [request(str(index), index * 0.5, slo_s=1.3) for index in range(400)]
-    trace = simulate([request("patient", steps=8), *crowd], policy, num_gpus=1)
+    trace = simulate([request("patient", steps=8), *crowd], policy, num_devices=1)
     assert 5 * NS_PER_S < trace.endings[0].latency_ns < bound_s * NS_PER_S
     assert trace.endings[-1].finish_ns > 300 * NS_PER_S, "or the crowd was no burden"
 
 
 def test_no_bubble_opens_between_two_chunks() -> None:
     """What lies before each work is done while the one before it runs."""
-    trace = simulate([request("a", steps=40)], STRICT, num_gpus=1)
+    trace = simulate([request("a", steps=40)], STRICT, num_devices=1)
     ends_ns = [run.end_ns for run in trace.runs]
     assert [run.start_ns for run in trace.runs] == [0, *ends_ns[:-1]]
     queued = [run.work.after for run in trace.runs[1:]]
@@ -92,7 +92,7 @@ def test_shorter_chunks_keep_more_deadlines(monkeypatch: pytest.MonkeyPatch) -> 
     """As the study of its published code has found."""
     requests, costs = flux_requests(150, 18, 1.0, seed=2), shipped("flux1dev_h100_eager")
     monkeypatch.setitem(registry._REGISTRY, "long", lambda: BestFit(sets_aside=True, chunk_ns=NS_PER_S))
-    short, long = (on_time(simulate(requests, policy, num_gpus=8, costs=costs)) for policy in (ASIDE, "long"))
+    short, long = (on_time(simulate(requests, policy, num_devices=8, costs=costs)) for policy in (ASIDE, "long"))
     assert short > long + 0.02
 
 
@@ -100,15 +100,15 @@ def test_it_beats_tetriserve_and_every_simulation_of_it_is_the_same() -> None:
     """TetriServe §6.2 at 12 requests per minute, with a shorter workload: the row to beat."""
     requests, costs = flux_requests(100, 12, 1.0, seed=2), shipped("flux1dev_h100_eager")
     mine, again, other = (
-        simulate(requests, policy, num_gpus=8, costs=costs) for policy in (ASIDE, ASIDE, "tetriserve")
+        simulate(requests, policy, num_devices=8, costs=costs) for policy in (ASIDE, ASIDE, "tetriserve")
     )
     assert on_time(mine) > max(0.93, on_time(other))
     assert mine == again
 
 
 def test_a_group_does_not_span_nodes() -> None:
-    costs = replace(WIDE, gpus_per_node=2)
-    trace = simulate([request(str(index), slo_s=0.5) for index in range(4)], STRICT, num_gpus=4, costs=costs)
+    costs = replace(WIDE, devices_per_node=2)
+    trace = simulate([request(str(index), slo_s=0.5) for index in range(4)], STRICT, num_devices=4, costs=costs)
     assert {group for visited in groups(trace).values() for group in visited} <= {
         (0,),
         (1,),

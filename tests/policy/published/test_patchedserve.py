@@ -57,19 +57,19 @@ def first_batch(policy: PatchedServe | MixedCache | Nirvana, *requests: Request,
     return [requests[job_id].uid for job_id in ids]
 
 
-def batches(trace: Trace, gpu: int = 0) -> list[str]:
+def batches(trace: Trace, device_id: int = 0) -> list[str]:
     """Who makes steps together, work by work, in alphabetical order; the same ones in a row once."""
     uids = {ending.job_id: ending.request.uid for ending in trace.endings}
     found: list[str] = []
     for run in sorted(trace.runs, key=lambda run: (run.start_ns, run.work.work_id)):
         together = "".join(sorted(uids[job_id] for job_id in run.work.job_ids))
-        if run.work.stage.name == DIFFUSE and run.gpus == (gpu,) and found[-1:] != [together]:
+        if run.work.stage.name == DIFFUSE and run.devices == (device_id,) and found[-1:] != [together]:
             found.append(together)
     return found
 
 
-def run(policy: str, requests: Sequence[Request], num_gpus: int = 1) -> Trace:
-    return simulate(list(requests), policy, num_gpus=num_gpus, costs=PACKED)
+def run(policy: str, requests: Sequence[Request], num_devices: int = 1) -> Trace:
+    return simulate(list(requests), policy, num_devices=num_devices, costs=PACKED)
 
 
 def end_s(trace: Trace, uid: str) -> float:
@@ -114,7 +114,7 @@ def test_who_would_be_late_in_the_batch_is_discarded_and_served_when_nobody_else
     assert batches(trace) == ["A", "Ac", "c", "b"]
     assert [ending.on_time for ending in trace.endings] == [True, False, True]
     assert trace.endings[1].status.name == "DONE"
-    both = run("patchedserve", requests, num_gpus=2)
+    both = run("patchedserve", requests, num_devices=2)
     assert all(ending.on_time for ending in both.endings)
 
 
@@ -153,7 +153,7 @@ def test_nobody_without_a_deadline_starves_and_the_late_come_after_ten_minutes()
 def test_a_newcomer_goes_to_the_device_with_the_least_to_do_and_stays_there() -> None:
     """A large one takes 2.2 s, a small one 1.0 s."""
     requests = large("A"), small("b", 0.01), small("c", 0.02), small("d", 0.03), small("e", 0.04)
-    assert groups(run("patchedserve", requests, num_gpus=2)) == {
+    assert groups(run("patchedserve", requests, num_devices=2)) == {
         "A": [(0,)],
         "b": [(1,)],
         "c": [(1,)],
@@ -165,7 +165,7 @@ def test_a_newcomer_goes_to_the_device_with_the_least_to_do_and_stays_there() ->
 def test_pipelines_do_not_share_a_batch() -> None:
     other = replace(PACKED, rows=PACKED.rows + tuple(replace(row, pipeline="other") for row in PACKED.rows))
     requests = [small("a"), replace(small("b"), pipeline="other"), small("c")]
-    trace = simulate(requests, "mixed-cache", num_gpus=1, costs=other)
+    trace = simulate(requests, "mixed-cache", num_devices=1, costs=other)
     assert batches(trace) == ["a", "ac", "c", "b"]
 
 
@@ -194,7 +194,7 @@ def test_nirvana_puts_equal_sizes_together_around_the_oldest() -> None:
 
 
 def test_distrifusion_runs_one_at_a_time_on_all_devices() -> None:
-    trace = run("distrifusion", [large("A"), small("b"), small("c")], num_gpus=4)
+    trace = run("distrifusion", [large("A"), small("b"), small("c")], num_devices=4)
     assert groups(trace) == {uid: [(0, 1, 2, 3)] for uid in "Abc"}
     assert finished(trace) == ["A", "b", "c"]
     assert end_s(trace, "A") == pytest.approx(10 * (0.06 + 0.16 / 4), abs=0.01)

@@ -79,14 +79,14 @@ def test_where_one_device_is_too_small_the_narrowest_stands_for_it() -> None:
 
 def test_a_shorter_request_takes_over_at_the_end_of_a_chunk() -> None:
     requests = [request("long", steps=30), request("short", 0.5, steps=2)]
-    assert finished(simulate(requests, "srtf", num_gpus=1)) == ["short", "long"]
-    assert finished(simulate(requests, "rssp", num_gpus=1)) == ["long", "short"]
+    assert finished(simulate(requests, "srtf", num_devices=1)) == ["short", "long"]
+    assert finished(simulate(requests, "rssp", num_devices=1)) == ["long", "short"]
 
 
 def test_what_has_been_done_counts_no_more() -> None:
     """The first has five steps left when one of ten comes: it goes on. One of three steps goes before it."""
     old, ten, three = request("old", steps=20), request("ten", 1.5, steps=10), request("three", 1.5, steps=3)
-    assert finished(simulate([old, ten, three], "srtf", num_gpus=1)) == ["three", "old", "ten"]
+    assert finished(simulate([old, ten, three], "srtf", num_devices=1)) == ["three", "old", "ten"]
 
 
 def test_urgency_is_the_arrival_and_twenty_times_the_service() -> None:
@@ -105,16 +105,16 @@ def stream_and(long: Request, count: int = 400) -> list[Request]:
 def test_a_long_request_is_passed_for_so_long_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """By short ones that come up to twenty times the difference later; for ever, if there were no aging."""
     requests = stream_and(request("long", 0.3, steps=30))
-    aged = simulate(requests, "srtf", num_gpus=1).endings[0]
+    aged = simulate(requests, "srtf", num_devices=1).endings[0]
     assert 20 * (LONG_S - SHORT_S) < aged.latency_ns / NS_PER_S < 21 * LONG_S + 5
     monkeypatch.setitem(registry._REGISTRY, "unaged", lambda: ShortestFirst(patience=10**6))
-    starved = simulate(requests, "unaged", num_gpus=1)
+    starved = simulate(requests, "unaged", num_devices=1)
     assert finished(starved)[-1] == "long"
 
 
 def test_a_heavier_request_is_passed_for_a_shorter_time() -> None:
     light, heavy = (
-        simulate(stream_and(request("long", 0.3, steps=30, weight=weight)), "srtf", num_gpus=1).endings[0].latency_ns
+        simulate(stream_and(request("long", 0.3, steps=30, weight=weight)), "srtf", num_devices=1).endings[0].latency_ns
         for weight in (1.0, 4.0)
     )
     assert heavy < light / 2
@@ -124,7 +124,7 @@ def test_a_job_that_needs_more_devices_than_are_free_gets_them() -> None:
     """Four long narrow ones run, whose chunks do not end together: each makes room, and the free ones are held."""
     narrow = [request(str(index), index * 0.03, side=64, steps=200) for index in range(4)]
     wide = request("wide", 3.0, side=192, steps=20)
-    trace = simulate([*narrow, wide], "srtf", num_gpus=4, costs=MIXED)
+    trace = simulate([*narrow, wide], "srtf", num_devices=4, costs=MIXED)
     assert groups(trace)["wide"] == [(0, 1, 2, 3)]
     assert trace.endings[4].latency_ns < 1.5 * NS_PER_S, "a second of its own, and two chunks of the others"
 
@@ -133,7 +133,7 @@ def test_devices_are_not_held_for_those_that_nobody_will_give_up() -> None:
     """Three short ones have three devices, and go before the wide one; a long one has the fourth meanwhile."""
     short = [request(str(index), side=64, steps=10) for index in range(3)]
     wide, narrow = request("wide", 0.05, side=192, steps=100), request("narrow", 0.1, side=64, steps=300)
-    trace = simulate([*short, wide, narrow], "srtf", num_gpus=4, costs=MIXED)
+    trace = simulate([*short, wide, narrow], "srtf", num_devices=4, costs=MIXED)
     assert finished(trace) == ["0", "1", "2", "wide", "narrow"]
     assert min(run.start_ns for run in trace.runs if run.work.job_ids == (4,)) == ns_from_s(0.1)
 
@@ -152,14 +152,14 @@ def test_everybody_is_served_and_each_simulation_is_the_same(seed: int, rate: fl
 
 def test_each_size_has_its_degree() -> None:
     plan = planned(registry.make_policy("rssp"), [request("a", side=192), request("b", side=64)], 8, TableCosts(MIXED))
-    steps = {start.job_ids[0]: start.gpus for start in plan.starts if start.stage.name == DIFFUSE}
+    steps = {start.job_ids[0]: start.devices for start in plan.starts if start.stage.name == DIFFUSE}
     assert steps == {0: (0, 1, 2, 3), 1: (4,)}
 
 
 def test_nobody_goes_before_the_first_that_waits() -> None:
     """The narrow one could run at once beside the one that runs: strictly first come, first served, it waits."""
     requests = [request("runs", side=64), request("wide", 0.1, side=192), request("narrow", 0.2, side=64)]
-    trace = simulate(requests, "rssp", num_gpus=4, costs=MIXED)
+    trace = simulate(requests, "rssp", num_devices=4, costs=MIXED)
     assert finished(trace) == ["runs", "wide", "narrow"]
     starts_ns = {run.work.job_ids[0]: run.start_ns for run in reversed(trace.runs)}
     assert starts_ns[1] == trace.endings[0].finish_ns
@@ -168,7 +168,7 @@ def test_nobody_goes_before_the_first_that_waits() -> None:
 
 def test_a_request_keeps_its_group() -> None:
     requests = [request(str(index), index * 0.1, side=64 + 128 * (index % 2)) for index in range(9)]
-    trace = simulate(requests, "rssp", num_gpus=4, costs=MIXED)
+    trace = simulate(requests, "rssp", num_devices=4, costs=MIXED)
     assert all(len(visited) == 1 for visited in groups(trace).values())
     first_ns = {run.work.job_ids[0]: run.start_ns for run in reversed(trace.runs)}
     assert [first_ns[index] for index in range(9)] == sorted(first_ns.values())

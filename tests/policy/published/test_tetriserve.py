@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from builders import ALL_STAGES, flux_requests, on_time, planned, request, shipped, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import RunStage, RunSteps, WakeAt
-from tilework.core.events import Event, GpuJoined, StageFinished, StepsFinished, Submitted, Woke
+from tilework.core.events import DeviceJoined, Event, StageFinished, StepsFinished, Submitted, Woke
 from tilework.core.interfaces import Demand
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape, Status
@@ -23,7 +23,7 @@ from tilework.cost.table import CostTable, TableCosts
 from tilework.policy import registry
 from tilework.policy.published.tetriserve.policy import TetriServe
 from tilework.policy.published.tetriserve.rounds import Kind, RoundSearch, cheapest_ns, whole_steps
-from tilework.policy.toolkit.demand import Segment, Speed, min_gpu_allocation, step_speeds
+from tilework.policy.toolkit.demand import Segment, Speed, min_device_allocation, step_speeds
 from tilework.policy.toolkit.knapsack import Option, pack
 from tilework.policy.toolkit.order import DeadlineOrder
 
@@ -50,9 +50,9 @@ SPEEDS = st.lists(st.integers(1, 60), min_size=1, max_size=4).map(
 )
 
 
-def gpu_ns(speeds: Sequence[Speed], parts: Sequence[Segment]) -> int:
+def device_ns(speeds: Sequence[Speed], parts: Sequence[Segment]) -> int:
     of_degree = {speed.degree: speed for speed in speeds}
-    return sum(part.num_steps * of_degree[part.degree].gpu_ns for part in parts)
+    return sum(part.num_steps * of_degree[part.degree].device_ns for part in parts)
 
 
 @given(speeds=SPEEDS, num_steps=st.integers(1, 6), budget_ns=st.integers(0, 300))
@@ -60,7 +60,7 @@ def test_the_minimal_allocation_against_every_way_to_run_the_steps(
     speeds: tuple[Speed, ...], num_steps: int, budget_ns: int
 ) -> None:
     """The best of two degrees exactly; and of any number of degrees but for the rounding of one step."""
-    parts = min_gpu_allocation(speeds, num_steps, budget_ns)
+    parts = min_device_allocation(speeds, num_steps, budget_ns)
     ways = [
         way
         for way in combinations_with_replacement(speeds, num_steps)
@@ -75,14 +75,14 @@ def test_the_minimal_allocation_against_every_way_to_run_the_steps(
     assert [of_degree[part.degree].step_ns for part in parts] == sorted(
         (of_degree[part.degree].step_ns for part in parts), reverse=True
     ), "the slower first"
-    costs = [(sum(speed.gpu_ns for speed in way), len(set(way))) for way in ways]
-    assert gpu_ns(speeds, parts) == min(cost for cost, num_degrees in costs if num_degrees <= 2)
-    assert gpu_ns(speeds, parts) <= min(costs)[0] + max(speed.gpu_ns for speed in speeds)
+    costs = [(sum(speed.device_ns for speed in way), len(set(way))) for way in ways]
+    assert device_ns(speeds, parts) == min(cost for cost, num_degrees in costs if num_degrees <= 2)
+    assert device_ns(speeds, parts) <= min(costs)[0] + max(speed.device_ns for speed in speeds)
 
 
 def test_equally_cheap_degrees_are_chosen_by_speed() -> None:
     speeds = (Speed(1, 40), Speed(2, 20), Speed(4, 20))
-    assert min_gpu_allocation(speeds, 3, 1000) == (Segment(3, 2),)
+    assert min_device_allocation(speeds, 3, 1000) == (Segment(3, 2),)
 
 
 # The knapsack.
@@ -137,7 +137,7 @@ def test_the_chosen_round_is_among_the_best_there_are(
 
     def attained(round_ns: int) -> float:
         monkeypatch.setitem(registry._REGISTRY, "rounds", lambda: TetriServe(round_ns=round_ns))
-        return on_time(simulate(requests, "rounds", num_gpus=8, costs=flux_table()))
+        return on_time(simulate(requests, "rounds", num_devices=8, costs=flux_table()))
 
     others = [attained(ns_from_s(0.15 * 1.84**index)) for index in range(5)]
     chosen = attained(choose_round_ns(flux_kinds(scale), MARGIN_NS))
@@ -153,9 +153,9 @@ def test_deadlines_decide_which_steps_must_fill_a_round(scale: float, round_ms: 
 
 @given(speeds=SPEEDS, num_steps=st.integers(1, 6), budget_ns=st.integers(-50, 300))
 def test_the_search_scores_by_the_minimal_allocation(speeds: tuple[Speed, ...], num_steps: int, budget_ns: int) -> None:
-    parts = min_gpu_allocation(speeds, num_steps, budget_ns)
-    found_ns = cheapest_ns([(speed.step_ns, speed.gpu_ns) for speed in speeds], num_steps, budget_ns)
-    assert found_ns == (gpu_ns(speeds, parts) if parts else None)
+    parts = min_device_allocation(speeds, num_steps, budget_ns)
+    found_ns = cheapest_ns([(speed.step_ns, speed.device_ns) for speed in speeds], num_steps, budget_ns)
+    assert found_ns == (device_ns(speeds, parts) if parts else None)
 
 
 @pytest.mark.parametrize("num_kinds", [1, 4, 8])
@@ -194,20 +194,20 @@ def test_without_requests_a_round_is_long() -> None:
 class Rounds:
     """A controller with devices; `tell` returns the works that it starts, as (stage, job, devices, steps)."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_gpus: int = 4, costs: CostTable = WIDE) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_devices: int = 4, costs: CostTable = WIDE) -> None:
         monkeypatch.setitem(registry._REGISTRY, "rounds", lambda: TetriServe(round_ns=500 * NS_PER_MS))
         self.controller = Controller(ControllerConfig(policy="rounds"), costs)
         self.wakes: list[int] = []
         self.works: list[Work] = []
-        for gpu in range(num_gpus):
-            self.tell(GpuJoined(gpu, gpu // 8, ALL_STAGES), 0)
+        for device_id in range(num_devices):
+            self.tell(DeviceJoined(device_id, device_id // 8, ALL_STAGES), 0)
 
     def tell(self, event: Event, now_ms: float) -> list[tuple[str, int, tuple[int, ...], int]]:
         actions = self.controller.handle(event, round(now_ms * NS_PER_MS))
         works = [action.work for action in actions if isinstance(action, RunStage | RunSteps)]
         self.wakes += [action.at_ns for action in actions if isinstance(action, WakeAt)]
         self.works += works
-        return [(work.stage.name, work.job_ids[0], work.gpus, work.num_steps) for work in works]
+        return [(work.stage.name, work.job_ids[0], work.devices, work.num_steps) for work in works]
 
     def finish(self, now_ms: float) -> list[tuple[str, int, tuple[int, ...], int]]:
         """Report all works so far as done, at one time."""
@@ -219,7 +219,7 @@ class Rounds:
 
 
 def priced(work: Work) -> tuple[StageId, tuple[Shape, ...], int, int]:
-    return work.stage, (Shape(128, 128),), len(work.gpus), work.num_steps
+    return work.stage, (Shape(128, 128),), len(work.devices), work.num_steps
 
 
 def test_a_request_that_is_alone_gets_all_devices_and_is_decoded_in_the_same_round(
@@ -254,21 +254,21 @@ def test_an_arrival_waits_for_the_next_round_unless_everybody_is_gone(monkeypatc
 
 
 def in_a_round(
-    requests: list[Request], num_gpus: int, last_gpus: dict[int, Group] | None = None, aside: tuple[int, ...] = ()
+    requests: list[Request], num_devices: int, last_devices: dict[int, Group] | None = None, aside: tuple[int, ...] = ()
 ) -> Plan:
     """What a round of half a second holds when all these wait and all devices are idle."""
     policy = TetriServe(round_ns=500 * NS_PER_MS)
-    return planned(policy, requests, num_gpus, TableCosts(WIDE), last_gpus=last_gpus, aside=aside)
+    return planned(policy, requests, num_devices, TableCosts(WIDE), last_devices=last_devices, aside=aside)
 
 
 def widths(plan: Plan) -> dict[int, int]:
-    return {start.job_ids[0]: len(start.gpus) for start in plan.starts if start.stage.name == DIFFUSE}
+    return {start.job_ids[0]: len(start.devices) for start in plan.starts if start.stage.name == DIFFUSE}
 
 
 def test_degrees_are_as_low_as_deadlines_allow() -> None:
     """Twenty steps: 2 s on one device, 1.25 s on two, 0.78 s on four."""
     tight, loose, free = (request(uid, steps=20, slo_s=slo_s) for uid, slo_s in (("t", 1.0), ("l", 3.0), ("f", None)))
-    plan = in_a_round([tight, loose, free], num_gpus=6)
+    plan = in_a_round([tight, loose, free], num_devices=6)
     assert widths(plan) == {0: 4, 1: 1, 2: 1}
     assert {start.job_ids[0]: start.why for start in plan.starts} == {
         0: "must run now; due in 1.00 s, needs 0.84 s of 4 GPUs; with 2 it would finish 0.31 s late",
@@ -280,22 +280,22 @@ def test_degrees_are_as_low_as_deadlines_allow() -> None:
 def test_what_is_left_widens_those_that_gain_most() -> None:
     """Of two that would both do with one device, the one with more steps left gets two more, the other one."""
     long, short = request("long", steps=40, slo_s=60), request("short", steps=8, slo_s=60)
-    assert widths(in_a_round([short, long], num_gpus=5)) == {0: 1, 1: 4}
-    assert widths(in_a_round([short, long], num_gpus=6)) == {0: 2, 1: 4}
-    assert widths(in_a_round([short, long], num_gpus=2)) == {0: 1, 1: 1}
+    assert widths(in_a_round([short, long], num_devices=5)) == {0: 1, 1: 4}
+    assert widths(in_a_round([short, long], num_devices=6)) == {0: 2, 1: 4}
+    assert widths(in_a_round([short, long], num_devices=2)) == {0: 1, 1: 1}
 
 
 def test_those_that_can_be_on_time_are_widened_first() -> None:
     late, good = request("late", steps=40, slo_s=0.5), request("good", steps=8, slo_s=60)
-    assert widths(in_a_round([late, good], num_gpus=5, aside=(0,))) == {0: 1, 1: 4}
+    assert widths(in_a_round([late, good], num_devices=5, aside=(0,))) == {0: 1, 1: 4}
 
 
 def test_whoever_is_somewhere_stays_there() -> None:
     """The one that must run on two devices would find (0, 1), but the other one is on 1."""
     wide, narrow = request("wide", steps=14, slo_s=1.0), request("narrow", steps=14, slo_s=60)
     groups = {
-        start.job_ids[0]: start.gpus
-        for start in in_a_round([wide, narrow], num_gpus=3, last_gpus={1: (1,)}).starts
+        start.job_ids[0]: start.devices
+        for start in in_a_round([wide, narrow], num_devices=3, last_devices={1: (1,)}).starts
         if start.stage.name == DIFFUSE
     }
     assert groups == {0: (0, 2), 1: (1,)}
@@ -305,12 +305,12 @@ def test_two_that_need_one_device_each_go_before_one_that_needs_all_four() -> No
     """All three must run now. The wide one, first in order of deadlines, gets what is left, and will be late."""
     wide = request("wide", steps=20, slo_s=0.89)
     narrow = [request(uid, steps=9, slo_s=0.9) for uid in "ab"]
-    assert widths(in_a_round([wide], num_gpus=4)) == {0: 4}
-    assert widths(in_a_round([wide, *narrow], num_gpus=4)) == {0: 2, 1: 1, 2: 1}
+    assert widths(in_a_round([wide], num_devices=4)) == {0: 4}
+    assert widths(in_a_round([wide, *narrow], num_devices=4)) == {0: 2, 1: 1, 2: 1}
 
 
 def test_who_cannot_be_on_time_comes_after_all_who_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = Rounds(monkeypatch, num_gpus=1, costs=table())
+    rounds = Rounds(monkeypatch, num_devices=1, costs=table())
     started = rounds.tell(Submitted(request("doomed", steps=10, slo_s=0.5)), 0)
     assert {start[1] for start in started} == {0}, "with nobody else there it is served"
     assert rounds.controller.tracker.jobs[0].set_aside
@@ -320,7 +320,7 @@ def test_who_cannot_be_on_time_comes_after_all_who_can(monkeypatch: pytest.Monke
 
 
 def test_past_its_patience_it_goes_before_those_that_could_be_on_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = Rounds(monkeypatch, num_gpus=1, costs=table())
+    rounds = Rounds(monkeypatch, num_devices=1, costs=table())
     rounds.tell(Submitted(request("patient", 0.0, steps=10)), 59_900)
     rounds.finish(60_300)
     rounds.tell(Submitted(request("tight", 60.3, steps=10, slo_s=1.5)), 60_300)
@@ -330,7 +330,7 @@ def test_past_its_patience_it_goes_before_those_that_could_be_on_time(monkeypatc
 def test_a_device_that_is_still_busy_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the boundary the steps on device 0 are overdue: the next ones are queued behind them. On device 1 a decode of
     50 ms has just begun: nothing is."""
-    rounds = Rounds(monkeypatch, num_gpus=3, costs=table())
+    rounds = Rounds(monkeypatch, num_devices=3, costs=table())
     for uid, steps in (("first", 30), ("overdue", 30), ("decoding", 4)):
         rounds.tell(Submitted(request(uid, steps=steps, slo_s=9)), 0)
     rounds.finish(490)
@@ -346,8 +346,8 @@ def test_a_device_that_is_still_busy_takes_no_part(monkeypatch: pytest.MonkeyPat
     for now_ms, works in ((510, (encode, other_encode)), (995, (first, chunk))):
         rounds.works = list(works)
         assert rounds.finish(now_ms) == []
-    assert decode.gpus == (1,)
-    assert overdue.gpus == (0,)
+    assert decode.devices == (1,)
+    assert overdue.devices == (0,)
     rounds.tell(Submitted(request("new", 0.995, slo_s=9)), 995)
     assert rounds.tell(Woke(), 1000) == [(DIFFUSE, 0, (2,), 4), (DIFFUSE, 1, (0,), 4)]
 
@@ -375,7 +375,7 @@ def test_it_beats_every_fixed_degree_and_edf(scale: float, alpha: float) -> None
     """TetriServe §6.2 at 12 requests per minute, with a shorter workload."""
     requests = flux_requests(100, 12, scale, seed=3, alpha=alpha)
     attained = {
-        policy: on_time(simulate(requests, policy, num_gpus=8, costs=flux_table()))
+        policy: on_time(simulate(requests, policy, num_devices=8, costs=flux_table()))
         for policy in ("tetriserve", "fixed-sp1", "fixed-sp2", "fixed-sp4", "fixed-sp8", "edf")
     }
     mine = attained.pop("tetriserve")
@@ -386,7 +386,9 @@ def test_it_beats_every_fixed_degree_and_edf(scale: float, alpha: float) -> None
 def test_best_effort_does_not_starve() -> None:
     """One device that is always busy, as all who come can be on time: after a minute it is the patient one's turn."""
     crowd = [request(str(index), float(index), slo_s=6.0) for index in range(95)]
-    trace = simulate([*crowd[:2], request("patient", 1.3, steps=8), *crowd[2:]], "tetriserve", num_gpus=1, costs=WIDE)
+    trace = simulate(
+        [*crowd[:2], request("patient", 1.3, steps=8), *crowd[2:]], "tetriserve", num_devices=1, costs=WIDE
+    )
     (patient,) = [ending for ending in trace.endings if ending.request.uid == "patient"]
     assert patient.latency_ns < 75 * NS_PER_S
 
@@ -400,7 +402,7 @@ def test_late_ones_do_not_starve_under_an_overload_that_never_ends(monkeypatch: 
     order = DeadlineOrder(late_patience_ns=120 * NS_PER_S)
     monkeypatch.setitem(registry._REGISTRY, "hasty", lambda: TetriServe(order=order))
     requests = [request(str(index), index * 0.55, slo_s=2.4) for index in range(280)]
-    trace = simulate(requests, "hasty", num_gpus=1)
+    trace = simulate(requests, "hasty", num_devices=1)
     waits = [ending.latency_ns for ending in trace.endings if ending.finish_ns < 154 * NS_PER_S]
     assert max(waits) < 144 * NS_PER_S, "two minutes, and the fair delay behind the late ones before it"
     early = trace.endings[:40]
@@ -410,8 +412,8 @@ def test_late_ones_do_not_starve_under_an_overload_that_never_ends(monkeypatch: 
 def test_late_ones_take_nothing_from_those_that_can_be_on_time() -> None:
     good = [request(f"good{index}", 1.0 + index * 1.2, slo_s=2.0) for index in range(30)]
     doomed = [request(f"doomed{index}", 0.5 + index * 0.7, slo_s=0.3) for index in range(40)]
-    alone = simulate(good, "tetriserve", num_gpus=2)
-    crowded = simulate(sorted(good + doomed, key=lambda one: one.arrival_ns), "tetriserve", num_gpus=2)
+    alone = simulate(good, "tetriserve", num_devices=2)
+    crowded = simulate(sorted(good + doomed, key=lambda one: one.arrival_ns), "tetriserve", num_devices=2)
     on_time = {ending.request.uid for ending in crowded.endings if ending.on_time}
     assert {ending.request.uid for ending in alone.endings if ending.on_time} <= on_time
     assert all(ending.status is Status.DONE for ending in crowded.endings)
@@ -420,13 +422,13 @@ def test_late_ones_take_nothing_from_those_that_can_be_on_time() -> None:
 def test_encode_that_leaves_no_room_for_a_step_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of 450 ms fits into a round of 500 ms, but not behind an encode of 100 ms."""
     monkeypatch.setitem(registry._REGISTRY, "rounds", lambda: TetriServe(round_ns=500 * NS_PER_MS))
-    trace = simulate([request("a", steps=2)], "rounds", num_gpus=1, costs=table(encode_s=0.1, step_s=0.45))
+    trace = simulate([request("a", steps=2)], "rounds", num_devices=1, costs=table(encode_s=0.1, step_s=0.45))
     assert [run.start_ns for run in trace.runs] == [0, 500 * NS_PER_MS, 1000 * NS_PER_MS, 1450 * NS_PER_MS]
 
 
 def test_a_step_that_is_longer_than_a_round_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._REGISTRY, "rounds", lambda: TetriServe(round_ns=500 * NS_PER_MS))
-    trace = simulate([request("a", steps=3)], "rounds", num_gpus=1, costs=table(step_s=1.2))
+    trace = simulate([request("a", steps=3)], "rounds", num_devices=1, costs=table(step_s=1.2))
     assert trace.endings[0].latency_ns < 5 * NS_PER_S
 
 
@@ -439,7 +441,9 @@ def test_a_round_whose_work_is_done_is_over_with_ends_early(monkeypatch: pytest.
         build = partial(TetriServe, round_ns=500 * NS_PER_MS, ends_early=ends_early)
         monkeypatch.setitem(registry._REGISTRY, name, build)
     costs = table(encode_s=0.0, step_s=0.3, decode_s=0.0)
-    late, early = (simulate([request("a", steps=2)], policy, num_gpus=1, costs=costs) for policy in ("rounds", "early"))
+    late, early = (
+        simulate([request("a", steps=2)], policy, num_devices=1, costs=costs) for policy in ("rounds", "early")
+    )
     assert (late.endings[0].finish_ns, early.endings[0].finish_ns) == (800 * NS_PER_MS, 600 * NS_PER_MS)
 
 
@@ -448,7 +452,7 @@ def test_a_round_goes_on_while_anybody_is_at_work(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(registry._REGISTRY, "early", partial(TetriServe, round_ns=500 * NS_PER_MS, ends_early=True))
     requests = [request("long", steps=1, side=192), request("short", steps=1), request("third", 0.1, steps=1)]
     costs = table(encode_s=0.0, step_s=0.2, decode_s=0.0)  # At 192 px 450 ms.
-    trace = simulate(requests, "early", num_gpus=2, costs=costs)
+    trace = simulate(requests, "early", num_devices=2, costs=costs)
     starts_ns = {run.work.job_ids[0]: run.start_ns for run in reversed(trace.runs)}
     assert starts_ns[2] == 450 * NS_PER_MS
 
@@ -456,7 +460,7 @@ def test_a_round_goes_on_while_anybody_is_at_work(monkeypatch: pytest.MonkeyPatc
 def test_rounds_that_end_early_keep_more_deadlines() -> None:
     requests = flux_requests(100, 12, 1.0, seed=2)
     plain, early = (
-        on_time(simulate(requests, policy, num_gpus=8, costs=flux_table()))
+        on_time(simulate(requests, policy, num_devices=8, costs=flux_table()))
         for policy in ("tetriserve", "tetriserve-early")
     )
     assert early > plain + 0.01

@@ -18,17 +18,19 @@ from tilework.sim.workloads.requests import to_requests
 
 def in_a_round(
     requests: list[Request],
-    num_gpus: int = 1,
+    num_devices: int = 1,
     costs: TableCosts | None = None,
-    last_gpus: dict[int, Group] | None = None,
+    last_devices: dict[int, Group] | None = None,
     aside: tuple[int, ...] = (),
 ) -> Plan:
     policy = TetriServe(round_ns=500 * NS_PER_MS)
-    return planned(policy, requests, num_gpus, costs or TableCosts(batched()), last_gpus=last_gpus, aside=aside)
+    return planned(
+        policy, requests, num_devices, costs or TableCosts(batched()), last_devices=last_devices, aside=aside
+    )
 
 
 def steps(plan: Plan) -> list[tuple[tuple[int, ...], Group, int]]:
-    return [(start.job_ids, start.gpus, start.num_steps) for start in plan.starts if start.stage.name == DIFFUSE]
+    return [(start.job_ids, start.devices, start.num_steps) for start in plan.starts if start.stage.name == DIFFUSE]
 
 
 def test_those_without_room_make_their_steps_with_those_who_have() -> None:
@@ -38,7 +40,7 @@ def test_those_without_room_make_their_steps_with_those_who_have() -> None:
     assert [start.job_ids for start in plan.starts] == [(0,), (1,), (2,), (0, 1, 2)], "encodes come first"
     assert plan.starts[-1].why.endswith("2 without room of their own make steps with it")
     assert steps(in_a_round(asked[:2])) == [((0, 1), (0,), 3)]
-    assert sorted(job_ids for job_ids, _, _ in steps(in_a_round(asked, num_gpus=3))) == [(0,), (1,), (2,)], (
+    assert sorted(job_ids for job_ids, _, _ in steps(in_a_round(asked, num_devices=3))) == [(0,), (1,), (2,)], (
         "all have room"
     )
 
@@ -69,8 +71,8 @@ def test_who_has_made_all_steps_is_decoded_and_the_others_go_on() -> None:
 def test_those_who_made_steps_together_stay_together() -> None:
     asked = [request(uid, slo_s=9) for uid in "abc"]
     for home in (0, 1):
-        plan = in_a_round(asked, num_gpus=2, last_gpus={0: (0,), 1: (1,), 2: (home,)})
-        assert [(job_ids, gpus) for job_ids, gpus, _ in steps(plan) if 2 in job_ids] == [((home, 2), (home,))]
+        plan = in_a_round(asked, num_devices=2, last_devices={0: (0,), 1: (1,), 2: (home,)})
+        assert [(job_ids, devices) for job_ids, devices, _ in steps(plan) if 2 in job_ids] == [((home, 2), (home,))]
 
 
 def test_late_ones_share_with_late_ones_only() -> None:
@@ -92,7 +94,7 @@ def test_small_requests_of_sdxl_keep_more_deadlines_by_it() -> None:
     requests, traces = to_requests(workload.requests(0)), dict[int, Trace]()
     for max_batch in (1, 12):
         config = ControllerConfig(policy="tetriserve", max_batch=max_batch)
-        traces[max_batch] = Simulation(config, shipped("sdxl_h100"), SimConfig(num_gpus=2)).run(requests)
+        traces[max_batch] = Simulation(config, shipped("sdxl_h100"), SimConfig(num_devices=2)).run(requests)
     assert on_time(traces[12]) > on_time(traces[1]) + 0.2
     for run in traces[12].runs:
         shapes = {traces[12].endings[job_id].request.shape for job_id in run.work.job_ids}

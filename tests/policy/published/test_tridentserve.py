@@ -175,7 +175,7 @@ def test_without_a_deadline_the_reward_grows_after_a_minute() -> None:
 
 def widths(plan: Plan) -> dict[int, int]:
     """The number of devices on which each job's steps are started."""
-    return {start.job_ids[0]: len(start.gpus) for start in plan.starts if start.stage.name == DIFFUSE}
+    return {start.job_ids[0]: len(start.devices) for start in plan.starts if start.stage.name == DIFFUSE}
 
 
 def test_the_sum_counts_and_not_the_most_urgent() -> None:
@@ -203,9 +203,9 @@ def test_a_degree_that_wastes_devices_is_not_used_though_a_deadline_needs_it() -
 def test_the_widest_are_placed_first_and_who_finds_no_node_is_decided_again() -> None:
     """Three devices free on one node and one on another: two groups of two are free in number, and not in fact."""
     both = [request(str(n)) for n in range(2)]
-    assert widths(planned(TridentServe(), both, costs=COSTS, gpus=(0, 1, 2, 8))) == {0: 2, 1: 1}
-    plan = planned(TridentServe(), [request("small", side=64), *both], costs=COSTS, gpus=(0, 1, 2, 8, 9))
-    placed = [(start.job_ids[0], start.gpus) for start in plan.starts if start.stage.name == DIFFUSE]
+    assert widths(planned(TridentServe(), both, costs=COSTS, devices=(0, 1, 2, 8))) == {0: 2, 1: 1}
+    plan = planned(TridentServe(), [request("small", side=64), *both], costs=COSTS, devices=(0, 1, 2, 8, 9))
+    placed = [(start.job_ids[0], start.devices) for start in plan.starts if start.stage.name == DIFFUSE]
     assert placed == [(1, (0, 1)), (2, (8, 9)), (0, (2,))]
 
 
@@ -223,7 +223,7 @@ def test_figure_6_nine_plans_of_three_requests() -> None:
         request("#1", side=128, steps=10, slo_s=2.0),
         request("#2", 0.5, side=64, steps=4, slo_s=9.0),
     ]
-    trace = simulate(requests, "tridentserve", num_gpus=3, costs=PROFILE)
+    trace = simulate(requests, "tridentserve", num_devices=3, costs=PROFILE)
     assert {stage: groups(trace, stage) for stage in (ENCODE, DIFFUSE, DECODE)} == {
         ENCODE: {"#0": [(2,)], "#1": [(0,)], "#2": [(1,)]},
         DIFFUSE: {"#0": [(2,)], "#1": [(0, 1)], "#2": [(1,)]},
@@ -238,7 +238,7 @@ def test_who_has_begun_is_not_disturbed() -> None:
     long, short = request("long", steps=60, slo_s=99.0), request("short", side=64, steps=5)
     requests = [request("first", side=64, steps=2), *[replace(one, arrival_ns=1) for one in (long, short)]]
     requests += [request("urgent", 0.1, side=64, slo_s=4.0)]
-    trace = simulate(requests, "tridentserve", num_gpus=2, costs=PROFILE)
+    trace = simulate(requests, "tridentserve", num_devices=2, costs=PROFILE)
     (group,) = groups(trace)["long"]
     assert len(group) == 1
     assert trace.endings[3].on_time
@@ -247,7 +247,7 @@ def test_who_has_begun_is_not_disturbed() -> None:
 def test_who_can_be_on_time_waits_for_enough_devices() -> None:
     """It needs two; on the one that is free it would be late for good."""
     requests = [request("a", side=64, steps=3), request("b", 0.1, slo_s=2.55)]
-    trace = simulate(requests, "tridentserve", num_gpus=2, costs=PROFILE)
+    trace = simulate(requests, "tridentserve", num_devices=2, costs=PROFILE)
     assert groups(trace)["b"] == [(0, 1)]
     assert trace.endings[1].on_time
 
@@ -261,7 +261,7 @@ def test_who_needs_several_devices_does_not_wait_for_ever(monkeypatch: pytest.Mo
     costs = replace(narrow_costs, rows=narrow_costs.rows + wide_costs.rows)
     requests = [request(str(n), 0.2 * n, steps=9 + n % 3, slo_s=60.0) for n in range(200)]
     requests.append(replace(request("wide", 1.0, steps=50, slo_s=slo_s), pipeline="video"))
-    trace = simulate(requests, "impatient", num_gpus=4, costs=costs)
+    trace = simulate(requests, "impatient", num_devices=4, costs=costs)
     (run_ns,) = [run.start_ns for run in trace.runs if run.work.stage == StageId("video", ENCODE)]
     held_s = run_ns / NS_PER_S - 1 - (20 if slo_s is None else 30)
     assert groups(trace)["wide"] == [(0, 1, 2, 3)]
@@ -274,11 +274,11 @@ def test_a_group_stays_inside_its_node_and_the_same_until_the_end(policy: str) -
     requests = [
         request(str(n), 0.2 * n, side=rng.choice((64, 128, 192)), slo_s=rng.choice((None, 3.0, 6.0))) for n in range(60)
     ]
-    trace = simulate(requests, policy, num_gpus=8, costs=replace(PROFILE, gpus_per_node=4))
+    trace = simulate(requests, policy, num_devices=8, costs=replace(PROFILE, devices_per_node=4))
     assert {ending.status for ending in trace.endings} == {Status.DONE}
     visited = groups(trace)
     assert all(len(each) == 1 for each in visited.values())
-    assert {len({gpu // 4 for gpu in group}) for (group,) in visited.values()} == {1}
+    assert {len({device_id // 4 for device_id in group}) for (group,) in visited.values()} == {1}
     assert {len(group) for (group,) in visited.values()} == {1, 2, 4}
 
 

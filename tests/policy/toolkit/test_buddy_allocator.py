@@ -31,9 +31,9 @@ def has_aligned(free: set[int], width: int) -> bool:
 )
 def test_whatever_is_asked_for(free: set[int], asked: list[tuple[int, set[int]]], returned: set[int]) -> None:
     """Free GPUs of one node, exactly as many as asked for, whenever some node has them; aligned if possible."""
-    allocator = Allocator([[gpu for gpu in node if gpu in free] for node in NODES])
+    allocator = Allocator([[device_id for device_id in node if device_id in free] for node in NODES])
     for index, (width, preferred) in enumerate(asked):
-        anew = Allocator([[gpu for gpu in node if gpu in free] for node in NODES])
+        anew = Allocator([[device_id for device_id in node if device_id in free] for node in NODES])
         group = allocator.take(width, tuple(sorted(preferred)))
         assert group == anew.take(width, tuple(sorted(preferred))), "what was there before makes no difference"
         assert (group is not None) == any(len(free & set(node)) >= width for node in NODES)
@@ -55,7 +55,9 @@ def test_whatever_is_asked_for(free: set[int], asked: list[tuple[int, set[int]]]
 
 def legal(free: set[int], width: int) -> list[Group]:
     """Every group that there is."""
-    return [group for node in NODES for group in combinations([gpu for gpu in node if gpu in free], width)]
+    return [
+        group for node in NODES for group in combinations([device_id for device_id in node if device_id in free], width)
+    ]
 
 
 def hole(group: Group, free: set[int]) -> int:
@@ -74,7 +76,9 @@ def hole(group: Group, free: set[int]) -> int:
 def test_the_choice_is_the_best_of_all_groups(free: set[int], width: int, preferred: set[int]) -> None:
     """As `take` ranks them: none keeps more of the former devices, but aligned ones go before all others."""
     every = legal(free, width)
-    group = Allocator([[gpu for gpu in node if gpu in free] for node in NODES]).take(width, tuple(sorted(preferred)))
+    group = Allocator([[device_id for device_id in node if device_id in free] for node in NODES]).take(
+        width, tuple(sorted(preferred))
+    )
     if group is None or group == tuple(sorted(preferred)):
         assert (group in every) == (group is not None)
         assert bool(every) == (group is not None)
@@ -108,7 +112,7 @@ def test_as_long_as_none_comes_back_every_group_is_aligned(widths: list[int]) ->
 
 @given(free=st.sets(st.integers(0, 15)), most=st.integers(0, 9), node=st.sampled_from(NODES))
 def test_devices_that_are_held_are_some_of_those_asked_for(free: set[int], most: int, node: Group) -> None:
-    allocator = Allocator([[gpu for gpu in one if gpu in free] for one in NODES])
+    allocator = Allocator([[device_id for device_id in one if device_id in free] for one in NODES])
     here, all_free = len(free & set(node)), len(free)
     assert allocator.num_free_of(node) == here
     allocator.take_some(node, most)
@@ -138,7 +142,7 @@ def test_devices_that_are_held_are_some_of_those_asked_for(free: set[int], most:
     ],
 )
 def test_choices(free: Sequence[int], width: int, preferred: Group, group: Group | None) -> None:
-    allocator = Allocator([[gpu for gpu in node if gpu in free] for node in NODES])
+    allocator = Allocator([[device_id for device_id in node if device_id in free] for node in NODES])
     assert allocator.take(width, preferred) == group
 
 
@@ -148,7 +152,7 @@ def test_former_devices_that_are_taken_do_not_count() -> None:
     assert allocator.take(3, (0,)) == (8, 9, 10), "the node with the fewest free GPUs"
 
 
-def test_single_gpus_fill_holes_so_that_wide_groups_survive() -> None:
+def test_single_devices_fill_holes_so_that_wide_groups_survive() -> None:
     allocator = Allocator(NODES)
     groups = [allocator.take(1) for _ in range(4)]
     assert groups == [(0,), (1,), (2,), (3,)]

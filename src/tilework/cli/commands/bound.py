@@ -15,12 +15,12 @@ from tilework.cli.console import UserError, out, print_json, user_errors
 from tilework.core.request import Request, Shape
 from tilework.cost.table import BadCostTable, TableCosts, UnknownCost, read_table
 from tilework.formats.workload import BadLine, read_workload
-from tilework.report.words import devices
+from tilework.report.words import counted_devices
 from tilework.sim.optimum.bound import Bound, on_time_bound
 from tilework.sim.optimum.solver import SolverMissing
 from tilework.sim.workloads.requests import to_requests
 
-EXAMPLE = "Example: tilework bound --requests requests.jsonl --cost flux1dev_h100_eager --gpus 8"
+EXAMPLE = "Example: tilework bound --requests requests.jsonl --cost flux1dev_h100_eager --devices 8"
 BATCHES = "One request per work: who forms batches, which this table has, may have more on time."
 
 
@@ -37,7 +37,7 @@ class _SizeLine:
 def command(
     requests: Annotated[Path, typer.Option(help="Requests as JSON lines (docs/formats.md).")],
     cost: Annotated[str, typer.Option(help="Cost table: a JSON file (docs/formats.md), or a name of `cost list`.")],
-    gpus: Annotated[int, typer.Option(min=1, help="Number of devices.")] = 1,
+    devices: Annotated[int, typer.Option(min=1, help="Number of devices.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Tell how many requests could be on time at most, for whoever knows the whole workload beforehand.
@@ -52,13 +52,13 @@ def command(
             raise UserError(f"{requests} holds no request with a deadline; add slo_s to its lines (docs/formats.md)")
         if len({one.uid for one in due}) < len(due):
             raise UserError(f"{requests}: an id stands there once as text and once as a number; use other names")
-        bound = on_time_bound(due, TableCosts(table), num_gpus=gpus, gpus_per_node=table.gpus_per_node)
+        bound = on_time_bound(due, TableCosts(table), num_devices=devices, devices_per_node=table.devices_per_node)
     lines = _by_size(due, bound)
     if json:
-        print_json(_document(due, bound, lines, gpus))
+        print_json(_document(due, bound, lines, devices))
         return
     most, share = int(bound.value), bound.value / len(due)
-    out.print(f"{len(due)} requests with a deadline on {devices(gpus)}: at most {most} on time, {share:.1%}")
+    out.print(f"{len(due)} requests with a deadline on {counted_devices(devices)}: at most {most} on time, {share:.1%}")
     out.print(_table(lines))
     if table.has_batches:
         out.print(BATCHES)
@@ -85,9 +85,9 @@ def _table(lines: Sequence[_SizeLine]) -> Table:
     return table
 
 
-def _document(due: Sequence[Request], bound: Bound, lines: Sequence[_SizeLine], gpus: int) -> dict[str, Any]:
+def _document(due: Sequence[Request], bound: Bound, lines: Sequence[_SizeLine], devices: int) -> dict[str, Any]:
     return {
-        "gpus": gpus,
+        "devices": devices,
         "num_due": len(due),
         "most_on_time": int(bound.value),
         "share": bound.value / len(due),

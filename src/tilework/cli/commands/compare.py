@@ -32,7 +32,7 @@ from tilework.sim.workloads.registry import UnknownWorkload
 EXAMPLE = (
     "Examples: tilework compare --workload tetriserve,rpm=18,mix=skewed --policies tilework,tetriserve,edf  |  "
     "tilework compare --out out/grid --plot grid.png  |  "
-    "tilework compare --workload r.jsonl --cost flux1dev_h100_eager --gpus 8"
+    "tilework compare --workload r.jsonl --cost flux1dev_h100_eager --devices 8"
 )
 RESULTS = "results.jsonl"
 _GRID = "grid"
@@ -99,10 +99,10 @@ def command(
     seeds: Annotated[
         int | None, typer.Option(min=1, help=f"How many seeds, from 0 on; default {FULL_SEEDS}, {FEW_SEEDS} on a grid.")
     ] = None,
-    gpus: Annotated[
+    devices: Annotated[
         int | None, typer.Option(min=1, help="Number of devices; default the workload's own, 1 for a file.")
     ] = None,
-    gpus_per_node: Annotated[
+    devices_per_node: Annotated[
         int | None, typer.Option(min=1, help="Devices of a node: no group is wider; default: the cost table's.")
     ] = None,
     cost: Annotated[str | None, typer.Option(help="Cost table; default the workload's own.")] = None,
@@ -125,7 +125,7 @@ def command(
     """
     texts = workload or [_GRID]
     wish = _Wish(
-        cells=_cells(texts, Devices(table=cost, num_gpus=gpus, gpus_per_node=gpus_per_node)),
+        cells=_cells(texts, Devices(table=cost, num_devices=devices, devices_per_node=devices_per_node)),
         policies=_policies(_default_policies(texts) if policies is None else policies),
         num_seeds=_num_seeds(seeds, full, texts),
         conditions=Conditions(jitter=jitter, switch_ns=round(switch_ms * NS_PER_MS)),
@@ -170,7 +170,9 @@ def _cells_of(text: str, devices: Devices) -> tuple[Cell, ...]:
     if name not in GRIDS:
         return (cell_of(text, devices),)
     if devices != Devices():
-        raise BadCell("the cells of the grid have their own devices; leave out --cost, --gpus and --gpus-per-node")
+        raise BadCell(
+            "the cells of the grid have their own devices; leave out --cost, --devices and --devices-per-node"
+        )
     return chosen(GRIDS[name].cells(), pattern or "*")
 
 

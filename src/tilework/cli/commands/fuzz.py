@@ -151,7 +151,7 @@ def _run_one(one: Scenario, wish: _Wish, log: Path | None, json: bool) -> None:
     if json:
         print_json(_document(tally, []))
     else:
-        about = f"policy {one.controller.policy}, {one.config.num_gpus} GPUs, {len(one.requests)} requests"
+        about = f"policy {one.controller.policy}, {one.config.num_devices} GPUs, {len(one.requests)} requests"
         out.print(f"seed {one.seed}: {about}; faults {' '.join(map(str, one.faults.by_kind.values())) or 'none'}")
         _print_tally(tally)
         if verdict.violation:

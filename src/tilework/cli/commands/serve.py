@@ -29,7 +29,7 @@ from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, make_policy,
 EXAMPLE = (
     "Examples: tilework serve  |  tilework serve ./sd3-medium --device cuda --workers 4 --port 8000  |  "
     "tilework serve --durable ./state  |  "
-    "tilework serve --backend modelled --gpus 8 --cost flux1dev_h100_eager --policy tetriserve"
+    "tilework serve --backend modelled --devices 8 --cost flux1dev_h100_eager --policy tetriserve"
 )
 
 
@@ -54,7 +54,7 @@ def command(
         typer.Argument(help="shapes (the default), a diffusers directory, or a hub id; a pipeline of --cost."),
     ] = None,
     workers: Annotated[
-        int, typer.Option("--workers", "--gpus", min=1, max=1024, help="Worker processes, one per device.")
+        int, typer.Option("--workers", "--devices", min=1, max=1024, help="Worker processes, one per device.")
     ] = 2,
     policy: Annotated[str, typer.Option(help=f"Scheduling policy: {', '.join(policy_names())}.")] = DEFAULT_POLICY,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",

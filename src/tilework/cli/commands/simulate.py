@@ -29,12 +29,12 @@ from tilework.formats.workload import BadLine, RequestId, read_workload
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, make_policy, policy_names
 from tilework.report.schedule import write_schedule
 from tilework.report.tables import attainment_table, summary
-from tilework.report.words import devices
+from tilework.report.words import counted_devices
 from tilework.sim.simulation import SimConfig, Simulation, Trace
 from tilework.sim.workloads.requests import to_requests
 
 EXAMPLE = (
-    "Examples: tilework simulate requests.jsonl --cost flux.json --gpus 8 --policy edf --timeline plan.html  |  "
+    "Examples: tilework simulate requests.jsonl --cost flux.json --devices 8 --policy edf --timeline plan.html  |  "
     "tilework simulate --log events.jsonl"
 )
 
@@ -67,8 +67,8 @@ def command(
     max_batch: Annotated[
         int | None, typer.Option(min=1, help="Requests that share a forward pass at most; default 12, or the log's.")
     ] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="Number of devices; default 1, or the log's.")] = None,
-    gpus_per_node: Annotated[
+    devices: Annotated[int | None, typer.Option(min=1, help="Number of devices; default 1, or the log's.")] = None,
+    devices_per_node: Annotated[
         int | None, typer.Option(min=1, help="Devices of a node: no group is wider; default: the cost table's.")
     ] = None,
     switch_ms: Annotated[
@@ -91,11 +91,11 @@ def command(
     With --log, the devices cost what the run itself measured, the controller starts from the costs that the run started
     from, and the result is set beside what really happened.
     """
-    config = SimConfig(num_gpus=gpus or 1, seed=seed, jitter=jitter, switch_ns=round(switch_ms * NS_PER_MS))
+    config = SimConfig(num_devices=devices or 1, seed=seed, jitter=jitter, switch_ns=round(switch_ms * NS_PER_MS))
     with user_errors(BadLine, BadCostTable, UnknownPolicy, OSError):
-        scenario = _scenario(requests, cost, log, policy, gpus, config, quiet=json)
-        if gpus_per_node is not None:
-            scenario = replace(scenario, devices=replace(scenario.devices, gpus_per_node=gpus_per_node))
+        scenario = _scenario(requests, cost, log, policy, devices, config, quiet=json)
+        if devices_per_node is not None:
+            scenario = replace(scenario, devices=replace(scenario.devices, devices_per_node=devices_per_node))
         if max_batch is not None:
             scenario = replace(scenario, controller=replace(scenario.controller, max_batch=max_batch))
         make_policy(scenario.controller.policy)
@@ -108,14 +108,16 @@ def command(
     if recorder is not None:
         chart = chart_of_history(recorder.history(), scenario.ids)
         for picture in pictures:
-            title = f"{scenario.controller.policy} on {scenario.config.num_gpus} modelled devices (simulated)"
+            title = f"{scenario.controller.policy} on {scenario.config.num_devices} modelled devices (simulated)"
             draw_chart(picture, chart, title=title)
     served = served_in(trace)
     if json:
         print_json(_document(scenario, served))
         return
     out.print(
-        attainment_table(served, title=f"{scenario.controller.policy}, {devices(scenario.config.num_gpus)}, simulated")
+        attainment_table(
+            served, title=f"{scenario.controller.policy}, {counted_devices(scenario.config.num_devices)}, simulated"
+        )
     )
     if scenario.live:
         out.print(attainment_table(scenario.live, title="the live run of the log"))
@@ -128,14 +130,14 @@ def _scenario(
     cost: str | None,
     log: Path | None,
     policy: str | None,
-    gpus: int | None,
+    devices: int | None,
     config: SimConfig,
     quiet: bool,
 ) -> _Scenario:
     if log is not None:
         if requests is not None or cost is not None:
             raise UserError("--log brings its own requests and costs; leave out REQUESTS and --cost")
-        return _from_log(log, policy, gpus, config, quiet)
+        return _from_log(log, policy, devices, config, quiet)
     if requests is None or cost is None:
         raise UserError("give REQUESTS and --cost, or --log; see tilework simulate --help")
     workload, table = read_workload(requests), read_table(cost)
@@ -160,7 +162,7 @@ def _scenario(
     )
 
 
-def _from_log(log: Path, policy: str | None, gpus: int | None, config: SimConfig, quiet: bool) -> _Scenario:
+def _from_log(log: Path, policy: str | None, devices: int | None, config: SimConfig, quiet: bool) -> _Scenario:
     history = load_history(log, quiet)
     live, logged = served_live(history), history.header.config
     if not live:
@@ -171,7 +173,7 @@ def _from_log(log: Path, policy: str | None, gpus: int | None, config: SimConfig
         table=history.header.table,
         devices=profiled_table(history),
         controller=ControllerConfig(policy=policy or logged.policy, max_batch=logged.max_batch),
-        config=replace(config, num_gpus=gpus or history.num_gpus or 1, dispatch_ns=dispatch_ns(history)),
+        config=replace(config, num_devices=devices or history.num_devices or 1, dispatch_ns=dispatch_ns(history)),
         live=live,
     )
 

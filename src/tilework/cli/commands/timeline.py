@@ -13,7 +13,7 @@ from tilework.cli.views.charts import chart_of_history, check_timeline_files, dr
 from tilework.formats.workload import BadLine, read_workload
 from tilework.report.chart import Chart, busy_shares, chart_of_schedule
 from tilework.report.schedule import read_schedule
-from tilework.report.words import devices
+from tilework.report.words import counted_devices
 
 EXAMPLE = (
     "Examples: tilework timeline events.jsonl --out run.html --out run.png  |  "
@@ -69,22 +69,22 @@ def _read(file: Path, requests: Path | None, quiet: bool) -> tuple[Chart, str]:
         if requests is not None:
             raise UserError("an event log knows its requests; leave out --requests")
         history = load_history(file, quiet)
-        return chart_of_history(history), f"{history.header.config.policy} on {devices(history.num_gpus)}"
+        return chart_of_history(history), f"{history.header.config.policy} on {counted_devices(history.num_devices)}"
     with user_errors(BadLine, OSError):
         workload = () if requests is None else read_workload(requests)
         return chart_of_schedule(read_schedule(file), workload), file.name
 
 
 def _summary(chart: Chart, files: list[Path]) -> dict[str, Any]:
-    """`busy` is the mean over all devices, `busy_by_gpu` the share of the time that each was at work."""
+    """`busy` is the mean over all devices, `busy_by_device` the share of the time that each was at work."""
     shares = busy_shares(chart.works, chart.start_s, chart.end_s)
-    by_gpu = {str(gpu): round(shares.get(gpu, 0.0), 6) for gpu in sorted({*chart.nodes, *shares})}
+    by_device = {str(device_id): round(shares.get(device_id, 0.0), 6) for device_id in sorted({*chart.nodes, *shares})}
     return {
         "works": len(chart.works),
         "requests": len(chart.requests),
         "late": sum(request.is_late for request in chart.requests),
         "seconds": round(chart.end_s - chart.start_s, 6),
-        "busy": round(sum(by_gpu.values()) / max(1, len(by_gpu)), 6),
-        "busy_by_gpu": by_gpu,
+        "busy": round(sum(by_device.values()) / max(1, len(by_device)), 6),
+        "busy_by_device": by_device,
         "files": [str(target) for target in files],
     }

@@ -30,11 +30,11 @@ app = typer.Typer(help="Make, show and list workloads.", no_args_is_help=True)
 LIST_EXAMPLE = "Examples: tilework workload list  |  tilework workload list tetriserve"
 MAKE_EXAMPLE = (
     "Examples: tilework workload make tetriserve --out r.jsonl --rpm 18 --scale 1.2 --set mix=skewed  |  "
-    "tilework simulate r.jsonl --cost flux1dev_h100_eager --gpus 8"
+    "tilework simulate r.jsonl --cost flux1dev_h100_eager --devices 8"
 )
 SHOW_EXAMPLE = (
     "Examples: tilework workload show ddit --rate 1 --png ddit.png  |  "
-    "tilework workload show r.jsonl --cost flux1_l20 --gpus 8 --png r.png"
+    "tilework workload show r.jsonl --cost flux1_l20 --devices 8 --png r.png"
 )
 
 Rate = Annotated[float | None, typer.Option(help="Requests per second on average.")]
@@ -141,11 +141,13 @@ def make(
     if json:
         parameters = plain(workload.parameters())
         about = {"workload": name, "parameters": parameters, "seed": seed, "file": str(output)}
-        print_json(about | {"num_requests": len(requests), "cost": workload.table, "gpus": workload.num_gpus})
+        print_json(about | {"num_requests": len(requests), "cost": workload.table, "devices": workload.num_devices})
         return
     out.print(f"{output}: {len(requests)} requests", soft_wrap=True)
     out.print(
-        f"tilework simulate {output} --cost {workload.table} --gpus {workload.num_gpus}", soft_wrap=True, style="dim"
+        f"tilework simulate {output} --cost {workload.table} --devices {workload.num_devices}",
+        soft_wrap=True,
+        style="dim",
     )
 
 
@@ -156,7 +158,9 @@ def show(
     ],
     png: Annotated[Path | None, typer.Option(help="Draw arrivals by size, and load, over time.")] = None,
     cost: Annotated[str | None, typer.Option(help="Cost table for the load; default the workload's own.")] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="Devices for the load; default the workload's own.")] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="Devices for the load; default the workload's own.")
+    ] = None,
     rate: Rate = None,
     rpm: Rpm = None,
     scale: Scale = None,
@@ -173,11 +177,13 @@ def show(
     """
     wish = _Wish(rate=rate, rpm=rpm, scale=scale, num=num, trace=trace, set_=set_)
     with user_errors(BadParameter, BadLine, BadCostTable, UnknownCost, OSError):
-        shown = _find(place, wish, seed, cost, gpus)
+        shown = _find(place, wish, seed, cost, devices)
         if png is not None:
             if png.suffix.lower() != ".png":
                 raise UserError(f"{png} ends in {png.suffix!r}; the picture is a .png")
-            draw_workload(png, shown.requests, device_s=shown.device_s, num_devices=shown.num_gpus, title=shown.title)
+            draw_workload(
+                png, shown.requests, device_s=shown.device_s, num_devices=shown.num_devices, title=shown.title
+            )
     if json:
         print_json(summary(shown))
         return
@@ -185,11 +191,11 @@ def show(
     out.print(sentence(shown), soft_wrap=True)
 
 
-def _find(place: str, wish: _Wish, seed: int, cost: str | None, gpus: int | None) -> Shown:
+def _find(place: str, wish: _Wish, seed: int, cost: str | None, devices: int | None) -> Shown:
     if place in workload_names():
         workload = wish.workload(place)
         requests, title = workload.requests(seed), f"{place}, seed {seed}"
-        cost, num_gpus = cost or workload.table, gpus or workload.num_gpus
+        cost, num_devices = cost or workload.table, devices or workload.num_devices
     else:
         if not Path(place).exists():
             with user_errors(UnknownWorkload):
@@ -197,8 +203,8 @@ def _find(place: str, wish: _Wish, seed: int, cost: str | None, gpus: int | None
         if not wish.is_empty():
             raise UserError(f"{place} is a file, whose requests are what they are; leave out what changes a workload")
         requests = tuple(sorted(read_workload(place), key=lambda request: request.arrival_s))
-        title, num_gpus = Path(place).name, gpus or 1
+        title, num_devices = Path(place).name, devices or 1
     if not requests:
         raise UserError(f"{place} holds no requests; write one JSON object per line")
     device_s = None if cost is None else device_seconds(requests, TableCosts(read_table(cost)))
-    return Shown(title=title, requests=requests, device_s=device_s, cost=cost, num_gpus=num_gpus)
+    return Shown(title=title, requests=requests, device_s=device_s, cost=cost, num_devices=num_devices)

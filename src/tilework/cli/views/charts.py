@@ -45,7 +45,7 @@ def chart_of_history(history: History, ids: Mapping[str, RequestId] | None = Non
         works=tuple(sorted(works, key=lambda work: (work.start_s, work.work))),
         requests=by_arrival(_request(past, names[past.request.uid]) for past in history.requests),
         outages=_outages(history),
-        nodes={change.gpu: change.node for change in history.gpus},
+        nodes={change.device_id: change.node for change in history.devices},
     )
 
 
@@ -57,7 +57,7 @@ def _work(past: PastWork | LostWork, jobs: Mapping[int, Request], names: Mapping
         work=work.work_id,
         stage=work.stage.name,
         requests=tuple(names[jobs[job_id].uid] for job_id in work.job_ids),
-        gpus=work.gpus,
+        devices=work.devices,
         start_s=s_from_ns(past.start_ns),
         end_s=s_from_ns(past.end_ns),
         steps=past.steps,
@@ -92,17 +92,17 @@ def _request(past: PastRequest, name: RequestId) -> ChartRequest:
 def _outages(history: History) -> tuple[Outage, ...]:
     away: dict[int, tuple[int, str]] = {}
     outages = []
-    for change in history.gpus:
+    for change in history.devices:
         if not change.is_up:
-            away[change.gpu] = (change.at_ns, change.reason)
-        elif change.gpu in away:
-            outages.append(_outage(change.gpu, away.pop(change.gpu), change.at_ns))
-    outages += [_outage(gpu, lost, history.end_ns) for gpu, lost in away.items()]
-    return tuple(sorted(outages, key=lambda outage: (outage.start_s, outage.gpu)))
+            away[change.device_id] = (change.at_ns, change.reason)
+        elif change.device_id in away:
+            outages.append(_outage(change.device_id, away.pop(change.device_id), change.at_ns))
+    outages += [_outage(device_id, lost, history.end_ns) for device_id, lost in away.items()]
+    return tuple(sorted(outages, key=lambda outage: (outage.start_s, outage.device_id)))
 
 
-def _outage(gpu: int, lost: tuple[int, str], end_ns: int) -> Outage:
-    return Outage(gpu=gpu, start_s=s_from_ns(lost[0]), end_s=s_from_ns(end_ns), reason=lost[1])
+def _outage(device_id: int, lost: tuple[int, str], end_ns: int) -> Outage:
+    return Outage(device_id=device_id, start_s=s_from_ns(lost[0]), end_s=s_from_ns(end_ns), reason=lost[1])
 
 
 def _seconds(time_ns: int | None) -> float | None:

@@ -15,7 +15,7 @@ import tilework
 from tilework.cli.console import out
 from tilework.core.time import NS_PER_MS
 from tilework.cost.table import read_table
-from tilework.report.words import devices
+from tilework.report.words import counted_devices
 from tilework.sim.compare.figures import Figures
 from tilework.sim.compare.overall import Overall, bound_overall, overall_of
 from tilework.sim.compare.runs import Conditions
@@ -50,7 +50,7 @@ _COLUMNS: dict[str, tuple[str, _Format, bool]] = {
     "mean_s": ("mean\ns", seconds, True),
     "p95_s": ("p95\ns", seconds, False),
     "p99_s": ("p99\ns", seconds, False),
-    "gpu_s_each": ("GPU s\nper good", seconds, False),
+    "device_s_each": ("GPU s\nper good", seconds, False),
     "num_preempted": ("preempted", _count, False),
     "fairness": ("fair", lambda value: f"{value:.3f}", False),
     "plan_p50_ms": ("plan ms\np50", _milliseconds, False),
@@ -63,7 +63,7 @@ _OVERALL = (
     *("on time\n%", "of bound\n%", "worst cell\n%", "mean s\nover best"),
     *("best in\ncells", "plan ms\np50", "plan ms\np99"),
 )
-_EFFORT = ("gpu_s_each", "num_preempted", "fairness", "plan_p50_ms", "plan_p99_ms", "num_events")
+_EFFORT = ("device_s_each", "num_preempted", "fairness", "plan_p50_ms", "plan_p99_ms", "num_events")
 
 
 def print_tables(cells: Sequence[CellSummary], num_processes: int, conditions: Conditions, *, has_bound: bool) -> None:
@@ -81,7 +81,7 @@ def print_tables(cells: Sequence[CellSummary], num_processes: int, conditions: C
 
 def _title(cell: CellSummary) -> str:
     one, seeds = cell.cell, max(len(runs) for runs in cell.records.values())
-    text = f"{one.name}: {cell.num_requests} requests on {devices(one.num_gpus)}, {_seeds(seeds)}, simulated"
+    text = f"{one.name}: {cell.num_requests} requests on {counted_devices(one.num_devices)}, {_seeds(seeds)}, simulated"
     return text if cell.bound is None else f"{text}; at most {percent(cell.bound.mean)}% on time"
 
 
@@ -240,8 +240,8 @@ def _cell_document(summary: CellSummary) -> dict[str, Any]:
         "workload": cell.source,
         "parameters": cell.parameters,
         "cost": cell.table,
-        "gpus": cell.num_gpus,
-        "gpus_per_node": cell.gpus_per_node or read_table(cell.table).gpus_per_node,
+        "devices": cell.num_devices,
+        "devices_per_node": cell.devices_per_node or read_table(cell.table).devices_per_node,
         "requests": summary.num_requests,
         "with_deadline": summary.num_due,
         "bound": _estimate_document(summary.bound),

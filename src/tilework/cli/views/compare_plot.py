@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tilework.report.panels import Curve, CurvePanel, Panel, RadarPanel, draw_panels
-from tilework.report.words import devices
+from tilework.report.words import counted_devices
 from tilework.sim.compare.figures import Figures
 from tilework.sim.compare.records import Record
 from tilework.sim.compare.summary import CellSummary
@@ -86,7 +86,7 @@ def _curve(sweep: Sweep, xs: tuple[float, ...], policy: str, figure: str) -> Cur
 def _title(sweep: Sweep, others: Sequence[Sweep]) -> str:
     """What it is of, and what is different in the others of its kind."""
     cell = sweep.cells[0].cell
-    told = [f"{cell.source} on {devices(cell.num_gpus)}"]
+    told = [f"{cell.source} on {counted_devices(cell.num_devices)}"]
     for name, value in sorted(
         cell.parameters.items(), key=lambda item: not isinstance(item[1], str)
     ):  # Such as the mix first.

@@ -14,12 +14,12 @@ from rich.table import Table
 
 from tilework.cli.console import out
 from tilework.control.account import EndedWork, account_of, cause_of
-from tilework.control.decisions import gpus_text, span_text, steps_of, tell_all
+from tilework.control.decisions import devices_text, span_text, steps_of, tell_all
 from tilework.control.history import History, PastRequest, PastWork
 from tilework.core.actions import MoveState, Reject, SetAside
 from tilework.core.request import Status
 from tilework.core.time import ns_from_s, s_from_ns
-from tilework.report.words import devices
+from tilework.report.words import counted_devices
 
 MOST_LATE = 10
 
@@ -74,7 +74,7 @@ def summary_document(history: History) -> dict[str, Any]:
     return {
         "policy": history.header.config.policy,
         "version": history.header.version,
-        "gpus": history.num_gpus,
+        "devices": history.num_devices,
         "seconds": _seconds(history.end_ns),
         "requests": len(requests),
         "works": len(history.works),
@@ -87,9 +87,9 @@ def summary_document(history: History) -> dict[str, Any]:
         "set_aside": sum(isinstance(action, SetAside) for action in told),
         "moves": sum(isinstance(action, MoveState) for action in told),
         "lost_works": len(history.lost),
-        "lost_gpus": [
-            {"gpu": change.gpu, "at_s": _seconds(change.at_ns), "reason": change.reason}
-            for change in history.gpus
+        "lost_devices": [
+            {"device_id": change.device_id, "at_s": _seconds(change.at_ns), "reason": change.reason}
+            for change in history.devices
             if not change.is_up
         ],
         "latest": [_late(history, past) for past in _latest(requests)],
@@ -127,7 +127,7 @@ def print_decisions(decisions: Sequence[Mapping[str, Any]]) -> None:
 def print_summary(document: Mapping[str, Any], log: Path) -> None:
     attained = "" if document["attainment"] is None else f", {document['attainment']:.1%} of deadlines were kept"
     print_line(
-        f"{document['policy']} on {devices(document['gpus'])}: {document['requests']} requests in "
+        f"{document['policy']} on {counted_devices(document['devices'])}: {document['requests']} requests in "
         f"{document['seconds']:.1f} s{attained}",
         style="bold",
     )
@@ -145,8 +145,8 @@ def print_summary(document: Mapping[str, Any], log: Path) -> None:
         f"{document['works']} works, {document['moves']} moves of a state, {document['set_aside']} set aside, "
         f"{document['lost_works']} works lost"
     )
-    for lost in document["lost_gpus"]:
-        print_line(f"GPU {lost['gpu']} was lost at {lost['at_s']:.3f} s: {lost['reason']}")
+    for lost in document["lost_devices"]:
+        print_line(f"GPU {lost['device_id']} was lost at {lost['at_s']:.3f} s: {lost['reason']}")
     if document["latest"]:
         out.print(_latest_table(document["latest"]))
         uid = document["latest"][0]["uid"]
@@ -190,7 +190,7 @@ def _work(work: EndedWork, past: PastRequest) -> dict[str, Any]:
         "work": work.work.work_id,
         "stage": work.work.stage.name,
         "steps": None if steps is None else [steps[0], steps[0] + work.steps - 1],
-        "gpus": list(work.work.gpus),
+        "devices": list(work.work.devices),
         "start_s": _after(work.start_ns, arrival_ns),
         "end_s": _after(work.end_ns, arrival_ns),
         "predicted_s": _seconds(work.predicted_ns) if isinstance(work, PastWork) else None,
@@ -238,7 +238,7 @@ def _works_table(works: Iterable[Mapping[str, Any]]) -> Table:
             f"{work['start_s']:.3f}",
             f"{work['end_s']:.3f}",
             escape(what),
-            gpus_text(tuple(work["gpus"])),
+            devices_text(tuple(work["devices"])),
             "" if predicted_s is None else _span(predicted_s),
             "" if actual_s is None else _span(actual_s),
             difference,

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from tilework.cli.console import out
 from tilework.formats.workload import WorkloadRequest
-from tilework.report.words import devices
+from tilework.report.words import counted_devices
 from tilework.sim.workloads.family import Family, RatedFamily
 from tilework.sim.workloads.registry import parameters_of
 
@@ -26,7 +26,7 @@ class Shown:
     requests: tuple[WorkloadRequest, ...]
     device_s: list[float] | None
     cost: str | None
-    num_gpus: int
+    num_devices: int
 
     @property
     def span_s(self) -> float:
@@ -39,7 +39,7 @@ class Shown:
     @property
     def load(self) -> float | None:
         """None without a cost table, and if all arrive at once."""
-        return sum(self.device_s) / self.span_s / self.num_gpus if self.device_s and self.span_s > 0 else None
+        return sum(self.device_s) / self.span_s / self.num_devices if self.device_s and self.span_s > 0 else None
 
 
 def described(kind: type[Family]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def described(kind: type[Family]) -> dict[str, Any]:
         "about": kind.about,
         "source": kind.source,
         "cost": kind.table,
-        "gpus": kind.num_gpus,
+        "devices": kind.num_devices,
         "parameters": {
             name: {"default": one.default, "about": one.metadata["about"]}
             | ({"choices": list(one.metadata["choices"])} if one.metadata["choices"] else {})
@@ -59,17 +59,17 @@ def described(kind: type[Family]) -> dict[str, Any]:
 
 def overview(kinds: Sequence[type[Family]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("name", "what it is", "source", "cost", "gpus", "requests", "per s"):
+    for heading in ("name", "what it is", "source", "cost", "devices", "requests", "per s"):
         table.add_column(
             heading,
             overflow="fold",
             no_wrap=heading == "name",
-            justify="right" if heading in ("gpus", "requests", "per s") else "left",
+            justify="right" if heading in ("devices", "requests", "per s") else "left",
         )
     for kind in kinds:
         known = parameters_of(kind)
         defaults = (_default(known, "num_requests"), _default(known, "rate_per_s"))
-        table.add_row(kind.name, kind.about, kind.source, kind.table, str(kind.num_gpus), *defaults)
+        table.add_row(kind.name, kind.about, kind.source, kind.table, str(kind.num_devices), *defaults)
     return table
 
 
@@ -89,7 +89,7 @@ def print_one(kind: type[Family]) -> None:
         about = f"{one.metadata['about']} One of {', '.join(choices)}." if choices else one.metadata["about"]
         table.add_row(name, "-" if one.default is None else str(plain(one.default)), about)
     out.print(table)
-    out.print(f"for --cost {kind.table} --gpus {kind.num_gpus}")
+    out.print(f"for --cost {kind.table} --devices {kind.num_devices}")
 
 
 def _story(kind: type[Family]) -> list[str]:
@@ -124,7 +124,7 @@ def summary(shown: Shown) -> dict[str, Any]:
         "span_s": shown.span_s,
         "rate_per_s": shown.rate_per_s,
         "cost": shown.cost,
-        "gpus": shown.num_gpus,
+        "devices": shown.num_devices,
         "load": shown.load,
         "sizes": _sizes(shown),
     }
@@ -158,10 +158,10 @@ def sentence(shown: Shown) -> str:
     text = f"{len(shown.requests)} requests in {shown.span_s:.4g} s"
     text += "" if shown.rate_per_s is None else f", {shown.rate_per_s:.3g} per second"
     if shown.device_s is None:
-        return f"{text}; give --cost and --gpus for the load"
+        return f"{text}; give --cost and --devices for the load"
     if shown.load is None:
         return f"{text}: {sum(shown.device_s):.4g} device seconds ({shown.cost})"
-    return f"{text}: a load of {shown.load:.0%} on {devices(shown.num_gpus)} ({shown.cost})"
+    return f"{text}: a load of {shown.load:.0%} on {counted_devices(shown.num_devices)} ({shown.cost})"
 
 
 def plain(value: Any) -> Any:

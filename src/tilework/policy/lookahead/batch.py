@@ -167,13 +167,13 @@ class Batch:
             weight=sum(member.ride.weight for member in self.members),
         )
 
-    def starts(self, gpu: int, num_chunks: int, most_steps: int, chunk_ns: int, why: str) -> Iterator[Start]:
+    def starts(self, device_id: int, num_chunks: int, most_steps: int, chunk_ns: int, why: str) -> Iterator[Start]:
         """The next chunks of steps; before them the encodes that are due, behind them the decodes of who is done."""
         encode, diffuse, decode = stages_of(self.members[0].job.request.pipeline)
         due = (decode, encode) if num_chunks and most_steps else (decode,)
         for stage in due:
             for job_id in (member.job.job_id for member in self.members if member.job.stage == stage):
-                yield Start(stage=stage, job_ids=(job_id,), gpus=(gpu,), num_steps=1, why=why)
+                yield Start(stage=stage, job_ids=(job_id,), devices=(device_id,), num_steps=1, why=why)
         if not num_chunks:
             return
         done = 0
@@ -186,9 +186,9 @@ class Batch:
             num_steps = min(least - done, most_steps - done, max(1, int(chunk_ns // max(1.0, step_ns))))
             done += num_steps
             job_ids, shared = tuple(member.job.job_id for member in riding), _shared(len(riding) - 1)
-            yield Start(stage=diffuse, job_ids=job_ids, gpus=(gpu,), num_steps=num_steps, why=why + shared)
+            yield Start(stage=diffuse, job_ids=job_ids, devices=(device_id,), num_steps=num_steps, why=why + shared)
             for job_id in (member.job.job_id for member in riding if member.num_steps == done):
-                yield Start(stage=decode, job_ids=(job_id,), gpus=(gpu,), num_steps=1, why=why)
+                yield Start(stage=decode, job_ids=(job_id,), devices=(device_id,), num_steps=1, why=why)
 
 
 def _shared(num_others: int) -> str:

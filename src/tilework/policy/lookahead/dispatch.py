@@ -36,7 +36,7 @@ class Lookahead(Service):
     def carry_out(self) -> None:
         """Say what is to be started and stopped."""
         outlook = self.pool()
-        self._allocator = Allocator([[gpu.gpu for gpu in self.gpus if not gpu.works]])
+        self._allocator = Allocator([[device.device_id for device in self.devices if not device.works]])
         for ride, degree, then in zip(self.order, outlook.degrees, outlook.then, strict=True):
             job = self.jobs.get(ride.job_id)
             if job is None:
@@ -63,7 +63,7 @@ class Lookahead(Service):
         if degree > 1 and self._allocator.num_free():
             batch = batch.split()[0]
             self._hold(1)
-        group: Group | None = running[0].last_gpus if running else self._allocator.take(1, ())
+        group: Group | None = running[0].last_devices if running else self._allocator.take(1, ())
         if group is None:
             self._hold(1)
             return
@@ -75,11 +75,11 @@ class Lookahead(Service):
     def _begin(self, job: JobView, ride: Ride, degree: int, then: int) -> None:
         if not degree:
             return
-        group = self._allocator.take(degree, job.last_gpus)
+        group = self._allocator.take(degree, job.last_devices)
         if group is None and ride.claim is Claim.DUE:
             least, room = need_of(ride, self.now_ns), self._allocator.num_free()
             fitting = [speed.degree for speed in ride.speeds if least <= speed.degree <= room]
-            group = self._allocator.take(fitting[-1], job.last_gpus) if fitting else None
+            group = self._allocator.take(fitting[-1], job.last_devices) if fitting else None
         if group is None:
             self._hold(degree)
         else:
@@ -100,7 +100,7 @@ class Lookahead(Service):
     def _hold(self, width: int) -> None:
         """Leave idle devices to somebody who waits for others to become idle."""
         if width > 0:
-            self._allocator.take_some([gpu.gpu for gpu in self.gpus], width)
+            self._allocator.take_some([device.device_id for device in self.devices], width)
 
     def _pieces(self, job: JobView, ride: Ride, group: Group, most_chunks: int, then: int) -> Iterator[Start]:
         """Encode if it is due, chunks of steps on the group, and decode behind the last of them."""
@@ -117,8 +117,8 @@ class Lookahead(Service):
                     return
                 num_steps = min(cursor.num_steps_left, most, max(1, self.chunk_ns // max(1, step_ns)))
                 most_chunks, most = most_chunks - 1, most - num_steps
-            gpus = group if cursor.stage.name == DIFFUSE else group[:1]
-            yield Start(stage=cursor.stage, job_ids=(job.job_id,), gpus=gpus, num_steps=num_steps, why=why)
+            devices = group if cursor.stage.name == DIFFUSE else group[:1]
+            yield Start(stage=cursor.stage, job_ids=(job.job_id,), devices=devices, num_steps=num_steps, why=why)
             cursor = cursor.advanced(num_steps)
 
     def _most_steps(self, ride: Ride, degree: int, step_ns: int, begin_ns: int, then: int) -> int:
@@ -141,11 +141,11 @@ def _shares(job: JobView) -> bool:
 
 
 def _verb(ride: Ride, degree: int) -> str:
-    gpus = "1 GPU" if degree == 1 else f"{degree} GPUs"
+    devices = "1 GPU" if degree == 1 else f"{degree} GPUs"
     match ride.claim:
         case Claim.DUE:
-            return f"is on time with {gpus}"
+            return f"is on time with {devices}"
         case Claim.SPARED:
-            return f"gets {gpus} that nobody else needs; to be on time it would have to take others' deadlines"
+            return f"gets {devices} that nobody else needs; to be on time it would have to take others' deadlines"
         case _:
-            return f"gets {gpus}"
+            return f"gets {devices}"

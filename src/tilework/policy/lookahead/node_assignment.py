@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from tilework.core.interfaces import ClusterView, CostModel, GpuView, JobView
+from tilework.core.interfaces import ClusterView, CostModel, DeviceView, JobView
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, Work, stages_of
@@ -52,9 +52,9 @@ class Homing:
         if node is None:
             calm_ns = inf if self.nodes.is_idle_beside(number) else self.calm_ns
             node = self._ahead[number] = Lookahead(
-                self.nodes.gpus[number], self.now_ns, self.chunk_ns, self._step_time, calm_ns
+                self.nodes.by_node[number], self.now_ns, self.chunk_ns, self._step_time, calm_ns
             )
-            for job in (*_running(node.gpus, self.view), *self.nodes.waiting[number].values()):
+            for job in (*_running(node.devices, self.view), *self.nodes.waiting[number].values()):
                 self._join(job, node)
         return node
 
@@ -115,7 +115,7 @@ class Homing:
         """Choose at every stirred node whom to serve; whoever would be late there may go to another."""
         for number in sorted(self.nodes.stirred):
             self._choose(number)
-        if len(self.nodes.gpus) == 1:
+        if len(self.nodes.by_node) == 1:
             return
         for number in sorted(self.nodes.stirred):
             for job, ride in self.at(number).spared():
@@ -137,7 +137,7 @@ class Homing:
 
     def _place(self, job: JobView, ride: Ride | None = None) -> int | None:
         """A node with room where it would be on time, and nobody late for it; `ride` is what it is elsewhere."""
-        if len(self.nodes.gpus) == 1 or job.request.deadline_ns is None or job.set_aside:
+        if len(self.nodes.by_node) == 1 or job.request.deadline_ns is None or job.set_aside:
             return None
         numbers = [*self.nodes.roomy(self._width(job), _TRIALS), *self.nodes.least_loaded(_TRIALS)]
         for number in dict.fromkeys(numbers):
@@ -163,7 +163,7 @@ class Homing:
 
     def _ride(self, job: JobView, node: Lookahead) -> Ride | None:
         """None if no degree that the node can run was profiled. Raises UnknownCost."""
-        kind = self.kinds.of(job.request, len(node.gpus), self.costs)
+        kind = self.kinds.of(job.request, len(node.devices), self.costs)
         speeds, usual, num_steps = kind.speeds, kind.usual, float(job.num_steps_left)
         stage = None if job.stage is None else job.stage.name
         head_ns = float(kind.encode_ns) if stage == ENCODE else 0.0
@@ -174,7 +174,9 @@ class Homing:
             return None
         rank, hold_ns = -1, 0.0
         if job.works:
-            current = next((rank for rank, speed in enumerate(speeds) if steps and speed.degree == len(steps.gpus)), -1)
+            current = next(
+                (rank for rank, speed in enumerate(speeds) if steps and speed.degree == len(steps.devices)), -1
+            )
             if steps is None or job.is_stopping or current < 0 or not speeds[current].step_ns:
                 head_ns += node.ready_ns(job) - self.now_ns
             else:
@@ -212,14 +214,14 @@ class Homing:
         waited_ns = self.now_ns - job.request.arrival_ns - (job.delay_ns if self._by_tenant else 0) + _GRACE_NS
         if waited_ns <= 0:
             return waited_ns
-        return ride.weight * waited_ns**2 / max(1.0, ride.least_gpu_ns)
+        return ride.weight * waited_ns**2 / max(1.0, ride.least_device_ns)
 
     def _moved(self, job: JobView, ride: Ride, node: Lookahead) -> Ride | None:
         """What is left of one that runs, once it has ended its step and come to another node."""
-        kind = self.kinds.of(job.request, len(node.gpus), self.costs)
+        kind = self.kinds.of(job.request, len(node.devices), self.costs)
         if not kind.speeds:
             return None
-        move_ns = self.costs.move_ns(job.last_gpus, tuple(gpu.gpu for gpu in node.gpus))
+        move_ns = self.costs.move_ns(job.last_devices, tuple(device.device_id for device in node.devices))
         return replace(
             ride,
             claim=Claim.DUE,
@@ -232,17 +234,17 @@ class Homing:
         )
 
 
-def _running(gpus: Iterable[GpuView], view: ClusterView) -> Iterable[JobView]:
+def _running(devices: Iterable[DeviceView], view: ClusterView) -> Iterable[JobView]:
     """Jobs that are to run steps there, which may be stopped.
 
     Remnants of former attempts do not count, nor works that have lost a device, which break off.
     """
-    works = {work.work_id: work for gpu in gpus for work in gpu.works}
+    works = {work.work_id: work for device in devices for work in device.works}
     jobs: dict[int, JobView] = {}
     for work in works.values():
         for job_id in work.job_ids:
             job = view.job(job_id)
-            if job is not None and job.works and work is job.works[-1] and work.gpus == job.last_gpus:
+            if job is not None and job.works and work is job.works[-1] and work.devices == job.last_devices:
                 has_steps = job.stage is not None and job.stage.name != DECODE
                 if has_steps or _last_steps(job) is not None:
                     jobs[job_id] = job

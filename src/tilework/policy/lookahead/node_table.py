@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import nsmallest
 
-from tilework.core.interfaces import ClusterView, GpuView, JobView
+from tilework.core.interfaces import ClusterView, DeviceView, JobView
 
 
 class Nodes:
@@ -18,20 +18,20 @@ class Nodes:
     that is running elsewhere, and is to come, is expected, and counts for what it needs.
     """
 
-    def __init__(self, devices: Sequence[GpuView]) -> None:
+    def __init__(self, devices: Sequence[DeviceView]) -> None:
         self.devices = devices
-        self.gpus: dict[int, list[GpuView]] = {}
+        self.by_node: dict[int, list[DeviceView]] = {}
         self.number_of: dict[int, int] = {}
-        for gpu in devices:
-            self.gpus.setdefault(gpu.node, []).append(gpu)
-            self.number_of[gpu.gpu] = gpu.node
-        self.widest = max(map(len, self.gpus.values()), default=0)
+        for device in devices:
+            self.by_node.setdefault(device.node, []).append(device)
+            self.number_of[device.device_id] = device.node
+        self.widest = max(map(len, self.by_node.values()), default=0)
         self.homes: dict[int, int] = {}
-        self.waiting: dict[int, dict[int, JobView]] = {number: {} for number in self.gpus}
-        self.stirred = set(self.gpus)
+        self.waiting: dict[int, dict[int, JobView]] = {number: {} for number in self.by_node}
+        self.stirred = set(self.by_node)
         self.idle: dict[int, int] = {}
         self._expected: dict[int, tuple[int, int]] = {}
-        self._room = {number: len(gpus) for number, gpus in self.gpus.items()}
+        self._room = {number: len(devices) for number, devices in self.by_node.items()}
         self._with_room: list[set[int]] = [set() for _ in range(self.widest + 1)]
         for number, room in self._room.items():
             self._with_room[room].add(number)
@@ -40,16 +40,16 @@ class Nodes:
 
     def look(self, waiting: Sequence[JobView], view: ClusterView) -> list[JobView]:
         """Notice what has changed since the last plan. Returns those who have no home yet, in order."""
-        changes = [gpu.num_changes for gpu in self.devices]
+        changes = [device.num_changes for device in self.devices]
         if changes != self._changes:
             before = self._changes or [-1] * len(changes)
             pairs = zip(self.devices, before, changes, strict=True)
-            self.stirred.update(gpu.node for gpu, old, new in pairs if old != new)
+            self.stirred.update(device.node for device, old, new in pairs if old != new)
             self._changes = changes
         self.idle = {}
-        for gpu in self.devices:
-            if not gpu.works:
-                self.idle[gpu.node] = self.idle.get(gpu.node, 0) + 1
+        for device in self.devices:
+            if not device.works:
+                self.idle[device.node] = self.idle.get(device.node, 0) + 1
         self._was_idle = dict(self.idle)
         for job_id in self.homes.keys() - {job.job_id for job in waiting}:
             self._leave(job_id)
@@ -82,8 +82,8 @@ class Nodes:
     def welcome(self, job: JobView) -> int | None:
         """The node of a job that has begun and waits: where it is expected, or else where it was last."""
         number = self._arrive(job.job_id)
-        if number is None and job.last_gpus:
-            number = self.number_of.get(job.last_gpus[0])
+        if number is None and job.last_devices:
+            number = self.number_of.get(job.last_devices[0])
         return number
 
     def _arrive(self, job_id: int) -> int | None:
@@ -117,17 +117,19 @@ class Nodes:
 
     def least_loaded(self, most: int) -> list[int]:
         """The nodes in which fewest wait; of these, those whose devices are free first."""
-        return nsmallest(most, self.gpus, key=lambda number: (len(self.waiting[number]), self._free_ns(number), number))
+        return nsmallest(
+            most, self.by_node, key=lambda number: (len(self.waiting[number]), self._free_ns(number), number)
+        )
 
     def _free_ns(self, number: int) -> int:
-        return sum(gpu.free_ns for gpu in self.gpus[number])
+        return sum(device.free_ns for device in self.by_node[number])
 
     # Room.
 
     def set_need(self, number: int, need: int) -> None:
         """So many devices of a node are needed by those whom it serves."""
         expected = sum(width for target, width in self._expected.values() if target == number)
-        self._set_room(number, len(self.gpus[number]) - need - expected)
+        self._set_room(number, len(self.by_node[number]) - need - expected)
 
     def take_room(self, number: int, width: int) -> None:
         self._set_room(number, self._room[number] - width)

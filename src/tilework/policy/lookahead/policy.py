@@ -30,7 +30,7 @@ class _Seen:
     """The last request of a size: when it came, what it takes, how long it could wait and be on time if narrow."""
 
     at_ns: int
-    gpu_ns: int
+    device_ns: int
     slack_ns: float
 
 
@@ -56,7 +56,7 @@ class Tilework(Elastic):
         if request.deadline_ns is not None and not set_aside:
             return urgency_ns
         seen = self._seen.get(_size(request))
-        return urgency_ns + int(self.patience * (seen.gpu_ns if seen else 0) / request.weight)
+        return urgency_ns + int(self.patience * (seen.device_ns if seen else 0) / request.weight)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
         demand = Elastic.demand(self, request, left, costs)  # Dataclasses with slots know no super().
@@ -78,11 +78,11 @@ class Tilework(Elastic):
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         """A plan that sets jobs aside starts nothing, and is asked for again in the new order."""
-        if self._nodes is None or self._nodes.devices is not view.gpus:
-            self._nodes = Nodes(view.gpus)
+        if self._nodes is None or self._nodes.devices is not view.devices:
+            self._nodes = Nodes(view.devices)
         nodes = self._nodes
         homing = Homing(nodes, self._kinds, view, costs, now_ns, self.chunk_ns, self._calm_ns(now_ns))
-        homing.settle(list(islice(view.waiting(), _MOST_WAITING * len(nodes.gpus))))
+        homing.settle(list(islice(view.waiting(), _MOST_WAITING * len(nodes.by_node))))
         doomed = [each for number in sorted(nodes.stirred) for each in homing.at(number).doomed()]
         if doomed:
             return Plan(set_aside=tuple(doomed))

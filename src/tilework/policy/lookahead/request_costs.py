@@ -36,7 +36,7 @@ class Kinds:
     _version: int = -1
     _kinds: dict[_Key, Kind] = field(default_factory=dict)
 
-    def of(self, request: Request, num_gpus: int, costs: CostModel) -> Kind:
+    def of(self, request: Request, num_devices: int, costs: CostModel) -> Kind:
         """On a node of so many devices. Raises UnknownCost."""
         if costs.version != self._version:
             self._kinds, self._version = {}, costs.version
@@ -48,14 +48,14 @@ class Kinds:
             shape.frames,
             request.guided,
             request.preview_every,
-            num_gpus,
+            num_devices,
         )
         kind = self._kinds.get(key)
         if kind is None:
             encode_ns, decode_ns = (
                 costs.work_ns(StageId(request.pipeline, stage), (request,), 1) for stage in (ENCODE, DECODE)
             )
-            speeds = tuple(worthwhile(step_speeds(request, costs, num_gpus)))
+            speeds = tuple(worthwhile(step_speeds(request, costs, num_devices)))
             degree = best_doubling(speeds) if speeds else 0
             usual = max((rank for rank, speed in enumerate(speeds) if speed.degree <= degree), default=0)
             shares = bool(speeds) and speeds[0].degree == 1 and _shares(request, speeds[0].step_ns, costs)

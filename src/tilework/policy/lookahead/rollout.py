@@ -54,10 +54,10 @@ class Ride:
     shares: bool = False
 
     @property
-    def least_gpu_ns(self) -> float:
+    def least_device_ns(self) -> float:
         """What is left of it takes at least so much time of devices."""
         extra_ns = self.head_ns + self.tail_ns
-        return min([self.num_steps * speed.gpu_ns + extra_ns * speed.degree for speed in self.speeds])
+        return min([self.num_steps * speed.device_ns + extra_ns * speed.degree for speed in self.speeds])
 
     @property
     def least_ns(self) -> float:
@@ -108,7 +108,7 @@ class _Left:
         self.tail_ns -= span_ns
 
 
-def roll(rides: Sequence[Ride], num_gpus: int, now_ns: int, calm_ns: float = inf) -> Outlook:
+def roll(rides: Sequence[Ride], num_devices: int, now_ns: int, calm_ns: float = inf) -> Outlook:
     """Let rides go in this order of service, which is that of their claims, until none is left that is due.
 
     Those of `Claim.DUE` are in order of their deadlines. Whenever a ride ends, devices are shared anew: see `_share`.
@@ -128,11 +128,11 @@ def roll(rides: Sequence[Ride], num_gpus: int, now_ns: int, calm_ns: float = inf
     now, next_ns = float(now_ns), inf
     shares: list[list[int]] = []
     while certain or due or (others and len(shares) < 2):
-        running, turn_ns = _share(certain, due, others, num_gpus, now, calm_ns), inf
+        running, turn_ns = _share(certain, due, others, num_devices, now, calm_ns), inf
         if not shares or (len(shares) < 2 and next_ns < inf):
             shares.append(_degrees(running, len(rides)))
         if in_step:
-            running, turn_ns = _obtained(running, in_step, num_gpus)
+            running, turn_ns = _obtained(running, in_step, num_devices)
         if not running:
             break
         runs_ns = [one.run_ns() for one in running]

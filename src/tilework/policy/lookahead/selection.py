@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from tilework.core.interfaces import GpuView, JobView
+from tilework.core.interfaces import DeviceView, JobView
 from tilework.core.work import DIFFUSE, Group, Work
 from tilework.policy.lookahead.batch import WORTH, Batch, Member, StepTime
 from tilework.policy.lookahead.rollout import Claim, Outlook, Ride, roll
@@ -33,7 +33,7 @@ class Service:
     what they take together. To `roll` a batch is one ride.
     """
 
-    gpus: Sequence[GpuView]
+    devices: Sequence[DeviceView]
     now_ns: int
     chunk_ns: int
     step_time: StepTime
@@ -60,7 +60,7 @@ class Service:
     def keeps_all_with(self, ride: Ride) -> bool:
         """Whether another one would be on time, and nobody late for it who is not so anyway."""
         self.choose()
-        return roll(sorted([*self.order, ride], key=_order), len(self.gpus), self.now_ns, self.calm_ns).late is None
+        return roll(sorted([*self.order, ride], key=_order), len(self.devices), self.now_ns, self.calm_ns).late is None
 
     def ready_ns(self, job: JobView) -> int:
         """When the works of a job have ended; now if it has none."""
@@ -70,7 +70,14 @@ class Service:
 
     def end_ns(self, work: Work) -> int:
         """When a work is predicted to end."""
-        return max([gpu.end_ns(work) for gpu in self.gpus if gpu.gpu in work.gpus and work in gpu.works], default=0)
+        return max(
+            [
+                device.end_ns(work)
+                for device in self.devices
+                if device.device_id in work.devices and work in device.works
+            ],
+            default=0,
+        )
 
     # Whom to serve.
 
@@ -117,7 +124,7 @@ class Service:
 
     def _roll(self, rides: Sequence[Ride]) -> tuple[list[Ride], Outlook]:
         order = sorted([*self._fixed(), *rides], key=_order)
-        return order, roll(order, len(self.gpus), self.now_ns, self.calm_ns)
+        return order, roll(order, len(self.devices), self.now_ns, self.calm_ns)
 
     def _gathered(self) -> list[Ride]:
         """The rides of all; those that share a device are one, without whoever would make somebody late.
@@ -129,30 +136,30 @@ class Service:
         rides: list[Ride] = []
         batches: list[Batch] = []
         by_id = {ride.job_id: ride for ride in self.rides}
-        for gpu in self.gpus:
-            told = dict.fromkeys(job_id for work in gpu.works for job_id in work.job_ids)
+        for device in self.devices:
+            told = dict.fromkeys(job_id for work in device.works for job_id in work.job_ids)
             here = [self.jobs[job_id] for job_id in told if job_id in by_id]
-            if not _is_shared(gpu, here, by_id):
+            if not _is_shared(device, here, by_id):
                 continue
             staying = [job for job in here if not job.is_stopping]
             aboard.update(job.job_id for job in staying)
             members = [self._member(job, by_id[job.job_id], GUARD_MARGIN) for job in staying if job.stage is not None]
-            whole = Batch(tuple(members), gpu.free_ns, self.step_time)
+            whole = Batch(tuple(members), device.free_ns, self.step_time)
             unfit = [member for member in whole.members if not member.job.may_share]
             batch = whole.without(unfit if len(unfit) < len(whole.members) else unfit[1:]).trimmed()
             if batch.members:
                 batches.append(batch)
             else:
-                rides.append(self._busy(gpu))
+                rides.append(self._busy(device))
             kept = {member.job.job_id for member in batch.members}
             for member in whole.members:
                 if member.job.job_id not in kept:
-                    head_ns = gpu.free_ns - self.now_ns + member.encode_ns
+                    head_ns = device.free_ns - self.now_ns + member.encode_ns
                     rides.append(
                         replace(member.ride, head_ns=head_ns, rank=-1, hold_ns=0.0, num_steps=member.num_steps)
                     )
         rides += (ride for ride in self.rides if ride.job_id not in aboard)
-        may_split = len(rides) + len(batches) < len(self.gpus)
+        may_split = len(rides) + len(batches) < len(self.devices)
         return rides + [self._as_ride(batch, may_split) for batch in batches]
 
     def _member(self, job: JobView, ride: Ride, margin: Margin = ADMISSION_MARGIN) -> Member:
@@ -170,17 +177,17 @@ class Service:
 
     def need(self) -> int:
         """How many devices those need now who are on time."""
-        return min(len(self.gpus), sum(need_of(ride, self.now_ns) for ride in self._served))
+        return min(len(self.devices), sum(need_of(ride, self.now_ns) for ride in self._served))
 
     def _fixed(self) -> Iterator[Ride]:
         """Devices that are left to what they do, since it cannot be changed any more."""
-        for gpu in self.gpus:
-            if gpu.works and not any(job_id in self.jobs for work in gpu.works for job_id in work.job_ids):
-                yield self._busy(gpu)
+        for device in self.devices:
+            if device.works and not any(job_id in self.jobs for work in device.works for job_id in work.job_ids):
+                yield self._busy(device)
 
-    def _busy(self, gpu: GpuView) -> Ride:
+    def _busy(self, device: DeviceView) -> Ride:
         """A device until the works that it has been told have ended."""
-        return Ride(-1, Claim.FIXED, inf, (ONE_DEVICE,), 0, 0.0, float(gpu.free_ns - self.now_ns), 0.0)
+        return Ride(-1, Claim.FIXED, inf, (ONE_DEVICE,), 0, 0.0, float(device.free_ns - self.now_ns), 0.0)
 
     # Who shares a device.
 
@@ -222,7 +229,7 @@ class Service:
         for index, ride in enumerate(boarding):
             if ride not in self.order or outlook.degrees[self.order.index(ride)]:  # By now it has a device.
                 continue
-            num_behind = (len(boarding) - index - 1) / len(self.gpus)
+            num_behind = (len(boarding) - index - 1) / len(self.devices)
             as_due = replace(ride, claim=Claim.DUE) if ride.claim is Claim.SPARED else ride
             member = self._member(self.jobs[ride.job_id], as_due)
             found = self._board(member, outlook, num_behind)
@@ -291,11 +298,11 @@ class Service:
         return Batch((self._member(job, ride),), float(self.ready_ns(job)), self.step_time)
 
 
-def _is_shared(gpu: GpuView, jobs: Sequence[JobView], rides: Mapping[int, Ride]) -> bool:
+def _is_shared(device: DeviceView, jobs: Sequence[JobView], rides: Mapping[int, Ride]) -> bool:
     """Whether several of these jobs make steps on a device, or are about to."""
-    if any(len(work.job_ids) > 1 for work in gpu.works):
+    if any(len(work.job_ids) > 1 for work in device.works):
         return True
-    return len(jobs) > 1 and all(rides[job.job_id].shares and len(job.last_gpus) == 1 for job in jobs)
+    return len(jobs) > 1 and all(rides[job.job_id].shares and len(job.last_devices) == 1 for job in jobs)
 
 
 def num_chunks(job: JobView) -> int:
@@ -305,7 +312,7 @@ def num_chunks(job: JobView) -> int:
 
 def group_of(job: JobView) -> Group:
     """The devices that it runs its steps on."""
-    return max([work.gpus for work in job.works], key=len)
+    return max([work.devices for work in job.works], key=len)
 
 
 def _order(ride: Ride) -> tuple[int, float, int]:
@@ -314,7 +321,7 @@ def _order(ride: Ride) -> tuple[int, float, int]:
 
 def _value(ride: Ride) -> float:
     """What it costs to serve it."""
-    return ride.least_gpu_ns / ride.weight
+    return ride.least_device_ns / ride.weight
 
 
 def need_of(ride: Ride, now_ns: int) -> int:

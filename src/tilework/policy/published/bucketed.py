@@ -23,8 +23,8 @@ def bucketed() -> Partition:
     What servers do that shard by resolution: simple, no big request delays a small one, and devices idle when the mix
     is not as it was. Groups are as wide as is efficient for the largest size of the bucket (see `efficient_degree`).
     """
-    return Partition(kind_of=bucket, degree_of=efficient_degree, weigh=_gpu_ns)
+    return Partition(kind_of=bucket, degree_of=efficient_degree, weigh=_device_ns)
 
 
-def _gpu_ns(census: Census) -> int:
-    return census.gpu_ns
+def _device_ns(census: Census) -> int:
+    return census.device_ns

@@ -73,7 +73,7 @@ class DDiT:
         tasks = pool.tasks()
         if self.sets_aside and (doomed := _doomed(tasks)):
             return Plan(set_aside=doomed)
-        running = [task for task in tasks if task.job.last_gpus]
+        running = [task for task in tasks if task.job.last_devices]
         placed = self._keep(pool, running)
         hungry = [task for task in running if self._starved_ns(task) is not None]
         for task in sorted(hungry, key=lambda task: -(self._starved_ns(task) or 0)):
@@ -92,9 +92,9 @@ class DDiT:
         """Place those that stand at the end of a chunk on as many devices as they had, if they are still there."""
         placed = {}
         for task in running:
-            width, best = len(task.job.last_gpus), _best(task)
+            width, best = len(task.job.last_devices), _best(task)
             widths = [speed.degree for speed in _speeds(task) if speed.degree <= min(width, best.degree)]
-            if widths and pool.is_ready(task) and (group := pool.allocator.take(widths[-1], task.job.last_gpus)):
+            if widths and pool.is_ready(task) and (group := pool.allocator.take(widths[-1], task.job.last_devices)):
                 placed[task.job.job_id] = Placed(task, group, "keeps its group")
         return placed
 
@@ -104,7 +104,7 @@ class DDiT:
         """Eq. 5; None for who has enough."""
         speeds = {speed.degree: speed for speed in task.speeds}
         best, grant = _best(task), self._grants.get(task.job.job_id)
-        width = len(task.job.last_gpus)
+        width = len(task.job.last_devices)
         if width >= best.degree or width not in speeds:
             return None if width >= best.degree else 0
         since = grant.num_steps_left if grant is not None and grant.degree == width else task.num_steps
@@ -113,10 +113,10 @@ class DDiT:
     def _promote(self, pool: Pool, task: Task, placed: Placed | None) -> None:
         """Widen a group; or hold what it could be widened by, if the job is in the middle of a chunk."""
         starved_s = s_from_ns(self._starved_ns(task) or 0)
-        width = len(task.job.last_gpus) if placed is None else placed.degree
+        width = len(task.job.last_devices) if placed is None else placed.degree
         for degree in [speed.degree for speed in reversed(task.speeds) if width < speed.degree <= _best(task).degree]:
             if placed is None:
-                if not pool.is_ready(task) and pool.take_beside(task.job.last_gpus, degree - width):
+                if not pool.is_ready(task) and pool.take_beside(task.job.last_devices, degree - width):
                     return
             elif pool.widen(placed, degree):
                 placed.why = f"is promoted from {width} GPUs, since it has starved for {starved_s:.2f} s"
@@ -138,7 +138,7 @@ class DDiT:
         grants = {}
         for task in tasks:
             job_id, one = task.job.job_id, placed.get(task.job.job_id)
-            degree, known = one.degree if one else len(task.job.last_gpus), self._grants.get(task.job.job_id)
+            degree, known = one.degree if one else len(task.job.last_devices), self._grants.get(task.job.job_id)
             if degree:
                 is_same = known is not None and known.degree == degree
                 grants[job_id] = known if known and is_same else _Grant(degree, task.num_steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tilework.core.interfaces import ClusterView, CostModel, Demand, GpuView, JobView
+from tilework.core.interfaces import ClusterView, CostModel, Demand, DeviceView, JobView
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, s_from_ns
@@ -27,7 +27,7 @@ class EarliestDeadlineFirst:
 
     chunk_ns: int = 200 * NS_PER_MS
     order: DeadlineOrder = field(default_factory=DeadlineOrder)
-    _devices: Sequence[GpuView] | None = field(default=None, init=False)
+    _devices: Sequence[DeviceView] | None = field(default=None, init=False)
     _lanes: Sequence[Lane] = field(default=(), init=False)
 
     def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
@@ -41,7 +41,7 @@ class EarliestDeadlineFirst:
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         """Raises nothing; a plan that sets jobs aside starts nothing, and is asked for again in the new order."""
-        jobs = list(jobs_at_hand(view, WORKS_PER_LANE * len(view.gpus)))
+        jobs = list(jobs_at_hand(view, WORKS_PER_LANE * len(view.devices)))
         if not jobs:
             return Plan()
         doomed = tuple(
@@ -51,8 +51,8 @@ class EarliestDeadlineFirst:
         )
         if doomed:
             return Plan(set_aside=doomed)
-        if self._devices is not view.gpus:
-            self._devices, self._lanes = view.gpus, [Lane((gpu,)) for gpu in view.gpus]
+        if self._devices is not view.devices:
+            self._devices, self._lanes = view.devices, [Lane((device_id,)) for device_id in view.devices]
         waiting = iter(view.waiting())
         head = next(waiting, None)
         # While nobody waits there is nobody to give an idle device to.

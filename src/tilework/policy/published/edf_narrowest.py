@@ -38,9 +38,9 @@ class NarrowestFirst(Elastic):
             return Plan(set_aside=doomed)
         placed: list[Placed] = []
         for task in tasks:
-            group = pool.allocator.take(_width(task), task.job.last_gpus)
+            group = pool.allocator.take(_width(task), task.job.last_devices)
             if group is None:
-                pool.hold(_width(task), task.job.last_gpus)
+                pool.hold(_width(task), task.job.last_devices)
             if group is not None:
                 placed.append(Placed(task, group, explain(task.job, "is on time so", now_ns)))
         return pool.plan(placed)

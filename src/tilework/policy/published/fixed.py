@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from tilework.core.interfaces import ClusterView, CostModel, Demand, GpuView
+from tilework.core.interfaces import ClusterView, CostModel, Demand, DeviceView
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
@@ -30,7 +30,7 @@ class FixedDegree:
 
     degree: int
     chunk_ns: int = 200 * NS_PER_MS
-    _devices: Sequence[GpuView] | None = field(default=None, init=False)
+    _devices: Sequence[DeviceView] | None = field(default=None, init=False)
     _lanes: Sequence[Lane] = field(default=(), init=False)
 
     def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
@@ -45,10 +45,10 @@ class FixedDegree:
         return demand_at(request, left, degree, costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        if self._devices is not view.gpus:
+        if self._devices is not view.devices:
             if next(jobs_at_hand(view, 1), None) is None:
                 return Plan()  # Thousands of devices may join before anybody comes.
-            self._devices, self._lanes = view.gpus, _lanes(view.gpus, self.degree)
+            self._devices, self._lanes = view.devices, _lanes(view.devices, self.degree)
         slots = Slots(view, self._lanes, costs, self.chunk_ns)
         waiting = iter(view.waiting())
 
@@ -63,20 +63,20 @@ class FixedDegree:
 
     def _narrower(self, lane: Lane, request: Request, costs: CostModel) -> str:
         """Why a request gets fewer GPUs than it should; empty if it gets them."""
-        if len(lane.gpus) < self.degree:
-            return f"; its node has only {len(lane.gpus)} GPUs left for a group"
+        if len(lane.devices) < self.degree:
+            return f"; its node has only {len(lane.devices)} GPUs left for a group"
         (profiled,) = self.degrees(request, costs)
         return "" if profiled == self.degree else f"; its pipeline was profiled for {profiled} GPUs at most"
 
 
-def _lanes(devices: Sequence[GpuView], degree: int) -> list[Lane]:
+def _lanes(devices: Sequence[DeviceView], degree: int) -> list[Lane]:
     """The GPUs of each node in groups of `degree`, aligned ones first; then of half of that, and so on."""
-    by_id, lanes = {gpu.gpu: gpu for gpu in devices}, []
+    by_id, lanes = {device.device_id: device for device in devices}, []
     for node in nodes(devices):
         allocator, width = Allocator([node]), degree
         while width:
             while group := allocator.take(width):
-                lanes.append(Lane(tuple([by_id[gpu] for gpu in group])))
+                lanes.append(Lane(tuple([by_id[device_id] for device_id in group])))
             width //= 2
     return lanes
 

@@ -62,7 +62,7 @@ def _narrowest(pool: Pool, task: Task) -> Placed | None:
     in_time = (speed for speed in speeds if _finish_ns(task, speed) <= task.due_ns)
     fit = next(in_time, None) if task.job.request.deadline_ns is not None else None
     speed = fit or min(speeds, key=lambda speed: (speed.step_ns, speed.degree))
-    group = pool.allocator.take(speed.degree, task.job.last_gpus)
+    group = pool.allocator.take(speed.degree, task.job.last_devices)
     assert group is not None, "there was room"
     verb = "is quickest so" if fit is None else "meets its deadline so"
     return Placed(task, group, explain(task.job, verb, pool.now_ns))

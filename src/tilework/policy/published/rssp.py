@@ -46,15 +46,17 @@ class ResolutionDegrees:
         if not pool.allocator.num_free():
             return pool.plan(())
         placed: list[Placed] = []
-        for task in sorted(pool.tasks(), key=lambda task: not task.job.last_gpus):  # Whoever has a group keeps it.
+        for task in sorted(pool.tasks(), key=lambda task: not task.job.last_devices):  # Whoever has a group keeps it.
             if not pool.is_ready(task):
                 continue
             degree = efficient_degree(task.speeds) if task.speeds else 1
-            group = pool.allocator.take(degree, task.job.last_gpus)
+            group = pool.allocator.take(degree, task.job.last_devices)
             if group is None:
                 break
             why = (
-                f"keeps its {degree} GPUs" if task.job.last_gpus else f"has waited longest; {degree} GPUs are its best"
+                f"keeps its {degree} GPUs"
+                if task.job.last_devices
+                else f"has waited longest; {degree} GPUs are its best"
             )
             placed.append(Placed(task, group, why))
         return pool.plan(placed)

@@ -73,13 +73,13 @@ class ShortestFirst:
         placed: list[Placed] = []
         for task in sorted(pool.tasks(), key=self._rank):
             if not pool.is_ready(task):
-                pool.keep(task.job.last_gpus)
+                pool.keep(task.job.last_devices)
                 continue
             degree = self.degree_of(task.speeds) if task.speeds else 1
-            if (group := pool.allocator.take(degree, task.job.last_gpus)) is not None:
+            if (group := pool.allocator.take(degree, task.job.last_devices)) is not None:
                 placed.append(Placed(task, group, self._why(task)))
             else:
-                pool.hold(degree, task.job.last_gpus)
+                pool.hold(degree, task.job.last_devices)
         return pool.plan(placed)
 
     def _rank(self, task: Task) -> tuple[int, int]:
@@ -89,7 +89,7 @@ class ShortestFirst:
         return job.urgency_ns - self._aged_ns(job.request, max(0, done_ns)), job.job_id
 
     def _why(self, task: Task) -> str:
-        verb = "continues" if task.job.last_gpus else "is next"
+        verb = "continues" if task.job.last_devices else "is next"
         return f"{verb}: of those that wait it has least left for its age, {needs(task.job.demand)}"
 
 

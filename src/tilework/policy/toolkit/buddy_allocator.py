@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from tilework.core.interfaces import GpuView
+from tilework.core.interfaces import DeviceView
 from tilework.core.work import Group
 
 
@@ -25,8 +25,8 @@ class Allocator:
 
     def __init__(self, nodes: Iterable[Sequence[int]]) -> None:
         """`nodes`: the free GPUs of each node."""
-        self._free: list[set[int]] = [set(gpus) for gpus in nodes]
-        self._room = {gpu: index for index, free in enumerate(self._free) for gpu in free}
+        self._free: list[set[int]] = [set(devices) for devices in nodes]
+        self._room = {device_id: index for index, free in enumerate(self._free) for device_id in free}
         self._num_free = len(self._room)
         self._holes, self._nodes = _Shelves(), _Shelves()  # By their lowest GPUs, which name them.
         self._names: list[list[int]] = [[] for _ in self._free]  # Of the holes of each node as of the last `_tidy`.
@@ -55,11 +55,11 @@ class Allocator:
 
     def num_free_of(self, node: Sequence[int]) -> int:
         """How many of these GPUs are free."""
-        return sum([gpu in self._free_beside(gpu) for gpu in node])
+        return sum([device_id in self._free_beside(device_id) for device_id in node])
 
     def take_some(self, node: Sequence[int], most: int) -> None:
         """Take free GPUs among these, the lowest first, `most` at most."""
-        self._remove([gpu for gpu in node if gpu in self._free_beside(gpu)][:most])
+        self._remove([device_id for device_id in node if device_id in self._free_beside(device_id)][:most])
 
     def give(self, group: Group) -> None:
         """Take back what `take` gave."""
@@ -68,16 +68,16 @@ class Allocator:
         self._num_free += len(group)
         self._changed.add(index)
 
-    def _remove(self, gpus: Sequence[int]) -> None:
-        for gpu in gpus:
-            index = self._room[gpu]
-            self._free[index].remove(gpu)
+    def _remove(self, devices: Sequence[int]) -> None:
+        for device_id in devices:
+            index = self._room[device_id]
+            self._free[index].remove(device_id)
             self._changed.add(index)
-        self._num_free -= len(gpus)
+        self._num_free -= len(devices)
 
-    def _free_beside(self, gpu: int) -> set[int]:
+    def _free_beside(self, device_id: int) -> set[int]:
         """The free GPUs of its node."""
-        index = self._room.get(gpu)
+        index = self._room.get(device_id)
         return set() if index is None else self._free[index]
 
     def _tidy(self) -> None:
@@ -90,12 +90,12 @@ class Allocator:
                 self._nodes.remove(names[0])
             self._names[index] = names = []
             end = -1  # Of the latest hole.
-            for gpu in sorted(free):
-                if gpu >= end:
-                    width = _buddy_width(free, gpu, 1)
-                    end = gpu + width
-                    names.append(gpu)
-                    self._holes.put(gpu, width)
+            for device_id in sorted(free):
+                if device_id >= end:
+                    width = _buddy_width(free, device_id, 1)
+                    end = device_id + width
+                    names.append(device_id)
+                    self._holes.put(device_id, width)
             if names:
                 self._nodes.put(names[0], len(free))
         self._changed.clear()
@@ -108,10 +108,10 @@ class Allocator:
         if width & (width - 1):
             return None
         best: tuple[int, int, int] | None = None
-        for first in {gpu - gpu % width for gpu in preferred}:
+        for first in {device_id - device_id % width for device_id in preferred}:
             free = self._free_beside(first)
             if _is_free(free, first, width):
-                overlap = sum(first <= gpu < first + width for gpu in preferred)
+                overlap = sum(first <= device_id < first + width for device_id in preferred)
                 rank = (-overlap, _buddy_width(free, first, width), first)
                 best = rank if best is None else min(best, rank)
         if best is not None:
@@ -125,10 +125,16 @@ class Allocator:
         if (lowest := self._nodes.lowest(width)) is None:
             return None
         wanted = set(preferred)
-        rooms = [free for gpu in preferred if gpu in (free := self._free_beside(gpu)) and len(free) >= width]
+        rooms = [
+            free
+            for device_id in preferred
+            if device_id in (free := self._free_beside(device_id)) and len(free) >= width
+        ]
         rooms = rooms or [self._free_beside(lowest)]
         room = min(rooms, key=lambda free: (-min(width, len(wanted & free)), len(free), min(free)))
-        chosen = sorted(room, key=lambda gpu: (gpu not in wanted, _buddy_width(room, gpu, 1), gpu))[:width]
+        chosen = sorted(
+            room, key=lambda device_id: (device_id not in wanted, _buddy_width(room, device_id, 1), device_id)
+        )[:width]
         return tuple(sorted(chosen))
 
 
@@ -165,8 +171,8 @@ class _Shelves:
 
 
 def _is_free(free: set[int], first: int, width: int) -> bool:
-    for gpu in range(first, first + width):  # noqa: SIM110 (A generator takes twice as long.)
-        if gpu not in free:
+    for device_id in range(first, first + width):  # noqa: SIM110 (A generator takes twice as long.)
+        if device_id not in free:
             return False
     return True
 
@@ -179,9 +185,9 @@ def _buddy_width(free: set[int], first: int, width: int) -> int:
     return width
 
 
-def nodes(gpus: Iterable[GpuView]) -> list[list[int]]:
+def nodes(devices: Iterable[DeviceView]) -> list[list[int]]:
     """The ids of GPUs by node."""
     by_node: dict[int, list[int]] = {}
-    for gpu in gpus:
-        by_node.setdefault(gpu.node, []).append(gpu.gpu)
+    for device in devices:
+        by_node.setdefault(device.node, []).append(device.device_id)
     return list(by_node.values())

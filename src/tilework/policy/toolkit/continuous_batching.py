@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from tilework.core.interfaces import ClusterView, CostModel, Demand, GpuView, JobView
+from tilework.core.interfaces import ClusterView, CostModel, Demand, DeviceView, JobView
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
@@ -23,7 +23,7 @@ MOST_AHEAD = 4  # Works that an open device is told; the steps wait if those who
 class Crowd:
     """The jobs of one device: those that have begun there, and those that were sent there and wait; by urgency."""
 
-    gpu: GpuView
+    device_id: DeviceView
     begun: list[JobView] = field(default_factory=list)
     waiting: list[JobView] = field(default_factory=list)
 
@@ -72,30 +72,30 @@ class Batching(ABC):
         starts: list[Start] = []
         late: list[tuple[int, str]] = []
         for crowd in self._crowds(view):
-            if not is_open(crowd.gpu, now_ns):
+            if not is_open(crowd.device_id, now_ns):
                 continue
             ended = crowd.take_ended()
             members: Sequence[JobView] = ()
             if crowd.begun or crowd.waiting:
-                choice = self.choose(crowd, costs, max(now_ns, crowd.gpu.free_ns))
+                choice = self.choose(crowd, costs, max(now_ns, crowd.device_id.free_ns))
                 members, late = choice.members, late + list(choice.late)
-            starts += islice(self._starts(ended, members, crowd.gpu, costs), MOST_AHEAD)
+            starts += islice(self._starts(ended, members, crowd.device_id, costs), MOST_AHEAD)
         if late:
             return Plan(set_aside=tuple(late))
-        return Plan(starts=tuple(starts), wake_ns=next_open_ns(view.gpus, now_ns))
+        return Plan(starts=tuple(starts), wake_ns=next_open_ns(view.devices, now_ns))
 
     def _crowds(self, view: ClusterView) -> Sequence[Crowd]:
         """Of each device, with everybody who is there and has something left that may be started."""
-        crowds = {gpu.gpu: Crowd(gpu) for gpu in view.gpus}
-        loads_ns = {gpu.gpu: gpu.free_ns for gpu in view.gpus}
+        crowds = {device.device_id: Crowd(device) for device in view.devices}
+        loads_ns = {device.device_id: device.free_ns for device in view.devices}
         newcomers: list[JobView] = []
         homes, self._homes = self._homes, {}
         for job in sorted(jobs_at_hand(view, None), key=by_urgency):
             if job.stage is None or job.is_stopping:
                 continue
-            if job.last_gpus and job.last_gpus[0] in crowds:
-                crowds[job.last_gpus[0]].begun.append(job)
-                loads_ns[job.last_gpus[0]] += _load_ns(job)
+            if job.last_devices and job.last_devices[0] in crowds:
+                crowds[job.last_devices[0]].begun.append(job)
+                loads_ns[job.last_devices[0]] += _load_ns(job)
             elif homes.get(job.job_id) in crowds:
                 self._homes[job.job_id] = home = homes[job.job_id]
                 crowds[home].waiting.append(job)
@@ -103,22 +103,22 @@ class Batching(ABC):
             else:
                 newcomers.append(job)
         for job in newcomers if crowds else ():
-            self._homes[job.job_id] = home = min(loads_ns, key=lambda gpu: (loads_ns[gpu], gpu))
+            self._homes[job.job_id] = home = min(loads_ns, key=lambda device_id: (loads_ns[device_id], device_id))
             crowds[home].waiting.append(job)
             loads_ns[home] += _load_ns(job)
         return tuple(crowds.values())
 
     def _starts(
-        self, ended: Sequence[JobView], members: Sequence[JobView], gpu: GpuView, costs: CostModel
+        self, ended: Sequence[JobView], members: Sequence[JobView], device: DeviceView, costs: CostModel
     ) -> Iterator[Start]:
         """Decodes of those who have made all steps, encodes of those who begin, and then steps of all members."""
-        on = (gpu.gpu,)
+        on = (device.device_id,)
         for job in ended:
             assert job.stage is not None
-            yield Start(stage=job.stage, job_ids=(job.job_id,), gpus=on, num_steps=1, why="has made all its steps")
+            yield Start(stage=job.stage, job_ids=(job.job_id,), devices=on, num_steps=1, why="has made all its steps")
         for job in members:
             if job.stage is not None and job.stage.name == ENCODE:
-                yield Start(stage=job.stage, job_ids=(job.job_id,), gpus=on, num_steps=1, why="joins the batch")
+                yield Start(stage=job.stage, job_ids=(job.job_id,), devices=on, num_steps=1, why="joins the batch")
         if not members:
             return
         others = len(members) - 1
@@ -126,7 +126,9 @@ class Batching(ABC):
         stage, requests = StageId(members[0].request.pipeline, DIFFUSE), [job.request for job in members]
         step_ns = costs.work_ns(stage, requests, 1)
         num_steps = max(1, min(self.chunk_ns // max(1, step_ns), *(job.num_steps_left for job in members)))
-        yield Start(stage=stage, job_ids=tuple([job.job_id for job in members]), gpus=on, num_steps=num_steps, why=why)
+        yield Start(
+            stage=stage, job_ids=tuple([job.job_id for job in members]), devices=on, num_steps=num_steps, why=why
+        )
 
 
 def together(jobs: Iterable[JobView], costs: CostModel) -> list[JobView]:

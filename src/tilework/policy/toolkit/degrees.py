@@ -21,7 +21,7 @@ def efficient_speeds(speeds: Sequence[Speed]) -> list[Speed]:
 
     Source: TridentServe's criterion of efficiency.
     """
-    return [speed for speed in speeds if speeds[0].gpu_ns >= EFFICIENT * speed.gpu_ns]
+    return [speed for speed in speeds if speeds[0].device_ns >= EFFICIENT * speed.device_ns]
 
 
 def efficient_degree(speeds: Sequence[Speed]) -> int:

@@ -77,10 +77,10 @@ class Speed:
 
     degree: int
     step_ns: int
-    gpu_ns: int = field(init=False, repr=False, compare=False)
+    device_ns: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "gpu_ns", self.degree * self.step_ns)
+        object.__setattr__(self, "device_ns", self.degree * self.step_ns)
 
 
 def step_speeds(request: Request, costs: CostModel, max_degree: int) -> tuple[Speed, ...]:
@@ -108,7 +108,7 @@ class Segment:
     degree: int
 
 
-def min_gpu_allocation(speeds: Sequence[Speed], num_steps: int, budget_ns: float) -> tuple[Segment, ...]:
+def min_device_allocation(speeds: Sequence[Speed], num_steps: int, budget_ns: float) -> tuple[Segment, ...]:
     """Choose the cheapest degrees, in GPU-time, at which `num_steps` steps take at most `budget_ns`.
 
     Returns at most two segments, the slower first; empty if even the fastest degree takes longer. Among equally cheap
@@ -118,18 +118,20 @@ def min_gpu_allocation(speeds: Sequence[Speed], num_steps: int, budget_ns: float
     Source: TetriServe §4.2.1; unlike it, the caller charges encode and decode to the deadline, by the budget. A mix of
     two degrees is optimal but for the rounding to whole steps (it is a linear program with two constraints).
     """
-    singles = ((num_steps * speed.gpu_ns, num_steps * speed.step_ns, speed.degree, 0, speed, speed) for speed in speeds)
+    singles = (
+        (num_steps * speed.device_ns, num_steps * speed.step_ns, speed.degree, 0, speed, speed) for speed in speeds
+    )
     best = min((single for single in singles if single[1] <= budget_ns), key=_rank, default=None)
     for slow, fast in permutations(speeds, 2):
-        if slow.step_ns <= fast.step_ns or slow.gpu_ns >= fast.gpu_ns:  # Then the faster alone is cheaper.
+        if slow.step_ns <= fast.step_ns or slow.device_ns >= fast.device_ns:  # Then the faster alone is cheaper.
             continue
         num_fast = ceil((num_steps * slow.step_ns - budget_ns) / (slow.step_ns - fast.step_ns))
         if not 0 < num_fast < num_steps:
             continue
         num_slow = num_steps - num_fast
-        gpu_ns = num_slow * slow.gpu_ns + num_fast * fast.gpu_ns
+        device_ns = num_slow * slow.device_ns + num_fast * fast.device_ns
         run_ns = num_slow * slow.step_ns + num_fast * fast.step_ns
-        mixed = (gpu_ns, run_ns, slow.degree, num_fast, slow, fast)
+        mixed = (device_ns, run_ns, slow.degree, num_fast, slow, fast)
         best = mixed if best is None else min(best, mixed, key=_rank)
     if best is None:
         return ()

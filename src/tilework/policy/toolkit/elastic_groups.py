@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tilework.core.interfaces import ClusterView, CostModel, GpuView
+from tilework.core.interfaces import ClusterView, CostModel, DeviceView
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Group, Plan, Start
 from tilework.policy.toolkit.buddy_allocator import Allocator, nodes
@@ -16,17 +16,17 @@ LEAD_NS = 10 * NS_PER_MS
 ONE_DEVICE = Speed(1, 0)
 
 
-def is_open(gpu: GpuView, now_ns: int) -> bool:
+def is_open(device: DeviceView, now_ns: int) -> bool:
     """Whether a device is idle, or will be so soon that it is told now what comes next, and no bubble opens.
 
     At most one work may be under way: with an encode, a chunk and a decode, three more are told ahead.
     """
-    return gpu.free_ns <= now_ns + LEAD_NS and len(gpu.works) < 2
+    return device.free_ns <= now_ns + LEAD_NS and len(device.works) < 2
 
 
-def next_open_ns(gpus: Iterable[GpuView], now_ns: int) -> int | None:
+def next_open_ns(devices: Iterable[DeviceView], now_ns: int) -> int | None:
     """When the next device opens, unless it is by an event."""
-    opens_ns = [gpu.free_ns - LEAD_NS for gpu in gpus if len(gpu.works) == 1]
+    opens_ns = [device.free_ns - LEAD_NS for device in devices if len(device.works) == 1]
     return min((at_ns for at_ns in opens_ns if at_ns > now_ns), default=None)
 
 
@@ -63,13 +63,15 @@ class Pool:
     now_ns: int
     chunk_ns: int
     allocator: Allocator = field(init=False)
-    _gpus: dict[int, GpuView] = field(init=False)
-    _coming: dict[int, GpuView] = field(init=False)
+    _devices: dict[int, DeviceView] = field(init=False)
+    _coming: dict[int, DeviceView] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._gpus = {gpu.gpu: gpu for gpu in self.view.gpus}
-        self._coming = {gpu.gpu: gpu for gpu in self.view.gpus if not is_open(gpu, self.now_ns)}
-        self.allocator = Allocator(nodes(gpu for gpu in self.view.gpus if gpu.gpu not in self._coming))
+        self._devices = {device.device_id: device for device in self.view.devices}
+        self._coming = {device.device_id: device for device in self.view.devices if not is_open(device, self.now_ns)}
+        self.allocator = Allocator(
+            nodes(device for device in self.view.devices if device.device_id not in self._coming)
+        )
 
     def tasks(self) -> list[Task]:
         """The running jobs and the head of the queue, by urgency. Raises UnknownCost."""
@@ -82,21 +84,21 @@ class Pool:
         """Trade a group for a wider one, if there is room."""
         former = placed.group
         self.allocator.give(former)
-        wider = self.allocator.take(width, placed.task.job.last_gpus or former)
+        wider = self.allocator.take(width, placed.task.job.last_devices or former)
         placed.group = wider or self.allocator.take(len(former), former) or former
         return wider is not None
 
     # Devices that are coming.
 
-    def keep(self, gpus: Group) -> None:
+    def keep(self, devices: Group) -> None:
         """These devices go on with what they have: nobody may wait for them."""
-        for gpu in gpus:
-            self._coming.pop(gpu, None)
+        for device_id in devices:
+            self._coming.pop(device_id, None)
 
     def take_beside(self, group: Group, width: int) -> bool:
         """Take so many more devices of the node of a group, if they are open."""
-        nodes_of = {self._gpus[gpu].node for gpu in group if gpu in self._gpus}
-        node = [gpu.gpu for gpu in self.view.gpus if gpu.node in nodes_of]
+        nodes_of = {self._devices[device_id].node for device_id in group if device_id in self._devices}
+        node = [device.device_id for device in self.view.devices if device.node in nodes_of]
         if self.allocator.num_free_of(node) < width:
             return False
         self.allocator.take_some(node, width)
@@ -107,29 +109,33 @@ class Pool:
 
         The node is chosen in which they have come first, its open devices and then those that come soonest.
         """
-        best: tuple[int, int, list[GpuView]] | None = None
-        for node in sorted({gpu.node for gpu in self._gpus.values()}):
-            num_open = self.allocator.num_free_of([gpu.gpu for gpu in self.view.gpus if gpu.node == node])
+        best: tuple[int, int, list[DeviceView]] | None = None
+        for node in sorted({device.node for device in self._devices.values()}):
+            num_open = self.allocator.num_free_of(
+                [device.device_id for device in self.view.devices if device.node == node]
+            )
             coming = sorted(
-                (gpu for gpu in self._coming.values() if gpu.node == node),
-                key=lambda gpu: (gpu.gpu not in preferred, gpu.free_ns, gpu.gpu),
+                (device for device in self._coming.values() if device.node == node),
+                key=lambda device: (device.device_id not in preferred, device.free_ns, device.device_id),
             )[: max(0, width - num_open)]
             if num_open + len(coming) >= width:
-                come_ns = max([self.now_ns, *(gpu.free_ns for gpu in coming)])
+                come_ns = max([self.now_ns, *(device.free_ns for device in coming)])
                 if best is None or (come_ns, node) < best[:2]:
                     best = come_ns, node, coming
         if best is None:
             return False
         _, node, coming = best
-        self.allocator.take_some([gpu.gpu for gpu in self.view.gpus if gpu.node == node], width - len(coming))
-        self.keep(tuple(gpu.gpu for gpu in coming))
+        self.allocator.take_some(
+            [device.device_id for device in self.view.devices if device.node == node], width - len(coming)
+        )
+        self.keep(tuple(device.device_id for device in coming))
         return True
 
     # The plan.
 
     def plan(self, placed: Iterable[Placed]) -> Plan:
         starts = tuple(start for one in placed for start in self._starts(one))
-        return Plan(starts=starts, wake_ns=next_open_ns(self.view.gpus, self.now_ns))
+        return Plan(starts=starts, wake_ns=next_open_ns(self.view.devices, self.now_ns))
 
     def _starts(self, placed: Placed) -> Iterable[Start]:
         task = placed.task

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
-from tilework.core.interfaces import ClusterView, CostModel, GpuView, JobView
+from tilework.core.interfaces import ClusterView, CostModel, DeviceView, JobView
 from tilework.core.progress import Cursor
 from tilework.core.work import DIFFUSE, Group, Start, Work
 from tilework.policy.toolkit.demand import usable_degree
@@ -25,31 +25,35 @@ class Lane:
     No GPU is in two lanes.
     """
 
-    gpus: tuple[GpuView, ...]
+    devices: tuple[DeviceView, ...]
     ids: Group = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ids", tuple([gpu.gpu for gpu in self.gpus]))
+        object.__setattr__(self, "ids", tuple([device.device_id for device in self.devices]))
 
     @property
     def num_works(self) -> int:
-        if len(self.gpus) == 1:
-            return len(self.gpus[0].works)
-        return max([len(gpu.works) for gpu in self.gpus])
+        if len(self.devices) == 1:
+            return len(self.devices[0].works)
+        return max([len(device.works) for device in self.devices])
 
     @property
     def free_ns(self) -> int:
-        if len(self.gpus) == 1:
-            return self.gpus[0].free_ns
-        return max([gpu.free_ns for gpu in self.gpus])
+        if len(self.devices) == 1:
+            return self.devices[0].free_ns
+        return max([device.free_ns for device in self.devices])
 
 
 def open_lanes(view: ClusterView, groups: Iterable[Group] | None = None) -> list[Lane]:
     """Lanes of these groups, by default of each device alone; only those with room, since under load most have none."""
-    room = {gpu.gpu: gpu for gpu in view.gpus if len(gpu.works) < WORKS_PER_LANE}
+    room = {device.device_id: device for device in view.devices if len(device.works) < WORKS_PER_LANE}
     if groups is None:
-        return [Lane((gpu,)) for gpu in room.values()]
-    return [Lane(tuple([room[gpu] for gpu in group])) for group in groups if all(gpu in room for gpu in group)]
+        return [Lane((device_id,)) for device_id in room.values()]
+    return [
+        Lane(tuple([room[device_id] for device_id in group]))
+        for group in groups
+        if all(device_id in room for device_id in group)
+    ]
 
 
 @dataclass(slots=True)
@@ -66,7 +70,7 @@ class Slots:
 
     def continued(self, lane: Lane) -> JobView | None:
         """The job that the lane works on last, if something of it is left to start."""
-        job = self._tails.get(lane.gpus[0].gpu) or self._committed_tail(lane)
+        job = self._tails.get(lane.devices[0].device_id) or self._committed_tail(lane)
         if job is None:
             return None
         cursor = self._cursors.get(job.job_id)
@@ -74,9 +78,9 @@ class Slots:
 
     def _committed_tail(self, lane: Lane) -> JobView | None:
         tail: Work | None = None
-        for gpu in lane.gpus:
-            if gpu.works and (tail is None or gpu.works[-1].work_id > tail.work_id):
-                tail = gpu.works[-1]
+        for device in lane.devices:
+            if device.works and (tail is None or device.works[-1].work_id > tail.work_id):
+                tail = device.works[-1]
         if tail is None:
             return None
         job = self.view.job(tail.job_ids[0])
@@ -89,14 +93,14 @@ class Slots:
         assert cursor.stage is not None, f"job {job.job_id} has nothing left to start"
         degree, num_steps = 1, 1
         if cursor.stage.name == DIFFUSE:
-            degree = usable_degree(cursor.stage, len(lane.gpus), self.costs)
+            degree = usable_degree(cursor.stage, len(lane.devices), self.costs)
             step_ns = self.costs.work_ns(cursor.stage, (job.request,), degree)
             num_steps = max(1, min(cursor.num_steps_left, self.chunk_ns // max(1, step_ns)))
         self.starts.append(
-            Start(stage=cursor.stage, job_ids=(job.job_id,), gpus=lane.ids[:degree], num_steps=num_steps, why=why)
+            Start(stage=cursor.stage, job_ids=(job.job_id,), devices=lane.ids[:degree], num_steps=num_steps, why=why)
         )
         self._cursors[job.job_id] = cursor.advanced(num_steps)
-        self._tails[lane.gpus[0].gpu] = job
+        self._tails[lane.devices[0].device_id] = job
 
     def _cursor(self, job: JobView) -> Cursor:
         return self._cursors.get(job.job_id) or Cursor(job.stage, job.num_steps_left)
@@ -112,7 +116,7 @@ def fill(slots: Slots, choose: Callable[[Lane], Choice | None]) -> None:
     is not asked for again.
     """
     heap = [
-        (num_works, lane.free_ns, -len(lane.gpus), lane.ids, lane)
+        (num_works, lane.free_ns, -len(lane.devices), lane.ids, lane)
         for lane in slots.lanes
         if (num_works := lane.num_works) < WORKS_PER_LANE
     ]

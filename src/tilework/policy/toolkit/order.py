@@ -43,7 +43,7 @@ def jobs_at_hand(view: ClusterView, num_waiting: int | None) -> Iterator[JobView
 
     Each comes once: a job that was begun again waits while a remnant of its former attempt still has a device.
     """
-    ids = {job_id: None for gpu in view.gpus for work in gpu.works for job_id in work.job_ids}
+    ids = {job_id: None for device in view.devices for work in device.works for job_id in work.job_ids}
     ids |= {job.job_id: None for job in islice(view.waiting(), num_waiting)}
     yield from (job for job_id in ids if (job := view.job(job_id)) is not None)
 
@@ -70,5 +70,5 @@ def explain(job: JobView, verb: str, now_ns: int) -> str:
 
 
 def needs(demand: Demand) -> str:
-    gpus = "1 GPU" if demand.width == 1 else f"{demand.width} GPUs"
-    return f"{s_from_ns(demand.run_ns):.2f} s of {gpus}"
+    devices = "1 GPU" if demand.width == 1 else f"{demand.width} GPUs"
+    return f"{s_from_ns(demand.run_ns):.2f} s of {devices}"

@@ -29,7 +29,7 @@ class Census:
     """Of a kind, how many requests have been begun, the GPU-time that they take, and the speeds of the largest."""
 
     count: int = 0
-    gpu_ns: int = 0
+    device_ns: int = 0
     pixels: int = 0
     speeds: tuple[Speed, ...] = ()
 
@@ -159,32 +159,32 @@ class Partition:
             demand = self.demand(job.request, Cursor.start(job.request), costs)
             census = self._census[self._look(job.request, costs).kind]
             census.count += 1
-            census.gpu_ns += demand.width * demand.run_ns
+            census.device_ns += demand.width * demand.run_ns
 
     def _divide(self, view: ClusterView) -> None:
         """See to it that devices are divided among the kinds that are known."""
         count = sum(census.count for census in self._census.values())
-        occasion = tuple(self._census), tuple(gpu.gpu for gpu in view.gpus), count.bit_length()
+        occasion = tuple(self._census), tuple(device.device_id for device in view.devices), count.bit_length()
         if occasion != self._divided:
             self._divided = occasion
-            by_node = nodes(view.gpus)
-            clusters = self._wanted(len(view.gpus), max(map(len, by_node)))
+            by_node = nodes(view.devices)
+            clusters = self._wanted(len(view.devices), max(map(len, by_node)))
             self._clusters = {kind: cluster for cluster in clusters for kind in cluster.kinds}
             self._groups = _cut(clusters, Allocator(by_node))
 
-    def _wanted(self, num_gpus: int, widest: int) -> list[Cluster]:
+    def _wanted(self, num_devices: int, widest: int) -> list[Cluster]:
         weights = [1 if self.weigh is None else self.weigh(self._census[kind]) for kind in sorted(self._census)]
-        shared = share(sorted(self._census), weights, num_gpus)
+        shared = share(sorted(self._census), weights, num_devices)
         degrees = [self._degree(kinds, widest) for kinds, _ in shared]
         if self.weigh is not None:
-            parts = divide([weight for _, weight in shared], num_gpus)
+            parts = divide([weight for _, weight in shared], num_devices)
             degrees = [min(degree, _power(part)) for degree, part in zip(degrees, parts, strict=True)]
             counts = [part // degree for degree, part in zip(degrees, parts, strict=True)]
         else:
-            while sum(degrees) > num_gpus:  # The first of the widest gives half of its devices up.
+            while sum(degrees) > num_devices:  # The first of the widest gives half of its devices up.
                 index = max(range(len(degrees)), key=lambda index: (degrees[index], -index))
                 degrees[index] //= 2
-            counts = [num_gpus // sum(degrees)] * len(degrees)
+            counts = [num_devices // sum(degrees)] * len(degrees)
         return [
             Cluster(kinds, degree, count) for (kinds, _), degree, count in zip(shared, degrees, counts, strict=True)
         ]

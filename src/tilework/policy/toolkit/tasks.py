@@ -45,13 +45,13 @@ class Task:
         stage, jobs = self.job.stage, (self.job.job_id,)
         assert stage is not None, f"job {self.job.job_id} has nothing left to start"
         if stage.name == ENCODE:
-            yield Start(stage=stage, job_ids=jobs, gpus=group[:1], num_steps=1, why=why)
+            yield Start(stage=stage, job_ids=jobs, devices=group[:1], num_steps=1, why=why)
         if num_steps:
             diffuse = StageId(stage.pipeline, DIFFUSE)
-            yield Start(stage=diffuse, job_ids=jobs, gpus=group, num_steps=num_steps, why=why)
+            yield Start(stage=diffuse, job_ids=jobs, devices=group, num_steps=num_steps, why=why)
         if num_steps == self.num_steps:
             decode = StageId(stage.pipeline, DECODE)
-            yield Start(stage=decode, job_ids=jobs, gpus=group[:1], num_steps=1, why=why)
+            yield Start(stage=decode, job_ids=jobs, devices=group[:1], num_steps=1, why=why)
 
 
 class TaskReader:
@@ -76,7 +76,9 @@ class TaskReader:
         has_steps = job.stage.name in (ENCODE, DIFFUSE)
         if has_steps and not speeds:
             return None
-        ends_ns = [self._free_ns[gpu] for work in job.works for gpu in work.gpus if gpu in self._free_ns]
+        ends_ns = [
+            self._free_ns[device_id] for work in job.works for device_id in work.devices if device_id in self._free_ns
+        ]
         return Task(
             job=job,
             ready_ns=max([self._now_ns, *ends_ns]),
@@ -99,12 +101,12 @@ class TaskReader:
 
 def tasks_at_hand(view: ClusterView, costs: CostModel, now_ns: int) -> list[Task]:
     """The running jobs and the most urgent waiting ones, in order of urgency."""
-    if not view.gpus:
+    if not view.devices:
         return []
     sizes: dict[int, int] = {}
-    for gpu in view.gpus:
-        sizes[gpu.node] = sizes.get(gpu.node, 0) + 1
-    free_ns, max_degree = {gpu.gpu: gpu.free_ns for gpu in view.gpus}, max(sizes.values())
-    jobs = sorted(jobs_at_hand(view, max(32, 4 * len(view.gpus))), key=by_urgency)
+    for device in view.devices:
+        sizes[device.node] = sizes.get(device.node, 0) + 1
+    free_ns, max_degree = {device.device_id: device.free_ns for device in view.devices}, max(sizes.values())
+    jobs = sorted(jobs_at_hand(view, max(32, 4 * len(view.devices))), key=by_urgency)
     reader = TaskReader(free_ns, costs, max_degree, now_ns)
     return [task for job in jobs if (task := reader.read(job)) is not None]

@@ -27,7 +27,7 @@ def image_story(call: ImageCall, index: int, ticket: Ticket, outcome: Outcome) -
 def _segment(segment: Segment, arrival_ns: int) -> SegmentModel:
     return SegmentModel(
         stage=segment.stage,
-        devices=list(segment.gpus),
+        devices=list(segment.devices),
         steps=segment.num_steps,
         start_s=_seconds(segment.start_ns - arrival_ns),
         end_s=_seconds(segment.end_ns - arrival_ns),

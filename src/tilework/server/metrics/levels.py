@@ -35,11 +35,11 @@ class Levels(Collector):
         yield _gauge("devices_up", "GPUs that take work", health.num_devices_up)
         yield self._by_class("jobs_queued", "Images that wait for a GPU, before or between works", usage.waiting)
         yield self._by_class("jobs_running", "Images that a GPU works on", usage.running)
-        yield _gauge("backlog_gpu_seconds", "GPU time that open images will take", s_from_ns(usage.backlog_ns))
+        yield _gauge("backlog_device_seconds", "GPU time that open images will take", s_from_ns(usage.backlog_ns))
         yield _gauge("store_bytes", "Bytes of results kept for fetching", store.num_bytes)
         yield _gauge("store_entries", "Results kept for fetching", len(store))
         yield _gauge("parcel_bytes", "Bytes of states in memory that the workers share", usage.parcel_bytes)
-        yield self._by_gpu("device_memory_bytes", "Memory in use on a GPU, by whomever", usage.memory_bytes)
+        yield self._by_device("device_memory_bytes", "Memory in use on a GPU, by whomever", usage.memory_bytes)
         yield from self._resident(usage.pids)
 
     def _build(self) -> Metric:
@@ -59,10 +59,10 @@ class Levels(Collector):
             family.add_metric((label,), count)
         return family
 
-    def _by_gpu(self, name: str, text: str, values: Mapping[int, int]) -> Metric:
-        family = GaugeMetricFamily(f"tilework_{name}", text, labels=("gpu",))
-        for gpu, value in values.items():
-            family.add_metric((str(gpu),), value)
+    def _by_device(self, name: str, text: str, values: Mapping[int, int]) -> Metric:
+        family = GaugeMetricFamily(f"tilework_{name}", text, labels=("device",))
+        for device_id, value in values.items():
+            family.add_metric((str(device_id),), value)
         return family
 
     def _resident(self, pids: Mapping[int, int]) -> Iterator[Metric]:
@@ -70,7 +70,7 @@ class Levels(Collector):
         family = GaugeMetricFamily(
             "tilework_resident_bytes", "Memory of a process, shared pages included", labels=("process",)
         )
-        processes = {"server": os.getpid()} | {f"worker-{gpu}": pid for gpu, pid in pids.items()}
+        processes = {"server": os.getpid()} | {f"worker-{device_id}": pid for device_id, pid in pids.items()}
         for process, pid in processes.items():
             if (num_bytes := resident_bytes(pid)) is not None:
                 family.add_metric((process,), num_bytes)

@@ -81,8 +81,8 @@ class Metrics(Observer):
     def on_previewed(self, job_id: int) -> None:
         self._previews.inc()
 
-    def on_joined(self, gpu: int, now_ns: int) -> None:
-        self._works.joined(gpu, now_ns)
+    def on_joined(self, device_id: int, now_ns: int) -> None:
+        self._works.joined(device_id, now_ns)
 
-    def on_lost(self, gpu: int) -> None:
-        self._works.lost(gpu)
+    def on_lost(self, device_id: int) -> None:
+        self._works.lost(device_id)

@@ -36,7 +36,7 @@ class RequestMetrics:
         self._slack = meters.histogram(
             "slack_seconds", "Deadline minus end of images that are done", SLACK_S, "class", "size"
         )
-        self._gpu = meters.histogram("request_gpu_seconds", "GPU time of images that are done", GPU_S, "size")
+        self._device = meters.histogram("request_device_seconds", "GPU time of images that are done", GPU_S, "size")
         self._eta_error = meters.histogram(
             "eta_error_seconds", "End minus the end that was foretold at admission", ERROR_S
         )
@@ -81,8 +81,8 @@ class RequestMetrics:
         error_ns = outcome.finished_ns - ticket.eta_ns
         self._latency.labels(name).observe(s_from_ns(latency_ns))
         self._queue.labels(name).observe(s_from_ns(ticket.queue_ns or 0))
-        gpu_ns = sum((one.end_ns - one.start_ns) * len(one.gpus) // one.batch for one in outcome.segments)
-        self._gpu.labels(size).observe(s_from_ns(gpu_ns))
+        device_ns = sum((one.end_ns - one.start_ns) * len(one.devices) // one.batch for one in outcome.segments)
+        self._device.labels(size).observe(s_from_ns(device_ns))
         if request.deadline_ns is not None:
             self._slack.labels(name, size).observe(s_from_ns(request.deadline_ns - outcome.finished_ns))
         self._eta_error.observe(s_from_ns(error_ns))

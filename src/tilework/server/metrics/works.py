@@ -34,7 +34,7 @@ class WorkMetrics:
         self._sizes = sizes
         self._bubbles = Bubbles()
         self._kinds: dict[tuple[str, Shape | None, int], _Kind] = {}
-        self._gpus: dict[int, tuple[Counter, Counter]] = {}
+        self._devices: dict[int, tuple[Counter, Counter]] = {}
         self._works = meters.counter("works", "Works by how they ended", "stage", "degree", "ending")
         self._steps = meters.counter("steps", "Denoising steps that were done", "degree")
         self._seconds = meters.histogram(
@@ -50,13 +50,15 @@ class WorkMetrics:
         self._correction = meters.gauge(
             "cost_correction_ratio", "Measured over tabled time, as predictions use it", "stage", "size", "degree"
         )
-        self._busy = meters.counter("gpu_busy_seconds", "Time that a GPU worked, known at the end of a work", "gpu")
-        self._bubble = meters.counter("bubble_seconds", "Time that a GPU idled while an image waited for one", "gpu")
-        self._losses = meters.counter("gpu_losses", "How often the worker of a GPU was lost", "gpu")
+        self._busy = meters.counter(
+            "device_busy_seconds", "Time that a GPU worked, known at the end of a work", "device"
+        )
+        self._bubble = meters.counter("bubble_seconds", "Time that a GPU idled while an image waited for one", "device")
+        self._losses = meters.counter("device_losses", "How often the worker of a GPU was lost", "device")
 
     def ended(self, ended: EndedWork) -> None:
         work = ended.work
-        key = (work.stage.name, ended.requests[0].shape if len(ended.requests) == 1 else None, len(work.gpus))
+        key = (work.stage.name, ended.requests[0].shape if len(ended.requests) == 1 else None, len(work.devices))
         kind = self._kinds.get(key)
         if kind is None:
             kind = self._kind(*key)
@@ -64,7 +66,7 @@ class WorkMetrics:
             kind.done.inc()
             self._measure(kind, ended)
         else:
-            self._works.labels(work.stage.name, str(len(work.gpus)), ended.ending).inc()
+            self._works.labels(work.stage.name, str(len(work.devices)), ended.ending).inc()
         if kind.steps is not None and ended.steps_done:
             kind.steps.inc(ended.steps_done * len(ended.requests))
         self._pass_time(ended)
@@ -94,10 +96,10 @@ class WorkMetrics:
             self._ratio[ended.work.stage.name].observe(ended.predicted_ns / run_ns)
 
     def _pass_time(self, ended: EndedWork) -> None:
-        for gpu in ended.work.gpus:
-            if gpu in self._gpus:  # Not any more, if it was lost.
-                bubble_ns = self._bubbles.ran(gpu, ended.start_ns, ended.end_ns)
-                busy, bubble = self._gpus[gpu]
+        for device_id in ended.work.devices:
+            if device_id in self._devices:  # Not any more, if it was lost.
+                bubble_ns = self._bubbles.ran(device_id, ended.start_ns, ended.end_ns)
+                busy, bubble = self._devices[device_id]
                 busy.inc(s_from_ns(ended.end_ns - ended.start_ns))
                 if bubble_ns:
                     bubble.inc(s_from_ns(bubble_ns))
@@ -105,12 +107,12 @@ class WorkMetrics:
     def decided(self, now_ns: int, num_waiting: int) -> None:
         self._bubbles.see(num_waiting > 0, now_ns)
 
-    def joined(self, gpu: int, now_ns: int) -> None:
-        name = str(gpu)
+    def joined(self, device_id: int, now_ns: int) -> None:
+        name = str(device_id)
         self._losses.labels(name)
-        self._gpus[gpu] = self._busy.labels(name), self._bubble.labels(name)
-        self._bubbles.idle_from(gpu, now_ns)
+        self._devices[device_id] = self._busy.labels(name), self._bubble.labels(name)
+        self._bubbles.idle_from(device_id, now_ns)
 
-    def lost(self, gpu: int) -> None:
-        self._losses.labels(str(gpu)).inc()
-        self._gpus.pop(gpu, None)
+    def lost(self, device_id: int) -> None:
+        self._losses.labels(str(device_id)).inc()
+        self._devices.pop(device_id, None)

@@ -173,7 +173,7 @@ class DecisionModel(BaseModel):
     at_s: float
     kind: str
     text: str
-    gpus: list[int]
+    devices: list[int]
     degree: int | None
     steps: list[int] | None
 

@@ -215,7 +215,7 @@ _DECISIONS = {
             "at_s": 0.0,
             "kind": "accepted",
             "text": "accepted; expected to be done 1.31 s after arrival, 1.19 s before its deadline",
-            "gpus": [],
+            "devices": [],
             "degree": None,
             "steps": None,
         }

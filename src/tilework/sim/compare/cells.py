@@ -27,14 +27,14 @@ class BadCell(ValueError):
 class Cell:
     """A workload, by name or as a file, on modelled devices.
 
-    `table` is a place for `read_table`; `gpus_per_node` None leaves the table's. `section` is the part of the grid.
+    `table` is a place for `read_table`; `devices_per_node` None leaves the table's. `section` is the part of the grid.
     """
 
     name: str
     workload: Family | Path
     table: str
-    num_gpus: int
-    gpus_per_node: int | None = None
+    num_devices: int
+    devices_per_node: int | None = None
     section: str = ""
 
     @property
@@ -61,7 +61,7 @@ class Cell:
     def costs(self) -> CostTable:
         """Raises BadCostTable."""
         table = read_table(self.table)
-        return table if self.gpus_per_node is None else replace(table, gpus_per_node=self.gpus_per_node)
+        return table if self.devices_per_node is None else replace(table, devices_per_node=self.devices_per_node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +69,8 @@ class Devices:
     """What somebody asks for; None leaves what the workload is meant for."""
 
     table: str | None = None
-    num_gpus: int | None = None
-    gpus_per_node: int | None = None
+    num_devices: int | None = None
+    devices_per_node: int | None = None
 
 
 def cell_of(text: str, devices: Devices) -> Cell:
@@ -84,17 +84,17 @@ def cell_of(text: str, devices: Devices) -> Cell:
         if devices.table is None:
             raise BadCell("a file of requests does not say what they cost; give --cost")
         workload: Family | Path = Path(text)
-        own = Devices(table=devices.table, num_gpus=1)
+        own = Devices(table=devices.table, num_devices=1)
     else:
         kind = family(name)
         workload = make_workload(name, values_of(name, _texts(name, pairs)))
-        own = Devices(table=kind.table, num_gpus=kind.num_gpus)
+        own = Devices(table=kind.table, num_devices=kind.num_devices)
     return Cell(
         name=text,
         workload=workload,
         table=devices.table or own.table or "",
-        num_gpus=devices.num_gpus or own.num_gpus or 1,
-        gpus_per_node=devices.gpus_per_node,
+        num_devices=devices.num_devices or own.num_devices or 1,
+        devices_per_node=devices.devices_per_node,
     )
 
 

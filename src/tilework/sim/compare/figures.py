@@ -30,7 +30,7 @@ class Figures:
     """What became of the requests of one run. Latency counts from the arrival; without a picture it is infinite.
 
     `num_on_time` are those of the `num_due` with a deadline that were done by it, `num_good` these and what was done
-    without a deadline, `num_unserved` those that were refused, dropped or failed. `gpu_s` is device time in works,
+    without a deadline, `num_unserved` those that were refused, dropped or failed. `device_s` is device time in works,
     times the width of each. `num_preempted`: see `preemptions`; `num_moved` of these went on on other devices.
     `fairness` is Jain's index of the shares on time of tenants, or of sizes if there is one tenant; None without
     deadlines, and if there are fewer than two. `quantiles_s` are the latencies that 1, 2, ... 100% do not exceed.
@@ -44,7 +44,7 @@ class Figures:
     mean_s: float
     p95_s: float
     p99_s: float
-    gpu_s: float
+    device_s: float
     num_preempted: int
     num_moved: int
     fairness: float | None
@@ -58,9 +58,9 @@ class Figures:
         return self.num_on_time / self.num_due if self.num_due else None
 
     @property
-    def gpu_s_each(self) -> float:
+    def device_s_each(self) -> float:
         """Device time of all per request that was good; infinite if none was."""
-        return self.gpu_s / self.num_good if self.num_good else math.inf
+        return self.device_s / self.num_good if self.num_good else math.inf
 
 
 def figures_of(trace: Trace, dispatch_ns: int = 0) -> Figures:
@@ -78,7 +78,7 @@ def figures_of(trace: Trace, dispatch_ns: int = 0) -> Figures:
         mean_s=_mean(latencies_s),
         p95_s=nearest_rank(latencies_s, 95),
         p99_s=nearest_rank(latencies_s, 99),
-        gpu_s=s_from_ns(sum((run.end_ns - run.start_ns) * len(run.gpus) for run in trace.runs)),
+        device_s=s_from_ns(sum((run.end_ns - run.start_ns) * len(run.devices) for run in trace.runs)),
         num_preempted=num_preempted,
         num_moved=num_moved,
         fairness=_fairness(due),
@@ -104,7 +104,7 @@ def preemptions(runs: Iterable[Run], dispatch_ns: int = 0) -> tuple[int, int]:
         for job_id in run.work.job_ids:
             before = latest.get(job_id)
             if before is not None:
-                has_moved = set(before.gpus) != set(run.gpus)
+                has_moved = set(before.devices) != set(run.devices)
                 num_moved += has_moved
                 num_all += has_moved or run.start_ns - before.end_ns > dispatch_ns
             latest[job_id] = run

@@ -92,7 +92,7 @@ def _bursts() -> Iterator[Cell]:
 def _nodes() -> Iterator[Cell]:
     for mix in _MIXES:
         for rpm in (72, 120):
-            yield _flux("four nodes", mix, 1.0, rpm, num_gpus=32, num_requests=_FEWER)
+            yield _flux("four nodes", mix, 1.0, rpm, num_devices=32, num_requests=_FEWER)
 
 
 def _videos() -> Iterator[Cell]:
@@ -117,13 +117,15 @@ def _mixed() -> Iterator[Cell]:
     yield _cell("mixed", "heavy-tail16-r1.5", HeavyTail(rate_per_s=1.5, num_requests=300), 16)
 
 
-def _flux(section: str, mix: str, scale: float, rpm: float, suffix: str = "", num_gpus: int = 8, **more: Any) -> Cell:
+def _flux(
+    section: str, mix: str, scale: float, rpm: float, suffix: str = "", num_devices: int = 8, **more: Any
+) -> Cell:
     workload = TetriServe(mix=mix, scale=scale, rate_per_s=rpm / 60, **more)
-    return _cell(section, f"flux{num_gpus}-{mix}{suffix}-s{scale}-r{rpm}", workload, num_gpus)
+    return _cell(section, f"flux{num_devices}-{mix}{suffix}-s{scale}-r{rpm}", workload, num_devices)
 
 
-def _cell(section: str, name: str, workload: Family, num_gpus: int) -> Cell:
-    return Cell(name=name, workload=workload, table=workload.table, num_gpus=num_gpus, section=section)
+def _cell(section: str, name: str, workload: Family, num_devices: int) -> Cell:
+    return Cell(name=name, workload=workload, table=workload.table, num_devices=num_devices, section=section)
 
 
 def patchedserve_grid() -> tuple[Cell, ...]:
@@ -133,9 +135,9 @@ def patchedserve_grid() -> tuple[Cell, ...]:
 
 def _patched_rates() -> Iterator[Cell]:
     for kind, rates in _PATCHED.items():
-        for num_gpus in (1, 2, 4, 8):
+        for num_devices in (1, 2, 4, 8):
             for rate in rates:
-                yield _patched_cell("rates", kind, rate, num_gpus)
+                yield _patched_cell("rates", kind, rate, num_devices)
 
 
 def _patched_scales() -> Iterator[Cell]:
@@ -151,13 +153,18 @@ def _patched_mixes() -> Iterator[Cell]:
 
 
 def _patched_cell(
-    section: str, kind: type[PatchedServe], rate_per_s: float, num_gpus: int = 8, mix: str = "equal", scale: float = 1.0
+    section: str,
+    kind: type[PatchedServe],
+    rate_per_s: float,
+    num_devices: int = 8,
+    mix: str = "equal",
+    scale: float = 1.0,
 ) -> Cell:
     """`rate_per_s` is that of each device."""
-    total = round(rate_per_s * num_gpus, 6)
+    total = round(rate_per_s * num_devices, 6)
     workload = kind(rate_per_s=total, num_requests=max(_FEWEST, round(total * _PATCHED_S)), mix=mix, scale=scale)
-    name = f"{kind.pipeline}x{num_gpus}-{mix}-s{scale}-r{total:g}"
-    return _cell(section, name, workload, num_gpus)
+    name = f"{kind.pipeline}x{num_devices}-{mix}-s{scale}-r{total:g}"
+    return _cell(section, name, workload, num_devices)
 
 
 GRIDS = {"grid": Grid(grid, POLICIES), "patchedserve-grid": Grid(patchedserve_grid, BATCHING)}

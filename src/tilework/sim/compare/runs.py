@@ -72,15 +72,15 @@ def config_of(task: Task, conditions: Conditions) -> dict[str, Any]:
     Requests and cost table are there as digests: a file that has changed is another workload.
     """
     cell = task.cell
-    requests_digest, table_digest, gpus_per_node = _digests(cell, _seed_of(task))
+    requests_digest, table_digest, devices_per_node = _digests(cell, _seed_of(task))
     config = {
         "version": tilework.__version__,
         "workload": cell.source,
         "parameters": cell.parameters,
         "requests": requests_digest,
         "cost": table_digest,
-        "gpus": cell.num_gpus,
-        "gpus_per_node": gpus_per_node,
+        "devices": cell.num_devices,
+        "devices_per_node": devices_per_node,
         "seed": task.seed,
     }
     if task.policy is None:
@@ -95,14 +95,14 @@ def run(task: Task, conditions: Conditions, num_processes: int = 1) -> Record:
     requests, started_s = to_requests(asked), time.monotonic()
     if task.policy is None:
         bound = on_time_bound(
-            requests, TableCosts(table), num_gpus=task.cell.num_gpus, gpus_per_node=table.gpus_per_node
+            requests, TableCosts(table), num_devices=task.cell.num_devices, devices_per_node=table.devices_per_node
         )
         num_due = sum(one.deadline_ns is not None for one in requests)
         wall_s = round(time.monotonic() - started_s, 3)
         figures = BoundFigures(num_due=num_due, most_on_time=bound.value, wall_s=wall_s)
         return Record(config=config, result=figures, cell=task.cell.name, code=code_digest())
     sim = SimConfig(
-        num_gpus=task.cell.num_gpus, seed=task.seed, jitter=conditions.jitter, switch_ns=conditions.switch_ns
+        num_devices=task.cell.num_devices, seed=task.seed, jitter=conditions.jitter, switch_ns=conditions.switch_ns
     )
     simulation = Simulation(ControllerConfig(policy=task.policy), table, sim)
     timed = simulation.controller = _Timed(simulation.controller.config, table)
@@ -221,7 +221,7 @@ def _table(cell: Cell) -> CostTable:
 @cache
 def _digests(cell: Cell, seed: int) -> tuple[str, str, int]:
     requests, table = given(cell, seed)
-    return digest_of_requests(requests), digest(table.to_json()), table.gpus_per_node
+    return digest_of_requests(requests), digest(table.to_json()), table.devices_per_node
 
 
 def _seed_of(task: Task) -> int:

@@ -103,7 +103,7 @@ FIGURES = (
     Figure(name="mean_s", better=-1, read=lambda record, _: _run(record).mean_s),
     Figure(name="p95_s", better=-1, read=lambda record, _: _run(record).p95_s),
     Figure(name="p99_s", better=-1, read=lambda record, _: _run(record).p99_s),
-    Figure(name="gpu_s_each", better=-1, read=lambda record, _: _run(record).gpu_s_each),
+    Figure(name="device_s_each", better=-1, read=lambda record, _: _run(record).device_s_each),
     Figure(name="num_preempted", better=-1, read=lambda record, _: float(_run(record).num_preempted)),
     Figure(name="fairness", better=1, read=lambda record, _: _run(record).fairness),
     Figure(name="plan_p50_ms", better=-1, read=lambda record, _: _timed(record, "plan_p50_ms")),

@@ -52,4 +52,4 @@ def _others(one: CellSummary, parameter: str) -> str:
     """What two cells of one sweep have in common. Without deadlines their scale says nothing."""
     cell, ignored = one.cell, {parameter} | _LENGTHS | (set() if one.num_due else {"scale"})
     rest: dict[str, Any] = {name: value for name, value in cell.parameters.items() if name not in ignored}
-    return digest([cell.source, cell.table, cell.num_gpus, cell.gpus_per_node, bool(one.num_due), rest])
+    return digest([cell.source, cell.table, cell.num_devices, cell.devices_per_node, bool(one.num_due), rest])

@@ -73,8 +73,8 @@ def on_time_bound(
     requests: Sequence[Request],
     costs: TableCosts,
     *,
-    num_gpus: int,
-    gpus_per_node: int,
+    num_devices: int,
+    devices_per_node: int,
     weights: Mapping[str, float] | None = None,
     max_cuts: float | None = None,
     max_whole: int = 40,
@@ -90,7 +90,7 @@ def on_time_bound(
         SolverMissing: highspy is not installed.
     """
     require_solver()
-    all_due = due_requests(requests, costs, min(num_gpus, gpus_per_node))
+    all_due = due_requests(requests, costs, min(num_devices, devices_per_node))
     shares = {due.request.uid: 0.0 for due in all_due}
     value = 0.0
     for cluster in _clusters([due for due in all_due if due.slack_ns >= 0]):
@@ -98,7 +98,7 @@ def on_time_bound(
         if len(cluster) == 1:
             part, points = gains[0], [1.0]  # It fits alone.
         else:
-            part, points = _bound_cluster(_Relaxation(cluster, gains, num_gpus, max_cuts), len(cluster) <= max_whole)
+            part, points = _bound_cluster(_Relaxation(cluster, gains, num_devices, max_cuts), len(cluster) <= max_whole)
         value += part
         shares.update((due.request.uid, point) for due, point in zip(cluster, points, strict=True))
     hopeless = frozenset(due.request.uid for due in all_due if due.slack_ns < 0)
@@ -122,15 +122,19 @@ def _clusters(all_due: Sequence[Due]) -> Iterator[list[Due]]:
 class _Relaxation:
     """The program of one cluster. `gains` are what its requests count; time is in seconds from its first arrival on."""
 
-    def __init__(self, cluster: Sequence[Due], gains: Sequence[float], num_gpus: int, max_cuts: float | None) -> None:
+    def __init__(
+        self, cluster: Sequence[Due], gains: Sequence[float], num_devices: int, max_cuts: float | None
+    ) -> None:
         self.gains = np.array(gains)
-        self._num_gpus = num_gpus
+        self._num_devices = num_devices
         self._origin_ns = cluster[0].arrival_ns
         self._edges = self._cut(cluster, max_cuts or (12.0 if len(cluster) <= _LARGE else 4.0))
         self._builder = Builder()
         lengths = np.diff(self._edges)
-        self._capacity = self._builder.add_rows(num_gpus * lengths)
-        self._can_take_all = any(num_gpus == s.degree for due in cluster for piece in due.pieces for s in piece.speeds)
+        self._capacity = self._builder.add_rows(num_devices * lengths)
+        self._can_take_all = any(
+            num_devices == s.degree for due in cluster for piece in due.pieces for s in piece.speeds
+        )
         if self._can_take_all:
             self._all = self._builder.add_columns(lengths)
             self._all_rows = self._builder.add_rows(np.zeros(len(lengths)))
@@ -171,7 +175,7 @@ class _Relaxation:
                 builder.put(alone[here], times, 1.0)
                 builder.put(self._capacity[there], times, float(speed.degree))
                 if self._can_take_all:
-                    is_all = speed.degree == self._num_gpus
+                    is_all = speed.degree == self._num_devices
                     builder.put(self._all_rows[there] if is_all else beside[here], times, 1.0)
 
     def _parts(self, start_ns: int, end_ns: int) -> tuple[int, Floats]:

@@ -88,20 +88,20 @@ class Allocation:
     shares: tuple[Share, ...]
 
 
-def groups_within_nodes(first: int, end: int, degree: int, gpus_per_node: int) -> int:
+def groups_within_nodes(first: int, end: int, degree: int, devices_per_node: int) -> int:
     """How many groups of a degree the devices from `first` to before `end` hold, none of which crosses nodes.
 
     Source: DDiT §4.2.2, BandwidthAwarePartition.
     """
-    cuts = [first, *range(first - first % gpus_per_node + gpus_per_node, end, gpus_per_node), end]
+    cuts = [first, *range(first - first % devices_per_node + devices_per_node, end, devices_per_node), end]
     return sum((right - left) // degree for left, right in pairwise(cuts))
 
 
 def optimal_allocation(
     kinds: Sequence[Kind],
     *,
-    num_gpus: int,
-    gpus_per_node: int,
+    num_devices: int,
+    devices_per_node: int,
     model: Model = queue_s,
     objective: Objective = Objective.OCCUPANCY,
 ) -> Allocation:
@@ -113,27 +113,27 @@ def optimal_allocation(
     Source: DDiT §4.2.2, Algorithm 1.
     """
     total = sum(kind.amount for kind in kinds)
-    best: list[Allocation] = [Allocation(cost=0.0, shares=())] * (num_gpus + 1)
+    best: list[Allocation] = [Allocation(cost=0.0, shares=())] * (num_devices + 1)
     for kind in kinds:
         after = []
-        for end in range(num_gpus + 1):
+        for end in range(num_devices + 1):
             found = Allocation(cost=inf, shares=())
             for first in reversed(range(end)):
-                for share in _shares(kind, first, end, gpus_per_node, model):
+                for share in _shares(kind, first, end, devices_per_node, model):
                     weight = end - first if objective is Objective.OCCUPANCY else kind.amount / total
                     cost = best[first].cost + weight * share.seconds
                     if cost < found.cost:
                         found = Allocation(cost=cost, shares=(*best[first].shares, share))
             after.append(found)
         best = after
-    return best[num_gpus]
+    return best[num_devices]
 
 
-def _shares(kind: Kind, first: int, end: int, gpus_per_node: int, model: Model) -> list[Share]:
+def _shares(kind: Kind, first: int, end: int, devices_per_node: int, model: Model) -> list[Share]:
     """What a kind can do with these devices, by degree."""
     found = []
     for degree, service_s in kind.service_s.items():
-        num_groups = groups_within_nodes(first, end, degree, gpus_per_node)
+        num_groups = groups_within_nodes(first, end, degree, devices_per_node)
         if num_groups:
             seconds = model(kind.amount, service_s, num_groups)
             found.append(

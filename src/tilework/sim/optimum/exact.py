@@ -51,7 +51,9 @@ class Optimum:
     schedule: tuple[Placed, ...]
 
 
-def exact_optimum(requests: Sequence[Request], costs: TableCosts, *, num_gpus: int, gpus_per_node: int = 8) -> Optimum:
+def exact_optimum(
+    requests: Sequence[Request], costs: TableCosts, *, num_devices: int, devices_per_node: int = 8
+) -> Optimum:
     """The most requests that can be on time.
 
     Raises:
@@ -60,11 +62,11 @@ def exact_optimum(requests: Sequence[Request], costs: TableCosts, *, num_gpus: i
         SolverMissing: highspy is not installed.
     """
     require_solver()
-    all_due = due_requests(requests, costs, min(num_gpus, gpus_per_node))
+    all_due = due_requests(requests, costs, min(num_devices, devices_per_node))
     all_due = [due for due in all_due if due.slack_ns >= 0]
     if not all_due:
         return Optimum(on_time=frozenset(), schedule=())
-    nodes = [min(gpus_per_node, num_gpus - first) for first in range(0, num_gpus, gpus_per_node)]
+    nodes = [min(devices_per_node, num_devices - first) for first in range(0, num_devices, devices_per_node)]
     return _Slots(all_due, nodes).solve()
 
 

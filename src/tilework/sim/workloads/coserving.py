@@ -30,7 +30,7 @@ class CoServing(RatedFamily):
     source: ClassVar[str] = "ours, after GENSERVE"
     about: ClassVar[str] = "pictures and videos side by side"
     table: ClassVar[str] = "flux1_l20+hunyuanvideo_l20"
-    num_gpus: ClassVar[int] = 16
+    num_devices: ClassVar[int] = 16
 
     rate_per_s: float = parameter(0.5, "Requests per second on average.", above=0)
     videos: float = parameter(0.2, "The share of videos.", least=0, most=1)

@@ -29,7 +29,7 @@ class DDiT(RatedFamily):
     source: ClassVar[str] = "DDiT §6.1"
     about: ClassVar[str] = "videos of three sizes without deadlines"
     table: ClassVar[str] = "opensora_h800"
-    num_gpus: ClassVar[int] = 8
+    num_devices: ClassVar[int] = 8
 
     rate_per_s: float = parameter(0.5, "Requests per second on average; the paper has 0.25 to 1.", above=0)
     num_requests: int = parameter(200, "How many requests.", least=1)

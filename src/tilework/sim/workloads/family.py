@@ -39,9 +39,9 @@ class Item(NamedTuple):
 class Family(ABC):
     """A workload: parameters with defaults, and the requests that they and a seed decide.
 
-    `table` is the cost table that it is meant for (a place for `read_table`), `num_gpus` the devices of the published
-    evaluation, or those that we chose for it. What is drawn for one purpose (arrivals, sizes, deadlines) does not
-    change with a parameter of another: each purpose has its own stream.
+    `table` is the cost table that it is meant for (a place for `read_table`), `num_devices` the devices of the
+    published evaluation, or those that we chose for it. What is drawn for one purpose (arrivals, sizes, deadlines) does
+    not change with a parameter of another: each purpose has its own stream.
 
     Raises:
         BadParameter: a value is not what its parameter may be.
@@ -51,7 +51,7 @@ class Family(ABC):
     source: ClassVar[str]
     about: ClassVar[str]
     table: ClassVar[str]
-    num_gpus: ClassVar[int]
+    num_devices: ClassVar[int]
 
     scale: float = parameter(1.0, "Multiplies all deadlines.", above=0)
 

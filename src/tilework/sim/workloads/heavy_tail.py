@@ -27,7 +27,7 @@ class HeavyTail(RatedFamily):
     source: ClassVar[str] = "ours"
     about: ClassVar[str] = "a few huge pictures among many small ones"
     table: ClassVar[str] = "flux1_l20"
-    num_gpus: ClassVar[int] = 16
+    num_devices: ClassVar[int] = 16
 
     rate_per_s: float = parameter(1.0, "Requests per second on average.", above=0)
     num_requests: int = parameter(500, "How many requests.", least=1)

@@ -22,7 +22,7 @@ class InPhase(Family):
     source: ClassVar[str] = "ours"
     about: ClassVar[str] = "bursts just after a round has been decided"
     table: ClassVar[str] = "flux1dev_h100_eager"
-    num_gpus: ClassVar[int] = 8
+    num_devices: ClassVar[int] = 8
 
     round_s: float = parameter(1.0, "The length of a round.", above=0)
     rounds: int = parameter(12, "From one burst to the next.", least=1)

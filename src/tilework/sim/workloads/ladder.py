@@ -23,7 +23,7 @@ class Ladder(Family):
     source: ClassVar[str] = "ours"
     about: ClassVar[str] = "each picture more urgent than all before it"
     table: ClassVar[str] = "flux1dev_h100_eager"
-    num_gpus: ClassVar[int] = 8
+    num_devices: ClassVar[int] = 8
 
     runs: int = parameter(20, "How many runs.", least=1)
     length: int = parameter(12, "Requests per run.", least=1)

@@ -28,7 +28,7 @@ class PatchedServe(RatedFamily):
 
     pipeline: ClassVar[str]
     source: ClassVar[str] = "PatchedServe §8"
-    num_gpus: ClassVar[int] = 8
+    num_devices: ClassVar[int] = 8
 
     num_requests: int = parameter(1000, "How many requests.", least=1)
     mix: str = parameter("equal", "Equal shares, or the size that has half.", choices=("equal", *SIDES))

@@ -35,7 +35,7 @@ class TetriServe(RatedFamily):
     source: ClassVar[str] = "TetriServe §6.1, §6.4"
     about: ClassVar[str] = "pictures of four sizes with tight deadlines by size"
     table: ClassVar[str] = "flux1dev_h100_eager"
-    num_gpus: ClassVar[int] = 8
+    num_devices: ClassVar[int] = 8
 
     rate_per_s: float = parameter(0.2, "Requests per second on average; the paper has 0.1 to 0.3.", above=0)
     mix: str = parameter("uniform", "Which sizes.", choices=("uniform", "skewed", *map(str, SIDES)))

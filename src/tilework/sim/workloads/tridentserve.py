@@ -46,7 +46,7 @@ class TridentServe(RatedFamily):
     table: ClassVar[str]
     pipeline: ClassVar[str]
     source: ClassVar[str] = "TridentServe §8.1, D.1"
-    num_gpus: ClassVar[int] = 128
+    num_devices: ClassVar[int] = 128
 
     arrivals: str = parameter("constant", "How they come.", choices=("poisson", "constant", "bursts"))
     load: str = parameter("medium", "Which sizes, and how they change.", choices=LOADS)

@@ -28,7 +28,7 @@ class WideAfterNarrow(Family):
     source: ClassVar[str] = "ours"
     about: ClassVar[str] = "a wide urgent picture right after long narrow ones"
     table: ClassVar[str] = "flux1dev_h100_eager"
-    num_gpus: ClassVar[int] = 8
+    num_devices: ClassVar[int] = 8
 
     cycles: int = parameter(20, "How many times.", least=1)
     period_s: float = parameter(20.0, "From one cycle to the next.", above=0)

@@ -91,7 +91,7 @@ class TetriServe(Elastic):
             key = (request.pipeline, request.shape, request.steps, request.guided, request.preview_every)
             old = self._kinds.get(key)
             is_changed = old is None or _differ(old.speeds, task.speeds)
-            if not task.num_steps or (task.job.last_gpus and not is_changed):
+            if not task.num_steps or (task.job.last_devices and not is_changed):
                 continue
             budget_ns = self.urgency_ns(request, False) - request.arrival_ns - task.encode_ns - task.decode_ns
             if old is not None:
@@ -112,12 +112,12 @@ def _differ(old: Sequence[Speed], new: Sequence[Speed]) -> bool:
 
 
 def _is_idle(view: ClusterView) -> bool:
-    return not any(gpu.works for gpu in view.gpus)
+    return not any(device.works for device in view.devices)
 
 
 def _is_deserted(view: ClusterView) -> bool:
     """Whether all devices are idle and nobody waits for the end of the round who has a state on some."""
-    return _is_idle(view) and not any(job.last_gpus for job in view.waiting())
+    return _is_idle(view) and not any(job.last_devices for job in view.waiting())
 
 
 policy("tetriserve-early")(partial(TetriServe, ends_early=True))

@@ -48,19 +48,19 @@ class RoundBatch:
                 self.ends_ns[task.job.job_id] = now
             riding = [task for task in riding if self.left[task.job.job_id]]
 
-    def starts(self, gpu: int, why: str) -> Iterator[Start]:
+    def starts(self, device_id: int, why: str) -> Iterator[Start]:
         encode, diffuse, decode = stages_of(self.tasks[0].job.request.pipeline)
         left = {task.job.job_id: task.num_steps for task in self.tasks}
         for task in self.tasks:
             if task.job.stage == encode:
-                yield Start(stage=encode, job_ids=(task.job.job_id,), gpus=(gpu,), num_steps=1, why=why)
+                yield Start(stage=encode, job_ids=(task.job.job_id,), devices=(device_id,), num_steps=1, why=why)
         for riding, num_steps in self.parts:
             job_ids = tuple(task.job.job_id for task in riding)
-            yield Start(stage=diffuse, job_ids=job_ids, gpus=(gpu,), num_steps=num_steps, why=why)
+            yield Start(stage=diffuse, job_ids=job_ids, devices=(device_id,), num_steps=num_steps, why=why)
             for job_id in job_ids:
                 left[job_id] -= num_steps
                 if not left[job_id]:
-                    yield Start(stage=decode, job_ids=(job_id,), gpus=(gpu,), num_steps=1, why=why)
+                    yield Start(stage=decode, job_ids=(job_id,), devices=(device_id,), num_steps=1, why=why)
 
 
 def may_share(tasks: Sequence[Task], task: Task, costs: CostModel) -> bool:

@@ -13,7 +13,7 @@ from tilework.core.work import Group, Start
 from tilework.policy.published.tetriserve.round_batch import RoundBatch, may_share
 from tilework.policy.published.tetriserve.rounds import whole_steps
 from tilework.policy.toolkit.buddy_allocator import Allocator, nodes
-from tilework.policy.toolkit.demand import Segment, Speed, min_gpu_allocation
+from tilework.policy.toolkit.demand import Segment, Speed, min_device_allocation
 from tilework.policy.toolkit.knapsack import Option, pack
 from tilework.policy.toolkit.order import explain
 from tilework.policy.toolkit.tasks import Task
@@ -47,7 +47,7 @@ class Entry:
 class RoundPlan:
     """The plan of one round, made in this order (TetriServe §4.2):
 
-    1. for each task the cheapest degrees that meet its deadline (`min_gpu_allocation`);
+    1. for each task the cheapest degrees that meet its deadline (`min_device_allocation`);
     2. a knapsack chooses whom to run so that the most tasks can still be on time after the round. A task that can even
        if it does not run needs no room yet. One that is past its patience (see `DeadlineOrder`) goes before all others;
     3. what is left goes to the others, by urgency, at the cheapest of their degrees for which there is room;
@@ -69,8 +69,8 @@ class RoundPlan:
         self._costs = costs
         self._now_ns, self._round_ns, self._margin_ns = now_ns, round_ns, margin_ns
         self._end_ns = now_ns + round_ns
-        self._free_ns = {gpu.gpu: gpu.free_ns for gpu in view.gpus}
-        self._nodes = nodes(gpu for gpu in view.gpus if self._takes_part(gpu.free_ns, len(gpu.works)))
+        self._free_ns = {device.device_id: device.free_ns for device in view.devices}
+        self._nodes = nodes(device for device in view.devices if self._takes_part(device.free_ns, len(device.works)))
         self._allocator = Allocator(self._nodes)
         self._in_rounds: dict[tuple[Speed, ...], tuple[Speed, ...]] = {}
         self._entries = [entry for task in tasks if (entry := self._entry(task)) is not None]
@@ -109,7 +109,7 @@ class RoundPlan:
         in_rounds = self._in_rounds.get(task.speeds)
         if in_rounds is None:
             in_rounds = self._in_rounds[task.speeds] = whole_steps(task.speeds, self._round_ns, self._margin_ns)
-        return min_gpu_allocation(in_rounds, task.num_steps, budget_ns) or min_gpu_allocation(
+        return min_device_allocation(in_rounds, task.num_steps, budget_ns) or min_device_allocation(
             task.speeds, task.num_steps, budget_ns
         )
 
@@ -179,7 +179,7 @@ class RoundPlan:
                         break
 
     def _take(self, entry: Entry, width: int, why: str) -> bool:
-        entry.group = self._allocator.take(width, entry.task.job.last_gpus) or ()
+        entry.group = self._allocator.take(width, entry.task.job.last_devices) or ()
         entry.why = why
         return bool(entry.group)
 
@@ -224,8 +224,10 @@ class RoundPlan:
                 hosts.setdefault(_kind(entry.task), []).append(entry)
         for entry in self._entries:
             if not entry.group and _makes_steps(entry):
-                here = entry.task.job.last_gpus
-                for host in sorted(hosts.get(_kind(entry.task), ()), key=lambda host: host.task.job.last_gpus != here):
+                here = entry.task.job.last_devices
+                for host in sorted(
+                    hosts.get(_kind(entry.task), ()), key=lambda host: host.task.job.last_devices != here
+                ):
                     if self._is_welcome(entry.task, host):
                         host.guests.append(entry.task)
                         break
@@ -252,15 +254,15 @@ class RoundPlan:
     def _settle(self, running: Iterable[Entry]) -> None:
         """Choose the groups once more, now that all widths are known: those that can stay where they are come first."""
         allocator = Allocator(self._nodes)
-        order = sorted(running, key=lambda entry: (entry.degree != len(entry.task.job.last_gpus), -entry.degree))
-        groups = [allocator.take(entry.degree, entry.task.job.last_gpus) for entry in order]
+        order = sorted(running, key=lambda entry: (entry.degree != len(entry.task.job.last_devices), -entry.degree))
+        groups = [allocator.take(entry.degree, entry.task.job.last_devices) for entry in order]
         if all(groups):  # Else, over several nodes, those that stay leave no room for a wide one.
             for entry, group in zip(order, groups, strict=True):
                 entry.group = group or ()
 
     def _starts(self, entry: Entry) -> Iterator[Start]:
         task = entry.task
-        start_ns = max([task.ready_ns, *(self._free_ns[gpu] for gpu in entry.group)])
+        start_ns = max([task.ready_ns, *(self._free_ns[device_id] for device_id in entry.group)])
         if entry.guests:
             why = f"{self._reason(entry)}; {len(entry.guests)} without room of their own make steps with it"
             yield from self._batch(entry.everybody, start_ns).starts(entry.group[0], why)

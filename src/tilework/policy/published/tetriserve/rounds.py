@@ -62,8 +62,8 @@ class RoundSearch:
     """
 
     def __init__(self, kinds: Sequence[Kind], margin_ns: int) -> None:
-        self._kinds = sorted(kinds, key=_least_gpu_ns, reverse=True)
-        self._least_ns = sum(map(_least_gpu_ns, kinds))
+        self._kinds = sorted(kinds, key=_least_device_ns, reverse=True)
+        self._least_ns = sum(map(_least_device_ns, kinds))
         self._margin_ns = margin_ns
         lengths = sorted(_lengths(self._kinds, margin_ns)) if kinds else []
         self._left = [length for first in range(_GRID) for length in lengths[first::_GRID]]
@@ -93,37 +93,37 @@ class RoundSearch:
                 (step_ns := _in_rounds_ns(speed.step_ns, round_ns, self._margin_ns), speed.degree * step_ns)
                 for speed in kind.speeds
             ]
-            fastest_ns, fastest_gpu_ns = min(steps)
-            gpu_ns = cheapest_ns(steps, kind.num_steps, kind.budget_ns - wait_ns)
-            total_ns += kind.num_steps * fastest_gpu_ns if gpu_ns is None else gpu_ns
+            fastest_ns, fastest_device_ns = min(steps)
+            device_ns = cheapest_ns(steps, kind.num_steps, kind.budget_ns - wait_ns)
+            total_ns += kind.num_steps * fastest_device_ns if device_ns is None else device_ns
             slack_ns = kind.budget_ns - kind.num_steps * fastest_ns
             missed += min(1.0, max(0.0, 1 - slack_ns / wait_ns))
         return total_ns / self._least_ns + _MISSED_WEIGHT * missed / len(self._kinds)
 
 
 def cheapest_ns(steps: Sequence[tuple[int, int]], num_steps: int, budget_ns: float) -> int | None:
-    """The GPU-time of `min_gpu_allocation`, without naming the degrees, which takes several times as long.
+    """The GPU-time of `min_device_allocation`, without naming the degrees, which takes several times as long.
 
     `steps`: the time and the GPU-time of one step, for each degree.
     """
-    best = min((gpu_ns for step_ns, gpu_ns in steps if num_steps * step_ns <= budget_ns), default=None)
+    best = min((device_ns for step_ns, device_ns in steps if num_steps * step_ns <= budget_ns), default=None)
     best = None if best is None else num_steps * best
-    for slow_ns, slow_gpu_ns in steps:
+    for slow_ns, slow_device_ns in steps:
         lack_ns = num_steps * slow_ns - budget_ns
         if lack_ns <= 0:
             continue
-        for fast_ns, fast_gpu_ns in steps:
-            if slow_ns <= fast_ns or slow_gpu_ns >= fast_gpu_ns:
+        for fast_ns, fast_device_ns in steps:
+            if slow_ns <= fast_ns or slow_device_ns >= fast_device_ns:
                 continue
             num_fast = ceil(lack_ns / (slow_ns - fast_ns))
             if num_fast < num_steps:
-                gpu_ns = (num_steps - num_fast) * slow_gpu_ns + num_fast * fast_gpu_ns
-                best = gpu_ns if best is None or gpu_ns < best else best
+                device_ns = (num_steps - num_fast) * slow_device_ns + num_fast * fast_device_ns
+                best = device_ns if best is None or device_ns < best else best
     return best
 
 
-def _least_gpu_ns(kind: Kind) -> int:
-    return max(1, kind.num_steps * min(speed.gpu_ns for speed in kind.speeds))
+def _least_device_ns(kind: Kind) -> int:
+    return max(1, kind.num_steps * min(speed.device_ns for speed in kind.speeds))
 
 
 def _lengths(kinds: Iterable[Kind], margin_ns: int) -> Collection[int]:

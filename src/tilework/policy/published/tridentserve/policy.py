@@ -187,7 +187,7 @@ def _keep(pool: Pool, ready: Sequence[Task]) -> tuple[list[Placed], list[Task]]:
     """
     placed, others = [], []
     for task in ready:
-        group = task.job.last_gpus if task.speeds else task.job.last_gpus[:1]
+        group = task.job.last_devices if task.speeds else task.job.last_devices[:1]
         widths = [speed.degree for speed in task.speeds or (ONE_DEVICE,)]
         has_begun = task.num_steps < task.job.request.steps and len(group) in widths
         if has_begun and pool.allocator.num_free_of(group) == len(group):
@@ -215,7 +215,7 @@ def _go_first(pool: Pool, bid: Bid) -> list[Placed]:
     placed = _place(pool, bid, speed)
     if placed is not None:
         return [placed]
-    wide = [node for node in nodes(pool.view.gpus) if len(node) >= speed.degree]
+    wide = [node for node in nodes(pool.view.devices) if len(node) >= speed.degree]
     node = max(wide, key=pool.allocator.num_free_of)
     pool.allocator.take_some(node, speed.degree)
     return []
@@ -223,7 +223,7 @@ def _go_first(pool: Pool, bid: Bid) -> list[Placed]:
 
 def _place(pool: Pool, bid: Bid, speed: Speed) -> Placed | None:
     task = bid.task
-    group = pool.allocator.take(speed.degree, task.job.last_gpus)
+    group = pool.allocator.take(speed.degree, task.job.last_devices)
     if group is None:
         return None
     devices = "1 device" if speed.degree == 1 else f"{speed.degree} devices"
