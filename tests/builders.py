@@ -17,7 +17,7 @@ from tilework.control.job import Job
 from tilework.control.tracker import Tracker
 from tilework.core.actions import Action
 from tilework.core.events import DeviceJoined
-from tilework.core.interfaces import ClusterView, CostModel, Demand, Forecast
+from tilework.core.interfaces import ClusterView, CostModel, Demand, EtaPrediction
 from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, Request, Shape, Status
 from tilework.core.time import ns_from_s
@@ -148,14 +148,14 @@ def promise(uid: str, arrival_s: float, slo_s: float, **more: Any) -> Request:
 
 def job(job_id: int, asked: Request, urgency_ns: int = 0, **more: Any) -> Job:
     """A job as admission makes it; `more` are other fields of `Job`."""
-    fields: dict[str, Any] = {"forecast": Forecast(0, 0, 1.0), "done": Cursor.start(asked)} | more
+    fields: dict[str, Any] = {"eta_prediction": EtaPrediction(0, 0, 1.0), "done": Cursor.start(asked)} | more
     return Job(job_id=job_id, request=asked, urgency_ns=urgency_ns, **fields)
 
 
 class Idle:
     """A policy of one device per request, in order of arrival, that plans nothing; for tests to derive others from."""
 
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
+    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
         return request.arrival_ns
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
@@ -187,10 +187,12 @@ def planned(
         tracker.add_device(device_id, device_id // 8, ALL_STAGES)
     for job_id, asked in enumerate(requests):
         policy.demand(asked, Cursor.start(asked), costs)  # As admission asks first.
-        group, set_aside = (last_devices or {}).get(job_id, ()), job_id in aside
+        group, dropped_to_best_effort = (last_devices or {}).get(job_id, ()), job_id in aside
         done = Cursor.start(asked).advanced(1 if group else 0)
-        urgency_ns = policy.urgency_ns(asked, set_aside)
-        tracker.add_job(job(job_id, asked, urgency_ns, set_aside=set_aside, done=done, last_devices=group))
+        urgency_ns = policy.urgency_ns(asked, dropped_to_best_effort)
+        tracker.add_job(
+            job(job_id, asked, urgency_ns, dropped_to_best_effort=dropped_to_best_effort, done=done, last_devices=group)
+        )
     plan: Plan = policy.plan(tracker, costs, 0)
     return plan
 

@@ -183,7 +183,7 @@ class FakeEngine:
             waiting={"standard": num_open - running},
             running={"standard": running},
             backlog_ns=0,
-            parcel_bytes=0,
+            state_blob_bytes=0,
             memory_bytes={},
             pids={},
         )

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from suite.case import Case, CaseFailed
-from suite.cases.analyser import Foretelling
+from suite.cases.batch_model import Foretelling
 from suite.cases.bubbles import Bubbles
 from suite.cases.chaos import Chaos
 from suite.cases.controller import ControllerTime
@@ -29,7 +29,7 @@ from suite.cases.papers import FIGURES, Papers
 from suite.cases.patches import Patches
 from suite.cases.patchsize import PatchSize
 from suite.cases.policytime import PolicyTime
-from suite.cases.promises import Promises
+from suite.cases.promises import Reservations
 from suite.cases.queue import QueueLength
 from suite.cases.ready import Ready
 from suite.cases.robust import Robust
@@ -53,7 +53,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "robust": ("What noise, a wrong table and changes of devices cost tilework and others, simulated", Robust),
     "trident": ("Decisions of tridentserve on 1024 and 4096 devices: time, and value against the solver's", Trident),
     "queue": ("One more request behind 20,000 others: time and memory in the controller", QueueLength),
-    "promises": ("Promised deadlines and predicted finishes at 0.5 to 3 times capacity, simulated", Promises),
+    "promises": ("Promised deadlines and predicted finishes at 0.5 to 3 times capacity, simulated", Reservations),
     "frontdoor": ("Time until a request is accepted or refused, with 1,000 waiting", FrontDoor),
     "load": ("Answers at the door for ten minutes, with 20,000 waiting and 2,000 connections open", Load),
     "observe": ("Metrics and event log: what they cost in throughput", Observe),
@@ -61,7 +61,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "patches": ("Requests of several sizes in one forward pass, against one by one", Patches),
     "patchsize": ("Smaller patches than necessary: throughput, and the pictures against one by one", PatchSize),
     "stitcher": ("Normalisation, SiLU and frames of patches in one pass, against several and a copy", Stitcher),
-    "analyser": ("What batches take, foretold: how well, on a CPU and modelled, and how fast", Foretelling),
+    "batch_model": ("What batches take, foretold: how well, on a CPU and modelled, and how fast", Foretelling),
     "together": ("Mixed traffic on a live server, in batches and one by one", Together),
     "ready": ("Time from the start of the server to ready", Ready),
     "chaos": ("Workers killed under load: nothing lost, and how soon it goes on", Chaos),

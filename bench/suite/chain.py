@@ -43,7 +43,7 @@ class Chains:
         job_id = next(self._job_ids)
         encoded = await self._encode(job_id, spec)
         for device_id in self._devices[1:]:
-            self._executor.send(device_id, ImportState(job_id, spec, encoded.parcels[job_id], None))
+            self._executor.send(device_id, ImportState(job_id, spec, encoded.blobs[job_id], None))
         works: list[_Awaited] = []
         for index, group in enumerate(route):
             if works:
@@ -67,7 +67,7 @@ class Chains:
             work.end.set_exception(CaseFailed(f"a work failed: {report.reason}"))
         if isinstance(report, Ended) and work is not None and device_id == work.leader:
             for move in work.moves:
-                move.set_result(ImportState(work.job_id, work.spec, None, report.parcels[work.job_id]))
+                move.set_result(ImportState(work.job_id, work.spec, None, report.blobs[work.job_id]))
             work.end.set_result(report)
 
     def on_lost(self, device_id: int, reason: str) -> None:
@@ -107,8 +107,8 @@ class Chains:
 
     def _discard(self, reports: Iterable[Ended]) -> None:
         for report in reports:
-            for parcel in report.parcels.values():
-                self._executor.discard(parcel)
+            for blob in report.blobs.values():
+                self._executor.discard(blob)
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """What moving a state costs, against its bytes by the same transport: two processes that hand things over.
 
-One side packs a state, puts the parcel down and reports it; this process passes the report on as a command; the other
-side takes the parcel and unpacks it. Bare, it is a file of as many bytes, written and read at once, in the same
+One side packs a state, puts the blob down and reports it; this process passes the report on as a command; the other
+side takes the blob and unpacks it. Bare, it is a file of as many bytes, written and read at once, in the same
 directory, and a message each way.
 """
 
@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from tilework.core.wire import Ended, ImportState, Parcel, Spec
-from tilework.pipelines import freight
-from tilework.runtime.parcels import ParcelDirectory
+from tilework.core.wire import Ended, ImportState, Spec, StateBlob
+from tilework.pipelines import serialization
+from tilework.runtime.state_blobs import StateBlobDirectory
 from tilework.runtime.worker_process import forkserver_context
-from tilework.worker.parcels import Parcels
+from tilework.worker.state_blobs import StateBlobs
 
 CPU = torch.device("cpu")
 SPEC = Spec(prompt="", negative_prompt="", height=8, width=8, steps=1, guidance_scale=1.0, seed=0)
@@ -40,67 +40,67 @@ class Load:
 class Haul:
     """The two processes, ready. `seconds` may be called again and again."""
 
-    def __init__(self, source: Connection, target: Connection, parcels: ParcelDirectory) -> None:
-        self._source, self._target, self._parcels = source, target, parcels
+    def __init__(self, source: Connection, target: Connection, blobs: StateBlobDirectory) -> None:
+        self._source, self._target, self._blobs = source, target, blobs
 
     def seconds(self, load: Load) -> float:
         """From the source's first move to when the target could begin; on the machine's one monotonic clock."""
         self._target.send(load)
         self._source.send(load)
         report: Ended = self._source.recv()
-        (parcel,) = report.parcels.values()
-        self._target.send(ImportState(1, SPEC, None, parcel))
+        (blob,) = report.blobs.values()
+        self._target.send(ImportState(1, SPEC, None, blob))
         end_ns: int = self._target.recv()
-        self._parcels.discard(parcel)
+        self._blobs.discard(blob)
         return (end_ns - report.start_ns) / 1e9
 
 
 @contextmanager
 def hauling() -> Iterator[Haul]:
-    parcels = ParcelDirectory()
+    blobs = StateBlobDirectory()
     pipes = [multiprocessing.Pipe() for _ in range(2)]
     context = forkserver_context()
     members = [
-        context.Process(target=member, args=(theirs, parcels.path, device_id), daemon=True)
+        context.Process(target=member, args=(theirs, blobs.path, device_id), daemon=True)
         for device_id, (member, (_, theirs)) in enumerate(zip((_source, _target), pipes, strict=True))
     ]
     for member in members:
         member.start()
     try:
-        yield Haul(pipes[0][0], pipes[1][0], parcels)
+        yield Haul(pipes[0][0], pipes[1][0], blobs)
     finally:
         for ours, _ in pipes:
             ours.send(None)
         for member in members:
             member.join()
-        parcels.close()
+        blobs.close()
 
 
 def _source(connection: Connection, directory: Path, device_id: int) -> None:
     torch.set_num_threads(1)
-    parcels = Parcels(directory, device_id)
+    blobs = StateBlobs(directory, device_id)
     for load in iter(connection.recv, None):
         state = _tensors(load)
         whole = b"x" * load.num_bytes
         start_ns = time.monotonic_ns()
         if load.bare:
-            parcel = Parcel("bare", load.num_bytes)
-            (directory / parcel.name).write_bytes(whole)
+            blob = StateBlob("bare", load.num_bytes)
+            (directory / blob.name).write_bytes(whole)
         else:
-            parcel = parcels.put(freight.pack(state))
-        connection.send(Ended(1, start_ns, time.monotonic_ns(), steps_done=1, parcels={1: parcel}))
+            blob = blobs.put(serialization.serialize(state))
+        connection.send(Ended(1, start_ns, time.monotonic_ns(), steps_done=1, blobs={1: blob}))
 
 
 def _target(connection: Connection, directory: Path, device_id: int) -> None:
     torch.set_num_threads(1)
-    parcels = Parcels(directory, device_id)
+    blobs = StateBlobs(directory, device_id)
     for load in iter(connection.recv, None):
         command: ImportState = connection.recv()
         assert command.state is not None
         if load.bare:
             taken: Any = (directory / command.state.name).read_bytes()
         else:
-            taken = freight.unpack(parcels.take(command.state), CPU)
+            taken = serialization.deserialize(blobs.take(command.state), CPU)
         connection.send(time.monotonic_ns())
         assert len(taken) == (load.num_bytes if load.bare else load.num_tensors)
 

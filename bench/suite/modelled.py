@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from suite.case import CaseFailed
-from suite.server import serving_modelled, tilework_json
+from suite.server import serving_simulated, tilework_json
 from tilework.client.bench import BenchConfig, make_workload
 from tilework.client.drive import drive
 from tilework.client.mix import parse_slo, with_slo
 from tilework.client.record import Ending, Record
 from tilework.cost.table import CostTable
 from tilework.formats.workload import WorkloadRequest, write_workload
-from tilework.report.stories import served_figures
+from tilework.report.served import served_figures
 from tilework.report.tables import summary
 
 
@@ -88,7 +88,7 @@ def run(
 ) -> LiveRun:
     """Start a server, send the workload, stop it, and simulate what its log says. Raises CaseFailed."""
     log, requests = folder / "events.jsonl", folder / "requests.jsonl"
-    with serving_modelled(devices, table, policy, log) as server:
+    with serving_simulated(devices, table, policy, log) as server:
         records = asyncio.run(drive(server.url, workload, keep_images=False))
     if failed := [record for record in records if record.status is not Ending.DONE]:
         raise CaseFailed(f"{policy}: {len(failed)} requests got no picture; the first: {failed[0].detail}")

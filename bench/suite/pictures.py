@@ -13,7 +13,7 @@ from suite.modelled import LiveRun
 from tilework.report.chart import chart_of_schedule
 from tilework.report.palette import HUES, NEUTRAL
 from tilework.report.panels import COLOURS, FAINT, GRID, INK, Panel, draw_panels
-from tilework.report.stories import schedule_of_stories
+from tilework.report.served import schedule_of_stories
 from tilework.report.timeline import draw_timeline
 
 _GROUP_WIDTH = 0.84  # Of the distance between two groups of bars.

@@ -44,7 +44,7 @@ def serving(workers: int, log: Path | None = None, settings: Mapping[str, object
 
 
 @contextmanager
-def serving_modelled(
+def serving_simulated(
     devices: int, table: Path, policy: str, log: Path, settings: Mapping[str, object] | None = None
 ) -> Iterator[Server]:
     """Workers that take as long as the cost table says; `settings` are the server's, by their names.

@@ -11,8 +11,8 @@ import pytest
 from builders import SERVICE_S, controller, only, promise, request, table
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Accept, Action, Reject
-from tilework.core.classes import DEFAULT_CLASSES, room
 from tilework.core.events import Cancelled, DeviceLost, Submitted
+from tilework.core.priority import DEFAULT_CLASSES, room
 from tilework.core.request import RefusalCode, Request, Status
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.sim.simulation import SimConfig, Simulation

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from builders import SERVICE_S, Idle, controller, only, promise, request, simulate, table
-from tilework.admission.admission_limits import Door
+from tilework.admission.admission_limits import AdmissionLimits
 from tilework.admission.eta import EtaAdmission
 from tilework.control.device import Device, Now
 from tilework.core.actions import Accept, Finish, Reject, RunStage
 from tilework.core.events import Cancelled, StageFinished, Submitted
-from tilework.core.interfaces import Admitted, Ahead, Block, CostModel, Demand, Forecast, Held, Refused
+from tilework.core.interfaces import Admitted, Ahead, Block, CostModel, Demand, EtaPrediction, Held, Refused
 from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, RefusalCode, Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
@@ -31,7 +31,7 @@ class Wanting(Idle):
     urgency: int = 99
     width: int = 1
 
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
+    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
         return self.urgency
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
@@ -76,7 +76,7 @@ class Backlog:
 
 
 def answer(asked: Request, policy: Any = None, backlog: Any = None, now_ns: int = 0) -> Admitted | Refused:
-    door = Door(max_jobs=10, max_backlog_ns=100 * NS_PER_S)
+    door = AdmissionLimits(max_jobs=10, max_backlog_ns=100 * NS_PER_S)
     return EtaAdmission(door=door).admit(asked, policy or Idle(), COSTS, backlog or Backlog(), now_ns)
 
 
@@ -89,7 +89,7 @@ def test_the_eta_counts_those_ahead_and_the_devices_that_all_need(urgency_ns: in
     assert admitted == Admitted(
         ns_from_s(start_s + 1),
         f"it needs 1.00 s of {devices}, beside 3 other requests",
-        Forecast(ns_from_s(start_s + 1), 3, 1.0),
+        EtaPrediction(ns_from_s(start_s + 1), 3, 1.0),
     )
 
 
@@ -123,7 +123,7 @@ def test_without_devices_only_a_promise_is_refused() -> None:
     why = "no device is up; the time counts from now"
     service_ns = ns_from_s(SERVICE_S)
     assert answer(request("a", slo_s=9), backlog=nothing, now_ns=now_ns) == Admitted(
-        now_ns + service_ns, why, Forecast(service_ns, 0, 1.0)
+        now_ns + service_ns, why, EtaPrediction(service_ns, 0, 1.0)
     )
     refused = Refused("no device is up", None, RefusalCode.NO_DEVICE)
     assert answer(promise("b", 0, slo_s=9), backlog=nothing, now_ns=now_ns) == refused

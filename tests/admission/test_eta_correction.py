@@ -7,7 +7,7 @@ from statistics import fmean, median
 import pytest
 
 from builders import controller, only, poisson, promise, request, simulate, table
-from tilework.admission.eta_correction import Experience
+from tilework.admission.eta_correction import EtaCorrection
 from tilework.core.actions import Accept
 from tilework.core.events import StageFinished, StepsFinished, Submitted
 from tilework.core.time import NS_PER_S
@@ -16,12 +16,12 @@ from tilework.sim.simulation import Trace
 PLAIN = request("plain")
 
 
-def taught(*ratios: float, num_jobs: int = 0) -> Experience:
+def taught(*ratios: float, num_jobs: int = 0) -> EtaCorrection:
     """One that has seen a plain request come out so, over and over."""
-    experience = Experience()
+    eta_correction = EtaCorrection()
     for ratio in ratios:
-        experience.learn(PLAIN, num_jobs, NS_PER_S, round(ratio * NS_PER_S))
-    return experience
+        eta_correction.learn(PLAIN, num_jobs, NS_PER_S, round(ratio * NS_PER_S))
+    return eta_correction
 
 
 def test_who_has_seen_nothing_corrects_nothing() -> None:
@@ -40,9 +40,9 @@ def test_a_rare_mishap_hardly_counts() -> None:
 
 
 def test_a_prediction_of_no_time_teaches_nothing() -> None:
-    experience = Experience()
-    experience.learn(PLAIN, 0, 0, 5)
-    assert experience.ratio(PLAIN, 0) == 1.0
+    eta_correction = EtaCorrection()
+    eta_correction.learn(PLAIN, 0, 0, 5)
+    assert eta_correction.ratio(PLAIN, 0) == 1.0
 
 
 @pytest.mark.parametrize("other", [request("a", side=64), request("a", steps=3), request("a")])
@@ -51,28 +51,35 @@ def test_sizes_and_steps_are_told_apart(other: object) -> None:
 
 
 def test_a_crowd_that_nobody_has_met_is_like_the_next_smaller_one() -> None:
-    experience = taught(*[2.0] * 5, num_jobs=4)
-    assert [experience.ratio(PLAIN, num_jobs) for num_jobs in (0, 3, 4, 7, 8, 100)] == [1.0, 1.0, 2.0, 2.0, 2.0, 2.0]
+    eta_correction = taught(*[2.0] * 5, num_jobs=4)
+    assert [eta_correction.ratio(PLAIN, num_jobs) for num_jobs in (0, 3, 4, 7, 8, 100)] == [
+        1.0,
+        1.0,
+        2.0,
+        2.0,
+        2.0,
+        2.0,
+    ]
 
 
 def test_what_was_asked_for_counts_once_a_few_have_asked() -> None:
-    asked, experience = promise("a", 0, slo_s=9), taught(*[2.0] * 5)
-    assert experience.ratio(asked, 0) == 2.0, "what is known of others is better than nothing"
+    asked, eta_correction = promise("a", 0, slo_s=9), taught(*[2.0] * 5)
+    assert eta_correction.ratio(asked, 0) == 2.0, "what is known of others is better than nothing"
     for _ in range(5):
-        experience.learn(asked, 0, NS_PER_S, NS_PER_S // 2)
-    assert experience.ratio(asked, 0) == 0.5
-    assert experience.ratio(PLAIN, 0) == 2.0
+        eta_correction.learn(asked, 0, NS_PER_S, NS_PER_S // 2)
+    assert eta_correction.ratio(asked, 0) == 0.5
+    assert eta_correction.ratio(PLAIN, 0) == 2.0
 
 
 def test_memory_is_bounded_and_the_longest_unused_is_forgotten() -> None:
-    experience = taught(3.0)
+    eta_correction = taught(3.0)
     for steps in range(1, 10_000):
-        experience.learn(request("other", steps=steps + 100), 0, NS_PER_S, 2 * NS_PER_S)
+        eta_correction.learn(request("other", steps=steps + 100), 0, NS_PER_S, 2 * NS_PER_S)
         if steps == 1000:
-            experience.learn(request("kept", steps=101), 0, NS_PER_S, 2 * NS_PER_S)
-    assert len(experience._seen) <= 4096
-    assert experience.ratio(PLAIN, 0) == 1.0
-    assert experience.ratio(request("other", steps=10_099), 0) == 2.0
+            eta_correction.learn(request("kept", steps=101), 0, NS_PER_S, 2 * NS_PER_S)
+    assert len(eta_correction._seen) <= 4096
+    assert eta_correction.ratio(PLAIN, 0) == 1.0
+    assert eta_correction.ratio(request("other", steps=10_099), 0) == 2.0
 
 
 # In the controller.
@@ -99,7 +106,7 @@ def errors(trace: Trace) -> list[float]:
 def test_predictions_of_a_policy_that_widens_groups_become_better(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     requests, costs = poisson(200, rate, seed=11, slo_s=30), table(degrees=(1, 2, 4))
     learnt = errors(simulate(requests, "tetriserve", costs=costs))
-    monkeypatch.setattr(Experience, "learn", lambda *one: None)
+    monkeypatch.setattr(EtaCorrection, "learn", lambda *one: None)
     plain = errors(simulate(requests, "tetriserve", costs=costs))
     assert median(learnt) < 0.75 * median(plain)
     assert fmean(learnt) < 0.85 * fmean(plain)

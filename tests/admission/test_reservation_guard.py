@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from builders import POLICIES, Idle, only, promise, promise_mix, request, simulate, table
-from tilework.admission import feasibility as certificate
-from tilework.admission.reservation_guard import Guard, Review
+from tilework.admission import feasibility as proof
+from tilework.admission.reservation_guard import ReservationGuard, Review
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Action, WakeAt
 from tilework.core.events import Event, Woke
@@ -117,7 +117,7 @@ def test_of_many_promises_those_are_kept_that_are_seldom_looked_at(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All but the first two or three; thousands of promises would take long."""
-    monkeypatch.setattr(certificate, "_NEAR", 2)
+    monkeypatch.setattr(proof, "_NEAR", 2)
     share, num_kept = 1.0 if policy == "sleeper" else 0.7, 0
     for seed in range(4):
         costs = replace(table(degrees=(1, 2)), devices_per_node=2 if policy != "reckless" else 4)
@@ -244,19 +244,19 @@ def test_a_device_that_comes_free_early_makes_no_promise_late(
     assert kept_and_refused(trace) == (2, 0)
 
 
-class NoGuard(Guard):
+class NoGuard(ReservationGuard):
     """Lets everything pass, and demands nothing."""
 
-    def settled(self, *scene: Any) -> dict[int, Block]:
+    def settled(self, *what_if: Any) -> dict[int, Block]:
         return {}
 
-    def review(self, starts: tuple[Start, ...], *scene: Any) -> Review:
+    def review(self, starts: tuple[Start, ...], *what_if: Any) -> Review:
         return Review(starts)
 
-    def forced(self, *scene: Any) -> tuple[Start, ...]:
+    def forced(self, *what_if: Any) -> tuple[Start, ...]:
         return ()
 
-    def wake_ns(self, *scene: Any) -> None:
+    def wake_ns(self, *what_if: Any) -> None:
         return None
 
 
@@ -268,7 +268,7 @@ def test_without_promises_the_guard_changes_nothing(policy: str, monkeypatch: py
     asked = promise_mix(60, 6.0, 1, 0.3)  # Of which each policy on its own would be late with one.
     patient = [replace(one, on_miss=OnMiss.BEST_EFFORT) for one in asked]
     guarded = traced(*patient), traced(*asked)
-    monkeypatch.setattr("tilework.control.controller.Guard", NoGuard)
+    monkeypatch.setattr("tilework.control.controller.ReservationGuard", NoGuard)
     assert traced(*patient) == guarded[0]
     # In order of arrival, on one device each: what was there when a promise was given is all that can delay it.
     assert (traced(*asked) == guarded[1]) == (policy == "fixed-sp1"), "with promises it does"

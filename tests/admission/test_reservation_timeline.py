@@ -27,9 +27,9 @@ def housed(draw: st.DrawFn) -> tuple[Times, Nodes, list[Block]]:
 
 @given(housed(), DEMANDS, TIMES, st.none() | st.lists(TIMES, min_size=4, max_size=4))
 def test_the_devices_are_chosen_that_let_a_block_begin_first_and_leave_the_most_room(
-    scene: tuple[Times, Nodes, list[Block]], demand: Demand, ready_ns: int, spared: list[int] | None
+    what_if: tuple[Times, Nodes, list[Block]], demand: Demand, ready_ns: int, spared: list[int] | None
 ) -> None:
-    levels, nodes, _ = scene
+    levels, nodes, _ = what_if
     latest_ns = None if spared is None else {device_id: spared[device_id] for device_id in levels}
     width = min(demand.width, max(map(len, nodes)))
     found = [
@@ -48,9 +48,9 @@ def test_the_devices_are_chosen_that_let_a_block_begin_first_and_leave_the_most_
 
 
 @given(housed(), st.data())
-def test_what_goes_well_lets_nobody_end_later(scene: tuple[Times, Nodes, list[Block]], data: st.DataObject) -> None:
+def test_what_goes_well_lets_nobody_end_later(what_if: tuple[Times, Nodes, list[Block]], data: st.DataObject) -> None:
     """Devices that are free earlier; jobs that are ready earlier, have less left or are gone."""
-    levels, nodes, blocks = scene
+    levels, nodes, blocks = what_if
     _, ends_ns = follow(dict(levels), nodes, blocks)
     sooner = {device_id: data.draw(st.integers(0, level_ns)) for device_id, level_ns in levels.items()}
     kept = [data.draw(st.booleans()) for _ in blocks]
@@ -70,9 +70,9 @@ def test_what_goes_well_lets_nobody_end_later(scene: tuple[Times, Nodes, list[Bl
 
 @given(housed(), st.integers(0, 15), st.data())
 def test_a_delay_delays_nobody_by_more(
-    scene: tuple[Times, Nodes, list[Block]], delay_ns: int, data: st.DataObject
+    what_if: tuple[Times, Nodes, list[Block]], delay_ns: int, data: st.DataObject
 ) -> None:
-    levels, nodes, blocks = scene
+    levels, nodes, blocks = what_if
     _, ends_ns = follow(dict(levels), nodes, blocks)
     delays = st.integers(0, delay_ns)
     later = {device_id: level_ns + data.draw(delays) for device_id, level_ns in levels.items()}
@@ -99,9 +99,9 @@ def test_placing_anew_is_not_like_that() -> None:
 
 @given(housed(), st.lists(st.integers(0, 120), min_size=6, max_size=6))
 def test_all_are_in_time_exactly_if_devices_come_by_the_latest_times(
-    scene: tuple[Times, Nodes, list[Block]], dues_ns: list[int]
+    what_if: tuple[Times, Nodes, list[Block]], dues_ns: list[int]
 ) -> None:
-    levels, nodes, blocks = scene
+    levels, nodes, blocks = what_if
     dues_ns = dues_ns[: len(blocks)]
     latest_ns = dict.fromkeys(levels, NEVER)
     latest = latest_ends(latest_ns, blocks, dues_ns)

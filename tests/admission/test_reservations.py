@@ -1,4 +1,4 @@
-"""Promises: who may be given one. `test_guard` is about keeping them."""
+"""Reservations: who may be given one. `test_guard` is about keeping them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from builders import POLICIES, only, promise_mix, table
 from tilework.admission.reservation_timeline import Nodes, Times, choose, follow
-from tilework.admission.reservations import Promises
+from tilework.admission.reservations import Reservations
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Accept, Action, Reject
 from tilework.core.events import Event, Submitted
@@ -39,8 +39,8 @@ class Plane:
     nodes: Nodes
     blocks: list[Block]
 
-    def promises(self, now_ns: int = NOW_NS) -> Promises:
-        return Promises(dict(self.levels), self.nodes, self.blocks, now_ns)
+    def promises(self, now_ns: int = NOW_NS) -> Reservations:
+        return Reservations(dict(self.levels), self.nodes, self.blocks, now_ns)
 
     def ends_ns(self, blocks: Sequence[Block], anew: bool = False) -> list[int]:
         return follow(dict(self.levels), self.nodes, blocks, anew)[1]

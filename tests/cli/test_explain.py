@@ -19,18 +19,18 @@ from builders import PIPELINE, poisson, request, table
 from recorded import SOON_NS, Recorded, recorded
 from tilework.cli.app import app
 from tilework.cli.console import UserError
-from tilework.control.decisions import DecisionKind, devices_text, span_text, tell, tell_all
+from tilework.control.decisions import DecisionKind, describe, describe_all, devices_text, span_text
 from tilework.control.history import PastRequest
 from tilework.core.actions import (
     Accept,
     Action,
     DropState,
+    DropToBestEffort,
     Finish,
     MoveState,
     Reject,
     RunStage,
     RunSteps,
-    SetAside,
     Stop,
     WakeAt,
 )
@@ -94,7 +94,7 @@ ASKED = request("img-1", 10.0, steps=28, slo_s=2.0)
         (MoveState(5, (2,), False), "moved", "its state goes to GPU 2"),
         (Stop(7), "stopped", "work 7 is to end at its next step boundary"),
         (
-            SetAside(5, "0.02 s late even on 8 GPUs"),
+            DropToBestEffort(5, "0.02 s late even on 8 GPUs"),
             "set aside",
             "set aside, behind those that can still be on time: 0.02 s late even on 8 GPUs",
         ),
@@ -106,21 +106,21 @@ ASKED = request("img-1", 10.0, steps=28, slo_s=2.0)
     ],
 )
 def test_every_decision_is_a_sentence_with_numbers(action: Action, kind: str, text: str) -> None:
-    decision = tell(ns_from_s(10.213), action, ASKED)
+    decision = describe(ns_from_s(10.213), action, ASKED)
     assert decision is not None
     assert (decision.kind, decision.text, decision.uid) == (kind, text, "img-1")
     assert str(decision) == f"+0.213 s  {text}"
 
 
 def test_what_decides_nothing_about_a_request_is_not_told() -> None:
-    assert tell(0, WakeAt(5), ASKED) is None
-    assert tell(0, DropState(5, (0,)), ASKED) is None
+    assert describe(0, WakeAt(5), ASKED) is None
+    assert describe(0, DropState(5, (0,)), ASKED) is None
     told = [(0, WakeAt(5)), (1, Stop(7)), (2, DropState(5, (0,)))]
-    assert [decision.kind for decision in tell_all(told, ASKED)] == [DecisionKind.STOPPED]
+    assert [decision.kind for decision in describe_all(told, ASKED)] == [DecisionKind.STOPPED]
 
 
 def test_a_decision_as_json() -> None:
-    decision = tell(ns_from_s(10.5), RunSteps(work()), ASKED)
+    decision = describe(ns_from_s(10.5), RunSteps(work()), ASKED)
     assert decision is not None
     assert decision.to_json() == {
         "at_s": 0.5,
@@ -130,14 +130,14 @@ def test_a_decision_as_json() -> None:
         "degree": 2,
         "steps": [4, 9],
     }
-    stopped = tell(ns_from_s(10.5), Stop(7), ASKED)
+    stopped = describe(ns_from_s(10.5), Stop(7), ASKED)
     assert stopped is not None
     assert {stopped.to_json()[name] for name in ("degree", "steps")} == {None}
 
 
 def test_a_member_of_a_batch_has_its_own_steps() -> None:
     batch = RunSteps(work(job_ids=(5, 9, 11), attempts=(0, 0, 0), first_steps=(3, 0, 8), why=""))
-    texts = [decision.text for job_id in (5, 9, 11) if (decision := tell(0, batch, ASKED, job_id)) is not None]
+    texts = [decision.text for job_id in (5, 9, 11) if (decision := describe(0, batch, ASKED, job_id)) is not None]
     ending = "of 28 on GPUs 0-1 (degree 2), together with 2 others"
     assert texts == [f"steps 4-9 {ending}", f"steps 1-6 {ending}", f"steps 9-14 {ending}"]
 
@@ -170,12 +170,12 @@ def runs_of(run: Recorded, past: PastRequest) -> list[Run]:
 
 
 def texts_of(past: PastRequest) -> list[str]:
-    return [decision.text for decision in tell_all(past.told, past.request, past.job_id)]
+    return [decision.text for decision in describe_all(past.told, past.request, past.job_id)]
 
 
 def test_every_request_s_decisions_begin_with_the_answer_and_end_with_the_end(mixed: Recorded) -> None:
     for past in mixed.history.requests:
-        kinds = [decision.kind.value for decision in tell_all(past.told, past.request, past.job_id)]
+        kinds = [decision.kind.value for decision in describe_all(past.told, past.request, past.job_id)]
         if past.status is Status.REJECTED:
             assert kinds == ["refused"]
         else:
@@ -184,7 +184,7 @@ def test_every_request_s_decisions_begin_with_the_answer_and_end_with_the_end(mi
             begun = [run.work.work_id for run in runs_of(mixed, past)]
             assert ("stopped" in kinds) >= any(run.end is RunEnd.STOPPED for run in runs_of(mixed, past))
             assert kinds.count("started") >= len(begun) > 0 or past.status is Status.CANCELLED
-    assert sum(isinstance(action, SetAside) for past in mixed.history.requests for _, action in past.told) > 0
+    assert sum(isinstance(action, DropToBestEffort) for past in mixed.history.requests for _, action in past.told) > 0
 
 
 @pytest.mark.parametrize("policy", ["edf", "tetriserve", "fixed-sp2"])
@@ -270,7 +270,7 @@ def test_a_story_has_decisions_works_and_the_end(mixed: Recorded, log: Path) -> 
     assert [one["predicted_s"] is not None for one in story["works"]] == [True] * len(runs)
     assert story["slack_s"] < 0
     assert story["ran_s"] + story["waited_s"] == pytest.approx(story["finish_s"], abs=1e-5)
-    assert story["decisions"] == [d.to_json() for d in tell_all(past.told, past.request, past.job_id)]
+    assert story["decisions"] == [d.to_json() for d in describe_all(past.told, past.request, past.job_id)]
     text = explain(log, past.request.uid).output
     for decision in story["decisions"]:
         assert decision["text"] in text
@@ -377,7 +377,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def test_a_running_server_is_asked(server: Server) -> None:
-    decision = tell(ns_from_s(10.213), RunSteps(work()), ASKED)
+    decision = describe(ns_from_s(10.213), RunSteps(work()), ASKED)
     assert decision is not None
     told = {"uid": "a/b", "status": "running", "decisions": [decision.to_json()]}
     server.body = json.dumps(told).encode()

@@ -448,7 +448,7 @@ def test_a_mixed_profile_measures_batches_keeps_them_and_learns_from_all_that_ar
     batches = [batch for batch, _, _ in asked[3:]]
     assert batches[:6] == [(shape,) * number for shape in SHAPES for number in (2, 4)]
     assert set(batches[6:]) | set(batches[:6]) == set(random_batches(SHAPES, 40)) | set(batches[:6])
-    assert few["analyser"] is None
+    assert few["batch_model"] is None
     assert [row["batch"] for row in few["rows"] if row["stage"] == DIFFUSE and row["size"] == "64x64"][:3] == [1, 2, 4]
     mixed = next(row for row in few["rows"] if isinstance(row["batch"], list))
     assert mixed["size"] == mixed["batch"][-1]
@@ -469,14 +469,14 @@ def test_a_mixed_profile_learns_from_all_batches_that_are_known(packing: list[Fa
     second = invoke(*given, "--combinations", 90, "--out", tmp_path / "toy.json")
     assert len(packing) == 2
     table = read_table(tmp_path / "toy.json")
-    learned = table.analysers["toy"]
+    learned = table.batch_models["toy"]
     assert 150 < learned.num_rows <= 80 + 90 + 6
     assert learned.error < 0.05
     assert f"was learned from {learned.num_rows} batches" in second.stdout
     assert "mixed batches: one by one / together is 1.0" in second.stdout
     known = Profiles(tmp_path / "costs.sqlite").latest(KEY)
     assert known is not None
-    assert known.analysers == table.analysers
+    assert known.batch_models == table.batch_models
     assert f"was learned from {learned.num_rows} batches" in invoke("cost", "show", tmp_path / "toy.json").stdout
 
 

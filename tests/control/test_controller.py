@@ -12,11 +12,11 @@ from tilework.core.actions import (
     Accept,
     Action,
     DropState,
+    DropToBestEffort,
     Finish,
     MoveState,
     RunStage,
     RunSteps,
-    SetAside,
     Stop,
     WakeAt,
 )
@@ -46,8 +46,8 @@ class Script(Idle):
     def __init__(self, plans: list[Plan]) -> None:
         self.plans = iter(plans)
 
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
-        return request.arrival_ns + (10**9 if set_aside else 0)
+    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
+        return request.arrival_ns + (10**9 if dropped_to_best_effort else 0)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         return next(self.plans, Plan())
@@ -318,15 +318,17 @@ def test_a_lost_device_fails_a_request_that_had_its_attempts() -> None:
     assert control.handle(DeviceLost(0, "it burns"), 1) == (failed,)
 
 
-def test_a_request_is_set_aside_once_though_a_remnant_of_it_still_has_a_device() -> None:
+def test_a_request_is_dropped_to_best_effort_once_though_a_remnant_of_it_still_has_a_device() -> None:
     """After a failure too late to be on time: the job waits, and its stopped second work is still on the device."""
     control = controller()
     control.handle(Submitted(request("a", slo_s=1.3)), 0)
     control.handle(StageFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
     again = control.handle(WorkFailed(2, "broken"), 500 * NS_PER_MS)
     assert ran(again) == [(4, DIFFUSE, 2, (0,))]
-    assert only(SetAside, again) == [SetAside(0, "even if nothing else ran, it would finish 0.25 s late")]
-    assert control.tracker.jobs[0].set_aside
+    assert only(DropToBestEffort, again) == [
+        DropToBestEffort(0, "even if nothing else ran, it would finish 0.25 s late")
+    ]
+    assert control.tracker.jobs[0].dropped_to_best_effort
 
 
 def test_a_policy_that_cannot_make_up_its_mind_keeps_nobody_from_going_on(scripted: Scripted) -> None:
@@ -365,15 +367,15 @@ def test_a_wake_up_is_asked_for_once_unless_an_earlier_one_is_needed(scripted: S
 
 
 def test_setting_aside_asks_for_a_new_plan_in_the_new_order(scripted: Scripted) -> None:
-    aside = (Plan(set_aside=((0, "too late"),)), Plan(set_aside=((1, "later still"),)))
+    aside = (Plan(dropped_to_best_effort=((0, "too late"),)), Plan(dropped_to_best_effort=((1, "later still"),)))
     control = scripted(Plan(), Plan(), Plan(), *aside, run(start(ENCODE, 0, job=2)))
     for uid in ("a", "b", "c"):
         control.handle(Submitted(request(uid)), 0)
     assert [job.job_id for job in control.tracker.waiting()] == [0, 1, 2]
     told = control.handle(Woke(), 1)
     assert ran(told) == [(1, ENCODE, 1, (0,))], "asked until nobody else is set aside"
-    assert told[:2] == (SetAside(0, "too late"), SetAside(1, "later still"))
-    assert [(job.job_id, job.set_aside) for job in control.tracker.waiting()] == [(0, True), (1, True)]
+    assert told[:2] == (DropToBestEffort(0, "too late"), DropToBestEffort(1, "later still"))
+    assert [(job.job_id, job.dropped_to_best_effort) for job in control.tracker.waiting()] == [(0, True), (1, True)]
     control.handle(Submitted(request("d")), 2)
     assert [job.job_id for job in control.tracker.waiting()] == [3, 0, 1], "behind those that can be on time"
 

@@ -149,4 +149,4 @@ def test_one_tenant_of_many_deadlines_waits_as_before() -> None:
     asked = poisson(200, 2.0, seed=3, best_effort=0.0)
     control = controller()
     fill(control, asked)
-    assert all(job.delay_ns == 0 for job in control.tracker.jobs.values() if not job.set_aside)
+    assert all(job.delay_ns == 0 for job in control.tracker.jobs.values() if not job.dropped_to_best_effort)

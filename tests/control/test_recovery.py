@@ -48,14 +48,14 @@ class Driver:
         self.control, self.now_ns = control, 0
         self.pending: list[Work] = []
 
-    def tell(self, event: Event) -> tuple[Action, ...]:
+    def describe(self, event: Event) -> tuple[Action, ...]:
         self.now_ns += MS
         actions = self.control.handle(event, self.now_ns)
         stopped = {action.work_id for action in only(Stop, actions)}
         revoked = [work for work in self.pending if work.work_id in stopped]
         self.pending = [work for work in self.pending + works(actions) if work.work_id not in stopped]
         for work in revoked:
-            actions += self.tell(Stopped(work.work_id, 0))
+            actions += self.describe(Stopped(work.work_id, 0))
         return actions
 
     def until(self, stage: str) -> Work:
@@ -66,18 +66,18 @@ class Driver:
             elif self.pending[0].stage.name == stage:
                 return self.pending.pop(0)
             else:
-                self.tell(finished(self.pending.pop(0)))
+                self.describe(finished(self.pending.pop(0)))
         raise AssertionError(f"no {stage} is ever begun")
 
     def wait(self, duration_ns: int) -> None:
         """Let time pass in which no work ends."""
         self.now_ns += duration_ns
-        self.tell(Woke())
+        self.describe(Woke())
 
     def finish(self) -> tuple[Action, ...]:
         actions: tuple[Action, ...] = ()
         while self.pending:
-            actions = self.tell(finished(self.pending.pop(0)))
+            actions = self.describe(finished(self.pending.pop(0)))
         return actions
 
 
@@ -85,7 +85,7 @@ def driver(policy: str = "edf", num_devices: int = 1, **config: int) -> Driver:
     control = Controller(ControllerConfig(policy=policy, **config), table(degrees=(1, 2)))
     it = Driver(control)
     for device_id in range(num_devices):
-        it.tell(DeviceJoined(device_id, 0, ALL_STAGES))
+        it.describe(DeviceJoined(device_id, 0, ALL_STAGES))
     return it
 
 
@@ -95,68 +95,68 @@ def driver(policy: str = "edf", num_devices: int = 1, **config: int) -> Driver:
 def test_a_decode_that_does_not_fit_is_sliced_from_then_on_and_counts_as_no_failure() -> None:
     it = driver(max_attempts=2)
     for uid in ("a", "b"):
-        it.tell(Submitted(request(uid, steps=2)))
+        it.describe(Submitted(request(uid, steps=2)))
         work = it.until(DECODE)
         if uid == "a":
             assert not work.sliced
-            retried = it.tell(OutOfMemory(work.work_id, 0))
+            retried = it.describe(OutOfMemory(work.work_id, 0))
             assert DropState(0, (0,)) in retried
             work = it.until(DECODE)
         assert work.sliced
-        [end] = only(Finish, it.tell(finished(work)))
+        [end] = only(Finish, it.describe(finished(work)))
         assert end.status is Status.DONE
 
 
 def test_what_fits_in_no_way_fails_and_is_refused_until_that_is_forgotten() -> None:
     it = driver(max_attempts=2)
-    it.tell(Submitted(request("a", steps=2)))
+    it.describe(Submitted(request("a", steps=2)))
     tried = []
     while it.control.tracker.jobs:
         work = it.until(DECODE)
         tried.append(work.sliced)
-        actions = it.tell(OutOfMemory(work.work_id, 0))
+        actions = it.describe(OutOfMemory(work.work_id, 0))
     assert tried == [False, True, True, True], "as a whole, in slices, and twice though it was known"
     [end] = only(Finish, actions)
     assert (end.status, end.reason) == (Status.FAILED, "there was not enough memory (attempt 2 of 2)")
-    [refusal] = only(Reject, it.tell(Submitted(request("b", steps=2))))
+    [refusal] = only(Reject, it.describe(Submitted(request("b", steps=2))))
     assert refusal.code is RefusalCode.MEMORY
     assert "128x128 needs more memory than there is on one of the GPUs" in refusal.reason
-    assert only(Accept, it.tell(Submitted(request("small", side=64, steps=2))))
+    assert only(Accept, it.describe(Submitted(request("small", side=64, steps=2))))
     it.finish()
     it.now_ns += FORGET_NS
-    assert only(Accept, it.tell(Submitted(request("c", steps=2))))
+    assert only(Accept, it.describe(Submitted(request("c", steps=2))))
 
 
 def test_steps_that_were_done_before_the_memory_ran_out_count() -> None:
     it = driver()
-    it.tell(Submitted(request("a", steps=6)))
+    it.describe(Submitted(request("a", steps=6)))
     work = it.until(DIFFUSE)
     assert work.num_steps == 2
-    [move] = only(MoveState, retried := it.tell(OutOfMemory(work.work_id, 1)))
+    [move] = only(MoveState, retried := it.describe(OutOfMemory(work.work_id, 1)))
     assert (move.targets, works(retried)[0].first_steps) == ((0,), (1,))
 
 
 def test_steps_that_fit_only_on_more_devices_than_are_up_wait_for_them() -> None:
     it = driver("tetriserve", num_devices=2)
-    it.tell(DeviceLost(1, "for a test"))
-    it.tell(Submitted(request("a", steps=4)))
+    it.describe(DeviceLost(1, "for a test"))
+    it.describe(Submitted(request("a", steps=4)))
     work = it.until(DIFFUSE)
     assert work.devices == (0,)
-    it.tell(OutOfMemory(work.work_id, 0))
+    it.describe(OutOfMemory(work.work_id, 0))
     it.wait(10 * NS_PER_S)
     assert not it.pending
     assert it.control.tracker.jobs
-    it.tell(DeviceJoined(1, 0, ALL_STAGES))
+    it.describe(DeviceJoined(1, 0, ALL_STAGES))
     assert it.until(DIFFUSE).devices == (0, 1)
 
 
 def test_who_was_set_back_is_tried_again_when_another_one_is_seen_to_fit() -> None:
     it = driver("tetriserve", num_devices=2)
-    it.tell(DeviceLost(1, "for a test"))
-    it.tell(Submitted(request("a", steps=4)))
-    it.tell(OutOfMemory(it.until(DIFFUSE).work_id, 0))
+    it.describe(DeviceLost(1, "for a test"))
+    it.describe(Submitted(request("a", steps=4)))
+    it.describe(OutOfMemory(it.until(DIFFUSE).work_id, 0))
     assert not it.pending
-    it.tell(Submitted(request("b", steps=4)))
+    it.describe(Submitted(request("b", steps=4)))
     it.finish()
     for _ in range(10):
         it.wait(NS_PER_S)
@@ -166,13 +166,13 @@ def test_who_was_set_back_is_tried_again_when_another_one_is_seen_to_fit() -> No
 
 def test_who_was_set_back_is_tried_again_when_it_is_forgotten_and_fails_in_the_end() -> None:
     it = driver("tetriserve", num_devices=2)
-    it.tell(DeviceLost(1, "for a test"))
-    it.tell(Submitted(request("a", steps=4)))
+    it.describe(DeviceLost(1, "for a test"))
+    it.describe(Submitted(request("a", steps=4)))
     tries_ns = []
     while it.control.tracker.jobs:
         work = it.until(DIFFUSE)
         tries_ns.append(it.now_ns)
-        actions = it.tell(OutOfMemory(work.work_id, 0))
+        actions = it.describe(OutOfMemory(work.work_id, 0))
     assert only(Finish, actions)[0].status is Status.FAILED
     assert len(tries_ns) == 3
     assert all(FORGET_NS <= later - earlier <= FORGET_NS + 2 * NS_PER_S for earlier, later in pairwise(tries_ns))
@@ -180,10 +180,10 @@ def test_who_was_set_back_is_tried_again_when_it_is_forgotten_and_fails_in_the_e
 
 def test_an_encode_that_does_not_fit_is_tried_again_also_where_fewer_devices_are_up_than_the_policy_wants() -> None:
     it = driver("fixed-sp2", num_devices=2)
-    it.tell(DeviceLost(1, "for a test"))
-    it.tell(Submitted(request("a", steps=4)))
+    it.describe(DeviceLost(1, "for a test"))
+    it.describe(Submitted(request("a", steps=4)))
     work = it.until(ENCODE)
-    it.tell(OutOfMemory(work.work_id, 0))
+    it.describe(OutOfMemory(work.work_id, 0))
     it.finish()
     assert not it.control.tracker.jobs
 
@@ -193,13 +193,13 @@ def test_a_device_keeps_the_states_of_so_many_jobs_and_gets_others_back_when_the
     it = driver(max_residents=3)
     actions: list[Action] = []
     for index in range(5):
-        actions += it.tell(Submitted(request(str(index), steps=20, slo_s=100 - 10 * index)))
+        actions += it.describe(Submitted(request(str(index), steps=20, slo_s=100 - 10 * index)))
         for _ in range(4):
-            actions += it.tell(finished(it.pending.pop(0)))
+            actions += it.describe(finished(it.pending.pop(0)))
         assert len(it.control.tracker.device(0).residents) <= 3
     assert [drop.job_id for drop in only(DropState, actions)] == [0, 1]
     while it.pending:
-        actions += it.tell(finished(it.pending.pop(0)))
+        actions += it.describe(finished(it.pending.pop(0)))
     assert [end.status for end in only(Finish, actions)] == [Status.DONE] * 5
     assert {move.job_id for move in only(MoveState, actions) if move.conditioning} == {0, 1}
 
@@ -209,56 +209,56 @@ def test_a_device_keeps_the_states_of_so_many_jobs_and_gets_others_back_when_the
 
 def test_a_job_whose_state_is_lost_begins_anew() -> None:
     it = driver()
-    it.tell(Submitted(request("a", steps=6)))
-    it.tell(finished(it.until(DIFFUSE)))
+    it.describe(Submitted(request("a", steps=6)))
+    it.describe(finished(it.until(DIFFUSE)))
     work = it.until(DIFFUSE)
-    [encode, *_] = works(it.tell(WorkFailed(work.work_id, "the parcel is gone", state_lost=True)))
+    [encode, *_] = works(it.describe(WorkFailed(work.work_id, "the blob is gone", state_lost=True)))
     assert (encode.stage.name, encode.attempts, encode.first_steps) == (ENCODE, (2,), (0,))
     assert only(Finish, it.finish())[0].status is Status.DONE
 
 
 def test_a_report_that_overtakes_another_of_its_job_waits_for_it() -> None:
     it = driver()
-    it.tell(Submitted(request("a", steps=6)))
+    it.describe(Submitted(request("a", steps=6)))
     first = it.until(DIFFUSE)
     second = it.pending.pop(0)
-    assert not it.tell(finished(second))
+    assert not it.describe(finished(second))
     assert second.work_id in it.control.tracker.works
-    it.tell(finished(first))
+    it.describe(finished(first))
     assert not {first.work_id, second.work_id} & it.control.tracker.works.keys()
     assert only(Finish, it.finish())[0].status is Status.DONE
 
 
 def test_reports_that_waited_for_a_work_that_is_lost_count_for_nothing() -> None:
     it = driver(num_devices=2)
-    it.tell(Submitted(request("a", steps=6)))
+    it.describe(Submitted(request("a", steps=6)))
     first = it.until(DIFFUSE)
     second = it.pending.pop(0)
-    it.tell(finished(second))
-    [again, *_] = works(it.tell(DeviceLost(0, "for a test")))
+    it.describe(finished(second))
+    [again, *_] = works(it.describe(DeviceLost(0, "for a test")))
     assert (again.devices, again.stage.name, again.first_steps) == ((1,), DIFFUSE, (0,))
     assert not {first.work_id, second.work_id} & it.control.tracker.works.keys()
 
 
 def test_what_survivors_of_a_group_have_done_counts_though_a_later_work_was_only_on_the_lost_device() -> None:
     it = driver("fixed-sp2", num_devices=2)
-    it.tell(Submitted(request("a", steps=2)))
+    it.describe(Submitted(request("a", steps=2)))
     steps = it.until(DIFFUSE)
     [decode] = it.pending
     assert (steps.devices, decode.devices) == ((0, 1), (0,))
     it.pending.clear()
-    assert not works(it.tell(DeviceLost(0, "for a test")))
-    [rest, *_] = works(it.tell(Broken(steps.work_id, 1)))
+    assert not works(it.describe(DeviceLost(0, "for a test")))
+    [rest, *_] = works(it.describe(Broken(steps.work_id, 1)))
     assert (rest.devices, rest.first_steps, rest.attempts) == ((1,), (1,), (2,))
 
 
 def test_a_lost_decode_is_begun_again_when_the_steps_before_it_are_said_to_be_done_after_all() -> None:
     it = driver("fixed-sp2", num_devices=2)
-    it.tell(Submitted(request("a", steps=2)))
+    it.describe(Submitted(request("a", steps=2)))
     steps = it.until(DIFFUSE)
     it.pending.clear()
-    it.tell(DeviceLost(0, "for a test"))
-    [decode] = works(it.tell(finished(steps)))
+    it.describe(DeviceLost(0, "for a test"))
+    [decode] = works(it.describe(finished(steps)))
     assert (decode.stage.name, decode.devices, decode.attempts) == (DECODE, (1,), (2,))
     it.pending = [decode]
     assert only(Finish, it.finish())[0].status is Status.DONE
@@ -270,7 +270,7 @@ def test_a_lost_decode_is_begun_again_when_the_steps_before_it_are_said_to_be_do
 @pytest.mark.parametrize(("kept", "stage", "first_step"), [(None, ENCODE, 0), (0, DIFFUSE, 0), (4, DIFFUSE, 4)])
 def test_a_restored_request_goes_on_where_its_checkpoint_is(kept: int | None, stage: str, first_step: int) -> None:
     it = driver()
-    actions = it.tell(Restored(request("a", steps=6), kept))
+    actions = it.describe(Restored(request("a", steps=6), kept))
     [accept] = only(Accept, actions)
     assert accept.why.startswith("it had been accepted before; ")
     [work, *_] = works(actions)
@@ -281,17 +281,17 @@ def test_a_restored_request_goes_on_where_its_checkpoint_is(kept: int | None, st
 
 def test_a_request_of_which_only_the_decode_is_left_is_decoded() -> None:
     it = driver()
-    [work] = works(it.tell(Restored(request("a", steps=6), 6)))
+    [work] = works(it.describe(Restored(request("a", steps=6), 6)))
     assert work.stage.name == DECODE
 
 
 def test_a_restored_request_comes_in_where_admission_would_refuse_it() -> None:
     it = driver(max_jobs=1)
-    it.tell(Submitted(request("a", steps=6)))
-    assert only(Reject, it.tell(Submitted(request("b", steps=6))))
-    assert only(Accept, it.tell(Restored(request("c", steps=6), None)))
+    it.describe(Submitted(request("a", steps=6)))
+    assert only(Reject, it.describe(Submitted(request("b", steps=6))))
+    assert only(Accept, it.describe(Restored(request("c", steps=6), None)))
     stranger = replace(request("d"), pipeline="unknown")
-    [refusal] = only(Reject, it.tell(Restored(stranger, None)))
+    [refusal] = only(Reject, it.describe(Restored(stranger, None)))
     assert refusal.code is RefusalCode.UNKNOWN_COST
 
 

@@ -87,7 +87,7 @@ class HostileDriver(RuleBasedStateMachine):
         for device_id in range(num_devices):
             self.join(device_id)
 
-    def tell(self, event: Event) -> None:
+    def describe(self, event: Event) -> None:
         actions = self.controller.handle(event, self.now_ns)
         self.lines.append(entry_line(event, actions, self.now_ns))
         for action in actions:
@@ -193,7 +193,7 @@ class HostileDriver(RuleBasedStateMachine):
         new = request(uid, self.now_ns / 1e9, side=side, steps=steps, slo_s=slo_s, on_miss=on_miss)
         self.requests[uid] = steps
         was_idle = not self.job_of.keys() - self.ends.keys()
-        self.tell(Submitted(new))
+        self.describe(Submitted(new))
         if was_idle and self.queues and uid in self.etas_ns and slo_s is None:  # What does not fit is refused.
             assert self.etas_ns[uid] >= self.now_ns + alone_ns
 
@@ -214,15 +214,15 @@ class HostileDriver(RuleBasedStateMachine):
         if work.work_id in self.broken:
             num_steps = min(num_steps, work.num_steps - 1) if work.work_id not in self.stopped else 0
             self.record(work, num_steps)
-            self.tell(Broken(work.work_id, num_steps))
+            self.describe(Broken(work.work_id, num_steps))
         elif work.work_id in self.stopped:
             num_steps = num_steps if work.stage.name == DIFFUSE and self.is_next(work) else 0
             self.record(work, num_steps)
-            self.tell(Stopped(work.work_id, num_steps))
+            self.describe(Stopped(work.work_id, num_steps))
         else:
             self.record(work, work.num_steps)
             kind = StepsFinished if work.stage.name == DIFFUSE else StageFinished
-            self.tell(kind(work.work_id, run_ns))
+            self.describe(kind(work.work_id, run_ns))
 
     def is_next(self, work: Work) -> bool:
         """Whether its job has come as far as the work begins; not behind one that was stopped before its end."""
@@ -246,7 +246,7 @@ class HostileDriver(RuleBasedStateMachine):
         self.written_off.append(work)
         if state_lost and self.is_wanted(work):
             self.chains[work.job_ids[0]].clear()
-        self.tell(WorkFailed(work.work_id, "broken on purpose", state_lost))
+        self.describe(WorkFailed(work.work_id, "broken on purpose", state_lost))
 
     @precondition(lambda self: any(self.queues.values()))
     @rule(data=st.data())
@@ -257,7 +257,7 @@ class HostileDriver(RuleBasedStateMachine):
         self.take(work)
         self.written_off.append(work)
         self.record(work, steps_done)
-        self.tell(OutOfMemory(work.work_id, steps_done))
+        self.describe(OutOfMemory(work.work_id, steps_done))
 
     @rule(side=st.sampled_from(SIDES), steps=st.integers(1, 12), kept=st.none() | st.integers(0, 12))
     def restore(self, side: int, steps: int, kept: int | None) -> None:
@@ -268,7 +268,7 @@ class HostileDriver(RuleBasedStateMachine):
         if kept is not None:
             chain = [(ENCODE, 1, 0), (DIFFUSE, kept, 0)]
             self.chains[self.controller._next_job_id] = [piece for piece in chain if piece[1]]
-        self.tell(Restored(request(uid, self.now_ns / 1e9, side=side, steps=steps), kept))
+        self.describe(Restored(request(uid, self.now_ns / 1e9, side=side, steps=steps), kept))
         assert uid in self.job_of, "it is in, whatever admission would say"
 
     @precondition(lambda self: self.queues)
@@ -282,13 +282,13 @@ class HostileDriver(RuleBasedStateMachine):
                 self.written_off.append(work)
         for devices in (*self.seen.values(), *self.promised.values()):
             devices.discard(device_id)
-        self.tell(DeviceLost(device_id, "broken on purpose"))
+        self.describe(DeviceLost(device_id, "broken on purpose"))
 
     @rule(device_id=st.integers(0, NUM_GPUS - 1))
     def join(self, device_id: int) -> None:
         if device_id not in self.queues:
             self.queues[device_id] = []
-            self.tell(DeviceJoined(device_id, device_id // self.devices_per_node, ALL_STAGES))
+            self.describe(DeviceJoined(device_id, device_id // self.devices_per_node, ALL_STAGES))
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -296,7 +296,7 @@ class HostileDriver(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(sorted(self.requests)))
         if uid not in self.ends:
             self.cancelled.add(uid)
-        self.tell(Cancelled(uid, "the client went away"))
+        self.describe(Cancelled(uid, "the client went away"))
 
     @precondition(lambda self: self.written_off)
     @rule(data=st.data())
@@ -314,7 +314,7 @@ class HostileDriver(RuleBasedStateMachine):
             )
         )
         ends = self.ends.total()
-        self.tell(event)
+        self.describe(event)
         assert self.ends.total() == ends, "a late message ended a request"
 
     @precondition(lambda self: self.wakes_ns)
@@ -323,7 +323,7 @@ class HostileDriver(RuleBasedStateMachine):
         wake_ns = min(self.wakes_ns)
         self.wakes_ns.remove(wake_ns)
         self.now_ns = max(self.now_ns, wake_ns)
-        self.tell(Woke())
+        self.describe(Woke())
 
     # What must hold.
 

@@ -18,7 +18,7 @@ from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, StageId
-from tilework.cost.analyser import Analyser, Layer
+from tilework.cost.batch_latency import BatchLatencyModel, Layer
 from tilework.cost.learning import LEAST_MIXED, learn
 from tilework.cost.profiles import Kind, Profile, ProfileKey, Profiles
 from tilework.cost.rows import members_of
@@ -41,14 +41,14 @@ def together(seconds: float, *shapes: Shape, **more: Any) -> CostRow:
 ALONE = tuple(together(seconds, shape) for shape, seconds in ALONE_S.items())
 
 
-def analyser(weights: tuple[float, ...] = (0.0,) * 4, bias: float = 0.0, **more: Any) -> Analyser:
+def batch_model(weights: tuple[float, ...] = (0.0,) * 4, bias: float = 0.0, **more: Any) -> BatchLatencyModel:
     """Of one layer: the logarithm is linear in how many are small, how many large, of sizes and of patches."""
     given = {"shapes": (SMALL, LARGE), "most_members": 4, "most_patches": 20, "error": 0.1, "num_rows": 100} | more
-    return Analyser(layers=(Layer((weights,), (bias,)),), **given)
+    return BatchLatencyModel(layers=(Layer((weights,), (bias,)),), **given)
 
 
-def table(one: Analyser, *rows: CostRow) -> CostTable:
-    return CostTable(hardware="toy", rows=(*ALONE, *rows), analysers={PIPELINE: one})
+def table(one: BatchLatencyModel, *rows: CostRow) -> CostTable:
+    return CostTable(hardware="toy", rows=(*ALONE, *rows), batch_models={PIPELINE: one})
 
 
 def batch_s(costs: CostTable, *shapes: Shape, stage: StageId = STEP) -> float:
@@ -70,32 +70,32 @@ def batch_s(costs: CostTable, *shapes: Shape, stage: StageId = STEP) -> float:
 def test_it_sees_members_of_each_shape_sizes_and_patches(weights: tuple[float, ...], value: float) -> None:
     """Two of 512 px and one of 1024 px are six patches of 512 px."""
     members = members_of((SMALL, LARGE, SMALL))
-    assert analyser(weights, -0.5).ratio(members) == pytest.approx(math.exp(value - 0.5))
+    assert batch_model(weights, -0.5).ratio(members) == pytest.approx(math.exp(value - 0.5))
 
 
 def test_between_layers_what_is_negative_is_nothing() -> None:
     first = Layer(((1.0, 0.0, 0.0, 0.0), (-1.0, 0.0, 0.0, 0.0)), (0.0, 0.0))
-    network = replace(analyser(), layers=(first, Layer(((0.25, 100.0),), (0.0,))))
+    network = replace(batch_model(), layers=(first, Layer(((0.25, 100.0),), (0.0,))))
     assert network.ratio(members_of((SMALL, SMALL))) == pytest.approx(math.exp(0.5))
 
 
 def test_a_shape_on_its_side_counts_as_that_shape_but_makes_smaller_patches() -> None:
-    one = analyser((0.0, 0.0, 0.0, 0.1), shapes=(SMALL, WIDE))
+    one = batch_model((0.0, 0.0, 0.0, 0.1), shapes=(SMALL, WIDE))
     assert one.ratio(members_of((WIDE, WIDE))) == one.ratio(members_of((turned(WIDE),) * 2)) == math.exp(0.1 * 2)
     assert one.ratio(members_of((WIDE, turned(WIDE)))) == pytest.approx(math.exp(0.1 * 12)), "of 256 px"
 
 
 @pytest.mark.parametrize("batch", [(SMALL, WIDE), (SMALL,) * 5, (SMALL, Shape(512, 512, 2))])
 def test_of_other_shapes_and_more_members_it_knows_nothing(batch: tuple[Shape, ...]) -> None:
-    assert analyser().ratio(members_of(batch)) is None
-    assert analyser(most_patches=4).ratio(members_of((SMALL, LARGE))) is None, "five patches"
+    assert batch_model().ratio(members_of(batch)) is None
+    assert batch_model(most_patches=4).ratio(members_of((SMALL, LARGE))) is None, "five patches"
 
 
 # Where it counts.
 
 
 def test_a_measured_batch_comes_first_then_what_was_learned_then_what_batches_of_one_size_saved() -> None:
-    costs = table(analyser(bias=math.log(0.8)), together(1.7, SMALL, SMALL), together(9.0, SMALL, LARGE))
+    costs = table(batch_model(bias=math.log(0.8)), together(1.7, SMALL, SMALL), together(9.0, SMALL, LARGE))
     assert batch_s(costs, LARGE, SMALL) == 9.0
     assert batch_s(costs, SMALL, SMALL, SMALL) == pytest.approx(0.8 * 3.0)
     assert batch_s(costs, SMALL, SMALL, LARGE) == pytest.approx(0.8 * 6.0)
@@ -104,7 +104,7 @@ def test_a_measured_batch_comes_first_then_what_was_learned_then_what_batches_of
 
 def test_it_holds_for_steps_at_degree_1_and_no_batch_is_cheaper_than_its_dearest_member() -> None:
     rows = (together(2.0, LARGE, stage=DECODE), together(3.0, LARGE, degree=2))
-    costs = table(analyser(bias=math.log(0.1)), *rows)
+    costs = table(batch_model(bias=math.log(0.1)), *rows)
     assert batch_s(costs, LARGE, LARGE) == 4.0
     assert batch_s(costs, LARGE, LARGE, stage=StageId(PIPELINE, DECODE)) == 4.0
     assert TableCosts(costs).run_ns(STEP, (LARGE, LARGE), 2) == 6 * NS_PER_S
@@ -114,26 +114,28 @@ def test_it_holds_for_steps_at_degree_1_and_no_batch_is_cheaper_than_its_dearest
 
 
 def test_it_survives_a_file_and_the_header_of_a_log_to_the_last_bit() -> None:
-    costs = table(analyser((0.1, 1 / 3, -2e-17, 0.7), 0.3, shapes=(SMALL, Shape(512, 768, 5))))
+    costs = table(batch_model((0.1, 1 / 3, -2e-17, 0.7), 0.3, shapes=(SMALL, Shape(512, 768, 5))))
     assert parse_table(json.loads(json.dumps(costs.to_json()))) == costs
     header, _ = read_log([header_line("1", ControllerConfig(), costs)])
     assert header.table == costs
 
 
-def test_tables_that_are_joined_keep_their_analysers() -> None:
-    other = replace(table(analyser(bias=1.0)), rows=(together(1.0, SMALL, pipeline="b"),), analysers={"b": analyser()})
-    assert merged([table(analyser()), other]).analysers == {PIPELINE: analyser(), "b": analyser()}
+def test_tables_that_are_joined_keep_their_batch_models() -> None:
+    other = replace(
+        table(batch_model(bias=1.0)), rows=(together(1.0, SMALL, pipeline="b"),), batch_models={"b": batch_model()}
+    )
+    assert merged([table(batch_model()), other]).batch_models == {PIPELINE: batch_model(), "b": batch_model()}
 
 
 def test_the_database_hands_out_the_newest_one(tmp_path: Path) -> None:
     store = Profiles(tmp_path / "costs.sqlite")
-    for at, one in ((10, analyser(bias=1.0)), (30, None), (20, analyser(bias=2.0))):
-        made = Profile(key=KEY, kind=Kind.PROFILE, rows=ALONE, tilework="0", created_unix_ns=at, analyser=one)
+    for at, one in ((10, batch_model(bias=1.0)), (30, None), (20, batch_model(bias=2.0))):
+        made = Profile(key=KEY, kind=Kind.PROFILE, rows=ALONE, tilework="0", created_unix_ns=at, batch_model=one)
         store.save(made)
         assert made in store.entries()
     known = store.latest(KEY)
     assert known is not None
-    assert known.analysers == {PIPELINE: analyser(bias=2.0)}
+    assert known.batch_models == {PIPELINE: batch_model(bias=2.0)}
 
 
 @pytest.mark.parametrize(
@@ -144,18 +146,18 @@ def test_the_database_hands_out_the_newest_one(tmp_path: Path) -> None:
         (("layers", 0, "biases"), [0.0, 0.0], "its layers do not fit each other"),
         (("layers", 0, "biases"), [math.nan], "a weight is not finite"),
         (("layers",), [], "its last layer must have one output"),
-        (("most_members",), None, "no analyser: TypeError"),
+        (("most_members",), None, "no batch_model: TypeError"),
     ],
 )
 def test_one_that_cannot_be_used_is_told(path: tuple[Any, ...], value: object, said: str) -> None:
-    document = json.loads(json.dumps(table(analyser()).to_json()))
-    place = document["analysers"][PIPELINE]
+    document = json.loads(json.dumps(table(batch_model()).to_json()))
+    place = document["batch_models"][PIPELINE]
     for step in path[:-1]:
         place = place[step]
     place[path[-1]] = value
     with pytest.raises(BadCostTable) as caught:
         parse_table(document)
-    assert str(caught.value).startswith("analysers: ")
+    assert str(caught.value).startswith("batch_models: ")
     assert said in str(caught.value)
     assert "tilework profile --mixed" in str(caught.value)
 
@@ -188,7 +190,7 @@ def test_without_noise_and_with_two_percent_it_foretells_batches_that_it_has_not
     assert exact.error < noisy.error < 0.037
     assert noisy.num_rows == 200
     singles = [together(modelled_s((shape,)), shape) for shape in noisy.shapes]
-    costs = CostTable(hardware="toy", rows=tuple(singles), analysers={PIPELINE: noisy})
+    costs = CostTable(hardware="toy", rows=tuple(singles), batch_models={PIPELINE: noisy})
     others = [row.shapes for row in measured(100, seed=2) if row.batch != 1]
     errors = [abs(batch_s(costs, *batch) / modelled_s(batch) - 1) for batch in others]
     assert sum(errors) / len(errors) < 0.03

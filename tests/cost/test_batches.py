@@ -313,14 +313,14 @@ def test_what_one_takes_alone_is_known_by_three_runs_or_by_its_own() -> None:
     assert model.knows(STEP, sized(10, guided=False))
 
 
-def test_doubt_is_how_far_batches_were_off_lately() -> None:
+def test_prediction_error_is_how_far_batches_were_off_lately() -> None:
     model, pair = costs(row(10, 1.0), row(10, 1.2, batch=2)), (sized(10), sized(10))
-    assert model.doubt(STEP) == 0.0
+    assert model.prediction_error(STEP) == 0.0
     model.observe(STEP, pair, 1, 1, ns_from_s(1.8))
-    assert model.doubt(STEP) == pytest.approx(0.1 * 0.5)
+    assert model.prediction_error(STEP) == pytest.approx(0.1 * 0.5)
     model.observe(STEP, (sized(10),), 1, 1, ns_from_s(5.0))
-    assert model.doubt(STEP) == pytest.approx(0.05), "single ones are another matter"
+    assert model.prediction_error(STEP) == pytest.approx(0.05), "single ones are another matter"
     version = model.version
     model.observe(STEP, pair, 1, 1, model.work_ns(STEP, pair, 1))
-    assert model.doubt(STEP) == pytest.approx(0.045)
+    assert model.prediction_error(STEP) == pytest.approx(0.045)
     assert model.version == version + 1, "what a policy decides may depend on it"

@@ -141,9 +141,9 @@ def test_a_file_that_another_process_has_put_right_meanwhile_stays(store: Profil
     class Slow(Profiles):
         """Finds the file damaged; before it comes to do something about that, another process has."""
 
-        def _set_aside(self, *arguments: Any) -> None:
+        def _dropped_to_best_effort(self, *arguments: Any) -> None:
             store.save(profile(row(1.0)))
-            super()._set_aside(*arguments)
+            super()._dropped_to_best_effort(*arguments)
 
     store.path.parent.mkdir()
     store.path.write_bytes(b"nonsense" * 1000)

@@ -15,7 +15,7 @@ from tilework.control.log import read_log, replay
 from tilework.core.actions import Accept
 from tilework.core.events import LeftOut, WorkFailed
 from tilework.core.request import Shape, Status
-from tilework.core.wire import CostRow, ModelledSource, ModelSource, Spec
+from tilework.core.wire import CostRow, ModelSource, SimulatedSource, Spec
 from tilework.core.work import DIFFUSE, STAGES, StageId
 from tilework.runtime.ticket import Outcome, Ticket
 
@@ -179,7 +179,7 @@ def test_what_does_not_fit_together_is_drawn_in_smaller_batches() -> None:
         for stage in STAGES
     ]
     rig = Rig(
-        ModelledSource(pipeline="toy", hardware="none", steps=8, rows=tuple(rows), memory_bytes=9_000_000), "batches"
+        SimulatedSource(pipeline="toy", hardware="none", steps=8, rows=tuple(rows), memory_bytes=9_000_000), "batches"
     )
     rig.run(rig.engine.start())
     sides = {f"r{index}": (128, 128, 64)[index % 3] for index in range(12)}

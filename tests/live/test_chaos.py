@@ -302,7 +302,7 @@ def test_clients_that_drop_their_connections_leave_nothing_behind(
         reset(reading)
     eventually(lambda: service.ready()["open_requests"] == 0)
     assert np.array_equal(pixels(service.post(BODIES[0])), undisturbed[0])
-    eventually(lambda: not service.metric("tilework_parcel_bytes"))
+    eventually(lambda: not service.metric("tilework_state_blob_bytes"))
 
 
 class Disk(io.StringIO):

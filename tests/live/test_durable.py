@@ -89,7 +89,7 @@ def entries(state: Path, number: int) -> list[Entry]:
     return list(read_log((state / f"events-{number}.jsonl").read_text().splitlines())[1])
 
 
-def own_parcels(state: Path) -> list[Path]:
+def own_blobs(state: Path) -> list[Path]:
     roots = [Path("/dev/shm"), Path("/tmp")]
     owners = [owner for root in roots for owner in root.glob("tilework-*/owner")]
     return [owner.parent for owner in owners if owner.read_text() == str(state.resolve())]
@@ -112,7 +112,7 @@ def test_a_killed_server_finishes_what_it_had_accepted(tmp_path: Path) -> None:
         server.await_step(running, 0, step)
         server.stop(signal.SIGKILL)
         waits.join()
-    assert len(own_parcels(state)) == 1
+    assert len(own_blobs(state)) == 1
     with serving(state, costs) as server:
         assert server.restored == 4
         assert httpx.get(f"{server.url}/ready").json()["restored_requests"] == 4
@@ -124,7 +124,7 @@ def test_a_killed_server_finishes_what_it_had_accepted(tmp_path: Path) -> None:
         num_steps = sum(one["steps"] for one in segments if one["stage"] == "diffuse")
         assert num_steps < STEPS, "it went on from a checkpoint"
         assert server.stop(signal.SIGTERM) == 0
-    assert own_parcels(state) == [], "nothing is left in the memory that the workers share"
+    assert own_blobs(state) == [], "nothing is left in the memory that the workers share"
     check_logs(state, f"{running}-0")
 
 

@@ -26,16 +26,16 @@ from tilework.control.log import replay
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, Status
-from tilework.core.wire import Ended, Forget, ImportState, ModelSource, Parcel, Spec
+from tilework.core.wire import Ended, Forget, ImportState, ModelSource, Spec, StateBlob
 from tilework.core.work import DIFFUSE, Group, Plan, Start
-from tilework.pipelines import freight
+from tilework.pipelines import serialization
 from tilework.pipelines.loading import shipped_directory
 from tilework.policy import registry
 from tilework.policy.toolkit.order import jobs_at_hand
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor
 from tilework.runtime.ticket import Outcome, Ticket
-from tilework.worker.parcels import Parcels
+from tilework.worker.state_blobs import StateBlobs
 
 T = TypeVar("T")
 # Relative to the largest value. Over two steps, the stock pipeline in float32 is itself up to 2.5e-6 away from the one
@@ -93,14 +93,14 @@ class KeepingExecutor(LocalExecutor):
         self.latents: list[torch.Tensor] = []
         self.keep = True
 
-    def discard(self, parcel: Parcel) -> None:
+    def discard(self, blob: StateBlob) -> None:
         if not self.keep:
-            super().discard(parcel)
+            super().discard(blob)
             return
-        contents = freight.unpack(Parcels(self._parcels.path, 0).take(parcel), torch.device("cpu"))
+        contents = serialization.deserialize(StateBlobs(self._blobs.path, 0).take(blob), torch.device("cpu"))
         if isinstance(contents, tuple):
             self.latents.append(contents[0])
-        super().discard(parcel)
+        super().discard(blob)
 
 
 class Rig:
@@ -190,8 +190,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 
 
 def left_behind(executor: LocalExecutor) -> list[Path]:
-    """Parcels that nobody has removed."""
-    files = [path for path in executor._parcels.path.iterdir() if path.is_file()]
+    """StateBlobs that nobody has removed."""
+    files = [path for path in executor._blobs.path.iterdir() if path.is_file()]
     return [path for path in files if path.name != "lock"]
 
 
@@ -291,7 +291,7 @@ def test_a_killed_member_costs_its_group_no_more_than_a_chunk(rig: Rig, seed: in
             "no step that counts is redone"
         )
     assert not rig.engine._floor._flights._flights
-    assert not left_behind(rig.executor), "parcels of requests that have ended"
+    assert not left_behind(rig.executor), "blobs of requests that have ended"
     assert replay(rig.log.getvalue().splitlines())[1] is None
 
 
@@ -328,8 +328,8 @@ def test_a_member_that_fails_does_not_leave_the_others_waiting(rig: Rig, monkeyp
 
 
 def test_what_a_written_off_work_puts_down_is_removed(rig: Rig) -> None:
-    (rig.executor._parcels.path / "late").write_bytes(b"")
-    late = Ended(10**9, 0, 0, steps_done=1, broken=True, parcels={1: Parcel("late", 0)})
+    (rig.executor._blobs.path / "late").write_bytes(b"")
+    late = Ended(10**9, 0, 0, steps_done=1, broken=True, blobs={1: StateBlob("late", 0)})
     rig.executor.keep = False
     rig.engine.on_report(2, late)
     rig.executor.keep = True

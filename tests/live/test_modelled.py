@@ -1,4 +1,4 @@
-"""Pretended devices: real processes, groups and parcels around a model that only takes its time."""
+"""Pretended devices: real processes, groups and blobs around a model that only takes its time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tilework.cli.console import UserError
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import replay
 from tilework.core.request import OnMiss, Shape, Status
-from tilework.core.wire import CostRow, ModelledSource
+from tilework.core.wire import CostRow, SimulatedSource
 from tilework.core.work import DIFFUSE
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor
 from tilework.runtime.ticket import Outcome
-from tilework.worker.modelled import ModelledFamily
+from tilework.worker.simulated import SimulatedFamily
 
 T = TypeVar("T")
 STEP_S = {1: 0.08, 2: 0.05, 4: 0.03}
@@ -41,7 +41,7 @@ ROWS = (
     CostRow(pipeline="pretended", stage="decode", height=512, width=512, seconds=0.04),
 )
 TABLE = CostTable(hardware="four pretended devices", rows=ROWS, steps=5)
-SOURCE = ModelledSource(pipeline="pretended", hardware=TABLE.hardware, steps=5, rows=ROWS)
+SOURCE = SimulatedSource(pipeline="pretended", hardware=TABLE.hardware, steps=5, rows=ROWS)
 
 
 class Rig:
@@ -92,7 +92,7 @@ def test_steps_take_as_long_as_the_table_says(policy: str, degree: int) -> None:
 
 
 def test_a_modelled_family_describes_what_its_table_knows() -> None:
-    info = ModelledFamily(SOURCE).info
+    info = SimulatedFamily(SOURCE).info
     assert (info.name, info.default_steps, info.max_degree, info.two_passes) == ("pretended", 5, 4, False)
     assert Shape(info.default_height, info.default_width) == Shape(512, 512)
 

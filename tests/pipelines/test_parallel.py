@@ -18,11 +18,11 @@ from tilework.core.comm import Comm
 from tilework.core.wire import ModelSource, Spec
 from tilework.pipelines.family import Family
 from tilework.pipelines.flux import Flux
-from tilework.pipelines.freight import Freight, room
 from tilework.pipelines.loading import load, shipped_directory
 from tilework.pipelines.parallel import Parallel, split_evenly
 from tilework.pipelines.sd3 import StableDiffusion3
 from tilework.pipelines.sdxl import StableDiffusionXL
+from tilework.pipelines.serialization import SerializedState, room
 
 # Relative to the largest value: guided predictions of `shapes` reach 12, and a stock step of it in float32 is itself
 # 1.5e-5 away from one in float64.
@@ -195,13 +195,13 @@ def take_steps(comm: Comm, name: str, spec: Spec, box: Box | None, num_steps: in
         buffers = [room(len(buffer)) for buffer in box[1]]
         for place, buffer in zip(buffers, box[1], strict=True):
             place[:] = buffer
-        state = model.restore(Freight(box[0], buffers), spec, conditioning)
+        state = model.restore(SerializedState(box[0], buffers), spec, conditioning)
     model.parallel.join(comm, guided(model, spec))
     for _ in range(num_steps):
         tiny.iterate(model, state)
     model.parallel.leave()
-    freight = model.export(state)
-    return (freight.head, [bytes(buffer) for buffer in freight.buffers]), state.latents
+    serialized = model.export(state)
+    return (serialized.head, [bytes(buffer) for buffer in serialized.buffers]), state.latents
 
 
 @pytest.mark.parametrize("size", [SMALL, ODD], ids=["64x64", "240x272"])

@@ -32,21 +32,21 @@ from tilework.core.wire import (
     GroupRef,
     Image,
     ImportState,
-    ModelledSource,
     ModelSource,
-    Parcel,
     Preview,
     Progress,
     Report,
+    SimulatedSource,
+    StateBlob,
 )
 from tilework.pipelines.family import Family, StepState
 from tilework.pipelines.flux import Flux
 from tilework.pipelines.loading import load
 from tilework.pipelines.sd3 import StableDiffusion3
 from tilework.pipelines.sdxl import StableDiffusionXL
-from tilework.worker import modelled
-from tilework.worker.modelled import ModelledFamily
-from tilework.worker.parcels import Parcels
+from tilework.worker import simulated as modelled
+from tilework.worker.simulated import SimulatedFamily
+from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.worker import Worker
 from tilework.worker.works import OpenWorks
 
@@ -80,7 +80,7 @@ class Bench:
         self.reports: list[Report] = []
         self._works = OpenWorks()
         self._worker = Worker(
-            model, self._works, groups or Groups(0, "", "cpu"), Parcels(directory, 0), self.reports.append
+            model, self._works, groups or Groups(0, "", "cpu"), StateBlobs(directory, 0), self.reports.append
         )
 
     def run(self, *commands: Command) -> list[Report]:
@@ -91,11 +91,11 @@ class Bench:
             self._worker.execute(command)
         return self.reports[known:]
 
-    def parcel(self) -> Parcel | None:
+    def blob(self) -> StateBlob | None:
         """What the latest work has put down."""
         ended = self.reports[-1]
         assert isinstance(ended, Ended), ended
-        return ended.parcels.get(JOB)
+        return ended.blobs.get(JOB)
 
     @property
     def previews(self) -> list[Preview]:
@@ -263,9 +263,9 @@ def test_the_count_goes_on_where_the_job_goes(name: str, tmp_path: Path) -> None
     staying = draw(family(name), tmp_path, steps=6, preview_every=2)
     here, there = Bench(family(name), tmp_path), Bench(family(name), tmp_path)
     here.run(Encode(1, JOB, spec))
-    conditioning = here.parcel()
+    conditioning = here.blob()
     here.run(Denoise(2, ((JOB, 0),), 3))
-    there.run(ImportState(JOB, spec, conditioning, here.parcel()), Denoise(3, ((JOB, 3),), 3), Decode(4, JOB))
+    there.run(ImportState(JOB, spec, conditioning, here.blob()), Denoise(3, ((JOB, 3),), 3), Decode(4, JOB))
     assert [one.steps_done for one in here.previews] == [2]
     assert [one.steps_done for one in there.previews] == [1]
     assert [one.image for one in (*here.previews, *there.previews)] == [one.image for one in staying.previews]
@@ -387,7 +387,7 @@ def test_a_group_that_breaks_while_its_leader_draws_does_not_wait(ranks: Ranks, 
     for ended in (leader[-1], follower[-1]):
         assert isinstance(ended, Ended)
         assert ended.broken
-        assert ended.parcels
+        assert ended.blobs
 
 
 # Pretended.
@@ -429,12 +429,12 @@ class SlowLeader:
 
 
 @pytest.fixture
-def pretended() -> ModelledFamily:
-    return ModelledFamily(ModelledSource(pipeline="pretended", hardware="none", steps=4, rows=ROWS))
+def pretended() -> SimulatedFamily:
+    return SimulatedFamily(SimulatedSource(pipeline="pretended", hardware="none", steps=4, rows=ROWS))
 
 
 def test_a_modelled_preview_takes_as_long_as_a_decode_of_its_size(
-    pretended: ModelledFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pretended: SimulatedFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
     bench = Bench(pretended, tmp_path)
@@ -450,7 +450,7 @@ def test_a_modelled_preview_takes_as_long_as_a_decode_of_its_size(
 
 
 def test_in_a_modelled_group_all_wait_for_the_one_that_draws(
-    pretended: ModelledFamily, monkeypatch: pytest.MonkeyPatch
+    pretended: SimulatedFamily, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
     state = tiny.begin(pretended, tiny.spec(height=256, width=256))

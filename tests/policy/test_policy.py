@@ -146,20 +146,20 @@ def test_nobody_starves_under_a_stream_of_heavier_ones(policy: str) -> None:
 
 
 @pytest.mark.parametrize(("slack_ns", "doomed"), [(0, ()), (-1, (0,))])
-def test_only_what_would_be_late_even_alone_is_set_aside(slack_ns: int, doomed: tuple[int, ...]) -> None:
+def test_only_what_would_be_late_even_alone_is_dropped_to_best_effort(slack_ns: int, doomed: tuple[int, ...]) -> None:
     asked = request("a", slo_s=(service_time_ns(request("a")) + slack_ns) / NS_PER_S)
     plan = planned(EarliestDeadlineFirst(), [asked])
-    assert tuple(job_id for job_id, _ in plan.set_aside) == doomed
+    assert tuple(job_id for job_id, _ in plan.dropped_to_best_effort) == doomed
     assert bool(plan.starts) == (not doomed), "a plan that sets aside starts nothing"
 
 
 def test_whatever_may_start_now_is_checked_not_only_the_head() -> None:
     requests = [request("first", slo_s=2), request("doomed", steps=30, slo_s=2.1), request("third", slo_s=2.2)]
     plan = planned(EarliestDeadlineFirst(), requests, num_devices=2)
-    assert plan.set_aside == ((1, "even if nothing else ran, it would finish 0.96 s late"),)
+    assert plan.dropped_to_best_effort == ((1, "even if nothing else ran, it would finish 0.96 s late"),)
 
 
-def test_what_runs_is_set_aside_when_it_has_become_late() -> None:
+def test_what_runs_is_dropped_to_best_effort_when_it_has_become_late() -> None:
     """Its steps took far longer than predicted: the one that can still be on time takes over."""
     control = Controller(ControllerConfig(policy="edf"), table())
     control.handle(DeviceJoined(0, 0, ALL_STAGES), 0)
@@ -172,7 +172,7 @@ def test_what_runs_is_set_aside_when_it_has_become_late() -> None:
         (1,),
         "goes before a request that has 596.00 s more; due in 2.80 s, needs 1.06 s of 1 GPU",
     )
-    assert control.tracker.jobs[0].set_aside
+    assert control.tracker.jobs[0].dropped_to_best_effort
 
 
 def test_equal_deadlines_are_served_in_order_of_arrival() -> None:
@@ -185,19 +185,19 @@ def test_equal_deadlines_are_served_in_order_of_arrival() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "set_aside", "why"),
+    ("asked", "dropped_to_best_effort", "why"),
     [
         (request("a"), False, "is most urgent; no deadline"),
         (request("a", slo_s=9), False, "is most urgent; due in 9.00 s, needs 1.06 s of 1 GPU"),
         (request("a", slo_s=0.5), True, "is most urgent; it cannot be on time any more"),
     ],
 )
-def test_every_start_says_why(asked: Request, set_aside: bool, why: str) -> None:
+def test_every_start_says_why(asked: Request, dropped_to_best_effort: bool, why: str) -> None:
     control = Controller(ControllerConfig(policy="edf"), table())
     control.handle(Submitted(asked), 0)
     actions = control.handle(DeviceJoined(0, 0, ALL_STAGES), 0)
     assert [action.work.why for action in actions if isinstance(action, RunStage)] == [why]
-    assert control.tracker.jobs[0].set_aside == set_aside
+    assert control.tracker.jobs[0].dropped_to_best_effort == dropped_to_best_effort
 
 
 # Fixed degrees.

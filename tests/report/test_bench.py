@@ -15,7 +15,7 @@ from tilework.report.compare import comparison, differences
 from tilework.report.lanes import pack
 from tilework.report.latency import draw_latency
 from tilework.report.schedule import RequestLine, Schedule
-from tilework.report.stories import schedule_of_stories, served_figures
+from tilework.report.served import schedule_of_stories, served_figures
 from tilework.report.tables import summary
 from tilework.report.timeline import draw_timeline
 

@@ -286,8 +286,8 @@ def test_a_worker_killed_while_states_move_costs_no_picture(
 
 
 def left_behind(executor: LocalExecutor) -> list[Path]:
-    """Parcels that nobody has removed."""
-    files = [path for path in executor._parcels.path.iterdir() if path.is_file()]
+    """StateBlobs that nobody has removed."""
+    files = [path for path in executor._blobs.path.iterdir() if path.is_file()]
     return [path for path in files if path.name != "lock"]
 
 
@@ -295,10 +295,10 @@ def assert_nothing_is_left(engine: Engine) -> None:
     """An engine that serves nobody remembers nobody: a leak would show here first."""
     left = {name: value for name, value in vars(engine).items() if isinstance(value, dict) and value}
     assert not left
-    assert not engine._floor._flights._flights
-    assert not engine._cargo._loads
-    assert not engine._cargo._arrivals
-    assert not left_behind(engine._executor), "parcels of requests that have ended"
+    assert not engine._dispatcher._in_flight._in_flight
+    assert not engine._states._loads
+    assert not engine._states._arrivals
+    assert not left_behind(engine._executor), "blobs of requests that have ended"
 
 
 def test_when_no_worker_can_be_started_again_open_requests_end(directory: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Parts of the runtime that need no worker: flights, groups, the directory of parcels."""
+"""Parts of the runtime that need no worker: in_flight, groups, the directory of blobs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.wire import Ended, GroupRef, ImportState, Parcel, Spec
+from tilework.core.wire import Ended, GroupRef, ImportState, Spec, StateBlob
 from tilework.core.work import DIFFUSE, Group, StageId, Work
-from tilework.pipelines import freight
-from tilework.runtime import parcels
-from tilework.runtime.cargo import Cargo
-from tilework.runtime.flights import Flight, Flights
+from tilework.pipelines import serialization
+from tilework.runtime import state_blobs
 from tilework.runtime.groups import GroupTable
-from tilework.runtime.parcels import ParcelDirectory
-from tilework.worker.parcels import Parcels
+from tilework.runtime.in_flight import InFlightWork, InFlightWorks
+from tilework.runtime.state_blobs import StateBlobDirectory
+from tilework.runtime.state_registry import StateRegistry
+from tilework.worker.state_blobs import StateBlobs
 
 CPU = torch.device("cpu")
 
@@ -44,10 +44,10 @@ def work(work_id: int = 1, devices: Group = (0, 1, 2)) -> Work:
     )
 
 
-def flights(*devices: int) -> Flights:
-    result = Flights()
+def in_flight(*devices: int) -> InFlightWorks:
+    result = InFlightWorks()
     group = GroupRef(1, devices) if len(devices) > 1 else None
-    result.begin(Flight(work=work(devices=devices), group=group, requests=(), predicted_ns=0))
+    result.begin(InFlightWork(work=work(devices=devices), group=group, requests=(), predicted_ns=0))
     return result
 
 
@@ -56,78 +56,78 @@ def test_a_device_keeps_what_it_has_of_a_job_of_which_nothing_more_comes() -> No
 
     async def scenario() -> None:
         sent: dict[int, asyncio.Future[Any]] = {}
-        cargo = Cargo(SimpleNamespace(send=sent.__setitem__, discard=None))  # type: ignore[arg-type]
+        states = StateRegistry(SimpleNamespace(send=sent.__setitem__, discard=None))  # type: ignore[arg-type]
         spec = Spec(prompt="", negative_prompt="", height=64, width=64, steps=5, guidance_scale=1.0, seed=0)
-        state = Parcel("state", 1)
+        state = StateBlob("state", 1)
         for job_id in (7, 8):
-            cargo.begin(job_id, spec, Checkpoint(steps_done=2, conditioning=Parcel("text", 1), state=state))
-            cargo.move(job_id, (job_id,), conditioning=False, behind=work())
-        cargo.arrive(work(), usable=(8,))
+            states.begin(job_id, spec, Checkpoint(steps_done=2, conditioning=StateBlob("text", 1), state=state))
+            states.move(job_id, (job_id,), conditioning=False, behind=work())
+        states.arrive(work(), usable=(8,))
         assert sent[7].result() is None
         assert sent[8].result() == ImportState(8, spec, None, state)
 
     asyncio.run(scenario())
 
 
-def ended(steps: int, *, broken: bool = False, parcel: str = "") -> Ended:
-    return Ended(1, 0, 0, steps, broken=broken, parcels={1: Parcel(parcel, 1)} if parcel else {})
+def ended(steps: int, *, broken: bool = False, blob: str = "") -> Ended:
+    return Ended(1, 0, 0, steps, broken=broken, blobs={1: StateBlob(blob, 1)} if blob else {})
 
 
 def test_the_leader_speaks_for_its_group() -> None:
-    flown = flights(0, 1, 2)
+    flown = in_flight(0, 1, 2)
     assert flown.report(1, ended(5)) is None
-    landing = flown.report(0, ended(5, parcel="state"))
-    assert landing is not None
-    assert landing.ended.parcels == {1: Parcel("state", 1)}
+    result = flown.report(0, ended(5, blob="state"))
+    assert result is not None
+    assert result.ended.blobs == {1: StateBlob("state", 1)}
     assert 1 not in flown
 
 
 def test_all_survivors_of_a_broken_group_are_heard_and_the_farthest_counts() -> None:
-    flown = flights(0, 1, 2)
-    assert flown.report(2, ended(3, broken=True, parcel="far")) is None
+    flown = in_flight(0, 1, 2)
+    assert flown.report(2, ended(3, broken=True, blob="far")) is None
     assert flown.lose(0) == ([], []), "rank 1 may have come farther"
-    landing = flown.report(1, ended(2, broken=True, parcel="near"))
-    assert landing is not None
-    assert (landing.ended.steps_done, landing.spare) == (3, {Parcel("near", 1)})
+    result = flown.report(1, ended(2, broken=True, blob="near"))
+    assert result is not None
+    assert (result.ended.steps_done, result.spare) == (3, {StateBlob("near", 1)})
 
 
 def test_a_loss_lands_the_work_if_the_others_have_reported() -> None:
-    flown = flights(0, 1)
-    assert flown.report(0, ended(2, broken=True, parcel="state")) is None
-    orphans, [landing] = flown.lose(1)
+    flown = in_flight(0, 1)
+    assert flown.report(0, ended(2, broken=True, blob="state")) is None
+    orphans, [result] = flown.lose(1)
     assert not orphans
-    assert landing.ended.steps_done == 2
+    assert result.ended.steps_done == 2
 
 
 def test_a_follower_that_was_done_has_nothing_to_take_over() -> None:
-    flown = flights(0, 1, 2)
+    flown = in_flight(0, 1, 2)
     flown.report(1, ended(5))
-    flown.report(2, ended(4, broken=True, parcel="state"))
-    [landing] = flown.lose(0)[1]
-    assert landing.ended.parcels == {1: Parcel("state", 1)}, (
+    flown.report(2, ended(4, broken=True, blob="state"))
+    [result] = flown.lose(0)[1]
+    assert result.ended.blobs == {1: StateBlob("state", 1)}, (
         "five steps of which nothing is left are worth less than four"
     )
 
 
 def test_without_the_leader_a_work_is_not_done_though_all_others_are() -> None:
-    flown = flights(0, 1, 2)
+    flown = in_flight(0, 1, 2)
     flown.report(1, ended(5))
     flown.report(2, ended(5))
-    [landing] = flown.lose(0)[1]
-    assert landing.ended.broken
-    assert landing.ended.steps_done == 0
+    [result] = flown.lose(0)[1]
+    assert result.ended.broken
+    assert result.ended.steps_done == 0
 
 
 def test_a_group_that_breaks_though_nobody_is_lost_lands_too() -> None:
-    flown = flights(0, 1)
+    flown = in_flight(0, 1)
     assert flown.report(0, ended(0, broken=True)) is None
-    landing = flown.report(1, ended(0, broken=True))
-    assert landing is not None
-    assert landing.ended.broken
+    result = flown.report(1, ended(0, broken=True))
+    assert result is not None
+    assert result.ended.broken
 
 
 def test_works_without_survivors_are_orphans() -> None:
-    flown = flights(0, 1)
+    flown = in_flight(0, 1)
     assert flown.lose(1) == ([], [])
     [orphan] = flown.lose(0)[0]
     assert orphan.work == work(devices=(0, 1))
@@ -164,7 +164,7 @@ def test_groups_in_use_stay_and_broken_ones_get_a_new_id() -> None:
     assert not table.break_off(again)
 
 
-def test_parcels_carry_tensors_of_any_kind(tmp_path: Path) -> None:
+def test_blobs_carry_tensors_of_any_kind(tmp_path: Path) -> None:
     contents = {
         "large": torch.randn(3, 5000),
         "half": torch.randn(7, 3).bfloat16(),
@@ -173,9 +173,9 @@ def test_parcels_carry_tensors_of_any_kind(tmp_path: Path) -> None:
         "scalar": torch.tensor(5),
         "plain": [1, "two", (3.0, None)],
     }
-    parcel = Parcels(tmp_path, 0).put(freight.pack(contents))
-    assert parcel.num_bytes == (tmp_path / parcel.name).stat().st_size
-    taken = freight.unpack(Parcels(tmp_path, 1).take(parcel), CPU)
+    blob = StateBlobs(tmp_path, 0).put(serialization.serialize(contents))
+    assert blob.num_bytes == (tmp_path / blob.name).stat().st_size
+    taken = serialization.deserialize(StateBlobs(tmp_path, 1).take(blob), CPU)
     assert taken["plain"] == contents["plain"]
     for name in ("large", "half", "view", "empty", "scalar"):
         assert taken[name].dtype == contents[name].dtype  # type: ignore[union-attr]
@@ -196,47 +196,47 @@ def test_a_worker_waits_for_room_and_leaves_no_rests(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(os, "write", full)
     contents = {"large": torch.randn(3, 5000)}
-    parcel = Parcels(tmp_path, 0).put(freight.pack(contents))
-    assert torch.equal(freight.unpack(Parcels(tmp_path, 1).take(parcel), CPU)["large"], contents["large"])
+    blob = StateBlobs(tmp_path, 0).put(serialization.serialize(contents))
+    assert torch.equal(serialization.deserialize(StateBlobs(tmp_path, 1).take(blob), CPU)["large"], contents["large"])
     refusals[0] = 1_000_000
     with pytest.raises(OSError, match="No space left"):
-        Parcels(tmp_path, 0, patience_s=0.1).put(freight.pack(contents))
-    assert [path.name for path in tmp_path.iterdir()] == [parcel.name]
+        StateBlobs(tmp_path, 0, patience_s=0.1).put(serialization.serialize(contents))
+    assert [path.name for path in tmp_path.iterdir()] == [blob.name]
 
 
-def test_parcels_lie_in_shared_memory_unless_it_is_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(parcels.tempfile, "tempdir", str(tmp_path))
+def test_blobs_lie_in_shared_memory_unless_it_is_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(state_blobs.tempfile, "tempdir", str(tmp_path))
     for free, root in ((64 << 20, tmp_path), (2 << 30, Path("/dev/shm"))):
         usage = SimpleNamespace(total=free, used=0, free=free)
-        monkeypatch.setattr(parcels.shutil, "disk_usage", lambda path, usage=usage: usage)
-        directory = ParcelDirectory()
+        monkeypatch.setattr(state_blobs.shutil, "disk_usage", lambda path, usage=usage: usage)
+        directory = StateBlobDirectory()
         assert directory.path.parent == root
         directory.close()
 
 
 def test_what_a_lost_worker_did_not_report_is_swept_away(tmp_path: Path) -> None:
-    directory = ParcelDirectory(tmp_path)
+    directory = StateBlobDirectory(tmp_path)
     for name in ("1-77-0", "1-77-1", ".1-77-2", "2-77-0", "11-77-0", "1-770-0"):
         (directory.path / name).touch()
-    directory.know(Parcel("1-77-0", 0))
+    directory.know(StateBlob("1-77-0", 0))
     directory.sweep(1, 77)
     left = {path.name for path in directory.path.iterdir()} - {"lock"}
     assert left == {"1-77-0", "2-77-0", "11-77-0", "1-770-0"}
     directory.close()
 
 
-def test_a_killed_process_leaves_no_parcels_behind(tmp_path: Path) -> None:
-    code = "import sys, time; from pathlib import Path; from tilework.runtime.parcels import ParcelDirectory\n"
-    code += "print(ParcelDirectory(Path(sys.argv[1])).path, flush=True); time.sleep(60)"
+def test_a_killed_process_leaves_no_blobs_behind(tmp_path: Path) -> None:
+    code = "import sys, time; from pathlib import Path; from tilework.runtime.state_blobs import StateBlobDirectory\n"
+    code += "print(StateBlobDirectory(Path(sys.argv[1])).path, flush=True); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     theirs = Path(process.stdout.readline().strip())
-    ours = ParcelDirectory(tmp_path)
+    ours = StateBlobDirectory(tmp_path)
     assert theirs.is_dir(), "a directory in use was removed"
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    ParcelDirectory(tmp_path).close()
+    StateBlobDirectory(tmp_path).close()
     assert not theirs.exists()
     assert ours.path.is_dir()
     ours.close()

@@ -27,9 +27,9 @@ from tilework.core.wire import (
     Encode,
     Ended,
     Forget,
-    ModelledSource,
     ModelSource,
     Report,
+    SimulatedSource,
     Source,
     Spec,
     StopWork,
@@ -41,7 +41,7 @@ from tilework.runtime.executor import LocalConfig, LocalExecutor, WorkerStartFai
 from tilework.runtime.frames import Frames, framed
 
 ROWS = (CostRow(pipeline="toy", stage=DIFFUSE, height=64, width=64, seconds=0.01),)
-MODELLED = ModelledSource(pipeline="toy", hardware="none", steps=5, rows=ROWS)
+MODELLED = SimulatedSource(pipeline="toy", hardware="none", steps=5, rows=ROWS)
 LONGEST_WAIT_S = 0.5  # Of the event loop, on a machine that has other things to do.
 
 

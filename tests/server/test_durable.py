@@ -1,4 +1,4 @@
-"""What outlives a server: its journal, its results, its parcels; and how its next start goes on with the calls."""
+"""What outlives a server: its journal, its results, its blobs; and how its next start goes on with the calls."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ import pytest
 
 from fake_engine import FakeEngine, Plan, Served, eventually, serving
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.wire import Parcel
-from tilework.runtime.parcels import ParcelDirectory
+from tilework.core.wire import StateBlob
+from tilework.runtime.state_blobs import StateBlobDirectory
 from tilework.server.calls.journal import DurableJournal
 from tilework.store import files
 from tilework.store.durable import DurableDirectory
@@ -64,8 +64,8 @@ def test_what_a_method_has_written_survives_a_kill(tmp_path: Path, killed: Any) 
     with closing(Journal(path / "j")) as journal:
         steps: list[Callable[[], None]] = [
             lambda: journal.begin(opened()),
-            lambda: journal.keep_conditioning("a-1", Parcel("c", 5)),
-            lambda: journal.keep_state("a-1", Parcel("s", 7), 3),
+            lambda: journal.keep_conditioning("a-1", StateBlob("c", 5)),
+            lambda: journal.keep_state("a-1", StateBlob("s", 7), 3),
             lambda: journal.begin(opened("b", checkpoints={"b-0": Checkpoint()})),
             lambda: journal.end(ended()),
             lambda: journal.free_key("a"),
@@ -77,8 +77,8 @@ def test_what_a_method_has_written_survives_a_kill(tmp_path: Path, killed: Any) 
             step()
             with closing(Journal(killed(path) / "j")) as later:
                 found.append((later.open_calls(), later.records()))
-    conditioned = {**NEW, "a-1": Checkpoint(conditioning=Parcel("c", 5))}
-    stepped = {**NEW, "a-1": Checkpoint(conditioning=Parcel("c", 5), state=Parcel("s", 7), steps_done=3)}
+    conditioned = {**NEW, "a-1": Checkpoint(conditioning=StateBlob("c", 5))}
+    stepped = {**NEW, "a-1": Checkpoint(conditioning=StateBlob("c", 5), state=StateBlob("s", 7), steps_done=3)}
     b = opened("b", checkpoints={"b-0": Checkpoint()})
     assert found == [
         ([opened()], []),
@@ -95,10 +95,10 @@ def test_what_a_method_has_written_survives_a_kill(tmp_path: Path, killed: Any) 
 def test_encoding_again_gives_up_the_state_of_the_former_attempt(tmp_path: Path) -> None:
     with closing(Journal(tmp_path / "j")) as journal:
         journal.begin(opened())
-        journal.keep_conditioning("a-0", Parcel("c", 5))
-        journal.keep_state("a-0", Parcel("s", 7), 3)
-        journal.keep_conditioning("a-0", Parcel("d", 5))
-        assert journal.open_calls()[0].checkpoints["a-0"] == Checkpoint(conditioning=Parcel("d", 5))
+        journal.keep_conditioning("a-0", StateBlob("c", 5))
+        journal.keep_state("a-0", StateBlob("s", 7), 3)
+        journal.keep_conditioning("a-0", StateBlob("d", 5))
+        assert journal.open_calls()[0].checkpoints["a-0"] == Checkpoint(conditioning=StateBlob("d", 5))
 
 
 def fill(journal: Journal) -> None:
@@ -232,18 +232,18 @@ def test_results_outlive_the_process_in_their_order(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-# Parcels.
+# StateBlobs.
 
 
-def inherited(root: Path, owner: Path, model: str = "m") -> ParcelDirectory:
-    """The directory of the owner's next start, which knows two parcels."""
-    directory = ParcelDirectory(root, owner)
-    wanted = {Parcel("1-2-a-0", 3), Parcel("1-2-a-1", 3)}
+def inherited(root: Path, owner: Path, model: str = "m") -> StateBlobDirectory:
+    """The directory of the owner's next start, which knows two blobs."""
+    directory = StateBlobDirectory(root, owner)
+    wanted = {StateBlob("1-2-a-0", 3), StateBlob("1-2-a-1", 3)}
     assert directory.inherit(wanted, model) <= wanted
     return directory
 
 
-def test_parcels_of_a_durable_server_are_for_its_next_start_only(tmp_path: Path) -> None:
+def test_blobs_of_a_durable_server_are_for_its_next_start_only(tmp_path: Path) -> None:
     owner, root = tmp_path / "state", tmp_path / "shared"
     owner.mkdir()
     root.mkdir()
@@ -252,8 +252,8 @@ def test_parcels_of_a_durable_server_are_for_its_next_start_only(tmp_path: Path)
         (first.path / name).touch()
     (first.path / "groups-x").mkdir()
     os.close(first._lock)  # As a kill does.
-    ParcelDirectory(root).close()
-    ParcelDirectory(root, tmp_path / "another").close()
+    StateBlobDirectory(root).close()
+    StateBlobDirectory(root, tmp_path / "another").close()
     assert (first.path / "1-2-a-7").exists(), "another server has removed them"
     second = inherited(root, owner)
     assert second.path == first.path
@@ -265,17 +265,17 @@ def test_parcels_of_a_durable_server_are_for_its_next_start_only(tmp_path: Path)
     assert not list(root.iterdir()), "nothing is left when nothing is needed"
 
 
-def test_parcels_stay_if_the_next_start_fails_and_go_with_their_owner(tmp_path: Path) -> None:
+def test_blobs_stay_if_the_next_start_fails_and_go_with_their_owner(tmp_path: Path) -> None:
     owner, root = tmp_path / "state", tmp_path / "shared"
     owner.mkdir()
     root.mkdir()
     first = inherited(root, owner)
     (first.path / "1-2-a-0").touch()
     os.close(first._lock)
-    ParcelDirectory(root, owner).close()  # It did not come to inherit.
+    StateBlobDirectory(root, owner).close()  # It did not come to inherit.
     assert (first.path / "1-2-a-0").exists()
     owner.rmdir()
-    ParcelDirectory(root).close()
+    StateBlobDirectory(root).close()
     assert not list(root.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""The ledger of calls: what it forgets when, and that none of its bounds is ever exceeded."""
+"""The call_registry of calls: what it forgets when, and that none of its bounds is ever exceeded."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tilework.core.request import OnMiss
 from tilework.core.wire import Spec
 from tilework.server.calls.call import Call
-from tilework.server.calls.ledger import Ledger
 from tilework.server.calls.parsing import ImageCall
 from tilework.server.calls.records import Record
+from tilework.server.calls.registry import CallRegistry
 from tilework.server.http.errors import ApiError
 from tilework.server.http.idempotency import Key
 
@@ -44,7 +44,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def call(uid: str, tenant: str = "t", key: str | None = None, body: bytes = b"b") -> Call:
-    """A call as far as the ledger looks at it."""
+    """A call as far as the call_registry looks at it."""
     unused: Any = None
     return Call(
         uid=uid,
@@ -72,108 +72,113 @@ def record(of: Call, now_ns: int, ttl_ns: int = 100, size: int = 10, unread: int
     )
 
 
-def ended(ledger: Ledger, of: Call, now_ns: int, **more: int) -> None:
-    ledger.begin(of)
-    ledger.end(record(of, now_ns, **more), now_ns, frees_key=False)
+def ended(call_registry: CallRegistry, of: Call, now_ns: int, **more: int) -> None:
+    call_registry.begin(of)
+    call_registry.end(record(of, now_ns, **more), now_ns, frees_key=False)
 
 
 def test_record_outlives_its_pictures_and_key() -> None:
-    ledger = Ledger(max_records=9, max_bytes=10**6, ttl_ns=100)
-    ended(ledger, call("a", key="k"), 0)
+    call_registry = CallRegistry(max_records=9, max_bytes=10**6, ttl_ns=100)
+    ended(call_registry, call("a", key="k"), 0)
     key = Key("t", "k", b"b")
-    assert ledger.find_key(key, 99) is ledger.find("a", "t", 99) is not None
-    assert ledger.find_key(key, 100) is None
-    assert ledger.find("a", "t", 199) is not None
-    assert ledger.find("a", "t", 200) is None
-    assert (len(ledger), ledger.num_bytes, ledger.num_keys) == (0, 0, 0)
+    assert call_registry.find_key(key, 99) is call_registry.find("a", "t", 99) is not None
+    assert call_registry.find_key(key, 100) is None
+    assert call_registry.find("a", "t", 199) is not None
+    assert call_registry.find("a", "t", 200) is None
+    assert (len(call_registry), call_registry.num_bytes, call_registry.num_keys) == (0, 0, 0)
 
 
 def test_key_of_another_body_is_refused_while_it_lives() -> None:
-    ledger = Ledger(max_records=9, max_bytes=10**6, ttl_ns=100)
-    ended(ledger, call("a", key="k"), 0)
+    call_registry = CallRegistry(max_records=9, max_bytes=10**6, ttl_ns=100)
+    ended(call_registry, call("a", key="k"), 0)
     with pytest.raises(ApiError) as caught:
-        ledger.find_key(Key("t", "k", b"other"), 50)
+        call_registry.find_key(Key("t", "k", b"other"), 50)
     assert caught.value.status == 422
-    assert ledger.find_key(Key("t", "k", b"other"), 100) is None
-    assert ledger.find_key(Key("other", "k", b"other"), 50) is None
+    assert call_registry.find_key(Key("t", "k", b"other"), 100) is None
+    assert call_registry.find_key(Key("other", "k", b"other"), 50) is None
 
 
 def test_key_that_was_given_anew_survives_its_first_call() -> None:
-    ledger = Ledger(max_records=9, max_bytes=10**6, ttl_ns=100)
-    ended(ledger, call("a", key="k"), 0)
-    ended(ledger, call("b", key="k"), 150)
-    assert ledger.find("a", "t", 200) is None
-    found = ledger.find_key(Key("t", "k", b"b"), 200)
+    call_registry = CallRegistry(max_records=9, max_bytes=10**6, ttl_ns=100)
+    ended(call_registry, call("a", key="k"), 0)
+    ended(call_registry, call("b", key="k"), 150)
+    assert call_registry.find("a", "t", 200) is None
+    found = call_registry.find_key(Key("t", "k", b"b"), 200)
     assert found is not None
     assert found.uid == "b"
 
 
 def test_open_calls_are_never_forgotten() -> None:
-    ledger = Ledger(max_records=1, max_bytes=2000, ttl_ns=100)
-    ledger.begin(call("open", key="k"))
+    call_registry = CallRegistry(max_records=1, max_bytes=2000, ttl_ns=100)
+    call_registry.begin(call("open", key="k"))
     for index in range(5):
-        ended(ledger, call(f"c{index}"), index)
-    assert ledger.find("open", "t", 10**9) is not None
-    assert ledger.num_open("t") == 2
-    assert ledger.find("open", "other", 0) is None
+        ended(call_registry, call(f"c{index}"), index)
+    assert call_registry.find("open", "t", 10**9) is not None
+    assert call_registry.num_open("t") == 2
+    assert call_registry.find("open", "other", 0) is None
 
 
 @pytest.mark.parametrize(("max_records", "max_bytes"), [(3, 10**6), (10**6, 3 * (1024 + 128 + 10))])
 def test_oldest_records_go_beyond_either_bound(max_records: int, max_bytes: int) -> None:
-    ledger = Ledger(max_records=max_records, max_bytes=max_bytes, ttl_ns=100)
+    call_registry = CallRegistry(max_records=max_records, max_bytes=max_bytes, ttl_ns=100)
     for index in range(9):
-        ended(ledger, call(f"c{index}", key=f"k{index}"), index)
-    assert [one.uid for one in ledger.latest("t", 9, 9)] == ["c8", "c7", "c6"]
-    assert (len(ledger), ledger.num_keys) == (3, 3)
+        ended(call_registry, call(f"c{index}", key=f"k{index}"), index)
+    assert [one.uid for one in call_registry.latest("t", 9, 9)] == ["c8", "c7", "c6"]
+    assert (len(call_registry), call_registry.num_keys) == (3, 3)
 
 
 def test_call_that_is_forgotten_leaves_nothing() -> None:
-    ledger = Ledger(max_records=9, max_bytes=10**6, ttl_ns=100)
-    ledger.begin(one := call("a", key="k"))
-    ledger.forget(one)
-    assert (ledger.find("a", "t", 0), ledger.latest("t", 9, 0)) == (None, [])
-    assert (ledger.num_open("t"), len(ledger), ledger.num_bytes, ledger.num_keys) == (0, 0, 0, 0)
+    call_registry = CallRegistry(max_records=9, max_bytes=10**6, ttl_ns=100)
+    call_registry.begin(one := call("a", key="k"))
+    call_registry.forget(one)
+    assert (call_registry.find("a", "t", 0), call_registry.latest("t", 9, 0)) == (None, [])
+    assert (call_registry.num_open("t"), len(call_registry), call_registry.num_bytes, call_registry.num_keys) == (
+        0,
+        0,
+        0,
+        0,
+    )
 
 
 def test_page_costs_its_own_length() -> None:
     """What is open or has ended beside it is not even looked at."""
-    ledger = Ledger(max_records=10**5, max_bytes=10**9, ttl_ns=10**18)
+    call_registry = CallRegistry(max_records=10**5, max_bytes=10**9, ttl_ns=10**18)
     for index in range(20_000):
-        ended(ledger, call(f"c{index}"), index)
+        ended(call_registry, call(f"c{index}"), index)
 
     def seconds(after: str) -> float:
         start_s = time.perf_counter()
         for _ in range(100):
-            ledger.latest("t", 10, 20_000, after=after)
+            call_registry.latest("t", 10, 20_000, after=after)
         return time.perf_counter() - start_s
 
     assert max(seconds("c19999"), seconds("c10000"), seconds("c20")) < 0.1
 
 
 def test_settled_means_that_nothing_is_open_or_unread(loop: asyncio.AbstractEventLoop) -> None:
-    ledger = Ledger(max_records=9, max_bytes=10**6, ttl_ns=100)
+    call_registry = CallRegistry(max_records=9, max_bytes=10**6, ttl_ns=100)
 
     def is_settled() -> bool:
         try:
-            loop.run_until_complete(asyncio.wait_for(ledger.settled(), 0.001))
+            loop.run_until_complete(asyncio.wait_for(call_registry.settled(), 0.001))
         except TimeoutError:
             return False
         return True
 
     assert is_settled()
     first = call("a")
-    ledger.begin(first)
+    call_registry.begin(first)
     assert not is_settled()
-    ledger.end(record(first, 0, unread=2), 0, frees_key=False)
-    found = ledger.find("a", "t", 0)
+    call_registry.end(record(first, 0, unread=2), 0, frees_key=False)
+    found = call_registry.find("a", "t", 0)
     assert isinstance(found, Record)
-    ledger.settle(found, 0)
+    call_registry.settle(found, 0)
     assert not is_settled()
-    ledger.settle(found, 1)
+    call_registry.settle(found, 1)
     assert is_settled()
-    ended(ledger, call("b"), 0, unread=1)
+    ended(call_registry, call("b"), 0, unread=1)
     assert not is_settled()
-    ledger.sweep(200)
+    call_registry.sweep(200)
     assert is_settled(), "what has expired need not be fetched any more"
 
 
@@ -186,7 +191,7 @@ steps = st.lists(
 @given(steps)
 def test_agrees_with_a_list_of_what_ended(actions: list[tuple[str, int, int, int]]) -> None:
     """Against a plain list, newest last, which is cut to the bounds on every step."""
-    ledger = Ledger(max_records=3, max_bytes=6000, ttl_ns=50)
+    call_registry = CallRegistry(max_records=3, max_bytes=6000, ttl_ns=50)
     now_ns, number = 0, 0
     opened: list[Call] = []
     model: list[tuple[str, int, int]] = []  # uid, bytes, time of its end
@@ -195,21 +200,21 @@ def test_agrees_with_a_list_of_what_ended(actions: list[tuple[str, int, int, int
         if kind == "begin":
             number += 1
             opened.append(call(f"u{number}", key=f"k{choice}"))
-            ledger.begin(opened[-1])
+            call_registry.begin(opened[-1])
         elif kind == "end" and opened:
             one = opened.pop(choice % len(opened))
-            ledger.end(record(one, now_ns, ttl_ns=50, size=size), now_ns, frees_key=False)
+            call_registry.end(record(one, now_ns, ttl_ns=50, size=size), now_ns, frees_key=False)
             model.append((one.uid, size + 1024 + 128, now_ns))
-        ledger.find("none", "t", now_ns)
+        call_registry.find("none", "t", now_ns)
         model = [entry for entry in model if entry[2] + 100 > now_ns]
         while len(model) > 3 or sum(entry[1] for entry in model) > 6000:
             model.pop(0)
-        assert (len(ledger), ledger.num_bytes) == (len(model), sum(entry[1] for entry in model))
-        assert all(ledger.find(entry[0], "t", now_ns) is not None for entry in model)
-        assert ledger.num_open("t") == 2 * len(opened)
-        assert ledger.num_keys <= len(opened) + len(model)
-    known = [entry.uid for entry in ledger.latest("t", 100, now_ns)]
+        assert (len(call_registry), call_registry.num_bytes) == (len(model), sum(entry[1] for entry in model))
+        assert all(call_registry.find(entry[0], "t", now_ns) is not None for entry in model)
+        assert call_registry.num_open("t") == 2 * len(opened)
+        assert call_registry.num_keys <= len(opened) + len(model)
+    known = [entry.uid for entry in call_registry.latest("t", 100, now_ns)]
     present = {one.uid for one in opened} | {entry[0] for entry in model}
     assert known == sorted(present, key=lambda uid: -int(uid[1:])), "by arrival, newest first"
     for place, uid in enumerate(known):
-        assert [entry.uid for entry in ledger.latest("t", 2, now_ns, after=uid)] == known[place + 1 : place + 3]
+        assert [entry.uid for entry in call_registry.latest("t", 2, now_ns, after=uid)] == known[place + 1 : place + 3]

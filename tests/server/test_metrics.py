@@ -25,10 +25,10 @@ from builders import PIPELINE, request
 from fake_engine import FakeEngine, Plan, serving
 from tilework.control.controller import ControllerConfig
 from tilework.control.watchdog import WatchdogConfig
-from tilework.core.classes import DEFAULT_CLASSES
+from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import OnMiss, RefusalCode, Request, Shape, Status
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.wire import CostRow, Ended, ModelledSource
+from tilework.core.wire import CostRow, Ended, SimulatedSource
 from tilework.core.work import DECODE, DIFFUSE, Group, StageId, Work
 from tilework.cost.table import CostTable
 from tilework.runtime.bubbles import Bubbles
@@ -102,7 +102,7 @@ ROWS = (
     CostRow(pipeline=PIPELINE, stage=DECODE, height=SIDE, width=SIDE, seconds=0.01),
 )
 TABLE = CostTable(hardware="two pretended devices", rows=ROWS, steps=5)
-SOURCE = ModelledSource(pipeline=PIPELINE, hardware=TABLE.hardware, steps=5, rows=ROWS)
+SOURCE = SimulatedSource(pipeline=PIPELINE, hardware=TABLE.hardware, steps=5, rows=ROWS)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -262,7 +262,7 @@ def test_it_counts_what_has_happened(texts: list[str]) -> None:
     assert now("tilework_steps_total") >= 5 + 5 + 4 + 5 + 60 + 60 + 75
     assert now("tilework_store_entries") >= 1
     assert now("tilework_jobs_running") == now("tilework_jobs_queued") == now("tilework_backlog_device_seconds") == 0
-    assert now("tilework_parcel_bytes") == 0, "open requests have ended"
+    assert now("tilework_state_blob_bytes") == 0, "open requests have ended"
     waiting = [samples(text)["tilework_jobs_queued", frozenset({("class", "standard")})] for text in texts]
     assert max(waiting) == 1
     assert min(samples(text)["tilework_devices_up", frozenset()] for text in texts) == 1

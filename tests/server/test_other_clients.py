@@ -31,7 +31,7 @@ from tilework.server.api.app import create_app
 from tilework.server.api.chat import image_part
 from tilework.server.config import ServerConfig
 from tilework.server.ready import Readiness
-from tilework.server.schema.answers import ImageStory, SegmentModel
+from tilework.server.schema.answers import RequestTimeline, SegmentModel
 
 KEYLESS = {"Authorization": "Bearer EMPTY"}
 
@@ -73,7 +73,7 @@ def modelled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Modelled]:
 
 
 @pytest.fixture
-def modelled_url(modelled: Modelled) -> str:
+def simulated_url(modelled: Modelled) -> str:
     return modelled.url
 
 
@@ -114,10 +114,10 @@ def picture(data_url: str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(data)))
 
 
-def test_omni_chat_back_end(modelled_url: str) -> None:
-    model = httpx.get(f"{modelled_url}/v1/models").json()["data"][0]["id"]
+def test_omni_chat_back_end(simulated_url: str) -> None:
+    model = httpx.get(f"{simulated_url}/v1/models").json()["data"][0]["id"]
     fields = {"height": 256, "width": 512, "num_frames": 1, "num_inference_steps": 4, "seed": 3, "fps": 8}
-    output = omni_chat(modelled_url, "a red circle", model, **fields)
+    output = omni_chat(simulated_url, "a red circle", model, **fields)
     assert output.success, output.error
     assert output.content[0]["type"] == "image_url"
     assert picture(output.content[0]["image_url"]["url"]).size == (512, 256)
@@ -157,7 +157,7 @@ def test_omni_stage_durations_count_every_piece_of_a_stage() -> None:
     segments = [
         SegmentModel(stage=stage, devices=[0], steps=1, start_s=start_s, end_s=end_s) for stage, start_s, end_s in spans
     ]
-    story = ImageStory(
+    story = RequestTimeline(
         uid="u-0",
         seed=1,
         status="done",
@@ -299,10 +299,10 @@ def test_sglang_benchmark(server: Served, tmp_path: Path) -> None:
     assert server.http.get(f"/v1/models/{model}").json()["id"] == INFO.name
 
 
-def test_sglang_model_without_a_path_goes_by_its_name(modelled_url: str) -> None:
-    name = httpx.get(f"{modelled_url}/v1/models").json()["data"][0]["id"]
-    assert httpx.get(f"{modelled_url}/v1/model_info").json() == {"model_path": name}
-    answer = httpx.post(f"{modelled_url}/v1/images/generations", json={"prompt": "x", "model": ""})
+def test_sglang_model_without_a_path_goes_by_its_name(simulated_url: str) -> None:
+    name = httpx.get(f"{simulated_url}/v1/models").json()["data"][0]["id"]
+    assert httpx.get(f"{simulated_url}/v1/model_info").json() == {"model_path": name}
+    answer = httpx.post(f"{simulated_url}/v1/images/generations", json={"prompt": "x", "model": ""})
     assert answer.status_code == 404, "no path is not a path of nothing"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from builders import PIPELINE
 from tilework.core.work import DIFFUSE, ENCODE, StageId, Work
-from tilework.sim.device import Fleet, Parcel, Run, RunEnd, State
+from tilework.sim.device import Fleet, Run, RunEnd, State, StateBlob
 
 
 def work(
@@ -57,7 +57,7 @@ class Devices(Fleet):
             self.join(device_id)
 
     def tell(self, one: Work, duration_ns: int, lost_ns: int = 0, *, knows: bool = True) -> None:
-        """Queue a work. Its devices have the state that it begins with, unless it comes by a parcel."""
+        """Queue a work. Its devices have the state that it begins with, unless it comes by a blob."""
         self.told.durations_ns[one.work_id] = duration_ns
         self.told.lost_ns[one.work_id] = lost_ns
         for device_id in one.devices:
@@ -65,12 +65,12 @@ class Devices(Fleet):
                 self._devices[device_id].states[one.job_ids[0]] = State()
             self.enqueue(one, device_id)
 
-    def send(self, job_id: int, target: int, move_ns: int, left_ns: int | None = 0, *steps: int) -> Parcel:
-        parcel = Parcel(job_id=job_id, move_ns=move_ns)
+    def send(self, job_id: int, target: int, move_ns: int, left_ns: int | None = 0, *steps: int) -> StateBlob:
+        blob = StateBlob(job_id=job_id, move_ns=move_ns)
         if left_ns is not None:
-            parcel.leave(state_after(*steps), left_ns)
-        self.expect(parcel, target)
-        return parcel
+            blob.leave(state_after(*steps), left_ns)
+        self.expect(blob, target)
+        return blob
 
 
 def state_after(*chunks: int) -> State:
@@ -201,12 +201,12 @@ def test_a_state_that_arrived_long_ago_is_not_waited_for() -> None:
 
 def test_a_state_that_has_not_left_is_waited_for() -> None:
     fleet = Devices()
-    parcels = [fleet.send(7, target, 5, None) for target in (1, 2)]
+    blobs = [fleet.send(7, target, 5, None) for target in (1, 2)]
     fleet.tell(work(3, job_id=7, devices=(1, 2)), 40, knows=False)
     assert fleet.begin_next((1, 2), 0) == []
-    parcels[0].leave(State(), 80)
+    blobs[0].leave(State(), 80)
     assert fleet.begin_next((1, 2), 80) == []
-    parcels[1].leave(State(), 80)
+    blobs[1].leave(State(), 80)
     assert begun(fleet, 80, (1, 2)).start_ns == 85
 
 

@@ -229,8 +229,8 @@ def starve(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has no deadline is served last."""
     real = DeadlineOrder.urgency_ns
 
-    def urgency_ns(self: DeadlineOrder, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
-        return 1 << 60 if request.deadline_ns is None else real(self, request, set_aside, delay_ns)
+    def urgency_ns(self: DeadlineOrder, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
+        return 1 << 60 if request.deadline_ns is None else real(self, request, dropped_to_best_effort, delay_ns)
 
     monkeypatch.setattr(DeadlineOrder, "urgency_ns", urgency_ns)
     monkeypatch.setattr("tilework.sim.invariants.Invariants._accept", _with_true_urgency(real))

@@ -52,7 +52,7 @@ def test_edf_serves_the_earliest_deadline_first_and_preempts_between_chunks() ->
     assert [ending.on_time for ending in edf.endings] == [True, True]
 
 
-def test_edf_sets_aside_what_cannot_be_on_time() -> None:
+def test_edf_drops_to_best_effort_what_cannot_be_on_time() -> None:
     doomed = [request(f"doomed{index}", 0.0, slo_s=0.5) for index in range(6)]
     feasible = request("feasible", 0.0, slo_s=2.0)
     trace = simulate([*doomed, feasible], num_devices=1)

@@ -20,13 +20,13 @@ from tilework.core.wire import (
     Failed,
     Forget,
     ImportState,
-    Parcel,
     Preview,
     Progress,
     Report,
     Spec,
+    StateBlob,
 )
-from tilework.pipelines import freight
+from tilework.pipelines import serialization
 from tilework.pipelines.family import Family, StepState
 from tilework.pipelines.sd3 import StableDiffusion3
 from worker.test_worker import Bench
@@ -75,8 +75,8 @@ def ended(reports: list[Report]) -> Ended:
 
 def iterations(bench: Bench, end: Ended) -> dict[int, int]:
     """Where the states that a work has put down stand."""
-    taken = {job_id: bench.parcels.take(parcel) for job_id, parcel in end.parcels.items()}
-    return {job_id: freight.unpack(load, torch.device("cpu"))[2] for job_id, load in taken.items()}
+    taken = {job_id: bench.blobs.take(blob) for job_id, blob in end.blobs.items()}
+    return {job_id: serialization.deserialize(load, torch.device("cpu"))[2] for job_id, load in taken.items()}
 
 
 def assert_drawn(bench: Bench, family: StableDiffusion3, specs: dict[int, Spec] = SPECS) -> None:
@@ -151,7 +151,7 @@ def test_a_work_of_which_nobody_is_left_ends_at_once(bench: Bench) -> None:
 
 
 def test_a_state_that_is_gone_is_told_of_its_job_alone(bench: Bench) -> None:
-    bench.run(ImportState(1, SPECS[1], Parcel("gone", 1), None))
+    bench.run(ImportState(1, SPECS[1], StateBlob("gone", 1), None))
     end = ended(bench.run(Denoise(1, ((1, 0), (2, 0)), 1)))
     assert [(one.job_id, one.state_lost) for one in end.absent] == [(1, True)]
 
@@ -195,20 +195,20 @@ def test_what_several_have_done_is_kept_if_all_have_done_it(
         end = ended(bench.run(Denoise(1, ((1, 0), (2, 0), (9, 0)), 3)))
     assert (end.out_of_memory, end.steps_done, [one.job_id for one in end.absent]) == (True, steps_done, [9])
     assert iterations(bench, end) == ({1: 2, 2: 2} if steps_done else {})
-    assert {path.name for path in set(tmp_path.iterdir()) - known} == {one.name for one in end.parcels.values()}
+    assert {path.name for path in set(tmp_path.iterdir()) - known} == {one.name for one in end.blobs.values()}
 
 
 def test_states_are_put_down_all_or_none(bench: Bench, family: StableDiffusion3, tmp_path: Path) -> None:
-    usual, known, num_puts = bench.parcels.put, set(tmp_path.iterdir()), 0
+    usual, known, num_puts = bench.blobs.put, set(tmp_path.iterdir()), 0
 
-    def put(load: freight.Freight) -> Any:
+    def put(load: serialization.SerializedState) -> Any:
         nonlocal num_puts
         num_puts += 1
         if num_puts == 2:
             raise OSError("no room")
         return usual(load)
 
-    bench.parcels.put = put  # type: ignore[method-assign]
+    bench.blobs.put = put  # type: ignore[method-assign]
     [*_, failed] = bench.run(Denoise(1, ((1, 0), (2, 0)), 3))
     assert isinstance(failed, Failed)
-    assert set(tmp_path.iterdir()) == known, "a parcel of which nobody knows stays for ever"
+    assert set(tmp_path.iterdir()) == known, "a blob of which nobody knows stays for ever"

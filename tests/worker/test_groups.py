@@ -20,14 +20,14 @@ from tilework.core.wire import (
     Failed,
     GroupRef,
     ModelSource,
-    Parcel,
     Progress,
     Report,
+    StateBlob,
 )
-from tilework.pipelines import freight
+from tilework.pipelines import serialization
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
-from tilework.worker.parcels import Parcels
+from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.worker import Worker
 from tilework.worker.works import OpenWorks
 
@@ -75,9 +75,9 @@ class Member:
         self.works = OpenWorks()
         self.reports: list[Report] = []
         self.on_report: Callable[[Report], object] = lambda report: None
-        self.parcels = Parcels(directory, 0)
+        self.blobs = StateBlobs(directory, 0)
         self.groups = EchoGroups()
-        self.worker = Worker(family, self.works, self.groups, self.parcels, self._emit)  # type: ignore[arg-type]
+        self.worker = Worker(family, self.works, self.groups, self.blobs, self._emit)  # type: ignore[arg-type]
         self.run(Encode(1, JOB, tiny.spec()))
 
     def run(self, command: Command, **group: Any) -> list[Report]:
@@ -88,9 +88,9 @@ class Member:
         self.worker.execute(command)
         return self.reports[known:]
 
-    def steps_in(self, parcel: Parcel) -> int:
-        """How many steps the state in a parcel has behind it."""
-        position: int = freight.unpack(self.parcels.take(parcel), torch.device("cpu"))[2]
+    def steps_in(self, blob: StateBlob) -> int:
+        """How many steps the state in a blob has behind it."""
+        position: int = serialization.deserialize(self.blobs.take(blob), torch.device("cpu"))[2]
         return position
 
     def _emit(self, report: Report) -> None:
@@ -117,13 +117,13 @@ def test_the_leader_tells_and_puts_down_what_the_group_has_done(member: Member) 
     assert progress == [Progress(2, 1), Progress(2, 2)]
     assert isinstance(ended, Ended)
     assert (ended.steps_done, ended.stopped, ended.broken) == (3, False, False)
-    assert member.steps_in(ended.parcels[JOB]) == 3
+    assert member.steps_in(ended.blobs[JOB]) == 3
 
 
 def test_a_follower_keeps_quiet(member: Member) -> None:
     (ended,) = member.run(Denoise(2, ((JOB, 0),), 3, GROUP), rank=1)
     assert isinstance(ended, Ended)
-    assert (ended.steps_done, ended.parcels) == (3, {})
+    assert (ended.steps_done, ended.blobs) == (3, {})
 
 
 def test_a_survivor_puts_down_what_it_has_and_can_go_on_from_there(member: Member) -> None:
@@ -131,7 +131,7 @@ def test_a_survivor_puts_down_what_it_has_and_can_go_on_from_there(member: Membe
         *_, ended = member.run(Denoise(work_id, ((JOB, first_step),), 3, GROUP), rank=rank, calls_left=MUSTER + STEP)
         assert isinstance(ended, Ended)
         assert (ended.steps_done, ended.broken) == (1, True)
-        assert member.steps_in(ended.parcels[JOB]) == first_step + 1
+        assert member.steps_in(ended.blobs[JOB]) == first_step + 1
     alone = member.run(Denoise(4, ((JOB, 2),), 2))[-1]
     assert isinstance(alone, Ended)
     assert alone.steps_done == 2
@@ -140,7 +140,7 @@ def test_a_survivor_puts_down_what_it_has_and_can_go_on_from_there(member: Membe
 def test_a_group_that_breaks_before_the_first_step_leaves_nothing(member: Member) -> None:
     (ended,) = member.run(Denoise(2, ((JOB, 0),), 3, GROUP), calls_left=0)
     assert isinstance(ended, Ended)
-    assert (ended.steps_done, ended.broken, ended.parcels) == (0, True, {})
+    assert (ended.steps_done, ended.broken, ended.blobs) == (0, True, {})
     assert len(member.works) == 0
 
 
@@ -175,7 +175,7 @@ def test_a_running_group_stops_where_its_leader_wants_to(member: Member) -> None
     *_, ended = member.run(Denoise(2, ((JOB, 0),), 4, GROUP))
     assert isinstance(ended, Ended)
     assert (ended.steps_done, ended.stopped) == (2, True)
-    assert member.steps_in(ended.parcels[JOB]) == 2
+    assert member.steps_in(ended.blobs[JOB]) == 2
 
 
 def test_an_error_in_the_model_breaks_the_group_off(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,6 +203,6 @@ def test_a_member_that_runs_out_of_memory_breaks_its_group_off_and_keeps_its_ste
     ended = member.run(Denoise(2, ((JOB, 0),), 4, GROUP))[-1]
     assert isinstance(ended, Ended)
     assert (ended.out_of_memory, ended.broken, ended.steps_done) == (True, False, 2)
-    assert member.steps_in(ended.parcels[JOB]) == 2
+    assert member.steps_in(ended.blobs[JOB]) == 2
     assert GROUP.group_id in member.groups.broken
     assert family.parallel.degree == 1

@@ -35,11 +35,11 @@ from tilework.core.wire import (
     Failed,
     GroupRef,
     ImportState,
-    ModelledSource,
     ModelSource,
-    Parcel,
     Report,
+    SimulatedSource,
     Spec,
+    StateBlob,
 )
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId, Work
 from tilework.cost.memory import FORGET_NS, MemoryLimits
@@ -49,11 +49,11 @@ from tilework.pipelines.loading import load
 from tilework.policy import registry
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor
-from tilework.runtime.flights import Flight, Flights
+from tilework.runtime.in_flight import InFlightWork, InFlightWorks
 from tilework.runtime.observer import EndedWork, Ending, Observer
 from tilework.runtime.ticket import Outcome, Refusal
 from tilework.worker.memory import Budget, is_out_of_memory
-from tilework.worker.parcels import Parcels
+from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.worker import Worker
 from tilework.worker.works import OpenWorks
 
@@ -201,7 +201,7 @@ def family(directory: Path) -> Family:
 def run(family: Family, tmp_path: Path) -> Callable[..., list[Ended]]:
     """Executes commands on one worker; returns the ends that they came to."""
     reports: list[Report] = []
-    worker = Worker(family, OpenWorks(), Groups(0, "", "cpu"), Parcels(tmp_path, 0), reports.append)
+    worker = Worker(family, OpenWorks(), Groups(0, "", "cpu"), StateBlobs(tmp_path, 0), reports.append)
 
     def execute(*commands: Any) -> list[Ended]:
         known = len(reports)
@@ -229,7 +229,7 @@ def starving(monkeypatch: pytest.MonkeyPatch, family: Family, name: str, at: int
 
 
 def result(ended: Ended) -> tuple[int, bool, bool]:
-    return ended.steps_done, ended.out_of_memory, bool(ended.parcels)
+    return ended.steps_done, ended.out_of_memory, bool(ended.blobs)
 
 
 def picture(ended: Ended) -> np.ndarray:
@@ -246,7 +246,7 @@ def test_steps_that_were_done_are_kept_and_the_rest_follows(
         [encoded, cut] = run(Encode(4, 2, tiny.spec()), Denoise(5, ((2, 0),), 4))
     assert result(cut) == (2, True, True)
     [rest, decoded] = run(
-        ImportState(2, tiny.spec(), encoded.parcels[2], cut.parcels[2]), Denoise(6, ((2, 2),), 2), Decode(7, 2)
+        ImportState(2, tiny.spec(), encoded.blobs[2], cut.blobs[2]), Denoise(6, ((2, 2),), 2), Decode(7, 2)
     )
     assert result(rest) == (2, False, True)
     assert np.array_equal(picture(decoded), picture(whole))
@@ -310,14 +310,14 @@ def test_a_group_lands_when_all_have_said_how_far_they_came() -> None:
     work = Work(
         work_id=1, stage=STEPS, job_ids=(1,), attempts=(0,), first_steps=(0,), devices=(0, 1), num_steps=4, why=""
     )
-    flights = Flights()
-    flights.begin(Flight(work=work, group=GroupRef(1, (0, 1)), requests=(), predicted_ns=0))
-    assert flights.report(0, Ended(1, 0, 0, 1, out_of_memory=True, parcels={1: Parcel("a", 1)})) is None
-    landing = flights.report(1, Ended(1, 0, 0, 2, broken=True, parcels={1: Parcel("b", 1)}))
+    flights = InFlightWorks()
+    flights.begin(InFlightWork(work=work, group=GroupRef(1, (0, 1)), requests=(), predicted_ns=0))
+    assert flights.report(0, Ended(1, 0, 0, 1, out_of_memory=True, blobs={1: StateBlob("a", 1)})) is None
+    landing = flights.report(1, Ended(1, 0, 0, 2, broken=True, blobs={1: StateBlob("b", 1)}))
     assert landing is not None
     assert landing.event == OutOfMemory(1, 2)
     assert landing.ending is Ending.OUT_OF_MEMORY
-    assert landing.spare == {Parcel("a", 1)}
+    assert landing.spare == {StateBlob("a", 1)}
 
 
 # The live engine.
@@ -341,7 +341,7 @@ class Watching(Observer):
 class Rig:
     """An engine over real worker processes."""
 
-    def __init__(self, source: ModelSource | ModelledSource, table: CostTable, policy: str, num_workers: int) -> None:
+    def __init__(self, source: ModelSource | SimulatedSource, table: CostTable, policy: str, num_workers: int) -> None:
         self.runner, self.watching = asyncio.Runner(), Watching()
         self.executor = LocalExecutor(LocalConfig(num_workers=num_workers, source=source, stop_grace_s=1.0))
         config = EngineConfig(controller=ControllerConfig(policy=policy), table=table)
@@ -450,7 +450,7 @@ def test_a_picture_that_fits_in_no_way_fails_once_and_is_refused_then(tight: tup
     assert not [ended for ended in rig.watching.works if ended.ending is Ending.LOST]
 
 
-def test_parcels_that_are_gone_let_a_request_begin_anew(
+def test_blobs_that_are_gone_let_a_request_begin_anew(
     directory: Path, family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(registry._REGISTRY, "ping-pong", PingPong)  # Every step reads what the one before put down.
@@ -468,7 +468,7 @@ def test_parcels_that_are_gone_let_a_request_begin_anew(
         while ticket.steps_done < 2:
             await asyncio.sleep(0.002)
         while encodings(ticket) < 2:
-            for path in rig.executor._parcels.path.iterdir():
+            for path in rig.executor._blobs.path.iterdir():
                 if path.name[0].isdigit():
                     path.unlink(missing_ok=True)
             await asyncio.sleep(0.001)
@@ -488,7 +488,7 @@ def test_parcels_that_are_gone_let_a_request_begin_anew(
 def test_steps_that_do_not_fit_on_one_device_go_to_two(budget: int) -> None:
     """At 256 px steps take 50 MiB of each of two pretended devices, at 512 px 200; a decode 250, in slices half."""
     table = costs("p", (256, 512), (1, 2), diffuse=400 * MIB if budget == 300 * MIB else 200 * MIB, decode=250 * MIB)
-    source = ModelledSource(pipeline="p", hardware="h", steps=4, rows=table.rows, memory_bytes=budget)
+    source = SimulatedSource(pipeline="p", hardware="h", steps=4, rows=table.rows, memory_bytes=budget)
     rig = Rig(source, table, "tetriserve", 2)
     try:
         [outcome] = rig.outcomes({"a": tiny.spec(height=512, width=512, guidance_scale=1.0)})

@@ -34,7 +34,7 @@ from tilework.core.wire import (
 from tilework.runtime.worker_process import forkserver_context
 from tilework.worker.process import serve
 
-SITE = Site(device_id=0, parcels=tempfile.mkdtemp(prefix="tilework-test-"))
+SITE = Site(device_id=0, blobs=tempfile.mkdtemp(prefix="tilework-test-"))
 PATIENCE_S = 30.0
 
 

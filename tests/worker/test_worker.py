@@ -28,15 +28,15 @@ from tilework.core.wire import (
     Forget,
     ImportState,
     ModelSource,
-    Parcel,
     Progress,
     Quit,
     Report,
+    StateBlob,
 )
-from tilework.pipelines import freight
+from tilework.pipelines import serialization
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
-from tilework.worker.parcels import Parcels
+from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.worker import Worker
 from tilework.worker.works import OpenWorks
 
@@ -52,8 +52,8 @@ class Bench:
         self.works = OpenWorks()
         self.reports: list[Report] = []
         self.on_report = on_report
-        self.parcels = Parcels(directory, 0)
-        self.worker = Worker(family, self.works, Groups(0, "", "cpu"), self.parcels, self._emit)
+        self.blobs = StateBlobs(directory, 0)
+        self.worker = Worker(family, self.works, Groups(0, "", "cpu"), self.blobs, self._emit)
 
     def run(self, *commands: Command) -> list[Report]:
         """Receive all commands, then execute them; returns the reports that they made."""
@@ -65,10 +65,10 @@ class Bench:
             self.worker.execute(command)
         return self.reports[known:]
 
-    def latest(self, work_ids: Container[int]) -> Parcel | None:
+    def latest(self, work_ids: Container[int]) -> StateBlob | None:
         """What the latest of these works has put down; None if none of them has run."""
         ended = [report for report in self.reports if isinstance(report, Ended) and report.work_id in work_ids]
-        return next(iter(ended[-1].parcels.values()), None) if ended else None
+        return next(iter(ended[-1].blobs.values()), None) if ended else None
 
     def _emit(self, report: Report) -> None:
         self.reports.append(report)
@@ -278,8 +278,8 @@ def test_a_stopped_work_puts_its_state_down_too(
     assert np.array_equal(image_of(there.run(Decode(4, JOB))[0]), stock())
 
 
-def test_a_parcel_that_is_gone_loses_the_job_here(bench: Bench) -> None:
-    bench.run(Encode(1, JOB, tiny.spec()), ImportState(JOB, tiny.spec(), None, Parcel("gone", 1)))
+def test_a_blob_that_is_gone_loses_the_job_here(bench: Bench) -> None:
+    bench.run(Encode(1, JOB, tiny.spec()), ImportState(JOB, tiny.spec(), None, StateBlob("gone", 1)))
     for report in bench.run(Denoise(2, ((JOB, 0),), 1), Decode(3, JOB)):
         assert "what had been put down of it is gone" in reason_of(report)
         assert isinstance(report, Failed)
@@ -287,8 +287,8 @@ def test_a_parcel_that_is_gone_loses_the_job_here(bench: Bench) -> None:
     assert end_of(bench.run(Encode(4, JOB, tiny.spec()), Denoise(5, ((JOB, 0),), 1))[-1]) == (1, False)
 
 
-def test_a_parcel_that_is_no_state_loses_the_job_here(bench: Bench) -> None:
-    rubbish = bench.parcels.put(freight.Freight(b"rubbish", []))
+def test_a_blob_that_is_no_state_loses_the_job_here(bench: Bench) -> None:
+    rubbish = bench.blobs.put(serialization.SerializedState(b"rubbish", []))
     bench.run(Encode(1, JOB, tiny.spec()), ImportState(JOB, tiny.spec(), None, rubbish))
     assert "its import failed with" in reason_of(bench.run(Denoise(2, ((JOB, 0),), 1))[0])
 
@@ -303,10 +303,10 @@ def test_a_move_without_conditioning_to_a_stranger_loses_the_job(family: Family,
 def test_a_state_that_cannot_be_put_down_fails_the_work(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.run(Encode(1, JOB, tiny.spec()))
 
-    def full(_freight: freight.Freight) -> Parcel:
+    def full(_serialized: serialization.SerializedState) -> StateBlob:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(bench.parcels, "put", full)
+    monkeypatch.setattr(bench.blobs, "put", full)
     assert "No space left on device" in reason_of(bench.run(Denoise(2, ((JOB, 0),), 1))[0])
 
 
@@ -335,7 +335,7 @@ def test_forget_frees_what_a_job_held(bench: Bench, family: Family, monkeypatch:
 
 def test_reasons_of_lost_jobs_are_bounded(bench: Bench) -> None:
     for job in range(3000):
-        bench.run(ImportState(job, tiny.spec(), Parcel("gone", 1), None))
+        bench.run(ImportState(job, tiny.spec(), StateBlob("gone", 1), None))
     assert len(bench.worker._jobs._lost) == 1024
     assert "what had been put down of it is gone" in reason_of(bench.run(Decode(1, 2999))[0])
     assert "is not on this worker" in reason_of(bench.run(Decode(2, 0))[0])

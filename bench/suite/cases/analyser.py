@@ -17,7 +17,7 @@ from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import Batch, CostRow, ModelSource
 from tilework.core.work import DIFFUSE, StageId
-from tilework.cost.analyser import Analyser
+from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.learning import can_learn, learn
 from tilework.cost.rows import members_of
 from tilework.cost.table import CostTable, TableCosts
@@ -116,17 +116,17 @@ class Foretelling:
         sizes = ", ".join(map(str, sides))
         return (f"{name}, {sizes} px", *_told(steps, _learned(steps)), f"{noise:.1%}")
 
-    def _times(self, rows: Sequence[CostRow], analyser: Analyser) -> list[Check]:
+    def _times(self, rows: Sequence[CostRow], batch_model: BatchLatencyModel) -> list[Check]:
         """Of predictions; and of prices of twelve that differ in members or order, of which none is at hand."""
         rng, shapes = Random(1), _squares(self.modelled_sides)
         singles = tuple(row for row in rows if row.batch == 1)
-        costs = TableCosts(CostTable(hardware="", rows=singles, analysers={PIPELINE: analyser}))
+        costs = TableCosts(CostTable(hardware="", rows=singles, batch_models={PIPELINE: batch_model}))
         members = [members_of(row.shapes) for row in rows if row.batch != 1]
         twelves = iter(dict.fromkeys(tuple(rng.choices(shapes, k=12)) for _ in range(10 * self.questions)))
         predicted_us, priced_us = [], []
         for _ in self.seeds:
             asked = rng.choices(members, k=self.questions)
-            predicted_us.append([_us(lambda: analyser.ratio(batch)) for batch in asked])  # noqa: B023
+            predicted_us.append([_us(lambda: batch_model.ratio(batch)) for batch in asked])  # noqa: B023
             new = [next(twelves) for _ in range(self.questions)]
             priced_us.append([_us(lambda: costs.run_ns(STEP, batch, 1)) for batch in new])  # noqa: B023
         return [
@@ -138,7 +138,7 @@ class Foretelling:
     def _method(self) -> tuple[str, ...]:
         return (
             "Error: the mean of |foretold / measured - 1|. Learned: over the fifth of the batches that nothing was "
-            "fitted to; the analyser has learned from the others, of which none is dropped as an outlier.",
+            "fitted to; the batch_model has learned from the others, of which none is dropped as an outlier.",
             "From a start's batches: what a table makes of single requests and the four batches that a server's start "
             "measures, over all other batches.",
             "Modelled: a fixed time per forward pass, times by pixels, by their squares and by edges of patches, with "
@@ -148,7 +148,7 @@ class Foretelling:
             "Measured again: how far the last batches are from what they took before, in the mean; what else the "
             "machine does is part of it, and nothing can foretell better.",
             "One by one / together: median over all batches. A price is what a policy asks of a table, with the "
-            "analyser and without any row of a batch.",
+            "batch_model and without any row of a batch.",
         )
 
 
@@ -167,15 +167,15 @@ def _start(shapes: tuple[Shape, ...]) -> list[Batch]:
     return [(small,) * 2, (small,) * 4, (small, middle), (small, small, small, middle, middle, large)]
 
 
-def _learned(rows: Sequence[CostRow]) -> Analyser:
-    analyser = learn(rows, PIPELINE)
-    if analyser is None:
+def _learned(rows: Sequence[CostRow]) -> BatchLatencyModel:
+    batch_model = learn(rows, PIPELINE)
+    if batch_model is None:
         raise CaseFailed("there are too few mixed batches to learn from")
-    return analyser
+    return batch_model
 
 
-def _told(rows: Sequence[CostRow], analyser: Analyser) -> tuple[str, str, str]:
-    """The gain of batches; the errors of the analyser and of a table with a start's batches only."""
+def _told(rows: Sequence[CostRow], batch_model: BatchLatencyModel) -> tuple[str, str, str]:
+    """The gain of batches; the errors of the batch_model and of a table with a start's batches only."""
     shapes = tuple(sorted(row.shape for row in rows if row.batch == 1))
     few = [row for row in rows if row.batch == 1 or row.shapes in _start(shapes)]
     others = [row for row in rows if row not in few]
@@ -183,7 +183,7 @@ def _told(rows: Sequence[CostRow], analyser: Analyser) -> tuple[str, str, str]:
     alone = {shape: costs.run_ns(STEP, (shape,), 1) / NS_PER_S for shape in shapes}
     gains = [sum(alone[shape] for shape in row.shapes) / row.seconds for row in others]
     errors = [abs(costs.run_ns(STEP, row.shapes, 1) / NS_PER_S / row.seconds - 1) for row in others]
-    return f"{median(gains):.2f}", f"{analyser.error:.1%}", f"{fmean(errors):.1%}"
+    return f"{median(gains):.2f}", f"{batch_model.error:.1%}", f"{fmean(errors):.1%}"
 
 
 def _us(work: Callable[[], object]) -> float:

@@ -14,7 +14,7 @@ from suite.chain import Chains, chains
 from suite.haul import Haul, Load, hauling
 from suite.stats import bootstrap, extremes, median, percentile
 from tilework.core.comm import Comm
-from tilework.core.wire import CostRow, ModelledSource, ModelSource, Spec
+from tilework.core.wire import CostRow, ModelSource, SimulatedSource, Spec
 from tilework.core.work import DIFFUSE, Group
 from tilework.pipelines.parallel import Parallel
 
@@ -58,10 +58,10 @@ class Elastic:
     def measure(self, note: Note) -> Finding:
         with hauling() as haul:
             loads = self._measure_moves(haul, note)
-            changes, parcel_bytes, halves = asyncio.run(self._measure_workers(note))
+            changes, state_blob_bytes, halves = asyncio.run(self._measure_workers(note))
             note("states between modelled workers")
             between = asyncio.run(self._measure_between())
-            bare = [1e3 * haul.seconds(Load(parcel_bytes, 1, bare=True)) for _ in range(self.moves)]
+            bare = [1e3 * haul.seconds(Load(state_blob_bytes, 1, bare=True)) for _ in range(self.moves)]
         join_us = _join_us()
         checks = (*self._change_checks(changes), *self._move_checks(loads), self._halves_check(halves))
         return Finding(
@@ -70,7 +70,7 @@ class Elastic:
             tables=(_change_table(changes, bare), _move_table(loads, between)),
             facts={
                 "join and leave of a group, without workers": f"{join_us:.2f} µs",
-                f"state of {self.side} px": f"{parcel_bytes / 1e3:.1f} kB",
+                f"state of {self.side} px": f"{state_blob_bytes / 1e3:.1f} kB",
                 f"step of {self.halves_side} px, guided": f"{1e3 * median([one for one, _ in halves]):.1f} ms alone, "
                 f"{1e3 * median([two for _, two in halves]):.1f} ms on two",
             },
@@ -95,8 +95,8 @@ class Elastic:
             )
             step_s = [(report.end_ns - report.start_ns) / 1e9 / report.steps_done for report in reports]
             (encoded,) = await driver.run(self._spec(self.side, 2), [ALONE], 1)
-        (parcel,) = encoded.parcels.values()
-        return changes, parcel.num_bytes, list(zip(step_s[::2], step_s[1::2], strict=True))
+        (blob,) = encoded.blobs.values()
+        return changes, blob.num_bytes, list(zip(step_s[::2], step_s[1::2], strict=True))
 
     async def _changes(self, driver: Chains) -> Gaps:
         changing = await self._degree_gaps(driver, [ALONE, BOTH])
@@ -169,7 +169,7 @@ class Elastic:
             CostRow(pipeline="states", stage=DIFFUSE, height=side, width=side, seconds=MODELLED_STEP_S)
             for side in sides.values()
         )
-        source = ModelledSource(pipeline="states", hardware="modelled for bench", steps=self.moves + 1, rows=rows)
+        source = SimulatedSource(pipeline="states", hardware="modelled for bench", steps=self.moves + 1, rows=rows)
         moves: dict[str, list[float]] = {}
         async with chains(2, source) as driver:
             for what, side in sides.items():
@@ -197,7 +197,7 @@ class Elastic:
             "to the other and stays alone, in the same run: the same state put down, reported, asked for and taken, by "
             "workers that have just run a step. The last row is less, as its processes do nothing but move bytes. Each "
             "value is a difference of medians; the interval are the repeats.",
-            "Moves: from packing the state, over the parcel, the worker's report and the runtime's command, to the "
+            "Moves: from packing the state, over the blob, the worker's report and the runtime's command, to the "
             "unpacked tensors in another process. Bare: a file of as many bytes written at once in the same directory "
             "and read at once, with the same messages, by the same processes, taking turns with ours. Between workers: "
             "the gap when a state goes from one modelled worker to another over the executor's event loop, all of "

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 from suite.case import CaseFailed, Check, Finding, Note, Table
-from suite.server import serving_modelled
+from suite.server import serving_simulated
 from suite.stats import over_repeats, p99, percentile
 from tilework.cost.shipped import shipped_path
 from tilework.server.garbage import rare_collections
@@ -80,7 +80,7 @@ class FrontDoor:
         answers: dict[float, list[list[Answer]]] = {rate: [] for rate in self.rates}
         with TemporaryDirectory() as folder:
             log = Path(folder) / "events.jsonl"
-            with serving_modelled(self.devices, table, policy, log) as server:
+            with serving_simulated(self.devices, table, policy, log) as server:
                 async with aiohttp.ClientSession(server.url, timeout=aiohttp.ClientTimeout(60)) as http:
                     door = _Door(http, Random(1), self.reachable)
                     await door.fill(self.queued, self.queued_promises)

@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 
 from suite.case import CaseFailed, Check, Finding, Note, Table
-from suite.server import Server, serving_modelled
+from suite.server import Server, serving_simulated
 from suite.stats import bootstrap, exact, p99, percentile
 from tilework.cost.shipped import shipped_path
 from tilework.server.garbage import rare_collections
@@ -96,7 +96,7 @@ class Load:
         }
         with TemporaryDirectory() as folder:
             log = Path(folder) / "events.jsonl"
-            with serving_modelled(self.devices, table, self.policy, log, settings) as server:
+            with serving_simulated(self.devices, table, self.policy, log, settings) as server:
                 timeout, connector = aiohttp.ClientTimeout(120), aiohttp.TCPConnector(limit=0)
                 async with aiohttp.ClientSession(server.url, timeout=timeout, connector=connector) as http:
                     return await self._run(http, server, note)

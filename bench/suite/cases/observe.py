@@ -17,7 +17,7 @@ from suite.stats import bootstrap, extremes
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import Entry, entry_line, read_log
 from tilework.core.request import OnMiss, Status
-from tilework.core.wire import CostRow, ModelledSource, Spec
+from tilework.core.wire import CostRow, SimulatedSource, Spec
 from tilework.core.work import DIFFUSE
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
@@ -117,7 +117,7 @@ class Observe:
     async def _engine(self, load: Load, log: TextIO | None) -> AsyncIterator[Engine]:
         row = CostRow(pipeline=_PIPELINE, stage=DIFFUSE, height=_SIDE, width=_SIDE, seconds=load.step_us * 1e-6)
         table = CostTable(hardware="instant", rows=(row,), steps=self.steps)
-        source = ModelledSource(pipeline=_PIPELINE, hardware=table.hardware, steps=self.steps, rows=table.rows)
+        source = SimulatedSource(pipeline=_PIPELINE, hardware=table.hardware, steps=self.steps, rows=table.rows)
         executor = LocalExecutor(LocalConfig(num_workers=self.workers, source=source))
         engine = Engine(EngineConfig(controller=ControllerConfig(policy=self.policy), table=table), executor, log)
         await engine.start()

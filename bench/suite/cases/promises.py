@@ -23,7 +23,7 @@ _BANDS = ((0.5, 1.0), (1.0, 2.0), (2.0, 3.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promises:
+class Reservations:
     """Per seed and policy one simulation of `requests` requests at a load drawn between 0.5 and 3 times capacity.
 
     Every second seed has promises only; in the others half of the requests are promises, a quarter has deadlines
@@ -39,7 +39,7 @@ class Promises:
     jitter: float = 0.0
 
     @classmethod
-    def make(cls, quick: bool) -> Promises:
+    def make(cls, quick: bool) -> Reservations:
         return cls(requests=40, seeds=6) if quick else cls()
 
     def measure(self, note: Note) -> Finding:
@@ -100,7 +100,7 @@ class Run:
     other_errors: tuple[float, ...]
 
 
-def _run(case: Promises, policy: str, seed: int) -> Run:
+def _run(case: Reservations, policy: str, seed: int) -> Run:
     rng, table = Random(seed), read_table(case.table)
     load, only_promises = rng.uniform(0.5, 3.0), seed % 2 == 0
     requests = _requests(case, table, load, only_promises, rng)
@@ -119,7 +119,7 @@ def _run(case: Promises, policy: str, seed: int) -> Run:
     )
 
 
-def _requests(case: Promises, table: CostTable, load: float, only_promises: bool, rng: Random) -> list[Request]:
+def _requests(case: Reservations, table: CostTable, load: float, only_promises: bool, rng: Random) -> list[Request]:
     pipeline = table.rows[0].pipeline
     shapes = sorted({Shape(row.height, row.width) for row in table.rows if row.stage == DIFFUSE})
     steps, costs, requests, arrival_s = table.steps or 20, TableCosts(table), [], 0.0

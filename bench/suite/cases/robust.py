@@ -10,7 +10,7 @@ from statistics import fmean
 from suite.case import Check, Finding, Note, Table
 from suite.stats import Interval, extremes
 from tilework.control.controller import ControllerConfig
-from tilework.core.actions import Action, SetAside
+from tilework.core.actions import Action, DropToBestEffort
 from tilework.core.events import Cancelled
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
@@ -147,7 +147,7 @@ class _Dropping(Simulation):
 
     def _perform(self, action: Action) -> None:
         super()._perform(action)
-        if isinstance(action, SetAside):
+        if isinstance(action, DropToBestEffort):
             uid = self._jobs[action.job_id].uid
             self._clock.at(self._clock.now_ns, lambda: self._handle(Cancelled(uid, "it cannot be on time any more")))
 

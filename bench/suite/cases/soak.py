@@ -68,7 +68,7 @@ class Soak:
         warm = [sample for sample in seen.memory if sample[0] >= self.warm_up * 60 * self.minutes]
         minutes = [sample[0] / 60 for sample in warm]
         server, worker = (slope(minutes, [sample[column] for sample in warm]) for column in (1, 2))
-        left = sum(value for name, value in totals.items() if name.startswith(("tilework_jobs", "tilework_parcel")))
+        left = sum(value for name, value in totals.items() if name.startswith(("tilework_jobs", "tilework_blob")))
         return Finding(
             checks=(
                 Check(what="calls without the answer that they should have", measured=exact(len(seen.wrong)), high=0),

@@ -15,7 +15,7 @@ _MOST_OWN = 0.9  # What a tenant that is alone may fill; the rest is for one tha
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class AdmissionLimits:
     """Bounds on what is in the system; what has come in is never put out again.
 
     There may be `max_jobs` requests, and the devices that are up may need `max_backlog_ns` for what they have and what

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from tilework.admission.admission_limits import Door
-from tilework.admission.eta_correction import Experience
+from tilework.admission.admission_limits import AdmissionLimits
+from tilework.admission.eta_correction import EtaCorrection
 from tilework.admission.list_schedule import Levels, levels_after, place
-from tilework.admission.reservations import Promises
+from tilework.admission.reservations import Reservations
 from tilework.admission.what_if import ready_ns
-from tilework.core.interfaces import Admitted, Backlog, Block, CostModel, Demand, Forecast, JobView, Policy, Refused
+from tilework.core.interfaces import (
+    Admitted,
+    Backlog,
+    Block,
+    CostModel,
+    Demand,
+    EtaPrediction,
+    JobView,
+    Policy,
+    Refused,
+)
 from tilework.core.progress import Cursor
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import s_from_ns
@@ -28,14 +38,14 @@ class EtaAdmission:
     """Accept everything but promises that could not be kept, or would break others, and what finds no room to wait.
 
     The predicted finish lets all jobs that are served before the newcomer take, in order, as many devices as the policy
-    would give them, those that are free first; it is corrected by experience (see `admission.eta_correction`). A
-    promise (`on_miss: reject`) needs more than a good prediction: a certificate that later arrivals cannot take away
+    would give them, those that are free first; it is corrected by eta_correction (see `admission.eta_correction`). A
+    promise (`on_miss: reject`) needs more than a good prediction: a proof that later arrivals cannot take away
     (see `admission.reservations`). Whether there is room to wait, the `door` says.
     """
 
-    door: Door
-    _experience: Experience = field(default_factory=Experience, init=False)
-    _promises: Promises | None = field(default=None, init=False)
+    door: AdmissionLimits
+    _eta_correction: EtaCorrection = field(default_factory=EtaCorrection, init=False)
+    _promises: Reservations | None = field(default=None, init=False)
 
     def admit(
         self, request: Request, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int
@@ -48,23 +58,23 @@ class EtaAdmission:
             if request.is_promise:
                 return Refused("no device is up", None, RefusalCode.NO_DEVICE)
             why = "no device is up; the time counts from now"
-            return Admitted(now_ns + demand.run_ns, why, Forecast(demand.run_ns, 0, 1.0))
+            return Admitted(now_ns + demand.run_ns, why, EtaPrediction(demand.run_ns, 0, 1.0))
         if (too_large := _too_large(request, policy, costs, backlog.widest)) is not None:
             return too_large
         before = _levels_before(request, policy, backlog)
         num_jobs = backlog.num_jobs()
         predicted_ns = place([list(node) for node in before], demand) - now_ns
-        forecast = Forecast(predicted_ns, num_jobs, self._experience.ratio(request, num_jobs))
-        eta_ns = now_ns + int(forecast.ratio * forecast.predicted_ns)
+        eta_prediction = EtaPrediction(predicted_ns, num_jobs, self._eta_correction.ratio(request, num_jobs))
+        eta_ns = now_ns + int(eta_prediction.ratio * eta_prediction.predicted_ns)
         if not request.is_promise:
-            return Admitted(eta_ns, _why(demand, backlog), forecast)
+            return Admitted(eta_ns, _why(demand, backlog), eta_prediction)
         assert request.deadline_ns is not None
         ask = self._ask(request, before, policy, costs, backlog, now_ns)
         promised = ask.promised(request.deadline_ns)
         if promised is None:
             return _refused(ask, request.deadline_ns)
         why = f"{_why(demand, backlog)}; its deadline is promised"
-        return Admitted(min(eta_ns, request.deadline_ns), why, forecast, promised)
+        return Admitted(min(eta_ns, request.deadline_ns), why, eta_prediction, promised)
 
     def _ask(
         self, request: Request, before: Levels, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int
@@ -85,7 +95,7 @@ class EtaAdmission:
             now_ns=now_ns,
         )
 
-    def _promises_at(self, backlog: Backlog, now_ns: int) -> Promises:
+    def _promises_at(self, backlog: Backlog, now_ns: int) -> Reservations:
         """What is promised, which between two changes of works and promises stays the same."""
         levels, blocks, known = (
             {device.device_id: device.free_ns for device in backlog.devices},
@@ -93,18 +103,18 @@ class EtaAdmission:
             self._promises,
         )
         if known is None or known.levels != levels or known.blocks != blocks:
-            known = self._promises = Promises(levels, nodes(backlog.devices), blocks, now_ns)
+            known = self._promises = Reservations(levels, nodes(backlog.devices), blocks, now_ns)
         known.at(now_ns)
         return known
 
-    def learn(self, request: Request, forecast: Forecast, actual_ns: int) -> None:
+    def learn(self, request: Request, eta_prediction: EtaPrediction, actual_ns: int) -> None:
         """Correct the predictions for requests of this kind by how one has come out."""
-        self._experience.learn(request, forecast.num_jobs, forecast.predicted_ns, actual_ns)
+        self._eta_correction.learn(request, eta_prediction.num_jobs, eta_prediction.predicted_ns, actual_ns)
 
     def eta_ns(self, job: JobView, backlog: Backlog, now_ns: int) -> int:
         """When a job that is in is expected to end, by the same rule."""
         plain_ns = self._plain_ns(job, backlog, now_ns)
-        return max(now_ns, now_ns + int(job.forecast.ratio * (plain_ns - now_ns)))
+        return max(now_ns, now_ns + int(job.eta_prediction.ratio * (plain_ns - now_ns)))
 
     def _plain_ns(self, job: JobView, backlog: Backlog, now_ns: int) -> int:
         if not backlog.devices:
@@ -165,7 +175,7 @@ class _Ask:
     request: Request
     policy: Policy
     backlog: Backlog
-    promises: Promises
+    promises: Reservations
     blocks: Sequence[Demand]
     ends_ns: Sequence[int]
     now_ns: int

@@ -16,7 +16,7 @@ Kind = tuple[str, Shape, int, int, str]
 
 
 @dataclass(slots=True)
-class Experience:
+class EtaCorrection:
     """Medians of actual over predicted latency, by size, by how many are in the system, and by what was asked for.
 
     The prediction of admission lets everybody take what the policy asks for in order. Policies that widen groups, plan

@@ -1,4 +1,4 @@
-"""The certificate that all promises can be kept, and how one is found; see `admission.reservations` for the theory."""
+"""The proof that all promises can be kept, and how one is found; see `admission.reservations` for the theory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilework.admission.reservation_timeline import NEVER, Times, follow, latest_ends
-from tilework.admission.what_if import Scene, due
+from tilework.admission.what_if import WhatIf, due
 from tilework.core.interfaces import Block, ClusterView, CostModel, JobView
 from tilework.core.request import Request
 from tilework.policy.toolkit.demand import reserved_at
@@ -19,7 +19,7 @@ _MOST_WIDENED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
+class FeasibilityProof:
     """Promised jobs can end in time, as long as devices are free by `latest_ns` and blocks have ended by `ends_ns`.
 
     Of many promises the *near* ones are looked at, those that are due before `far_from`, and what they leave to the
@@ -49,44 +49,44 @@ class Certificate:
                         return False
         return True
 
-    def is_usable(self, scene: Scene) -> bool:
+    def is_usable(self, what_if: WhatIf) -> bool:
         """Whether devices are the same, and enough of the near jobs are left."""
-        is_few = self.far_from is not None and 2 * self.num_near(scene.view) < _NEAR
-        return self.latest_ns.keys() == scene.free_ns.keys() and not is_few
+        is_few = self.far_from is not None and 2 * self.num_near(what_if.view) < _NEAR
+        return self.latest_ns.keys() == what_if.free_ns.keys() and not is_few
 
     def num_near(self, view: ClusterView) -> int:
         promised = view.promised()
         return len(promised) if self.far_from is None else bisect_left(promised, self.far_from, key=due)
 
-    def is_harmless(self, after: Scene) -> bool:
-        """Whether there is nothing to look at in a scene: only far promised jobs are started, and none wait for it."""
+    def is_harmless(self, after: WhatIf) -> bool:
+        """Whether there is nothing to look at: only far promised jobs are started, and none wait for it."""
         if any(level_ns > self.latest_ns[device_id] for device_id, level_ns in after.free_ns.items()):
             return False
         return all(job_id in self.far_ends_ns for job_id in after.changed)
 
-    def followed_by(self, part: Part, trial: Trial) -> Certificate:
+    def followed_by(self, part: Part, trial: Trial) -> FeasibilityProof:
         """The one after a trial with the near jobs."""
         latest_ns, ends_ns = part.latest_ns(trial)
         ends_of = {job.job_id: end_ns for job, end_ns in zip(part.jobs, ends_ns, strict=True)}
         return replace(self, latest_ns=latest_ns, ends_ns=ends_of, granted_ns=part.granted_ns(trial))
 
     @staticmethod
-    def after(part: Part, trial: Trial) -> Certificate:
+    def after(part: Part, trial: Trial) -> FeasibilityProof:
         """The one after a trial with all jobs: none is far that is late, and of few none is."""
         count, ids = len(part.jobs), [job.job_id for job in part.jobs]
         last_late = max((rank for rank, late_ns in enumerate(trial.lates_ns) if late_ns), default=-1)
         cut = count if count <= 2 * _NEAR else max(_NEAR, last_late + 1)
         latest_ns, ends_ns = part.latest_ns(trial)
-        return Certificate(
+        return FeasibilityProof(
             latest_ns=latest_ns,
             ends_ns=dict(zip(ids[:cut], ends_ns[:cut], strict=True)),
             far_from=due(part.jobs[cut]) if cut < count else None,
-            far_latest_ns=_first_starts(part.scene.free_ns, trial.blocks[cut:], ends_ns[cut:]),
+            far_latest_ns=_first_starts(part.what_if.free_ns, trial.blocks[cut:], ends_ns[cut:]),
             far_ends_ns=dict(zip(ids[cut:], ends_ns[cut:], strict=True)),
             granted_ns=part.granted_ns(trial),
         )
 
-    def leaves_far(self, after: Scene) -> bool:
+    def leaves_far(self, after: WhatIf) -> bool:
         """Whether far jobs that are started come in time to their homes."""
         return all(
             block.ready_ns + block.demand.run_ns <= self.far_ends_ns.get(job_id, NEVER)
@@ -119,7 +119,7 @@ class Part:
     `far_latest_ns` is until when those behind them can spare each device.
     """
 
-    scene: Scene
+    what_if: WhatIf
     jobs: Sequence[JobView]
     blocks: list[Block]
     dues_ns: list[int]
@@ -127,31 +127,31 @@ class Part:
     far_latest_ns: Times
 
     @staticmethod
-    def near(scene: Scene, known: Certificate, granted_ns: Mapping[int, int]) -> Part:
-        return Part._of(scene, known.num_near(scene.view), known.far_latest_ns, granted_ns)
+    def near(what_if: WhatIf, known: FeasibilityProof, granted_ns: Mapping[int, int]) -> Part:
+        return Part._of(what_if, known.num_near(what_if.view), known.far_latest_ns, granted_ns)
 
     @staticmethod
-    def whole(scene: Scene, *, homes_are_lost: bool) -> Part:
-        part = Part._of(scene, len(scene.view.promised()), dict.fromkeys(scene.free_ns, NEVER), {})
+    def whole(what_if: WhatIf, *, homes_are_lost: bool) -> Part:
+        part = Part._of(what_if, len(what_if.view.promised()), dict.fromkeys(what_if.free_ns, NEVER), {})
         if homes_are_lost:
-            up = scene.up.keys()
+            up = what_if.up.keys()
             part.blocks = [block if up >= set(block.devices) else replace(block, devices=()) for block in part.blocks]
         return part
 
     @staticmethod
-    def _of(scene: Scene, num_jobs: int, far_latest_ns: Times, granted_ns: Mapping[int, int]) -> Part:
-        jobs, blocks = scene.view.promised()[:num_jobs], list(scene.view.reserved()[:num_jobs])
-        for job_id, block in scene.changed.items():
-            job = scene.view.job(job_id)
+    def _of(what_if: WhatIf, num_jobs: int, far_latest_ns: Times, granted_ns: Mapping[int, int]) -> Part:
+        jobs, blocks = what_if.view.promised()[:num_jobs], list(what_if.view.reserved()[:num_jobs])
+        for job_id, block in what_if.changed.items():
+            job = what_if.view.job(job_id)
             assert job is not None
             rank = bisect_left(jobs, due(job), key=due)
             if rank < len(blocks):
                 blocks[rank] = block
-        dues_ns = GUARD_MARGIN.latest_all_ns(blocks, scene.now_ns)
+        dues_ns = GUARD_MARGIN.latest_all_ns(blocks, what_if.now_ns)
         if granted_ns:
             dues_ns = [max(at_ns, granted_ns.get(job.job_id, 0)) for job, at_ns in zip(jobs, dues_ns, strict=True)]
         return Part(
-            scene=scene, jobs=jobs, blocks=blocks, dues_ns=dues_ns, given_ns=granted_ns, far_latest_ns=far_latest_ns
+            what_if=what_if, jobs=jobs, blocks=blocks, dues_ns=dues_ns, given_ns=granted_ns, far_latest_ns=far_latest_ns
         )
 
     def in_time(self) -> Trial | None:
@@ -162,7 +162,7 @@ class Part:
         """The same as the first of the trials, if it is in time, in half of the time."""
         trial = Trial(blocks=self.blocks, dues_ns=self.dues_ns)
         latest_ns, ends_ns = trial.latest = self.latest_ns(trial)
-        if any(free_ns > latest_ns[device_id] for device_id, free_ns in self.scene.free_ns.items()):
+        if any(free_ns > latest_ns[device_id] for device_id, free_ns in self.what_if.free_ns.items()):
             return None
         for block, end_ns in zip(self.blocks, ends_ns, strict=True):
             if not block.devices or (block.ready_ns and block.ready_ns + block.demand.run_ns > end_ns):
@@ -186,8 +186,8 @@ class Part:
         return best
 
     def _wider(self, trial: Trial, index: int, degrees: Degrees) -> Iterator[Trial]:
-        job, former, costs = self.jobs[index], trial.blocks[index], self.scene.costs
-        cursor, widest = self.scene.cursor(job), max(map(len, self.scene.nodes))
+        job, former, costs = self.jobs[index], trial.blocks[index], self.what_if.costs
+        cursor, widest = self.what_if.cursor(job), max(map(len, self.what_if.nodes))
         for degree in degrees(job.request, costs):
             if cursor.stage is not None and former.demand.width < degree <= widest:
                 blocks = list(trial.blocks)
@@ -196,8 +196,8 @@ class Part:
 
     def _trials(self, blocks: Sequence[Block]) -> Iterator[Trial]:
         for anew in (False, True):
-            levels = dict(self.scene.free_ns)
-            homes, ends_ns = follow(levels, self.scene.nodes, blocks, anew)
+            levels = dict(self.what_if.free_ns)
+            homes, ends_ns = follow(levels, self.what_if.nodes, blocks, anew)
             lates_ns = [max(0, end_ns - due_ns) for end_ns, due_ns in zip(ends_ns, self.dues_ns, strict=True)]
             leaves_room = all(level_ns <= self.far_latest_ns[device_id] for device_id, level_ns in levels.items())
             yield Trial(
@@ -220,8 +220,8 @@ class Part:
         if trial.blocks is not self.blocks:
             for job, former, block in zip(self.jobs, self.blocks, trial.blocks, strict=True):
                 if block is not former:
-                    self.scene.changed[job.job_id] = block
-        return self.scene.changes()
+                    self.what_if.changed[job.job_id] = block
+        return self.what_if.changes()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -243,7 +243,7 @@ class Trial:
 
 
 def _lateness(trial: Trial) -> tuple[bool, int, int]:
-    """Promises that cannot be kept count first, then what is taken from the margins of others."""
+    """Reservations that cannot be kept count first, then what is taken from the margins of others."""
     num_broken = sum(due_ns > block.due_ns for block, due_ns in zip(trial.blocks, trial.dues_ns, strict=True))
     return not trial.leaves_room, num_broken, sum(trial.lates_ns)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilework.admission.feasibility import Certificate, Degrees, Part
+from tilework.admission.feasibility import Degrees, FeasibilityProof, Part
 from tilework.admission.reservation_timeline import NEVER
-from tilework.admission.what_if import Scene
+from tilework.admission.what_if import WhatIf
 from tilework.core.interfaces import Block, ClusterView, CostModel, JobView
 from tilework.core.progress import Cursor
 from tilework.core.time import NS_PER_MS
@@ -28,24 +28,24 @@ class Review:
 
 
 @dataclass(slots=True, kw_only=True)
-class Guard:
+class ReservationGuard:
     """Reviews the starts of a policy, and starts promised jobs itself when they cannot wait any longer.
 
-    It holds a certificate, which `settled` brings up to date; all else refers to that.
+    It holds a proof, which `settled` brings up to date; all else refers to that.
     """
 
     chunk_ns: int = 200 * NS_PER_MS
-    _known: Certificate | None = field(default=None, init=False)
+    _known: FeasibilityProof | None = field(default=None, init=False)
     _up: frozenset[int] = field(default=frozenset(), init=False)
 
     def recheck(self) -> None:
-        """Forget the certificate: there is a new promise, or one of which more is left than was."""
+        """Forget the proof: there is a new promise, or one of which more is left than was."""
         self._known = None
 
-    # Finding a certificate.
+    # Finding a proof.
 
     def settled(self, view: ClusterView, costs: CostModel, degrees: Degrees, now_ns: int) -> Mapping[int, Block]:
-        """See to it that there is a certificate as things are; returns what has to be reserved otherwise, by job id.
+        """See to it that there is a proof as things are; returns what has to be reserved otherwise, by job id.
 
         That is as little as suffices: nothing, or other homes. If some cannot be in time any more, they come as early
         as can be without harm to the others, if it helps on more devices. `degrees` says at which degrees the policy
@@ -56,17 +56,17 @@ class Guard:
             return {}
         if self._known is not None and self._known.holds(view):
             return {}
-        scene = Scene.now(view, costs, now_ns)
-        if (known := self._known) is not None and known.is_usable(scene):
-            part = Part.near(scene, known, {})
+        what_if = WhatIf.now(view, costs, now_ns)
+        if (known := self._known) is not None and known.is_usable(what_if):
+            part = Part.near(what_if, known, {})
             trial = part.in_time() or part.least_late(degrees)
             if trial.leaves_room:
                 self._known = known.followed_by(part, trial)
                 return part.adopted(trial)
-        part = Part.whole(scene, homes_are_lost=self._up != scene.free_ns.keys())
+        part = Part.whole(what_if, homes_are_lost=self._up != what_if.free_ns.keys())
         trial = part.in_time() or part.least_late(degrees)
-        self._up = frozenset(scene.free_ns)
-        self._known = Certificate.after(part, trial)
+        self._up = frozenset(what_if.free_ns)
+        self._known = FeasibilityProof.after(part, trial)
         return part.adopted(trial)
 
     # What a policy may start.
@@ -78,23 +78,23 @@ class Guard:
         """
         if not starts or self._known is None:
             return Review(starts)
-        scene = Scene.now(view, costs, now_ns, self._known.far_from)
-        blocks = self._accepted(scene.plus(starts))
-        return self._sift(_by_job(starts, view), scene) if blocks is None else Review(starts, blocks)
+        what_if = WhatIf.now(view, costs, now_ns, self._known.far_from)
+        blocks = self._accepted(what_if.plus(starts))
+        return self._sift(_by_job(starts, view), what_if) if blocks is None else Review(starts, blocks)
 
-    def _sift(self, parts: Sequence[tuple[Start, ...]], scene: Scene) -> Review:
+    def _sift(self, parts: Sequence[tuple[Start, ...]], what_if: WhatIf) -> Review:
         """Take part by part what keeps the promises, until some do not."""
         kept, num_offenders = Review(), 0
         for part in parts:
-            after = scene.plus(part)
+            after = what_if.plus(part)
             if (blocks := self._accepted(after)) is not None:
-                kept, scene = Review(kept.starts + part, blocks), after
+                kept, what_if = Review(kept.starts + part, blocks), after
             elif (num_offenders := num_offenders + 1) == _MOST_OFFENDERS:
                 break
         return kept
 
-    def _accepted(self, after: Scene) -> Mapping[int, Block] | None:
-        """Go on to a later scene; returns what has to be reserved otherwise. None if there is no certificate for it."""
+    def _accepted(self, after: WhatIf) -> Mapping[int, Block] | None:
+        """Go on to a later what_if; returns what has to be reserved otherwise. None if there is no proof for it."""
         known = self._known
         assert known is not None
         if not known.leaves_far(after):
@@ -117,22 +117,22 @@ class Guard:
             device.free_ns + _SOON_NS <= known.latest_ns[device.device_id] for device in view.devices
         ):
             return ()
-        scene = Scene.now(view, costs, now_ns)
-        return tuple(self._starts(scene, known))
+        what_if = WhatIf.now(view, costs, now_ns)
+        return tuple(self._starts(what_if, known))
 
-    def _starts(self, scene: Scene, known: Certificate) -> Iterator[Start]:
+    def _starts(self, what_if: WhatIf, known: FeasibilityProof) -> Iterator[Start]:
         """Not behind the block of another job, of which only the first piece has been started: the rest would wait."""
         held: set[int] = set()
-        room = {device.device_id: WORKS_PER_LANE - len(device.works) for device in scene.view.devices}
-        num_near = known.num_near(scene.view)
-        for job, block in zip(scene.view.promised()[:num_near], scene.view.reserved()[:num_near], strict=True):
-            cursor = scene.cursor(job)
+        room = {device.device_id: WORKS_PER_LANE - len(device.works) for device in what_if.view.devices}
+        num_near = known.num_near(what_if.view)
+        for job, block in zip(what_if.view.promised()[:num_near], what_if.view.reserved()[:num_near], strict=True):
+            cursor = what_if.cursor(job)
             if cursor.stage is None:
                 continue
-            start_ns = max([block.ready_ns, *(scene.free_ns[device_id] for device_id in block.devices)])
+            start_ns = max([block.ready_ns, *(what_if.free_ns[device_id] for device_id in block.devices)])
             spare_ns = known.ends_ns[job.job_id] - start_ns - block.demand.run_ns
             if spare_ns < _SOON_NS and held.isdisjoint(block.devices):
-                start = self._piece(job, cursor, block.devices, scene.costs)
+                start = self._piece(job, cursor, block.devices, what_if.costs)
                 if all(room[device_id] > 0 for device_id in start.devices):
                     for device_id in start.devices:
                         room[device_id] -= 1

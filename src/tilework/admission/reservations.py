@@ -1,21 +1,22 @@
-"""Promises: which requests came in on the condition that their deadline is met, and whether all of them still can be.
+"""Reservations: which requests came in on the condition that their deadline is met, and whether all of them still can
+be.
 
 Theory of operation. What is left of each promised job is a block of the GPU x time plane, and it has a *home*: the
 devices on which it is to run. A device runs the blocks that have their home there in the order of their deadlines, each
 as soon as all of its devices have come to it and it is ready. If all end in time then, all promises can be kept,
-whatever else is waiting: the homes are a certificate.
+whatever else is waiting: the homes are a proof.
 
 A block ends at the largest of some sums: of when a device is free, or a block ready, and of what runs between. So a
-certificate cannot be spoiled by what goes well: a device that is free earlier, a job that is ready earlier or has less
+proof cannot be spoiled by what goes well: a device that is free earlier, a job that is ready earlier or has less
 left, or is gone, lets nobody end later. That is why homes are kept. To place blocks anew, each where it can begin
 first, has no such property, on several nodes, with wide blocks or where some are ready later: a device that comes free
 early can make a promise late. And what goes wrong costs no more than it takes: nobody ends later by more than devices
 and jobs come later.
 
 Going backwards from the deadlines gives for each device until when the blocks can spare it (`homes.latest_ends`): they
-are all in time exactly if each device is free, and each job ready, by then. These things preserve the certificate:
+are all in time exactly if each device is free, and each job ready, by then. These things preserve the proof:
 
-- admission lets a promise in only if there is one with it (`Promises.place`), and so gives it its home;
+- admission lets a promise in only if there is one with it (`Reservations.place`), and so gives it its home;
 - the guard (`admission.reservation_guard`) lets a policy start only what leaves one: as it is, or with the home of a
   started job moved
   to where it was started, or with all homes chosen anew;
@@ -39,7 +40,7 @@ from tilework.policy.toolkit.margin import ADMISSION_MARGIN
 _MANY, _STRIDE = 256, 32
 
 
-class Promises:
+class Reservations:
     """The blocks of all promised jobs, in order of their deadlines, on the devices as they are at one time.
 
     `levels` says when each device is free; there must be one. What the blocks before and behind some place in the order

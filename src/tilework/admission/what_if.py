@@ -22,7 +22,7 @@ def ready_ns(job: JobView, up: Mapping[int, DeviceView]) -> int:
 
 
 @dataclass(slots=True)
-class Scene:
+class WhatIf:
     """When devices will be free and what will be left of promised jobs, after starts that have not been made yet.
 
     `changed` are the blocks of promised jobs that are started, or get another home. Where one is started becomes its
@@ -40,11 +40,11 @@ class Scene:
     changed: dict[int, Block] = field(default_factory=dict)
 
     @staticmethod
-    def now(view: ClusterView, costs: CostModel, now_ns: int, far_from: tuple[int, int] | None = None) -> Scene:
+    def now(view: ClusterView, costs: CostModel, now_ns: int, far_from: tuple[int, int] | None = None) -> WhatIf:
         free_ns = {device.device_id: device.free_ns for device in view.devices}
-        return Scene(view, costs, now_ns, free_ns, {device.device_id: device for device in view.devices}, far_from)
+        return WhatIf(view, costs, now_ns, free_ns, {device.device_id: device for device in view.devices}, far_from)
 
-    def plus(self, starts: Sequence[Start]) -> Scene:
+    def plus(self, starts: Sequence[Start]) -> WhatIf:
         after = replace(
             self,
             free_ns=dict(self.free_ns),

@@ -97,7 +97,7 @@ def cost_table(rows: Sequence[CostRow], title: str, origins: Sequence[str] = ())
 
 
 def print_costs(table: CostTable, title: str) -> None:
-    """All rows, but of mixed batches, which are many, only what they come to; and how good the analysers are."""
+    """All rows, but of mixed batches, which are many, only what they come to; and how good the batch_models are."""
     rows = in_order(table.rows)
     shown = [row for row in rows if isinstance(row.batch, int)]
     if shown:
@@ -111,9 +111,9 @@ def print_costs(table: CostTable, title: str) -> None:
             low, high = percentile(gains, 10), percentile(gains, 90)
             told = f": one by one / together is {median(gains):.2f}, and {low:.2f} to {high:.2f} in 80%"
         out.print(f"{len(mixed)} mixed batches{told} (--json lists them)", soft_wrap=True)
-    for analyser in table.analysers.values():
-        told = f"foretells those that it has not seen with a mean error of {analyser.error:.1%}"
-        out.print(f"what was learned from {analyser.num_rows} batches {told}", soft_wrap=True)
+    for batch_model in table.batch_models.values():
+        told = f"foretells those that it has not seen with a mean error of {batch_model.error:.1%}"
+        out.print(f"what was learned from {batch_model.num_rows} batches {told}", soft_wrap=True)
 
 
 def row_json(row: CostRow, scaling: Scaling) -> dict[str, Any]:

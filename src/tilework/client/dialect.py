@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tilework.client.record import Ending
-from tilework.core.classes import DEFAULT_CLASS
+from tilework.core.priority import DEFAULT_CLASS
 from tilework.formats.workload import WorkloadRequest
 
 PATH = "/v1/images/generations"

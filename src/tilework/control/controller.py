@@ -17,21 +17,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilework.admission.admission_limits import Door
+from tilework.admission.admission_limits import AdmissionLimits
 from tilework.admission.eta import EtaAdmission
-from tilework.admission.reservation_guard import Guard
+from tilework.admission.reservation_guard import ReservationGuard
 from tilework.control.job import Job
 from tilework.control.tracker import Tracker
 from tilework.core.actions import (
     Accept,
     Action,
     DropState,
+    DropToBestEffort,
     Finish,
     MoveState,
     Reject,
     RunStage,
     RunSteps,
-    SetAside,
     Stop,
     WakeAt,
 )
@@ -51,7 +51,7 @@ from tilework.core.events import (
     Woke,
     WorkFailed,
 )
-from tilework.core.interfaces import Admission, Admitted, Block, Forecast, Policy, Refused
+from tilework.core.interfaces import Admission, Admitted, Block, EtaPrediction, Policy, Refused
 from tilework.core.progress import Cursor
 from tilework.core.request import RefusalCode, Request, Status
 from tilework.core.time import NS_PER_S
@@ -95,9 +95,9 @@ class Controller:
         self._policy: Policy = make_policy(config.policy)
         self.tracker = Tracker(self._policy, self.costs)
         self._admission: Admission = EtaAdmission(
-            door=Door(max_jobs=config.max_jobs, max_backlog_ns=config.max_backlog_ns)
+            door=AdmissionLimits(max_jobs=config.max_jobs, max_backlog_ns=config.max_backlog_ns)
         )
-        self._guard = Guard()
+        self._guard = ReservationGuard()
         self._next_job_id = 0
         self._wakes_ns: list[int] = []  # Asked for and not come yet, ascending.
         self._early: dict[int, list[_Report]] = {}  # Reports that wait for that on the work of this number.
@@ -105,7 +105,7 @@ class Controller:
     def handle(self, event: Event, now_ns: int) -> tuple[Action, ...]:
         self.tracker.at(now_ns)
         if self.costs.forget_memory(now_ns):
-            self.tracker.bring_back()
+            self.tracker.unpark()
         actions = self._record(event, now_ns)
         if not any(isinstance(action, Reject) for action in actions):  # Then nothing has changed.
             actions += self._plan(now_ns)
@@ -132,7 +132,7 @@ class Controller:
                 return [] if job_id is None else self._end(self.tracker.jobs[job_id], Status.CANCELLED, reason)
             case DeviceJoined(device_id, node, stages):
                 self.tracker.add_device(device_id, node, stages)
-                self.tracker.bring_back()
+                self.tracker.unpark()
                 return []
             case DeviceLost(device_id):
                 return self._lose(device_id, event.why, now_ns)
@@ -170,7 +170,7 @@ class Controller:
             urgency_ns=self._policy.urgency_ns(request, False, delay_ns),
             delay_ns=delay_ns,
             promised=answer.promised,
-            forecast=answer.forecast,
+            eta_prediction=answer.eta_prediction,
             done=done or Cursor.start(request),
         )
         self.tracker.add_job(job)
@@ -224,7 +224,7 @@ class Controller:
             return [Reject(request.uid, answer.reason, None, answer.code)]
         if isinstance(answer, Refused):
             run_ns = self._policy.demand(request, Cursor.start(request), self.costs).run_ns
-            answer = Admitted(now_ns + run_ns, answer.reason, Forecast(run_ns, self.tracker.num_jobs(), 1.0))
+            answer = Admitted(now_ns + run_ns, answer.reason, EtaPrediction(run_ns, self.tracker.num_jobs(), 1.0))
         job = self._enter(request, answer, 0, _reached(request, steps_done))
         self._next_job_id += 1
         self._guard.recheck()
@@ -290,7 +290,7 @@ class Controller:
         self._learn(work, jobs, run_ns, now_ns)
         finished = [job for job in jobs if job.done.stage is None]
         for job in finished:
-            self._admission.learn(job.request, job.forecast, now_ns - job.request.arrival_ns)
+            self._admission.learn(job.request, job.eta_prediction, now_ns - job.request.arrival_ns)
         return [action for job in finished for action in self._end(job, Status.DONE, "")]
 
     def _learn(self, work: Work, jobs: list[Job], run_ns: int, now_ns: int) -> None:
@@ -301,7 +301,7 @@ class Controller:
         self.costs.observe(work.stage, requests, len(work.devices), work.num_steps, run_ns)
         shapes = [request.shape for request in requests]
         if self.costs.observe_memory(work, shapes, fitted=True, now_ns=now_ns):
-            self.tracker.bring_back()  # What is known of memory now may not keep them from running any more.
+            self.tracker.unpark()  # What is known of memory now may not keep them from running any more.
 
     def _interrupted(self, work: Work, steps_done: int, reason: str, state_lost: bool = False) -> list[Action]:
         jobs = self.tracker.end_work(work, steps_done)
@@ -324,7 +324,7 @@ class Controller:
             job.failures -= is_excused and not lacks_devices
             actions += self._retry(job, reason)
             if job.job_id in self.tracker.jobs and lacks_devices:
-                self.tracker.set_back(job)
+                self.tracker.park(job)
             elif job.promised is not None:
                 self._fit_promise(job)
         return actions
@@ -398,8 +398,8 @@ class Controller:
         actions: list[Action] = []
         for _ in range(_MOST_PLANS):
             plan = self._policy.plan(self.tracker, self.costs, now_ns)
-            while plan.set_aside:
-                actions += self._set_aside(plan)
+            while plan.dropped_to_best_effort:
+                actions += self._dropped_to_best_effort(plan)
                 plan = self._policy.plan(self.tracker, self.costs, now_ns)
             actions += self._stop(plan.stops)
             self._settle(now_ns)
@@ -411,7 +411,7 @@ class Controller:
             actions += [action for start in forced for action in self._start(start)]
             if not forced:
                 break
-        recall_ns = self.costs.forgets_ns if self.tracker.num_set_back else None
+        recall_ns = self.costs.forgets_ns if self.tracker.num_parked else None
         return actions + self._wake(plan.wake_ns, self._guard.wake_ns(self.tracker, now_ns), recall_ns)
 
     def _stop(self, job_ids: Sequence[int]) -> list[Action]:
@@ -430,13 +430,13 @@ class Controller:
         for job_id, block in blocks.items():
             self.tracker.reserve(self.tracker.jobs[job_id], block.demand.width, block.devices)
 
-    def _set_aside(self, plan: Plan) -> list[Action]:
-        for job_id, _ in plan.set_aside:
+    def _dropped_to_best_effort(self, plan: Plan) -> list[Action]:
+        for job_id, _ in plan.dropped_to_best_effort:
             job = self.tracker.jobs[job_id]
-            assert not job.set_aside, f"job {job_id} is set aside twice"
-            delay_ns = self.tracker.delay_ns(job.request, set_aside=True)
-            self.tracker.set_aside(job, self._policy.urgency_ns(job.request, True, delay_ns), delay_ns)
-        return [SetAside(job_id, why) for job_id, why in plan.set_aside]
+            assert not job.dropped_to_best_effort, f"job {job_id} is set aside twice"
+            delay_ns = self.tracker.delay_ns(job.request, dropped_to_best_effort=True)
+            self.tracker.dropped_to_best_effort(job, self._policy.urgency_ns(job.request, True, delay_ns), delay_ns)
+        return [DropToBestEffort(job_id, why) for job_id, why in plan.dropped_to_best_effort]
 
     # 3. Perform.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tilework.core.actions import Accept, Action, Finish, MoveState, Reject, RunStage, RunSteps, SetAside, Stop
+from tilework.core.actions import Accept, Action, DropToBestEffort, Finish, MoveState, Reject, RunStage, RunSteps, Stop
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
 from tilework.core.work import DIFFUSE, Group, Work
@@ -58,7 +58,7 @@ class Decision:
         }
 
 
-def tell(at_ns: int, action: Action, request: Request, job_id: int | None = None) -> Decision | None:
+def describe(at_ns: int, action: Action, request: Request, job_id: int | None = None) -> Decision | None:
     """Put an action about `request` into words; None if it decides nothing about the request itself.
 
     `job_id` says which member of a batch the request is; it makes no difference to other actions.
@@ -80,7 +80,7 @@ def tell(at_ns: int, action: Action, request: Request, job_id: int | None = None
             text = f"its state goes to {devices_text(devices)}{', with its conditioning' if conditioning else ''}"
         case Stop(work_id):
             kind, text = DecisionKind.STOPPED, f"work {work_id} is to end at its next step boundary"
-        case SetAside(late_id, why):
+        case DropToBestEffort(late_id, why):
             kind, job_ids = DecisionKind.SET_ASIDE, (late_id,)
             text = f"set aside, behind those that can still be on time{_because(why)}"
         case Finish(ended_id, _, status, reason):
@@ -100,9 +100,9 @@ def tell(at_ns: int, action: Action, request: Request, job_id: int | None = None
     )
 
 
-def tell_all(told: Iterable[tuple[int, Action]], request: Request, job_id: int | None = None) -> list[Decision]:
+def describe_all(told: Iterable[tuple[int, Action]], request: Request, job_id: int | None = None) -> list[Decision]:
     """The decisions among these (time, action) pairs, in their order."""
-    decisions = (tell(at_ns, action, request, job_id) for at_ns, action in told)
+    decisions = (describe(at_ns, action, request, job_id) for at_ns, action in told)
     return [decision for decision in decisions if decision is not None]
 
 

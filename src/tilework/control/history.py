@@ -9,12 +9,12 @@ from tilework.control.log import BadLog, Header, read_log
 from tilework.core.actions import (
     Accept,
     Action,
+    DropToBestEffort,
     Finish,
     MoveState,
     Reject,
     RunStage,
     RunSteps,
-    SetAside,
     Stop,
 )
 from tilework.core.events import (
@@ -210,7 +210,7 @@ class Recorder:
                 self._tell_jobs(work.job_ids, action)
             case Stop(work_id):
                 self._tell_jobs(self._begun[work_id].job_ids, action)
-            case MoveState(job_id) | SetAside(job_id):
+            case MoveState(job_id) | DropToBestEffort(job_id):
                 self._tell_jobs((job_id,), action)
 
     def _tell_jobs(self, job_ids: Iterable[int], action: Action) -> None:

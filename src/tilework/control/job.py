@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tilework.core.interfaces import Block, Demand, Forecast
+from tilework.core.interfaces import Block, Demand, EtaPrediction
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.work import Group, StageId, Work
@@ -28,12 +28,12 @@ class Job:
     job_id: int
     request: Request
     urgency_ns: int
-    forecast: Forecast
+    eta_prediction: EtaPrediction
     done: Cursor
     attempt: int = 1
     failures: int = 0
     delay_ns: int = 0
-    set_aside: bool = False
+    dropped_to_best_effort: bool = False
     demand: Demand = _NOTHING
     promised: Block | None = None
     is_stopping: bool = False

@@ -56,19 +56,23 @@ class Load:
     def rivals_weight(self, tenant: str) -> float:
         return sum(holding.weight for name, holding in self._tenants.items() if name != tenant)
 
-    def delay_ns(self, request: Request, set_aside: bool, num_devices: int) -> int:
+    def delay_ns(self, request: Request, dropped_to_best_effort: bool, num_devices: int) -> int:
         """The fair delay of a request that comes in now, or is set aside now."""
         holding = self._tenants.get(request.tenant)
-        if holding is None or not (set_aside or request.deadline_ns is None):
+        if holding is None or not (dropped_to_best_effort or request.deadline_ns is None):
             return 0
         lines = holding.lines
         device_ns = sum(
-            line.device_ns for (weight, late), line in lines.items() if late == set_aside and weight >= request.weight
+            line.device_ns
+            for (weight, late), line in lines.items()
+            if late == dropped_to_best_effort and weight >= request.weight
         )
         all_weights = request.tenant_weight + self.rivals_weight(request.tenant)
         delay_ns = int(device_ns * max(2.0, all_weights / request.tenant_weight) / max(1, num_devices))
-        last = lines.get((request.weight, set_aside))
-        if last is None or set_aside:  # Jobs are set aside in any order: the last one may have arrived long after this.
+        last = lines.get((request.weight, dropped_to_best_effort))
+        if (
+            last is None or dropped_to_best_effort
+        ):  # Jobs are set aside in any order: the last one may have arrived long after this.
             return delay_ns
         return max(delay_ns, last.until_ns - request.arrival_ns)
 
@@ -113,7 +117,11 @@ class Load:
 
 def _line(job: Job) -> tuple[float, bool] | None:
     """The line of a job; None while it goes by its deadline."""
-    return None if job.request.deadline_ns is not None and not job.set_aside else (job.request.weight, job.set_aside)
+    return (
+        None
+        if job.request.deadline_ns is not None and not job.dropped_to_best_effort
+        else (job.request.weight, job.dropped_to_best_effort)
+    )
 
 
 def _device_ns(demand: Demand) -> int:

@@ -37,7 +37,7 @@ class Tracker:
         self._promised: list[Job] = []
         self._reserved: list[Block] = []  # The blocks of these, as if none had works.
         self._busy: dict[int, Job] = {}
-        self._set_back: dict[int, Job] = {}
+        self._parked: dict[int, Job] = {}
         self._sorted_devices: tuple[Device, ...] = ()
         self._num_on_node: Counter[int] = Counter()
         self.widest = 0
@@ -62,7 +62,7 @@ class Tracker:
         return self._waiting
 
     def job(self, job_id: int) -> Job | None:
-        return None if job_id in self._set_back else self.jobs.get(job_id)
+        return None if job_id in self._parked else self.jobs.get(job_id)
 
     def num_jobs(self) -> int:
         return len(self.jobs)
@@ -76,8 +76,8 @@ class Tracker:
     def rivals_weight(self, tenant: str) -> float:
         return self._load.rivals_weight(tenant)
 
-    def delay_ns(self, request: Request, set_aside: bool = False) -> int:
-        return self._load.delay_ns(request, set_aside, len(self._sorted_devices))
+    def delay_ns(self, request: Request, dropped_to_best_effort: bool = False) -> int:
+        return self._load.delay_ns(request, dropped_to_best_effort, len(self._sorted_devices))
 
     def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> Ahead:
         return self._waiting.ahead(_key(urgency_ns, job_id))
@@ -158,30 +158,30 @@ class Tracker:
         self._load.leave(job)
         del self.jobs[job.job_id], self.job_ids[job.request.uid]
 
-    def set_aside(self, job: Job, urgency_ns: int, delay_ns: int) -> None:
+    def dropped_to_best_effort(self, job: Job, urgency_ns: int, delay_ns: int) -> None:
         was_waiting = job in self._waiting
         if was_waiting:
             self._waiting.remove(job)
         self._load.leave(job)
-        job.set_aside, job.urgency_ns, job.delay_ns = True, urgency_ns, delay_ns
+        job.dropped_to_best_effort, job.urgency_ns, job.delay_ns = True, urgency_ns, delay_ns
         self._load.enter(job)
         self._release(job)
         if was_waiting:
             self._waiting.add(job)
 
-    def set_back(self, job: Job) -> None:
+    def park(self, job: Job) -> None:
         """Let a waiting job wait outside the queue, where no policy sees it; its promise is given up."""
         self._waiting.remove(job)
         self._release(job)
-        self._set_back[job.job_id] = job
+        self._parked[job.job_id] = job
 
     @property
-    def num_set_back(self) -> int:
-        return len(self._set_back)
+    def num_parked(self) -> int:
+        return len(self._parked)
 
-    def bring_back(self) -> None:
+    def unpark(self) -> None:
         """Things have changed: who was set back waits like others again."""
-        for job in tuple(self._set_back.values()):
+        for job in tuple(self._parked.values()):
             self._leave(job)
             self._wait(job)
 
@@ -366,7 +366,7 @@ class Tracker:
         if job in self._waiting:
             self._waiting.remove(job)
         self._busy.pop(job.job_id, None)
-        self._set_back.pop(job.job_id, None)
+        self._parked.pop(job.job_id, None)
 
 
 def _key(urgency_ns: int, job_id: int | None) -> tuple[int, int]:

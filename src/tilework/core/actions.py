@@ -36,7 +36,7 @@ class Reject:
 
 
 @dataclass(frozen=True, slots=True)
-class SetAside:
+class DropToBestEffort:
     """Tell whoever asks that a job cannot be on time any more; it is served after those that can."""
 
     job_id: int
@@ -107,10 +107,10 @@ def jobs_of(action: Action) -> tuple[int, ...]:
     match action:
         case RunStage(work) | RunSteps(work):
             return work.job_ids
-        case Accept(job_id) | SetAside(job_id) | MoveState(job_id) | DropState(job_id) | Finish(job_id):
+        case Accept(job_id) | DropToBestEffort(job_id) | MoveState(job_id) | DropState(job_id) | Finish(job_id):
             return (job_id,)
         case _:
             return ()
 
 
-Action = Accept | Reject | SetAside | RunStage | RunSteps | Stop | MoveState | DropState | Finish | WakeAt
+Action = Accept | Reject | DropToBestEffort | RunStage | RunSteps | Stop | MoveState | DropState | Finish | WakeAt

@@ -52,7 +52,7 @@ class JobView(Protocol):
         """What the policy expects that no work covers yet will take; as of the job's latest change."""
 
     @property
-    def forecast(self) -> Forecast: ...
+    def eta_prediction(self) -> EtaPrediction: ...
     @property
     def promised(self) -> Block | None:
         """What is reserved for what no work covers yet, if its deadline is promised; ready as if it had no works."""
@@ -66,7 +66,7 @@ class JobView(Protocol):
         """Part of `urgency_ns`: for how long its tenant's own requests before it come first."""
 
     @property
-    def set_aside(self) -> bool: ...
+    def dropped_to_best_effort(self) -> bool: ...
     @property
     def is_stopping(self) -> bool:
         """Whether its works have been told to end early, and have not all done so; until then it may not be started."""
@@ -157,7 +157,7 @@ class CostModel(Protocol):
     def knows(self, stage: StageId, request: Request) -> bool:
         """Whether what such a work takes alone on one device has been measured, and is not only foretold."""
 
-    def doubt(self, stage: StageId) -> float:
+    def prediction_error(self, stage: StageId) -> float:
         """How far the times of batches were from their predictions lately, in the mean, over these."""
 
     def move_ns(self, source: Group, target: Group) -> int: ...
@@ -171,7 +171,7 @@ class Policy(Protocol):
     It may remember (the end of a round), and so belongs to one controller.
     """
 
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
+    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
         """Place of a request in the order of service; asked once, and again when it is set aside.
 
         `delay_ns` is what its tenant's own requests before it take at the tenant's share (see `Backlog.delay_ns`): for
@@ -191,18 +191,18 @@ class Policy(Protocol):
 class Admitted:
     """The request may come in and is expected to finish at `eta_ns`; `why` says what that is made of.
 
-    `promised` is the block of the plane with which its deadline is promised, if it is; `forecast` what the prediction
-    was made of, for `Admission.learn`.
+    `promised` is the block of the plane with which its deadline is promised, if it is; `eta_prediction` what the
+    prediction was made of, for `Admission.learn`.
     """
 
     eta_ns: int
     why: str
-    forecast: Forecast
+    eta_prediction: EtaPrediction
     promised: Block | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class EtaPrediction:
     """A prediction before its correction: to finish `predicted_ns` after the arrival, beside `num_jobs` others."""
 
     predicted_ns: int
@@ -285,5 +285,5 @@ class Admission(Protocol):
     def eta_ns(self, job: JobView, backlog: Backlog, now_ns: int) -> int:
         """When a job that is in is expected to end, as of now."""
 
-    def learn(self, request: Request, forecast: Forecast, actual_ns: int) -> None:
+    def learn(self, request: Request, eta_prediction: EtaPrediction, actual_ns: int) -> None:
         """A request has been finished, `actual_ns` after its arrival."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tilework.core.classes import DEFAULT_CLASS
+from tilework.core.priority import DEFAULT_CLASS
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -48,7 +48,7 @@ class Request:
     `deadline_ns` is absolute on the controller's clock; None means best effort. `guided` says that classifier-free
     guidance doubles each step; cost tables describe guided steps. `priority` names its class and `weight` is what class
     and tenant make it weigh, of which `tenant_weight` is the tenant's part; `room` is how full the queue may be when it
-    still comes in (see `core.classes`). After every `preview_every` steps a preview is decoded (0: never).
+    still comes in (see `core.priority`). After every `preview_every` steps a preview is decoded (0: never).
     """
 
     uid: str

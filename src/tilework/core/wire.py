@@ -2,7 +2,7 @@
 
 A worker executes commands first in, first out; only `StopWork` and `BreakGroup` overtake.
 
-A job's state travels as a parcel: a worker puts it down where all workers of the node can read it, and names it in its
+A job's state travels as a blob: a worker puts it down where all workers of the node can read it, and names it in its
 report; whoever needs it is told the name.
 """
 
@@ -55,7 +55,7 @@ class ModelSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelledSource:
+class SimulatedSource:
     """A pretended device: a worker that sleeps for as long as `rows` say, and returns pictures of one colour.
 
     It has `memory_bytes`: a work for which they say a higher peak runs out of it.
@@ -70,7 +70,7 @@ class ModelledSource:
     memory_bytes: int | None = None
 
 
-Source = ModelSource | ModelledSource
+Source = ModelSource | SimulatedSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +101,13 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where a worker lives: its device, the directory of parcels, and where groups meet.
+    """Where a worker lives: its device, the directory of blobs, and where groups meet.
 
     `rendezvous` is the directory at which groups meet, empty where none are formed.
     """
 
     device_id: int
-    parcels: str
+    blobs: str
     rendezvous: str = ""
 
 
@@ -120,8 +120,8 @@ class GroupRef:
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
-    """The name of what a worker has put down, in the directory of parcels of its node."""
+class StateBlob:
+    """The name of what a worker has put down, in the directory of blobs of its node."""
 
     name: str
     num_bytes: int
@@ -215,15 +215,15 @@ class StopWork:
 
 @dataclass(frozen=True, slots=True)
 class ImportState:
-    """Take a job over from parcels. Without `conditioning` the worker has it already; without `state` there is none.
+    """Take a job over from blobs. Without `conditioning` the worker has it already; without `state` there is none.
 
     What the worker had of the state before is replaced.
     """
 
     job_id: int
     spec: Spec
-    conditioning: Parcel | None
-    state: Parcel | None
+    conditioning: StateBlob | None
+    state: StateBlob | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +331,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A member of which a worker lacks the state; with `state_lost` the parcels that it should come from are gone."""
+    """A member of which a worker lacks the state; with `state_lost` the blobs that it should come from are gone."""
 
     job_id: int
     reason: str
@@ -342,7 +342,7 @@ class Absent:
 class Ended:
     """A work is done; or after `steps_done` steps it was `stopped`, `broken` off with its group, or `out_of_memory`.
 
-    `parcels` are what the work brought about, by job: conditioning (encode) or states (denoise). The first of a group
+    `blobs` are what the work brought about, by job: conditioning (encode) or states (denoise). The first of a group
     puts them down; when the group breaks, every survivor does. `absent` members, of several, had no part in it.
     `memory_bytes` is what is in use on an accelerator then.
     """
@@ -354,7 +354,7 @@ class Ended:
     stopped: bool = False
     broken: bool = False
     out_of_memory: bool = False
-    parcels: Mapping[int, Parcel] = field(default_factory=dict)
+    blobs: Mapping[int, StateBlob] = field(default_factory=dict)
     absent: tuple[Absent, ...] = ()
     image: Image | None = None
     memory_bytes: int | None = None
@@ -362,7 +362,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A work raised an error. With `state_lost` the parcels that it should have gone on from are gone."""
+    """A work raised an error. With `state_lost` the blobs that it should have gone on from are gone."""
 
     work_id: int
     reason: str

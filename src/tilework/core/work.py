@@ -93,11 +93,11 @@ class Plan:
     be started again when they have ended. Only those count that `JobView.may_stop`. Jobs that share works with them are
     stopped with them, since their later works would begin at other steps; if one of these may not, nobody is.
 
-    `set_aside` names jobs that cannot be on time any more, each with the reason in words: they are served after those
-    that can, and never starve.
+    `dropped_to_best_effort` names jobs that cannot be on time any more, each with the reason in words: they are served
+    after those that can, and never starve.
     """
 
     starts: tuple[Start, ...] = ()
     stops: tuple[int, ...] = ()
-    set_aside: tuple[tuple[int, str], ...] = ()
+    dropped_to_best_effort: tuple[tuple[int, str], ...] = ()
     wake_ns: int | None = None

@@ -24,7 +24,7 @@ class Corrections:
     weight: float
     _learnt: dict[Place, float] = field(default_factory=dict, init=False)
     _lately: dict[tuple[StageId, int], float] = field(default_factory=dict, init=False)  # Of batches, by their degree.
-    _doubts: dict[tuple[StageId, int], float] = field(default_factory=dict, init=False)  # The same.
+    _prediction_error: dict[tuple[StageId, int], float] = field(default_factory=dict, init=False)  # The same.
 
     def __contains__(self, place: Place) -> bool:
         """Whether it was measured itself."""
@@ -39,9 +39,9 @@ class Corrections:
         stage, degree, *_ = place
         return self._learnt.get(place, self._lately.get((stage, degree)))
 
-    def doubt(self, stage: StageId, degree: int) -> float:
+    def prediction_error(self, stage: StageId, degree: int) -> float:
         """How far the times of batches were from what was expected lately, over these; 0 if there were none."""
-        return self._doubts.get((stage, degree), 0.0)
+        return self._prediction_error.get((stage, degree), 0.0)
 
     def observe_single(self, place: Place, ratio: float) -> bool:
         """Learn from one work; returns whether that is news."""
@@ -52,12 +52,12 @@ class Corrections:
     def observe_batch(self, place: Place, ratio: float) -> bool:
         """The same of a work of several members."""
         stage, degree, *_ = place
-        before, doubt = self.batch(place), self.doubt(stage, degree)
+        before, prediction_error = self.batch(place), self.prediction_error(stage, degree)
         new = self._learnt[place] = self._mean(before, ratio)
         self._lately[stage, degree] = self._mean(self._lately.get((stage, degree)), ratio)
         error = min(1.0, abs(ratio / (1.0 if before is None else before) - 1.0))
-        self._doubts[stage, degree] = doubt + self.weight * (error - doubt)
-        return new != before or error != doubt
+        self._prediction_error[stage, degree] = prediction_error + self.weight * (error - prediction_error)
+        return new != before or error != prediction_error
 
     def _mean(self, old: float | None, ratio: float) -> float:
         """With one measurement more. The first counts in full, within _FARTHEST."""

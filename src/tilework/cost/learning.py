@@ -1,4 +1,4 @@
-"""Makes an `Analyser` from measured batches; nothing else needs scikit-learn (the extra `learn`)."""
+"""Makes an `BatchLatencyModel` from measured batches; nothing else needs scikit-learn (the extra `learn`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from statistics import fmean, pstdev
 from tilework.core.request import Shape
 from tilework.core.wire import CostRow
 from tilework.core.work import DIFFUSE
-from tilework.cost.analyser import Analyser, Layer, inputs_of, places_of
+from tilework.cost.batch_latency import BatchLatencyModel, Layer, inputs_of, places_of
 from tilework.cost.prices import Prices
 from tilework.cost.rows import members_of
 
@@ -27,7 +27,7 @@ def can_learn() -> bool:
     return find_spec("sklearn") is not None
 
 
-def learn(rows: Iterable[CostRow], pipeline: str, seed: int = 0) -> Analyser | None:
+def learn(rows: Iterable[CostRow], pipeline: str, seed: int = 0) -> BatchLatencyModel | None:
     """Learn from four fifths, chosen by `seed`, of all measured batches of a pipeline's steps; no outlier is dropped.
 
     None if fewer than LEAST_MIXED of them are mixed, or nothing was measured alone. Whatever the order of `rows`, the
@@ -47,7 +47,7 @@ def learn(rows: Iterable[CostRow], pipeline: str, seed: int = 0) -> Analyser | N
     ratios = [row.seconds / sum(alone.seconds((shape,)) or 0.0 for shape in row.shapes) for row in batches]
     learned, held_out = _split(len(batches), seed)
     layers = _layers([inputs[index] for index in learned], [math.log(ratios[index]) for index in learned], seed)
-    analyser = Analyser(
+    batch_model = BatchLatencyModel(
         shapes=shapes,
         most_members=max(len(row.shapes) for row in batches),
         most_patches=int(max(values[-1] for values in inputs)),
@@ -55,8 +55,10 @@ def learn(rows: Iterable[CostRow], pipeline: str, seed: int = 0) -> Analyser | N
         error=0.0,
         num_rows=len(batches),
     )
-    errors = [abs((analyser.ratio(members_of(batches[index].shapes)) or 0.0) / ratios[index] - 1) for index in held_out]
-    return replace(analyser, error=fmean(errors))
+    errors = [
+        abs((batch_model.ratio(members_of(batches[index].shapes)) or 0.0) / ratios[index] - 1) for index in held_out
+    ]
+    return replace(batch_model, error=fmean(errors))
 
 
 def _split(number: int, seed: int) -> tuple[list[int], list[int]]:

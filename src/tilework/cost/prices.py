@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from tilework.core.request import Shape
 from tilework.core.wire import CostRow
-from tilework.cost.analyser import Analyser
+from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.rows import Member, members_of
 
 _Points = Sequence[tuple[int, float]]
@@ -29,7 +29,7 @@ class Prices:
     Single outputs are exact at profiled numbers of pixels, and linear between them. Beyond, the nearest two points are
     extended, never below half the nearest value; a single point is scaled in proportion to pixels.
 
-    A batch that was measured, turned or in another order, is as dear as that was, and one that the analyser knows as
+    A batch that was measured, turned or in another order, is as dear as that was, and one that the batch_model knows as
     dear as that says. Of any other is known what each member saves beyond the first: n of one shape that take T_n
     together save (n T_1 - T_n) / (n - 1) each, which is linear between measured shapes and numbers, and constant beyond
     them. Of a mix all save it but the one that would save most. What mixing takes beyond this is fitted to the measured
@@ -37,8 +37,8 @@ class Prices:
     Only a measured batch can be cheaper than its dearest member.
     """
 
-    def __init__(self, rows: Sequence[CostRow], analyser: Analyser | None = None) -> None:
-        self._analyser = analyser
+    def __init__(self, rows: Sequence[CostRow], batch_model: BatchLatencyModel | None = None) -> None:
+        self._batch_model = batch_model
         self._alone = _means((row.shape.pixels, row.seconds) for row in rows if row.batch == 1)
         self._known = {row.shape.pixels for row in rows if row.batch == 1 and (row.num_runs or _ENOUGH) >= _ENOUGH}
         self._together = dict(_means((members_of(row.shapes), row.seconds) for row in rows if row.batch != 1))
@@ -68,7 +68,7 @@ class Prices:
         if measured is not None or not self._alone:
             return measured
         one_by_one, together, dearest = self._unmeasured(members)
-        learned = None if self._analyser is None else self._analyser.ratio(members)
+        learned = None if self._batch_model is None else self._batch_model.ratio(members)
         if learned is not None:
             return max(dearest, learned * one_by_one)
         if members[0] != members[-1]:

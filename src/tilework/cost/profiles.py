@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from tilework.core.request import Shape
 from tilework.core.wire import CostRow
-from tilework.cost.analyser import Analyser
+from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.rows import Place, place_of
 from tilework.cost.table import CostTable
 
@@ -54,16 +54,18 @@ class ProfileKey:
     workers: int
     libraries: str
 
-    def table(self, rows: tuple[CostRow, ...], analysers: Mapping[str, Analyser] | None = None) -> CostTable:
+    def table(
+        self, rows: tuple[CostRow, ...], batch_models: Mapping[str, BatchLatencyModel] | None = None
+    ) -> CostTable:
         source = f"measured: {self.model}, {self.dtype}, {self.workers} x {self.threads} threads, {self.libraries}"
-        return CostTable(hardware=self.hardware, source=source, rows=rows, analysers=analysers or {})
+        return CostTable(hardware=self.hardware, source=source, rows=rows, batch_models=batch_models or {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """One run of measuring. `created_unix_ns` is wall-clock time, `tilework` the version that measured.
 
-    `analyser` is what was learned from all batches that were known then; None where there were too few.
+    `batch_model` is what was learned from all batches that were known then; None where there were too few.
     """
 
     key: ProfileKey
@@ -71,7 +73,7 @@ class Profile:
     rows: tuple[CostRow, ...]
     tilework: str
     created_unix_ns: int
-    analyser: Analyser | None = None
+    batch_model: BatchLatencyModel | None = None
 
 
 class Profiles:
@@ -94,16 +96,16 @@ class Profiles:
     def latest(self, key: ProfileKey) -> CostTable | None:
         """The best that is known under `key`: for each stage, shape, degree, batch and link the newest row.
 
-        Rows of profiles come before those of calibrations. The newest analyser counts. None if there is no row.
+        Rows of profiles come before those of calibrations. The newest batch_model counts. None if there is no row.
         """
         rows: dict[Place, CostRow] = {}
-        analysers: dict[str, Analyser] = {}
+        batch_models: dict[str, BatchLatencyModel] = {}
         for profile in sorted(self.entries(), key=lambda profile: profile.kind is Kind.PROFILE):
             if profile.key == key:
                 rows.update((place_of(row), row) for row in profile.rows)
-                if profile.analyser is not None:
-                    analysers[profile.rows[0].pipeline] = profile.analyser
-        return key.table(tuple(rows.values()), analysers) if rows else None
+                if profile.batch_model is not None:
+                    batch_models[profile.rows[0].pipeline] = profile.batch_model
+        return key.table(tuple(rows.values()), batch_models) if rows else None
 
     def entries(self) -> tuple[Profile, ...]:
         """Everything that was saved, oldest first."""
@@ -115,7 +117,7 @@ class Profiles:
         try:
             return self._attempt(work)
         except _Unreadable as error:
-            self._set_aside(examined, error.__cause__)
+            self._dropped_to_best_effort(examined, error.__cause__)
             return self._attempt(work)
 
     def _attempt(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
@@ -141,7 +143,7 @@ class Profiles:
             return self.path.stat().st_ino
         return None
 
-    def _set_aside(self, examined: int | None, reason: BaseException | None) -> None:
+    def _dropped_to_best_effort(self, examined: int | None, reason: BaseException | None) -> None:
         """Move the file away, unless another process already has and has put a new one there.
 
         Those who found the same file unreadable lock the file itself and not its name; so the first of them moves it,
@@ -175,7 +177,7 @@ CREATE TABLE profiles (
     id INTEGER PRIMARY KEY,
     hardware TEXT NOT NULL, model TEXT NOT NULL, dtype TEXT NOT NULL,
     threads INTEGER NOT NULL, workers INTEGER NOT NULL, libraries TEXT NOT NULL,
-    kind TEXT NOT NULL, tilework TEXT NOT NULL, created_unix_ns INTEGER NOT NULL, analyser TEXT
+    kind TEXT NOT NULL, tilework TEXT NOT NULL, created_unix_ns INTEGER NOT NULL, batch_model TEXT
 )"""
 _CREATE_ROWS = """
 CREATE TABLE rows (
@@ -204,9 +206,9 @@ def _prepare(connection: sqlite3.Connection) -> None:
 
 
 def _save(connection: sqlite3.Connection, profile: Profile) -> None:
-    analyser = None if profile.analyser is None else json.dumps(profile.analyser.to_json())
-    values = (*astuple(profile.key), profile.kind.value, profile.tilework, profile.created_unix_ns, analyser)
-    columns = (*_KEY_COLUMNS, "kind", "tilework", "created_unix_ns", "analyser")
+    batch_model = None if profile.batch_model is None else json.dumps(profile.batch_model.to_json())
+    values = (*astuple(profile.key), profile.kind.value, profile.tilework, profile.created_unix_ns, batch_model)
+    columns = (*_KEY_COLUMNS, "kind", "tilework", "created_unix_ns", "batch_model")
     cursor = connection.execute(_insert("profiles", columns), values)
     rows = ((cursor.lastrowid, *_row_values(row)) for row in profile.rows)
     connection.executemany(_insert("rows", ("profile_id", *_ROW_COLUMNS)), rows)
@@ -230,7 +232,7 @@ def _insert(table: str, columns: tuple[str, ...]) -> str:
 
 
 def _entries(connection: sqlite3.Connection) -> list[Profile]:
-    columns = ", ".join(("id", "kind", "tilework", "created_unix_ns", "analyser", *_KEY_COLUMNS))
+    columns = ", ".join(("id", "kind", "tilework", "created_unix_ns", "batch_model", *_KEY_COLUMNS))
     found = connection.execute(f"SELECT {columns} FROM profiles ORDER BY created_unix_ns, id").fetchall()
     return [
         Profile(
@@ -239,9 +241,9 @@ def _entries(connection: sqlite3.Connection) -> list[Profile]:
             rows=tuple(_rows(connection, profile_id)),
             tilework=version,
             created_unix_ns=created,
-            analyser=None if analyser is None else Analyser.parse(json.loads(analyser)),
+            batch_model=None if batch_model is None else BatchLatencyModel.parse(json.loads(batch_model)),
         )
-        for profile_id, kind, version, created, analyser, *key in found
+        for profile_id, kind, version, created, batch_model, *key in found
     ]
 
 

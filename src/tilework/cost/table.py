@@ -14,7 +14,7 @@ from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, Group, StageId, Work
-from tilework.cost.analyser import Analyser
+from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.corrections import Corrections, Place
 from tilework.cost.memory import MemoryLimits
 from tilework.cost.prices import Prices
@@ -33,8 +33,8 @@ class UnknownCost(LookupError):
 class CostTable:
     """What was measured on one kind of hardware; the file format of design section 10.
 
-    `source` says where the figures come from. Tables made for a published evaluation also carry its `steps` per
-    request and its base SLOs, seconds by `str(Shape)`. `analysers`, by pipeline, foretell batches of steps at degree 1.
+    `source` says where the figures come from. Tables made for a published evaluation also carry its `steps` per request
+    and its base SLOs, seconds by `str(Shape)`. `batch_models`, by pipeline, foretell batches of steps at degree 1.
     """
 
     hardware: str
@@ -43,7 +43,7 @@ class CostTable:
     source: str = ""
     steps: int | None = None
     slo_s: Mapping[str, float] = field(default_factory=dict)
-    analysers: Mapping[str, Analyser] = field(default_factory=dict)
+    batch_models: Mapping[str, BatchLatencyModel] = field(default_factory=dict)
 
     @property
     def has_batches(self) -> bool:
@@ -59,7 +59,11 @@ class CostTable:
             **({"steps": self.steps} if self.steps is not None else {}),
             **({"slo_s": dict(self.slo_s)} if self.slo_s else {}),
             "rows": [_row_json(row) for row in self.rows],
-            **({"analysers": {name: one.to_json() for name, one in self.analysers.items()}} if self.analysers else {}),
+            **(
+                {"batch_models": {name: one.to_json() for name, one in self.batch_models.items()}}
+                if self.batch_models
+                else {}
+            ),
         }
 
 
@@ -125,7 +129,7 @@ def merged(tables: Sequence[CostTable]) -> CostTable:
         steps=first.steps if len(steps) == 1 else None,
         slo_s={size: seconds for table in tables for size, seconds in table.slo_s.items()},
         rows=tuple(row for table in tables for row in table.rows),
-        analysers={pipeline: one for table in tables for pipeline, one in table.analysers.items()},
+        batch_models={pipeline: one for table in tables for pipeline, one in table.batch_models.items()},
     )
 
 
@@ -159,17 +163,17 @@ def parse_table(document: object) -> CostTable:
         steps=document.get("steps"),
         slo_s=_parse_slos(document.get("slo_s", {})),
         rows=tuple(_parse_row(f"rows[{index}]", row) for index, row in enumerate(document["rows"])),
-        analysers=_parse_analysers(document.get("analysers", {})),
+        batch_models=_parse_batch_models(document.get("batch_models", {})),
     )
 
 
-def _parse_analysers(analysers: object) -> dict[str, Analyser]:
-    if not isinstance(analysers, dict):
-        raise BadCostTable(f"analysers is {analysers!r}; expected an object by pipeline")
+def _parse_batch_models(batch_models: object) -> dict[str, BatchLatencyModel]:
+    if not isinstance(batch_models, dict):
+        raise BadCostTable(f"batch_models is {batch_models!r}; expected an object by pipeline")
     try:
-        return {pipeline: Analyser.parse(document) for pipeline, document in analysers.items()}
+        return {pipeline: BatchLatencyModel.parse(document) for pipeline, document in batch_models.items()}
     except ValueError as error:
-        raise BadCostTable(f"analysers: {error}; take it out, or write it with tilework profile --mixed") from error
+        raise BadCostTable(f"batch_models: {error}; take it out, or write it with tilework profile --mixed") from error
 
 
 def _parse_slos(slo_s: object) -> dict[str, float]:
@@ -418,9 +422,9 @@ class TableCosts:
             return True
         return self._price(stage, (request.shape,), 1, (request.guided,)).place in self._corrections
 
-    def doubt(self, stage: StageId) -> float:
+    def prediction_error(self, stage: StageId) -> float:
         """How far the times of batches on one device were from predictions lately, over these; 0 if there were none."""
-        return self._corrections.doubt(stage, 1)
+        return self._corrections.prediction_error(stage, 1)
 
     def correction(self, stage: StageId, requests: Sequence[Request], degree: int) -> float:
         """Measured over tabled time of such works; 1 as long as nothing has been measured."""
@@ -475,8 +479,10 @@ def _tabled(table: CostTable) -> dict[tuple[StageId, int], Prices]:
     gathered: dict[tuple[StageId, int], list[CostRow]] = {}
     for row in table.rows:
         gathered.setdefault((StageId(row.pipeline, row.stage), row.degree), []).append(row)
-    analysers = {(StageId(pipeline, DIFFUSE), 1): analyser for pipeline, analyser in table.analysers.items()}
-    return {place: Prices(rows, analysers.get(place)) for place, rows in gathered.items()}
+    batch_models = {
+        (StageId(pipeline, DIFFUSE), 1): batch_model for pipeline, batch_model in table.batch_models.items()
+    }
+    return {place: Prices(rows, batch_models.get(place)) for place, rows in gathered.items()}
 
 
 def _degrees(tabled: Mapping[tuple[StageId, int], Prices]) -> dict[tuple[str, str], tuple[int, ...]]:

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tilework.core.classes import DEFAULT_CLASS
+from tilework.core.priority import DEFAULT_CLASS
 from tilework.core.request import OnMiss, Shape
 
 RequestId = int | str

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tilework.core.packing import Pack
 from tilework.core.wire import Image, ModelInfo, Spec
-from tilework.pipelines.freight import Freight
 from tilework.pipelines.parallel import Parallel
+from tilework.pipelines.serialization import SerializedState
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,11 +112,11 @@ class Family(Protocol):
     def decode(self, state: StepState, sliced: bool = False) -> Image:
         """`sliced` takes less memory and more time, and brings the same picture up to rounding."""
 
-    def export(self, state: StepState) -> Freight:
+    def export(self, state: StepState) -> SerializedState:
         """The mutable part, which is all that `restore` needs besides spec and conditioning."""
 
-    def restore(self, blob: Freight, spec: Spec, conditioning: Conditioning) -> StepState:
+    def restore(self, blob: SerializedState, spec: Spec, conditioning: Conditioning) -> StepState:
         """Undo `export`, on this family's device. `blob` must come from a worker: reading it can run code."""
 
-    def export_conditioning(self, conditioning: Conditioning) -> Freight: ...
-    def restore_conditioning(self, blob: Freight) -> Conditioning: ...
+    def export_conditioning(self, conditioning: Conditioning) -> SerializedState: ...
+    def restore_conditioning(self, blob: SerializedState) -> Conditioning: ...

@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate
 from tilework.core.packing import Layout, Pack, Size
 from tilework.core.preview import preview_shape
 from tilework.core.wire import Image, ModelInfo, Spec
-from tilework.pipelines import freight
+from tilework.pipelines import serialization
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.family import Conditioning, StepState
@@ -172,11 +172,13 @@ class StagedPipeline(ABC):
     def decode(self, state: StepState, sliced: bool = False) -> Image:
         return self._image(self._decode(self._unpack(state.latents, state.spec), sliced))
 
-    def export(self, state: StepState) -> freight.Freight:
-        return freight.pack((state.latents, _memory(state.sampler), state.iteration_index, state.generator.get_state()))
+    def export(self, state: StepState) -> serialization.SerializedState:
+        return serialization.serialize(
+            (state.latents, _memory(state.sampler), state.iteration_index, state.generator.get_state())
+        )
 
-    def restore(self, blob: freight.Freight, spec: Spec, conditioning: Conditioning) -> StepState:
-        latents, memory, iteration_index, randomness = freight.unpack(blob, self.device)
+    def restore(self, blob: serialization.SerializedState, spec: Spec, conditioning: Conditioning) -> StepState:
+        latents, memory, iteration_index, randomness = serialization.deserialize(blob, self.device)
         sampler, generator = copy.deepcopy(self._pipeline.scheduler), torch.Generator("cpu")
         vars(sampler).update(memory)
         generator.set_state(randomness)
@@ -189,11 +191,11 @@ class StagedPipeline(ABC):
             iteration_index=iteration_index,
         )
 
-    def export_conditioning(self, conditioning: Conditioning) -> freight.Freight:
-        return freight.pack(dict(conditioning.tensors))
+    def export_conditioning(self, conditioning: Conditioning) -> serialization.SerializedState:
+        return serialization.serialize(dict(conditioning.tensors))
 
-    def restore_conditioning(self, blob: freight.Freight) -> Conditioning:
-        return Conditioning(freight.unpack(blob, self.device))
+    def restore_conditioning(self, blob: serialization.SerializedState) -> Conditioning:
+        return Conditioning(serialization.deserialize(blob, self.device))
 
     def _unpack(self, latents: Tensor, spec: Spec) -> Tensor:
         """Latents as they lie in the picture, (1, channels, rows, columns), for a family that packs them otherwise."""

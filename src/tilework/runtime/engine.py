@@ -20,18 +20,17 @@ from tilework.core.actions import (
     Accept,
     Action,
     DropState,
+    DropToBestEffort,
     Finish,
     MoveState,
     Reject,
     RunStage,
     RunSteps,
-    SetAside,
     Stop,
     WakeAt,
     jobs_of,
 )
 from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
-from tilework.core.classes import DEFAULT_CLASS
 from tilework.core.events import (
     Cancelled,
     DeviceJoined,
@@ -40,19 +39,20 @@ from tilework.core.events import (
     Submitted,
     Woke,
 )
+from tilework.core.priority import DEFAULT_CLASS
 from tilework.core.request import OnMiss, Request, Status
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import Image, ModelInfo, Report, Spec
 from tilework.core.work import STAGES, StageId
 from tilework.cost.table import CostTable
-from tilework.runtime.cargo import Cargo
 from tilework.runtime.costs import CostCache, calibration_shapes, start_costs
 from tilework.runtime.executor import Executor, WorkerStartFailed
-from tilework.runtime.floor import Floor
 from tilework.runtime.log_file import LogFile
 from tilework.runtime.observer import Observer, Usage
-from tilework.runtime.roster import Roster
+from tilework.runtime.request_table import RequestTable
+from tilework.runtime.state_registry import StateRegistry
 from tilework.runtime.ticket import Outcome, Refusal, Ticket, Wanted
+from tilework.runtime.work_dispatcher import WorkDispatcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +112,8 @@ class Engine:
         self._keeper = keeper
         self._origin_ns = time.monotonic_ns() - config.begin_ns
         self._incoming: dict[str, _Incoming] = {}
-        self._roster = Roster()
-        self._cargo = Cargo(executor)
+        self._requests = RequestTable()
+        self._states = StateRegistry(executor)
         self._started = False
         self._draining = False
         self._stopped = False
@@ -129,7 +129,7 @@ class Engine:
         """Tell this one, and no other, what happens from now on."""
         self._observer = observer
         if self._started:
-            self._floor.observer = observer
+            self._dispatcher.observer = observer
 
     async def start(self) -> None:
         """Load the model on every device and measure it. Raises WorkerStartFailed, UnknownPolicy."""
@@ -142,12 +142,12 @@ class Engine:
             raise WorkerStartFailed(f"the model ran at none of {sizes}; the workers' messages say why")
         self._controller = Controller(self._config.controller, table)
         self._log.write(header_line(tilework.__version__, self._config.controller, table))
-        self._floor = Floor(
+        self._dispatcher = WorkDispatcher(
             executor=self._executor,
             controller=self._controller,
             watchdog=self._config.watchdog,
-            roster=self._roster,
-            cargo=self._cargo,
+            request_table=self._requests,
+            states=self._states,
             keeper=self._keeper,
             observer=self._observer,
             origin_ns=self._origin_ns,
@@ -173,19 +173,19 @@ class Engine:
         """
         self.drain()
         if self._started:
-            self._floor.close()
+            self._dispatcher.close()
         if self._keeper is None:
             self._end_all("the server was stopped")
         elif self._started:
-            await self._floor.settle()
+            await self._dispatcher.settle()
         self._stopped = True
-        for entry in self._roster:
+        for entry in self._requests:
             self._resolve(entry.ticket, Status.CANCELLED, "the server was stopped")
-        self._roster.clear()
+        self._requests.clear()
         await self._executor.stop()
 
     def _end_all(self, reason: str) -> None:
-        for uid in self._roster.uids:
+        for uid in self._requests.uids:
             self.cancel(uid, reason)
 
     def drain(self) -> None:
@@ -199,7 +199,7 @@ class Engine:
     def health(self) -> Health:
         return Health(
             num_devices=self._executor.num_devices,
-            num_devices_up=len(self._floor.up),
+            num_devices_up=len(self._dispatcher.up),
             num_jobs=self._controller.tracker.num_jobs(),
             draining=self._draining,
         )
@@ -213,8 +213,8 @@ class Engine:
             waiting=Counter(job.request.priority for job in jobs if not job.works),
             running=Counter(job.request.priority for job in jobs if job.works),
             backlog_ns=tracker.held().device_ns + sum(max(0, device.free_ns - now_ns) for device in tracker.devices),
-            parcel_bytes=self._cargo.num_bytes,
-            memory_bytes=dict(self._floor.memory_bytes),
+            state_blob_bytes=self._states.num_bytes,
+            memory_bytes=dict(self._dispatcher.memory_bytes),
             pids={device_id: pid for device_id, pid in pids.items() if pid is not None},
         )
 
@@ -233,7 +233,7 @@ class Engine:
         """Bring requests in, all of them or none. Their uids must be new; `deadline_ns` is on the engine's clock."""
         arrival_ns = self.now_ns()
         for uid, spec in specs.items():
-            assert self._roster.job_id(uid) is None, f"two requests have the uid {uid}"
+            assert self._requests.job_id(uid) is None, f"two requests have the uid {uid}"
             wanted = Wanted(
                 uid=uid,
                 spec=spec,
@@ -257,7 +257,7 @@ class Engine:
                 code=answer.code,
                 retry_ns=answer.retry_ns,
             )
-        return tuple(self._roster.ticket(uid) for uid in specs)
+        return tuple(self._requests.ticket(uid) for uid in specs)
 
     def restore(self, kept: Sequence[tuple[Wanted, Checkpoint]]) -> tuple[Ticket, ...]:
         """Take requests in that an engine before this one had accepted, in this order; once, before any other.
@@ -265,7 +265,7 @@ class Engine:
         They go on from their checkpoints, as far as these are still there. A ticket whose request cannot be served any
         more has failed already.
         """
-        there = self._executor.inherit({parcel for _, checkpoint in kept for parcel in checkpoint.parcels})
+        there = self._executor.inherit({blob for _, checkpoint in kept for blob in checkpoint.blobs})
         return tuple(self._restore(wanted, checkpoint.among(there)) for wanted, checkpoint in kept)
 
     def _restore(self, wanted: Wanted, checkpoint: Checkpoint) -> Ticket:
@@ -277,22 +277,22 @@ class Engine:
             ticket = self._ticket(request, request.arrival_ns)
             self._resolve(ticket, Status.FAILED, answer.reason)
             return ticket
-        ticket = self._roster.ticket(request.uid)
+        ticket = self._requests.ticket(request.uid)
         ticket.progress(checkpoint.steps_done)
         return ticket
 
     def release(self, uid: str) -> None:
         """The picture of a request that is done need not be made again, whatever happens: it is safe."""
-        self._cargo.release(uid)
+        self._states.release(uid)
 
     def cancel(self, uid: str, reason: str) -> None:
         """End a request now; its device is free at the next step boundary. Unknown or ended uids are ignored."""
-        if self._roster.job_id(uid) is not None:
+        if self._requests.job_id(uid) is not None:
             self._handle(Cancelled(uid, reason))
 
     def eta_ns(self, uid: str) -> int | None:
         """When an open request is expected to be done, as of now; None once it has ended."""
-        job_id = self._roster.job_id(uid)
+        job_id = self._requests.job_id(uid)
         return None if job_id is None else self._controller.eta_ns(job_id, self.now_ns())
 
     # For the executor.
@@ -300,14 +300,14 @@ class Engine:
     def on_joined(self, device_id: int) -> None:
         if not self._started:  # A worker has loaded although the start was given up meanwhile.
             return
-        self._floor.up.add(device_id)
+        self._dispatcher.up.add(device_id)
         self._observer.on_joined(device_id, self.now_ns())
         stages = frozenset(StageId(self.info.name, stage) for stage in STAGES)
         self._handle(DeviceJoined(device_id, 0, stages))
 
     def on_lost(self, device_id: int, reason: str) -> None:
-        if self._started and device_id in self._floor.up:
-            self._floor.lose(device_id, reason)
+        if self._started and device_id in self._dispatcher.up:
+            self._dispatcher.lose(device_id, reason)
 
     def on_given_up(self) -> None:
         """Nobody is left to serve what is in."""
@@ -315,7 +315,7 @@ class Engine:
 
     def on_report(self, device_id: int, report: Report) -> None:
         if not self._stopped:
-            self._floor.report(device_id, report)
+            self._dispatcher.report(device_id, report)
 
     # The controller and its actions.
 
@@ -334,7 +334,7 @@ class Engine:
     def _note(self, action: Action, now_ns: int) -> None:
         """Keep an action for whoever asks why; the last one, `Finish`, is in the outcome."""
         for job_id in jobs_of(action):
-            if entry := self._roster.get(job_id):
+            if entry := self._requests.get(job_id):
                 entry.ticket.note(now_ns, action)
 
     def _perform(self, action: Action) -> None:
@@ -344,15 +344,15 @@ class Engine:
             case Reject(uid, code=code):
                 self._observer.on_refused(self._incoming.pop(uid).request, code)
             case RunStage(work) | RunSteps(work):
-                self._floor.run(work)
+                self._dispatcher.run(work)
             case Stop(work_id):
-                self._floor.stop(work_id)
+                self._dispatcher.stop(work_id)
             case MoveState(job_id, targets, conditioning):
-                self._floor.move(job_id, targets, conditioning)
-            case SetAside():
+                self._dispatcher.move(job_id, targets, conditioning)
+            case DropToBestEffort():
                 pass
             case DropState(job_id, devices):
-                self._floor.forget(job_id, devices)
+                self._dispatcher.forget(job_id, devices)
             case Finish(job_id, uid, status, reason):
                 self._finish(job_id, uid, status, reason)
             case WakeAt(at_ns):
@@ -365,18 +365,18 @@ class Engine:
 
     def _accept(self, job_id: int, uid: str, eta_ns: int) -> None:
         incoming = self._incoming.pop(uid)
-        self._roster.add(job_id, incoming.spec, self._ticket(incoming.request, eta_ns))
-        self._cargo.begin(job_id, incoming.spec, incoming.checkpoint)
+        self._requests.add(job_id, incoming.spec, self._ticket(incoming.request, eta_ns))
+        self._states.begin(job_id, incoming.spec, incoming.checkpoint)
 
     def _ticket(self, request: Request, eta_ns: int) -> Ticket:
         return Ticket(request=request, eta_ns=eta_ns, outcome=self._loop.create_future())
 
     def _finish(self, job_id: int, uid: str, status: Status, reason: str) -> None:
-        entry = self._roster.remove(job_id)
+        entry = self._requests.remove(job_id)
         if self._keeper is not None and status is Status.DONE:
-            self._cargo.hold(job_id, uid)
+            self._states.hold(job_id, uid)
         else:
-            self._cargo.end(job_id)
+            self._states.end(job_id)
         self._resolve(entry.ticket, status, reason, entry.image if status is Status.DONE else None)
 
     def _resolve(self, ticket: Ticket, status: Status, reason: str, image: Image | None = None) -> None:

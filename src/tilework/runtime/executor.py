@@ -25,16 +25,16 @@ from tilework.core.wire import (
     Loaded,
     LoadFailed,
     ModelInfo,
-    Parcel,
     Report,
     Site,
     Source,
+    StateBlob,
 )
 from tilework.core.work import Group
 from tilework.cost.profiles import ProfileKey
 from tilework.runtime.costs import profile_key
 from tilework.runtime.groups import GroupTable
-from tilework.runtime.parcels import ParcelDirectory
+from tilework.runtime.state_blobs import StateBlobDirectory
 from tilework.runtime.worker_process import Outgoing, WorkerProcess
 
 _log = logging.getLogger(__name__)
@@ -84,13 +84,13 @@ class Executor(Protocol):
     def kill(self, device_id: int, reason: str) -> None:
         """End a device's worker, whatever it does; its loss, with this reason, follows."""
 
-    def inherit(self, parcels: Collection[Parcel]) -> set[Parcel]:
+    def inherit(self, blobs: Collection[StateBlob]) -> set[StateBlob]:
         """Take over what a former server's workers have put down; returns what is still there and fits the model.
 
         Once, before anything is put down; everything else of that server is removed.
         """
 
-    def discard(self, parcel: Parcel) -> None:
+    def discard(self, blob: StateBlob) -> None:
         """Remove what nobody needs any more."""
 
     async def stop(self) -> None: ...
@@ -146,8 +146,8 @@ class LocalExecutor:
     async def start(self, listener: Listener) -> ModelInfo:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
-        self._parcels = self._resources.enter_context(closing(ParcelDirectory(owner=self._config.owner)))
-        self._rendezvous = self._resources.enter_context(closing(Rendezvous(self._parcels.path)))
+        self._blobs = self._resources.enter_context(closing(StateBlobDirectory(owner=self._config.owner)))
+        self._rendezvous = self._resources.enter_context(closing(Rendezvous(self._blobs.path)))
         devices = range(self._config.num_workers)
         self._loaded = {device_id: self._loop.create_future() for device_id in devices}
         for device_id in devices:
@@ -211,12 +211,12 @@ class LocalExecutor:
         for device_id in ref.devices:
             self.send(device_id, command)
 
-    def inherit(self, parcels: Collection[Parcel]) -> set[Parcel]:
+    def inherit(self, blobs: Collection[StateBlob]) -> set[StateBlob]:
         key = self._key
-        return self._parcels.inherit(parcels, f"{key.model}, {key.dtype}, {key.libraries}")
+        return self._blobs.inherit(blobs, f"{key.model}, {key.dtype}, {key.libraries}")
 
-    def discard(self, parcel: Parcel) -> None:
-        self._parcels.discard(parcel)
+    def discard(self, blob: StateBlob) -> None:
+        self._blobs.discard(blob)
 
     async def stop(self) -> None:
         self._stopping = True
@@ -227,7 +227,7 @@ class LocalExecutor:
 
     def _spawn(self, device_id: int) -> WorkerProcess:
         """Starts a process; its first message is Loaded or LoadFailed."""
-        site = Site(device_id=device_id, parcels=str(self._parcels.path), rendezvous=self._rendezvous.address)
+        site = Site(device_id=device_id, blobs=str(self._blobs.path), rendezvous=self._rendezvous.address)
         worker = self._workers[device_id] = WorkerProcess(
             site, self._config.source, partial(self._report, device_id), partial(self._exited, device_id)
         )
@@ -245,8 +245,8 @@ class LocalExecutor:
             case _:
                 if isinstance(report, Ended):
                     self._deaths.pop(device_id, None)
-                    for parcel in report.parcels.values():
-                        self._parcels.know(parcel)
+                    for blob in report.blobs.values():
+                        self._blobs.know(blob)
                 self._listener.on_report(device_id, report)
 
     def _on_loaded(self, device_id: int, loaded: Loaded) -> None:
@@ -269,7 +269,7 @@ class LocalExecutor:
     def _exited(self, device_id: int, reason: str) -> None:
         if self._stopping:
             return
-        self._parcels.sweep(device_id, self._workers.pop(device_id).pid)
+        self._blobs.sweep(device_id, self._workers.pop(device_id).pid)
         self._fail_start(WorkerStartFailed(f"worker {device_id} ended before it could serve: {reason}"))
         self._up.discard(device_id)
         for ref in self._groups.break_with(device_id):

@@ -48,7 +48,7 @@ class EndedWork:
 class Usage:
     """What an engine holds. `waiting` and `running` count open requests by class.
 
-    `backlog_ns` is the GPU time that all of them are predicted to take from now on, and `parcel_bytes` what their
+    `backlog_ns` is the GPU time that all of them are predicted to take from now on, and `state_blob_bytes` what their
     states take in memory that the workers share. By GPU: `memory_bytes` is what was in use on an accelerator, by
     whomever, when its latest work ended; `pids` are the workers' processes.
     """
@@ -56,7 +56,7 @@ class Usage:
     waiting: Mapping[str, int]
     running: Mapping[str, int]
     backlog_ns: int
-    parcel_bytes: int
+    state_blob_bytes: int
     memory_bytes: Mapping[int, int]
     pids: Mapping[int, int]
 

@@ -161,7 +161,7 @@ class Ticket:
         self._tell()
 
     def pause(self) -> None:
-        """None of its works is in flight any more."""
+        """None of its works is in in_flight_work any more."""
         self.is_running = False
         self._tell()
 

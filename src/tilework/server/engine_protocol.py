@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.classes import DEFAULT_CLASS
+from tilework.core.priority import DEFAULT_CLASS
 from tilework.core.request import OnMiss
 from tilework.core.wire import ModelInfo, Spec
 from tilework.runtime.observer import Observer, Usage

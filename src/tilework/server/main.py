@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import uvicorn
 from fastapi import FastAPI
 
-from tilework.server.api.app import create_app, new_ledger, new_store
+from tilework.server.api.app import create_app, new_call_registry, new_store
 from tilework.server.calls.journal import DurableJournal
 from tilework.server.calls.restore import restore
 from tilework.server.config import ServerConfig
@@ -72,9 +72,9 @@ async def serve(
     signals = signals or StopSignals()
     journal = None if durable is None else DurableJournal(durable.journal)
     give_back_large_blocks()
-    readiness, ledger = Readiness(engine, has_started=False), new_ledger(config, journal)
+    readiness, call_registry = Readiness(engine, has_started=False), new_call_registry(config, journal)
     store = new_store(config, durable)
-    app = create_app(engine, config, store=store, readiness=readiness, ledger=ledger)
+    app = create_app(engine, config, store=store, readiness=readiness, call_registry=call_registry)
     listener = _bind(config)
     protocol = protocol_class(config)
     server = _Server(_uvicorn_config(app, config, protocol))
@@ -88,15 +88,15 @@ async def serve(
                 tidying = [] if journal is None else [journal.keep_tidy()]
                 with rare_collections(), _beside(sweep(lambda: protocol.num_closed), *tidying):
                     if journal is not None:
-                        readiness.num_restored = restore(engine, journal, app.state.intake)
+                        readiness.num_restored = restore(engine, journal, app.state.submitter)
                     readiness.has_started = True
                     (on_ready or _ignore)(_url(config, listener))
                     await _first(serving, signals.stop.wait())
                     deadline_s = loop.time() + config.drain_s
                     engine.drain()
-                    await _drained(settled(ledger, store, engine.now_ns), signals, deadline_s)
+                    await _drained(settled(call_registry, store, engine.now_ns), signals, deadline_s)
         finally:
-            ledger.leave()
+            call_registry.leave()
             await engine.stop()
             await _close(server, serving, signals, deadline_s)
 

@@ -25,7 +25,7 @@ from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import DECODE, DIFFUSE, StageId, Work
 from tilework.cost.table import TableCosts
 from tilework.sim.clock import Clock
-from tilework.sim.device import FRUITLESS, NEVER_NS, Fleet, Nature, Parcel, Run, RunEnd, State, steps_by
+from tilework.sim.device import FRUITLESS, NEVER_NS, Fleet, Nature, Run, RunEnd, State, StateBlob, steps_by
 from tilework.sim.faults import Dice
 from tilework.sim.mail import Mail
 
@@ -83,10 +83,10 @@ class Cluster:
         self._mail = Mail(clock, dice)
         self._lives = dict.fromkeys(range(num_devices), 0)
         self._starting = set(range(num_devices))
-        self._flights: dict[int, _Flight] = {}
+        self._in_flight: dict[int, _Flight] = {}
         self._latest: dict[int, Work] = {}
         self._kept: dict[int, dict[int, State]] = {}
-        self._coming: dict[int, list[tuple[int, Parcel]]] = {}
+        self._coming: dict[int, list[tuple[int, StateBlob]]] = {}
         self._seen_steps: dict[int, int] = {}
         self._is_ticking = False
         self._era = 0
@@ -110,7 +110,7 @@ class Cluster:
                 self._send(devices, partial(self.fleet.forget, job_id))
 
     def _run(self, work: Work) -> None:
-        self._flights[work.work_id] = _Flight(work=work)
+        self._in_flight[work.work_id] = _Flight(work=work)
         for job_id in work.job_ids:
             self._latest[job_id] = work
         if self._mail.is_instant:  # Nothing else can begin by it, and it only when it has come to the last one.
@@ -128,7 +128,7 @@ class Cluster:
 
     def _stop(self, work_id: int) -> None:
         """The leader's word counts; if it is lost, the work breaks off anyway."""
-        flight = self._flights.get(work_id)
+        flight = self._in_flight.get(work_id)
         if flight is not None:
             self._send(flight.work.devices[:1], partial(self._stop_at, flight.work))
 
@@ -138,16 +138,16 @@ class Cluster:
 
     def _move(self, job_id: int, targets: Iterable[int]) -> None:
         behind = self._latest.get(job_id)
-        is_awaited = behind is not None and behind.work_id in self._flights and self._is_member(job_id, behind)
+        is_awaited = behind is not None and behind.work_id in self._in_flight and self._is_member(job_id, behind)
         source = () if behind is None else behind.devices
         for target in targets:
-            parcel = Parcel(job_id=job_id, move_ns=self._costs.move_ns(source, (target,)))
+            blob = StateBlob(job_id=job_id, move_ns=self._costs.move_ns(source, (target,)))
             if is_awaited and behind is not None:
-                self._coming.setdefault(behind.work_id, []).append((target, parcel))
+                self._coming.setdefault(behind.work_id, []).append((target, blob))
             else:
                 state = self._state(job_id, behind)
-                parcel.leave(state, self._clock.now_ns, lost=state is None)
-            self._send((target,), partial(self.fleet.expect, parcel))
+                blob.leave(state, self._clock.now_ns, lost=state is None)
+            self._send((target,), partial(self.fleet.expect, blob))
 
     def _is_member(self, job_id: int, work: Work) -> bool:
         return any(job.job_id == job_id for job in self._tracker.members(work))
@@ -244,7 +244,7 @@ class Cluster:
 
     def _hear(self, device_id: int, run: Run, states: _States) -> None:
         """The first of a group speaks for it. When a group breaks, all its survivors are heard."""
-        flight = self._flights.get(run.work.work_id)
+        flight = self._in_flight.get(run.work.work_id)
         is_leader = device_id == run.work.devices[0]
         if flight is None:
             if is_leader:
@@ -258,7 +258,7 @@ class Cluster:
 
     def _land_if_settled(self, flight: _Flight) -> None:
         """A broken work ends where the survivor who came farthest has put its state down."""
-        if not flight.is_settled or flight.work.work_id not in self._flights:
+        if not flight.is_settled or flight.work.work_id not in self._in_flight:
             return
         reports = [flight.reports[device_id] for device_id in flight.work.devices if device_id in flight.reports]
         run, states = max(reports, key=lambda report: report[0].steps if report[1] else 0)
@@ -269,7 +269,7 @@ class Cluster:
         work = flight.work
         if run.left_out:
             self._leave_out(run)  # As long as those that go on are awaited.
-        del self._flights[work.work_id]
+        del self._in_flight[work.work_id]
         members = [job.job_id for job in self._tracker.members(work)]
         mine = {job_id: states[job_id] for job_id in members if job_id in states}
         is_done = run.end is RunEnd.DONE and not is_broken
@@ -309,8 +309,8 @@ class Cluster:
     def _leave(self, work: Work, states: _States) -> None:
         """What was to follow a work goes where it was to go; or a word that nothing comes."""
         coming = self._coming.pop(work.work_id, ())
-        for _, parcel in coming:
-            parcel.leave(states.get(parcel.job_id), self._clock.now_ns)
+        for _, blob in coming:
+            blob.leave(states.get(blob.job_id), self._clock.now_ns)
         self._begin_next([target for target, _ in coming])
 
     def _break_off(self, flight: _Flight) -> None:
@@ -330,12 +330,12 @@ class Cluster:
         self._after(_NOTICED_NS + round(down_s * NS_PER_S), partial(self.start, device_id))
 
     def _notice(self, device_id: int, why: str) -> None:
-        affected = [flight for flight in self._flights.values() if device_id in flight.work.devices]
+        affected = [flight for flight in self._in_flight.values() if device_id in flight.work.devices]
         orphans = []
         for flight in affected:
             flight.lost.add(device_id)
             if flight.lost == set(flight.work.devices):
-                del self._flights[flight.work.work_id]
+                del self._in_flight[flight.work.work_id]
                 orphans.append(flight)
         self._tell(DeviceLost(device_id, why))
         for flight in affected:
@@ -373,7 +373,7 @@ class Cluster:
                 self.fleet.lose(device_id, self._clock.now_ns)
         self._starting = set(range(self._num_devices))
         last = {job_id: kept[max(kept)] for job_id, kept in self._kept.items() if kept}
-        for table in (self._flights, self._latest, self._kept, self._coming, self._seen_steps):
+        for table in (self._in_flight, self._latest, self._kept, self._coming, self._seen_steps):
             table.clear()
         self._is_ticking = False
         return last
@@ -405,7 +405,7 @@ class Cluster:
 
     def _shake(self, work: Work) -> None:
         """Break the group of a stuck work off; kill those that have not answered by the next time."""
-        flight = self._flights.get(work.work_id)
+        flight = self._in_flight.get(work.work_id)
         if flight is None:
             return
         if len(work.devices) > 1 and not flight.is_broken_off:

@@ -66,7 +66,7 @@ class State:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Parcel:
+class StateBlob:
     """The state of a job on its way to devices: it leaves at `left_ns`, when whoever sends it knows it (None: not yet).
 
     Without a state it is a message that nothing comes; `lost` says that what should have come is gone.
@@ -94,7 +94,7 @@ class Nature(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Device:
-    """`parcels` have come ahead of a work that has not, `awaited` of one that is here, by its number.
+    """`blobs` have come ahead of a work that has not, `awaited` of one that is here, by its number.
 
     `forgets` are the jobs to let go when a work has ended.
     """
@@ -103,8 +103,8 @@ class _Device:
     run: Run | None = None
     hangs: bool = False
     states: dict[int, State] = field(default_factory=dict)
-    parcels: dict[int, list[Parcel]] = field(default_factory=dict)
-    awaited: dict[int, list[Parcel]] = field(default_factory=dict)
+    blobs: dict[int, list[StateBlob]] = field(default_factory=dict)
+    awaited: dict[int, list[StateBlob]] = field(default_factory=dict)
     forgets: dict[int, list[int]] = field(default_factory=dict)
 
 
@@ -154,14 +154,14 @@ class Fleet:
     def enqueue(self, work: Work, device_id: int) -> None:
         device = self._devices[device_id]
         device.queue.append(work)
-        if device.parcels:
-            parcels = [parcel for job_id in work.job_ids for parcel in device.parcels.pop(job_id, ())]
-            if parcels:
-                device.awaited[work.work_id] = parcels
+        if device.blobs:
+            blobs = [blob for job_id in work.job_ids for blob in device.blobs.pop(job_id, ())]
+            if blobs:
+                device.awaited[work.work_id] = blobs
 
-    def expect(self, parcel: Parcel, device_id: int) -> None:
+    def expect(self, blob: StateBlob, device_id: int) -> None:
         """A state will come; the job's next work on this device waits for it."""
-        self._devices[device_id].parcels.setdefault(parcel.job_id, []).append(parcel)
+        self._devices[device_id].blobs.setdefault(blob.job_id, []).append(blob)
 
     def forget(self, job_id: int, device_id: int) -> None:
         """Let go what there is of a job, behind its works that came before."""
@@ -265,8 +265,8 @@ class Fleet:
             if not device.queue or device.queue[0] is not work:
                 return False
             if device.awaited:
-                parcels = device.awaited.get(work.work_id, ())
-                is_awaiting = is_awaiting or any(parcel.left_ns is None for parcel in parcels)
+                blobs = device.awaited.get(work.work_id, ())
+                is_awaiting = is_awaiting or any(blob.left_ns is None for blob in blobs)
         return not is_awaiting or work.work_id in self._revoked
 
     def _planned(self, work: Work, now_ns: int) -> Run:
@@ -274,11 +274,11 @@ class Fleet:
             self._revoked.remove(work.work_id)
             return _void(work, work.devices, now_ns, RunEnd.STOPPED)
         start_ns, lost = now_ns + self._nature.dispatch_ns(work), list[int]()
-        for parcel in self._unpack(work):
-            assert parcel.left_ns is not None
-            start_ns = max(start_ns, parcel.left_ns + parcel.move_ns)
-            if parcel.lost:
-                lost.append(parcel.job_id)
+        for blob in self._unpack(work):
+            assert blob.left_ns is not None
+            start_ns = max(start_ns, blob.left_ns + blob.move_ns)
+            if blob.lost:
+                lost.append(blob.job_id)
         left_out = {job_id: job_id in lost for job_id in self._lacking(work)}
         if len(left_out) == len(work.job_ids):
             return replace(_void(work, work.devices, now_ns, RunEnd.REFUSED), left_out=left_out)
@@ -289,17 +289,17 @@ class Fleet:
             work=work, devices=work.devices, start_ns=start_ns, end_ns=end_ns, steps=steps, end=ended, left_out=left_out
         )
 
-    def _unpack(self, work: Work) -> list[Parcel]:
+    def _unpack(self, work: Work) -> list[StateBlob]:
         """Take over what has come for the jobs of a work."""
-        unpacked: list[Parcel] = []
+        unpacked: list[StateBlob] = []
         for device_id in work.devices:
             device = self._devices[device_id]
             if device.awaited:
-                for parcel in device.awaited.pop(work.work_id, ()):
-                    unpacked.append(parcel)
-                    device.states.pop(parcel.job_id, None)
-                    if parcel.state is not None:
-                        device.states[parcel.job_id] = parcel.state
+                for blob in device.awaited.pop(work.work_id, ()):
+                    unpacked.append(blob)
+                    device.states.pop(blob.job_id, None)
+                    if blob.state is not None:
+                        device.states[blob.job_id] = blob.state
         return unpacked
 
     def _lacking(self, work: Work) -> list[int]:

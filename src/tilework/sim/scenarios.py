@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from tilework.control.controller import ControllerConfig
-from tilework.core.classes import DEFAULT_CLASSES
+from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import OnMiss, Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire import CostRow

@@ -17,7 +17,7 @@ from tilework.sim.clock import Clock
 from tilework.sim.cluster import Cluster
 from tilework.sim.device import Run, State
 from tilework.sim.faults import Dice, Faults
-from tilework.sim.works import ModelledWorks
+from tilework.sim.works import SimulatedWorks
 
 _MOST_RESTARTS = 3  # Of the controller in one simulation.
 
@@ -117,7 +117,7 @@ class Simulation:
         self._clock = Clock()
         devices = devices or table
         costs = TableCosts(devices)
-        self._works = ModelledWorks(
+        self._works = SimulatedWorks(
             costs,
             self._requests_of,
             config.dispatch_ns_at,

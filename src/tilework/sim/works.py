@@ -14,7 +14,7 @@ from tilework.sim.faults import Dice
 _SLICED = 0.5  # What a sliced decode needs of the memory of a whole one.
 
 
-class ModelledWorks:
+class SimulatedWorks:
     """A `Nature` of table times, jitter and faults.
 
     `requests` gives those of some jobs; `dispatch_ns` what a work on so many devices loses before it runs, `switch_ns`

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.wire import Parcel
+from tilework.core.wire import StateBlob
 
 _log = logging.getLogger(__name__)
 _APPLICATION_ID = 0x746A726E  # "tjrn"; marks the file as ours.
@@ -162,7 +162,7 @@ class Journal:
         calls = {uid: OpenCall(uid=uid, model=model, document=document) for uid, model, document in rows}
         columns = "call, uid, conditioning, conditioning_bytes, state, state_bytes, steps_done"
         for call, uid, *kept, steps_done in self._connection.execute(f"SELECT {columns} FROM image ORDER BY uid"):
-            conditioning, state = _parcel(*kept[:2]), _parcel(*kept[2:])
+            conditioning, state = _blob(*kept[:2]), _blob(*kept[2:])
             checkpoint = Checkpoint(conditioning=conditioning, state=state, steps_done=steps_done)
             calls[call].checkpoints[uid] = checkpoint
         return list(calls.values())
@@ -174,15 +174,15 @@ class Journal:
 
     # Checkpoints. Without one a call begins anew if it comes to that: no reason to end it now.
 
-    def keep_conditioning(self, uid: str, parcel: Parcel) -> None:
-        values = parcel.name, parcel.num_bytes, uid
+    def keep_conditioning(self, uid: str, blob: StateBlob) -> None:
+        values = blob.name, blob.num_bytes, uid
         self._try(
             "UPDATE image SET conditioning = ?, conditioning_bytes = ?, state = NULL, steps_done = 0 WHERE uid = ?",
             values,
         )
 
-    def keep_state(self, uid: str, parcel: Parcel, steps_done: int) -> None:
-        values = parcel.name, parcel.num_bytes, steps_done, uid
+    def keep_state(self, uid: str, blob: StateBlob, steps_done: int) -> None:
+        values = blob.name, blob.num_bytes, steps_done, uid
         self._try("UPDATE image SET state = ?, state_bytes = ?, steps_done = ? WHERE uid = ?", values)
 
     def _try(self, statement: str, values: tuple[str | int, ...]) -> None:
@@ -215,5 +215,5 @@ def _remove_open(connection: sqlite3.Connection, uid: str) -> None:
     connection.execute("DELETE FROM call WHERE uid = ?", (uid,))
 
 
-def _parcel(name: str | None, num_bytes: int | None) -> Parcel | None:
-    return None if name is None or num_bytes is None else Parcel(name, num_bytes)
+def _blob(name: str | None, num_bytes: int | None) -> StateBlob | None:
+    return None if name is None or num_bytes is None else StateBlob(name, num_bytes)

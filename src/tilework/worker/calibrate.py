@@ -19,7 +19,7 @@ from tilework.core.wire import Batch, CostRow, Spec
 from tilework.core.work import DECODE, DIFFUSE, ENCODE
 from tilework.patches.layout import pack
 from tilework.pipelines.family import Family, StepState
-from tilework.worker.settle import settle
+from tilework.worker.synchronize import synchronize
 
 _log = logging.getLogger(__name__)
 _MAX_RUNS = 5
@@ -136,7 +136,7 @@ class _Clock:
     def _run_ns(self, run: Callable[[], object]) -> int:
         start_ns = time.monotonic_ns()
         run()
-        settle(self.device)
+        synchronize(self.device)
         return time.monotonic_ns() - start_ns
 
     def _agreed_num_runs(self, run_ns: int) -> int:

@@ -1,48 +1,48 @@
-"""A job's way from one worker to another: its conditioning and its state, as parcels."""
+"""A job's way from one worker to another: its conditioning and its state, as blobs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tilework.core.wire import ImportState, Parcel
+from tilework.core.wire import ImportState, StateBlob
 from tilework.pipelines.family import Conditioning, Family
 from tilework.worker.jobs import Job, JobMissing, Jobs
-from tilework.worker.parcels import Parcels
+from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.steps import Member
 
 
-def put_conditioning(family: Family, parcels: Parcels, conditioning: Conditioning) -> Parcel:
-    return parcels.put(family.export_conditioning(conditioning))
+def put_conditioning(family: Family, blobs: StateBlobs, conditioning: Conditioning) -> StateBlob:
+    return blobs.put(family.export_conditioning(conditioning))
 
 
-def put_states(family: Family, parcels: Parcels, members: Iterable[Member]) -> dict[int, Parcel]:
+def put_states(family: Family, blobs: StateBlobs, members: Iterable[Member]) -> dict[int, StateBlob]:
     """By job; of one that has not begun its first step there is none. All or none: an error leaves nothing behind."""
-    put: dict[int, Parcel] = {}
+    put: dict[int, StateBlob] = {}
     try:
         for member in members:
             if member.job.state is not None:
-                put[member.job_id] = parcels.put(family.export(member.job.state))
+                put[member.job_id] = blobs.put(family.export(member.job.state))
     except Exception:
-        for parcel in put.values():
-            parcels.take_back(parcel)
+        for blob in put.values():
+            blobs.take_back(blob)
         raise
     return put
 
 
-def take_job(family: Family, parcels: Parcels, jobs: Jobs, command: ImportState) -> Job:
+def take_job(family: Family, blobs: StateBlobs, jobs: Jobs, command: ImportState) -> Job:
     """Read what `command` names; without conditioning there, what `jobs` still has of it is used.
 
     Raises:
         JobMissing: neither has it.
-        FileNotFoundError, TruncatedParcel: a parcel is gone, for instance since its job went on without this worker.
+        FileNotFoundError, TruncatedStateBlob: a blob is gone, for instance since its job went on without this worker.
     """
     if command.conditioning is not None:
-        conditioning = family.restore_conditioning(parcels.take(command.conditioning))
+        conditioning = family.restore_conditioning(blobs.take(command.conditioning))
     elif command.job_id in jobs:
         conditioning = jobs.get(command.job_id).conditioning
     else:
         raise JobMissing(f"job {command.job_id} was moved without its conditioning to a worker that has none for it")
     state = None
     if command.state is not None:
-        state = family.restore(parcels.take(command.state), command.spec, conditioning)
+        state = family.restore(blobs.take(command.state), command.spec, conditioning)
     return Job(spec=command.spec, conditioning=conditioning, state=state)

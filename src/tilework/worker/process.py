@@ -22,10 +22,10 @@ from tilework.core.wire import (
     Encode,
     Loaded,
     LoadFailed,
-    ModelledSource,
     ModelSource,
     Quit,
     Report,
+    SimulatedSource,
     Site,
     Source,
     StopWork,
@@ -35,8 +35,8 @@ from tilework.pipelines.identity import model_identity
 from tilework.pipelines.loading import load, location, quiet
 from tilework.worker.hardware import describe_hardware
 from tilework.worker.memory import Budget
-from tilework.worker.modelled import ModelledFamily
-from tilework.worker.parcels import Parcels
+from tilework.worker.simulated import SimulatedFamily
+from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.worker import Worker, describe
 from tilework.worker.works import OpenWorks
 
@@ -54,20 +54,20 @@ def serve(connection: Connection, source: Source, site: Site) -> None:
     start_ns = time.monotonic_ns()
     try:
         _prepare(source, site.device_id)
-        family = load(source) if isinstance(source, ModelSource) else ModelledFamily(source)
+        family = load(source) if isinstance(source, ModelSource) else SimulatedFamily(source)
         # A modelled device's memory is pretended, too.
         budget = Budget(family.device, source.memory_bytes if isinstance(source, ModelSource) else None)
     except Exception as error:
         link.send(LoadFailed(describe(error)))
         return
     link.send(_loaded(family, source, time.monotonic_ns() - start_ns))
-    worker = Worker(family, link.works, groups, Parcels(Path(site.parcels), site.device_id), link.send, budget)
+    worker = Worker(family, link.works, groups, StateBlobs(Path(site.blobs), site.device_id), link.send, budget)
     while not isinstance(command := link.queue.get(), Quit):
         worker.execute(command)
 
 
 def _loaded(family: Family, source: Source, load_ns: int) -> Loaded:
-    if isinstance(source, ModelledSource):
+    if isinstance(source, SimulatedSource):
         return Loaded(family.info, load_ns, hardware=source.hardware, identity=source.pipeline)
     info = replace(family.info, path=location(source.path))
     return Loaded(info, load_ns, describe_hardware(family.device), model_identity(source))

@@ -11,7 +11,7 @@ from tilework.patches.layout import pack
 from tilework.pipelines.family import Family, StepState
 from tilework.worker.jobs import Job
 from tilework.worker.previews import Previews
-from tilework.worker.settle import settle
+from tilework.worker.synchronize import synchronize
 from tilework.worker.works import OpenWorks
 
 
@@ -64,7 +64,7 @@ class Steps:
             self._step(members)
             if steps_done == most:
                 break
-            settle(self._family.device)
+            synchronize(self._family.device)
             parallel.wants_stop = self._works.is_stopped(self._work_id)  # Alone, this is what counts.
             if parallel.stop_agreed:
                 break

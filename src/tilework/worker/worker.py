@@ -34,10 +34,10 @@ from tilework.worker.hardware import memory_in_use
 from tilework.worker.jobs import Job, JobMissing, Jobs
 from tilework.worker.memory import Budget, is_out_of_memory
 from tilework.worker.moving import put_conditioning, put_states, take_job
-from tilework.worker.muster import muster
-from tilework.worker.parcels import Parcels, TruncatedParcel
-from tilework.worker.settle import settle
+from tilework.worker.state_blobs import StateBlobs, TruncatedStateBlob
 from tilework.worker.steps import Member, Steps
+from tilework.worker.sync_members import sync_members
+from tilework.worker.synchronize import synchronize
 from tilework.worker.works import OpenWorks
 
 _log = logging.getLogger(__name__)
@@ -60,14 +60,14 @@ class Worker:
         family: Family,
         works: OpenWorks,
         groups: Groups,
-        parcels: Parcels,
+        blobs: StateBlobs,
         emit: Callable[[Report], None],
         budget: Budget | None = None,
     ) -> None:
         self._family = family
         self._works = works
         self._groups = groups
-        self._parcels = parcels
+        self._blobs = blobs
         self._emit = emit
         self._budget = budget or Budget(family.device, None)
         self._jobs = Jobs()
@@ -138,8 +138,8 @@ class Worker:
             conditioning = self._family.encode(command.spec)
         self._jobs.put(command.job_id, Job(spec=command.spec, conditioning=conditioning))
         end_ns = self._now_ns()
-        parcel = put_conditioning(self._family, self._parcels, conditioning)
-        return Ended(command.work_id, start_ns, end_ns, steps_done=1, parcels={command.job_id: parcel})
+        blob = put_conditioning(self._family, self._blobs, conditioning)
+        return Ended(command.work_id, start_ns, end_ns, steps_done=1, blobs={command.job_id: blob})
 
     def _denoise(self, command: Denoise) -> Ended:
         """Run `num_steps` steps; fewer if a stop is agreed between two of them, or if the group breaks."""
@@ -158,26 +158,26 @@ class Worker:
             raise
 
     def _denoise_with(self, command: Denoise, comm: Comm | None) -> Ended:
-        roll = muster(self._jobs, command, comm, self._family.device, self._works.is_stopped(command.work_id))
-        self._absent = roll.absent
-        if not roll.present:
-            return replace(_revoked(command.work_id), absent=roll.absent)
+        check = sync_members(self._jobs, command, comm, self._family.device, self._works.is_stopped(command.work_id))
+        self._absent = check.absent
+        if not check.present:
+            return replace(_revoked(command.work_id), absent=check.absent)
         start_ns = time.monotonic_ns()
         leads = comm is None or comm.rank == 0
         if comm is not None:
-            (member,) = roll.present
+            (member,) = check.present
             self._family.parallel.join(comm, self._family.info.two_passes and member.job.spec.guidance_scale > 1)
-        most = min(command.num_steps, *(member.num_steps_left for member in roll.present))
-        steps = Steps(self._family, roll.present, command.work_id, leads, self._works, self._emit)
+        most = min(command.num_steps, *(member.num_steps_left for member in check.present))
+        steps = Steps(self._family, check.present, command.work_id, leads, self._works, self._emit)
         try:
             with self._budget.hold():
                 steps_done = steps.run(most)
         finally:
             self._family.parallel.leave()
         end_ns = self._now_ns()
-        parcels = put_states(self._family, self._parcels, roll.present) if leads else {}
+        blobs = put_states(self._family, self._blobs, check.present) if leads else {}
         ended = Ended(command.work_id, start_ns, end_ns, steps_done, stopped=steps_done < most)
-        return replace(ended, parcels=parcels, absent=roll.absent)
+        return replace(ended, blobs=blobs, absent=check.absent)
 
     def _cut_off(self, command: Denoise) -> Ended:
         """How far this worker came; its state may be ahead of the rest of its group's by one step.
@@ -195,9 +195,9 @@ class Worker:
         is_even = len(steps_done) == 1 and len(members) + len(absent) == len(command.members)
         if not is_even or max(steps_done) <= 0:
             return Ended(command.work_id, now_ns, now_ns, steps_done=0, absent=self._absent)
-        parcels = put_states(self._family, self._parcels, members)
+        blobs = put_states(self._family, self._blobs, members)
         ended = Ended(command.work_id, now_ns, self._now_ns(), steps_done.pop())
-        return replace(ended, parcels=parcels, absent=self._absent)
+        return replace(ended, blobs=blobs, absent=self._absent)
 
     def _decode(self, command: Decode) -> Ended:
         start_ns = time.monotonic_ns()
@@ -213,8 +213,8 @@ class Worker:
     def _import(self, command: ImportState) -> None:
         job_id = command.job_id
         try:
-            self._jobs.put(job_id, take_job(self._family, self._parcels, self._jobs, command))
-        except (FileNotFoundError, TruncatedParcel) as error:
+            self._jobs.put(job_id, take_job(self._family, self._blobs, self._jobs, command))
+        except (FileNotFoundError, TruncatedStateBlob) as error:
             # Either it went on without this worker, and nobody asks for it any more; or what was put down is lost.
             self._jobs.lose(job_id, f"what had been put down of it is gone ({describe(error)})", state_lost=True)
         except Exception as error:
@@ -237,7 +237,7 @@ class Worker:
             return ()
 
     def _now_ns(self) -> int:
-        settle(self._family.device)
+        synchronize(self._family.device)
         return time.monotonic_ns()
 
 

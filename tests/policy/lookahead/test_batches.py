@@ -183,7 +183,7 @@ def test_nobody_shares_whose_time_alone_is_a_guess() -> None:
     assert shares(asked, costs)
 
 
-def test_who_doubts_what_batches_take_asks_for_more() -> None:
+def test_who_prediction_error_what_batches_take_asks_for_more() -> None:
     """Two take 140 ms, of 200 one by one; then half as much or as much again, in turn. The mean is worth little."""
     costs, pair = TableCosts(batched()), [request(uid) for uid in "ab"]
     step = StageId(pair[0].pipeline, DIFFUSE)
@@ -195,7 +195,7 @@ def test_who_doubts_what_batches_take_asks_for_more() -> None:
     for run_ms in (140, 70, 210) * 20:
         costs.observe(step, pair, 1, 1, run_ms * MS)
     assert costs.work_ns(step, pair, 1) < 160 * MS
-    assert costs.doubt(step) > 0.25
+    assert costs.prediction_error(step) > 0.25
     assert not shares()
     for _ in range(20):
         costs.observe(step, pair, 1, 1, 140 * MS)

@@ -120,9 +120,9 @@ def test_who_has_no_deadline_begins_no_step_on_devices_that_are_needed_before_it
     assert first_ns >= min(one.end_ns for one in trace.runs if one.work.job_ids == (0,) and one.steps)
 
 
-def test_who_cannot_be_on_time_at_all_is_set_aside_with_its_reason() -> None:
+def test_who_cannot_be_on_time_at_all_is_dropped_to_best_effort_with_its_reason() -> None:
     plan = planned(Tilework(), [request("a", slo_s=0.4), request("b", slo_s=1)], 8, TableCosts(WIDE))
-    assert plan.set_aside == ((0, "even if nothing else ran, it would finish 0.05 s late"),)
+    assert plan.dropped_to_best_effort == ((0, "even if nothing else ran, it would finish 0.05 s late"),)
     assert not plan.starts
 
 

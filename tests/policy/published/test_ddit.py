@@ -55,7 +55,7 @@ def test_first_come_first_served() -> None:
 
 
 @pytest.mark.parametrize(("policy", "order"), [("ddit", ["a", "late", "b"]), ("ddit-aside", ["a", "b", "late"])])
-def test_requests_that_are_late_anyway_may_be_set_aside(policy: str, order: list[str]) -> None:
+def test_requests_that_are_late_anyway_may_be_dropped_to_best_effort(policy: str, order: list[str]) -> None:
     requests = [request("a"), request("late", 0.1, slo_s=0.5), request("b", 0.2, slo_s=2.5)]
     assert finished(simulate(requests, policy, num_devices=1)) == order
 

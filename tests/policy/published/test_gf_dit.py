@@ -20,7 +20,7 @@ STRICT, ASIDE = "gf-dit-edf-best-fit", "gf-dit-edf-best-fit-aside"
 
 def taken(requests: list[Request], num_devices: int, costs: CostTable = WIDE) -> list[Group]:
     """The group of each request, by its place; none if it waits."""
-    plan = planned(BestFit(sets_aside=False), requests, num_devices, TableCosts(costs))
+    plan = planned(BestFit(drops_to_best_effort=False), requests, num_devices, TableCosts(costs))
     of_job = {start.job_ids[0]: start.devices for start in plan.starts if start.stage.name == DIFFUSE}
     return [of_job.get(index, ()) for index in range(len(requests))]
 
@@ -64,9 +64,11 @@ def test_strict_order_serves_the_hopeless_first_and_so_dooms_others() -> None:
     assert (finished(aside), on_time(aside)) == (["good", "hopeless"], 0.5)
 
 
-def test_a_hopeless_request_is_set_aside_with_its_reason() -> None:
-    plan = planned(BestFit(sets_aside=True), [request("a", slo_s=0.4), request("b", slo_s=1)], 8, TableCosts(WIDE))
-    assert plan.set_aside == ((0, "even if nothing else ran, it would finish 0.05 s late"),)
+def test_a_hopeless_request_is_dropped_to_best_effort_with_its_reason() -> None:
+    plan = planned(
+        BestFit(drops_to_best_effort=True), [request("a", slo_s=0.4), request("b", slo_s=1)], 8, TableCosts(WIDE)
+    )
+    assert plan.dropped_to_best_effort == ((0, "even if nothing else ran, it would finish 0.05 s late"),)
     assert not plan.starts
 
 
@@ -91,7 +93,7 @@ def test_no_bubble_opens_between_two_chunks() -> None:
 def test_shorter_chunks_keep_more_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the study of its published code has found."""
     requests, costs = flux_requests(150, 18, 1.0, seed=2), shipped("flux1dev_h100_eager")
-    monkeypatch.setitem(registry._REGISTRY, "long", lambda: BestFit(sets_aside=True, chunk_ns=NS_PER_S))
+    monkeypatch.setitem(registry._REGISTRY, "long", lambda: BestFit(drops_to_best_effort=True, chunk_ns=NS_PER_S))
     short, long = (on_time(simulate(requests, policy, num_devices=8, costs=costs)) for policy in (ASIDE, "long"))
     assert short > long + 0.02
 

@@ -313,7 +313,7 @@ def test_who_cannot_be_on_time_comes_after_all_who_can(monkeypatch: pytest.Monke
     rounds = Rounds(monkeypatch, num_devices=1, costs=table())
     started = rounds.tell(Submitted(request("doomed", steps=10, slo_s=0.5)), 0)
     assert {start[1] for start in started} == {0}, "with nobody else there it is served"
-    assert rounds.controller.tracker.jobs[0].set_aside
+    assert rounds.controller.tracker.jobs[0].dropped_to_best_effort
     rounds.tell(Submitted(request("good", 0.1, steps=10, slo_s=3.0)), 100)
     rounds.finish(490)
     assert {start[1] for start in rounds.tell(Woke(), 500)} == {1}
@@ -398,7 +398,7 @@ def test_late_ones_do_not_starve_under_an_overload_that_never_ends(monkeypatch: 
 
     Their patience is two minutes here, not ten, so that the overload need not last longer.
     """
-    assert TetriServe().urgency_ns(request("late", slo_s=2.4), set_aside=True) == 600 * NS_PER_S
+    assert TetriServe().urgency_ns(request("late", slo_s=2.4), dropped_to_best_effort=True) == 600 * NS_PER_S
     order = DeadlineOrder(late_patience_ns=120 * NS_PER_S)
     monkeypatch.setitem(registry._REGISTRY, "hasty", lambda: TetriServe(order=order))
     requests = [request(str(index), index * 0.55, slo_s=2.4) for index in range(280)]

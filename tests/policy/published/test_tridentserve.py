@@ -197,7 +197,7 @@ def test_a_degree_that_wastes_devices_is_not_used_though_a_deadline_needs_it() -
     """On two devices it would be on time, at an efficiency of 0.56."""
     policy, asked = TridentServe(), request("a", side=64, slo_s=1.55)
     assert policy.degrees(asked, COSTS) == [1]
-    assert planned(policy, [asked], 4, COSTS).set_aside[0][0] == 0
+    assert planned(policy, [asked], 4, COSTS).dropped_to_best_effort[0][0] == 0
 
 
 def test_the_widest_are_placed_first_and_who_finds_no_node_is_decided_again() -> None:

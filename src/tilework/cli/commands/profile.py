@@ -21,7 +21,7 @@ from tilework.cli.console import UserError, console, print_json, progress, requi
 from tilework.cli.measured import ProfilesFile, Scaling, in_order, open_profiles, parse_size, print_costs, row_json
 from tilework.core.request import Shape
 from tilework.core.wire import Batch, CostRow, ModelInfo, ModelSource, Report
-from tilework.cost.analyser import Analyser
+from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.learning import LEAST_MIXED, can_learn, learn
 from tilework.cost.profiles import Kind, Profile, ProfileKey, Profiles, ProfilesUnavailable
 from tilework.cost.rows import place_of
@@ -54,18 +54,18 @@ class _Wish:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """`tried` of `num_wanted` batches at degrees; those that run have `rows`. `analyser` is what they teach."""
+    """`tried` of `num_wanted` batches at degrees; those that run have `rows`. `batch_model` is what they teach."""
 
     key: ProfileKey
     tried: Sequence[tuple[Batch, int]]
     num_wanted: int
     rows: tuple[CostRow, ...]
-    analyser: Analyser | None = None
+    batch_model: BatchLatencyModel | None = None
 
     @property
     def table(self) -> CostTable:
-        analysers = {} if self.analyser is None else {self.rows[0].pipeline: self.analyser}
-        return self.key.table(tuple(in_order(self.rows)), analysers)
+        batch_models = {} if self.batch_model is None else {self.rows[0].pipeline: self.batch_model}
+        return self.key.table(tuple(in_order(self.rows)), batch_models)
 
 
 def command(
@@ -109,7 +109,7 @@ def command(
         store = open_profiles(profiles)
         measured = _run(executor, wish, store, model, quiet=json)
         if mixed:
-            measured = replace(measured, analyser=_learned(measured, store))
+            measured = replace(measured, batch_model=_learned(measured, store))
         if export is not None:
             _export(export, measured, runs)
         _print(measured, json)
@@ -120,7 +120,7 @@ def command(
                 rows=measured.rows,
                 tilework=tilework.__version__,
                 created_unix_ns=time.time_ns(),
-                analyser=measured.analyser,
+                batch_model=measured.batch_model,
             )
         )
     if len(measured.tried) < measured.num_wanted:
@@ -208,17 +208,17 @@ def _profiled(store: Profiles, key: ProfileKey) -> set[Batch]:
     return {tuple(sorted(row.shapes)) for entry in entries for row in entry.rows}
 
 
-def _learned(measured: _Measured, store: Profiles) -> Analyser | None:
+def _learned(measured: _Measured, store: Profiles) -> BatchLatencyModel | None:
     """From all batches that are known, of which these are the latest; None, with the reason told, if it cannot be."""
     if not can_learn():
         console.print("nothing is learned from the batches without scikit-learn; run: pip install 'tilework\\[learn]'")
         return None
     known = store.latest(measured.key)
     rows = {place_of(row): row for row in (*(known.rows if known is not None else ()), *measured.rows)}
-    analyser = learn(rows.values(), measured.rows[0].pipeline)
-    if analyser is None:
+    batch_model = learn(rows.values(), measured.rows[0].pipeline)
+    if batch_model is None:
         console.print(f"nothing is learned from fewer than {LEAST_MIXED} mixed batches")
-    return analyser
+    return batch_model
 
 
 def _parse_degrees(text: str, workers: int) -> tuple[int, ...]:
@@ -246,11 +246,11 @@ def _check_shapes(shapes: Sequence[Shape], info: ModelInfo) -> None:
 
 
 def _print(measured: _Measured, json: bool) -> None:
-    key, rows, analyser = measured.key, in_order(measured.rows), measured.analyser
+    key, rows, batch_model = measured.key, in_order(measured.rows), measured.batch_model
     if json:
         scaling = Scaling(rows)
-        learned = None if analyser is None else {"error": analyser.error, "num_rows": analyser.num_rows}
-        print_json(asdict(key) | {"rows": [row_json(row, scaling) for row in rows], "analyser": learned})
+        learned = None if batch_model is None else {"error": batch_model.error, "num_rows": batch_model.num_rows}
+        print_json(asdict(key) | {"rows": [row_json(row, scaling) for row in rows], "batch_model": learned})
     else:
         print_costs(measured.table, f"{key.model}, {key.dtype}, on {key.hardware}")
     found = {(tuple(sorted(row.shapes)), row.degree) for row in rows}

@@ -21,7 +21,7 @@ from tilework.cli.sizes import parse_bytes
 from tilework.control.controller import ControllerConfig
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.time import ns_from_s, s_from_ns
-from tilework.core.wire import ModelledSource, ModelSource, Source
+from tilework.core.wire import ModelSource, SimulatedSource, Source
 from tilework.core.work import DIFFUSE
 from tilework.cost.table import BadCostTable, CostTable, read_table
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, make_policy, policy_names
@@ -208,7 +208,7 @@ def _greet(told: Mapping[str, object], kind: str, policy: str, durable: str | No
         out.print(line, soft_wrap=True)
 
 
-def _modelled(table: CostTable | None, pipeline: str | None, memory_bytes: int | None = None) -> ModelledSource:
+def _modelled(table: CostTable | None, pipeline: str | None, memory_bytes: int | None = None) -> SimulatedSource:
     """Raises UserError."""
     if table is None:
         raise UserError("--backend modelled needs --cost; name a file, or a table of `tilework cost list`")
@@ -217,7 +217,7 @@ def _modelled(table: CostTable | None, pipeline: str | None, memory_bytes: int |
         pipeline = known[0]
     if pipeline not in known:
         raise UserError(f"MODEL is {pipeline!r}; the cost table has {', '.join(known)}")
-    return ModelledSource(
+    return SimulatedSource(
         pipeline=pipeline,
         hardware=table.hardware,
         steps=table.steps or 28,

@@ -20,7 +20,7 @@ from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.report.chart import chart_of_schedule
 from tilework.report.latency import draw_latency
 from tilework.report.schedule import Schedule, write_schedule
-from tilework.report.stories import schedule_of_stories, served_figures
+from tilework.report.served import schedule_of_stories, served_figures
 from tilework.report.tables import attainment_table, percentile, summary, throughput_table
 from tilework.report.timeline import draw_timeline
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from tilework.cli.console import UserError, user_errors
-from tilework.control.decisions import steps_of, tell_all
+from tilework.control.decisions import describe_all, steps_of
 from tilework.control.history import History, LostWork, PastRequest, PastWork
 from tilework.core.request import Request, Status
 from tilework.core.time import s_from_ns
@@ -70,7 +70,7 @@ def _work(past: PastWork | LostWork, jobs: Mapping[int, Request], names: Mapping
 
 def _request(past: PastRequest, name: RequestId) -> ChartRequest:
     request = past.request
-    decisions = tell_all(past.told, request, past.job_id)
+    decisions = describe_all(past.told, request, past.job_id)
     status = OPEN if past.status is None else DROPPED if past.status is Status.REJECTED else past.status.value
     return ChartRequest(
         id=name,

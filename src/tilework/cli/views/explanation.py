@@ -14,9 +14,9 @@ from rich.table import Table
 
 from tilework.cli.console import out
 from tilework.control.account import EndedWork, account_of, cause_of
-from tilework.control.decisions import devices_text, span_text, steps_of, tell_all
+from tilework.control.decisions import describe_all, devices_text, span_text, steps_of
 from tilework.control.history import History, PastRequest, PastWork
-from tilework.core.actions import MoveState, Reject, SetAside
+from tilework.core.actions import DropToBestEffort, MoveState, Reject
 from tilework.core.request import Status
 from tilework.core.time import ns_from_s, s_from_ns
 from tilework.report.words import counted_devices
@@ -47,7 +47,7 @@ def story_document(history: History, past: PastRequest) -> dict[str, Any]:
         "finish_s": _after(past.finish_ns, arrival_ns),
         "slack_s": _seconds(account.slack_ns),
         "eta_error_s": _seconds(account.eta_error_ns),
-        "decisions": [decision.to_json() for decision in tell_all(past.told, request, past.job_id)],
+        "decisions": [decision.to_json() for decision in describe_all(past.told, request, past.job_id)],
         "works": [_work(work, past) for work in account.works],
         "ran_s": _seconds(account.ran_ns),
         "waited_s": _seconds(account.waited_ns),
@@ -84,7 +84,7 @@ def summary_document(history: History) -> dict[str, Any]:
         "eta_error_median_s": round(median(errors_s), 6) if errors_s else None,
         "eta_error_median_abs_s": round(median(map(abs, errors_s)), 6) if errors_s else None,
         "refused": dict(Counter(action.code.value for action in told if isinstance(action, Reject)).most_common()),
-        "set_aside": sum(isinstance(action, SetAside) for action in told),
+        "dropped_to_best_effort": sum(isinstance(action, DropToBestEffort) for action in told),
         "moves": sum(isinstance(action, MoveState) for action in told),
         "lost_works": len(history.lost),
         "lost_devices": [
@@ -117,7 +117,7 @@ def print_story(document: Mapping[str, Any]) -> None:
 
 
 def print_decisions(decisions: Sequence[Mapping[str, Any]]) -> None:
-    """One line each; a server may tell of several requests that came in one call, which are then named."""
+    """One line each; a server may describe of several requests that came in one call, which are then named."""
     several = len({decision.get("uid") for decision in decisions}) > 1
     for decision in decisions:
         name = f"{decision['uid']}  " if several else ""
@@ -142,8 +142,8 @@ def print_summary(document: Mapping[str, Any], log: Path) -> None:
     if document["refused"]:
         print_line("refused: " + _counts(document["refused"]))
     print_line(
-        f"{document['works']} works, {document['moves']} moves of a state, {document['set_aside']} set aside, "
-        f"{document['lost_works']} works lost"
+        f"{document['works']} works, {document['moves']} moves of a state, "
+        f"{document['dropped_to_best_effort']} dropped to best effort, {document['lost_works']} works lost"
     )
     for lost in document["lost_devices"]:
         print_line(f"GPU {lost['device_id']} was lost at {lost['at_s']:.3f} s: {lost['reason']}")

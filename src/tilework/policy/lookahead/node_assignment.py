@@ -69,7 +69,7 @@ class Homing:
             return step_ns
         if not self.costs.fits_together(diffuse, [request.shape for request in requests]):
             return inf
-        return step_ns * (1.0 + self.costs.doubt(diffuse))
+        return step_ns * (1.0 + self.costs.prediction_error(diffuse))
 
     def _join(self, job: JobView, node: Lookahead) -> None:
         ride = self._ride(job, node)
@@ -137,7 +137,7 @@ class Homing:
 
     def _place(self, job: JobView, ride: Ride | None = None) -> int | None:
         """A node with room where it would be on time, and nobody late for it; `ride` is what it is elsewhere."""
-        if len(self.nodes.by_node) == 1 or job.request.deadline_ns is None or job.set_aside:
+        if len(self.nodes.by_node) == 1 or job.request.deadline_ns is None or job.dropped_to_best_effort:
             return None
         numbers = [*self.nodes.roomy(self._width(job), _TRIALS), *self.nodes.least_loaded(_TRIALS)]
         for number in dict.fromkeys(numbers):
@@ -152,7 +152,7 @@ class Homing:
         kind = self.kinds.of(job.request, self.nodes.widest, self.costs)
         if not kind.speeds:
             return 1
-        if job.request.deadline_ns is not None and not job.set_aside:
+        if job.request.deadline_ns is not None and not job.dropped_to_best_effort:
             budget_ns = job.request.deadline_ns - self.now_ns - kind.encode_ns - kind.decode_ns
             for speed in kind.speeds:
                 if job.num_steps_left * speed.step_ns <= budget_ns:
@@ -198,7 +198,7 @@ class Homing:
             hold_ns=hold_ns,
             shares=kind.shares and job.may_share,
         )
-        if job.request.deadline_ns is None or job.set_aside:
+        if job.request.deadline_ns is None or job.dropped_to_best_effort:
             ride.claim = Claim.OVERDUE if job.urgency_ns <= self.now_ns else Claim.PATIENT
         if job.request.deadline_ns is None:
             ride.due_ns = -self._pressure(job, ride)

@@ -50,10 +50,10 @@ class Tilework(Elastic):
     _seen: dict[_Size, _Seen] = field(default_factory=dict, init=False)
     _nodes: Nodes | None = field(default=None, init=False)
 
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
+    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
         """What the request takes is known from `demand`, which admission asks for first."""
-        urgency_ns = self.order.urgency_ns(request, set_aside, delay_ns)
-        if request.deadline_ns is not None and not set_aside:
+        urgency_ns = self.order.urgency_ns(request, dropped_to_best_effort, delay_ns)
+        if request.deadline_ns is not None and not dropped_to_best_effort:
             return urgency_ns
         seen = self._seen.get(_size(request))
         return urgency_ns + int(self.patience * (seen.device_ns if seen else 0) / request.weight)
@@ -85,7 +85,7 @@ class Tilework(Elastic):
         homing.settle(list(islice(view.waiting(), _MOST_WAITING * len(nodes.by_node))))
         doomed = [each for number in sorted(nodes.stirred) for each in homing.at(number).doomed()]
         if doomed:
-            return Plan(set_aside=tuple(doomed))
+            return Plan(dropped_to_best_effort=tuple(doomed))
         homing.choose()
         starts: list[Start] = []
         stops: list[int] = []

@@ -277,7 +277,7 @@ class Service:
             joined = batch.with_(member)
             if share < WORTH or joined.slack_ns < 0 or not batch.is_better_with(member, otherwise_ns, num_behind):
                 continue
-            if not joined.keeps_promises(self.chunk_ns) or (member.job.set_aside and batch.slack_ns < inf):
+            if not joined.keeps_promises(self.chunk_ns) or (member.job.dropped_to_best_effort and batch.slack_ns < inf):
                 continue
             ride = self._as_ride(joined)
             gone = host.job_id, member.job.job_id

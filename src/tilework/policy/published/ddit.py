@@ -39,7 +39,8 @@ class DDiT:
     3. then those that wait, in order of arrival, take B devices, or as many as there are.
 
     Encode and decode run on one device; the others of the group are free by then. Deadlines are ignored, unless
-    `sets_aside`: then a request that cannot be on time any more comes ten minutes later in the order of arrival.
+    `drops_to_best_effort`: then a request that cannot be on time any more comes ten minutes later in the order of
+    arrival.
 
     Source: DDiT §4.2.3 and appendix B, Algorithm 2. B is eq. 4 without its trap (see `best_doubling`), the starvation
     time eq. 5: the steps since the job last got devices, times what each takes longer than at B. The paper leaves open
@@ -47,13 +48,13 @@ class DDiT:
     any number up to B; here the degree is one that was profiled. It promotes after any step, this after a chunk.
     """
 
-    sets_aside: bool = False
+    drops_to_best_effort: bool = False
     chunk_ns: int = 100 * NS_PER_MS
     late_patience_ns: int = 600 * NS_PER_S
     _grants: dict[int, _Grant] = field(default_factory=dict, init=False)
 
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
-        return request.arrival_ns + self.late_patience_ns * set_aside
+    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
+        return request.arrival_ns + self.late_patience_ns * dropped_to_best_effort
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         speeds = all_speeds(request, costs)
@@ -71,8 +72,8 @@ class DDiT:
         if not pool.allocator.num_free():
             return pool.plan(())
         tasks = pool.tasks()
-        if self.sets_aside and (doomed := _doomed(tasks)):
-            return Plan(set_aside=doomed)
+        if self.drops_to_best_effort and (doomed := _doomed(tasks)):
+            return Plan(dropped_to_best_effort=doomed)
         running = [task for task in tasks if task.job.last_devices]
         placed = self._keep(pool, running)
         hungry = [task for task in running if self._starved_ns(task) is not None]
@@ -160,4 +161,4 @@ def _doomed(tasks: Sequence[Task]) -> tuple[tuple[int, str], ...]:
 
 
 policy("ddit")(DDiT)
-policy("ddit-aside")(partial(DDiT, sets_aside=True))
+policy("ddit-aside")(partial(DDiT, drops_to_best_effort=True))

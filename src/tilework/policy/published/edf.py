@@ -30,8 +30,8 @@ class EarliestDeadlineFirst:
     _devices: Sequence[DeviceView] | None = field(default=None, init=False)
     _lanes: Sequence[Lane] = field(default=(), init=False)
 
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
-        return self.order.urgency_ns(request, set_aside, delay_ns)
+    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
+        return self.order.urgency_ns(request, dropped_to_best_effort, delay_ns)
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         return (1,)
@@ -50,7 +50,7 @@ class EarliestDeadlineFirst:
             if job.stage is not None and (why := doom(job, now_ns + job.demand.run_ns)) is not None
         )
         if doomed:
-            return Plan(set_aside=doomed)
+            return Plan(dropped_to_best_effort=doomed)
         if self._devices is not view.devices:
             self._devices, self._lanes = view.devices, [Lane((device_id,)) for device_id in view.devices]
         waiting = iter(view.waiting())

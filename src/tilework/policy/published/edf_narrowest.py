@@ -35,7 +35,7 @@ class NarrowestFirst(Elastic):
             (task.job.job_id, why) for task in tasks if (why := doom(task.job, task.earliest_ns)) is not None
         )
         if doomed:
-            return Plan(set_aside=doomed)
+            return Plan(dropped_to_best_effort=doomed)
         placed: list[Placed] = []
         for task in tasks:
             group = pool.allocator.take(_width(task), task.job.last_devices)
@@ -51,6 +51,6 @@ def _width(task: Task) -> int:
     speeds = task.speeds or (ONE_DEVICE,)
     rest_ns = task.ready_ns + task.encode_ns + task.decode_ns
     in_time = (speed.degree for speed in speeds if rest_ns + task.num_steps * speed.step_ns <= task.due_ns)
-    if task.job.request.deadline_ns is None or task.job.set_aside:
+    if task.job.request.deadline_ns is None or task.job.dropped_to_best_effort:
         return speeds[0].degree
     return next(in_time, speeds[-1].degree)

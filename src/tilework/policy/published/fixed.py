@@ -33,7 +33,7 @@ class FixedDegree:
     _devices: Sequence[DeviceView] | None = field(default=None, init=False)
     _lanes: Sequence[Lane] = field(default=(), init=False)
 
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
+    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
         return request.arrival_ns
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:

@@ -26,13 +26,13 @@ class BestFit(Elastic):
     3. jobs keep their devices where the widths allow it.
 
     Source: GF-DiT (arXiv 2606.13501), policy `edf_best_fit` of its published code. It serves hopeless requests in the
-    order of their deadlines, before those that it could save, and so does this one unless `sets_aside`: then they come
-    after those that can be on time. Departures: a chunk is as many steps as fit into `chunk_ns`, at least one, where
-    theirs is a number of steps; best effort has the patience of `DeadlineOrder`, where it came after all that have a
-    deadline, and could starve; groups do not span nodes.
+    order of their deadlines, before those that it could save, and so does this one unless `drops_to_best_effort`: then
+    they come after those that can be on time. Departures: a chunk is as many steps as fit into `chunk_ns`, at least
+    one, where theirs is a number of steps; best effort has the patience of `DeadlineOrder`, where it came after all
+    that have a deadline, and could starve; groups do not span nodes.
     """
 
-    sets_aside: bool
+    drops_to_best_effort: bool
     chunk_ns: int = 50 * NS_PER_MS
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
@@ -41,12 +41,12 @@ class BestFit(Elastic):
         if not pool.allocator.num_free():
             return pool.plan(())
         tasks = pool.tasks()
-        if self.sets_aside:
+        if self.drops_to_best_effort:
             doomed = tuple(
                 (task.job.job_id, why) for task in tasks if (why := doom(task.job, task.earliest_ns)) is not None
             )
             if doomed:
-                return Plan(set_aside=doomed)
+                return Plan(dropped_to_best_effort=doomed)
         placed = [one for task in tasks if pool.is_ready(task) and (one := _narrowest(pool, task)) is not None]
         while pool.allocator.num_free() and any(_grows(pool, one) for one in placed):
             pass
@@ -83,5 +83,5 @@ def _grows(pool: Pool, placed: Placed) -> bool:
     return False
 
 
-policy("gf-dit-edf-best-fit")(partial(BestFit, sets_aside=False))
-policy("gf-dit-edf-best-fit-aside")(partial(BestFit, sets_aside=True))
+policy("gf-dit-edf-best-fit")(partial(BestFit, drops_to_best_effort=False))
+policy("gf-dit-edf-best-fit-aside")(partial(BestFit, drops_to_best_effort=True))

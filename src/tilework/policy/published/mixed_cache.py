@@ -20,7 +20,7 @@ class MixedCache(Batching):
     Source: PatchedServe §8, Mixed-Cache. Its cache of patches is not modelled.
     """
 
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
+    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
         return request.arrival_ns
 
     def choose(self, crowd: Crowd, costs: CostModel, begin_ns: int) -> Choice:

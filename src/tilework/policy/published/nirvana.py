@@ -24,7 +24,7 @@ class Nirvana(Batching):
     requests have fewer steps, see `skipped` of `patchedserve-sdxl` and `patchedserve-sd3`.
     """
 
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
+    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
         return request.arrival_ns
 
     def choose(self, crowd: Crowd, costs: CostModel, begin_ns: int) -> Choice:

@@ -40,8 +40,8 @@ class PatchedServe(Batching):
     relaxed: float = 1.0
     order: DeadlineOrder = field(default_factory=DeadlineOrder)
 
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
-        return self.order.urgency_ns(request, set_aside, delay_ns)
+    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
+        return self.order.urgency_ns(request, dropped_to_best_effort, delay_ns)
 
     def choose(self, crowd: Crowd, costs: CostModel, begin_ns: int) -> Choice:
         begun, waiting = ([job for job in jobs if _has_a_turn(job, begin_ns)] for jobs in (crowd.begun, crowd.waiting))
@@ -55,7 +55,7 @@ class PatchedServe(Batching):
 
 def _has_a_turn(job: JobView, now_ns: int) -> bool:
     """Whether it is not set aside, or has been for long enough."""
-    return not job.set_aside or job.urgency_ns <= now_ns
+    return not job.dropped_to_best_effort or job.urgency_ns <= now_ns
 
 
 @dataclass(slots=True)

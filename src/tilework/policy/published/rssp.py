@@ -31,7 +31,7 @@ class ResolutionDegrees:
 
     chunk_ns: int = 200 * NS_PER_MS
 
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
+    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
         return request.arrival_ns
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:

@@ -40,7 +40,7 @@ class ShortestFirst:
     patience: int = 20
     _run_ns: dict[_Kind, int] = field(default_factory=dict, init=False)
 
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
+    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
         """What the request takes is known from `demand`, which admission asks for first."""
         return request.arrival_ns + self._aged_ns(request, self._run_ns.get(_kind(request), 0))
 

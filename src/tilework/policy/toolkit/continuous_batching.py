@@ -54,7 +54,7 @@ class Batching(ABC):
     _homes: dict[int, int] = field(default_factory=dict, init=False)
 
     @abstractmethod
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int: ...
+    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int: ...
 
     @abstractmethod
     def choose(self, crowd: Crowd, costs: CostModel, begin_ns: int) -> Choice:
@@ -81,7 +81,7 @@ class Batching(ABC):
                 members, late = choice.members, late + list(choice.late)
             starts += islice(self._starts(ended, members, crowd.device_id, costs), MOST_AHEAD)
         if late:
-            return Plan(set_aside=tuple(late))
+            return Plan(dropped_to_best_effort=tuple(late))
         return Plan(starts=tuple(starts), wake_ns=next_open_ns(view.devices, now_ns))
 
     def _crowds(self, view: ClusterView) -> Sequence[Crowd]:
@@ -152,4 +152,4 @@ def may_join(batch: Sequence[JobView], job: JobView, costs: CostModel) -> bool:
 
 def _load_ns(job: JobView) -> int:
     """What the device has to do for a job; nothing for one that must wait for the others anyway."""
-    return 0 if job.set_aside else job.demand.run_ns
+    return 0 if job.dropped_to_best_effort else job.demand.run_ns

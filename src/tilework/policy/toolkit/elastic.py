@@ -18,8 +18,8 @@ class Elastic:
 
     order: DeadlineOrder = field(default_factory=DeadlineOrder)
 
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
-        return self.order.urgency_ns(request, set_aside, delay_ns)
+    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
+        return self.order.urgency_ns(request, dropped_to_best_effort, delay_ns)
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         return fitting_degrees(request, costs)

@@ -25,8 +25,8 @@ class DeadlineOrder:
     patience_ns: int = 60 * NS_PER_S
     late_patience_ns: int = 600 * NS_PER_S
 
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
-        if request.deadline_ns is not None and not set_aside:
+    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
+        if request.deadline_ns is not None and not dropped_to_best_effort:
             return request.deadline_ns
         from_ns = request.arrival_ns + delay_ns
         if request.deadline_ns is None:
@@ -54,7 +54,7 @@ def doom(job: JobView, finish_ns: int) -> str | None:
     A promised one stays where it is: if its promise is broken, it is by as little as possible.
     """
     deadline_ns = job.request.deadline_ns
-    if deadline_ns is None or job.set_aside or job.request.is_promise or finish_ns <= deadline_ns:
+    if deadline_ns is None or job.dropped_to_best_effort or job.request.is_promise or finish_ns <= deadline_ns:
         return None
     return f"even if nothing else ran, it would finish {s_from_ns(finish_ns - deadline_ns):.2f} s late"
 
@@ -63,7 +63,7 @@ def explain(job: JobView, verb: str, now_ns: int) -> str:
     """`verb` says what happens to the job; added is how urgent it is."""
     if job.request.deadline_ns is None:
         return f"{verb}; no deadline"
-    if job.set_aside:
+    if job.dropped_to_best_effort:
         return f"{verb}; it cannot be on time any more"
     due_s = s_from_ns(job.request.deadline_ns - now_ns)
     return f"{verb}; due in {due_s:.2f} s, needs {needs(job.demand)}"

@@ -78,7 +78,7 @@ class Partition:
     _divided: tuple[object, ...] = field(default=(), init=False)
     _looks: dict[tuple[str, Shape, bool, int], _Look] = field(default_factory=dict, init=False)
 
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
+    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
         return request.arrival_ns
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:

@@ -19,10 +19,10 @@ from tilework.server.api.images import ImageService
 from tilework.server.api.requests import RequestService
 from tilework.server.calls.encode import Threads
 from tilework.server.calls.finish import Finisher
-from tilework.server.calls.intake import Intake
 from tilework.server.calls.journal import CallJournal
-from tilework.server.calls.ledger import Ledger
 from tilework.server.calls.parsing import check_model
+from tilework.server.calls.registry import CallRegistry
+from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ServerConfig
 from tilework.server.engine_protocol import Engine
 from tilework.server.http.errors import install_error_handlers
@@ -80,13 +80,13 @@ def create_app(
     store: ResultStore | None = None,
     rng: Random | None = None,
     readiness: Readiness | None = None,
-    ledger: Ledger | None = None,
+    call_registry: CallRegistry | None = None,
 ) -> FastAPI:
     """Build the application. It neither starts nor stops the engine: see `main.serve`.
 
     `store` keeps results that are fetched later (default: in memory); `rng` chooses seeds for clients that send none.
-    `readiness` says when the engine has started (default: it has); `ledger` lets the caller see which calls are open.
-    `app.state.intake` is the `Intake`, for calls that do not come by HTTP.
+    `readiness` says when the engine has started (default: it has); `call_registry` lets the caller see which calls are
+    open. `app.state.submitter` is the `CallSubmitter`, for calls that do not come by HTTP.
 
     Raises:
         ConfigError: the file of tenants cannot be used.
@@ -94,17 +94,17 @@ def create_app(
     tenants = load_tenants(config)
     store = new_store(config) if store is None else store
     readiness = readiness or Readiness(engine)
-    ledger = new_ledger(config) if ledger is None else ledger
+    call_registry = new_call_registry(config) if call_registry is None else call_registry
     metrics = Metrics(engine, store)
     engine.observe(metrics)
     threads = Threads(config.encode_threads)
-    finisher = Finisher(engine=engine, store=store, threads=threads, ledger=ledger)
-    intake = Intake(
+    finisher = Finisher(engine=engine, store=store, threads=threads, call_registry=call_registry)
+    submitter = CallSubmitter(
         engine=engine,
         config=config,
         store=store,
         metrics=metrics,
-        ledger=ledger,
+        call_registry=call_registry,
         finisher=finisher,
         readiness=readiness,
     )
@@ -112,14 +112,16 @@ def create_app(
         engine=engine,
         config=config,
         tenants=tenants,
-        intake=intake,
+        submitter=submitter,
         metrics=metrics,
         threads=threads,
         rng=rng or SystemRandom(),
     )
-    requests = RequestService(engine=engine, config=config, store=store, ledger=ledger, intake=intake, threads=threads)
+    requests = RequestService(
+        engine=engine, config=config, store=store, call_registry=call_registry, submitter=submitter, threads=threads
+    )
     app = FastAPI(title="Tilework", version=tilework.__version__, redirect_slashes=False, lifespan=_closing(threads))
-    app.state.intake = intake
+    app.state.submitter = submitter
     _add_image_routes(app, images, requests)
     _add_chat_route(app, ChatService(images=images))
     _add_request_routes(app, requests)
@@ -135,9 +137,9 @@ def create_app(
     return app
 
 
-def new_ledger(config: ServerConfig, journal: CallJournal | None = None) -> Ledger:
+def new_call_registry(config: ServerConfig, journal: CallJournal | None = None) -> CallRegistry:
     ttl_ns = ns_from_s(config.result_ttl_s)
-    return Ledger(max_records=config.max_records, max_bytes=config.record_bytes, ttl_ns=ttl_ns, journal=journal)
+    return CallRegistry(max_records=config.max_records, max_bytes=config.record_bytes, ttl_ns=ttl_ns, journal=journal)
 
 
 def new_store(config: ServerConfig, durable: DurableDirectory | None = None) -> ResultStore:

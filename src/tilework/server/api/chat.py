@@ -21,7 +21,7 @@ from tilework.server.api.images import ImageService
 from tilework.server.calls.call import Finished
 from tilework.server.calls.parsing import ImageCall, Rules, image_call, parsed
 from tilework.server.http.errors import invalid
-from tilework.server.schema.answers import ChatChoice, ChatCompletion, ChatMessage, ImagePart, ImageStory, ImageUrl
+from tilework.server.schema.answers import ChatChoice, ChatCompletion, ChatMessage, ImagePart, ImageUrl, RequestTimeline
 from tilework.server.schema.image_request import ImageRequest, request_schema
 
 EXAMPLE: dict[str, Any] = {
@@ -162,7 +162,7 @@ def _answer_json(finished: Finished, model: str) -> bytes:
     return answer.model_dump_json().encode()
 
 
-def image_part(file: bytes, story: ImageStory, media_type: str) -> ImagePart:
+def image_part(file: bytes, story: RequestTimeline, media_type: str) -> ImagePart:
     """A picture in a message; a stage that was done in several pieces counts all of them."""
     durations_s: dict[str, float] = {}
     for segment in story.segments:

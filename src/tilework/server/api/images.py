@@ -17,8 +17,8 @@ from tilework.server.api.status import call_status
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.encode import Threads
 from tilework.server.calls.events import Reporter, View
-from tilework.server.calls.intake import Intake
 from tilework.server.calls.parsing import ImageCall, Rules, image_call
+from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ServerConfig
 from tilework.server.engine_protocol import Engine
 from tilework.server.http.body import read_json
@@ -55,7 +55,7 @@ class ImageService:
     engine: Engine
     config: ServerConfig
     tenants: Tenants
-    intake: Intake
+    submitter: CallSubmitter
     metrics: Metrics
     threads: Threads
     rng: Random
@@ -67,7 +67,7 @@ class ImageService:
             return self._stream(call, headers)
         wish = preference(http.headers.getlist("prefer"))
         if wish.is_async:
-            self.intake.detach(call)
+            self.submitter.detach(call)
             headers["Preference-Applied"] = wish.applied()
             if not await self._wait(call, http, wish.wait_s):
                 return self._later(entry, http, headers)
@@ -79,18 +79,18 @@ class ImageService:
         A repeat has the body of the first call, which was right then: it is not checked against the clock again.
 
         Raises:
-            ApiError: the call is wrong, it was refused, or the models are not loaded yet; as `Intake.join`.
+            ApiError: the call is wrong, it was refused, or the models are not loaded yet; as `CallSubmitter.join`.
         """
-        self.intake.readiness.require_started()
+        self.submitter.readiness.require_started()
         tenant = tenant_of(http.scope)
         with self._counting_mistakes():
             body = await read_json(http, self.config.max_body_bytes, self.config.read_timeout_s)
             key = idempotency_key(http.headers.get("idempotency-key"), tenant.name, http.scope["path"], body)
-        if key is not None and (known := await self.intake.join(key)) is not None:
+        if key is not None and (known := await self.submitter.join(key)) is not None:
             return Entry(call=known, is_replay=True)
         with self._counting_mistakes():
             ask = check(body, self._rules(tenant), self.rng)
-        return Entry(call=self.intake.submit(ask, tenant, key), is_replay=False)
+        return Entry(call=self.submitter.submit(ask, tenant, key), is_replay=False)
 
     def _rules(self, tenant: Tenant) -> Rules:
         """What a body of this tenant is checked against, as of now."""
@@ -117,7 +117,7 @@ class ImageService:
             ApiError: it failed or was cancelled.
             ClientDisconnect: the client went away; its call is cancelled unless it may come back for it.
         """
-        with self.intake.owned(call):
+        with self.submitter.owned(call):
             await unless_gone(http.receive, call.end)
         end = call.end.result()
         if isinstance(end, ApiError):
@@ -135,8 +135,8 @@ class ImageService:
             keep_alive_s=self.config.keep_alive_s,
             images=range(len(ask.specs)),
         )
-        self.intake.own(call)
-        return EventStream(reporter.events(), headers, on_close=lambda: self.intake.disown(call))
+        self.submitter.own(call)
+        return EventStream(reporter.events(), headers, on_close=lambda: self.submitter.disown(call))
 
     async def _wait(self, call: Call, http: Request, wait_s: float) -> bool:
         """Whether the call has ended, at the latest after this long."""
@@ -151,7 +151,7 @@ class ImageService:
         return Response(body, 202, {**headers, "Location": location}, media_type="application/json")
 
     async def _answer(self, finished: Finished, http: Request, headers: dict[str, str]) -> Response:
-        self.intake.ledger.settle_all(finished.uid)
+        self.submitter.call_registry.settle_all(finished.uid)
         body = await self.threads.run(_answer_json, finished, base_url(self.config, http))
         return Response(body, headers=headers, media_type="application/json")
 

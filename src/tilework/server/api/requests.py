@@ -20,9 +20,9 @@ from tilework.server.calls.call import Call
 from tilework.server.calls.encode import Threads
 from tilework.server.calls.events import Reporter, View
 from tilework.server.calls.finish import stored_name
-from tilework.server.calls.intake import Intake, gone
-from tilework.server.calls.ledger import Ledger
 from tilework.server.calls.records import Record
+from tilework.server.calls.registry import CallRegistry
+from tilework.server.calls.submitter import CallSubmitter, gone
 from tilework.server.config import ServerConfig
 from tilework.server.engine_protocol import Engine
 from tilework.server.http.errors import ApiError, invalid, shown
@@ -50,8 +50,8 @@ class RequestService:
     engine: Engine
     config: ServerConfig
     store: ResultStore
-    ledger: Ledger
-    intake: Intake
+    call_registry: CallRegistry
+    submitter: CallSubmitter
     threads: Threads
 
     def status(self, uid: str, http: Request) -> RequestStatus:
@@ -65,9 +65,9 @@ class RequestService:
             ApiError: 400 if there is no call `after`.
         """
         tenant, now_ns = tenant_of(http.scope).name, self.engine.now_ns()
-        if after is not None and self.ledger.find(after, tenant, now_ns) is None:
+        if after is not None and self.call_registry.find(after, tenant, now_ns) is None:
             raise invalid("after", after, "Give the uid of a call that is still known, or leave it out to begin anew.")
-        entries = self.ledger.latest(tenant, limit + 1, now_ns, after)
+        entries = self.call_registry.latest(tenant, limit + 1, now_ns, after)
         data = [entry.status() if isinstance(entry, Record) else call_status(entry, None) for entry in entries[:limit]]
         return RequestList(
             data=data,
@@ -83,7 +83,7 @@ class RequestService:
         """
         found = self._find(uid, http)
         if isinstance(found.entry, Call):
-            self.intake.cancel(found.entry, "the client has cancelled it")
+            self.submitter.cancel(found.entry, "the client has cancelled it")
             end = await asyncio.shield(found.entry.end)
             found = self._find(uid, http)
             if isinstance(found.entry, Call) and isinstance(end, ApiError):  # The server left it to its next start.
@@ -92,7 +92,7 @@ class RequestService:
         status = found.entry.status()
         for image in status.images:
             await self.store.delete(stored_name(found.entry.tenant, image.uid))
-        self.ledger.release(found.entry)
+        self.call_registry.release(found.entry)
         return _only(status, found.index)
 
     def decisions(self, uid: str, http: Request) -> Decisions:
@@ -131,9 +131,9 @@ class RequestService:
         uid, index = _image(uid, index)
         name = stored_name(tenant_of(http.scope).name, f"{uid}-{index}")
         result = await self.store.get(name, self.engine.now_ns())
-        entry = self.ledger.find(uid, tenant_of(http.scope).name, self.engine.now_ns())
+        entry = self.call_registry.find(uid, tenant_of(http.scope).name, self.engine.now_ns())
         if isinstance(entry, Record) and not is_head(http.scope):
-            self.ledger.settle(entry, index)
+            self.call_registry.settle(entry, index)
         if result is None or isinstance(entry, Call):
             raise self._no_content(uid, index, entry)
         return Response(result.content, media_type=result.media_type)
@@ -159,7 +159,7 @@ class RequestService:
         """
         match = _UID.fullmatch(uid)
         tenant = tenant_of(http.scope).name
-        entry = match and self.ledger.find(match[1], tenant, self.engine.now_ns())
+        entry = match and self.call_registry.find(match[1], tenant, self.engine.now_ns())
         if not match or not entry:
             raise self._unknown(uid)
         index = None if match[2] is None else int(match[2])
@@ -169,7 +169,7 @@ class RequestService:
         return _Found(entry, index)
 
     def _unknown(self, uid: str) -> ApiError:
-        most_s = s_from_ns(self.ledger.record_ttl_ns)
+        most_s = s_from_ns(self.call_registry.record_ttl_ns)
         message = f"There is no request {shown(uid)}; those that have ended are known for {most_s:g} seconds at most."
         return ApiError(404, message, param="uid", code="request_not_found")
 

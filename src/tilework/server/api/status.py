@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from tilework.control.decisions import tell
+from tilework.control.decisions import describe
 from tilework.core.actions import Accept, Finish
 from tilework.core.time import s_from_ns
 from tilework.runtime.ticket import Ticket
-from tilework.server.api.story import image_story
+from tilework.server.api.request_timeline import request_timeline
 from tilework.server.calls.call import Call, Finished
 from tilework.server.engine_protocol import Engine
 from tilework.server.http.errors import ApiError
@@ -79,7 +79,7 @@ def _image_status(call: Call, index: int, ticket: Ticket, engine: Engine | None)
         eta=expected and expected.text,
         queue_s=None if queue_ns is None else round(s_from_ns(queue_ns), 6),
         reason=None if outcome is None else outcome.reason or None,
-        story=None if outcome is None or outcome.image is None else image_story(call.ask, index, ticket, outcome),
+        story=None if outcome is None or outcome.image is None else request_timeline(call.ask, index, ticket, outcome),
     )
 
 
@@ -107,5 +107,5 @@ def _decisions(ticket: Ticket) -> list[DecisionModel]:
     if ticket.outcome.done():
         outcome = ticket.outcome.result()
         history.append((outcome.finished_ns, Finish(job_id, outcome.uid, outcome.status, outcome.reason)))
-    told = (tell(at_ns, action, ticket.request, job_id) for at_ns, action in history)
+    told = (describe(at_ns, action, ticket.request, job_id) for at_ns, action in history)
     return [DecisionModel(uid=ticket.request.uid, **decision.to_json()) for decision in told if decision is not None]

@@ -12,7 +12,7 @@ from tilework.server.calls.journal import KeptCall
 from tilework.server.calls.parsing import ImageCall
 from tilework.server.http.errors import ApiError
 from tilework.server.http.idempotency import Key
-from tilework.server.schema.answers import ImageStory
+from tilework.server.schema.answers import RequestTimeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +22,13 @@ class Finished:
     uid: str
     arrived_s: float
     ask: ImageCall
-    stories: tuple[ImageStory, ...]
+    stories: tuple[RequestTimeline, ...]
     files: tuple[bytes, ...] = field(repr=False)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Call:
-    """`end` resolves exactly once, after the ledger has taken the call over.
+    """`end` resolves exactly once, after the call_registry has taken the call over.
 
     `arrival_ns` is on the engine's clock, `arrived_s` the same as Unix time. `num_owners` counts the connections that
     asked for this call and still wait for it; nobody need wait for one that `is_detached` (its answer was "later").

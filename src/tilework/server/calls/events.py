@@ -18,7 +18,7 @@ from tilework.server.calls.encode import Threads, encode_base64
 from tilework.server.engine_protocol import Engine
 from tilework.server.http.errors import ApiError
 from tilework.server.http.sse import KEEP_ALIVE, event
-from tilework.server.schema.answers import ImageStory
+from tilework.server.schema.answers import RequestTimeline
 
 _NO_TOKENS = {
     "input_tokens": 0,
@@ -155,7 +155,7 @@ class Reporter:
         if self.view.shows:
             yield event("error", end.body())
 
-    async def _done(self, story: ImageStory, file: bytes) -> AsyncIterator[bytes]:
+    async def _done(self, story: RequestTimeline, file: bytes) -> AsyncIterator[bytes]:
         told = story.model_dump(mode="json")
         if self.view.shows:
             text = (await self.threads.run(base64.b64encode, file)).decode("ascii")

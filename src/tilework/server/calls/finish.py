@@ -13,12 +13,12 @@ from tilework.core.request import Status
 from tilework.core.time import s_from_ns
 from tilework.core.wire import Image
 from tilework.runtime.ticket import Outcome
+from tilework.server.api.request_timeline import request_timeline
 from tilework.server.api.status import CANCELLED, call_decisions, call_status
-from tilework.server.api.story import image_story
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.encode import Threads, encode
-from tilework.server.calls.ledger import Ledger
 from tilework.server.calls.records import Record
+from tilework.server.calls.registry import CallRegistry
 from tilework.server.engine_protocol import Engine
 from tilework.server.http.errors import SERVER, ApiError, internal_error, not_ready
 from tilework.server.schema.answers import Decisions
@@ -34,16 +34,16 @@ class Finisher:
     engine: Engine
     store: ResultStore
     threads: Threads
-    ledger: Ledger
+    call_registry: CallRegistry
 
     async def finish(self, call: Call) -> None:
-        """Resolve `call.end`, whatever happens, after the ledger has let go of the open call.
+        """Resolve `call.end`, whatever happens, after the call_registry has let go of the open call.
 
         A bug while the record is written costs the record, not the pictures: who waits for them gets them. A call that
         is left to the next start of the server stays open.
         """
         end, expires_ns = await self._end(call)
-        if self.ledger.is_left and isinstance(end, ApiError) and call.cancel_reason is None:
+        if self.call_registry.is_left and isinstance(end, ApiError) and call.cancel_reason is None:
             call.end.set_result(_left(call))
             return
         try:
@@ -53,9 +53,9 @@ class Finisher:
             record = self._record(call, end, expires_ns, now_ns)
         except Exception:
             logger.exception("call %s has ended, but no record of it could be written", call.uid)
-            self.ledger.forget(call)
+            self.call_registry.forget(call)
         else:
-            self.ledger.end(record, now_ns, frees_key=isinstance(end, ApiError))
+            self.call_registry.end(record, now_ns, frees_key=isinstance(end, ApiError))
         finally:
             for ticket in call.tickets:
                 self.engine.release(ticket.request.uid)
@@ -90,7 +90,7 @@ class Finisher:
         parts = [self.threads.run(encode, _pixels(outcome), ask.output_format, ask.quality) for outcome in outcomes]
         files = await asyncio.gather(*parts)
         told = enumerate(zip(call.tickets, outcomes, strict=True))
-        stories = tuple(image_story(ask, index, ticket, outcome) for index, (ticket, outcome) in told)
+        stories = tuple(request_timeline(ask, index, ticket, outcome) for index, (ticket, outcome) in told)
         return Finished(uid=call.uid, arrived_s=call.arrived_s, ask=ask, stories=stories, files=tuple(files))
 
     async def _keep(self, call: Call, finished: Finished) -> int | ApiError:
@@ -119,7 +119,7 @@ class Finisher:
             key=call.key,
             ask=call.ask.without_texts(),
             arrived_s=call.arrived_s,
-            fresh_until_ns=now_ns + self.ledger.ttl_ns if expires_ns is None else expires_ns,
+            fresh_until_ns=now_ns + self.call_registry.ttl_ns if expires_ns is None else expires_ns,
             status_json=status.model_dump_json().encode(),
             decisions_json=decisions.model_dump_json().encode(),
             unread=set(range(len(call.tickets))) if is_kept and self._must_be_fetched(call) else set(),
@@ -127,7 +127,7 @@ class Finisher:
 
     def _must_be_fetched(self, call: Call) -> bool:
         """Whether its pictures are gone when the server stops, and nobody has them then."""
-        return call.is_detached and not self.ledger.journal.is_durable
+        return call.is_detached and not self.call_registry.journal.is_durable
 
 
 def stored_name(tenant: str, uid: str) -> str:

@@ -6,12 +6,12 @@ import asyncio
 
 from tilework.runtime.ticket import Wanted
 from tilework.server.calls.call import Call
-from tilework.server.calls.intake import Intake
 from tilework.server.calls.journal import DurableJournal, KeptCall
+from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.engine_protocol import Engine
 
 
-def restore(engine: Engine, journal: DurableJournal, intake: Intake) -> int:
+def restore(engine: Engine, journal: DurableJournal, submitter: CallSubmitter) -> int:
     """Take everything over, after the engine has started and before anything else; returns how many images are open.
 
     Nobody is connected to these calls any more: they go on as asynchronous ones, for whoever comes back by uid or key.
@@ -37,9 +37,9 @@ def restore(engine: Engine, journal: DurableJournal, intake: Intake) -> int:
         )
         for call, _ in kept
     ]
-    intake.ledger.restore(calls, journal.records())
+    submitter.call_registry.restore(calls, journal.records())
     for call in calls:
-        intake.follow(call)
+        submitter.follow(call)
     return len(wanted)
 
 

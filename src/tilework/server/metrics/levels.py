@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 import tilework
-from tilework.core.classes import DEFAULT_CLASSES
+from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.time import s_from_ns
 from tilework.server.engine_protocol import Engine
 from tilework.server.metrics.meters import Names
@@ -38,7 +38,7 @@ class Levels(Collector):
         yield _gauge("backlog_device_seconds", "GPU time that open images will take", s_from_ns(usage.backlog_ns))
         yield _gauge("store_bytes", "Bytes of results kept for fetching", store.num_bytes)
         yield _gauge("store_entries", "Results kept for fetching", len(store))
-        yield _gauge("parcel_bytes", "Bytes of states in memory that the workers share", usage.parcel_bytes)
+        yield _gauge("state_blob_bytes", "Bytes of states in memory that the workers share", usage.state_blob_bytes)
         yield self._by_device("device_memory_bytes", "Memory in use on a GPU, by whomever", usage.memory_bytes)
         yield from self._resident(usage.pids)
 

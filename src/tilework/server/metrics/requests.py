@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilework.core.classes import DEFAULT_CLASSES
+from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import RefusalCode, Request, Status
 from tilework.core.time import s_from_ns
 from tilework.runtime.ticket import Outcome, Ticket

@@ -27,7 +27,7 @@ class SegmentModel(BaseModel):
     batch: int = 1
 
 
-class ImageStory(BaseModel):
+class RequestTimeline(BaseModel):
     """How one image was served; times in seconds from its arrival. `on_time` is null without a deadline."""
 
     uid: str
@@ -47,7 +47,7 @@ class ImageData(BaseModel):
     b64_json: str | None = None
     url: str | None = None
     revised_prompt: str | None = None
-    tilework: ImageStory
+    tilework: RequestTimeline
 
 
 class ImagesResponse(BaseModel):
@@ -69,7 +69,7 @@ class ImagePart(BaseModel):
     type: Literal["image_url"] = "image_url"
     image_url: ImageUrl
     stage_durations: dict[str, float]
-    tilework: ImageStory
+    tilework: RequestTimeline
 
 
 class ChatMessage(BaseModel):
@@ -134,7 +134,7 @@ class ImageStatus(BaseModel):
     eta: str | None = Field(description="The same as a time (RFC 3339)")
     queue_s: float | None = Field(description="How long it waited for a device; null while it waits")
     reason: str | None = Field(description="Why it failed or was cancelled")
-    story: ImageStory | None
+    story: RequestTimeline | None
 
 
 class RequestStatus(BaseModel):

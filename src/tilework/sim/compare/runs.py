@@ -244,8 +244,8 @@ class _Stopwatch:
         self._policy = policy
         self.calls_ns = array("q")
 
-    def urgency_ns(self, request: Request, set_aside: bool, delay_ns: int = 0) -> int:
-        return self._policy.urgency_ns(request, set_aside, delay_ns)
+    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
+        return self._policy.urgency_ns(request, dropped_to_best_effort, delay_ns)
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         return self._policy.degrees(request, costs)

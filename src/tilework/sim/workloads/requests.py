@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tilework.core.classes import DEFAULT_CLASSES
+from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import Request
 from tilework.core.time import ns_from_s
 from tilework.formats.workload import WorkloadRequest

@@ -60,7 +60,7 @@ class TetriServe(Elastic):
             (task.job.job_id, why) for task in tasks if (why := doom(task.job, task.earliest_ns)) is not None
         )
         if doomed:
-            return Plan(set_aside=doomed)
+            return Plan(dropped_to_best_effort=doomed)
         round_ns = self.round_ns or self._adapted_round_ns(tasks)
         starts = RoundPlan(view, costs, tasks, now_ns, round_ns, self.margin_ns).starts()
         if not starts:  # Whatever is still running ends with an event, and the next round begins then.

@@ -204,7 +204,7 @@ class RoundPlan:
         for degree, speed in entry.speeds.items():
             if degree > entry.degree and speed.step_ns < step_ns:
                 saved_ns = entry.task.num_steps * (step_ns - speed.step_ns)
-                yield entry.task.job.set_aside, -saved_ns / (degree - entry.degree), index, degree
+                yield entry.task.job.dropped_to_best_effort, -saved_ns / (degree - entry.degree), index, degree
 
     def _exchange(self, entry: Entry, degree: int) -> bool:
         """Trade a group for a wider one, if there is room."""
@@ -233,7 +233,7 @@ class RoundPlan:
                         break
 
     def _is_welcome(self, task: Task, host: Entry) -> bool:
-        takes_time = task.job.set_aside and not host.task.job.set_aside
+        takes_time = task.job.dropped_to_best_effort and not host.task.job.dropped_to_best_effort
         if takes_time or not may_share(host.everybody, task, self._costs):
             return False
         batch = self._batch([*host.everybody, task], self._now_ns)
@@ -276,7 +276,7 @@ class RoundPlan:
         """Why it runs, and what would come of a degree below, or of waiting for the next round."""
         task, degree = entry.task, entry.degree
         text = explain(task.job, entry.why, self._now_ns)
-        if task.job.request.deadline_ns is None or task.job.set_aside or not task.num_steps:
+        if task.job.request.deadline_ns is None or task.job.dropped_to_best_effort or not task.num_steps:
             return text
         below = next((speed for speed in reversed(task.speeds) if speed.degree < degree), None)
         if below is None:

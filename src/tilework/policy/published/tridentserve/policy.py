@@ -154,7 +154,7 @@ class TridentServe(Elastic):
             (bid.task.job.job_id, why) for bid in bids if (why := doom(bid.task.job, bid.earliest_ns)) is not None
         )
         if doomed:
-            return Plan(set_aside=doomed)
+            return Plan(dropped_to_best_effort=doomed)
         if (longest := _past_patience(bids, now_ns)) is not None:
             bids.remove(longest)
             placed += _go_first(pool, longest)

@@ -1,4 +1,4 @@
-"""Works in flight, and what their groups' reports amount to."""
+"""Works in in_flight_work, and what their groups' reports amount to."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 
 from tilework.core.events import Broken, OutOfMemory, StageFinished, StepsFinished, Stopped
 from tilework.core.request import Request
-from tilework.core.wire import Ended, GroupRef, Parcel
+from tilework.core.wire import Ended, GroupRef, StateBlob
 from tilework.core.work import DIFFUSE, Work
 from tilework.runtime.observer import Ending
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Flight:
+class InFlightWork:
     """A work that devices have been told to run, for these requests. `group` is None for a device alone.
 
     `is_broken_off` tells that its group was, though no device was lost, since it had stopped.
@@ -36,25 +36,25 @@ class Flight:
         return not self.awaited
 
     @property
-    def parcels(self) -> set[Parcel]:
+    def blobs(self) -> set[StateBlob]:
         """What members have put down for it so far."""
-        return {parcel for ended in self.reports.values() for parcel in ended.parcels.values()}
+        return {blob for ended in self.reports.values() for blob in ended.blobs.values()}
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
+class WorkResult:
     """How a work ended: by its leader's report; or, if it was cut off, by that of the survivor who came farthest.
 
     `spare` is what others have put down for it.
     """
 
-    flight: Flight
+    in_flight_work: InFlightWork
     ended: Ended
-    spare: frozenset[Parcel] = frozenset()
+    spare: frozenset[StateBlob] = frozenset()
 
     @property
     def work(self) -> Work:
-        return self.flight.work
+        return self.in_flight_work.work
 
     @property
     def ending(self) -> Ending:
@@ -80,62 +80,68 @@ class Landing:
                 return kind(work_id, ended.end_ns - ended.start_ns)
 
 
-class Flights:
+class InFlightWorks:
     """The leader, a group's first, speaks for its group.
 
     When a member is lost or runs out of memory, all survivors are heard.
     """
 
     def __init__(self) -> None:
-        self._flights: dict[int, Flight] = {}
+        self._in_flight: dict[int, InFlightWork] = {}
 
     def __contains__(self, work_id: int) -> bool:
-        return work_id in self._flights
+        return work_id in self._in_flight
 
     @property
     def work_ids(self) -> list[int]:
-        return list(self._flights)
+        return list(self._in_flight)
 
-    def begin(self, flight: Flight) -> None:
-        self._flights[flight.work.work_id] = flight
+    def begin(self, in_flight_work: InFlightWork) -> None:
+        self._in_flight[in_flight_work.work.work_id] = in_flight_work
 
-    def get(self, work_id: int) -> Flight | None:
-        return self._flights.get(work_id)
+    def get(self, work_id: int) -> InFlightWork | None:
+        return self._in_flight.get(work_id)
 
-    def end(self, work_id: int) -> Flight | None:
-        """Take a work out, for instance because it failed; None if it is not in flight (any more)."""
-        return self._flights.pop(work_id, None)
+    def end(self, work_id: int) -> InFlightWork | None:
+        """Take a work out, for instance because it failed; None if it is not in in_flight_work (any more)."""
+        return self._in_flight.pop(work_id, None)
 
-    def report(self, device_id: int, ended: Ended) -> Landing | None:
+    def report(self, device_id: int, ended: Ended) -> WorkResult | None:
         """Take a member's report; None as long as others are to be heard."""
-        flight = self._flights[ended.work_id]
-        if device_id == flight.work.devices[0] and not is_cut_off(ended):
-            del self._flights[ended.work_id]
-            return Landing(flight, ended)
-        flight.reports[device_id] = ended
-        return self._land_if_settled(flight)
+        in_flight_work = self._in_flight[ended.work_id]
+        if device_id == in_flight_work.work.devices[0] and not is_cut_off(ended):
+            del self._in_flight[ended.work_id]
+            return WorkResult(in_flight_work, ended)
+        in_flight_work.reports[device_id] = ended
+        return self._land_if_settled(in_flight_work)
 
-    def lose(self, device_id: int) -> tuple[list[Flight], list[Landing]]:
+    def lose(self, device_id: int) -> tuple[list[InFlightWork], list[WorkResult]]:
         """A device is lost: what nobody is left to report on, and what has broken off by it."""
-        affected = [flight for flight in self._flights.values() if device_id in flight.work.devices]
-        for flight in affected:
-            flight.lost.add(device_id)
-        orphans = [flight for flight in affected if flight.lost == set(flight.work.devices)]
-        for flight in orphans:
-            del self._flights[flight.work.work_id]
-        rest = [flight for flight in affected if flight not in orphans]
-        landings = [self._land_if_settled(flight) for flight in rest]
-        return orphans, [landing for landing in landings if landing is not None]
+        affected = [
+            in_flight_work for in_flight_work in self._in_flight.values() if device_id in in_flight_work.work.devices
+        ]
+        for in_flight_work in affected:
+            in_flight_work.lost.add(device_id)
+        orphans = [
+            in_flight_work for in_flight_work in affected if in_flight_work.lost == set(in_flight_work.work.devices)
+        ]
+        for in_flight_work in orphans:
+            del self._in_flight[in_flight_work.work.work_id]
+        rest = [in_flight_work for in_flight_work in affected if in_flight_work not in orphans]
+        results = [self._land_if_settled(in_flight_work) for in_flight_work in rest]
+        return orphans, [result for result in results if result is not None]
 
-    def _land_if_settled(self, flight: Flight) -> Landing | None:
-        if not flight.is_settled:
+    def _land_if_settled(self, in_flight_work: InFlightWork) -> WorkResult | None:
+        if not in_flight_work.is_settled:
             return None
-        work = flight.work
-        del self._flights[work.work_id]
-        reports = [flight.reports[device_id] for device_id in work.devices if device_id in flight.reports]
+        work = in_flight_work.work
+        del self._in_flight[work.work_id]
+        reports = [
+            in_flight_work.reports[device_id] for device_id in work.devices if device_id in in_flight_work.reports
+        ]
         best, starved = max(reports, key=_steps_kept), any(ended.out_of_memory for ended in reports)
         ended = replace(best, broken=not starved, out_of_memory=starved, steps_done=_steps_kept(best))
-        return Landing(flight, ended, frozenset(flight.parcels.difference(best.parcels.values())))
+        return WorkResult(in_flight_work, ended, frozenset(in_flight_work.blobs.difference(best.blobs.values())))
 
 
 def is_cut_off(ended: Ended) -> bool:
@@ -145,4 +151,4 @@ def is_cut_off(ended: Ended) -> bool:
 
 def _steps_kept(ended: Ended) -> int:
     """Steps whose result can be taken over: a member that was done when the leader was lost has put nothing down."""
-    return ended.steps_done if ended.parcels else 0
+    return ended.steps_done if ended.blobs else 0

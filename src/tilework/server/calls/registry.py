@@ -39,7 +39,7 @@ class _Arrivals:
         return bisect_left(self._order, (self._numbers[uid], uid))
 
 
-class Ledger:
+class CallRegistry:
     """A call is open until `end` replaces it by its record; records go, oldest first, beyond any of the three bounds.
 
     `ttl_ns` is for how long pictures are kept, `record_ttl_ns` for how long a record stays at most. What belongs to

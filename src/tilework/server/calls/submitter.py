@@ -16,9 +16,9 @@ from tilework.runtime.ticket import Refusal, Ticket
 from tilework.server.api.refusals import refused, too_many_open
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.finish import Finisher, stored_name
-from tilework.server.calls.ledger import Ledger
 from tilework.server.calls.parsing import ImageCall
 from tilework.server.calls.records import Record
+from tilework.server.calls.registry import CallRegistry
 from tilework.server.config import ServerConfig
 from tilework.server.engine_protocol import Engine
 from tilework.server.http.errors import ApiError, shown
@@ -34,14 +34,14 @@ DISCONNECTED = "the client has disconnected"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Intake:
+class CallSubmitter:
     """Every method runs on the event loop. When `join` finds nothing, it has awaited nothing: `submit` may follow."""
 
     engine: Engine
     config: ServerConfig
     store: ResultStore
     metrics: Metrics
-    ledger: Ledger
+    call_registry: CallRegistry
     finisher: Finisher
     readiness: Readiness
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -53,7 +53,7 @@ class Intake:
             ApiError: the key belongs to another body, or the pictures have made room for newer ones.
         """
         now_ns = self.engine.now_ns()
-        known = self.ledger.find_key(key, now_ns)
+        known = self.call_registry.find_key(key, now_ns)
         return await self._replayed(known, now_ns) if isinstance(known, Record) else known
 
     def submit(self, ask: ImageCall, tenant: Tenant, key: Key | None) -> Call:
@@ -102,11 +102,11 @@ class Intake:
         self.finisher.cancel(call, reason)
 
     def _check_open(self, ask: ImageCall, tenant: Tenant) -> None:
-        num_open = self.ledger.num_open(tenant.name)
+        num_open = self.call_registry.num_open(tenant.name)
         if tenant.max_open is None or num_open + len(ask.specs) <= tenant.max_open:
             return
         self.metrics.count_too_many_open(ask.priority)
-        etas_ns = [ticket.eta_ns for call in self.ledger.open_calls(tenant.name) for ticket in call.tickets]
+        etas_ns = [ticket.eta_ns for call in self.call_registry.open_calls(tenant.name) for ticket in call.tickets]
         wait_s = s_from_ns(min(etas_ns, default=0) - self.engine.now_ns())
         raise too_many_open(tenant, num_open, len(ask.specs), max(1, math.ceil(wait_s)))
 
@@ -124,7 +124,7 @@ class Intake:
             end=asyncio.get_running_loop().create_future(),
         )
         try:
-            self.ledger.begin(call)
+            self.call_registry.begin(call)
         except ApiError:
             self.finisher.cancel(call, "it could not be kept")
             raise

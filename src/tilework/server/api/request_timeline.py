@@ -5,13 +5,13 @@ from __future__ import annotations
 from tilework.core.time import s_from_ns
 from tilework.runtime.ticket import Outcome, Segment, Ticket
 from tilework.server.calls.parsing import ImageCall
-from tilework.server.schema.answers import ImageStory, SegmentModel
+from tilework.server.schema.answers import RequestTimeline, SegmentModel
 
 
-def image_story(call: ImageCall, index: int, ticket: Ticket, outcome: Outcome) -> ImageStory:
+def request_timeline(call: ImageCall, index: int, ticket: Ticket, outcome: Outcome) -> RequestTimeline:
     request = ticket.request
     queue_ns, deadline_ns = ticket.queue_ns, request.deadline_ns
-    return ImageStory(
+    return RequestTimeline(
         uid=outcome.uid,
         seed=call.specs[index].seed,
         status=outcome.status.value,

@@ -20,7 +20,7 @@ class Entry:
     last_work: Work | None = None
 
 
-class Roster:
+class RequestTable:
     """Open requests, by the numbers that the controller gives them and by their uids."""
 
     def __init__(self) -> None:

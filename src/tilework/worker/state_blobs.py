@@ -1,4 +1,4 @@
-"""Parcels: freight that lies in a directory of the node's shared memory until the runtime removes it."""
+"""StateBlobs: serialized that lies in a directory of the node's shared memory until the runtime removes it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import time
 from itertools import count
 from pathlib import Path
 
-from tilework.core.wire import Parcel
-from tilework.pipelines.freight import Freight, room
+from tilework.core.wire import StateBlob
+from tilework.pipelines.serialization import SerializedState, room
 
 _log = logging.getLogger(__name__)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -20,14 +20,14 @@ _COUNT = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
 
 
-class TruncatedParcel(Exception):
-    """A parcel is not whole any more."""
+class TruncatedStateBlob(Exception):
+    """A blob is not whole any more."""
 
 
-class Parcels:
-    """One worker's way to put parcels down and to read its own and others'.
+class StateBlobs:
+    """One worker's way to put blobs down and to read its own and others'.
 
-    A file holds the number of pieces, their lengths, and the pieces: the head of the freight and its buffers. It
+    A file holds the number of pieces, their lengths, and the pieces: the head of the serialized and its buffers. It
     appears under its name only when it is complete. The name is never used again, also not by a worker of a later start
     of the server that happens to have the same process id.
 
@@ -40,15 +40,15 @@ class Parcels:
         self._prefix = f"{device_id}-{os.getpid()}-{time.monotonic_ns():x}"
         self._numbers = count()
 
-    def put(self, freight: Freight) -> Parcel:
+    def put(self, serialized: SerializedState) -> StateBlob:
         """Raises OSError, for instance when the memory is full and stays so."""
         name = f"{self._prefix}-{next(self._numbers)}"
-        pieces = [memoryview(freight.head), *freight.buffers]
+        pieces = [memoryview(serialized.head), *serialized.buffers]
         head = _COUNT.pack(len(pieces)) + b"".join(_LENGTH.pack(len(piece)) for piece in pieces)
         begin_s = waited_s = time.monotonic()
         while True:
             try:
-                return Parcel(name, self._write(name, [memoryview(head), *pieces]))
+                return StateBlob(name, self._write(name, [memoryview(head), *pieces]))
             except OSError as error:
                 if error.errno not in _FULL or waited_s > begin_s + self._patience_s:
                     raise
@@ -69,22 +69,22 @@ class Parcels:
             raise
         return num_bytes
 
-    def take_back(self, parcel: Parcel) -> None:
+    def take_back(self, blob: StateBlob) -> None:
         """Remove what this worker has put down and nobody has been told of."""
-        (self._directory / parcel.name).unlink(missing_ok=True)
+        (self._directory / blob.name).unlink(missing_ok=True)
 
-    def take(self, parcel: Parcel) -> Freight:
-        """Read a parcel, which stays where it is.
+    def take(self, blob: StateBlob) -> SerializedState:
+        """Read a blob, which stays where it is.
 
         Raises:
             FileNotFoundError: the runtime has removed it, or somebody else has.
-            TruncatedParcel: it ends too early.
+            TruncatedStateBlob: it ends too early.
         """
-        with (self._directory / parcel.name).open("rb", buffering=0) as file:
+        with (self._directory / blob.name).open("rb", buffering=0) as file:
             num_pieces = _read_number(file.fileno(), _COUNT)
             lengths = [_read_number(file.fileno(), _LENGTH) for _ in range(num_pieces)]
             head, *buffers = (_read_all(file.fileno(), length) for length in lengths)
-        return Freight(bytes(head), buffers)
+        return SerializedState(bytes(head), buffers)
 
 
 def _write_all(descriptor: int, piece: memoryview) -> int:
@@ -104,6 +104,6 @@ def _read_all(descriptor: int, length: int) -> memoryview:
     while filled < length:
         got = os.readv(descriptor, [memory[filled:]])
         if not got:
-            raise TruncatedParcel(f"a parcel ends after {filled} of {length} bytes")
+            raise TruncatedStateBlob(f"a blob ends after {filled} of {length} bytes")
         filled += got
     return memory

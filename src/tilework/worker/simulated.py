@@ -13,10 +13,10 @@ from tilework.core.packing import Pack
 from tilework.core.preview import preview_shape
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import Image, ModelInfo, ModelledSource, Spec
+from tilework.core.wire import Image, ModelInfo, SimulatedSource, Spec
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
 from tilework.cost.table import CostTable, TableCosts
-from tilework.pipelines import freight
+from tilework.pipelines import serialization
 from tilework.pipelines.family import Conditioning, StepState
 from tilework.pipelines.parallel import Parallel
 
@@ -24,15 +24,15 @@ _SIDE_MULTIPLE = 16
 _LATENT_CHANNELS, _PIXELS_PER_LATENT = 16, 8
 
 
-class ModelledFamily:
-    """A `Family` that sleeps. Groups, messages and parcels are real; states are as large as FLUX's in half precision.
+class SimulatedFamily:
+    """A `Family` that sleeps. Groups, messages and blobs are real; states are as large as FLUX's in half precision.
 
     Within a work the steps follow the table's clock: what the worker does between two steps is hidden in the sleep, as
     it would be behind an accelerator. What it does between two works is not. In a group this is the clock of its first
     member, which may have to draw previews.
     """
 
-    def __init__(self, source: ModelledSource) -> None:
+    def __init__(self, source: SimulatedSource) -> None:
         self._costs = TableCosts(CostTable(hardware=source.hardware, rows=source.rows))
         self._source = source
         self._pipeline = source.pipeline
@@ -101,19 +101,19 @@ class ModelledFamily:
         self._sleep(DECODE, state.spec)
         return _flat(state.spec.shape, state.spec.seed)
 
-    def export(self, state: StepState) -> freight.Freight:
-        return freight.pack((state.latents, state.iteration_index))
+    def export(self, state: StepState) -> serialization.SerializedState:
+        return serialization.serialize((state.latents, state.iteration_index))
 
-    def restore(self, blob: freight.Freight, spec: Spec, conditioning: Conditioning) -> StepState:
+    def restore(self, blob: serialization.SerializedState, spec: Spec, conditioning: Conditioning) -> StepState:
         state = self.begin(spec, conditioning)
-        state.latents, state.iteration_index = freight.unpack(blob, self.device)
+        state.latents, state.iteration_index = serialization.deserialize(blob, self.device)
         return state
 
-    def export_conditioning(self, conditioning: Conditioning) -> freight.Freight:
-        return freight.pack(dict(conditioning.tensors))
+    def export_conditioning(self, conditioning: Conditioning) -> serialization.SerializedState:
+        return serialization.serialize(dict(conditioning.tensors))
 
-    def restore_conditioning(self, blob: freight.Freight) -> Conditioning:
-        return Conditioning(freight.unpack(blob, self.device))
+    def restore_conditioning(self, blob: serialization.SerializedState) -> Conditioning:
+        return Conditioning(serialization.deserialize(blob, self.device))
 
     def _run_ns(self, stage: str, shapes: Sequence[Shape], degree: int) -> int:
         return self._costs.run_ns(StageId(self._pipeline, stage), shapes, degree)

@@ -10,12 +10,12 @@ from tilework.control.watchdog import Watchdog
 from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.core.work import Work
 from tilework.runtime.executor import Executor
-from tilework.runtime.flights import Flights
+from tilework.runtime.in_flight import InFlightWorks
 
 _log = logging.getLogger(__name__)
 
 
-class Lookout:
+class StuckWorkMonitor:
     """Asks a watchdog every `tick_ns` on the running loop, from when it is made until `stop`.
 
     The group of a work that has stopped is broken off first: its members say how far they came, which frees those that
@@ -23,11 +23,16 @@ class Lookout:
     """
 
     def __init__(
-        self, watchdog: Watchdog, tick_ns: int, flights: Flights, executor: Executor, on_stuck: Callable[[Work], None]
+        self,
+        watchdog: Watchdog,
+        tick_ns: int,
+        in_flight: InFlightWorks,
+        executor: Executor,
+        on_stuck: Callable[[Work], None],
     ) -> None:
         self._watchdog = watchdog
         self._tick_s = tick_ns / NS_PER_S
-        self._flights = flights
+        self._in_flight = in_flight
         self._executor = executor
         self._on_stuck = on_stuck
         self._loop = asyncio.get_running_loop()
@@ -48,10 +53,10 @@ class Lookout:
             "work %d (%s of job %s) made no progress for %g s on %s; if steps may take that long, raise --stuck-after",
             *(work.work_id, work.stage, ", ".join(map(str, work.job_ids)), limit_s, work.devices),
         )
-        flight = self._flights.get(work.work_id)
-        if flight is not None and flight.group is not None and not flight.is_broken_off:
-            flight.is_broken_off = True
-            self._executor.break_off(flight.group)
+        in_flight_work = self._in_flight.get(work.work_id)
+        if in_flight_work is not None and in_flight_work.group is not None and not in_flight_work.is_broken_off:
+            in_flight_work.is_broken_off = True
+            self._executor.break_off(in_flight_work.group)
             return
-        for device_id in work.devices if flight is None else sorted(flight.awaited):
+        for device_id in work.devices if in_flight_work is None else sorted(in_flight_work.awaited):
             self._executor.kill(device_id, f"it made no progress for {limit_s:g} s")

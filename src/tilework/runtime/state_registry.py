@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.wire import Command, ImportState, Parcel, Spec
+from tilework.core.wire import Command, ImportState, Spec, StateBlob
 from tilework.core.work import ENCODE, Work
 from tilework.runtime.executor import Executor
 
@@ -17,25 +17,25 @@ class _Load:
     """What a job's works have put down last."""
 
     spec: Spec
-    conditioning: Parcel | None = None
-    state: Parcel | None = None
+    conditioning: StateBlob | None = None
+    state: StateBlob | None = None
 
     @property
-    def parcels(self) -> tuple[Parcel, ...]:
-        return tuple(parcel for parcel in (self.conditioning, self.state) if parcel is not None)
+    def blobs(self) -> tuple[StateBlob, ...]:
+        return tuple(blob for blob in (self.conditioning, self.state) if blob is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Arrival:
-    """What devices' queues wait for: the state of a job, as a work that is still in flight will leave it."""
+    """What devices' queues wait for: the state of a job, as a work that is still in in_flight_work will leave it."""
 
     job_id: int
     conditioning: bool
     command: asyncio.Future[Command | None]
 
 
-class Cargo:
-    """The parcels of all jobs. Each is discarded when a newer one takes its place, or when its job ends.
+class StateRegistry:
+    """The blobs of all jobs. Each is discarded when a newer one takes its place, or when its job ends.
 
     Those of a job that has ended may be `held`, by its uid, until its picture is safe.
     """
@@ -48,16 +48,16 @@ class Cargo:
 
     @property
     def num_bytes(self) -> int:
-        """What the parcels of all jobs take."""
+        """What the blobs of all jobs take."""
         loads = (*self._loads.values(), *self._held.values())
-        return sum(parcel.num_bytes for load in loads for parcel in load.parcels)
+        return sum(blob.num_bytes for load in loads for blob in load.blobs)
 
     def begin(self, job_id: int, spec: Spec, kept: Checkpoint) -> None:
         """Take a job in, of which so much is there already."""
         self._loads[job_id] = _Load(spec=spec, conditioning=kept.conditioning, state=kept.state)
 
     def end(self, job_id: int) -> None:
-        self.discard(self._loads.pop(job_id).parcels)
+        self.discard(self._loads.pop(job_id).blobs)
 
     def hold(self, job_id: int, uid: str) -> None:
         """A job has ended, but somebody may have to make its picture again."""
@@ -66,27 +66,27 @@ class Cargo:
     def release(self, uid: str) -> None:
         """Nobody needs what is held of this job any more, if anything is."""
         if (load := self._held.pop(uid, None)) is not None:
-            self.discard(load.parcels)
+            self.discard(load.blobs)
 
     def lose(self, job_id: int) -> None:
         """What has been put down of a job is gone or of no use: it begins anew."""
         load = self._loads[job_id]
-        self.discard(load.parcels)
+        self.discard(load.blobs)
         load.conditioning = load.state = None
 
-    def adopt(self, job_id: int, stage: str, parcel: Parcel) -> None:
+    def adopt(self, job_id: int, stage: str, blob: StateBlob) -> None:
         """Keep what a work of the job has put down."""
         load = self._loads[job_id]
         if stage == ENCODE:
-            old, load.conditioning = load.conditioning, parcel
+            old, load.conditioning = load.conditioning, blob
         else:
-            old, load.state = load.state, parcel
+            old, load.state = load.state, blob
         self.discard((old,))
 
-    def discard(self, parcels: Iterable[Parcel | None]) -> None:
-        for parcel in parcels:
-            if parcel is not None:
-                self._executor.discard(parcel)
+    def discard(self, blobs: Iterable[StateBlob | None]) -> None:
+        for blob in blobs:
+            if blob is not None:
+                self._executor.discard(blob)
 
     def move(self, job_id: int, targets: tuple[int, ...], conditioning: bool, behind: Work | None) -> None:
         """Let the targets take a job over, when the work `behind`, if there is one, has ended."""

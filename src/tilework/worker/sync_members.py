@@ -15,14 +15,14 @@ _READY, _STOPPED, _ABSENT = range(3)
 
 
 @dataclass(frozen=True, slots=True)
-class Roll:
+class MemberCheck:
     """Who is `present` at a work, each in the state in which it begins. Nobody is if it was stopped in the queue."""
 
     present: tuple[Member, ...] = ()
     absent: tuple[Absent, ...] = ()
 
 
-def muster(jobs: Jobs, command: Denoise, comm: Comm | None, device: torch.device, stopped: bool) -> Roll:
+def sync_members(jobs: Jobs, command: Denoise, comm: Comm | None, device: torch.device, stopped: bool) -> MemberCheck:
     """Call the members of a work. Of several, those are absent of which this worker does not have the state.
 
     The workers of a group hear of a stop at different times: what the first of them knows counts. They wait here for
@@ -33,12 +33,12 @@ def muster(jobs: Jobs, command: Denoise, comm: Comm | None, device: torch.device
         GroupBroken: another worker does not have it, or is lost.
     """
     if comm is None:
-        return Roll() if stopped else _call(jobs, command)
+        return MemberCheck() if stopped else _call(jobs, command)
     assert len(command.members) == 1, f"work {command.work_id} of a group has {len(command.members)} members"
     missing: JobMissing | None = None
-    roll = Roll()
+    check = MemberCheck()
     try:
-        roll = _call(jobs, command)
+        check = _call(jobs, command)
     except JobMissing as error:
         missing = error
     flags = _exchange(comm, device, _ABSENT if missing else _STOPPED if stopped else _READY)
@@ -46,10 +46,10 @@ def muster(jobs: Jobs, command: Denoise, comm: Comm | None, device: torch.device
         raise missing
     if _ABSENT in flags:
         raise GroupBroken(f"rank {flags.index(_ABSENT)} does not have the state of job {command.members[0][0]}")
-    return Roll() if flags[0] == _STOPPED else roll
+    return MemberCheck() if flags[0] == _STOPPED else check
 
 
-def _call(jobs: Jobs, command: Denoise) -> Roll:
+def _call(jobs: Jobs, command: Denoise) -> MemberCheck:
     present: list[Member] = []
     absent: list[Absent] = []
     for job_id, first_step in command.members:
@@ -59,7 +59,7 @@ def _call(jobs: Jobs, command: Denoise) -> Roll:
             if len(command.members) == 1:
                 raise
             absent.append(Absent(job_id, str(error), error.state_lost))
-    return Roll(tuple(present), tuple(absent))
+    return MemberCheck(tuple(present), tuple(absent))
 
 
 def _exchange(comm: Comm, device: torch.device, flag: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The directory where the workers of this node put their parcels down."""
+"""The directory where the workers of this node put their blobs down."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from tilework.core.wire import Parcel
+from tilework.core.wire import StateBlob
 
 _LEAST_FREE_BYTES = 1 << 30
 _SHARED = Path("/dev/shm")
@@ -19,7 +19,7 @@ _OWNER = "owner"
 _MODEL = "model"
 
 
-class ParcelDirectory:
+class StateBlobDirectory:
     """A new directory in shared memory; where there is none, or too little of it, among the temporary files.
 
     Each request that has begun takes the bytes of its conditioning and its latents: 5 MB for FLUX at 1024 px. A
@@ -40,26 +40,26 @@ class ParcelDirectory:
         self._is_durable = owner is not None
         self.path, self._lock = found or _make(root or _fit_root(), owner)
 
-    def inherit(self, parcels: Collection[Parcel], model: str) -> set[Parcel]:
-        """Take over those of these parcels that are here, if they are of this model; remove everything else."""
+    def inherit(self, blobs: Collection[StateBlob], model: str) -> set[StateBlob]:
+        """Take over those of these blobs that are here, if they are of this model; remove everything else."""
         mark = self.path / _MODEL
         same_model = mark.is_file() and mark.read_text("utf-8") == model
-        inherited = {parcel for parcel in parcels if same_model and (self.path / parcel.name).is_file()}
-        self._known = {parcel.name for parcel in inherited}
+        inherited = {blob for blob in blobs if same_model and (self.path / blob.name).is_file()}
+        self._known = {blob.name for blob in inherited}
         self._is_inherited = False
         self._clear()
         mark.write_text(model, "utf-8")
         return inherited
 
     def _clear(self) -> None:
-        """Remove all parcels that nobody knows."""
+        """Remove all blobs that nobody knows."""
         for path in self.path.iterdir():
             if path.is_file() and path.name not in self._known | {_LOCK, _OWNER, _MODEL}:
                 path.unlink(missing_ok=True)
 
-    def know(self, parcel: Parcel) -> None:
-        """A worker has reported this parcel; it stays until it is discarded."""
-        self._known.add(parcel.name)
+    def know(self, blob: StateBlob) -> None:
+        """A worker has reported this blob; it stays until it is discarded."""
+        self._known.add(blob.name)
 
     def sweep(self, device_id: int, pid: int | None) -> None:
         """Remove what a worker that has ended put down and did not live to report."""
@@ -68,9 +68,9 @@ class ParcelDirectory:
                 if path.name not in self._known:
                     path.unlink(missing_ok=True)
 
-    def discard(self, parcel: Parcel) -> None:
-        self._known.discard(parcel.name)
-        (self.path / parcel.name).unlink(missing_ok=True)
+    def discard(self, blob: StateBlob) -> None:
+        self._known.discard(blob.name)
+        (self.path / blob.name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Remove the directory, unless the owner's next start needs what is in it."""

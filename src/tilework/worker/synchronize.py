@@ -3,7 +3,7 @@
 import torch
 
 
-def settle(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait until `device` has done what it was told; the CPU always has.
 
     Between steps this keeps the host from running ahead of an accelerator, where a stop would come too late.

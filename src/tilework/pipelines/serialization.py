@@ -15,14 +15,14 @@ _IN_BAND_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Freight:
+class SerializedState:
     """What `pack` made: a small pickle, and beside it the memory of the large tensors, which is not copied again."""
 
     head: bytes
     buffers: Sequence[memoryview]
 
 
-def pack(contents: Any) -> Freight:
+def serialize(contents: Any) -> SerializedState:
     """Take `contents` down; nothing of it may be written to while the result is in use."""
     file = io.BytesIO()
     buffers: list[memoryview] = []
@@ -35,16 +35,16 @@ def pack(contents: Any) -> Freight:
         return False
 
     _Pickler(file, protocol=5, buffer_callback=keep_in_band).dump(contents)
-    return Freight(file.getvalue(), buffers)
+    return SerializedState(file.getvalue(), buffers)
 
 
-def unpack(freight: Freight, device: torch.device) -> Any:
-    """Undo `pack`. What was on an accelerator lands on `device`; what a sampler keeps on the CPU stays there.
+def deserialize(serialized: SerializedState, device: torch.device) -> Any:
+    """Undo `serialize`. What was on an accelerator lands on `device`; what a sampler keeps on the CPU stays there.
 
-    The tensors use the memory of `freight.buffers`. Runs code from `freight` where it holds a sampler, so it must come
-    from a worker.
+    The tensors use the memory of `serialized.buffers`. Runs code from `serialized` where it holds a sampler, so it must
+    come from a worker.
     """
-    return _Unpickler(io.BytesIO(freight.head), device, freight.buffers).load()
+    return _Unpickler(io.BytesIO(serialized.head), device, serialized.buffers).load()
 
 
 def room(num_bytes: int) -> memoryview:

@@ -26,7 +26,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Analyser:
+class BatchLatencyModel:
     """A small neural network as plain numbers: it needs no library, and foretells the same wherever a log is replayed.
 
     It takes what `inputs_of` says and gives the logarithm of the time that a batch takes over that of its members one
@@ -70,10 +70,10 @@ class Analyser:
         }
 
     @classmethod
-    def parse(cls, document: Any) -> Analyser:
+    def parse(cls, document: Any) -> BatchLatencyModel:
         """Undo `to_json`. Raises ValueError for anything else."""
         try:
-            analyser = cls(
+            batch_model = cls(
                 shapes=tuple(map(Shape.parse, document["shapes"])),
                 most_members=int(document["most_members"]),
                 most_patches=int(document["most_patches"]),
@@ -85,17 +85,17 @@ class Analyser:
                 num_rows=int(document["num_rows"]),
             )
         except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"no analyser: {error!r}") from error
-        width = len(analyser.shapes) + 2
-        for layer in analyser.layers:
+            raise ValueError(f"no batch_model: {error!r}") from error
+        width = len(batch_model.shapes) + 2
+        for layer in batch_model.layers:
             if any(len(row) != width for row in layer.weights) or len(layer.weights) != len(layer.biases):
-                raise ValueError("no analyser: its layers do not fit each other")
+                raise ValueError("no batch_model: its layers do not fit each other")
             if not all(map(math.isfinite, (*layer.biases, *chain(*layer.weights)))):
-                raise ValueError("no analyser: a weight is not finite")
+                raise ValueError("no batch_model: a weight is not finite")
             width = len(layer.biases)
-        if width != 1 or not analyser.layers:
-            raise ValueError("no analyser: its last layer must have one output")
-        return analyser
+        if width != 1 or not batch_model.layers:
+            raise ValueError("no batch_model: its last layer must have one output")
+        return batch_model
 
 
 def places_of(shapes: Sequence[Shape]) -> dict[Member, int]:
