@@ -6,11 +6,13 @@ import platform
 import sys
 import time
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from suite.decisions.cells import CELLS
 from suite.decisions.compare import BadRecording, Comparison, Verdict, about_of
 from suite.decisions.live import RUNS, record_live
 from suite.decisions.names import NAMES, read_names
@@ -27,12 +29,14 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_
 @app.command()
 def record(
     out: Annotated[Path, typer.Argument(help="Directory to write.")],
-    seeds: Annotated[int, typer.Option(min=0, help="Scenarios of fuzzing.")] = 2000,
+    seeds: Annotated[int, typer.Option(min=0, help="Scenarios of fuzzing.")] = 2600,
+    first: Annotated[int, typer.Option(min=0, help="The first of their seeds.")] = 0,
+    cells: Annotated[str, typer.Option(help="Only the cells whose names match, as names of files do.")] = "*",
     names: _NamesFile = NAMES,
 ) -> None:
     """Record schedules and scenarios with the Tilework that is importable: PYTHONPATH says which."""
     recorder = Recorder(subject=Subject(names=read_names(names)), out=out, note=_note)
-    recorder.record(seeds=seeds)
+    recorder.record([cell for cell in CELLS if fnmatchcase(cell.name, cells)], range(first, first + seeds))
     _note(f"{recorder.num_logs} logs, {recorder.num_events} events, {len(recorder.failures)} failures")
 
 
@@ -57,7 +61,7 @@ def compare(
 ) -> None:
     """Compare two recordings, and replay the old one's live logs with the Tilework that is importable.
 
-    Exit status 1 if anything differs.
+    Cells and seeds that the new one was not asked to record are left out. Exit status 1 if anything differs.
     """
     began_s = time.monotonic()
     table = read_names(names)

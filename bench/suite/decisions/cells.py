@@ -36,6 +36,16 @@ POLICIES = (
 )
 """All that the registry has; named here, so that a new one, or another order of names, changes nothing."""
 
+_EVERY_POLICY = 2000  # Seeds that go round all policies; those after them go to the most intricate ones.
+_INTRICATE = ("tilework", "tilework", "tetriserve")
+
+
+def policy_of(seed: int) -> str:
+    """Whose turn a scenario is; the seed's own choice would change with the names of policies."""
+    turns = POLICIES if seed < _EVERY_POLICY else _INTRICATE
+    return turns[seed % len(turns)]
+
+
 _FLUX, _OPENSORA = "flux1dev_h100_eager", "opensora_h800"
 _SMALL_L20 = "flux1_l20"
 

@@ -40,8 +40,7 @@ class Comparison:
 
     def verdicts(self) -> Iterator[Verdict]:
         """Raises BadRecording, and OSError."""
-        for place in (self.old, self.new):
-            about_of(place)
+        about_of(self.old)
         yield from self._workloads()
         yield from self._schedules()
         yield from self._fuzz()
@@ -49,27 +48,39 @@ class Comparison:
 
     def _workloads(self) -> Iterator[Verdict]:
         """Other requests give other schedules; that is told apart here."""
-        for old in sorted(self.old.glob(f"{SCHEDULES}/*/{REQUESTS}")):
+        for old in self._of_cells(REQUESTS):
             new = self.new / old.relative_to(self.old)
             was, now = old.read_text("utf-8"), new.read_text("utf-8") if new.exists() else ""
             difference = "" if was == now else "other requests" if now else "missing"
             yield Verdict(part="workloads", name=old.parent.name, difference=difference)
 
     def _schedules(self) -> Iterator[Verdict]:
-        for old in sorted(self.old.glob(f"{SCHEDULES}/*/*{LOG}")):
+        for old in self._of_cells(f"*{LOG}"):
             yield self._verdict(old, part=SCHEDULES, name=old.name.removesuffix(LOG), group=old.parent.name)
         yield from self._failures()
 
+    def _of_cells(self, pattern: str) -> list[Path]:
+        """Of all cells that the new code was asked to record."""
+        asked = about_of(self.new)["cells"]
+        found = self.old.glob(f"{SCHEDULES}/*/{pattern}")
+        return sorted(place for place in found if place.parent.name in asked)
+
     def _failures(self) -> Iterator[Verdict]:
         """What failed when the old code was recorded is to fail now."""
-        failing = about_of(self.new)["failures"]
+        about = about_of(self.new)
         for name in about_of(self.old)["failures"]:
-            yield Verdict(part="failures", name=name, difference="" if name in failing else "does not fail any more")
+            if name.partition("/")[0] not in (*about["cells"], FUZZ):
+                continue
+            difference = "" if name in about["failures"] else "does not fail any more"
+            yield Verdict(part="failures", name=name, difference=difference)
 
     def _fuzz(self) -> Iterator[Verdict]:
+        asked = range(*about_of(self.new)["seeds"])
         before, after = _outcomes(self.old), _outcomes(self.new)
         for old in sorted(self.old.glob(f"{FUZZ}/*{LOG}")):
             seed = old.name.removesuffix(LOG)
+            if int(seed) not in asked:
+                continue
             verdict = self._verdict(old, part=FUZZ, name=seed, group=before[int(seed)]["policy"])
             if not verdict.difference and before[int(seed)] != after.get(int(seed)):
                 difference = f"violations: {before[int(seed)]} has become {after.get(int(seed))}"

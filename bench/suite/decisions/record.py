@@ -6,12 +6,12 @@ import gzip
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from suite.decisions.cells import CELLS, POLICIES, Cell
+from suite.decisions.cells import POLICIES, Cell, policy_of
 from suite.decisions.subject import Subject, SubjectFailed
 
 SCHEDULES, FUZZ, LIVE, ABOUT, OUTCOMES = "schedules", "fuzz", "live", "about.json", "outcomes.jsonl"
@@ -32,8 +32,8 @@ class Recorder:
     num_logs: int = 0
     num_events: int = 0
 
-    def record(self, *, cells: tuple[Cell, ...] = CELLS, seeds: int) -> None:
-        """Seeds count from 0; each has the policy that is its turn."""
+    def record(self, cells: Sequence[Cell], seeds: range) -> None:
+        """Raises OSError, and SubjectFailed if there are no requests to simulate."""
         began_s = time.monotonic()
         self.out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as scratch:
@@ -58,13 +58,13 @@ class Recorder:
             else:
                 self._keep(log, place / (policy + LOG))
 
-    def _fuzz(self, seeds: int, scratch: Path) -> None:
+    def _fuzz(self, seeds: range, scratch: Path) -> None:
         place, log = self.out / FUZZ, scratch / "log.jsonl"
         place.mkdir(exist_ok=True)
         began_s = time.monotonic()
         with (self.out / FUZZ / OUTCOMES).open("w", encoding="utf-8") as outcomes:
-            for seed in range(seeds):
-                policy = POLICIES[seed % len(POLICIES)]
+            for seed in seeds:
+                policy = policy_of(seed)
                 try:
                     answer = self.subject.fuzz(seed, policy, log)
                 except SubjectFailed as error:
@@ -74,7 +74,7 @@ class Recorder:
                 outcome = {"seed": seed, "policy": policy, "violations": len(answer["violations"])}
                 outcomes.write(json.dumps(outcome) + "\n")
                 if seed % 100 == 99:
-                    self.note(f"{seed + 1} seeds in {time.monotonic() - began_s:.0f} s")
+                    self.note(f"seed {seed}: {time.monotonic() - began_s:.0f} s")
 
     def _keep(self, log: Path, place: Path) -> None:
         """Compressed without name and time: equal logs are equal files."""
@@ -84,13 +84,13 @@ class Recorder:
         self.num_logs += 1
         self.num_events += text.count(b"\n") - 1
 
-    def _about(self, seconds: float, cells: tuple[Cell, ...], seeds: int) -> None:
+    def _about(self, seconds: float, cells: Sequence[Cell], seeds: range) -> None:
         about: dict[str, Any] = {
             "revision": self.subject.revision,
             "version": self.subject.version,
-            "cells": len(cells),
+            "cells": [cell.name for cell in cells],
             "policies": len(POLICIES),
-            "seeds": seeds,
+            "seeds": [seeds.start, seeds.stop],
             "logs": self.num_logs,
             "events": self.num_events,
             "seconds": round(seconds),
