@@ -16,7 +16,7 @@ from suite.decisions.cells import CELLS
 from suite.decisions.compare import BadRecording, Comparison, Verdict, about_of
 from suite.decisions.live import RUNS, record_live
 from suite.decisions.names import NAMES, read_names
-from suite.decisions.record import LIVE, Recorder
+from suite.decisions.record import LIVE, OutTaken, Recorder
 from suite.decisions.result import result, summary
 from suite.decisions.subject import Subject
 
@@ -36,7 +36,12 @@ def record(
 ) -> None:
     """Record schedules and scenarios with the Tilework that is importable: PYTHONPATH says which."""
     recorder = Recorder(subject=Subject(names=read_names(names)), out=out, note=_note)
-    recorder.record([cell for cell in CELLS if fnmatchcase(cell.name, cells)], range(first, first + seeds))
+    chosen = [cell for cell in CELLS if fnmatchcase(cell.name, cells)]
+    try:
+        recorder.record(chosen, range(first, first + seeds))
+    except OutTaken as error:
+        _note(f"error: {error}")
+        raise typer.Exit(2) from error
     _note(f"{recorder.num_logs} logs, {recorder.num_events} events, {len(recorder.failures)} failures")
 
 

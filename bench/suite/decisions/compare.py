@@ -50,7 +50,8 @@ class Comparison:
         """Other requests give other schedules; that is told apart here."""
         for old in self._of_cells(REQUESTS):
             new = self.new / old.relative_to(self.old)
-            was, now = old.read_text("utf-8"), new.read_text("utf-8") if new.exists() else ""
+            was = [self.names.renewed(json.loads(line), "requests") for line in read_lines(old)]
+            now = [json.loads(line) for line in read_lines(new)] if new.exists() else []
             difference = "" if was == now else "other requests" if now else "missing"
             yield Verdict(part="workloads", name=old.parent.name, difference=difference)
 

@@ -21,6 +21,10 @@ Note = Callable[[str], None]
 _TENANTS, _CLASSES = ("a", "a", "b"), ("interactive", "standard", "batch")
 
 
+class OutTaken(ValueError):
+    """A directory has been recorded into before; says which and what to do."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Recorder:
     """Writes event logs into `out`, compressed: schedules/CELL/POLICY, fuzz/SEED; and what failed into about.json."""
@@ -33,7 +37,9 @@ class Recorder:
     num_events: int = 0
 
     def record(self, cells: Sequence[Cell], seeds: range) -> None:
-        """Raises OSError, and SubjectFailed if there are no requests to simulate."""
+        """Raises OutTaken, OSError, and SubjectFailed if there are no requests to simulate."""
+        if any((self.out / name).exists() for name in (SCHEDULES, FUZZ, ABOUT)):
+            raise OutTaken(f"{self.out} holds a recording; give another directory, so that no old log is left in it")
         began_s = time.monotonic()
         self.out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as scratch:
@@ -68,7 +74,7 @@ class Recorder:
                 try:
                     answer = self.subject.fuzz(seed, policy, log)
                 except SubjectFailed as error:
-                    self.failures[f"{FUZZ}/{seed}"] = str(error)
+                    self.failures[f"{FUZZ}/{seed:05d}"] = str(error)
                     continue
                 self._keep(log, place / f"{seed:05d}{LOG}")
                 outcome = {"seed": seed, "policy": policy, "violations": len(answer["violations"])}
