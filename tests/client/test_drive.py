@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
 
+import clock
 from tilework.client.dialect import Dialect
 from tilework.client.drive import drive
 from tilework.client.record import Ending
@@ -21,18 +22,20 @@ from tilework.core.request import OnMiss
 from tilework.formats.workload import WorkloadRequest
 
 STORY = {"uid": "u-1", "eta_s": 0.2, "on_time": True, "segments": []}
-seen: list[tuple[float, dict, dict]] = []
+seen: list[tuple[dict, dict]] = []
 busy = {"now": 0, "peak": 0}
+held: set[str] = set()  # Prompts that are not answered until a test takes them out.
 ports: set[int] = set()
 
 
 async def answer(request: Request):
     body = await request.json()
     ports.add(request.client.port)
-    seen.append((time.monotonic(), body, dict(request.headers)))
+    seen.append((body, dict(request.headers)))
     busy["now"] += 1
     busy["peak"] = max(busy["peak"], busy["now"])
-    await asyncio.sleep(float(body["prompt"].split()[1]))
+    while body["prompt"] in held:
+        await asyncio.sleep(0.001)
     busy["now"] -= 1
     picture = {"b64_json": base64.b64encode(b"png").decode()}
     match body["prompt"].split()[0]:
@@ -68,6 +71,7 @@ def server():
 def fresh():
     seen.clear()
     ports.clear()
+    held.clear()
     busy.update(now=0, peak=0)
 
 
@@ -95,7 +99,7 @@ def test_every_kind_of_end_is_told_apart(server):
 def test_what_is_sent_is_what_the_workload_says(server):
     full = request("draw 0", seed=7, slo_s=4.0, on_miss=OnMiss.REJECT, tenant="t")
     asyncio.run(drive(f"{server}/v1/", [full], api_key="secret"))
-    _, body, headers = seen.pop()
+    body, headers = seen.pop()
     assert headers["authorization"] == "Bearer secret"
     assert body == {
         "model": "shapes",
@@ -110,16 +114,27 @@ def test_what_is_sent_is_what_the_workload_says(server):
         "user": "t",
     }
     asyncio.run(drive(server, [request("draw 0")], dialect=Dialect(model="other")))
-    assert seen[0][1]["model"] == "other"
-    assert not {"seed", "slo_s", "on_miss", "user"} & seen[0][1].keys()
+    assert seen[0][0]["model"] == "other"
+    assert not {"seed", "slo_s", "on_miss", "user"} & seen[0][0].keys()
 
 
 def test_the_loop_is_open_and_arrivals_keep_their_times(server):
-    """Thirty requests of 1.2 s each, sent within 0.3 s: all are in flight at once."""
-    workload = [request("draw 1.2", arrival_s=0.01 * i) for i in reversed(range(30))]
-    records = asyncio.run(drive(server, workload))
+    """Thirty requests, none of which is answered before all are in flight, each sent at its arrival and not before."""
+    workload = [request("draw held", arrival_s=0.01 * i) for i in reversed(range(30))]
+    held.add("draw held")
+
+    async def scenario(loop):
+        driving = asyncio.create_task(drive(server, workload))
+        await loop.until(lambda: len(seen) == 1)
+        for count in range(2, 31):
+            loop.advance(0.01)
+            await loop.until(lambda count=count: len(seen) >= count)
+            assert len(seen) == count
+        held.clear()
+        return await driving
+
+    records = clock.run(scenario)
     assert busy["peak"] == 30
-    assert 0.2 < seen[-1][0] - seen[0][0] < 1.2
     assert [record.index for record in records] == list(range(30))
     assert all(record.on_time is None for record in records)
 
@@ -127,37 +142,63 @@ def test_the_loop_is_open_and_arrivals_keep_their_times(server):
 def test_latency_counts_from_the_planned_arrival(server):
     """A client that is held up for 0.4 s past the planned arrival must not hide it."""
 
-    async def late():
-        drive_task = asyncio.create_task(drive(server, [request("draw 0", arrival_s=0.2, slo_s=0.3)]))
-        await asyncio.sleep(0.1)
-        time.sleep(0.5)  # On purpose not asyncio's: it holds up the loop that the client runs on.
-        return await drive_task
+    async def late(loop):
+        driving = asyncio.create_task(drive(server, [request("draw 0", arrival_s=0.2, slo_s=0.3)]))
+        await asyncio.sleep(0)
+        loop.advance(0.6)
+        return await driving
 
-    (record,) = asyncio.run(late())
+    (record,) = clock.run(late)
     assert record.status is Ending.DONE
-    assert record.latency_s > 0.35
+    assert record.latency_s == pytest.approx(0.4)
     assert record.on_time is False
 
 
-def test_the_client_s_own_lag_is_told_apart(server):
-    async def held_up():
-        drive_task = asyncio.create_task(drive(server, [request("draw 0", arrival_s=t) for t in (0.2, 1.0)]))
-        await asyncio.sleep(0.1)
-        time.sleep(0.5)
-        return await drive_task
+def test_the_lag_of_the_client_is_reported_beside_the_latency(server):
+    done = []
 
-    late, punctual = asyncio.run(held_up())
-    assert 0.35 < late.lag_s <= late.latency_s
-    assert punctual.lag_s < 0.2
+    async def held_up(loop):
+        workload = [request("draw 0", arrival_s=arrival_s) for arrival_s in (0.2, 1.0)]
+        driving = asyncio.create_task(drive(server, workload, on_result=done.append))
+        await asyncio.sleep(0)
+        loop.advance(0.6)
+        await loop.until(lambda: len(done) == 1)
+        loop.advance(0.4)
+        return await driving
+
+    late, punctual = clock.run(held_up)
+    assert late.lag_s == late.latency_s == pytest.approx(0.4)
+    assert punctual.lag_s == 0
 
 
 def test_a_connection_serves_one_request_after_the_other(server):
-    """Answers of no time, 50 ms apart: one connection, or some if the machine holds up a few; at once: one each."""
-    records = asyncio.run(drive(server, [request("draw 0", arrival_s=0.05 * i) for i in range(20)]))
+    """Requests of which each comes after the answer to the former use one connection; at once, each has its own."""
+    done = []
+
+    async def one_by_one(loop):
+        workload = [request("draw 0", arrival_s=0.05 * i) for i in range(20)]
+        driving = asyncio.create_task(drive(server, workload, on_result=done.append))
+        for count in range(1, 20):
+            await loop.until(lambda count=count: len(done) == count)
+            loop.advance(0.05)
+        return await driving
+
+    records = clock.run(one_by_one)
     assert {record.status for record in records} == {Ending.DONE}
-    assert len(ports) <= 15
+    assert len(ports) == 1
     ports.clear()
-    asyncio.run(drive(server, [request("draw 0.3") for _ in range(20)]))
+    held.add("draw held")
+
+    async def answered_when_all_are_there(loop):
+        await loop.until(lambda: busy["now"] == 20)
+        held.clear()
+
+    async def at_once(loop):
+        workload = [request("draw held") for _ in range(20)]
+        records, _ = await asyncio.gather(drive(server, workload), answered_when_all_are_there(loop))
+        return records
+
+    assert len(clock.run(at_once)) == 20
     assert len(ports) == 20
 
 
@@ -191,11 +232,22 @@ def test_a_request_costs_the_same_with_few_and_with_many_open_connections():
 
 
 def test_waiting_ends_at_the_timeout_counted_from_the_planned_arrival(server):
-    workload = [request("draw 3", slo_s=9.0), request("draw 0", arrival_s=0.1, slo_s=9.0), request("draw 0.2")]
-    slow, fast, other = asyncio.run(drive(server, workload, timeout_s=0.5))
+    workload = [request("draw held", slo_s=9.0), request("draw 0", arrival_s=0.1, slo_s=9.0), request("draw 0")]
+    held.add("draw held")
+    done = []
+
+    async def scenario(loop):
+        driving = asyncio.create_task(drive(server, workload, timeout_s=0.5, on_result=done.append))
+        await loop.until(lambda: len(done) == 1)
+        loop.advance(0.1)
+        await loop.until(lambda: len(done) == 2)
+        loop.advance(0.4)
+        return await driving
+
+    slow, fast, other = clock.run(scenario)
     assert (slow.status, slow.cause, slow.on_time) == (Ending.ERROR, "timeout", False)
     assert "no answer within 0.5 s" in slow.detail
-    assert 0.5 <= slow.latency_s < 1.5
+    assert slow.latency_s == pytest.approx(0.5)
     assert fast.status is other.status is Ending.DONE
 
 
@@ -204,18 +256,26 @@ def test_pictures_are_dropped_on_request_and_urls_are_taken_where_they_were_aske
     assert (record.status, record.image, record.story) == (Ending.DONE, None, STORY)
     (bare,) = asyncio.run(drive(server, [request("bare 0")], dialect=Dialect(response_format="url")))
     assert (bare.status, bare.image) == (Ending.DONE, None)
-    assert seen[-1][1]["response_format"] == "url"
+    assert seen[-1][0]["response_format"] == "url"
     (none,) = asyncio.run(drive(server, [request("draw 0")], dialect=Dialect(response_format="none")))
     assert (none.status, none.image) == (Ending.DONE, b"png")
-    assert "response_format" not in seen[-1][1]
+    assert "response_format" not in seen[-1][0]
 
 
 def test_time_scale_stretches_arrivals_but_not_deadlines(server):
-    (_, record) = asyncio.run(
-        drive(server, [request("draw 0"), request("draw 0", arrival_s=0.1, slo_s=1.0)], time_scale=3.0)
-    )
+    workload = [request("draw 0"), request("draw 0", arrival_s=0.1, slo_s=1.0)]
+
+    async def scenario(loop):
+        driving = asyncio.create_task(drive(server, workload, time_scale=3.0))
+        await loop.until(lambda: len(seen) == 1)
+        loop.advance(0.29)
+        await asyncio.sleep(0)
+        loop.advance(0.02)
+        return await driving
+
+    (_, record) = clock.run(scenario)
     assert record.arrival_s == pytest.approx(0.3)
-    assert seen[1][0] - seen[0][0] > 0.25
+    assert record.lag_s == pytest.approx(0.01)
     assert record.slo_s == 1.0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
@@ -249,13 +248,12 @@ class Silent:
     rank, size = 1, 4
 
 
-def test_changing_the_degree_is_a_matter_of_microseconds() -> None:
+def test_changing_the_degree_needs_no_communication() -> None:
     parallel, comm = Parallel(), Silent()
-    start_ns = time.perf_counter_ns()
-    for _ in range(1000):
-        parallel.join(comm, guided=True)  # type: ignore[arg-type]
-        parallel.leave()
-    assert (time.perf_counter_ns() - start_ns) / 1000 < 100_000, "once each takes 0.7 us, and 1 ms is promised"
+    parallel.join(comm, guided=True)  # type: ignore[arg-type]
+    assert parallel.degree == 4
+    parallel.leave()
+    assert parallel.degree == 1
 
 
 def test_after_leaving_the_stock_code_runs_again() -> None:

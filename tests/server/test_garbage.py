@@ -6,8 +6,7 @@ import asyncio
 import gc
 import weakref
 
-import pytest
-
+import clock
 from tilework.server import garbage
 from tilework.server.garbage import rare_collections, sweep
 
@@ -27,29 +26,33 @@ class _Cycle:
         self.itself = self
 
 
-def test_sweep_finds_new_garbage_at_once_and_old_garbage_when_many_connections_were_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(garbage, "_NEW_S", 0.01)
+def test_sweep_finds_new_garbage_at_once_and_old_garbage_when_many_connections_were_closed() -> None:
     num_closed = 0
 
-    async def swept() -> list[bool]:
+    async def swept(loop: clock.ManualLoop) -> list[bool]:
         nonlocal num_closed
         old = _Cycle()
         gc.collect()
         sweeping = asyncio.create_task(sweep(lambda: num_closed))
         ghosts = weakref.ref(_Cycle()), weakref.ref(old)
         del old
-        await asyncio.sleep(0.2)
+
+        async def one_interval() -> None:
+            await asyncio.sleep(0)
+            loop.advance(garbage._NEW_S)
+            for _ in range(5):  # The timer, the task that it wakes, and some to spare.
+                await asyncio.sleep(0)
+
+        await one_interval()
         seen = [ghosts[0]() is None, ghosts[1]() is not None]
         num_closed = garbage._MANY_CLOSED
-        await asyncio.sleep(0.2)
+        await one_interval()
         sweeping.cancel()
         return [*seen, ghosts[1]() is None]
 
     gc.disable()
     try:
         with rare_collections():
-            assert asyncio.run(swept()) == [True, True, True]
+            assert clock.run(swept) == [True, True, True]
     finally:
         gc.enable()

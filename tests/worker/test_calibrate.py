@@ -257,10 +257,8 @@ def test_all_members_of_a_group_make_the_same_number_of_runs(slow_rank: int) -> 
 
 def test_a_member_that_fails_breaks_the_group_and_keeps_what_was_measured() -> None:
     families = [FakeFamily(), FakeFamily(too_large=LARGE)]
-    start_s = time.monotonic()
     results = in_group(families, ONE_SMALL, ONE_LARGE, ONE_SMALL, num_runs=2)
     assert [[row.height for row in rows] for rows in results] == [[64], [64]]
-    assert time.monotonic() - start_s < 5, "nobody waits for the one that failed"
     assert [family.parallel.comm for family in families] == [None, None]
 
 

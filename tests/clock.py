@@ -1,0 +1,49 @@
+"""An event loop whose time stands still until a test moves it, so that no test waits for the wall clock.
+
+Sockets, threads and processes go on as ever; only timers (`asyncio.sleep`, `timeout`, `call_later`) and `loop.time()`
+follow the test's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+PATIENCE_S = 30.0
+T = TypeVar("T")
+
+
+class ManualLoop(asyncio.SelectorEventLoop):
+    """`time()` changes by `advance` alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now_s = 1_000.0
+
+    def time(self) -> float:
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        """Let this much time pass; timers that are due run when the loop comes to them."""
+        self._now_s += seconds
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """Let everything go on, except for time, until the condition holds."""
+        end_s = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < end_s, "the condition did not come true"
+            await asyncio.sleep(0)
+
+
+def run(scenario: Callable[[ManualLoop], Awaitable[T]]) -> T:
+    """Run a scenario on a loop of its own, which it gets as its argument."""
+
+    async def main() -> T:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, ManualLoop)
+        return await scenario(loop)
+
+    with asyncio.Runner(loop_factory=ManualLoop) as runner:
+        return runner.run(main())
