@@ -20,8 +20,9 @@ from tilework.client.prompts import PROMPTS, read_prompts
 from tilework.core.arrivals import constant_s, first_s, poisson_s, varying_s
 from tilework.core.request import OnMiss, Shape
 from tilework.core.shares import dealt, skewed
+from tilework.formats.json_lines import BadLine
 from tilework.formats.trace import paced, read_trace
-from tilework.formats.workload import BadLine, WorkloadRequest, write_workload
+from tilework.formats.workload import WorkloadRequest, write_workload
 
 PAPER = {Shape(side, side): 1.0 for side in (256, 512, 1024, 2048)}
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilework.core.request import OnMiss, Shape
-from tilework.formats.workload import BadLine, WorkloadRequest, by_id, read_workload, write_workload
+from tilework.formats.json_lines import BadLine
+from tilework.formats.workload import WorkloadRequest, by_id, read_workload, write_workload
 
 GOOD = {"arrival_s": 0.5, "pipeline": "shapes", "height": 64, "width": 96, "frames": 1, "steps": 20, "slo_s": 3.0}
 

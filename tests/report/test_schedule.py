@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tilework.formats.workload import BadLine
+from tilework.formats.json_lines import BadLine
 from tilework.report.schedule import (
     MoveLine,
     RequestLine,

@@ -14,7 +14,8 @@ from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
 from tilework.core.work import DIFFUSE, StageId
 from tilework.cost.degrees import latency_ns, useful_degrees
-from tilework.formats.workload import BadLine, WorkloadRequest, read_workload, write_workload
+from tilework.formats.json_lines import BadLine
+from tilework.formats.workload import WorkloadRequest, read_workload, write_workload
 from tilework.sim.workloads.family import RatedFamily, costs_of, diurnal, stream, table_of
 from tilework.sim.workloads.load import device_seconds
 from tilework.sim.workloads.parameters import BadParameter

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tilework.formats.workload import BadLine, WorkloadRequest, read_workload
+from tilework.formats.json_lines import BadLine
+from tilework.formats.workload import WorkloadRequest, read_workload
 
 # What each column may be called; the second names are those of the public Hetu-DiT traces.
 COLUMNS = {

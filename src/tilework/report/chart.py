@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilework.core.request import Shape, Status
-from tilework.formats.workload import RequestId, WorkloadRequest, by_id
+from tilework.formats.json_lines import RequestId
+from tilework.formats.workload import WorkloadRequest, by_id
 from tilework.report.schedule import RequestLine, Schedule
 
 OPEN = "open"

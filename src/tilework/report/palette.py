@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 from tilework.core.request import Shape
-from tilework.formats.workload import RequestId
+from tilework.formats.json_lines import RequestId
 
 Rgb = tuple[float, float, float]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tilework.core.request import Status
 from tilework.core.work import DIFFUSE
-from tilework.formats.workload import RequestId
+from tilework.formats.json_lines import RequestId
 from tilework.report.chart import Chart, ChartRequest, ChartWork
 from tilework.report.schedule import DROPPED
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tilework.core.request import Status
-from tilework.formats.workload import JsonLine, RequestId, read_lines
+from tilework.formats.json_lines import JsonLine, RequestId, read_lines
 
 DROPPED = "dropped"
 STATUSES = (str(Status.DONE), DROPPED, str(Status.CANCELLED), str(Status.FAILED))

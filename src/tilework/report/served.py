@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeGuard
 
 from tilework.core.request import Shape, Status
 from tilework.core.work import DIFFUSE
-from tilework.formats.workload import RequestId
+from tilework.formats.json_lines import RequestId
 from tilework.report.schedule import DROPPED, RequestLine, Schedule, WorkLine
 from tilework.report.tables import DONE, percentile
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilework.core.request import Status
 from tilework.core.work import DECODE, ENCODE
-from tilework.formats.workload import RequestId
+from tilework.formats.json_lines import RequestId
 from tilework.report.chart import Chart, ChartRequest, ChartWork, busy_shares
 from tilework.report.lanes import OWN_ROW_LIMIT, RequestBar, draw_requests
 from tilework.report.palette import BAD, GOOD, NEUTRAL, Rgb, class_hues, darker, ink_on, request_colours

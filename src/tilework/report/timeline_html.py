@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from tilework.formats.workload import RequestId
+from tilework.formats.json_lines import RequestId
 from tilework.report.chart import Chart, ChartRequest, ChartWork, busy_shares
 from tilework.report.palette import Rgb, class_hues, darker, ink_on, request_colours
 from tilework.report.tables import percentile

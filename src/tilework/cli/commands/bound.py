@@ -14,7 +14,8 @@ from rich.table import Table
 from tilework.cli.console import UserError, out, print_json, user_errors
 from tilework.core.request import Request, Shape
 from tilework.cost.table import BadCostTable, TableCosts, UnknownCost, read_table
-from tilework.formats.workload import BadLine, read_workload
+from tilework.formats.json_lines import BadLine
+from tilework.formats.workload import read_workload
 from tilework.report.words import counted_devices
 from tilework.sim.optimum.bound import Bound, on_time_bound
 from tilework.sim.optimum.solver import SolverMissing

@@ -18,7 +18,7 @@ from tilework.cli.views.compare import document_of, print_tables
 from tilework.cli.views.compare_plot import plot
 from tilework.core.time import NS_PER_MS
 from tilework.cost.table import BadCostTable
-from tilework.formats.workload import BadLine
+from tilework.formats.json_lines import BadLine
 from tilework.policy.registry import UnknownPolicy, make_policy
 from tilework.sim.compare.cells import BadCell, Cell, Devices, cell_of, chosen
 from tilework.sim.compare.grid import FEW_SEEDS, FULL_SEEDS, GRIDS, POLICIES

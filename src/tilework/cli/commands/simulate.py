@@ -25,7 +25,8 @@ from tilework.core.events import Event
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS
 from tilework.cost.table import BadCostTable, CostTable, read_table
-from tilework.formats.workload import BadLine, RequestId, read_workload
+from tilework.formats.json_lines import BadLine, RequestId
+from tilework.formats.workload import read_workload
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, make_policy, policy_names
 from tilework.report.schedule import write_schedule
 from tilework.report.tables import attainment_table, summary

@@ -10,7 +10,8 @@ import typer
 from tilework.cli.console import UserError, out, print_json, user_errors
 from tilework.cli.logs import is_log, load_history
 from tilework.cli.views.charts import chart_of_history, check_timeline_files, draw_chart
-from tilework.formats.workload import BadLine, read_workload
+from tilework.formats.json_lines import BadLine
+from tilework.formats.workload import read_workload
 from tilework.report.chart import Chart, busy_shares, chart_of_schedule
 from tilework.report.schedule import read_schedule
 from tilework.report.words import counted_devices

@@ -12,7 +12,8 @@ import typer
 from tilework.cli.console import UserError, out, print_json, user_errors
 from tilework.cli.views.workload import Shown, described, overview, plain, print_one, sentence, sizes_table, summary
 from tilework.cost.table import BadCostTable, TableCosts, UnknownCost, read_table
-from tilework.formats.workload import BadLine, read_workload, write_workload
+from tilework.formats.json_lines import BadLine
+from tilework.formats.workload import read_workload, write_workload
 from tilework.report.workload import draw_workload
 from tilework.sim.workloads.family import Family
 from tilework.sim.workloads.load import device_seconds

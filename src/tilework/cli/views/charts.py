@@ -10,7 +10,7 @@ from tilework.control.decisions import describe_all, steps_of
 from tilework.control.history import History, LostWork, PastRequest, PastWork
 from tilework.core.request import Request, Status
 from tilework.core.time import s_from_ns
-from tilework.formats.workload import RequestId
+from tilework.formats.json_lines import RequestId
 from tilework.report.chart import OPEN, Chart, ChartDecision, ChartRequest, ChartWork, Outage, by_arrival
 from tilework.report.perfetto import write_trace
 from tilework.report.schedule import DROPPED

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tilework.control.history import History
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import s_from_ns
-from tilework.formats.workload import RequestId
+from tilework.formats.json_lines import RequestId
 from tilework.report.schedule import DROPPED, RequestLine, Schedule, WorkLine
 from tilework.sim.simulation import Trace
 
