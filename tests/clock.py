@@ -1,7 +1,9 @@
-"""An event loop whose time stands still until a test moves it, so that no test waits for the wall clock.
+"""Event loops whose time a test moves, so that no test waits for the wall clock.
 
 Sockets, threads and processes go on as ever; only timers (`asyncio.sleep`, `timeout`, `call_later`) and `loop.time()`
-follow the test's clock.
+follow the test's clock. `ManualLoop` is for code that runs on the test's own loop: its time stands still otherwise.
+`SkippingLoop` is for a server on a thread of its own: its time passes as ever, and can be moved ahead. Its tests use
+limits of minutes, beside which what a slow machine takes does not count.
 """
 
 from __future__ import annotations
@@ -35,6 +37,21 @@ class ManualLoop(asyncio.SelectorEventLoop):
         while not condition():
             assert time.monotonic() < end_s, "the condition did not come true"
             await asyncio.sleep(0)
+
+
+class SkippingLoop(asyncio.SelectorEventLoop):
+    """`time()` is the clock's time and what was skipped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._skipped_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self._skipped_s
+
+    def skip(self, seconds: float) -> None:
+        """Move the time ahead, on the loop's own thread."""
+        self._skipped_s += seconds
 
 
 def run(scenario: Callable[[ManualLoop], Awaitable[T]]) -> T:

@@ -14,10 +14,11 @@ from typing import Any
 
 import httpx
 
+from clock import SkippingLoop
 from tilework.core.actions import Accept
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.request import OnMiss, RefusalCode, Request, Status
-from tilework.core.time import ns_from_s
+from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire import Image, ModelInfo, Spec
 from tilework.runtime.observer import Observer, Usage
 from tilework.runtime.ticket import Outcome, Preview, Refusal, Segment, Ticket, Wanted
@@ -165,7 +166,9 @@ class FakeEngine:
         return None if ticket is None or ticket.outcome.done() else ticket.eta_ns
 
     def now_ns(self) -> int:
-        return time.monotonic_ns()
+        """The time of the loop that it runs on, which tests can move."""
+        seconds = time.monotonic() if self.loop is None else self.loop.time()
+        return round(seconds * NS_PER_S)
 
     def health(self) -> FakeHealth:
         num_open = sum(not ticket.outcome.done() for ticket in self.tickets.values())
@@ -280,7 +283,7 @@ class Served:
 
     url: str
     engine: FakeEngine
-    loop: asyncio.AbstractEventLoop
+    loop: SkippingLoop
     signals: StopSignals
     http: httpx.Client
 
@@ -301,6 +304,11 @@ class Served:
             return function(*args)
 
         return asyncio.run_coroutine_threadsafe(call(), self.loop).result(5)
+
+    def skip(self, seconds: float) -> None:
+        """Let this much time pass on the server's clock at once, and everything that is due by then happen."""
+        self.on_loop(self.loop.skip, seconds)
+        self.on_loop(lambda: None)
 
     def num_tasks(self) -> int:
         async def count() -> int:
@@ -328,8 +336,8 @@ def serving(engine: FakeEngine, **settings: Any) -> Iterator[Served]:
         config = ServerConfig(port=0, **settings)
         directory = nullcontext() if config.durable is None else closing(DurableDirectory(Path(config.durable)))
         try:
-            with directory as durable:
-                asyncio.run(serve(engine, config, on_ready=on_ready, signals=signals, durable=durable))
+            with directory as durable, asyncio.Runner(loop_factory=SkippingLoop) as runner:
+                runner.run(serve(engine, config, on_ready=on_ready, signals=signals, durable=durable))
         finally:
             started.set()
 

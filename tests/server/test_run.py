@@ -59,9 +59,12 @@ def test_running_request_finishes_before_the_engine_stops() -> None:
 
 
 def test_request_longer_than_the_drain_ends_with_503() -> None:
-    with serving(FakeEngine(plan=Plan(delay_s=60)), drain_s=0.3) as server:
+    with serving(FakeEngine(plan=Plan(delay_s=9999)), drain_s=600) as server:
         caller = Caller(server)
         server.stop()
+        server.skip(500)
+        assert "stopped" not in server.engine.log
+        server.skip(150)
         assert caller.status() == 503
     assert list(server.engine.cancelled.values()) == ["the engine has stopped"]
 
@@ -70,7 +73,7 @@ def test_drain_refuses_new_calls_and_answers_everything_else() -> None:
     """A client that asked for its picture later comes for it, on a new connection, and the server waits for it."""
     key = {"Idempotency-Key": "k"}
     later = {"Prefer": "respond-async"}
-    with serving(FakeEngine(plan=Plan(is_held=True)), drain_s=60) as server:
+    with serving(FakeEngine(plan=Plan(is_held=True)), drain_s=600) as server:
         uid = server.post({"prompt": "x"}, headers={**key, **later}).json()["uid"]
         server.stop()
         eventually(lambda: server.engine.draining)
@@ -86,7 +89,7 @@ def test_drain_refuses_new_calls_and_answers_everything_else() -> None:
         assert httpx.get(url).json()["status"] == "queued"
         server.on_loop(server.engine.finish, f"{uid}-0")
         eventually(lambda: httpx.get(url).json()["status"] == "done")
-        time.sleep(0.3)
+        server.skip(500)
         assert "stopped" not in server.engine.log, "the picture has not been fetched yet"
         assert httpx.get(f"{url}/content").status_code == 200
         eventually(lambda: "stopped" in server.engine.log)
@@ -94,9 +97,12 @@ def test_drain_refuses_new_calls_and_answers_everything_else() -> None:
 
 
 def test_drain_does_not_wait_for_pictures_without_end() -> None:
-    with serving(FakeEngine(), drain_s=0.3) as server:
+    with serving(FakeEngine(), drain_s=600) as server:
         server.post({"prompt": "x"}, headers={"Prefer": "respond-async"})
         server.stop()
+        server.skip(500)
+        assert "stopped" not in server.engine.log
+        server.skip(150)
         eventually(lambda: "stopped" in server.engine.log)
 
 
@@ -104,11 +110,12 @@ ASYNC = {"Prefer": "respond-async"}
 
 
 def test_drain_does_not_wait_for_pictures_that_have_expired() -> None:
-    with serving(FakeEngine(), drain_s=60, result_ttl_s=1.5) as server:
+    with serving(FakeEngine(), drain_s=6000, result_ttl_s=600) as server:
         server.post({"prompt": "x"}, headers=ASYNC)
         server.stop()
-        time.sleep(0.5)
+        server.skip(500)
         assert "stopped" not in server.engine.log, "it can still be fetched"
+        server.skip(150)
         eventually(lambda: "stopped" in server.engine.log, timeout_s=10)
 
 
@@ -136,7 +143,7 @@ def test_drain_does_not_wait_for_pictures_that_were_deleted() -> None:
 
 def test_head_has_no_effects() -> None:
     """HEAD of a picture leaves it to be fetched; HEAD of events answers at once, not at the end of the call."""
-    with serving(FakeEngine(plan=Plan(is_held=True)), drain_s=60) as server:
+    with serving(FakeEngine(plan=Plan(is_held=True)), drain_s=600) as server:
         uid = server.post({"prompt": "x"}, headers=ASYNC).json()["uid"]
         url = f"{server.url}/v1/requests/{uid}"
         events = server.http.head(f"{url}/events")
@@ -145,7 +152,7 @@ def test_head_has_no_effects() -> None:
         server.on_loop(server.engine.finish, f"{uid}-0")
         eventually(lambda: httpx.head(f"{url}/content").status_code == 200)
         server.stop()
-        time.sleep(0.3)
+        server.skip(500)
         assert "stopped" not in server.engine.log, "the picture has not been fetched yet"
         assert httpx.get(f"{url}/content").status_code == 200
         eventually(lambda: "stopped" in server.engine.log)
