@@ -39,7 +39,7 @@ Kind = TypeVar("Kind")
 # A policy of each kind: lanes, rounds, groups anew for each chunk, devices divided by size, groups that widen, batches,
 # ours.
 # What takes long is tried with these, and with all others where slow tests run.
-ONE_OF_EACH = ("edf", "tetriserve", "gf-dit-edf-best-fit-aside", "bucketed", "ddit", "patchedserve", "tilework")
+ONE_OF_EACH = ("edf", "tetriserve", "gf-dit-edf-best-fit-drop", "bucketed", "ddit", "patchedserve", "tilework")
 POLICIES = [pytest.param(name, marks=() if name in ONE_OF_EACH else pytest.mark.slow) for name in policy_names()]
 
 

@@ -31,9 +31,9 @@ class Modelled:
     policies: tuple[str, ...] = (
         "fixed-sp2",
         "fixed-sp8",
-        "ddit-aside",
+        "ddit-drop",
         "tetriserve",
-        "gf-dit-edf-best-fit-aside",
+        "gf-dit-edf-best-fit-drop",
         "tilework",
     )
     table: str = "flux1dev_h100_eager"

@@ -49,7 +49,7 @@ class Load:
 class Robust:
     """Each policy on each load with each seed, under each condition and under none."""
 
-    policies: tuple[str, ...] = ("tilework", "gf-dit-edf-best-fit-aside", "tetriserve")
+    policies: tuple[str, ...] = ("tilework", "gf-dit-edf-best-fit-drop", "tetriserve")
     judged: str = "tilework"
     table: str = "flux1dev_h100_eager"
     devices: int = 8

@@ -54,13 +54,13 @@ def test_first_come_first_served() -> None:
     assert finished(simulate(requests, "ddit", num_devices=1, costs=VIDEO)) == ["long", "wide", "short"]
 
 
-@pytest.mark.parametrize(("policy", "order"), [("ddit", ["a", "late", "b"]), ("ddit-aside", ["a", "b", "late"])])
+@pytest.mark.parametrize(("policy", "order"), [("ddit", ["a", "late", "b"]), ("ddit-drop", ["a", "b", "late"])])
 def test_requests_that_are_late_anyway_may_be_dropped_to_best_effort(policy: str, order: list[str]) -> None:
     requests = [request("a"), request("late", 0.1, slo_s=0.5), request("b", 0.2, slo_s=2.5)]
     assert finished(simulate(requests, policy, num_devices=1)) == order
 
 
-@pytest.mark.parametrize("policy", ["ddit", "ddit-aside", "bucketed", "spci", "dpci", "dp"])
+@pytest.mark.parametrize("policy", ["ddit", "ddit-drop", "bucketed", "spci", "dpci", "dp"])
 @settings(max_examples=8)
 @given(seed=st.integers(0, 1000), rate=st.floats(0.5, 4), num_devices=st.integers(1, 5))
 def test_everybody_is_served_and_each_simulation_is_the_same(

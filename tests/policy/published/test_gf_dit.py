@@ -15,7 +15,7 @@ from tilework.policy import registry
 from tilework.policy.published.gf_dit import BestFit
 
 WIDE = table(degrees=(1, 2, 4))  # Ten steps with encode and decode take 1.06, 0.69 and 0.45 s on 1, 2 and 4 devices.
-STRICT, ASIDE = "gf-dit-edf-best-fit", "gf-dit-edf-best-fit-aside"
+STRICT, DROP = "gf-dit-edf-best-fit", "gf-dit-edf-best-fit-drop"
 
 
 def taken(requests: list[Request], num_devices: int, costs: CostTable = WIDE) -> list[Group]:
@@ -59,7 +59,7 @@ def test_a_job_gives_devices_up_and_gets_them_back_where_it_is() -> None:
 
 def test_strict_order_serves_the_hopeless_first_and_so_dooms_others() -> None:
     requests = [request("hopeless", slo_s=0.3), request("good", 0.01, slo_s=1.3)]
-    strict, aside = (simulate(requests, policy, num_devices=1) for policy in (STRICT, ASIDE))
+    strict, aside = (simulate(requests, policy, num_devices=1) for policy in (STRICT, DROP))
     assert (finished(strict), on_time(strict)) == (["hopeless", "good"], 0.0)
     assert (finished(aside), on_time(aside)) == (["good", "hopeless"], 0.5)
 
@@ -72,7 +72,7 @@ def test_a_hopeless_request_is_dropped_to_best_effort_with_its_reason() -> None:
     assert not plan.starts
 
 
-@pytest.mark.parametrize(("policy", "bound_s"), [(STRICT, 130), (ASIDE, 62)])
+@pytest.mark.parametrize(("policy", "bound_s"), [(STRICT, 130), (DROP, 62)])
 def test_best_effort_does_not_starve(policy: str, bound_s: int) -> None:
     """Twice what the device can do: strictly, all that is due within a minute is served first, in two minutes."""
     crowd = [request(str(index), index * 0.5, slo_s=1.3) for index in range(400)]
@@ -94,7 +94,7 @@ def test_shorter_chunks_keep_more_deadlines(monkeypatch: pytest.MonkeyPatch) -> 
     """As the study of its published code has found."""
     requests, costs = flux_requests(150, 18, 1.0, seed=2), shipped("flux1dev_h100_eager")
     monkeypatch.setitem(registry._REGISTRY, "long", lambda: BestFit(drops_to_best_effort=True, chunk_ns=NS_PER_S))
-    short, long = (on_time(simulate(requests, policy, num_devices=8, costs=costs)) for policy in (ASIDE, "long"))
+    short, long = (on_time(simulate(requests, policy, num_devices=8, costs=costs)) for policy in (DROP, "long"))
     assert short > long + 0.02
 
 
@@ -102,7 +102,7 @@ def test_it_beats_tetriserve_and_every_simulation_of_it_is_the_same() -> None:
     """TetriServe §6.2 at 12 requests per minute, with a shorter workload: the row to beat."""
     requests, costs = flux_requests(100, 12, 1.0, seed=2), shipped("flux1dev_h100_eager")
     mine, again, other = (
-        simulate(requests, policy, num_devices=8, costs=costs) for policy in (ASIDE, ASIDE, "tetriserve")
+        simulate(requests, policy, num_devices=8, costs=costs) for policy in (DROP, DROP, "tetriserve")
     )
     assert on_time(mine) > max(0.93, on_time(other))
     assert mine == again

@@ -161,4 +161,4 @@ def _doomed(tasks: Sequence[Task]) -> tuple[tuple[int, str], ...]:
 
 
 policy("ddit")(DDiT)
-policy("ddit-aside")(partial(DDiT, drops_to_best_effort=True))
+policy("ddit-drop")(partial(DDiT, drops_to_best_effort=True))

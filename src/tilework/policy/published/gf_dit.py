@@ -84,4 +84,4 @@ def _grows(pool: Pool, placed: Placed) -> bool:
 
 
 policy("gf-dit-edf-best-fit")(partial(BestFit, drops_to_best_effort=False))
-policy("gf-dit-edf-best-fit-aside")(partial(BestFit, drops_to_best_effort=True))
+policy("gf-dit-edf-best-fit-drop")(partial(BestFit, drops_to_best_effort=True))

@@ -17,10 +17,10 @@ from tilework.sim.workloads.tridentserve import TridentServeFlux, TridentServeHu
 
 POLICIES = (
     "tilework",
-    "gf-dit-edf-best-fit-aside",
+    "gf-dit-edf-best-fit-drop",
     "tetriserve-early",
     "tetriserve",
-    "ddit-aside",
+    "ddit-drop",
     "fixed-sp8",
 )
 """Who is compared if nobody says otherwise: ours, and the best of each kind of published policy and of habit.
