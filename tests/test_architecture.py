@@ -32,6 +32,13 @@ ARROWS: dict[str, set[str]] = {
     "report": {"core", "formats"},
     "cli": DECISIONS | {"formats", "sim", "runtime", "server", "client", "report", "worker", "pipelines", "store"},
 }
+POLICY_ARROWS: dict[str, set[str]] = {
+    "registry": set(),
+    "toolkit": set(),
+    "published": {"registry", "toolkit"},
+    "lookahead": {"registry", "toolkit"},
+}
+"""Inside `policy`: a published policy stands on the toolkit alone, so that no change of the default one changes it."""
 HEAVY = {"torch", "diffusers", "transformers", "fastapi", "uvicorn", "starlette", "prometheus_client"}
 PURE = DECISIONS
 IMPURE = {"time", "asyncio", "socket", "os", "threading", "subprocess", "random", "datetime", "numpy", "pydantic"}
@@ -68,6 +75,27 @@ def test_arrows(package: str) -> None:
     for path in (ROOT / package).rglob("*.py"):
         strays = own_packages(path) - ARROWS[package] - {package}
         assert not strays, f"{path.relative_to(ROOT)} may not import {strays}"
+
+
+def test_every_room_of_policies_has_its_arrows() -> None:
+    rooms = {
+        path.stem for path in (ROOT / "policy").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert rooms - {"__init__"} == set(POLICY_ARROWS)
+
+
+@pytest.mark.parametrize("room", sorted(POLICY_ARROWS))
+def test_arrows_inside_policy(room: str) -> None:
+    for path in (path for path in (ROOT / "policy").rglob("*.py") if _room(path) == room):
+        parts = [module.split(".") for module in imports(path)]
+        rooms = {part[2] for part in parts if part[:2] == ["tilework", "policy"] and len(part) > 2}
+        strays = rooms - POLICY_ARROWS[room] - {room}
+        assert not strays, f"{path.relative_to(ROOT)} may not import policy.{strays}"
+
+
+def _room(path: Path) -> str:
+    """The folder or module of `policy` that a file belongs to."""
+    return path.relative_to(ROOT / "policy").parts[0].removesuffix(".py")
 
 
 @pytest.mark.parametrize("package", sorted(PURE))

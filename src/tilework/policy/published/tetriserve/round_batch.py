@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from tilework.core.interfaces import CostModel
 from tilework.core.work import Start, stages_of
-from tilework.policy.lookahead.batch import WORTH
 from tilework.policy.toolkit.tasks import Task
+
+_LEAST_SAVING = 0.1  # Of a step's time: with less, requests that come later lose more than these gain.
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +76,7 @@ def may_share(tasks: Sequence[Task], task: Task, costs: CostModel) -> bool:
     if not costs.fits_together(diffuse, [request.shape] * len(joined)):
         return False
     apart_ns = step_together_ns(tasks, costs) + step_together_ns([task], costs)
-    return step_together_ns(joined, costs) <= (1.0 - WORTH) * apart_ns
+    return step_together_ns(joined, costs) <= (1.0 - _LEAST_SAVING) * apart_ns
 
 
 def step_together_ns(tasks: Sequence[Task], costs: CostModel) -> int:
