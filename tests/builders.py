@@ -24,7 +24,9 @@ from tilework.core.time import ns_from_s
 from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, Group, Plan, StageId
 from tilework.cost.shipped import shipped_path
-from tilework.cost.table import CostTable, TableCosts, read_table
+from tilework.cost.table import CostTable
+from tilework.cost.table_costs import TableCosts
+from tilework.cost.table_file import read_table
 from tilework.policy.registry import policy_names
 from tilework.policy.toolkit.demand import demand_at
 from tilework.sim.simulation import SimConfig, Simulation, Trace

@@ -14,7 +14,8 @@ from tilework.core.interfaces import Forecast
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape
 from tilework.core.work import DIFFUSE, StageId
-from tilework.cost.table import CostTable, TableCosts
+from tilework.cost.table import CostTable
+from tilework.cost.table_costs import TableCosts
 from tilework.pipelines.family import Family, StepState
 from tilework.policy.lookahead.batch import WORTH, Batch, Member
 from tilework.policy.lookahead.request_costs import Kinds

@@ -16,6 +16,7 @@ from tilework.client.drive import drive
 from tilework.client.mix import parse_slo, with_slo
 from tilework.client.record import Ending, Record
 from tilework.cost.table import CostTable
+from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.report.served import served_figures
 from tilework.report.tables import summary
@@ -28,7 +29,7 @@ def faster(table: CostTable, time_scale: float) -> CostTable:
 
 
 def write_table(path: Path, table: CostTable) -> None:
-    path.write_text(json.dumps(table.to_json()), encoding="utf-8")
+    path.write_text(json.dumps(table_json(table)), encoding="utf-8")
 
 
 def uniform_workload(

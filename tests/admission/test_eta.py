@@ -18,7 +18,7 @@ from tilework.core.interfaces import Admitted, Ahead, Block, CostModel, Demand, 
 from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, RefusalCode, Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
-from tilework.cost.table import TableCosts
+from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.margin import ADMISSION_MARGIN
 
 COSTS = TableCosts(table())

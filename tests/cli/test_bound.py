@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from builders import PIPELINE, table
 from tilework.cli.app import app
 from tilework.cli.console import UserError
+from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest, write_workload
 
 
@@ -23,7 +24,7 @@ def line(arrival_s: float, slo_s: float | None, side: int = 128) -> WorkloadRequ
 def files(directory: Path, *lines: WorkloadRequest) -> list[str]:
     """The arguments of `bound` for these requests by `table`, where one of 128 px takes 1.06 s."""
     write_workload(directory / "requests.jsonl", lines)
-    (directory / "costs.json").write_text(json.dumps(table().to_json()))
+    (directory / "costs.json").write_text(json.dumps(table_json(table())))
     return ["bound", "--requests", str(directory / "requests.jsonl"), "--cost", str(directory / "costs.json")]
 
 
@@ -51,7 +52,7 @@ def test_with_batches_it_says_that_more_may_be_on_time(tmp_path: Path) -> None:
     arguments, alone = files(tmp_path, *TWO_OF_FOUR), table()
     assert "batches" not in CliRunner().invoke(app, arguments).stdout
     pair = replace(alone, rows=(*alone.rows, replace(alone.rows[1], batch=2)))
-    (tmp_path / "costs.json").write_text(json.dumps(pair.to_json()))
+    (tmp_path / "costs.json").write_text(json.dumps(table_json(pair)))
     assert "who forms batches" in CliRunner().invoke(app, arguments).stdout
 
 

@@ -27,6 +27,7 @@ from tilework.control.log import entry_line, header_line
 from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.core.request import OnMiss, Request
+from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.policy.registry import policy_names
 from tilework.report.schedule import read_schedule
@@ -89,7 +90,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     requests = poisson(NUM_REQUESTS, 1.5, seed=2)
     trace = write_log(directory / "events.jsonl", requests)
     write_workload(directory / "requests.jsonl", workload_of(served_in(trace)))
-    (directory / "costs.json").write_text(json.dumps(table().to_json()))
+    (directory / "costs.json").write_text(json.dumps(table_json(table())))
     return directory
 
 
@@ -435,7 +436,7 @@ def test_requests_that_cannot_be_simulated_are_refused(
 
 def test_a_bad_cost_table_is_named(files: Path, tmp_path: Path, mistake: Callable[..., str]) -> None:
     path = tmp_path / "costs.json"
-    document = table().to_json()
+    document = table_json(table())
     document["rows"][4]["seconds"] = -1
     path.write_text(json.dumps(document))
     said = mistake("simulate", files / "requests.jsonl", "--cost", path)

@@ -20,6 +20,7 @@ from tilework.cli.app import app
 from tilework.cli.commands import compare
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.work import Plan
+from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.policy import registry
 from tilework.report.panels import Curve, CurvePanel, RadarPanel, draw_panels
@@ -164,7 +165,7 @@ def file_of(directory: Path) -> tuple[str, ...]:
     asked = {"pipeline": PIPELINE, "height": 128, "width": 128, "steps": 10}
     lines = [WorkloadRequest(arrival_s=at_s, slo_s=slo_s, **asked) for at_s, slo_s in ((0, 1.2), (0, 1.2), (9, None))]
     write_workload(directory / "r.jsonl", lines)
-    (directory / "costs.json").write_text(json.dumps(table().to_json()))
+    (directory / "costs.json").write_text(json.dumps(table_json(table())))
     return ("--workload", str(directory / "r.jsonl"), "--cost", str(directory / "costs.json"), "--policies", "edf")
 
 

@@ -24,7 +24,8 @@ from tilework.core.request import Shape
 from tilework.core.wire import Batch, CostRow, Loaded, ModelInfo, ModelSource
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, StageId
 from tilework.cost.profiles import Kind, Profile, ProfileKey, Profiles
-from tilework.cost.table import TableCosts, read_table
+from tilework.cost.table_costs import TableCosts
+from tilework.cost.table_file import read_table
 from tilework.runtime.costs import (
     MOST_MEMBERS,
     CostCache,

@@ -22,7 +22,9 @@ from tilework.cost.batch_latency import BatchLatencyModel, Layer
 from tilework.cost.learning import LEAST_MIXED, learn
 from tilework.cost.profiles import Kind, Profile, ProfileKey, Profiles
 from tilework.cost.rows import members_of
-from tilework.cost.table import BadCostTable, CostTable, TableCosts, merged, parse_table
+from tilework.cost.table import BadCostTable, CostTable, merged
+from tilework.cost.table_costs import TableCosts
+from tilework.cost.table_file import parse_table, table_json
 
 STEP = StageId(PIPELINE, DIFFUSE)
 SMALL, WIDE, LARGE = Shape(512, 512), Shape(512, 768), Shape(1024, 1024)
@@ -115,7 +117,7 @@ def test_it_holds_for_steps_at_degree_1_and_no_batch_is_cheaper_than_its_dearest
 
 def test_it_survives_a_file_and_the_header_of_a_log_to_the_last_bit() -> None:
     costs = table(batch_model((0.1, 1 / 3, -2e-17, 0.7), 0.3, shapes=(SMALL, Shape(512, 768, 5))))
-    assert parse_table(json.loads(json.dumps(costs.to_json()))) == costs
+    assert parse_table(json.loads(json.dumps(table_json(costs)))) == costs
     header, _ = read_log([header_line("1", ControllerConfig(), costs)])
     assert header.table == costs
 
@@ -150,7 +152,7 @@ def test_the_database_hands_out_the_newest_one(tmp_path: Path) -> None:
     ],
 )
 def test_one_that_cannot_be_used_is_told(path: tuple[Any, ...], value: object, said: str) -> None:
-    document = json.loads(json.dumps(table(batch_model()).to_json()))
+    document = json.loads(json.dumps(table_json(table(batch_model()))))
     place = document["batch_models"][PIPELINE]
     for step in path[:-1]:
         place = place[step]

@@ -19,7 +19,9 @@ from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire import CostRow
 from tilework.core.work import DIFFUSE, StageId
 from tilework.cost.rows import merge_rows, missing_batches, place_of
-from tilework.cost.table import BadCostTable, CostTable, TableCosts, parse_table
+from tilework.cost.table import BadCostTable, CostTable
+from tilework.cost.table_costs import TableCosts
+from tilework.cost.table_file import parse_table, table_json
 
 STEP = StageId(PIPELINE, DIFFUSE)
 SMALL, WIDE, LARGE = Shape(512, 512), Shape(512, 768), Shape(1024, 1024)
@@ -57,7 +59,7 @@ def test_a_row_of_a_batch_has_one_form_whatever_the_order() -> None:
 
 def test_mixed_rows_survive_a_file_in_which_their_members_have_any_order() -> None:
     table = CostTable(hardware="toy", rows=(together(1.0, SMALL, LARGE, SMALL, p99_seconds=2.0), together(0.3, SMALL)))
-    document = json.loads(json.dumps(table.to_json()))
+    document = json.loads(json.dumps(table_json(table)))
     assert document["rows"][0]["batch"] == ["512x512", "512x512", "1024x1024"]
     assert (document["rows"][0]["height"], document["rows"][1]["batch"]) == (1024, 1)
     document["rows"][0]["batch"].reverse()

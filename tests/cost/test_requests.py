@@ -13,7 +13,7 @@ from builders import PIPELINE, costs, request, row, sized, table
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, StageId
-from tilework.cost.table import TableCosts
+from tilework.cost.table_costs import TableCosts
 
 STEP = StageId(PIPELINE, DIFFUSE)
 

@@ -19,7 +19,9 @@ from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, StageId
 from tilework.cost.degrees import least_device_ns, optimal_latency_ns, useful_degrees
 from tilework.cost.shipped import shipped_names
-from tilework.cost.table import BadCostTable, CostTable, TableCosts, UnknownCost, merged, parse_table, read_table
+from tilework.cost.table import BadCostTable, CostTable, merged
+from tilework.cost.table_costs import TableCosts, UnknownCost
+from tilework.cost.table_file import parse_table, read_table, table_json
 
 STEP = StageId(PIPELINE, DIFFUSE)
 GOOD_ROW = {"pipeline": PIPELINE, "stage": DIFFUSE, "height": 64, "width": 64, "seconds": 0.5}
@@ -43,7 +45,7 @@ def test_a_table_survives_its_file(tmp_path: Path) -> None:
         slo_s={"9x1": 2.5},
         rows=(measured, row(9, 1.5)),
     )
-    path.write_text(json.dumps(full.to_json(), ensure_ascii=False), "utf-8")
+    path.write_text(json.dumps(table_json(full), ensure_ascii=False), "utf-8")
     assert read_table(path) == full
 
 

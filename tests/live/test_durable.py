@@ -24,6 +24,7 @@ from fake_engine import eventually
 from tilework.control.log import Entry, read_log, replay
 from tilework.core.actions import Accept, RunSteps
 from tilework.core.events import Restored
+from tilework.cost.table_file import table_json
 
 ASYNC = {"Prefer": "respond-async"}
 STEPS = 24
@@ -102,7 +103,7 @@ def test_a_killed_server_finishes_what_it_had_accepted(tmp_path: Path) -> None:
     state, step = tmp_path / "state", Random(time.time_ns()).randrange(4, STEPS - 4)
     print(f"killed at step {step}")
     costs = tmp_path / "costs.json"
-    costs.write_text(json.dumps(table(0.02, 0.02, 0.02, pipeline="shapes").to_json()))
+    costs.write_text(json.dumps(table_json(table(0.02, 0.02, 0.02, pipeline="shapes"))))
     with serving(state, costs) as server:
         undisturbed = [server.pictures(uid_of(server.later(seed, n))) for seed, n in ((10, 2), (20, 1), (30, 1))]
         running, keyed = uid_of(server.later(10, 2)), uid_of(server.later(20, key="k"))

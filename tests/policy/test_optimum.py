@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from builders import POLICIES, finished, profile, request, simulate, table
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
-from tilework.cost.table import TableCosts
+from tilework.cost.table_costs import TableCosts
 from tilework.policy.registry import policy_names
 from tilework.sim.optimum.exact import exact_optimum
 

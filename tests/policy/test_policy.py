@@ -19,7 +19,7 @@ from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
 from tilework.core.work import DECODE, ENCODE, Group, Plan, StageId
-from tilework.cost.table import TableCosts
+from tilework.cost.table_costs import TableCosts
 from tilework.policy.published.edf import EarliestDeadlineFirst
 from tilework.policy.published.fixed import FixedDegree
 from tilework.policy.registry import policy_names

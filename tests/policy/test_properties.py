@@ -14,7 +14,8 @@ from tilework.control.controller import ControllerConfig
 from tilework.core.request import OnMiss, Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
-from tilework.cost.table import CostTable, TableCosts
+from tilework.cost.table import CostTable
+from tilework.cost.table_costs import TableCosts
 from tilework.sim.faults import Faults
 from tilework.sim.invariants import Invariants
 from tilework.sim.simulation import SimConfig, Simulation, Trace

@@ -30,6 +30,7 @@ from tilework.control.log import read_log, replay
 from tilework.core.events import LeftOut
 from tilework.core.request import OnMiss, Shape, Status
 from tilework.core.time import NS_PER_S, s_from_ns
+from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.report.chart import OPEN, Chart, ChartRequest, ChartWork, Outage, chart_of_schedule
 from tilework.report.palette import BAD, request_colours
@@ -475,7 +476,7 @@ def test_a_simulation_writes_the_log_that_a_server_would(tmp_path: Path) -> None
         for one in requests
     ]
     write_workload(tmp_path / "requests.jsonl", lines)
-    (tmp_path / "costs.json").write_text(json.dumps(table().to_json()))
+    (tmp_path / "costs.json").write_text(json.dumps(table_json(table())))
     events, drawn = tmp_path / "events.jsonl", tmp_path / "drawn.json"
     given = (tmp_path / "requests.jsonl", "--cost", tmp_path / "costs.json", "--devices", 2, "--jitter", 0.1, "--json")
     outputs = ("--events", events, "--timeline", drawn, "--timeline", tmp_path / "drawn.html")

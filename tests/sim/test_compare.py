@@ -16,6 +16,7 @@ from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS, ns_from_s
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, Plan, StageId, Work
+from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.policy import registry
 from tilework.sim.compare.cells import BadCell, Cell, Devices, cell_of, check_requests, chosen
@@ -316,7 +317,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Cell:
 
 def file_cell(path: Path, *lines: WorkloadRequest) -> Cell:
     write_workload(path / "r.jsonl", lines)
-    (path / "costs.json").write_text(json.dumps(table().to_json()))
+    (path / "costs.json").write_text(json.dumps(table_json(table())))
     return Cell(name="file", workload=path / "r.jsonl", table=str(path / "costs.json"), num_devices=1)
 
 

@@ -24,7 +24,7 @@ from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.core.request import Request, Status
 from tilework.core.work import Work
-from tilework.cost.table import TableCosts
+from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.order import DeadlineOrder
 from tilework.sim.cluster import Cluster
 from tilework.sim.faults import KINDS, BadFault, Faults, parse_faults

@@ -14,7 +14,7 @@ from builders import CLIP_STEPS_S, clip, finished, groups, profile, request, sim
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import DECODE, DIFFUSE, Group
-from tilework.cost.table import TableCosts
+from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
 from tilework.policy.published.tetriserve.policy import TetriServe
 from tilework.policy.toolkit.demand import Segment, min_device_allocation, step_speeds

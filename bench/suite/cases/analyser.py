@@ -20,7 +20,8 @@ from tilework.core.work import DIFFUSE, StageId
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.learning import can_learn, learn
 from tilework.cost.rows import members_of
-from tilework.cost.table import CostTable, TableCosts
+from tilework.cost.table import CostTable
+from tilework.cost.table_costs import TableCosts
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load, quiet
 from tilework.runtime.costs import random_batches

@@ -12,7 +12,7 @@ from suite.case import Check, Finding, Note, Picture, Table
 from suite.modelled import LiveRun, faster, run, uniform_workload, write_table
 from suite.pictures import attainment_bars, timeline
 from suite.stats import Interval, extremes, fmean
-from tilework.cost.table import read_table
+from tilework.cost.table_file import read_table
 
 _APART = 3
 

@@ -19,7 +19,8 @@ from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import ns_from_s
 from tilework.core.work import DIFFUSE, Plan
-from tilework.cost.table import CostTable, read_table
+from tilework.cost.table import CostTable
+from tilework.cost.table_file import read_table
 from tilework.sim.simulation import SimConfig, Simulation
 
 

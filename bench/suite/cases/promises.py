@@ -15,7 +15,9 @@ from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, Request, Shape
 from tilework.core.time import ns_from_s
 from tilework.core.work import DIFFUSE
-from tilework.cost.table import CostTable, TableCosts, read_table
+from tilework.cost.table import CostTable
+from tilework.cost.table_costs import TableCosts
+from tilework.cost.table_file import read_table
 from tilework.policy.toolkit.demand import demand_at
 from tilework.sim.simulation import Ending, SimConfig, Simulation
 

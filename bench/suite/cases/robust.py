@@ -14,7 +14,8 @@ from tilework.core.actions import Action, DropToBestEffort
 from tilework.core.events import Cancelled
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
-from tilework.cost.table import CostTable, read_table
+from tilework.cost.table import CostTable
+from tilework.cost.table_file import read_table
 from tilework.sim.simulation import SimConfig, Simulation
 from tilework.sim.workloads.registry import make_workload
 from tilework.sim.workloads.requests import to_requests

@@ -15,7 +15,9 @@ from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import DIFFUSE
-from tilework.cost.table import CostTable, TableCosts, read_table
+from tilework.cost.table import CostTable
+from tilework.cost.table_costs import TableCosts
+from tilework.cost.table_file import read_table
 from tilework.policy.published.tridentserve.ilp import Packing, solve, value_of
 from tilework.policy.published.tridentserve.policy import TridentServe, read_bids
 from tilework.policy.toolkit.knapsack import Option, pack_quickly

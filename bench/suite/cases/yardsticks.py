@@ -14,7 +14,9 @@ from suite.stats import exact, extremes
 from tilework.control.controller import ControllerConfig
 from tilework.core.request import Request, Shape
 from tilework.core.time import ns_from_s
-from tilework.cost.table import CostTable, TableCosts, read_table
+from tilework.cost.table import CostTable
+from tilework.cost.table_costs import TableCosts
+from tilework.cost.table_file import read_table
 from tilework.sim.optimum.bound import on_time_bound
 from tilework.sim.simulation import SimConfig, Simulation
 

@@ -22,7 +22,8 @@ from suite.pictures import BarPanel, grouped_bars, panels_png
 from suite.stats import exact
 from tilework.core.request import Shape
 from tilework.core.work import DIFFUSE, StageId
-from tilework.cost.table import TableCosts, read_table
+from tilework.cost.table_costs import TableCosts
+from tilework.cost.table_file import read_table
 from tilework.sim.compare.cells import Cell
 from tilework.sim.workloads.patchedserve import SIDES
 

@@ -33,7 +33,7 @@ from tilework.core.events import (
 )
 from tilework.core.request import Request, Status
 from tilework.core.work import Work
-from tilework.cost.table import TableCosts, UnknownCost
+from tilework.cost.table_costs import TableCosts, UnknownCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

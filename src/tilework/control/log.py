@@ -18,7 +18,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
 from tilework.core.events import Event
-from tilework.cost.table import CostTable, parse_table
+from tilework.cost.table import CostTable
+from tilework.cost.table_file import parse_table, table_json
 
 FORMAT = 1
 
@@ -55,7 +56,9 @@ class Difference:
 
 
 def header_line(version: str, config: ControllerConfig, table: CostTable) -> str:
-    return _dump({"tilework_log": FORMAT, "version": version, "config": asdict(config), "cost_table": table.to_json()})
+    return _dump(
+        {"tilework_log": FORMAT, "version": version, "config": asdict(config), "cost_table": table_json(table)}
+    )
 
 
 def entry_line(event: Event, actions: tuple[Action, ...], now_ns: int) -> str:

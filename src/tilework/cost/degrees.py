@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tilework.core.request import Shape
 from tilework.core.work import DIFFUSE, STAGES, StageId
-from tilework.cost.table import TableCosts
+from tilework.cost.table_costs import TableCosts
 
 EFFICIENT = 0.8
 

@@ -23,7 +23,7 @@ from tilework.core.events import (
 )
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import DECODE, DIFFUSE, StageId, Work
-from tilework.cost.table import TableCosts
+from tilework.cost.table_costs import TableCosts
 from tilework.sim.clock import Clock
 from tilework.sim.device import FRUITLESS, NEVER_NS, Fleet, Nature, Run, RunEnd, State, StateBlob, steps_by
 from tilework.sim.faults import Dice

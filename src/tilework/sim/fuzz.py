@@ -12,7 +12,7 @@ from itertools import islice
 from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.core.time import NS_PER_S
-from tilework.cost.table import TableCosts
+from tilework.cost.table_costs import TableCosts
 from tilework.sim.faults import Faults
 from tilework.sim.invariants import Invariants
 from tilework.sim.scenarios import Scenario, scenario

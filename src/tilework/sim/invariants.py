@@ -27,7 +27,7 @@ from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
 from tilework.core.work import DECODE, Work
 from tilework.cost.memory import FORGET_NS
-from tilework.cost.table import TableCosts
+from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.demand import demand_at
 from tilework.sim.device import Run, State
 from tilework.sim.faults import Faults

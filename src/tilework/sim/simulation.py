@@ -12,7 +12,8 @@ from tilework.core.events import Cancelled, Event, Restored, Submitted, Woke
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_S
 from tilework.core.work import StageId
-from tilework.cost.table import CostTable, TableCosts
+from tilework.cost.table import CostTable
+from tilework.cost.table_costs import TableCosts
 from tilework.sim.clock import Clock
 from tilework.sim.cluster import Cluster
 from tilework.sim.device import Run, State

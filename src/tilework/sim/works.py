@@ -7,7 +7,7 @@ from random import Random
 
 from tilework.core.request import Request
 from tilework.core.work import DECODE, DIFFUSE, Group, Work
-from tilework.cost.table import TableCosts
+from tilework.cost.table_costs import TableCosts
 from tilework.sim.device import RunEnd
 from tilework.sim.faults import Dice
 

@@ -15,7 +15,8 @@ from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import Image, ModelInfo, SimulatedSource, Spec
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
-from tilework.cost.table import CostTable, TableCosts
+from tilework.cost.table import CostTable
+from tilework.cost.table_costs import TableCosts
 from tilework.pipelines import serialization
 from tilework.pipelines.family import Conditioning, StepState
 from tilework.pipelines.parallel import Parallel

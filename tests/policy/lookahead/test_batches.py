@@ -26,7 +26,7 @@ from tilework.core.interfaces import Block, Demand
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import DIFFUSE, StageId
-from tilework.cost.table import TableCosts
+from tilework.cost.table_costs import TableCosts
 from tilework.policy.lookahead.batch import Batch, Member
 from tilework.policy.lookahead.policy import Tilework
 from tilework.policy.lookahead.rollout import Claim, Ride

@@ -15,7 +15,7 @@ from tilework.core.events import Event
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import DIFFUSE
-from tilework.cost.table import TableCosts
+from tilework.cost.table_costs import TableCosts
 from tilework.policy.lookahead.dispatch import Lookahead
 from tilework.policy.lookahead.policy import Tilework
 from tilework.policy.lookahead.rollout import Claim, Ride, roll

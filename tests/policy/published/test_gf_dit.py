@@ -10,7 +10,8 @@ from builders import finished, flux_requests, groups, on_time, planned, profile,
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
 from tilework.core.work import DIFFUSE, Group
-from tilework.cost.table import CostTable, TableCosts
+from tilework.cost.table import CostTable
+from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
 from tilework.policy.published.gf_dit import BestFit
 

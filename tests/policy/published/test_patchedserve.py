@@ -12,7 +12,8 @@ from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import CostRow
 from tilework.core.work import DIFFUSE
-from tilework.cost.table import CostTable, TableCosts
+from tilework.cost.table import CostTable
+from tilework.cost.table_costs import TableCosts
 from tilework.policy.published.mixed_cache import MixedCache
 from tilework.policy.published.nirvana import Nirvana
 from tilework.policy.published.patchedserve import PatchedServe

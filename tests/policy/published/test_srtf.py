@@ -13,7 +13,7 @@ from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import DIFFUSE
-from tilework.cost.table import TableCosts
+from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
 from tilework.policy.published.srtf import ShortestFirst
 from tilework.policy.toolkit.degrees import all_speeds, best_doubling, efficient_degree

@@ -19,7 +19,8 @@ from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, Group, Plan, StageId, Work
-from tilework.cost.table import CostTable, TableCosts
+from tilework.cost.table import CostTable
+from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
 from tilework.policy.published.tetriserve.policy import TetriServe
 from tilework.policy.published.tetriserve.rounds import Kind, RoundSearch, cheapest_ns, whole_steps

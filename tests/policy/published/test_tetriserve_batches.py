@@ -7,7 +7,7 @@ from tilework.control.controller import ControllerConfig
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import DECODE, DIFFUSE, Group, Plan
-from tilework.cost.table import TableCosts
+from tilework.cost.table_costs import TableCosts
 from tilework.policy.published.tetriserve.policy import TetriServe
 from tilework.sim.simulation import SimConfig, Simulation, Trace
 from tilework.sim.workloads.registry import make_workload

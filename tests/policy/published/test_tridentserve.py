@@ -16,7 +16,7 @@ from builders import groups, job, planned, profile, request, shipped, simulate, 
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, Plan, StageId
-from tilework.cost.table import TableCosts
+from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
 from tilework.policy.published.tridentserve.ilp import solve, value_of
 from tilework.policy.published.tridentserve.policy import LATE, MOST_SPEED, ON_TIME, TridentServe, read_bids

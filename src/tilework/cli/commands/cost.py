@@ -29,7 +29,9 @@ from tilework.core.wire import CostRow
 from tilework.core.work import StageId
 from tilework.cost.profiles import Profile, Profiles, ProfilesUnavailable
 from tilework.cost.shipped import shipped_names
-from tilework.cost.table import BadCostTable, CostTable, TableCosts, read_table
+from tilework.cost.table import BadCostTable, CostTable
+from tilework.cost.table_costs import TableCosts
+from tilework.cost.table_file import read_table, table_json
 
 app = typer.Typer(help="Show, export and list cost tables.", no_args_is_help=True)
 SHOW_EXAMPLE = "Examples: tilework cost show flux1dev_h100_eager  |  tilework cost show --model shapes --size 160"
@@ -79,7 +81,7 @@ def export(
 ) -> None:
     """Write a cost table to a file, for `simulate --cost` here or elsewhere."""
     found = _find(table, model, profiles)
-    text = jsonlib.dumps(replace(found, rows=tuple(in_order(found.rows))).to_json(), ensure_ascii=False, indent=1)
+    text = jsonlib.dumps(table_json(replace(found, rows=tuple(in_order(found.rows)))), ensure_ascii=False, indent=1)
     with user_errors(OSError):
         output.write_text(text + "\n", encoding="utf-8")
     out.print(f"{output}: {len(found.rows)} rows", soft_wrap=True)

@@ -26,6 +26,7 @@ from tilework.cost.learning import LEAST_MIXED, can_learn, learn
 from tilework.cost.profiles import Kind, Profile, ProfileKey, Profiles, ProfilesUnavailable
 from tilework.cost.rows import place_of
 from tilework.cost.table import CostTable
+from tilework.cost.table_file import table_json
 
 if TYPE_CHECKING:
     from tilework.runtime.executor import LocalExecutor
@@ -263,5 +264,5 @@ def _print(measured: _Measured, json: bool) -> None:
 def _export(path: Path, measured: _Measured, num_runs: int) -> None:
     table = measured.table
     made = f"tilework {tilework.__version__} profile, {num_runs} runs, {datetime.now(UTC):%Y-%m-%d}; {table.source}"
-    text = jsonlib.dumps(replace(table, source=made).to_json(), ensure_ascii=False, indent=1)
+    text = jsonlib.dumps(table_json(replace(table, source=made)), ensure_ascii=False, indent=1)
     path.write_text(text + "\n", encoding="utf-8")

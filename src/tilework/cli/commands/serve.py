@@ -23,7 +23,8 @@ from tilework.control.watchdog import WatchdogConfig
 from tilework.core.time import ns_from_s, s_from_ns
 from tilework.core.wire import ModelSource, SimulatedSource, Source
 from tilework.core.work import DIFFUSE
-from tilework.cost.table import BadCostTable, CostTable, read_table
+from tilework.cost.table import BadCostTable, CostTable
+from tilework.cost.table_file import read_table
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, make_policy, policy_names
 
 EXAMPLE = (

@@ -24,7 +24,8 @@ from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS
-from tilework.cost.table import BadCostTable, CostTable, read_table
+from tilework.cost.table import BadCostTable, CostTable
+from tilework.cost.table_file import read_table
 from tilework.formats.json_lines import BadLine, RequestId
 from tilework.formats.workload import read_workload
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, make_policy, policy_names

@@ -14,7 +14,7 @@ from rich.text import Text
 import tilework
 from tilework.cli.console import out
 from tilework.core.time import NS_PER_MS
-from tilework.cost.table import read_table
+from tilework.cost.table_file import read_table
 from tilework.report.words import counted_devices
 from tilework.sim.compare.figures import Figures
 from tilework.sim.compare.overall import Overall, bound_overall, overall_of

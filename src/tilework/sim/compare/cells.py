@@ -10,7 +10,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from tilework.cost.table import CostTable, read_table
+from tilework.cost.table import CostTable
+from tilework.cost.table_file import read_table
 from tilework.formats.workload import WorkloadRequest, read_workload
 from tilework.sim.workloads.family import Family
 from tilework.sim.workloads.registry import family, make_workload, values_of, workload_names

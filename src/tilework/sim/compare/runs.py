@@ -24,7 +24,9 @@ from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import Plan
-from tilework.cost.table import CostTable, TableCosts
+from tilework.cost.table import CostTable
+from tilework.cost.table_costs import TableCosts
+from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest
 from tilework.sim.compare.cells import Cell, check_requests, digest, digest_of_requests
 from tilework.sim.compare.figures import figures_of, nearest_rank
@@ -221,7 +223,7 @@ def _table(cell: Cell) -> CostTable:
 @cache
 def _digests(cell: Cell, seed: int) -> tuple[str, str, int]:
     requests, table = given(cell, seed)
-    return digest_of_requests(requests), digest(table.to_json()), table.devices_per_node
+    return digest_of_requests(requests), digest(table_json(table)), table.devices_per_node
 
 
 def _seed_of(task: Task) -> int:

@@ -44,7 +44,7 @@ import numpy as np
 
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
-from tilework.cost.table import TableCosts
+from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.demand import worthwhile
 from tilework.sim.optimum.pieces import Due, due_requests
 from tilework.sim.optimum.solver import Builder, Floats, require_solver, solve_relaxed, solve_whole

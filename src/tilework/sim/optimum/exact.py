@@ -19,7 +19,7 @@ from math import gcd
 import numpy as np
 
 from tilework.core.request import Request
-from tilework.cost.table import TableCosts
+from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.demand import Speed
 from tilework.sim.optimum.pieces import Due, due_requests
 from tilework.sim.optimum.solver import Builder, Floats, Ints, require_solver, solve_whole

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tilework.core.request import Request
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
-from tilework.cost.table import TableCosts
+from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.demand import Speed
 
 

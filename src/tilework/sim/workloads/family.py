@@ -16,7 +16,9 @@ from tilework.core.arrivals import constant_s, poisson_s, varying_s
 from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
 from tilework.cost.degrees import optimal_latency_ns
-from tilework.cost.table import CostTable, TableCosts, read_table
+from tilework.cost.table import CostTable
+from tilework.cost.table_costs import TableCosts
+from tilework.cost.table_file import read_table
 from tilework.formats.trace import paced, read_trace
 from tilework.formats.workload import WorkloadRequest
 from tilework.sim.workloads.parameters import BadParameter, check, parameter

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tilework.core.time import s_from_ns
 from tilework.cost.degrees import least_device_ns
-from tilework.cost.table import TableCosts
+from tilework.cost.table_costs import TableCosts
 from tilework.formats.workload import WorkloadRequest
 
 

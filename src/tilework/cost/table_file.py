@@ -1,0 +1,186 @@
+"""The file format of cost tables: JSON, as docs/formats.md describes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from tilework.core.request import Shape
+from tilework.core.wire import CostRow
+from tilework.cost.batch_latency import BatchLatencyModel
+from tilework.cost.shipped import shipped_path
+from tilework.cost.table import BadCostTable, CostTable, merged
+
+_ROW_FIELDS = tuple(column.name for column in fields(CostRow))
+_TEXTS = ("pipeline", "stage", "link")
+_COUNTS = ("height", "width", "frames", "degree")
+_OPTIONAL_COUNTS = (("peak_bytes", 0, "a whole number of bytes"), ("num_runs", 1, "a whole number of at least 1"))
+_DEFAULTED = ("frames", "degree", "batch", "link")
+
+
+def read_table(place: Path | str) -> CostTable:
+    """Read a cost table: a file, or one of `shipped_names()` (then a file of that name is reached as ./NAME).
+
+    Several of them, joined by "+", are one table (see `merged`), unless there is a file of that very name.
+
+    Raises:
+        BadCostTable: what is wrong, where, and what would be right.
+    """
+    parts = str(place).split("+")
+    if len(parts) > 1 and not Path(place).exists():
+        try:
+            return merged([_read_one(part) for part in parts])
+        except BadCostTable as error:
+            raise BadCostTable(f"{place}: {error}") from error
+    return _read_one(place)
+
+
+def _read_one(place: Path | str) -> CostTable:
+    path = shipped_path(str(place)) or Path(place)
+    try:
+        document = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadCostTable(f"{path}: {error}; expected a JSON cost table with hardware and rows") from error
+    try:
+        return parse_table(document)
+    except BadCostTable as error:
+        raise BadCostTable(f"{path}: {error}") from error
+
+
+def parse_table(document: object) -> CostTable:
+    """Check and convert the decoded JSON of a cost table.
+
+    Other keys (notes, a standard deviation) are allowed and ignored, since the files of other tools have them; in a
+    row, one that looks like a misspelt field is an error if that field would then silently take its default.
+    """
+    if not isinstance(document, dict) or not isinstance(document.get("rows"), list) or not document["rows"]:
+        raise BadCostTable('expected an object with a non-empty list "rows"')
+    for name in ("devices_per_node", "steps"):
+        if name in document and (type(document[name]) is not int or document[name] < 1):
+            raise BadCostTable(f"{name} is {document[name]!r}; expected a whole number of at least 1")
+    return CostTable(
+        hardware=str(document.get("hardware", "unknown")),
+        source=str(document.get("source", "")),
+        devices_per_node=document.get("devices_per_node", 8),
+        steps=document.get("steps"),
+        slo_s=_parse_slos(document.get("slo_s", {})),
+        rows=tuple(_parse_row(f"rows[{index}]", row) for index, row in enumerate(document["rows"])),
+        batch_models=_parse_batch_models(document.get("batch_models", {})),
+    )
+
+
+def table_json(table: CostTable) -> dict[str, Any]:
+    """The document that `parse_table` reads; it leaves out what is unknown, except for `peak_bytes`."""
+    document: dict[str, Any] = {"hardware": table.hardware}
+    if table.source:
+        document["source"] = table.source
+    document["devices_per_node"] = table.devices_per_node
+    if table.steps is not None:
+        document["steps"] = table.steps
+    if table.slo_s:
+        document["slo_s"] = dict(table.slo_s)
+    document["rows"] = [_row_json(row) for row in table.rows]
+    if table.batch_models:
+        document["batch_models"] = {pipeline: model.to_json() for pipeline, model in table.batch_models.items()}
+    return document
+
+
+def _row_json(row: CostRow) -> dict[str, Any]:
+    values = {name: getattr(row, name) for name in _ROW_FIELDS}
+    if not isinstance(row.batch, int):
+        values["batch"] = [str(shape) for shape in row.batch]
+    return {name: value for name, value in values.items() if value is not None or name == "peak_bytes"}
+
+
+def _parse_batch_models(batch_models: object) -> dict[str, BatchLatencyModel]:
+    if not isinstance(batch_models, dict):
+        raise BadCostTable(f"batch_models is {batch_models!r}; expected an object by pipeline")
+    try:
+        return {pipeline: BatchLatencyModel.parse(document) for pipeline, document in batch_models.items()}
+    except ValueError as error:
+        raise BadCostTable(f"batch_models: {error}; take it out, or write it with tilework profile --mixed") from error
+
+
+def _parse_slos(slo_s: object) -> dict[str, float]:
+    if not isinstance(slo_s, dict) or not all(_is_seconds(value) for value in slo_s.values()):
+        raise BadCostTable(f"slo_s is {slo_s!r}; expected an object of seconds above 0 by size, as 1024x1024")
+    return slo_s
+
+
+def _parse_row(place: str, row: object) -> CostRow:
+    """`place` names the row in messages."""
+    if not isinstance(row, dict):
+        raise BadCostTable(f"{place} is {row!r}; expected an object")
+    missing = {"pipeline", "stage", "height", "width", "seconds"} - row.keys()
+    if missing:
+        raise BadCostTable(f"{place} lacks {', '.join(sorted(missing))}")
+    _check_strays(place, row)
+    for name in _TEXTS:
+        if not isinstance(row.get(name, "none"), str) or not row.get(name, "none"):
+            raise BadCostTable(f"{place}.{name} is {row[name]!r}; expected text that is not empty")
+    for name in _COUNTS:
+        if type(row.get(name, 1)) is not int or row.get(name, 1) < 1:
+            raise BadCostTable(f"{place}.{name} is {row[name]!r}; expected a whole number of at least 1")
+    _check_measured(place, row)
+    values = {key: value for key, value in row.items() if key in _ROW_FIELDS}
+    return CostRow(**(values | _parse_batch(place, row)))
+
+
+def _parse_batch(place: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The field, and with a mixed batch those of its largest member."""
+    batch = row.get("batch", 1)
+    if type(batch) is int and batch >= 1:
+        return {"batch": batch}
+    mixed = _mixed(batch)
+    if mixed is None:
+        raise BadCostTable(
+            f"{place}.batch is {batch!r}; expected a whole number of at least 1, or a list of shapes that differ, such "
+            'as ["512x512", "1024x768"]'
+        )
+    given = Shape(row["height"], row["width"], row.get("frames", 1))
+    if given not in mixed.shapes or given.pixels < mixed.shape.pixels:
+        raise BadCostTable(
+            f"{place} is of {given} and its batch {batch!r}; expected height, width and frames of the largest, "
+            f"{mixed.shape}"
+        )
+    return {"batch": mixed.batch, "height": mixed.height, "width": mixed.width, "frames": mixed.frames}
+
+
+def _mixed(batch: object) -> CostRow | None:
+    if not isinstance(batch, list) or len(set(map(str, batch))) < 2:
+        return None
+    try:
+        shapes = [Shape.parse(str(text)) for text in batch]
+    except ValueError:
+        return None
+    return CostRow.of(shapes, pipeline="", stage="", seconds=0.0)
+
+
+def _check_strays(place: str, row: Mapping[str, Any]) -> None:
+    """A misspelt `degree` would be a row of degree 1."""
+    absent = [name for name in _DEFAULTED if name not in row]
+    for key in row.keys() - set(_ROW_FIELDS):
+        for near in get_close_matches(str(key).lower(), absent, n=1, cutoff=0.65):
+            raise BadCostTable(f"{place}.{key} is not a field; rename it to {near}, or leave it out")
+
+
+def _check_measured(place: str, row: Mapping[str, Any]) -> None:
+    seconds, p99_seconds = row["seconds"], row.get("p99_seconds")
+    if not _is_seconds(seconds):
+        raise BadCostTable(f"{place}.seconds is {seconds!r}; expected seconds above 0")
+    if p99_seconds is not None and (not _is_seconds(p99_seconds) or p99_seconds < seconds):
+        raise BadCostTable(
+            f"{place}.p99_seconds is {p99_seconds!r}; expected seconds, at least the median {seconds!r}, or null"
+        )
+    for name, least, wanted in _OPTIONAL_COUNTS:
+        value = row.get(name)
+        if value is not None and (type(value) is not int or value < least):
+            raise BadCostTable(f"{place}.{name} is {value!r}; expected {wanted}, or null")
+
+
+def _is_seconds(value: object) -> bool:
+    return type(value) in (int, float) and 0 < value < 1e6  # type: ignore[operator]
