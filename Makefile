@@ -1,4 +1,4 @@
-# `make` lists the targets. Each builds the virtual environment that it needs, once.
+# `make` lists the targets. The first target that needs the virtual environment builds it.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -6,8 +6,8 @@ TORCH_INDEX ?=
 OUT ?= out/demo
 ARGS ?=
 
-# A file runs in one process, so that what its tests share is set up once; files begin in the order of their names. Tests
-# that are named in ARGS run in this process: where --pdb and -s work, and nothing has to be started for a single one.
+# Each test file runs in one process, so that its fixtures are set up once; files start in the order of their names. If
+# ARGS names tests, they run in pytest's own process: --pdb and -s work there, and a single test starts faster.
 IN_PARALLEL = $(if $(filter tests/%,$(ARGS)),,-n 2 --dist loadfile --no-loadscope-reorder)
 
 VENV := .venv
@@ -24,13 +24,13 @@ help: ## List the targets
 	@echo "PYTHON=$(PYTHON)  TORCH=$(TORCH)  TORCH_INDEX=$(TORCH_INDEX)  OUT=$(OUT)  ARGS=$(ARGS)"
 	@echo "For another build of torch, name the index that has it: make TORCH_INDEX=URL demo"
 
-demo: $(VENV)/serve ## Serve a mixed workload with deadlines and draw what happened, into OUT
+demo: $(VENV)/serve ## Serve a mixed workload with deadlines, and write pictures and a report to OUT
 	@$(BIN)/tilework demo --out $(OUT) $(ARGS)
 
-test: $(VENV)/dev ## Run the tests; ARGS goes to pytest
+test: $(VENV)/dev ## Run the tests; ARGS is passed to pytest
 	@$(BIN)/python -m pytest $(IN_PARALLEL) -m "not slow" $(ARGS)
 
-slow: $(VENV)/dev ## Run the tests that take minutes: workers and servers are killed while they serve
+slow: $(VENV)/dev ## Run the tests that take minutes, in which workers and servers are killed
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
 lint: $(VENV)/dev ## Check style, format and types
@@ -38,23 +38,23 @@ lint: $(VENV)/dev ## Check style, format and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-check: lint test slow ## All that a change must pass: lint and tests
+check: lint test slow ## Run all that a change must pass: lint, test, slow
 
-bench: $(VENV)/dev ## Measure speed and memory; ARGS goes to bench/run.py
+bench: $(VENV)/dev ## Measure speed and memory; ARGS is passed to bench/run.py
 	@$(BIN)/python bench/run.py $(ARGS)
 
 docs: $(VENV)/serve ## Write docs/api.md, the reference of the HTTP API
 	@$(BIN)/python -m tilework.server.schema.reference > docs/api.md
 
-serve: $(VENV)/serve ## Start a server with the shipped model; ARGS goes to tilework serve
+serve: $(VENV)/serve ## Start a server with the shipped model; ARGS is passed to tilework serve
 	@$(BIN)/tilework serve $(ARGS)
 
-clean: ## Remove outputs and caches; the virtual environment stays
+clean: ## Remove outputs and caches, but not the virtual environment
 	@rm -rf out dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find src tests bench training -name __pycache__ -prune -exec rm -rf {} +
 
-# Levels of the virtual environment, as stamp files. torch has its own, so that a new pyproject.toml leaves the build
-# of torch alone that was asked for first.
+# Stamp files, one per level of the virtual environment. torch has its own, so that a changed pyproject.toml does not
+# replace the build of torch that was installed.
 
 $(VENV)/torch:
 	@echo "==> creating $(VENV) with $(PYTHON)"
