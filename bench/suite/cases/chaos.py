@@ -147,7 +147,7 @@ async def _until_up(trouble: Trouble) -> None:
 
 
 def _times(kills: list[Kill]) -> Table:
-    parts: dict[str, Callable[[Kill], float]] = {
+    parts: dict[str, Callable[[Any], float]] = {
         "kill to the victim's next step, or work": lambda kill: kill.resumed_s - kill.at_s,
         "  kill to the engine's knowledge": lambda kill: kill.known_s - kill.at_s,
         "  until a worker is given a work of it": lambda kill: kill.given_s - kill.known_s,
