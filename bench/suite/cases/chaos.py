@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from random import Random
+from typing import Any
 
 from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.stats import bootstrap, exact, percentile
