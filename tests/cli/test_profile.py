@@ -23,11 +23,12 @@ from tilework.cli.console import UserError
 from tilework.core.request import Shape
 from tilework.core.wire import Batch, CostRow, Loaded, ModelInfo, ModelSource
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, StageId
-from tilework.cost.profiles import Kind, Profile, ProfileKey, Profiles
+from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
+from tilework.cost.profiles import Profiles
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
 from tilework.runtime.costs import (
-    MOST_MEMBERS,
+    MAX_BATCH,
     CostCache,
     calibration_batches,
     calibration_shapes,
@@ -128,7 +129,7 @@ def test_a_first_start_measures_and_the_next_one_only_warms_up(cache: CostCache)
     second = FakeMeasurer()
     assert asyncio.run(start(second, (1, 2), cache)) == rows
     assert second.asked == [WARM_UP]
-    assert [entry.kind for entry in cache.profiles.entries()] == [Kind.CALIBRATION]
+    assert [entry.origin for entry in cache.profiles.entries()] == [ProfileOrigin.CALIBRATION]
 
 
 def test_a_start_measures_a_few_batches_where_requests_can_share_a_pass(cache: CostCache) -> None:
@@ -168,7 +169,7 @@ def test_a_thorough_profile_is_used_with_all_its_sizes(cache: CostCache) -> None
         for shape in (*SHAPES, Shape(160, 160))
         for stage in STAGES
     )
-    cache.profiles.save(Profile(key=KEY, kind=Kind.PROFILE, rows=rows, tilework="0", created_unix_ns=1))
+    cache.profiles.save(Profile(key=KEY, origin=ProfileOrigin.PROFILE, rows=rows, tilework="0", created_unix_ns=1))
     measurer = FakeMeasurer()
     table = asyncio.run(start(measurer, (1,), cache))
     assert measurer.asked == [WARM_UP]
@@ -178,7 +179,7 @@ def test_a_thorough_profile_is_used_with_all_its_sizes(cache: CostCache) -> None
 
 def test_a_profile_of_some_stages_keeps_its_rows_when_the_others_are_measured(cache: CostCache) -> None:
     rows = tuple(CostRow(pipeline="toy", stage=DIFFUSE, height=s.height, width=s.width, seconds=0.5) for s in SHAPES)
-    cache.profiles.save(Profile(key=KEY, kind=Kind.PROFILE, rows=rows, tilework="0", created_unix_ns=1))
+    cache.profiles.save(Profile(key=KEY, origin=ProfileOrigin.PROFILE, rows=rows, tilework="0", created_unix_ns=1))
     first = asyncio.run(start(FakeMeasurer(), (1,), cache))
     assert {first[DIFFUSE, shape, 1] for shape in SHAPES} == {0.5}
     assert {stage for stage, _, _ in first} == set(STAGES)
@@ -273,7 +274,7 @@ def test_a_profile_is_printed_kept_and_exported(measurers: list[FakeMeasurer], t
     assert ["diffuse", "64x64", "4", "2.02", "12.3", "2.52", "0.63"] in lines
     assert ["decode", "160x128", "1", "42", "61.4", "1.00", "1.00"] in lines
     (entry,) = Profiles(tmp_path / "cache" / "tilework" / "costs.sqlite").entries()
-    assert (entry.kind, entry.key, len(entry.rows)) == (Kind.PROFILE, KEY, 8)
+    assert (entry.origin, entry.key, len(entry.rows)) == (ProfileOrigin.PROFILE, KEY, 8)
     assert {row.num_runs for row in entry.rows} == {7}
     assert abs(entry.created_unix_ns - time.time_ns()) < 60e9
     exported = read_table(tmp_path / "toy.json")
@@ -336,7 +337,7 @@ def test_costs_are_listed_shown_and_exported_from_the_database(tmp_path: Path) -
     assert "nothing measured yet" in invoke("cost", "list").stdout
     invoke("profile", "--workers", 2, "--sizes", "64,128")
     (listed,) = json.loads(invoke("cost", "list", "--json").stdout)["measured"]
-    assert (listed["model"], listed["kind"], listed["sizes"], listed["degrees"]) == (
+    assert (listed["model"], listed["origin"], listed["sizes"], listed["degrees"]) == (
         *("toy@1", "profile", ["64x64", "128x128"]),
         [1, 2],
     )
@@ -431,11 +432,11 @@ def test_random_batches_differ_in_their_members_and_are_the_same_again() -> None
     drawn = random_batches(SHAPES, 200, seed=1)
     assert len({tuple(sorted(batch)) for batch in drawn}) == len(drawn) == 200
     assert drawn[:50] == random_batches(SHAPES, 50, seed=1)
-    assert {len(batch) for batch in drawn} == set(range(2, MOST_MEMBERS + 1))
+    assert {len(batch) for batch in drawn} == set(range(2, MAX_BATCH + 1))
     assert {shape for batch in drawn for shape in batch} == set(SHAPES)
     assert drawn == random_batches(SHAPES, 200, seed=1) != random_batches(SHAPES, 200, seed=2)
-    assert len(random_batches(SHAPES[:1], 200)) == MOST_MEMBERS - 1
-    assert len(random_batches(SHAPES[:2], 200)) == sum(size + 1 for size in range(2, MOST_MEMBERS + 1))
+    assert len(random_batches(SHAPES[:1], 200)) == MAX_BATCH - 1
+    assert len(random_batches(SHAPES[:2], 200)) == sum(size + 1 for size in range(2, MAX_BATCH + 1))
 
 
 def test_a_mixed_profile_measures_batches_keeps_them_and_learns_from_all_that_are_known(

@@ -18,7 +18,7 @@ from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire import CostRow
 from tilework.core.work import DIFFUSE, StageId
-from tilework.cost.rows import merge_rows, missing_batches, place_of
+from tilework.cost.rows import merge_rows, missing_batches, row_key
 from tilework.cost.table import BadCostTable, CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table, table_json
@@ -99,7 +99,7 @@ def test_rows_of_other_batches_are_other_places() -> None:
         together(1.0, LARGE),
         together(1.0, *[LARGE] * 2),
     ]
-    assert len({place_of(one) for one in rows}) == 4
+    assert len({row_key(one) for one in rows}) == 4
     merged = merge_rows([*rows, together(3.0, LARGE, SMALL)])
     assert merged == (replace(rows[0], seconds=2.0), *rows[1:])
     assert missing_batches(rows[:2], PIPELINE, ((LARGE,), (LARGE, SMALL), (LARGE, LARGE)), 1) == (
@@ -178,7 +178,7 @@ def tables(draw: st.DrawFn) -> tuple[CostRow, ...]:
     batches = draw(
         st.lists(st.one_of(BATCHES, st.builds(lambda one, n: [one] * n, SHAPES, st.integers(2, 5))), max_size=6)
     )
-    rows = {place_of(one): one for one in (together(draw(SECONDS), *shapes) for shapes in [*alone, *batches])}
+    rows = {row_key(one): one for one in (together(draw(SECONDS), *shapes) for shapes in [*alone, *batches])}
     return tuple(rows.values())
 
 

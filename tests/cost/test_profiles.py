@@ -18,7 +18,8 @@ from tilework.core.request import Shape
 from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES
 from tilework.cost import profiles as profiles_module
-from tilework.cost.profiles import Kind, Profile, ProfileKey, Profiles, ProfilesUnavailable
+from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
+from tilework.cost.profiles import Profiles, ProfilesUnavailable
 from tilework.cost.rows import merge_rows, missing_batches
 from tilework.cost.table import CostTable
 
@@ -30,8 +31,10 @@ def row(seconds: float, side: int = 64, **changes: Any) -> CostRow:
     return CostRow(**given, seconds=seconds)
 
 
-def profile(*rows: CostRow, key: ProfileKey = KEY, kind: Kind = Kind.CALIBRATION, at: int = 0) -> Profile:
-    return Profile(key=key, kind=kind, rows=rows, tilework="0", created_unix_ns=at)
+def profile(
+    *rows: CostRow, key: ProfileKey = KEY, origin: ProfileOrigin = ProfileOrigin.CALIBRATION, at: int = 0
+) -> Profile:
+    return Profile(key=key, origin=origin, rows=rows, tilework="0", created_unix_ns=at)
 
 
 @pytest.fixture
@@ -63,7 +66,7 @@ def test_a_profile_is_found_again_as_it_was(store: Profiles) -> None:
     assert not store.path.parent.exists(), "to ask brings nothing about"
     full = row(0.5, frames=5, degree=2, batch=3, link="pcie", p99_seconds=0.6, peak_bytes=1 << 40, num_runs=20)
     mixed = CostRow.of((Shape(64, 64), Shape(64, 96, 5)), pipeline=PIPELINE, stage=DIFFUSE, seconds=0.75)
-    saved = profile(full, mixed, row(0.25), kind=Kind.PROFILE, at=1_700_000_000_123_456_789)
+    saved = profile(full, mixed, row(0.25), origin=ProfileOrigin.PROFILE, at=1_700_000_000_123_456_789)
     store.save(saved)
     again = Profiles(store.path)
     assert again.entries() == (saved,)
@@ -97,10 +100,10 @@ def test_the_newest_row_of_each_place_counts_whatever_the_order_of_saving(store:
 
 
 def test_a_profile_comes_before_a_later_calibration_which_fills_its_gaps(store: Profiles) -> None:
-    store.save(profile(row(1.0), kind=Kind.PROFILE, at=10))
+    store.save(profile(row(1.0), origin=ProfileOrigin.PROFILE, at=10))
     store.save(profile(row(9.0), row(2.0, side=128), at=20))
     assert seconds(store.latest(KEY)) == {(DIFFUSE, 64, 1): 1.0, (DIFFUSE, 128, 1): 2.0}
-    store.save(profile(row(1.5), kind=Kind.PROFILE, at=30))
+    store.save(profile(row(1.5), origin=ProfileOrigin.PROFILE, at=30))
     assert seconds(store.latest(KEY))[DIFFUSE, 64, 1] == 1.5
 
 
@@ -110,12 +113,13 @@ WRITER = """
 import sys
 from pathlib import Path
 from tilework.core.wire import CostRow
-from tilework.cost.profiles import *
+from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
+from tilework.cost.profiles import Profiles
 store, name = Profiles(Path(sys.argv[1])), sys.argv[2]
 key = ProfileKey(hardware=name, model="m", dtype="d", threads=1, workers=1, libraries="l")
 for at in range(10):
     rows = tuple(CostRow(pipeline="p", stage="diffuse", height=8, width=w, seconds=1.0) for w in range(1, 31))
-    store.save(Profile(key=key, kind=Kind.CALIBRATION, rows=rows, tilework="0", created_unix_ns=at))
+    store.save(Profile(key=key, origin=ProfileOrigin.CALIBRATION, rows=rows, tilework="0", created_unix_ns=at))
     assert len(store.latest(key).rows) == 30
 """
 
@@ -141,9 +145,9 @@ def test_a_file_that_another_process_has_put_right_meanwhile_stays(store: Profil
     class Slow(Profiles):
         """Finds the file damaged; before it comes to do something about that, another process has."""
 
-        def _dropped_to_best_effort(self, *arguments: Any) -> None:
+        def _move_aside(self, *arguments: Any) -> None:
             store.save(profile(row(1.0)))
-            super()._dropped_to_best_effort(*arguments)
+            super()._move_aside(*arguments)
 
     store.path.parent.mkdir()
     store.path.write_bytes(b"nonsense" * 1000)
@@ -192,12 +196,15 @@ def test_a_damaged_file_is_moved_aside_with_a_warning(
     assert len(caplog.records) == 2
 
 
-def test_a_file_of_another_schema_is_moved_aside(store: Profiles, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("schema", [2, 7])
+def test_a_file_of_another_schema_is_moved_aside(
+    store: Profiles, schema: int, caplog: pytest.LogCaptureFixture
+) -> None:
     store.save(profile(row(1.0)))
-    sqlite(store.path, "PRAGMA user_version = 7")
+    sqlite(store.path, f"PRAGMA user_version = {schema}")
     assert store.latest(KEY) is None
     assert asides(store.path) == ["costs.sqlite.aside-1"]
-    assert "its schema is 7, and this version reads 2" in caplog.text
+    assert f"its schema is {schema}, and this version reads 3" in caplog.text
 
 
 def test_another_programs_database_is_left_alone(store: Profiles) -> None:

@@ -20,8 +20,9 @@ from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, StageId
 from tilework.cost.degrees import least_device_ns, optimal_latency_ns, useful_degrees
 from tilework.cost.shipped import shipped_names
 from tilework.cost.table import BadCostTable, CostTable, merged
-from tilework.cost.table_costs import TableCosts, UnknownCost
+from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table, read_table, table_json
+from tilework.cost.tabled import UnknownCost
 
 STEP = StageId(PIPELINE, DIFFUSE)
 GOOD_ROW = {"pipeline": PIPELINE, "stage": DIFFUSE, "height": 64, "width": 64, "seconds": 0.5}

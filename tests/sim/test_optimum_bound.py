@@ -18,8 +18,9 @@ from tilework.core.request import Request
 from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, ENCODE
 from tilework.cost.table import CostTable
-from tilework.cost.table_costs import TableCosts, UnknownCost
+from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
+from tilework.cost.tabled import UnknownCost
 from tilework.policy.toolkit.demand import Speed, worthwhile
 from tilework.sim.optimum.bound import Bound, on_time_bound
 from tilework.sim.optimum.exact import Optimum, TooLarge, exact_optimum

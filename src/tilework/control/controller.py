@@ -57,7 +57,8 @@ from tilework.core.request import RefusalCode, Request, Status
 from tilework.core.time import NS_PER_S
 from tilework.core.work import DIFFUSE, ENCODE, Group, Plan, StageId, Start, Work
 from tilework.cost.table import CostTable
-from tilework.cost.table_costs import TableCosts, UnknownCost
+from tilework.cost.table_costs import TableCosts
+from tilework.cost.tabled import UnknownCost
 from tilework.policy.registry import DEFAULT_POLICY, make_policy
 from tilework.policy.toolkit.demand import usable_degree
 

@@ -33,7 +33,8 @@ from tilework.core.events import (
 )
 from tilework.core.request import Request, Status
 from tilework.core.work import Work
-from tilework.cost.table_costs import TableCosts, UnknownCost
+from tilework.cost.table_costs import TableCosts
+from tilework.cost.tabled import UnknownCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from statistics import fmean, median
 from tilework.control.history import History
 from tilework.core.time import s_from_ns
 from tilework.core.wire import Batch, CostRow
-from tilework.cost.rows import Member, members_of
+from tilework.cost.rows import ShapeKey, batch_key
 from tilework.cost.table import CostTable
 
 
@@ -35,9 +35,9 @@ def profiled_table(history: History) -> CostTable:
     return replace(history.header.table, rows=rows + kept)
 
 
-def _profiled(row: CostRow) -> tuple[str, str, int, tuple[Member, ...] | int]:
+def _profiled(row: CostRow) -> tuple[str, str, int, tuple[ShapeKey, ...] | int]:
     """What a table tells apart; rows that agree in it would be averaged."""
-    members = members_of(row.shapes) if row.batch != 1 else row.shape.pixels
+    members = batch_key(row.shapes) if row.batch != 1 else row.shape.pixels
     return row.pipeline, row.stage, row.degree, members
 
 

@@ -1,4 +1,4 @@
-"""Owns predicted durations: profile tables and their database, interpolation, correction by measurements.
+"""Owns predicted durations: cost tables and the database of profiles, interpolation, correction by measurements.
 
-Knows nothing of queues, policies or devices' states.
+Knows nothing of queues, policies or the states of devices.
 """

@@ -1,4 +1,4 @@
-"""How long a batch takes against its members one by one, as it was learned from measured batches."""
+"""Predicts how long a batch takes, relative to its requests one by one; learned from measured batches."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 from tilework.core.packing import choose_patch
 from tilework.core.request import Shape
-from tilework.cost.rows import Member
+from tilework.cost.rows import ShapeKey
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Of a network: `weights` has a row for each output, with one for each input."""
+    """A layer of a network: `weights` has a row for each output, with one weight for each input."""
 
     weights: tuple[tuple[float, ...], ...]
     biases: tuple[float, ...]
@@ -27,32 +27,32 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLatencyModel:
-    """A small neural network as plain numbers: it needs no library, and foretells the same wherever a log is replayed.
+    """A small neural network as plain numbers: it needs no library, and predicts the same wherever a log is replayed.
 
-    It takes what `inputs_of` says and gives the logarithm of the time that a batch takes over that of its members one
-    by one; between two of its `layers` what is negative becomes 0. It knows batches of its `shapes`, which lie as they
-    do there or on their side, of up to `most_members` and `most_patches`. It was made from `num_rows` measured batches;
-    `error` is the mean of |foretold / measured - 1| over the fifth of them that it has not seen.
+    Its inputs are those of `inputs_of`. Its output is the logarithm of the time of a batch over the sum of the times
+    of its requests alone. Between two `layers` negative values become 0. It knows batches of up to `max_batch` requests
+    and `max_patches` patches whose sizes are among `shapes`, upright or on their side. It was learned from `num_rows`
+    measured batches; `error` is the mean of |predicted / measured - 1| over the fifth of them that was held out.
 
-    Source: PatchedServe section 6.1. Unlike there, the target is relative to what the members cost alone, so that it
-    still holds when these change.
+    Source: PatchedServe section 6.1. Unlike there, the target is relative to what the requests cost alone, so that the
+    model stays valid when that changes.
     """
 
     shapes: tuple[Shape, ...]
-    most_members: int
-    most_patches: int
+    max_batch: int
+    max_patches: int
     layers: tuple[Layer, ...]
     error: float
     num_rows: int
-    _places: Mapping[Member, int] = field(init=False, repr=False, compare=False)
+    _indices: Mapping[ShapeKey, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_places", places_of(self.shapes))
+        object.__setattr__(self, "_indices", input_indices(self.shapes))
 
-    def ratio(self, members: Sequence[Member]) -> float | None:
-        """Together over one by one; None for a batch that it does not know."""
-        values = inputs_of(members, self._places) if len(members) <= self.most_members else None
-        if values is None or values[-1] > self.most_patches:
+    def ratio(self, batch: Sequence[ShapeKey]) -> float | None:
+        """The time together over the sum of the times alone; None for a batch that the model does not know."""
+        values = inputs_of(batch, self._indices) if len(batch) <= self.max_batch else None
+        if values is None or values[-1] > self.max_patches:
             return None
         *hidden, last = self.layers
         for layer in hidden:
@@ -62,8 +62,8 @@ class BatchLatencyModel:
     def to_json(self) -> dict[str, Any]:
         return {
             "shapes": [str(shape) for shape in self.shapes],
-            "most_members": self.most_members,
-            "most_patches": self.most_patches,
+            "max_batch": self.max_batch,
+            "max_patches": self.max_patches,
             "layers": [{"weights": layer.weights, "biases": layer.biases} for layer in self.layers],
             "error": self.error,
             "num_rows": self.num_rows,
@@ -71,12 +71,12 @@ class BatchLatencyModel:
 
     @classmethod
     def parse(cls, document: Any) -> BatchLatencyModel:
-        """Undo `to_json`. Raises ValueError for anything else."""
+        """Read what `to_json` returns. Raises ValueError for anything else."""
         try:
             batch_model = cls(
                 shapes=tuple(map(Shape.parse, document["shapes"])),
-                most_members=int(document["most_members"]),
-                most_patches=int(document["most_patches"]),
+                max_batch=int(document["max_batch"]),
+                max_patches=int(document["max_patches"]),
                 layers=tuple(
                     Layer(tuple(tuple(map(float, row)) for row in layer["weights"]), tuple(map(float, layer["biases"])))
                     for layer in document["layers"]
@@ -85,35 +85,36 @@ class BatchLatencyModel:
                 num_rows=int(document["num_rows"]),
             )
         except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"no batch_model: {error!r}") from error
+            raise ValueError(f"not a batch model: {error!r}") from error
         width = len(batch_model.shapes) + 2
         for layer in batch_model.layers:
             if any(len(row) != width for row in layer.weights) or len(layer.weights) != len(layer.biases):
-                raise ValueError("no batch_model: its layers do not fit each other")
+                raise ValueError("not a batch model: its layers do not fit each other")
             if not all(map(math.isfinite, (*layer.biases, *chain(*layer.weights)))):
-                raise ValueError("no batch_model: a weight is not finite")
+                raise ValueError("not a batch model: a weight is not finite")
             width = len(layer.biases)
         if width != 1 or not batch_model.layers:
-            raise ValueError("no batch_model: its last layer must have one output")
+            raise ValueError("not a batch model: its last layer must have one output")
         return batch_model
 
 
-def places_of(shapes: Sequence[Shape]) -> dict[Member, int]:
-    return {(shape.height, shape.width, shape.frames): place for place, shape in enumerate(shapes)}
+def input_indices(shapes: Sequence[Shape]) -> dict[ShapeKey, int]:
+    """The index of the input that counts each shape."""
+    return {(shape.height, shape.width, shape.frames): index for index, shape in enumerate(shapes)}
 
 
-def inputs_of(members: Sequence[Member], places: Mapping[Member, int]) -> list[float] | None:
-    """How many there are of each shape, whatever side it lies on; how many sizes there are; how many patches.
+def inputs_of(batch: Sequence[ShapeKey], indices: Mapping[ShapeKey, int]) -> list[float] | None:
+    """The number of requests of each shape, upright or on its side; the number of sizes; the number of patches.
 
-    Patches are those of a packed batch, as large as its sizes allow. None if a shape has no place.
+    Patches are those of a packed batch, as large as its sizes allow. None if a shape has no index.
     """
-    counts = [0.0] * len(places)
-    for height, width, frames in members:
-        place = places.get((height, width, frames) if height <= width else (width, height, frames))
-        if place is None:
+    counts = [0.0] * len(indices)
+    for height, width, frames in batch:
+        index = indices.get((height, width, frames) if height <= width else (width, height, frames))
+        if index is None:
             return None
-        counts[place] += 1.0
-    sizes = list({(height, width) for height, width, _ in members})
+        counts[index] += 1.0
+    sizes = list({(height, width) for height, width, _ in batch})
     rows, columns = choose_patch(sizes, 1)
-    pixels = sum([height * width * frames for height, width, frames in members])
+    pixels = sum([height * width * frames for height, width, frames in batch])
     return [*counts, float(len(sizes)), pixels / (rows * columns)]

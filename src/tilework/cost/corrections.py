@@ -1,4 +1,4 @@
-"""What measurements teach of works: how much longer, or less long, they take than expected."""
+"""Corrections of predicted times: the ratio of measured to predicted time, learned from works."""
 
 from __future__ import annotations
 
@@ -6,61 +6,63 @@ from dataclasses import dataclass, field
 
 from tilework.core.work import StageId
 
-_FARTHEST = 4.0
+_MAX_FACTOR = 4.0
 
-Place = tuple[StageId, int, int, int, int]
-"""What has a correction of its own: stage, degree, number of members, their pixels, how many of them are guided. Turned
-on its side, a shape has the same. Guidance concerns steps only."""
+CorrectionKey = tuple[StageId, int, int, int, int]
+"""What has a correction of its own: stage, degree, number of requests, their pixels, how many of them are guided.
+
+A shape on its side has the same key. Guidance matters for steps only."""
 
 
 @dataclass(slots=True)
 class Corrections:
-    """Exponentially weighted means of measured over expected time, each measurement weighing `weight`.
+    """Exponentially weighted means of measured over expected time; each measurement has the weight `weight`.
 
-    None counts as more than four times what was expected, so that one outlier cannot close the door. There are many
-    batches, and each is rare: one that has not been measured is corrected like the batches of its stage lately.
+    A measurement counts as at most four times what was expected, so that one outlier does not make every later request
+    look infeasible. There are many different batches, and each is rare: one that has not been measured is corrected
+    like the recent batches of its stage.
     """
 
     weight: float
-    _learnt: dict[Place, float] = field(default_factory=dict, init=False)
-    _lately: dict[tuple[StageId, int], float] = field(default_factory=dict, init=False)  # Of batches, by their degree.
-    _prediction_error: dict[tuple[StageId, int], float] = field(default_factory=dict, init=False)  # The same.
+    _learned: dict[CorrectionKey, float] = field(default_factory=dict, init=False)
+    _recent: dict[tuple[StageId, int], float] = field(default_factory=dict, init=False)  # Batches, by stage and degree.
+    _prediction_error: dict[tuple[StageId, int], float] = field(default_factory=dict, init=False)
 
-    def __contains__(self, place: Place) -> bool:
-        """Whether it was measured itself."""
-        return place in self._learnt
+    def __contains__(self, key: CorrectionKey) -> bool:
+        """Whether works of this key were measured."""
+        return key in self._learned
 
-    def single(self, place: Place) -> float | None:
-        """None as long as nothing has been measured."""
-        return self._learnt.get(place)
+    def single(self, key: CorrectionKey) -> float | None:
+        """The correction of a work of one request; None until one has been measured."""
+        return self._learned.get(key)
 
-    def batch(self, place: Place) -> float | None:
-        """None as long as no batch of its stage has been measured."""
-        stage, degree, *_ = place
-        return self._learnt.get(place, self._lately.get((stage, degree)))
+    def batch(self, key: CorrectionKey) -> float | None:
+        """The correction of a batch; None until a batch of its stage has been measured."""
+        stage, degree, *_ = key
+        return self._learned.get(key, self._recent.get((stage, degree)))
 
     def prediction_error(self, stage: StageId, degree: int) -> float:
-        """How far the times of batches were from what was expected lately, over these; 0 if there were none."""
+        """The recent mean of |measured / predicted - 1| of batches; 0 if none were measured."""
         return self._prediction_error.get((stage, degree), 0.0)
 
-    def observe_single(self, place: Place, ratio: float) -> bool:
-        """Learn from one work; returns whether that is news."""
-        before = self._learnt.get(place)
-        new = self._learnt[place] = self._mean(before, ratio)
+    def observe_single(self, key: CorrectionKey, ratio: float) -> bool:
+        """Learn from a work of one request; returns whether the correction has changed."""
+        before = self._learned.get(key)
+        new = self._learned[key] = self._mean(before, ratio)
         return new != before
 
-    def observe_batch(self, place: Place, ratio: float) -> bool:
-        """The same of a work of several members."""
-        stage, degree, *_ = place
-        before, prediction_error = self.batch(place), self.prediction_error(stage, degree)
-        new = self._learnt[place] = self._mean(before, ratio)
-        self._lately[stage, degree] = self._mean(self._lately.get((stage, degree)), ratio)
+    def observe_batch(self, key: CorrectionKey, ratio: float) -> bool:
+        """The same for a work of several requests."""
+        stage, degree, *_ = key
+        before, prediction_error = self.batch(key), self.prediction_error(stage, degree)
+        new = self._learned[key] = self._mean(before, ratio)
+        self._recent[stage, degree] = self._mean(self._recent.get((stage, degree)), ratio)
         error = min(1.0, abs(ratio / (1.0 if before is None else before) - 1.0))
         self._prediction_error[stage, degree] = prediction_error + self.weight * (error - prediction_error)
         return new != before or error != prediction_error
 
     def _mean(self, old: float | None, ratio: float) -> float:
-        """With one measurement more. The first counts in full, within _FARTHEST."""
+        """The mean with one more measurement. The first counts in full, within _MAX_FACTOR."""
         expected = 1.0 if old is None else old
-        near = min(_FARTHEST * expected, max(expected / _FARTHEST, ratio))
-        return near if old is None else old + self.weight * (near - old)
+        clipped = min(_MAX_FACTOR * expected, max(expected / _MAX_FACTOR, ratio))
+        return clipped if old is None else old + self.weight * (clipped - old)

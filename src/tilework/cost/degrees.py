@@ -1,4 +1,4 @@
-"""What a request takes at each degree: the figures that deadlines and loads of workloads are made from."""
+"""What a request takes at each degree: the base of the deadlines and loads of workloads."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ EFFICIENT = 0.8
 
 
 def latency_ns(costs: TableCosts, pipeline: str, shape: Shape, steps: int, degree: int) -> int:
-    """All stages of one request alone: diffuse at `degree`, the others at their own optimal degree.
+    """The time of all stages of one request alone: diffuse at `degree`, the others at their own optimal degree.
 
     Raises:
-        UnknownCost: the table does not know the pipeline, or no degree as low as this.
+        UnknownCost: the table does not know the pipeline, or has no degree as low as this one.
     """
     return sum(
         costs.run_ns(stage, (shape,), degree, steps)
@@ -26,7 +26,7 @@ def latency_ns(costs: TableCosts, pipeline: str, shape: Shape, steps: int, degre
 
 
 def optimal_latency_ns(costs: TableCosts, pipeline: str, shape: Shape, steps: int) -> int:
-    """All stages of one request alone, each at its optimal degree. Raises UnknownCost."""
+    """The time of all stages of one request alone, each at its optimal degree. Raises UnknownCost."""
     degree = optimal_degree(costs, StageId(pipeline, DIFFUSE), shape)
     return latency_ns(costs, pipeline, shape, steps, degree)
 
@@ -42,7 +42,7 @@ def optimal_degree(costs: TableCosts, stage: StageId, shape: Shape) -> int:
 
 
 def useful_degrees(costs: TableCosts, stage: StageId, shape: Shape) -> tuple[int, ...]:
-    """Those that are faster than every narrower one, ascending. Raises UnknownCost."""
+    """The degrees that are faster than every lower one, ascending. Raises UnknownCost."""
     useful: list[int] = []
     for degree in costs.degrees(stage):
         if not useful or costs.run_ns(stage, (shape,), degree) < costs.run_ns(stage, (shape,), useful[-1]):

@@ -1,4 +1,4 @@
-"""Makes an `BatchLatencyModel` from measured batches; nothing else needs scikit-learn (the extra `learn`)."""
+"""Learns a `BatchLatencyModel` from measured batches. The only module that needs scikit-learn (the extra `learn`)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from statistics import fmean, pstdev
 from tilework.core.request import Shape
 from tilework.core.wire import CostRow
 from tilework.core.work import DIFFUSE
-from tilework.cost.batch_latency import BatchLatencyModel, Layer, inputs_of, places_of
+from tilework.cost.batch_latency import BatchLatencyModel, Layer, input_indices, inputs_of
 from tilework.cost.prices import Prices
-from tilework.cost.rows import members_of
+from tilework.cost.rows import batch_key
 
-LEAST_MIXED = 100
-_HIDDEN = 16
+MIN_MIXED = 100
+_NUM_HIDDEN = 16
 _WEIGHT_DECAY = 0.1  # Good for runs that differ by a tenth; for runs that differ by 2%, 0.01 is as good.
 _HELD_OUT = 0.2
 
@@ -28,10 +28,10 @@ def can_learn() -> bool:
 
 
 def learn(rows: Iterable[CostRow], pipeline: str, seed: int = 0) -> BatchLatencyModel | None:
-    """Learn from four fifths, chosen by `seed`, of all measured batches of a pipeline's steps; no outlier is dropped.
+    """A model learned from four fifths, chosen by `seed`, of all measured batches of a pipeline's steps.
 
-    None if fewer than LEAST_MIXED of them are mixed, or nothing was measured alone. Whatever the order of `rows`, the
-    result is the same.
+    No outlier is dropped. None if fewer than MIN_MIXED batches are mixed, or nothing was measured alone. The result
+    does not depend on the order of `rows`.
 
     Raises:
         ImportError: scikit-learn is not installed.
@@ -39,24 +39,24 @@ def learn(rows: Iterable[CostRow], pipeline: str, seed: int = 0) -> BatchLatency
     steps = [row for row in rows if (row.pipeline, row.stage, row.degree) == (pipeline, DIFFUSE, 1)]
     batches = sorted((row for row in steps if row.batch != 1), key=lambda row: (row.shapes, row.seconds))
     alone = Prices([row for row in steps if row.batch == 1])
-    if sum(not isinstance(row.batch, int) for row in batches) < LEAST_MIXED or not alone.has_singles:
+    if sum(not isinstance(row.batch, int) for row in batches) < MIN_MIXED or not alone.has_singles:
         return None
     shapes = tuple(sorted({_upright(shape) for row in batches for shape in row.shapes}))
-    places = places_of(shapes)
-    inputs = [inputs_of(members_of(row.shapes), places) or [] for row in batches]
+    indices = input_indices(shapes)
+    inputs = [inputs_of(batch_key(row.shapes), indices) or [] for row in batches]
     ratios = [row.seconds / sum(alone.seconds((shape,)) or 0.0 for shape in row.shapes) for row in batches]
     learned, held_out = _split(len(batches), seed)
     layers = _layers([inputs[index] for index in learned], [math.log(ratios[index]) for index in learned], seed)
     batch_model = BatchLatencyModel(
         shapes=shapes,
-        most_members=max(len(row.shapes) for row in batches),
-        most_patches=int(max(values[-1] for values in inputs)),
+        max_batch=max(len(row.shapes) for row in batches),
+        max_patches=int(max(values[-1] for values in inputs)),
         layers=layers,
         error=0.0,
         num_rows=len(batches),
     )
     errors = [
-        abs((batch_model.ratio(members_of(batches[index].shapes)) or 0.0) / ratios[index] - 1) for index in held_out
+        abs((batch_model.ratio(batch_key(batches[index].shapes)) or 0.0) / ratios[index] - 1) for index in held_out
     ]
     return replace(batch_model, error=fmean(errors))
 
@@ -69,7 +69,7 @@ def _split(number: int, seed: int) -> tuple[list[int], list[int]]:
 
 
 def _layers(inputs: Sequence[Sequence[float]], targets: Sequence[float], seed: int) -> tuple[Layer, ...]:
-    """Those of a network that takes inputs as they are; it is trained on what has mean 0 and deviation 1."""
+    """The layers of a network that takes the inputs as they are; training scales them to mean 0 and deviation 1."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPRegressor
 
@@ -77,7 +77,7 @@ def _layers(inputs: Sequence[Sequence[float]], targets: Sequence[float], seed: i
     means, deviations = [fmean(column) for column in columns], [pstdev(column) or 1.0 for column in columns]
     scaled = [[(x - mean) / by for x, mean, by in zip(row, means, deviations, strict=True)] for row in inputs]
     network = MLPRegressor(
-        hidden_layer_sizes=(_HIDDEN,), solver="lbfgs", alpha=_WEIGHT_DECAY, max_iter=2000, random_state=seed
+        hidden_layer_sizes=(_NUM_HIDDEN,), solver="lbfgs", alpha=_WEIGHT_DECAY, max_iter=2000, random_state=seed
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # Two thousand iterations are good enough.

@@ -1,4 +1,4 @@
-"""Which works have been seen not to fit into the memory of a device."""
+"""Learns which works do not fit into the memory of a device."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ FORGET_NS = 600 * NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a stage is run, and on how many pixels, as far as its memory is concerned. `shared`: of several members.
+    """What the memory of a work depends on: how a stage is run, and on how many pixels. `shared`: by several requests.
 
-    What several need together says nothing about one that has as many pixels, nor the other way round.
+    What several requests need together says nothing about one request of as many pixels, nor the other way round.
     """
 
     stage: StageId
@@ -30,17 +30,17 @@ class _Form:
         return _Form(stage, sum(shape.pixels for shape in shapes), degree, sliced, len(shapes) > 1)
 
     def is_less(self, other: _Form) -> bool:
-        """Whether it takes no more than another, so that the other does not fit if this does not."""
+        """Whether it takes no more memory than `other`: if this does not fit, `other` does not."""
         is_no_larger = self.pixels <= other.pixels and self.degree >= other.degree and self.sliced >= other.sliced
         return (self.stage, self.shared) == (other.stage, other.shared) and is_no_larger
 
 
 @dataclass(slots=True)
 class MemoryLimits:
-    """Learnt from works that ran out of memory: larger ones of the same form, and on fewer devices, do not fit either.
+    """Limits learned from works that ran out of memory: larger works, or on fewer devices, do not fit either.
 
-    What else uses a device's memory comes and goes, so that a limit is forgotten after ten minutes, and at once when
-    such a work is seen to fit. Another attempt costs one work.
+    Other users of a device's memory come and go, so a limit is forgotten after ten minutes, and at once when such a
+    work fits. Another attempt costs one work.
     """
 
     _until_ns: dict[_Form, int] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class MemoryLimits:
         return bool(self._until_ns)
 
     def starved(self, stage: StageId, shapes: Sequence[Shape], degree: int, sliced: bool, now_ns: int) -> bool:
-        """A work on outputs of these shapes ran out of memory; returns whether that is news.
+        """Learn that a work on outputs of these shapes ran out of memory; returns whether that is news.
 
         It is kept even if it follows from another limit, which may be forgotten sooner.
         """
@@ -58,22 +58,22 @@ class MemoryLimits:
         return is_news
 
     def fitted(self, stage: StageId, shapes: Sequence[Shape], degree: int, sliced: bool) -> bool:
-        """A work did fit; returns whether that is news."""
+        """Learn that a work has fitted; returns whether that is news."""
         form = _Form.of(stage, shapes, degree, sliced)
         return self._drop([other for other in self._until_ns if other.is_less(form)])
 
     def fits(self, stage: StageId, shapes: Sequence[Shape], degree: int, sliced: bool = False) -> bool:
-        """Whether nothing is known against it. `sliced` takes less than the whole at once."""
+        """Whether no limit excludes the work. A `sliced` one takes less memory."""
         form = _Form.of(stage, shapes, degree, sliced)
         return not any(other.is_less(form) for other in self._until_ns)
 
     @property
     def forgets_ns(self) -> int | None:
-        """When the oldest limit is forgotten."""
+        """When the oldest limit is forgotten; None if there is none."""
         return min(self._until_ns.values(), default=None)
 
     def forget(self, now_ns: int) -> bool:
-        """Let go what is too old; returns whether something was."""
+        """Forget the limits that are too old; returns whether there were any."""
         return self._drop([form for form, until_ns in self._until_ns.items() if until_ns <= now_ns])
 
     def _drop(self, forms: list[_Form]) -> bool:

@@ -1,4 +1,4 @@
-"""Rows of cost tables: what tells two of them apart, what several devices measured as one, what is not yet measured."""
+"""Rows of cost tables: their keys, merging the rows of several devices, and finding the batches without a row."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from tilework.core.request import Shape
 from tilework.core.wire import Batch, CostRow
 from tilework.core.work import DIFFUSE, STAGES
 
-Place = tuple[str, str, Shape, int, int | Batch, str]
-Member = tuple[int, int, int]
-"""Height, width and frames of one output of a batch."""
+RowKey = tuple[str, str, Shape, int, int | Batch, str]
+ShapeKey = tuple[int, int, int]
+"""Height, width and frames of one output of a batch. A plain tuple, because it is hashed and sorted often."""
 
 _Known = TypeVar("_Known", int, float)
 
 
-def place_of(row: CostRow) -> Place:
-    """What was measured: pipeline, stage, shape, degree, batch and link."""
+def row_key(row: CostRow) -> RowKey:
+    """The key of what was measured: pipeline, stage, shape, degree, batch and link."""
     return row.pipeline, row.stage, row.shape, row.degree, row.batch, row.link
 
 
-def members_of(shapes: Iterable[Shape]) -> tuple[Member, ...]:
-    """The same for batches that cost the same: of another order, or with every member turned on its side.
+def batch_key(shapes: Iterable[Shape]) -> tuple[ShapeKey, ...]:
+    """The key of a batch: equal for any order of its shapes, and when all of them are turned on their side.
 
-    A batch of which some are turned is another one, since its patches are smaller.
+    A batch in which only some are turned has another key, since its patches are smaller.
     """
-    members = sorted([(one.height, one.width, one.frames) for one in shapes])
-    turned = sorted([(width, height, frames) for height, width, frames in members])
-    return tuple(min(members, turned))
+    given = sorted([(one.height, one.width, one.frames) for one in shapes])
+    turned = sorted([(width, height, frames) for height, width, frames in given])
+    return tuple(min(given, turned))
 
 
 def merge_rows(rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
-    """One row per place, in the order in which the places first appear, from what several groups measured there.
+    """One row per key, in the order in which the keys first appear, from the rows that several groups measured.
 
-    Their medians are averaged, since nobody knows which of them a work will run on. Of p99 and peak bytes the largest
-    is kept, of the numbers of runs the smallest.
+    Medians are averaged, since a work may run on any of the groups. Of p99 and peak bytes the largest is kept, of the
+    numbers of runs the smallest.
     """
-    gathered: dict[Place, list[CostRow]] = {}
+    gathered: dict[RowKey, list[CostRow]] = {}
     for row in rows:
-        gathered.setdefault(place_of(row), []).append(row)
-    return tuple(_merge(members) for members in gathered.values())
+        gathered.setdefault(row_key(row), []).append(row)
+    return tuple(_merge(alike) for alike in gathered.values())
 
 
 def missing_batches(rows: Iterable[CostRow], pipeline: str, batches: Sequence[Batch], degree: int) -> tuple[Batch, ...]:
-    """Those of which a stage has no row at this degree; encode and decode are wanted of single outputs at degree 1."""
+    """The batches that lack a row of a stage at this degree; encode and decode need single outputs at degree 1 only."""
     known = {(row.stage, *sorted(row.shapes)) for row in rows if (row.pipeline, row.degree) == (pipeline, degree)}
     return tuple(
         batch
@@ -56,15 +56,15 @@ def missing_batches(rows: Iterable[CostRow], pipeline: str, batches: Sequence[Ba
     )
 
 
-def _merge(members: list[CostRow]) -> CostRow:
-    seconds = fmean(row.seconds for row in members)
-    p99s = _known(row.p99_seconds for row in members)
+def _merge(rows: list[CostRow]) -> CostRow:
+    seconds = fmean(row.seconds for row in rows)
+    p99s = _known(row.p99_seconds for row in rows)
     return replace(
-        members[0],
+        rows[0],
         seconds=seconds,
         p99_seconds=max(*p99s, seconds) if p99s else None,  # The mean may be rounded up beyond it.
-        peak_bytes=max(_known(row.peak_bytes for row in members), default=None),
-        num_runs=min(_known(row.num_runs for row in members), default=None),
+        peak_bytes=max(_known(row.peak_bytes for row in rows), default=None),
+        num_runs=min(_known(row.num_runs for row in rows), default=None),
     )
 
 

@@ -1,4 +1,4 @@
-"""Reference tables for published hardware, which come with the package; each states its source and its assumptions."""
+"""The cost tables that come with the package; each states its source and its assumptions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def shipped_names() -> tuple[str, ...]:
-    """In alphabetical order."""
+    """The names of the shipped tables, in alphabetical order."""
     return tuple(sorted(path.stem for path in _directory().glob("*.json")))
 
 

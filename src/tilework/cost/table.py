@@ -31,14 +31,14 @@ class CostTable:
 
     @property
     def has_batches(self) -> bool:
-        """Whether works of several requests were measured, which may take less than their members one by one."""
+        """Whether works of several requests were measured, which may take less than these one by one."""
         return any(row.batch != 1 for row in self.rows)
 
 
 def merged(tables: Sequence[CostTable]) -> CostTable:
-    """One table of the pipelines of all of these, which share hardware: for serving them side by side.
+    """One table of the pipelines of all `tables`, which are of one hardware: for serving them side by side.
 
-    `steps` stays if all agree on it. Sizes keep their SLOs.
+    `steps` is kept if all agree on it. Sizes keep their SLOs.
 
     Raises:
         BadCostTable: they are of different hardware, or two have the same pipeline or an SLO for the same size.

@@ -23,9 +23,9 @@ _DEFAULTED = ("frames", "degree", "batch", "link")
 
 
 def read_table(place: Path | str) -> CostTable:
-    """Read a cost table: a file, or one of `shipped_names()` (then a file of that name is reached as ./NAME).
+    """Read a cost table: a file, or one of `shipped_names()` (a file of the same name is reached as ./NAME).
 
-    Several of them, joined by "+", are one table (see `merged`), unless there is a file of that very name.
+    Several of them, joined by "+", are one table (see `merged`), unless there is a file of exactly that name.
 
     Raises:
         BadCostTable: what is wrong, where, and what would be right.
@@ -52,10 +52,10 @@ def _read_one(place: Path | str) -> CostTable:
 
 
 def parse_table(document: object) -> CostTable:
-    """Check and convert the decoded JSON of a cost table.
+    """The cost table of a decoded JSON document. Raises BadCostTable.
 
-    Other keys (notes, a standard deviation) are allowed and ignored, since the files of other tools have them; in a
-    row, one that looks like a misspelt field is an error if that field would then silently take its default.
+    Other keys (notes, a standard deviation) are ignored, since the files of other tools have them. In a row, a key that
+    looks like a misspelt field is an error if that field would silently take its default.
     """
     if not isinstance(document, dict) or not isinstance(document.get("rows"), list) or not document["rows"]:
         raise BadCostTable('expected an object with a non-empty list "rows"')
@@ -112,7 +112,7 @@ def _parse_slos(slo_s: object) -> dict[str, float]:
 
 
 def _parse_row(place: str, row: object) -> CostRow:
-    """`place` names the row in messages."""
+    """The row of a JSON object; `place` names it in messages."""
     if not isinstance(row, dict):
         raise BadCostTable(f"{place} is {row!r}; expected an object")
     missing = {"pipeline", "stage", "height", "width", "seconds"} - row.keys()
@@ -131,7 +131,7 @@ def _parse_row(place: str, row: object) -> CostRow:
 
 
 def _parse_batch(place: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The field, and with a mixed batch those of its largest member."""
+    """The field `batch`, and for a mixed batch also the sides and frames of its largest shape."""
     batch = row.get("batch", 1)
     if type(batch) is int and batch >= 1:
         return {"batch": batch}
@@ -161,7 +161,7 @@ def _mixed(batch: object) -> CostRow | None:
 
 
 def _check_strays(place: str, row: Mapping[str, Any]) -> None:
-    """A misspelt `degree` would be a row of degree 1."""
+    """Refuse misspelt fields that have a default: a misspelt `degree` would make a row of degree 1."""
     absent = [name for name in _DEFAULTED if name not in row]
     for key in row.keys() - set(_ROW_FIELDS):
         for near in get_close_matches(str(key).lower(), absent, n=1, cutoff=0.65):

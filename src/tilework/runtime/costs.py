@@ -13,12 +13,13 @@ from typing import Protocol
 import tilework
 from tilework.core.request import Shape
 from tilework.core.wire import Batch, CostRow, Loaded, ModelInfo, ModelSource, Source
-from tilework.cost.profiles import Kind, Profile, ProfileKey, Profiles, ProfilesUnavailable
-from tilework.cost.rows import merge_rows, missing_batches, place_of
+from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
+from tilework.cost.profiles import Profiles, ProfilesUnavailable
+from tilework.cost.rows import merge_rows, missing_batches, row_key
 from tilework.cost.table import CostTable
 
 _log = logging.getLogger(__name__)
-MOST_MEMBERS = 12
+MAX_BATCH = 12
 
 
 class Measurer(Protocol):
@@ -72,14 +73,14 @@ def calibration_batches(info: ModelInfo) -> tuple[Batch, ...]:
 
 
 def random_batches(shapes: Sequence[Shape], number: int, seed: int = 0) -> tuple[Batch, ...]:
-    """Batches of 2 to MOST_MEMBERS of these shapes, with no two of the same members; fewer if there are no more.
+    """Batches of 2 to MAX_BATCH of these shapes, with no two of the same members; fewer if there are no more.
 
     A larger number begins with the same ones.
     """
     rng, drawn = Random(seed), dict[Batch, None]()
-    number = min(number, math.comb(MOST_MEMBERS + len(shapes), len(shapes)) - len(shapes) - 1)
+    number = min(number, math.comb(MAX_BATCH + len(shapes), len(shapes)) - len(shapes) - 1)
     while len(drawn) < number:
-        drawn[tuple(sorted(rng.choices(shapes, k=rng.randint(2, MOST_MEMBERS))))] = None
+        drawn[tuple(sorted(rng.choices(shapes, k=rng.randint(2, MAX_BATCH))))] = None
     return tuple(drawn)
 
 
@@ -115,7 +116,7 @@ async def start_costs(
     _save(cache, key, fresh)
     if not any((batch, 1) in missing for batch in singles):  # Encode and decode are cold: a first picture would pay.
         await measurer.calibrate(singles[:1])
-    rows = {place_of(row): row for row in (*fresh, *known.rows)}
+    rows = {row_key(row): row for row in (*fresh, *known.rows)}
     return replace(known, rows=tuple(rows.values())) if rows else None
 
 
@@ -136,7 +137,7 @@ def _save(cache: CostCache | None, key: ProfileKey, rows: tuple[CostRow, ...]) -
         cache.profiles.save(
             Profile(
                 key=key,
-                kind=Kind.CALIBRATION,
+                origin=ProfileOrigin.CALIBRATION,
                 rows=rows,
                 tilework=tilework.__version__,
                 created_unix_ns=time.time_ns(),

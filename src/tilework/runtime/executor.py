@@ -31,7 +31,7 @@ from tilework.core.wire import (
     StateBlob,
 )
 from tilework.core.work import Group
-from tilework.cost.profiles import ProfileKey
+from tilework.cost.profile import ProfileKey
 from tilework.runtime.costs import profile_key
 from tilework.runtime.groups import GroupTable
 from tilework.runtime.state_blobs import StateBlobDirectory

@@ -14,8 +14,9 @@ from rich.table import Table
 from tilework.cli.console import UserError, out, print_json, user_errors
 from tilework.core.request import Request, Shape
 from tilework.cost.table import BadCostTable
-from tilework.cost.table_costs import TableCosts, UnknownCost
+from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
+from tilework.cost.tabled import UnknownCost
 from tilework.formats.json_lines import BadLine
 from tilework.formats.workload import read_workload
 from tilework.report.words import counted_devices

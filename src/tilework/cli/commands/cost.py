@@ -27,7 +27,8 @@ from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.core.wire import CostRow
 from tilework.core.work import StageId
-from tilework.cost.profiles import Profile, Profiles, ProfilesUnavailable
+from tilework.cost.profile import Profile
+from tilework.cost.profiles import Profiles, ProfilesUnavailable
 from tilework.cost.shipped import shipped_names
 from tilework.cost.table import BadCostTable, CostTable
 from tilework.cost.table_costs import TableCosts
@@ -151,7 +152,7 @@ def _entry(entry: Profile) -> dict[str, Any]:
     key = entry.key
     return {
         "model": key.model,
-        "kind": entry.kind.value,
+        "origin": entry.origin.value,
         "hardware": key.hardware,
         "dtype": key.dtype,
         "workers": key.workers,
@@ -181,11 +182,11 @@ def _shipped_table(tables: dict[str, CostTable]) -> Table:
 
 def _measured_table(entries: tuple[Profile, ...], store: Profiles) -> Table:
     table = Table(title=f"measured here, in {store.path}", title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("model", "kind", "hardware", "dtype", "workers", "sizes", "degrees", "at (UTC)"):
+    for heading in ("model", "origin", "hardware", "dtype", "workers", "sizes", "degrees", "at (UTC)"):
         table.add_column(heading, overflow="fold", no_wrap=heading == "at (UTC)")
     for entry in map(_entry, entries):
         sizes, degrees = entry["sizes"], ", ".join(map(str, entry["degrees"]))
         span = sizes[0] if len(sizes) == 1 else f"{len(sizes)}: {sizes[0]} to {sizes[-1]}"
-        cells = (entry["model"], entry["kind"], entry["hardware"], entry["dtype"], str(entry["workers"]))
+        cells = (entry["model"], entry["origin"], entry["hardware"], entry["dtype"], str(entry["workers"]))
         table.add_row(*cells, span, degrees, entry["created"][:10])
     return table

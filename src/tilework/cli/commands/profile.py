@@ -22,9 +22,10 @@ from tilework.cli.measured import ProfilesFile, Scaling, in_order, open_profiles
 from tilework.core.request import Shape
 from tilework.core.wire import Batch, CostRow, ModelInfo, ModelSource, Report
 from tilework.cost.batch_latency import BatchLatencyModel
-from tilework.cost.learning import LEAST_MIXED, can_learn, learn
-from tilework.cost.profiles import Kind, Profile, ProfileKey, Profiles, ProfilesUnavailable
-from tilework.cost.rows import place_of
+from tilework.cost.learning import MIN_MIXED, can_learn, learn
+from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
+from tilework.cost.profiles import Profiles, ProfilesUnavailable
+from tilework.cost.rows import row_key
 from tilework.cost.table import CostTable
 from tilework.cost.table_file import table_json
 
@@ -117,7 +118,7 @@ def command(
         store.save(
             Profile(
                 key=measured.key,
-                kind=Kind.PROFILE,
+                origin=ProfileOrigin.PROFILE,
                 rows=measured.rows,
                 tilework=tilework.__version__,
                 created_unix_ns=time.time_ns(),
@@ -205,7 +206,7 @@ def _batches(wish: _Wish, shapes: Sequence[Shape], info: ModelInfo) -> list[Batc
 
 def _profiled(store: Profiles, key: ProfileKey) -> set[Batch]:
     """What earlier profiles have measured in the same circumstances; an interrupted one is so gone on with."""
-    entries = (entry for entry in store.entries() if (entry.key, entry.kind) == (key, Kind.PROFILE))
+    entries = (entry for entry in store.entries() if (entry.key, entry.origin) == (key, ProfileOrigin.PROFILE))
     return {tuple(sorted(row.shapes)) for entry in entries for row in entry.rows}
 
 
@@ -215,10 +216,10 @@ def _learned(measured: _Measured, store: Profiles) -> BatchLatencyModel | None:
         console.print("nothing is learned from the batches without scikit-learn; run: pip install 'tilework\\[learn]'")
         return None
     known = store.latest(measured.key)
-    rows = {place_of(row): row for row in (*(known.rows if known is not None else ()), *measured.rows)}
+    rows = {row_key(row): row for row in (*(known.rows if known is not None else ()), *measured.rows)}
     batch_model = learn(rows.values(), measured.rows[0].pipeline)
     if batch_model is None:
-        console.print(f"nothing is learned from fewer than {LEAST_MIXED} mixed batches")
+        console.print(f"nothing is learned from fewer than {MIN_MIXED} mixed batches")
     return batch_model
 
 

@@ -12,8 +12,9 @@ import typer
 from tilework.cli.console import UserError, out, print_json, user_errors
 from tilework.cli.views.workload import Shown, described, overview, plain, print_one, sentence, sizes_table, summary
 from tilework.cost.table import BadCostTable
-from tilework.cost.table_costs import TableCosts, UnknownCost
+from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
+from tilework.cost.tabled import UnknownCost
 from tilework.formats.json_lines import BadLine
 from tilework.formats.workload import read_workload, write_workload
 from tilework.report.workload import draw_workload

@@ -19,9 +19,10 @@ from tilework.core.time import NS_PER_S
 from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, StageId
 from tilework.cost.batch_latency import BatchLatencyModel, Layer
-from tilework.cost.learning import LEAST_MIXED, learn
-from tilework.cost.profiles import Kind, Profile, ProfileKey, Profiles
-from tilework.cost.rows import members_of
+from tilework.cost.learning import MIN_MIXED, learn
+from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
+from tilework.cost.profiles import Profiles
+from tilework.cost.rows import batch_key
 from tilework.cost.table import BadCostTable, CostTable, merged
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table, table_json
@@ -45,7 +46,7 @@ ALONE = tuple(together(seconds, shape) for shape, seconds in ALONE_S.items())
 
 def batch_model(weights: tuple[float, ...] = (0.0,) * 4, bias: float = 0.0, **more: Any) -> BatchLatencyModel:
     """Of one layer: the logarithm is linear in how many are small, how many large, of sizes and of patches."""
-    given = {"shapes": (SMALL, LARGE), "most_members": 4, "most_patches": 20, "error": 0.1, "num_rows": 100} | more
+    given = {"shapes": (SMALL, LARGE), "max_batch": 4, "max_patches": 20, "error": 0.1, "num_rows": 100} | more
     return BatchLatencyModel(layers=(Layer((weights,), (bias,)),), **given)
 
 
@@ -71,26 +72,26 @@ def batch_s(costs: CostTable, *shapes: Shape, stage: StageId = STEP) -> float:
 )
 def test_it_sees_members_of_each_shape_sizes_and_patches(weights: tuple[float, ...], value: float) -> None:
     """Two of 512 px and one of 1024 px are six patches of 512 px."""
-    members = members_of((SMALL, LARGE, SMALL))
+    members = batch_key((SMALL, LARGE, SMALL))
     assert batch_model(weights, -0.5).ratio(members) == pytest.approx(math.exp(value - 0.5))
 
 
 def test_between_layers_what_is_negative_is_nothing() -> None:
     first = Layer(((1.0, 0.0, 0.0, 0.0), (-1.0, 0.0, 0.0, 0.0)), (0.0, 0.0))
     network = replace(batch_model(), layers=(first, Layer(((0.25, 100.0),), (0.0,))))
-    assert network.ratio(members_of((SMALL, SMALL))) == pytest.approx(math.exp(0.5))
+    assert network.ratio(batch_key((SMALL, SMALL))) == pytest.approx(math.exp(0.5))
 
 
 def test_a_shape_on_its_side_counts_as_that_shape_but_makes_smaller_patches() -> None:
     one = batch_model((0.0, 0.0, 0.0, 0.1), shapes=(SMALL, WIDE))
-    assert one.ratio(members_of((WIDE, WIDE))) == one.ratio(members_of((turned(WIDE),) * 2)) == math.exp(0.1 * 2)
-    assert one.ratio(members_of((WIDE, turned(WIDE)))) == pytest.approx(math.exp(0.1 * 12)), "of 256 px"
+    assert one.ratio(batch_key((WIDE, WIDE))) == one.ratio(batch_key((turned(WIDE),) * 2)) == math.exp(0.1 * 2)
+    assert one.ratio(batch_key((WIDE, turned(WIDE)))) == pytest.approx(math.exp(0.1 * 12)), "of 256 px"
 
 
 @pytest.mark.parametrize("batch", [(SMALL, WIDE), (SMALL,) * 5, (SMALL, Shape(512, 512, 2))])
 def test_of_other_shapes_and_more_members_it_knows_nothing(batch: tuple[Shape, ...]) -> None:
-    assert batch_model().ratio(members_of(batch)) is None
-    assert batch_model(most_patches=4).ratio(members_of((SMALL, LARGE))) is None, "five patches"
+    assert batch_model().ratio(batch_key(batch)) is None
+    assert batch_model(max_patches=4).ratio(batch_key((SMALL, LARGE))) is None, "five patches"
 
 
 # Where it counts.
@@ -132,7 +133,9 @@ def test_tables_that_are_joined_keep_their_batch_models() -> None:
 def test_the_database_hands_out_the_newest_one(tmp_path: Path) -> None:
     store = Profiles(tmp_path / "costs.sqlite")
     for at, one in ((10, batch_model(bias=1.0)), (30, None), (20, batch_model(bias=2.0))):
-        made = Profile(key=KEY, kind=Kind.PROFILE, rows=ALONE, tilework="0", created_unix_ns=at, batch_model=one)
+        made = Profile(
+            key=KEY, origin=ProfileOrigin.PROFILE, rows=ALONE, tilework="0", created_unix_ns=at, batch_model=one
+        )
         store.save(made)
         assert made in store.entries()
     known = store.latest(KEY)
@@ -148,7 +151,7 @@ def test_the_database_hands_out_the_newest_one(tmp_path: Path) -> None:
         (("layers", 0, "biases"), [0.0, 0.0], "its layers do not fit each other"),
         (("layers", 0, "biases"), [math.nan], "a weight is not finite"),
         (("layers",), [], "its last layer must have one output"),
-        (("most_members",), None, "no batch_model: TypeError"),
+        (("max_batch",), None, "not a batch model: TypeError"),
     ],
 )
 def test_one_that_cannot_be_used_is_told(path: tuple[Any, ...], value: object, said: str) -> None:
@@ -216,6 +219,6 @@ def test_from_few_mixes_or_without_single_outputs_nothing_is_learned() -> None:
     rows = measured(150)
     mixed = [row for row in rows if not isinstance(row.batch, int)]
     others = [row for row in rows if isinstance(row.batch, int)]
-    assert learn([*others, *mixed[: LEAST_MIXED - 1]], PIPELINE) is None
+    assert learn([*others, *mixed[: MIN_MIXED - 1]], PIPELINE) is None
     assert learn(mixed, PIPELINE) is None
     assert learn(rows, "another") is None

@@ -1,0 +1,72 @@
+"""One run of measuring: which circumstances it is valid for, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tilework.core.wire import CostRow
+from tilework.cost.batch_latency import BatchLatencyModel
+from tilework.cost.rows import RowKey, row_key
+from tilework.cost.table import CostTable
+
+
+class ProfileOrigin(StrEnum):
+    """What made a profile: the start of a server (a short calibration), or `tilework profile` (thorough)."""
+
+    CALIBRATION = "calibration"
+    PROFILE = "profile"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileKey:
+    """The circumstances under which durations are valid; under any others they must be measured again.
+
+    `hardware` is one device, `model` the identity of the weights, `threads` those of each worker. `workers` is how
+    many measured at the same time on a shared resource (the memory of CPUs), 1 where each has a device of its own.
+    """
+
+    hardware: str
+    model: str
+    dtype: str
+    threads: int
+    workers: int
+    libraries: str
+
+    def table(
+        self, rows: tuple[CostRow, ...], batch_models: Mapping[str, BatchLatencyModel] | None = None
+    ) -> CostTable:
+        source = f"measured: {self.model}, {self.dtype}, {self.workers} x {self.threads} threads, {self.libraries}"
+        return CostTable(hardware=self.hardware, source=source, rows=rows, batch_models=batch_models or {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One run of measuring. `created_unix_ns` is wall-clock time, `tilework` the version that measured.
+
+    `batch_model` is learned from all batches that were known at that time; None if there were too few.
+    """
+
+    key: ProfileKey
+    origin: ProfileOrigin
+    rows: tuple[CostRow, ...]
+    tilework: str
+    created_unix_ns: int
+    batch_model: BatchLatencyModel | None = None
+
+
+def best_table(profiles: Iterable[Profile], key: ProfileKey) -> CostTable | None:
+    """The best rows that `profiles`, oldest first, hold under `key`; None if there is no row.
+
+    For each stage, shape, degree, batch and link the newest row is used. Rows of profiles come before those of
+    calibrations. The newest batch model is used.
+    """
+    rows: dict[RowKey, CostRow] = {}
+    batch_models: dict[str, BatchLatencyModel] = {}
+    for profile in sorted(profiles, key=lambda profile: profile.origin is ProfileOrigin.PROFILE):
+        if profile.key == key:
+            rows.update((row_key(row), row) for row in profile.rows)
+            if profile.batch_model is not None:
+                batch_models[profile.rows[0].pipeline] = profile.batch_model
+    return key.table(tuple(rows.values()), batch_models) if rows else None

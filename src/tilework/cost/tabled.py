@@ -1,0 +1,86 @@
+"""What a cost table says of each stage and degree, without corrections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tilework.core.request import Shape
+from tilework.core.time import NS_PER_S
+from tilework.core.wire import CostRow
+from tilework.core.work import DIFFUSE, StageId
+from tilework.cost.prices import Prices
+from tilework.cost.table import CostTable
+
+
+class UnknownCost(LookupError):
+    """No row says what this pipeline costs, not even for another shape."""
+
+
+class TabledTimes:
+    """The times of a table: `Prices` for each stage and degree.
+
+    A group of an unprofiled degree is as fast as the next lower profiled one. A stage without rows costs nothing; a
+    pipeline without rows, or a stage at a degree below all profiled ones, raises UnknownCost.
+    """
+
+    def __init__(self, table: CostTable) -> None:
+        self._prices = _prices(table)
+        self._degrees = _degrees(self._prices)
+        self._pipelines = {row.pipeline for row in table.rows}
+
+    def degrees(self, stage: StageId) -> tuple[int, ...]:
+        """The degrees at which single requests were profiled, ascending. Raises UnknownCost for an unknown pipeline.
+
+        (1,) for a stage that costs nothing. A degree that was profiled in batches only is left out.
+        """
+        known = self._degrees.get((stage.pipeline, stage.name))
+        if known is None:
+            self._check_pipeline(stage)
+            return (1,)
+        return known
+
+    def base_ns(self, stage: StageId, shapes: Sequence[Shape], degree: int) -> float:
+        """The time of one step or request of these shapes together. Raises UnknownCost."""
+        self._check_pipeline(stage)
+        prices = self._prices.get((stage, degree))
+        seconds = None if prices is None else prices.seconds(shapes)
+        if seconds is not None:
+            return seconds * NS_PER_S
+        profiled = self._degrees.get((stage.pipeline, stage.name))
+        narrower = max((known for known in profiled or () if known < degree), default=None)
+        if narrower is not None:
+            return self.base_ns(stage, shapes, narrower)
+        if profiled is not None:
+            raise UnknownCost(f"{stage} was not profiled at degree {degree}, nor below it, at batch {len(shapes)} or 1")
+        return 0.0
+
+    def is_profiled(self, stage: StageId, shape: Shape, degree: int) -> bool:
+        """Whether a row has exactly this number of pixels, so that nothing is interpolated."""
+        prices = self._prices.get((stage, degree))
+        return prices is not None and prices.is_profiled(shape)
+
+    def knows(self, stage: StageId, shape: Shape) -> bool:
+        """Whether one of exactly this number of pixels was measured alone on one device often enough."""
+        prices = self._prices.get((stage, 1))
+        return prices is not None and prices.knows(shape)
+
+    def _check_pipeline(self, stage: StageId) -> None:
+        if stage.pipeline not in self._pipelines:
+            known = ", ".join(sorted(self._pipelines))
+            raise UnknownCost(f"pipeline {stage.pipeline!r} is not in the cost table; it knows {known}")
+
+
+def _prices(table: CostTable) -> dict[tuple[StageId, int], Prices]:
+    gathered: dict[tuple[StageId, int], list[CostRow]] = {}
+    for row in table.rows:
+        gathered.setdefault((StageId(row.pipeline, row.stage), row.degree), []).append(row)
+    batch_models = {(StageId(pipeline, DIFFUSE), 1): model for pipeline, model in table.batch_models.items()}
+    return {stage_degree: Prices(rows, batch_models.get(stage_degree)) for stage_degree, rows in gathered.items()}
+
+
+def _degrees(prices: Mapping[tuple[StageId, int], Prices]) -> dict[tuple[str, str], tuple[int, ...]]:
+    """Degrees with a price for single requests, ascending, by pipeline and stage; empty for a stage without any."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for (stage, degree), one in prices.items():
+        found.setdefault((stage.pipeline, stage.name), set()).update({degree} if one.has_singles else ())
+    return {stage: tuple(sorted(degrees)) for stage, degrees in found.items()}
