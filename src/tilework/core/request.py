@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from tilework.core.priority import DEFAULT_CLASS
 
@@ -80,6 +81,32 @@ class Request:
         if self.deadline_ns is None or status in (Status.REJECTED, Status.CANCELLED):
             return None
         return status is Status.DONE and end_ns <= self.deadline_ns
+
+
+class StepClass(NamedTuple):
+    """What requests share whose steps cost the same on the same devices."""
+
+    pipeline: str
+    shape: Shape
+    guided: bool
+    preview_every: int
+
+
+class RequestClass(NamedTuple):
+    """What requests share that cost the same on the same devices, from their first work to their last."""
+
+    step: StepClass
+    steps: int
+
+
+def step_key(request: Request) -> StepClass:
+    """The class of a request as to the cost of each of its steps."""
+    return StepClass(request.pipeline, request.shape, request.guided, request.preview_every)
+
+
+def cost_key(request: Request) -> RequestClass:
+    """The class of a request as to its whole cost."""
+    return RequestClass(step_key(request), request.steps)
 
 
 class RefusalCode(StrEnum):
