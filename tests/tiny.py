@@ -31,7 +31,8 @@ from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 from model import build_text_encoder, build_tokenizer
 from tilework.core.wire import Image, ModelSource, Spec
 from tilework.pipelines.family import Conditioning, Family, StepState
-from tilework.pipelines.loading import INDEX, quiet, shipped_directory
+from tilework.pipelines.loading import quiet
+from tilework.pipelines.model_index import INDEX, shipped_directory
 
 _SCALED_LINEAR = {
     "beta_start": 0.00085,

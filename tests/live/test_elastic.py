@@ -29,7 +29,7 @@ from tilework.core.request import OnMiss, Status
 from tilework.core.wire import Ended, Forget, ImportState, ModelSource, Spec, StateBlob
 from tilework.core.work import DIFFUSE, Group, Plan, Start
 from tilework.pipelines import serialization
-from tilework.pipelines.loading import shipped_directory
+from tilework.pipelines.model_index import shipped_directory
 from tilework.policy import registry
 from tilework.policy.toolkit.order import jobs_at_hand
 from tilework.runtime.engine import Engine, EngineConfig

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 import tiny
-from tilework.cli.commands.serve import _modelled
+from tilework.cli.commands.serve import simulated_source
 from tilework.cli.console import UserError
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import replay
@@ -98,9 +98,9 @@ def test_a_modelled_family_describes_what_its_table_knows() -> None:
 
 
 def test_a_modelled_server_needs_a_table_that_has_its_model() -> None:
-    assert _modelled(TABLE, None) == SOURCE
-    assert _modelled(TABLE, "pretended") == SOURCE
+    assert simulated_source(TABLE, None) == SOURCE
+    assert simulated_source(TABLE, "pretended") == SOURCE
     with pytest.raises(UserError, match="needs --cost"):
-        _modelled(None, None)
+        simulated_source(None, None)
     with pytest.raises(UserError, match="MODEL is 'other'; the cost table has pretended"):
-        _modelled(TABLE, "other")
+        simulated_source(TABLE, "other")

@@ -14,7 +14,8 @@ from diffusers import StableDiffusion3Pipeline, StableDiffusionXLPipeline
 import tiny
 from tilework.core.wire import ModelSource, Spec
 from tilework.pipelines.family import Family
-from tilework.pipelines.loading import load, shipped_directory
+from tilework.pipelines.loading import load
+from tilework.pipelines.model_index import shipped_directory
 from tilework.pipelines.sd import StableDiffusion
 
 SPECS = {

@@ -15,7 +15,7 @@ import torch
 
 import tiny
 from tilework.core.wire import ModelSource
-from tilework.pipelines import loading
+from tilework.pipelines import loading, model_index
 from tilework.pipelines.errors import (
     InvalidDefaults,
     InvalidSource,
@@ -205,7 +205,7 @@ def test_a_hub_id_is_asked_for_with_safetensors_only(monkeypatch: pytest.MonkeyP
         return tiny.build_sd3()
 
     index = {"_class_name": "StableDiffusion3Pipeline", "text_encoder_3": [None, None]}
-    monkeypatch.setattr(loading.DiffusionPipeline, "load_config", lambda path: index)
+    monkeypatch.setattr(model_index, "_hub_index", lambda path: index)
     monkeypatch.setattr(loading.DiffusionPipeline, "from_pretrained", from_pretrained)
     assert load(ModelSource(path="someone/model")).info.name == "someone/model"
     assert asked["path"] == "someone/model"

@@ -17,7 +17,8 @@ from tilework.core.comm import Comm
 from tilework.core.wire import ModelSource, Spec
 from tilework.pipelines.family import Family
 from tilework.pipelines.flux import Flux
-from tilework.pipelines.loading import load, shipped_directory
+from tilework.pipelines.loading import load
+from tilework.pipelines.model_index import shipped_directory
 from tilework.pipelines.parallel import Parallel, split_evenly
 from tilework.pipelines.sd3 import StableDiffusion3
 from tilework.pipelines.sdxl import StableDiffusionXL

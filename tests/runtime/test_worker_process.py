@@ -35,7 +35,7 @@ from tilework.core.wire import (
     StopWork,
 )
 from tilework.core.work import DIFFUSE
-from tilework.pipelines.loading import shipped_directory
+from tilework.pipelines.model_index import shipped_directory
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor, WorkerStartFailed
 from tilework.runtime.frames import Frames, framed

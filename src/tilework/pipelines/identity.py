@@ -6,7 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from tilework.core.wire import ModelSource
-from tilework.pipelines.loading import INDEX, SHIPPED, shipped_directory
+from tilework.pipelines.model_index import INDEX, SHIPPED, shipped_directory
 
 _READ = (".json", ".txt", ".model")
 

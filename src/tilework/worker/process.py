@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from threading import Thread
 
 import torch
+from setproctitle import setproctitle
 
 from tilework.comm.groups import Groups
 from tilework.core.wire import (
@@ -32,7 +33,8 @@ from tilework.core.wire import (
 )
 from tilework.pipelines.family import Family
 from tilework.pipelines.identity import model_identity
-from tilework.pipelines.loading import load, location, quiet
+from tilework.pipelines.loading import load, quiet
+from tilework.pipelines.model_index import location
 from tilework.worker.hardware import describe_hardware
 from tilework.worker.memory import Budget
 from tilework.worker.simulated import SimulatedFamily
@@ -49,6 +51,7 @@ def serve(connection: Connection, source: Source, site: Site) -> None:
     """
     # Ctrl-C reaches the whole process group; when to end is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    setproctitle(f"tilework: worker {site.device_id} ({_device_name(source, site.device_id)})")
     groups = Groups(site.device_id, site.rendezvous, source.device)
     link = _Link(connection, groups)
     start_ns = time.monotonic_ns()
@@ -71,6 +74,13 @@ def _loaded(family: Family, source: Source, load_ns: int) -> Loaded:
         return Loaded(family.info, load_ns, hardware=source.hardware, identity=source.pipeline)
     info = replace(family.info, path=location(source.path))
     return Loaded(info, load_ns, describe_hardware(family.device), model_identity(source))
+
+
+def _device_name(source: Source, device_id: int) -> str:
+    """What `ps` shows of the device: cuda:0, cpu, or that it is simulated."""
+    if isinstance(source, SimulatedSource):
+        return "simulated"
+    return f"{source.device}:{device_id}" if source.device == "cuda" else source.device
 
 
 def _prepare(source: Source, device_id: int) -> None:
