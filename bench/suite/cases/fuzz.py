@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from suite.case import Check, Finding, Note, Table
 from suite.stats import exact
-from tilework.sim.faults import KINDS
+from tilework.sim.faults import FAULTS
 from tilework.sim.fuzz import Verdict, judge_many
 
 
@@ -42,7 +42,7 @@ class Fuzz:
             Check(what="violated invariants", measured=exact(len(bad)), high=0.0),
             Check(what="events", measured=exact(num_events), low=self.least_events),
         )
-        struck = tuple((kind, KINDS[kind].text, str(strikes[kind])) for kind in KINDS)
+        struck = tuple((name, FAULTS[name].text, str(strikes[name])) for name in FAULTS)
         failed = tuple((str(one.seed), one.where, one.violation) for one in bad[:20])
         return Finding(
             checks=checks,

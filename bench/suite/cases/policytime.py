@@ -14,7 +14,7 @@ from suite.stats import Interval, median, over_repeats, p99
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action, RunStage, RunSteps
 from tilework.core.events import Event, Submitted
-from tilework.core.interfaces import Admitted, Backlog, ClusterView, CostModel, EtaPrediction, JobView, Policy
+from tilework.core.interfaces import Admitted, Backlog, ClusterView, CostModel, Forecast, JobView, Policy
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import ns_from_s
@@ -218,12 +218,12 @@ class _Open:
 
     def admit(self, request: Request, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int) -> Admitted:
         policy.demand(request, Cursor.start(request), costs)
-        return Admitted(now_ns, "", EtaPrediction(0, 0, 1.0))
+        return Admitted(now_ns, "", Forecast(0, 0, 1.0))
 
     def eta_ns(self, job: JobView, backlog: Backlog, now_ns: int) -> int:
         return now_ns
 
-    def learn(self, request: Request, eta_prediction: EtaPrediction, latency_ns: int) -> None:
+    def learn(self, request: Request, forecast: Forecast, latency_ns: int) -> None:
         pass
 
 

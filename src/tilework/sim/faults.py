@@ -13,8 +13,11 @@ class BadFault(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FaultKind:
-    """`per` says what `probability` is of, `size` what the second number is; both are what a fuzzer starts from."""
+class FaultType:
+    """A thing that can go wrong. `per` says what the probability counts, `size` what the second number means.
+
+    `probability` and `usual_size` are what a fuzzer starts from.
+    """
 
     text: str
     per: str
@@ -23,86 +26,84 @@ class FaultKind:
     usual_size: float
 
 
-KINDS: Mapping[str, FaultKind] = {
-    "crash": FaultKind(
+FAULTS: Mapping[str, FaultType] = {
+    "crash": FaultType(
         text="a worker dies in a work, at any step",
         per="work and device",
         size="seconds until it is started again",
         probability=0.03,
         usual_size=2.0,
     ),
-    "hang": FaultKind(
-        text="a worker stops doing anything, until it is killed for it",
+    "hang": FaultType(
+        text="a worker stops doing anything, until it is killed as stuck",
         per="work and device",
         size="seconds until it is started again",
         probability=0.01,
         usual_size=2.0,
     ),
-    "slow": FaultKind(
+    "slow": FaultType(
         text="a work takes many times as long", per="work", size="how many times", probability=0.05, usual_size=6.0
     ),
-    "error": FaultKind(
-        text="a work raises an error", per="work", size="of no meaning", probability=0.03, usual_size=1.0
-    ),
-    "oom": FaultKind(
-        text="a work runs out of memory once, since something else takes it",
+    "error": FaultType(text="a work raises an error", per="work", size="not used", probability=0.03, usual_size=1.0),
+    "oom": FaultType(
+        text="a work runs out of memory once, because something else takes it",
         per="work",
-        size="of no meaning",
+        size="not used",
         probability=0.03,
         usual_size=1.0,
     ),
-    "memory": FaultKind(
+    "memory": FaultType(
         text="devices are too small for the largest works",
         per="run",
         size="memory of a device, as a share of what the largest work needs alone",
         probability=0.5,
         usual_size=0.6,
     ),
-    "node": FaultKind(
+    "node": FaultType(
         text="all workers of a node are lost, and come back",
         per="work",
         size="seconds until they are started again",
         probability=0.004,
         usual_size=10.0,
     ),
-    "load": FaultKind(
+    "load": FaultType(
         text="a worker that is started cannot load its model",
         per="start of a worker",
         size="seconds until the next attempt",
         probability=0.3,
         usual_size=1.0,
     ),
-    "lost": FaultKind(
-        text="a message never arrives", per="message", size="of no meaning", probability=0.004, usual_size=1.0
+    "lost": FaultType(
+        text="a message never arrives", per="message", size="not used", probability=0.004, usual_size=1.0
     ),
-    "delayed": FaultKind(
-        text="a message is late, and those behind it", per="message", size="seconds", probability=0.05, usual_size=0.5
+    "delayed": FaultType(
+        text="a message and those behind it are late", per="message", size="seconds", probability=0.05, usual_size=0.5
     ),
-    "doubled": FaultKind(
+    "doubled": FaultType(
         text="a message comes twice", per="message", size="seconds between", probability=0.03, usual_size=0.2
     ),
-    "reordered": FaultKind(
+    "reordered": FaultType(
         text="a message is overtaken by others", per="message", size="seconds", probability=0.02, usual_size=0.3
     ),
-    "checkpoint": FaultKind(
-        text="a state that was put down is lost", per="state", size="of no meaning", probability=0.03, usual_size=1.0
+    "checkpoint": FaultType(
+        text="a serialized state is lost", per="state", size="not used", probability=0.03, usual_size=1.0
     ),
-    "skew": FaultKind(
-        text="the clock by which requests are dated is off",
+    "skew": FaultType(
+        text="the clock that dates requests is off",
         per="request",
         size="seconds",
         probability=0.5,
         usual_size=3.0,
     ),
-    "replay": FaultKind(
+    "replay": FaultType(
         text="the controller is lost and built again from its log",
         per="event",
         size="seconds without it",
         probability=0.003,
         usual_size=1.0,
     ),
-    "restart": FaultKind(
-        text="the server and all its workers are lost; what it had accepted is taken up by the next one",
+    "restart": FaultType(
+        text="the server and all its workers are lost; the next server takes up the accepted requests",
         per="event",
         size="seconds without it",
         probability=0.002,
@@ -113,51 +114,51 @@ KINDS: Mapping[str, FaultKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`kind` is a name of `KINDS`."""
+    """`name` is one of `FAULTS`."""
 
-    kind: str
+    name: str
     probability: float
     size: float
 
     def __str__(self) -> str:
-        return f"{self.kind}={self.probability:g}:{self.size:g}"
+        return f"{self.name}={self.probability:g}:{self.size:g}"
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """The faults that are on, by kind."""
+    """The faults that are on, by name."""
 
-    by_kind: Mapping[str, Fault] = field(default_factory=dict)
+    by_name: Mapping[str, Fault] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.by_kind)
+        return bool(self.by_name)
 
-    def __contains__(self, kind: str) -> bool:
-        return kind in self.by_kind
+    def __contains__(self, name: str) -> bool:
+        return name in self.by_name
 
-    def size(self, kind: str) -> float:
-        return self.by_kind[kind].size
+    def size(self, name: str) -> float:
+        return self.by_name[name].size
 
-    def without(self, kind: str) -> Faults:
-        return Faults({name: fault for name, fault in self.by_kind.items() if name != kind})
+    def without(self, name: str) -> Faults:
+        return Faults({other: fault for other, fault in self.by_name.items() if other != name})
 
 
 def parse_faults(texts: Iterable[str]) -> Faults:
-    """Read `kind`, `kind=probability` or `kind=probability:size`. Raises BadFault."""
+    """Read `name`, `name=probability` or `name=probability:size`. Raises BadFault."""
     faults = [_parse(text) for text in texts]
-    return Faults({fault.kind: fault for fault in faults})
+    return Faults({fault.name: fault for fault in faults})
 
 
 def _parse(text: str) -> Fault:
     name, _, numbers = text.partition("=")
-    if name not in KINDS:
-        nearest = difflib.get_close_matches(name, KINDS, n=1, cutoff=0.0)[0]
-        raise BadFault(f"{name!r} is not a fault; did you mean {nearest!r}? There are {', '.join(KINDS)}")
-    kind, (probability, _, size) = KINDS[name], numbers.partition(":")
+    if name not in FAULTS:
+        nearest = difflib.get_close_matches(name, FAULTS, n=1, cutoff=0.0)[0]
+        raise BadFault(f"{name!r} is not a fault; did you mean {nearest!r}? There are {', '.join(FAULTS)}")
+    usual, (probability, _, size) = FAULTS[name], numbers.partition(":")
     return Fault(
         name,
-        _number(text, probability, kind.probability, f"a probability per {kind.per}", 1.0),
-        _number(text, size, kind.usual_size, kind.size, 1e6),
+        _number(text, probability, usual.probability, f"a probability per {usual.per}", 1.0),
+        _number(text, size, usual.usual_size, usual.size, 1e6),
     )
 
 
@@ -174,25 +175,25 @@ def _number(text: str, given: str, default: float, meaning: str, most: float) ->
 
 
 class Dice:
-    """Draws for each kind of fault from a generator of its own, so that one more or less changes no other's draws."""
+    """Draws for each fault from a generator of its own, so that one more fault changes no draws of another."""
 
     def __init__(self, faults: Faults, seed: int) -> None:
         self.faults = faults
-        self.strikes_by_kind = dict.fromkeys(faults.by_kind, 0)
-        self._randoms = {kind: Random(f"{seed}/{kind}") for kind in faults.by_kind}
+        self.strikes_by_name = dict.fromkeys(faults.by_name, 0)
+        self._randoms = {name: Random(f"{seed}/{name}") for name in faults.by_name}
 
-    def strikes(self, kind: str) -> bool:
+    def strikes(self, name: str) -> bool:
         """Whether the fault happens this time; never if it is off."""
-        fault = self.faults.by_kind.get(kind)
-        if fault is None or self._randoms[kind].random() >= fault.probability:
+        fault = self.faults.by_name.get(name)
+        if fault is None or self._randoms[name].random() >= fault.probability:
             return False
-        self.strikes_by_kind[kind] += 1
+        self.strikes_by_name[name] += 1
         return True
 
-    def share(self, kind: str) -> float:
+    def share(self, name: str) -> float:
         """A number in [0, 1), for where or how much."""
-        return self._randoms[kind].random()
+        return self._randoms[name].random()
 
-    def extent(self, kind: str) -> float:
+    def extent(self, name: str) -> float:
         """How large it is this time: half of its size to one and a half."""
-        return self.faults.size(kind) * (0.5 + self.share(kind))
+        return self.faults.size(name) * (0.5 + self.share(name))

@@ -71,12 +71,12 @@ def judge(one: Scenario, observe: Observe | None = None) -> Verdict:
 
 def shrink(one: Scenario, tell: Callable[[Scenario], None] | None = None) -> Scenario:
     """The smallest scenario that is found to fail alike: without faults that do not matter, and with fewer requests."""
-    trials, wanted = 0, _kind(judge(one))
+    trials, wanted = 0, _signature(judge(one))
 
     def fails(smaller: Scenario) -> bool:
         nonlocal trials
         trials += 1
-        return trials <= _MOST_TRIALS and _kind(judge(smaller)) == wanted
+        return trials <= _MOST_TRIALS and _signature(judge(smaller)) == wanted
 
     for candidates in (_without_faults, _with_fewer_requests, _without_faults):
         found: Scenario | None = one
@@ -88,14 +88,14 @@ def shrink(one: Scenario, tell: Callable[[Scenario], None] | None = None) -> Sce
     return one
 
 
-def _kind(verdict: Verdict) -> str:
-    """What failures have in common that are taken for the same: place and words, without numbers."""
+def _signature(verdict: Verdict) -> str:
+    """The place and the words of a failure without numbers: failures with the same signature count as the same."""
     return verdict.where + "".join(letter for letter in verdict.violation if not letter.isdigit())
 
 
 def _without_faults(one: Scenario) -> Iterator[Scenario]:
-    for kind in one.faults.by_kind:
-        yield one.with_faults(one.faults.without(kind))
+    for name in one.faults.by_name:
+        yield one.with_faults(one.faults.without(name))
 
 
 def _with_fewer_requests(one: Scenario) -> Iterator[Scenario]:

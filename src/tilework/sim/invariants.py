@@ -197,7 +197,7 @@ class Invariants:
 
     def _check_memory(self, work: Work, now_ns: int) -> None:
         """What has been seen not to fit is not tried again, as long as that is remembered. (Late reports aside.)"""
-        if work.stage.name == DECODE and not work.sliced and not _MESSAGES & self._faults.by_kind.keys():
+        if work.stage.name == DECODE and not work.sliced and not _MESSAGES & self._faults.by_name.keys():
             pixels = self._pixels(work)
             known = [too for too, until_ns in self._too_large.items() if too <= pixels and now_ns < until_ns]
             _require(not known, f"a decode of {pixels} pixels is tried as a whole, and one of {known} did not fit")
@@ -221,7 +221,7 @@ class Invariants:
         if self._num_events % _SELDOM == 0:
             open_uids = self._job_ids.keys() - self._ended
             _require(tracker.job_ids.keys() == open_uids, f"at {now_ns} ns a request is forgotten, or kept too long")
-        if self._simulation.cluster.num_refused and not _STATELESS & self._faults.by_kind.keys():
+        if self._simulation.cluster.num_refused and not _STATELESS & self._faults.by_name.keys():
             raise Violation(f"at {now_ns} ns a device is told to go on from a state that it does not have")
 
     # At the end.
@@ -275,7 +275,7 @@ class Invariants:
         tracker, fleet = self._simulation.controller.tracker, self._simulation.cluster.fleet
         _require(not tracker.jobs and not tracker.num_waiting() and not tracker.promised(), "the tracker keeps a job")
         _require(not any(device.residents for device in tracker.devices), "the tracker keeps a resident")
-        if not _MESSAGES & self._faults.by_kind.keys() and "hang" not in self._faults:
+        if not _MESSAGES & self._faults.by_name.keys() and "hang" not in self._faults:
             kept = {device_id: fleet.num_states(device_id) for device_id in self._up if fleet.is_up(device_id)}
             _require(not any(kept.values()), f"devices keep states of jobs that have ended: {kept}")
 

@@ -14,7 +14,7 @@ from tilework.core.wire import CostRow
 from tilework.core.work import DIFFUSE, STAGES
 from tilework.cost.table import CostTable
 from tilework.policy.registry import policy_names
-from tilework.sim.faults import KINDS, Fault, Faults
+from tilework.sim.faults import FAULTS, Fault, Faults
 from tilework.sim.simulation import SimConfig
 
 PIPELINE = "fuzz"
@@ -94,12 +94,12 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
 def _swarm(random: Random) -> Faults:
     if random.random() < 0.05:
         return Faults()
-    on = [kind for kind in KINDS if random.random() < 0.35]
+    on = [name for name in FAULTS if random.random() < 0.35]
     faults = {}
-    for kind in on:
-        usual = KINDS[kind]
+    for name in on:
+        usual = FAULTS[name]
         probability = min(1.0, usual.probability * random.choice((0.3, 1.0, 3.0)))
-        faults[kind] = Fault(kind, probability, usual.usual_size * random.choice((0.5, 1.0, 2.0)))
+        faults[name] = Fault(name, probability, usual.usual_size * random.choice((0.5, 1.0, 2.0)))
     return Faults(faults)
 
 

@@ -159,7 +159,7 @@ class Simulation:
     @property
     def strikes(self) -> Mapping[str, int]:
         """How often each fault has happened so far."""
-        return self._dice.strikes_by_kind
+        return self._dice.strikes_by_name
 
     def run(
         self,

@@ -62,7 +62,7 @@ class SimulatedWorks:
         if self._dice.strikes("slow"):
             duration_ns = round(duration_ns * self._dice.extent("slow"))
         if not self.fits(work, requests):
-            self._dice.strikes_by_kind["memory"] += 1
+            self._dice.strikes_by_name["memory"] += 1
             return self._part(work, duration_ns, 0.0, RunEnd.STARVED)
         for kind, end in (("error", RunEnd.FAILED), ("oom", RunEnd.STARVED)):
             if self._dice.strikes(kind):
