@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -315,6 +318,33 @@ def test_no_url_no_server_and_no_picture_are_told(fake, tmp_path):
     assert "--warmup 0" in told
     fake.cards = []
     assert "give --model" in refused(fake.url, "--rate", 1)
+
+
+def test_ctrl_c_keeps_what_was_measured(fake, tmp_path):
+    """Two sizes: the small pictures have come when the interrupt does, the large ones have not."""
+    fake.delays_s = {64: 0.01, 128: 30.0}
+    lines = [
+        {"arrival_s": 0.02 * i, "pipeline": "p", "height": s, "width": s, "steps": 1, "slo_s": 5.0}
+        for i, s in enumerate((64, 128, 64, 128))
+    ]
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = [sys.executable, "-m", "tilework", "bench", fake.url, "--requests", str(requests), "--warmup", "0"]
+    process = subprocess.Popen([*command, "--out", str(tmp_path / "out"), "--json"], stdout=subprocess.PIPE, text=True)
+    while len(fake.seen) < len(lines):
+        assert process.poll() is None
+        time.sleep(0.02)
+    time.sleep(0.3)  # For the answers to the small ones to arrive.
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    result = json.loads(printed)
+    assert result["interrupted"] is True
+    assert (result["result"]["requests"], result["result"]["done"]) == (2, 2)
+    assert json.loads((tmp_path / "out" / "result.json").read_text()) == result
+    records = [json.loads(line) for line in (tmp_path / "out" / "records.jsonl").read_text().splitlines()]
+    assert [record["request"] for record in records] == [0, 2]
+    assert len(read_workload(tmp_path / "out" / "requests.jsonl")) == 4
 
 
 def test_every_option_shows_how_it_is_used():

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 from PIL import Image
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import tilework
@@ -146,6 +147,25 @@ def test_every_command_has_an_example(command: str) -> None:
         assert re.search(rf"Examples?: tilework {command}", text)
 
 
+def every_command() -> list[tuple[str, ...]]:
+    return [(), *((name,) for name in (*COMMANDS, *GROUPS)), *((g, c) for g in GROUPS for c in GROUPS[g])]
+
+
+@pytest.mark.parametrize("words", every_command(), ids=" ".join)
+def test_help_fits_80_columns_and_cuts_nothing(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = invoke(*words, "--help").stdout
+    assert "…" not in text
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+    command = get_command(app)
+    for word in words:
+        command = command.commands[word]  # type: ignore[attr-defined]
+    for option in command.params:
+        assert all(name in text for name in option.opts if option.param_type_name == "option"), option.opts
+        if option.param_type_name == "option" and option.show_default is True and option.default not in (None, False):
+            assert f"default: {option.default}" in " ".join(text.split()), option.name
+
+
 def test_help_names_every_command_and_version_says_which() -> None:
     assert all(command in invoke("--help").output for command in (*COMMANDS, *GROUPS))
     assert invoke("--version").output.strip() == tilework.__version__
@@ -169,6 +189,27 @@ def test_planning_needs_no_torch_and_no_server(files: Path, arguments: list[str]
     paths = given[arguments[0]] if "FILES" in arguments else []
     result = without_heavy_packages(*(a for a in arguments if a != "FILES"), *map(str, paths))
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "profile"])
+def test_a_model_that_cannot_be_served_is_refused_once_and_before_any_worker(tmp_path: Path, command: str) -> None:
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "KandinskyPipeline"}))
+    words = [sys.executable, "-m", "tilework", command, str(tmp_path)]
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"error: {tmp_path}")
+    assert "'KandinskyPipeline'" in line
+    assert "worker" not in line
+
+
+def test_a_name_that_is_neither_directory_nor_reachable_is_refused_so(
+    mistake: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    said = mistake("serve", "nope")
+    assert "no such directory" in said
+    assert "cannot be reached" in said
 
 
 def test_without_the_serve_extra_serving_says_how_to_get_it() -> None:
@@ -420,7 +461,7 @@ def test_a_bad_request_is_named_with_its_line(files: Path, tmp_path: Path, mista
     [
         ([], "holds no requests; write one JSON object per line"),
         ([{"pipeline": "flux"}], "pipeline 'flux' is not in {costs}; it knows toy"),
-        ([{"id": "1"}, {}], "an id stands there once as text and once as a number or a place; use other names"),
+        ([{"id": "1"}, {}], "an id occurs once as text and once as a number or a place; use other names"),
     ],
 )
 def test_requests_that_cannot_be_simulated_are_refused(

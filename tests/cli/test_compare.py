@@ -15,9 +15,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from builders import PIPELINE, Idle, table
+from tilework.cli import compare_run
 from tilework.cli import console as output
 from tilework.cli.app import app
-from tilework.cli.commands import compare
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.work import Plan
 from tilework.cost.table_file import table_json
@@ -42,13 +42,13 @@ def _plain_output(monkeypatch: pytest.MonkeyPatch) -> None:
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
     """What is run rather than found."""
     tasks: list[Task] = []
-    begin = compare._Course.begin
+    begin = compare_run._RunProgress.begin
 
     def noted(course: Any, task: Task) -> None:
         tasks.append(task)
         begin(course, task)
 
-    monkeypatch.setattr(compare._Course, "begin", noted)
+    monkeypatch.setattr(compare_run._RunProgress, "begin", noted)
     return tasks
 
 
@@ -152,7 +152,7 @@ def test_several_workloads_have_a_table_of_all() -> None:
 
 
 def test_without_the_solver_the_column_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "find_spec", lambda name: None)
+    monkeypatch.setattr("tilework.cli.commands.compare.find_spec", lambda name: None)
     text = invoke(*SMALL, "--seeds", 1).stdout
     assert 'pip install "tilework[solve]"' in text
     assert "at most" not in text
@@ -204,14 +204,14 @@ def test_results_of_another_state_of_the_program_are_told(tmp_path: Path) -> Non
     given, path = (*SMALL, "--seeds", 1, "--out", tmp_path), tmp_path / "results.jsonl"
     assert "another state" not in invoke(*given).stderr
     path.write_text(re.sub('"code": "[0-9a-f]+"', '"code": "older"', path.read_text(), count=2))
-    assert "2 of them are of another state of this program" in invoke(*given).stderr
+    assert "2 of them were made by another state" in invoke(*given).stderr
 
 
 def test_an_interruption_keeps_what_is_done_and_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: list[Task], mistake: Callable[..., str]
 ) -> None:
     given = (*SMALL, "--seeds", 2, "--out", tmp_path)
-    end = compare._Course.end
+    end = compare_run._RunProgress.end
 
     def interrupted(course: Any, task: Task) -> None:
         end(course, task)
@@ -219,7 +219,7 @@ def test_an_interruption_keeps_what_is_done_and_says_how_to_go_on(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(compare._Course, "end", interrupted)
+        patch.setattr(compare_run._RunProgress, "end", interrupted)
         assert mistake(*given) == (
             f"interrupted: 4 of 6 runs are done; they are in {tmp_path / 'results.jsonl'}; to go on, run it again"
         )
@@ -331,7 +331,7 @@ def test_the_default_is_the_grid_with_three_seeds_and_ten_in_full(monkeypatch: p
         asked.append(wish)
         raise output.UserError("enough")
 
-    monkeypatch.setattr(compare, "_prepare", stop)
+    monkeypatch.setattr("tilework.cli.commands.compare.prepare", stop)
     for arguments in ([], ["--full"], ["--workload", "ddit"], ["--workload", "patchedserve-grid"]):
         CliRunner().invoke(app, ["compare", *arguments])
     assert [(len(wish.cells), wish.num_seeds) for wish in asked] == [(56, 3), (56, 10), (1, 10), (46, 3)]

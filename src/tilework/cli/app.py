@@ -29,7 +29,7 @@ app = typer.Typer(
     name="tilework",
     help="Serving for diffusion models that keeps each request's deadline.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -21,11 +20,6 @@ from tilework.core.work import STAGES
 from tilework.cost.profiles import Profiles
 from tilework.cost.table import CostTable
 from tilework.report.tables import percentile
-
-ProfilesFile = Annotated[
-    Path | None,
-    typer.Option("--profiles", envvar="TILEWORK_PROFILES", help="Profile database; default in the user's cache."),
-]
 
 
 def open_profiles(path: Path | None) -> Profiles:

@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table
 
 from tilework.cli.console import UserError, out, print_json, user_errors
+from tilework.cli.options.common import AsJson, examples
 from tilework.core.request import Request, Shape
 from tilework.cost.table import BadCostTable
 from tilework.cost.table_costs import TableCosts
@@ -24,7 +25,9 @@ from tilework.sim.optimum.bound import Bound, on_time_bound
 from tilework.sim.optimum.solver import SolverMissing
 from tilework.sim.workloads.requests import to_requests
 
-EXAMPLE = "Example: tilework bound --requests requests.jsonl --cost flux1dev_h100_eager --devices 8"
+EXAMPLE = examples(
+    "tilework bound --requests requests.jsonl \\\n  --cost flux1dev_h100_eager --devices 8",
+)
 BATCHES = "One request per work: who forms batches, which this table has, may have more on time."
 
 
@@ -42,7 +45,7 @@ def command(
     requests: Annotated[Path, typer.Option(help="Requests as JSON lines (docs/formats.md).")],
     cost: Annotated[str, typer.Option(help="Cost table: a JSON file (docs/formats.md), or a name of `cost list`.")],
     devices: Annotated[int, typer.Option(min=1, help="Number of devices.")] = 1,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Tell how many requests could be on time at most, for whoever knows the whole workload beforehand.
 

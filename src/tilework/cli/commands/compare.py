@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from tilework.cli.compare_run import Comparison, Runs, prepare, run_missing
 from tilework.cli.console import UserError, console, print_json, user_errors
+from tilework.cli.options import compare as options
+from tilework.cli.options.common import AsJson, DevicesPerNode, Jitter, Processes, SwitchMs, examples
 from tilework.cli.views.compare import document_of, print_tables
 from tilework.cli.views.compare_plot import plot
 from tilework.core.time import NS_PER_MS
@@ -22,109 +20,40 @@ from tilework.formats.json_lines import BadLine
 from tilework.policy.registry import UnknownPolicy, make_policy
 from tilework.sim.compare.cells import BadCell, Cell, Devices, cell_of, chosen
 from tilework.sim.compare.grid import FEW_SEEDS, FULL_SEEDS, GRIDS, POLICIES
-from tilework.sim.compare.records import BadRecords, Record, Records, key_of
-from tilework.sim.compare.runs import Conditions, Failed, Task, code_digest, config_of, given, run_all
-from tilework.sim.compare.summary import CellSummary
-from tilework.sim.compare.tally import summaries_of
+from tilework.sim.compare.runs import Conditions, given
 from tilework.sim.workloads.parameters import BadParameter
 from tilework.sim.workloads.registry import UnknownWorkload
 
-EXAMPLE = (
-    "Examples: tilework compare --workload tetriserve,rpm=18,mix=skewed --policies tilework,tetriserve,edf  |  "
-    "tilework compare --out out/grid --plot grid.png  |  "
-    "tilework compare --workload r.jsonl --cost flux1dev_h100_eager --devices 8"
+EXAMPLE = examples(
+    "tilework compare --workload tetriserve,rpm=18,mix=skewed \\\n  --policies tilework,tetriserve,edf",
+    "tilework compare --out out/grid --plot grid.png",
+    "tilework compare --workload r.jsonl --cost flux1dev_h100_eager --devices 8",
 )
-RESULTS = "results.jsonl"
-_GRID = "grid"
-_MOST_SHOWN = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wish:
-    cells: tuple[Cell, ...]
-    policies: tuple[str, ...]
-    num_seeds: int
-    conditions: Conditions
-    num_processes: int
-    has_bound: bool
-
-    def seeds(self, cell: Cell) -> range:
-        """One is enough where nothing is drawn."""
-        return range(self.num_seeds if cell.is_drawn or self.conditions.jitter else 1)
-
-    def tasks(self) -> list[Task]:
-        """Cell by cell, so that what is there if it is cut short is comparable."""
-        return [
-            Task(cell=cell, seed=seed, policy=policy)
-            for cell in self.cells
-            for seed in self.seeds(cell)
-            for policy in (*self._bounds(cell, seed), *self.policies)
-        ]
-
-    def _bounds(self, cell: Cell, seed: int) -> tuple[None, ...]:
-        """The bound knows no batches: whoever forms some may be above it."""
-        _, table = given(cell, 0)
-        return (None,) if self.has_bound and not table.has_batches and (cell.is_drawn or seed == 0) else ()
-
-
-@dataclass(slots=True, kw_only=True)
-class _Work:
-    """What is there and what is still to be run. `errors` are those of runs that failed, by task."""
-
-    records: Records
-    missing: list[Task]
-    keys: dict[Task, str]
-    errors: dict[Task, str] = field(default_factory=dict)
-
-    def found(self, task: Task) -> Record | None:
-        return self.records.get(self.keys[task])
 
 
 def command(
-    workload: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[,key=value...]|FILE|GRID",
-            help="A name of `workload list` with its parameters (also rpm, rate, num), a file of requests, a grid "
-            f"({', '.join(GRIDS)}), or GRID:PATTERN for some of its cells; repeatable. Default: {_GRID}.",
-        ),
-    ] = None,
-    policies: Annotated[
-        str | None,
-        typer.Option(
-            help="Names, separated by commas (docs/policies.md). Default: those of the grid that is named, else "
-            f"{', '.join(POLICIES)}."
-        ),
-    ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help=f"How many seeds, from 0 on; default {FULL_SEEDS}, {FEW_SEEDS} on a grid.")
-    ] = None,
-    devices: Annotated[
-        int | None, typer.Option(min=1, help="Number of devices; default the workload's own, 1 for a file.")
-    ] = None,
-    devices_per_node: Annotated[
-        int | None, typer.Option(min=1, help="Devices of a node: no group is wider; default: the cost table's.")
-    ] = None,
-    cost: Annotated[str | None, typer.Option(help="Cost table; default the workload's own.")] = None,
-    jitter: Annotated[float, typer.Option(min=0, max=1, help="Relative standard deviation of each duration.")] = 0.0,
-    switch_ms: Annotated[
-        float, typer.Option(min=0, help="What is lost when devices go on with another job, or a job on other devices.")
-    ] = 0.0,
-    processes: Annotated[int | None, typer.Option(min=1, help="Default: one per core.")] = None,
-    directory: Annotated[
-        Path | None, typer.Option("--out", help="Keep each result here at once; what is there is not run again.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-    png: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw it all on one picture.")] = None,
-    full: Annotated[bool, typer.Option("--full", help=f"{FULL_SEEDS} seeds, also on the grid.")] = False,
+    workload: options.Workloads = None,
+    policies: options.Policies = None,
+    seeds: options.Seeds = None,
+    devices: options.Devices = None,
+    devices_per_node: DevicesPerNode = None,
+    cost: options.Cost = None,
+    jitter: Jitter = 0.0,
+    switch_ms: SwitchMs = 0.0,
+    processes: Processes = None,
+    directory: options.Directory = None,
+    json: AsJson = False,
+    png: options.Plot = None,
+    full: options.Full = False,
 ) -> None:
     """Simulate policies on workloads with the controller that serves, and set them side by side.
 
-    Shares of requests on time, of those that could have been (with the extra `solve`), latency, device time, with 95%
-    intervals over seeds. All times are simulated, but for those of decisions. See docs/compare.md.
+    The tables show the share of requests on time, of all and (with the extra `solve`) of those that could have been,
+    latency and device time, with 95% intervals over seeds. All times are simulated except those of decisions. See
+    docs/compare.md.
     """
-    texts = workload or [_GRID]
-    wish = _Wish(
+    texts = workload or [options.GRID]
+    comparison = Comparison(
         cells=_cells(texts, Devices(table=cost, num_devices=devices, devices_per_node=devices_per_node)),
         policies=_policies(_default_policies(texts) if policies is None else policies),
         num_seeds=_num_seeds(seeds, full, texts),
@@ -134,18 +63,19 @@ def command(
     )
     if png is not None and png.suffix.lower() != ".png":
         raise UserError(f"--plot {png} ends in {png.suffix!r}; the picture is a .png")
-    work = _prepare(wish, directory)
+    runs = prepare(comparison, directory)
     with user_errors(OSError):
-        _run(wish, work, quiet=json)
-    summaries = _summaries(wish, work)
+        run_missing(comparison, runs, quiet=json)
+    summaries = runs.summaries(comparison)
     if png is not None and summaries:
         with user_errors(OSError):
             plot(png, summaries)
     if json:
-        print_json(document_of(summaries, wish.conditions, wish.num_processes))
+        print_json(document_of(summaries, comparison.conditions, comparison.num_processes))
     else:
-        print_tables(summaries, wish.num_processes, wish.conditions, has_bound=wish.has_bound)
-    _tell_errors(work)
+        has_bound = comparison.has_bound
+        print_tables(summaries, comparison.num_processes, comparison.conditions, has_bound=has_bound)
+    _report_errors(runs)
 
 
 def _cells(texts: Sequence[str], devices: Devices) -> tuple[Cell, ...]:
@@ -201,103 +131,10 @@ def _num_seeds(seeds: int | None, full: bool, texts: Sequence[str]) -> int:
     return seeds or (FEW_SEEDS if has_grid and not full else FULL_SEEDS)
 
 
-def _prepare(wish: _Wish, directory: Path | None) -> _Work:
-    with user_errors(BadRecords, OSError, BadCell, BadCostTable, BadParameter, BadLine):
-        records = Records(None if directory is None else directory / RESULTS)
-        with console.status("drawing requests"):
-            keys = {task: key_of(config_of(task, wish.conditions)) for task in wish.tasks()}
-    work = _Work(records=records, missing=[], keys=keys)
-    work.missing = [task for task in keys if work.found(task) is None]
-    _tell_what_is_there(work)
-    return work
-
-
-def _tell_what_is_there(work: _Work) -> None:
-    there = [record for task in work.keys if (record := work.found(task)) is not None]
-    if not there:
-        return
-    console.print(f"{len(there)} of {len(work.keys)} results are in {work.records.path}", soft_wrap=True)
-    others = sum(record.code != code_digest() for record in there)
-    if others:
-        console.print(
-            f"[yellow]{others} of them are of another state of this program;[/yellow] to run them again, give another "
-            "--out, or remove the file",
-            soft_wrap=True,
-        )
-
-
-def _run(wish: _Wish, work: _Work, quiet: bool) -> None:
-    """Raises UserError if it is interrupted; what is done is kept."""
-    try:
-        with _Course(work.missing, quiet) as course:
-            runs = run_all(work.missing, wish.conditions, wish.num_processes, course.begin)
-            with closing(runs):
-                for task, result in runs:
-                    if isinstance(result, Failed):
-                        work.errors[task] = result.error
-                    else:
-                        work.records.add(result)
-                    course.end(task)
-    except KeyboardInterrupt:
-        done = sum(work.found(task) is not None for task in work.keys)
-        path = work.records.path
-        kept = "nothing is kept without --out DIR" if path is None else f"they are in {path}; to go on, run it again"
-        raise UserError(f"interrupted: {done} of {len(work.keys)} runs are done; {kept}") from None
-
-
-class _Course:
-    """The progress bar: what is running, and how long it will take."""
-
-    def __init__(self, tasks: Sequence[Task], quiet: bool) -> None:
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=quiet or not console.is_terminal,
-        )
-        self._running: list[Task] = []
-        self._task: TaskID = self._bar.add_task("comparing", total=len(tasks))
-
-    def __enter__(self) -> _Course:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def begin(self, task: Task) -> None:
-        self._running.append(task)
-        self._show()
-
-    def end(self, task: Task) -> None:
-        self._running.remove(task)
-        self._bar.update(self._task, advance=1)
-        self._show()
-
-    def _show(self) -> None:
-        shown = " | ".join(map(str, self._running[:_MOST_SHOWN]))
-        more = f" and {len(self._running) - _MOST_SHOWN} more" if len(self._running) > _MOST_SHOWN else ""
-        self._bar.update(self._task, description=shown + more)
-
-
-def _summaries(wish: _Wish, work: _Work) -> list[CellSummary]:
-    seeds = {cell: wish.seeds(cell) for cell in wish.cells}
-    errors = {(task.cell.name, task.policy): error for task, error in work.errors.items()}
-
-    def found(cell: Cell, seed: int, policy: str | None) -> Record | None:
-        task = Task(cell=cell, seed=seed if policy is not None or cell.is_drawn else 0, policy=policy)
-        return work.found(task) if task in work.keys else None
-
-    return summaries_of(seeds, wish.policies, found, errors)
-
-
-def _tell_errors(work: _Work) -> None:
+def _report_errors(runs: Runs) -> None:
     """Exit status 1 if a run failed."""
-    for task, error in work.errors.items():
+    for task, error in runs.errors.items():
         console.print(f"[red]failed:[/red] {task}: ", end="")
         console.print(error, markup=False, highlight=False, soft_wrap=True)
-    if work.errors:
+    if runs.errors:
         raise typer.Exit(1)

@@ -14,7 +14,6 @@ from rich.table import Table
 
 from tilework.cli.console import UserError, out, print_json, user_errors
 from tilework.cli.measured import (
-    ProfilesFile,
     Scaling,
     cost_table,
     in_order,
@@ -23,6 +22,7 @@ from tilework.cli.measured import (
     print_costs,
     row_json,
 )
+from tilework.cli.options.common import AsJson, ProfilesFile, examples
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.core.wire import CostRow
@@ -35,13 +35,12 @@ from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table, table_json
 
 app = typer.Typer(help="Show, export and list cost tables.", no_args_is_help=True)
-SHOW_EXAMPLE = "Examples: tilework cost show flux1dev_h100_eager  |  tilework cost show --model shapes --size 160"
-LIST_EXAMPLE = "Example: tilework cost list"
-EXPORT_EXAMPLE = "Example: tilework cost export shapes.json --model shapes"
+SHOW_EXAMPLE = examples("tilework cost show flux1dev_h100_eager", "tilework cost show --model shapes --size 160")
+LIST_EXAMPLE = examples("tilework cost list")
+EXPORT_EXAMPLE = examples("tilework cost export shapes.json --model shapes")
 
 TableName = Annotated[str | None, typer.Argument(help="A name of `cost list`, or a file; default: measured here.")]
 ModelName = Annotated[str | None, typer.Option(help="Of what was measured here, this model's; default: the latest.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
 @app.command("show", epilog=SHOW_EXAMPLE)

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
+from tilework.cli.options.common import AsJson, examples
 from tilework.cli.views.schedules import schedule_of_history
 from tilework.client.demo_workload import demo_workload, linear_service
 from tilework.client.drive import drive
@@ -31,7 +32,9 @@ from tilework.report.schedule import Schedule, write_schedule
 from tilework.report.tables import attainment_table, summary
 from tilework.report.timeline import draw_timeline
 
-EXAMPLE = "Example: tilework demo --out out/demo"
+EXAMPLE = examples(
+    "tilework demo --out out/demo",
+)
 STEPS = 20
 PROBE_SIDES = (64, 192)
 
@@ -42,7 +45,7 @@ def command(
     requests: Annotated[int, typer.Option(min=1, help="How many pictures to ask for.")] = 24,
     policy: Annotated[str, typer.Option(help="Scheduling policy.")] = DEFAULT_POLICY,
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Serve the shipped model on this machine's CPU, send pictures of many sizes with deadlines, draw what happened."""
     require_serve_extra()

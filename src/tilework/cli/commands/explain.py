@@ -12,6 +12,7 @@ import typer
 
 from tilework.cli.console import UserError, out, print_json, user_errors
 from tilework.cli.logs import is_log, load_history
+from tilework.cli.options.common import AsJson, examples
 from tilework.cli.views.explanation import (
     print_decisions,
     print_line,
@@ -22,9 +23,10 @@ from tilework.cli.views.explanation import (
 )
 from tilework.control.history import History, PastRequest
 
-EXAMPLE = (
-    "Examples: tilework explain events.jsonl  |  tilework explain events.jsonl img-7f3a  |  "
-    "tilework explain img-7f3a --url http://127.0.0.1:8000"
+EXAMPLE = examples(
+    "tilework explain events.jsonl",
+    "tilework explain events.jsonl img-7f3a",
+    "tilework explain img-7f3a --url http://127.0.0.1:8000",
 )
 TIMEOUT_S = 10.0
 _NAMED = 5
@@ -41,7 +43,7 @@ def command(
     api_key: Annotated[
         str | None, typer.Option(envvar="TILEWORK_API_KEY", help="The server's key. Better set TILEWORK_API_KEY.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Tell why a request was served as it was: each decision with its reason, each work with what was expected of it.
 

@@ -11,9 +11,13 @@ from typing import Annotated
 import typer
 
 from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
+from tilework.cli.models import model_source
+from tilework.cli.options.common import AsJson, examples
 from tilework.core.wire import ModelInfo, ModelSource, Spec
 
-EXAMPLE = 'Example: tilework generate "a red circle on a blue background" -o out.png'
+EXAMPLE = examples(
+    'tilework generate "a red circle on a blue background" -o out.png',
+)
 FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
 
 
@@ -29,7 +33,7 @@ def command(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default by device.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Draw one picture in this process: no server, and no network if the model is local."""
     require_serve_extra()
@@ -38,7 +42,7 @@ def command(
         raise UserError(f"output is {str(output)!r}; use a name that ends in {', '.join(FORMATS)}")
     if not output.absolute().parent.is_dir():
         raise UserError(f"output is {str(output)!r}; the directory {output.absolute().parent} does not exist")
-    source = ModelSource(path=model, device=device, dtype=dtype or default_dtype(device), threads=threads)
+    source = model_source(model, device=device, dtype=dtype, threads=threads)
     fields: dict[str, object] = {
         "prompt": prompt,
         "size": size,
@@ -55,10 +59,6 @@ def command(
         )
     else:
         out.print(f"{output}: {spec.width}x{spec.height}, {spec.steps} steps, seed {spec.seed}, {seconds:.2f} s")
-
-
-def default_dtype(device: str) -> str:
-    return "bfloat16" if device == "cuda" else "float32"
 
 
 def _generate(source: ModelSource, fields: dict[str, object], output: Path, quiet: bool) -> tuple[float, Spec]:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import tilework
-from tilework.cli.commands.generate import default_dtype
 from tilework.cli.console import UserError, console, print_json, progress, require_serve_extra, user_errors
-from tilework.cli.measured import ProfilesFile, Scaling, in_order, open_profiles, parse_size, print_costs, row_json
+from tilework.cli.measured import Scaling, in_order, open_profiles, parse_size, print_costs, row_json
+from tilework.cli.models import model_source
+from tilework.cli.options.common import AsJson, ProfilesFile, examples
 from tilework.core.request import Shape
-from tilework.core.wire import Batch, CostRow, ModelInfo, ModelSource, Report
+from tilework.core.wire import Batch, CostRow, ModelInfo, Report
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.learning import MIN_MIXED, can_learn, learn
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
@@ -32,10 +33,10 @@ from tilework.cost.table_file import table_json
 if TYPE_CHECKING:
     from tilework.runtime.executor import LocalExecutor
 
-EXAMPLE = (
-    "Examples: tilework profile  |  "
-    "tilework profile ./flux-dev --device cuda --workers 4 --degrees 1,2,4 --sizes 512,1024,1024x768  |  "
-    "tilework profile ./sdxl --device cuda --mixed"
+EXAMPLE = examples(
+    "tilework profile",
+    "tilework profile ./flux-dev --device cuda --workers 4 \\\n  --degrees 1,2,4 --sizes 512,1024,1024x768",
+    "tilework profile ./sdxl --device cuda --mixed",
 )
 _MIXED_RUNS = 5
 
@@ -87,7 +88,7 @@ def command(
     combinations: Annotated[int, typer.Option(min=1, max=5000, help="How many of them, with --mixed.")] = 200,
     profiles: ProfilesFile = None,
     export: Annotated[Path | None, typer.Option("--out", help="Write the rows as a cost table, too.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Measure every stage of a model on this machine, at each size and degree, and keep it for servers to start from.
 
@@ -105,7 +106,7 @@ def command(
         num_runs=runs,
         combinations=combinations if mixed else 0,
     )
-    source = ModelSource(path=model, device=device, dtype=dtype or default_dtype(device), threads=threads)
+    source = model_source(model, device=device, dtype=dtype, threads=threads)
     executor = LocalExecutor(LocalConfig(num_workers=workers, source=source))
     with user_errors(WorkerStartFailed, ProfilesUnavailable, OSError):
         store = open_profiles(profiles)

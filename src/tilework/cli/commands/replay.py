@@ -8,16 +8,19 @@ from typing import Annotated
 import typer
 
 from tilework.cli.console import UserError, out, print_json, user_errors
+from tilework.cli.options.common import AsJson, examples
 from tilework.control.log import BadLog, Difference
 from tilework.control.log import replay as replay_log
 from tilework.policy.registry import UnknownPolicy
 
-EXAMPLE = "Example: tilework replay out/demo/events.jsonl"
+EXAMPLE = examples(
+    "tilework replay out/demo/events.jsonl",
+)
 
 
 def command(
     log: Annotated[Path, typer.Argument(help="An event log, from `tilework serve --log FILE`.")],
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Recompute every decision of a live run from its event log, and compare them byte for byte.
 

@@ -1,4 +1,4 @@
-"""`tilework simulate`: the real controller on modelled devices."""
+"""`tilework simulate`: the controller that serves, on simulated devices."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 import tilework
 from tilework.cli.console import UserError, out, print_json, progress, user_errors
 from tilework.cli.logs import load_history
+from tilework.cli.options import simulate as options
+from tilework.cli.options.common import AsJson, DevicesPerNode, Jitter, SwitchMs, examples
 from tilework.cli.views.charts import chart_of_history, check_timeline_files, draw_chart
 from tilework.cli.views.schedules import ServedRequest, schedule_of_trace, served_in, served_live
 from tilework.control.controller import ControllerConfig
@@ -28,24 +28,24 @@ from tilework.cost.table import BadCostTable, CostTable
 from tilework.cost.table_file import read_table
 from tilework.formats.json_lines import BadLine, RequestId
 from tilework.formats.workload import read_workload
-from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, make_policy, policy_names
+from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, make_policy
 from tilework.report.schedule import write_schedule
 from tilework.report.tables import attainment_table, summary
 from tilework.report.words import counted_devices
 from tilework.sim.simulation import SimConfig, Simulation, Trace
 from tilework.sim.workloads.requests import to_requests
 
-EXAMPLE = (
-    "Examples: tilework simulate requests.jsonl --cost flux.json --devices 8 --policy edf --timeline plan.html  |  "
-    "tilework simulate --log events.jsonl"
+EXAMPLE = examples(
+    "tilework simulate requests.jsonl --cost flux.json --devices 8 \\\n  --policy edf --timeline plan.html",
+    "tilework simulate --log events.jsonl",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scenario:
-    """What is simulated: a controller that starts from `table` on devices that cost what `devices` says.
+    """What is simulated: a controller that starts from `table`, on devices that take the times of `devices`.
 
-    `live` is how the same requests went in reality, if they come from a log.
+    `live` has the same requests as they really went, if they come from a log.
     """
 
     requests: list[Request]
@@ -58,40 +58,25 @@ class _Scenario:
 
 
 def command(
-    requests: Annotated[Path | None, typer.Argument(help="Requests as JSON lines (docs/formats.md).")] = None,
-    cost: Annotated[
-        str | None, typer.Option(help="Cost table: a JSON file (docs/formats.md), or a name of `tilework cost list`.")
-    ] = None,
-    log: Annotated[Path | None, typer.Option(help="Take requests and measured costs from a live run's log.")] = None,
-    policy: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(policy_names())}; default {DEFAULT_POLICY}, or the log's.")
-    ] = None,
-    max_batch: Annotated[
-        int | None, typer.Option(min=1, help="Requests that share a forward pass at most; default 12, or the log's.")
-    ] = None,
-    devices: Annotated[int | None, typer.Option(min=1, help="Number of devices; default 1, or the log's.")] = None,
-    devices_per_node: Annotated[
-        int | None, typer.Option(min=1, help="Devices of a node: no group is wider; default: the cost table's.")
-    ] = None,
-    switch_ms: Annotated[
-        float, typer.Option(min=0, help="What is lost when devices go on with another job, or a job on other devices.")
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the jitter.")] = 0,
-    jitter: Annotated[float, typer.Option(min=0, max=1, help="Relative standard deviation of each duration.")] = 0.0,
-    schedule: Annotated[Path | None, typer.Option(help="Write what ran when, as JSON lines.")] = None,
-    timeline: Annotated[
-        list[Path] | None,
-        typer.Option(help="Draw device x time: .html, .png or .json (for Perfetto), as often as you like."),
-    ] = None,
-    events: Annotated[
-        Path | None, typer.Option(help="Write the event log, for explain, timeline and replay, as serve --log does.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    requests: options.Requests = None,
+    cost: options.Cost = None,
+    log: options.Log = None,
+    policy: options.Policy = None,
+    max_batch: options.MaxBatch = None,
+    devices: options.Devices = None,
+    devices_per_node: DevicesPerNode = None,
+    switch_ms: SwitchMs = 0.0,
+    seed: options.Seed = 0,
+    jitter: Jitter = 0.0,
+    schedule: options.Schedule = None,
+    timeline: options.Timeline = None,
+    events: options.Events = None,
+    json: AsJson = False,
 ) -> None:
-    """Simulate a workload on modelled devices with the controller that serves. All times are simulated.
+    """Run the controller that serves on simulated devices. All times are simulated.
 
-    With --log, the devices cost what the run itself measured, the controller starts from the costs that the run started
-    from, and the result is set beside what really happened.
+    With --log, the simulated devices take the times that the run measured, the controller starts from the costs that
+    the run started from, and the result is set beside what really happened.
     """
     config = SimConfig(num_devices=devices or 1, seed=seed, jitter=jitter, switch_ns=round(switch_ms * NS_PER_MS))
     with user_errors(BadLine, BadCostTable, UnknownPolicy, OSError):
@@ -110,7 +95,7 @@ def command(
     if recorder is not None:
         chart = chart_of_history(recorder.history(), scenario.ids)
         for picture in pictures:
-            title = f"{scenario.controller.policy} on {scenario.config.num_devices} modelled devices (simulated)"
+            title = f"{scenario.controller.policy} on {scenario.config.num_devices} simulated devices"
             draw_chart(picture, chart, title=title)
     served = served_in(trace)
     if json:
@@ -147,7 +132,7 @@ def _scenario(
         raise UserError(f"{requests} holds no requests; write one JSON object per line")
     ids = {str(line.id): line.id for line in workload if line.id is not None}
     if len(ids) < len(workload):
-        raise UserError(f"{requests}: an id stands there once as text and once as a number or a place; use other names")
+        raise UserError(f"{requests}: an id occurs once as text and once as a number or a place; use other names")
     known = {row.pipeline for row in table.rows}
     for line in workload:
         if line.pipeline not in known:
@@ -195,8 +180,8 @@ def _run(scenario: _Scenario, header: Header, recorder: Recorder | None, events:
             observers.append(lambda *_: bar.update(task, completed=simulation.num_ended))
 
         def observe(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
-            for tell in observers:
-                tell(event, actions, now_ns)
+            for observer in observers:
+                observer(event, actions, now_ns)
 
         return simulation.run(scenario.requests, observe=observe if observers else None)
 

@@ -9,6 +9,7 @@ import typer
 
 from tilework.cli.console import UserError, out, print_json, user_errors
 from tilework.cli.logs import is_log, load_history
+from tilework.cli.options.common import AsJson, examples
 from tilework.cli.views.charts import chart_of_history, check_timeline_files, draw_chart
 from tilework.formats.json_lines import BadLine
 from tilework.formats.workload import read_workload
@@ -16,9 +17,9 @@ from tilework.report.chart import Chart, busy_shares, chart_of_schedule
 from tilework.report.schedule import read_schedule
 from tilework.report.words import counted_devices
 
-EXAMPLE = (
-    "Examples: tilework timeline events.jsonl --out run.html --out run.png  |  "
-    "tilework timeline schedule.jsonl --requests requests.jsonl --out run.json"
+EXAMPLE = examples(
+    "tilework timeline events.jsonl --out run.html --out run.png",
+    "tilework timeline schedule.jsonl --requests requests.jsonl \\\n  --out run.json",
 )
 
 
@@ -35,7 +36,7 @@ def command(
         Path | None, typer.Option(help="The requests of a schedule: adds their sizes, arrivals and deadlines.")
     ] = None,
     title: Annotated[str | None, typer.Option(help="Title; default the policy of a log, or the file's name.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Draw who ran where and when, from the event log of a server or a simulation, or from a schedule.
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tilework.cli.console import UserError, out, print_json, user_errors
+from tilework.cli.options.common import AsJson, examples
 from tilework.cli.views.workload import Shown, described, overview, plain, print_one, sentence, sizes_table, summary
 from tilework.cost.table import BadCostTable
 from tilework.cost.table_costs import TableCosts
@@ -31,14 +32,14 @@ from tilework.sim.workloads.registry import (
 )
 
 app = typer.Typer(help="Make, show and list workloads.", no_args_is_help=True)
-LIST_EXAMPLE = "Examples: tilework workload list  |  tilework workload list tetriserve"
-MAKE_EXAMPLE = (
-    "Examples: tilework workload make tetriserve --out r.jsonl --rpm 18 --scale 1.2 --set mix=skewed  |  "
-    "tilework simulate r.jsonl --cost flux1dev_h100_eager --devices 8"
+LIST_EXAMPLE = examples("tilework workload list", "tilework workload list tetriserve")
+MAKE_EXAMPLE = examples(
+    "tilework workload make tetriserve --out r.jsonl --rpm 18 --scale 1.2 \\\n  --set mix=skewed",
+    "tilework simulate r.jsonl --cost flux1dev_h100_eager --devices 8",
 )
-SHOW_EXAMPLE = (
-    "Examples: tilework workload show ddit --rate 1 --png ddit.png  |  "
-    "tilework workload show r.jsonl --cost flux1_l20 --devices 8 --png r.png"
+SHOW_EXAMPLE = examples(
+    "tilework workload show ddit --rate 1 --png ddit.png",
+    "tilework workload show r.jsonl --cost flux1_l20 --devices 8 --png r.png",
 )
 
 Rate = Annotated[float | None, typer.Option(help="Requests per second on average.")]
@@ -51,7 +52,6 @@ Set = Annotated[
     typer.Option("--set", metavar="NAME=VALUE", help="A parameter of the workload (workload list NAME); repeatable."),
 ]
 Seed = Annotated[int, typer.Option(help="Decides all that is drawn.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,17 +6,16 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import tilework
+from tilework.cli.bench_run import Run
 from tilework.cli.console import out
-from tilework.client.bench import Bench
 from tilework.client.record import Record
-from tilework.core.request import Shape
-from tilework.formats.workload import WorkloadRequest, write_workload
+from tilework.formats.workload import write_workload
 from tilework.report.chart import chart_of_schedule
 from tilework.report.latency import draw_latency
 from tilework.report.schedule import Schedule, write_schedule
@@ -27,22 +26,6 @@ from tilework.report.timeline import draw_timeline
 LAG_WARNING_S = 0.05
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A measurement that has ended. `workload` has its deadlines; `started` is the wall clock's, ISO 8601."""
-
-    bench: Bench
-    workload: tuple[WorkloadRequest, ...]
-    unloaded_s: Mapping[Shape, float]
-    records: tuple[Record, ...]
-    started: str
-
-    @property
-    def title(self) -> str:
-        config = self.bench.config
-        return f"{len(self.records)} requests to {config.model} at {config.url}"
-
-
 def document(run: Run, command: list[str]) -> dict[str, Any]:
     """All that the run came to, as plain JSON: what was asked, of whom, by what, and the figures."""
     records = run.records
@@ -51,6 +34,7 @@ def document(run: Run, command: list[str]) -> dict[str, Any]:
     return {
         "command": command,
         "started": run.started,
+        "interrupted": run.is_interrupted,
         "versions": {
             "tilework": tilework.__version__,
             "python": platform.python_version(),

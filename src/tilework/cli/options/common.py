@@ -1,0 +1,37 @@
+"""Options that several commands have, and how examples are written below a command's help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+# Where and how a model runs.
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16; default by device.")]
+WorkerThreads = Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")]
+ProfilesFile = Annotated[
+    Path | None,
+    typer.Option("--profiles", envvar="TILEWORK_PROFILES", help="Profile database; default in the user's cache."),
+]
+
+# What is simulated.
+DevicesPerNode = Annotated[
+    int | None,
+    typer.Option(min=1, help="Devices of a node, which no group leaves; default: the cost table's."),
+]
+SwitchMs = Annotated[
+    float,
+    typer.Option(min=0, help="Time lost when devices go on with another job, or a job goes on on other devices."),
+]
+Jitter = Annotated[float, typer.Option(min=0, max=1, help="Relative standard deviation of each duration.")]
+Processes = Annotated[int | None, typer.Option(min=1, help="Processes to use; default: one per core.")]
+
+
+def examples(*commands: str) -> str:
+    """The end of a command's help: one example per line, kept as written (that is what \\b asks for)."""
+    lines = [line for command in commands for line in command.split("\n")]
+    return "\b\n" + "\n".join(["Examples:" if len(commands) > 1 else "Example:", *(f"  {line}" for line in lines)])

@@ -1,0 +1,101 @@
+"""The options of `tilework serve`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tilework.cli.sizes import parse_bytes
+
+
+class Backend(StrEnum):
+    """What the workers do with a request: run a model, or take as long as a cost table says."""
+
+    DIFFUSERS = "diffusers"
+    MODELLED = "modelled"
+
+
+class LogLevel(StrEnum):
+    """The least level of what the server logs; `info` has a line for every call."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+Model = Annotated[
+    str | None,
+    typer.Argument(help="shapes (the default), a diffusers directory, or a hub id; a pipeline of --cost."),
+]
+Workers = Annotated[
+    int, typer.Option("--workers", "--devices", min=1, max=1024, help="Worker processes, one per device.")
+]
+Policy = Annotated[str, typer.Option(help="Scheduling policy, by a name of docs/policies.md.")]
+WorkerMemory = Annotated[
+    int | None,
+    typer.Option(
+        parser=parse_bytes,
+        metavar="SIZE",
+        envvar="TILEWORK_WORKER_MEMORY",
+        help="What a work may take beside the model, as in 800MB or 2GiB; default: what the device has.",
+    ),
+]
+BackendName = Annotated[
+    Backend,
+    typer.Option(
+        "--backend", help="diffusers runs the model; modelled simulates devices that take the time of --cost."
+    ),
+]
+Cost = Annotated[
+    str | None,
+    typer.Option(help="Cost table to plan with: a JSON file, or a name of `tilework cost list`; default: measured."),
+]
+Recalibrate = Annotated[bool, typer.Option("--recalibrate", help="Measure again what an earlier start has measured.")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on; default 127.0.0.1.")]
+Port = Annotated[int | None, typer.Option(help="Port; default 8000; 0 takes a free one.")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(help="Ask clients for this key. Better set TILEWORK_API_KEY, which no list of processes shows."),
+]
+Tenants = Annotated[
+    Path | None, typer.Option(help="TOML file of tenants: their keys, weights and limits (docs/serving.md).")
+]
+Durable = Annotated[
+    Path | None,
+    typer.Option(help="Keep accepted requests in this directory, so that the next start finishes what is open."),
+]
+MaxBacklog = Annotated[
+    float | None,
+    typer.Option(
+        help="Refuse further requests while those accepted need more than this many seconds of all devices; "
+        "default 3600."
+    ),
+]
+MaxBatch = Annotated[
+    int | None,
+    typer.Option(help="Most pictures in one forward pass; default 12. With 1, each is bit for bit as it is alone."),
+]
+Log = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write the event log here, for replay, explain, timeline and simulate. Default: none; with --durable DIR "
+        "a new DIR/events-N.jsonl at every start."
+    ),
+]
+StuckAfter = Annotated[
+    float,
+    typer.Option(min=1, help="Seconds without a step after which a work counts as stuck, or more if its steps are."),
+]
+LogLevelName = Annotated[
+    LogLevel,
+    typer.Option(
+        "--log-level",
+        envvar="TILEWORK_LOG_LEVEL",
+        case_sensitive=False,
+        help="Least level of what is logged to stderr; info has a line per call.",
+    ),
+]
+ReadyJson = Annotated[bool, typer.Option("--json", help="Print one JSON line when ready, instead of text.")]

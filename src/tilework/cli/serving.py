@@ -1,0 +1,113 @@
+"""A server from its first setting to its end: engine, workers, durable directory and event log, put together.
+
+Needs the extra `serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.status import Status
+from setproctitle import setproctitle
+
+from tilework.cli.console import console, out, print_json, user_errors
+from tilework.cli.measured import open_profiles
+from tilework.control.controller import ControllerConfig
+from tilework.control.watchdog import WatchdogConfig
+from tilework.core.time import ns_from_s
+from tilework.core.wire import SimulatedSource, Source
+from tilework.cost.table import CostTable
+from tilework.runtime.costs import CostCache
+from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.executor import LocalConfig, LocalExecutor, WorkerStartFailed
+from tilework.server.config import ConfigError, ServerConfig, load_config
+from tilework.server.main import AddressInUse
+from tilework.server.main import serve as serve_http
+from tilework.store.durable import DurableDirectory
+from tilework.store.journal import JournalUnusable
+
+_NOT_OF_THE_SERVER = ("profiles", "log_level", "worker_memory")
+"""Settings of the environment that belong to the command."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What `tilework serve` was asked for. `settings` are those of the server that were given as options, or None."""
+
+    source: Source
+    num_workers: int
+    policy: str
+    table: CostTable | None
+    profiles: Path | None
+    recalibrate: bool
+    settings: Mapping[str, object]
+    log: Path | None
+    stuck_after_s: float
+    json: bool
+
+    def run(self) -> None:
+        """Serve until a signal ends it. Raises UserError."""
+        setproctitle("tilework: server")
+        started_s = time.monotonic()
+        with (
+            user_errors(ConfigError, AddressInUse, WorkerStartFailed, JournalUnusable, OSError),
+            ExitStack() as stack,
+        ):
+            config = load_config(os.environ, dict(self.settings), others=_NOT_OF_THE_SERVER)
+            state = stack.enter_context(closing(DurableDirectory(Path(config.durable)))) if config.durable else None
+            status = stack.enter_context(console.status(f"starting {self.num_workers} x {self._device}"))
+            engine = self._engine(config, state, stack, status)
+
+            def on_ready(url: str) -> None:
+                status.stop()
+                seconds = round(time.monotonic() - started_s, 3)
+                ready: dict[str, object] = {"url": url, "model": engine.info.name, "workers": self.num_workers}
+                ready |= {"ready_s": seconds}
+                ready |= {"restored": engine.health().num_jobs} if state is not None else {}
+                print_json(ready) if self.json else self._greet(ready, config.durable)
+
+            asyncio.run(serve_http(engine, config, on_ready=on_ready, durable=state))
+
+    @property
+    def _device(self) -> str:
+        """What the workers run on, in a word."""
+        return "modelled" if isinstance(self.source, SimulatedSource) else self.source.device
+
+    def _engine(self, config: ServerConfig, state: DurableDirectory | None, stack: ExitStack, status: Status) -> Engine:
+        """The engine, not yet started. Its log is closed with `stack`; `status` shows what it measures."""
+        log = state.new_log() if self.log is None and state is not None else self.log
+        lines = stack.enter_context(log.open("w", encoding="utf-8")) if log else None
+        controller = ControllerConfig(
+            policy=self.policy,
+            max_jobs=config.max_jobs,
+            max_backlog_ns=ns_from_s(config.max_backlog_s),
+            max_batch=config.max_batch,
+        )
+        engine_config = EngineConfig(
+            controller=controller,
+            watchdog=WatchdogConfig(least_ns=ns_from_s(self.stuck_after_s)),
+            table=self.table,
+            cache=CostCache(open_profiles(self.profiles), refresh=self.recalibrate),
+            begin_ns=0 if state is None else state.now_ns(),
+        )
+        owner, journal = (None, None) if state is None else (state.path, state.journal)
+        executor = LocalExecutor(LocalConfig(num_workers=self.num_workers, source=self.source, owner=owner))
+
+        def on_measured(num_done: int, num_all: int) -> None:
+            status.update(f"measuring what steps cost here: {num_done} of {num_all}")
+
+        return Engine(engine_config, executor, lines, on_measured, keeper=journal)
+
+    def _greet(self, ready: Mapping[str, object], durable: str | None) -> None:
+        url, workers = ready["url"], f"{self.num_workers} x {self._device}"
+        head = f"{ready['model']} on {workers}, policy {self.policy}: ready in {ready['ready_s']:.1f} s at {url}"
+        restored = f"  {ready['restored']} images taken over from {durable}" if durable else None
+        where = f"  API documentation {url}/docs, metrics {url}/metrics; stop with Ctrl-C"
+        for line in filter(None, (head, restored, where)):
+            out.print(line, soft_wrap=True)
