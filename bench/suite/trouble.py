@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from suite.case import CaseFailed
+from tilework.control.driver.result import Ending
 from tilework.core.actions import RunStage, RunSteps
 from tilework.core.request import OnMiss
 from tilework.core.time import s_from_ns
@@ -17,7 +18,7 @@ from tilework.core.wire import Ended, ModelSource, Progress, Report, Spec
 from tilework.core.work import Work
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor, WorkerStartFailed
-from tilework.runtime.observer import EndedWork, Ending, Observer
+from tilework.runtime.observer import EndedWork, Observer
 from tilework.runtime.ticket import Outcome, Ticket
 
 

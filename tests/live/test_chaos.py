@@ -81,7 +81,7 @@ class Service:
                 for work in device.works[:1]:
                     jobs = tracker.members(work)
                     if work.stage.name == DIFFUSE and jobs and not jobs[0].failures:
-                        found[device.device_id] = self.engine._roster[jobs[0].job_id].ticket.steps_done
+                        found[device.device_id] = self.engine._requests[jobs[0].job_id].ticket.steps_done
             return found
 
         return asyncio.run_coroutine_threadsafe(look(), self.loop).result(PATIENCE_S)

@@ -295,9 +295,8 @@ def assert_nothing_is_left(engine: Engine) -> None:
     """An engine that serves nobody remembers nobody: a leak would show here first."""
     left = {name: value for name, value in vars(engine).items() if isinstance(value, dict) and value}
     assert not left
-    assert not engine._dispatcher._in_flight._in_flight
-    assert not engine._states._loads
-    assert not engine._states._arrivals
+    assert not engine._control._incoming
+    assert engine._dispatcher.is_idle
     assert not left_behind(engine._executor), "blobs of requests that have ended"
 
 

@@ -1,8 +1,7 @@
-"""Parts of the runtime that need no worker: in_flight, groups, the directory of blobs."""
+"""Parts of the runtime that need no worker: groups, the directory of blobs."""
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import signal
@@ -10,128 +9,21 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilework.core.checkpoint import Checkpoint
-from tilework.core.wire import Ended, GroupRef, ImportState, Spec, StateBlob
-from tilework.core.work import DIFFUSE, Group, StageId, Work
+from tilework.core.wire import GroupRef, StateBlob
+from tilework.core.work import Group
 from tilework.pipelines import serialization
 from tilework.runtime import state_blobs
 from tilework.runtime.groups import GroupTable
-from tilework.runtime.in_flight import InFlightWork, InFlightWorks
 from tilework.runtime.state_blobs import StateBlobDirectory
-from tilework.runtime.state_registry import StateRegistry
 from tilework.worker.state_blobs import StateBlobs
 
 CPU = torch.device("cpu")
-
-
-def work(work_id: int = 1, devices: Group = (0, 1, 2)) -> Work:
-    return Work(
-        work_id=work_id,
-        stage=StageId("toy", DIFFUSE),
-        job_ids=(7,),
-        attempts=(1,),
-        first_steps=(0,),
-        devices=devices,
-        num_steps=5,
-        why="",
-    )
-
-
-def in_flight(*devices: int) -> InFlightWorks:
-    result = InFlightWorks()
-    group = GroupRef(1, devices) if len(devices) > 1 else None
-    result.begin(InFlightWork(work=work(devices=devices), group=group, requests=(), predicted_ns=0))
-    return result
-
-
-def test_a_device_keeps_what_it_has_of_a_job_of_which_nothing_more_comes() -> None:
-    """It may be there that the job goes on, where it was before the work that was stopped."""
-
-    async def scenario() -> None:
-        sent: dict[int, asyncio.Future[Any]] = {}
-        states = StateRegistry(SimpleNamespace(send=sent.__setitem__, discard=None))  # type: ignore[arg-type]
-        spec = Spec(prompt="", negative_prompt="", height=64, width=64, steps=5, guidance_scale=1.0, seed=0)
-        state = StateBlob("state", 1)
-        for job_id in (7, 8):
-            states.begin(job_id, spec, Checkpoint(steps_done=2, conditioning=StateBlob("text", 1), state=state))
-            states.move(job_id, (job_id,), conditioning=False, behind=work())
-        states.arrive(work(), usable=(8,))
-        assert sent[7].result() is None
-        assert sent[8].result() == ImportState(8, spec, None, state)
-
-    asyncio.run(scenario())
-
-
-def ended(steps: int, *, broken: bool = False, blob: str = "") -> Ended:
-    return Ended(1, 0, 0, steps, broken=broken, blobs={1: StateBlob(blob, 1)} if blob else {})
-
-
-def test_the_leader_speaks_for_its_group() -> None:
-    flown = in_flight(0, 1, 2)
-    assert flown.report(1, ended(5)) is None
-    result = flown.report(0, ended(5, blob="state"))
-    assert result is not None
-    assert result.ended.blobs == {1: StateBlob("state", 1)}
-    assert 1 not in flown
-
-
-def test_all_survivors_of_a_broken_group_are_heard_and_the_farthest_counts() -> None:
-    flown = in_flight(0, 1, 2)
-    assert flown.report(2, ended(3, broken=True, blob="far")) is None
-    assert flown.lose(0) == ([], []), "rank 1 may have come farther"
-    result = flown.report(1, ended(2, broken=True, blob="near"))
-    assert result is not None
-    assert (result.ended.steps_done, result.spare) == (3, {StateBlob("near", 1)})
-
-
-def test_a_loss_lands_the_work_if_the_others_have_reported() -> None:
-    flown = in_flight(0, 1)
-    assert flown.report(0, ended(2, broken=True, blob="state")) is None
-    orphans, [result] = flown.lose(1)
-    assert not orphans
-    assert result.ended.steps_done == 2
-
-
-def test_a_follower_that_was_done_has_nothing_to_take_over() -> None:
-    flown = in_flight(0, 1, 2)
-    flown.report(1, ended(5))
-    flown.report(2, ended(4, broken=True, blob="state"))
-    [result] = flown.lose(0)[1]
-    assert result.ended.blobs == {1: StateBlob("state", 1)}, (
-        "five steps of which nothing is left are worth less than four"
-    )
-
-
-def test_without_the_leader_a_work_is_not_done_though_all_others_are() -> None:
-    flown = in_flight(0, 1, 2)
-    flown.report(1, ended(5))
-    flown.report(2, ended(5))
-    [result] = flown.lose(0)[1]
-    assert result.ended.broken
-    assert result.ended.steps_done == 0
-
-
-def test_a_group_that_breaks_though_nobody_is_lost_lands_too() -> None:
-    flown = in_flight(0, 1)
-    assert flown.report(0, ended(0, broken=True)) is None
-    result = flown.report(1, ended(0, broken=True))
-    assert result is not None
-    assert result.ended.broken
-
-
-def test_works_without_survivors_are_orphans() -> None:
-    flown = in_flight(0, 1)
-    assert flown.lose(1) == ([], [])
-    [orphan] = flown.lose(0)[0]
-    assert orphan.work == work(devices=(0, 1))
-    assert 1 not in flown
 
 
 groups = st.lists(st.integers(0, 5), min_size=2, max_size=4, unique=True).map(lambda devices: tuple(sorted(devices)))

@@ -24,6 +24,7 @@ import tiny
 from builders import PIPELINE, request
 from fake_engine import FakeEngine, Plan, serving
 from tilework.control.controller import ControllerConfig
+from tilework.control.driver.result import Ending
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import OnMiss, RefusalCode, Request, Shape, Status
@@ -34,7 +35,7 @@ from tilework.cost.table import CostTable
 from tilework.runtime.bubbles import Bubbles
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor
-from tilework.runtime.observer import EndedWork, Ending
+from tilework.runtime.observer import EndedWork
 from tilework.runtime.ticket import Outcome, Segment, Ticket
 from tilework.server.api.app import create_app
 from tilework.server.config import ServerConfig

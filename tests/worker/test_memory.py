@@ -22,8 +22,8 @@ from runtime.test_engine import PingPong
 from tilework.cli.sizes import parse_bytes
 from tilework.comm.groups import Groups
 from tilework.control.controller import ControllerConfig
+from tilework.control.driver.result import Ending
 from tilework.core.actions import RunStage
-from tilework.core.events import OutOfMemory
 from tilework.core.request import OnMiss, RefusalCode, Shape, Status
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import (
@@ -33,15 +33,13 @@ from tilework.core.wire import (
     Encode,
     Ended,
     Failed,
-    GroupRef,
     ImportState,
     ModelSource,
     Report,
     SimulatedSource,
     Spec,
-    StateBlob,
 )
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId, Work
+from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
 from tilework.cost.memory import FORGET_NS, MemoryLimits
 from tilework.cost.table import CostTable
 from tilework.pipelines.family import Family
@@ -49,8 +47,7 @@ from tilework.pipelines.loading import load
 from tilework.policy import registry
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor
-from tilework.runtime.in_flight import InFlightWork, InFlightWorks
-from tilework.runtime.observer import EndedWork, Ending, Observer
+from tilework.runtime.observer import EndedWork, Observer
 from tilework.runtime.ticket import Outcome, Refusal
 from tilework.worker.memory import Budget, is_out_of_memory
 from tilework.worker.state_blobs import StateBlobs
@@ -304,20 +301,6 @@ def test_what_a_work_had_taken_is_free_before_its_state_is_put_down(
     monkeypatch.setattr(family, "predict", predict)
     monkeypatch.setattr(family, "export", export)
     assert result(run(Denoise(2, ((1, 0),), 4))[0]) == (1, True, True)
-
-
-def test_a_group_lands_when_all_have_said_how_far_they_came() -> None:
-    work = Work(
-        work_id=1, stage=STEPS, job_ids=(1,), attempts=(0,), first_steps=(0,), devices=(0, 1), num_steps=4, why=""
-    )
-    flights = InFlightWorks()
-    flights.begin(InFlightWork(work=work, group=GroupRef(1, (0, 1)), requests=(), predicted_ns=0))
-    assert flights.report(0, Ended(1, 0, 0, 1, out_of_memory=True, blobs={1: StateBlob("a", 1)})) is None
-    landing = flights.report(1, Ended(1, 0, 0, 2, broken=True, blobs={1: StateBlob("b", 1)}))
-    assert landing is not None
-    assert landing.event == OutOfMemory(1, 2)
-    assert landing.ending is Ending.OUT_OF_MEMORY
-    assert landing.spare == {StateBlob("a", 1)}
 
 
 # The live engine.

@@ -21,6 +21,7 @@ from tilework.admission.admission_limits import AdmissionLimits
 from tilework.admission.eta import EtaAdmission
 from tilework.admission.reservation_guard import ReservationGuard
 from tilework.control.job import Job
+from tilework.control.occupancy import Occupancy, occupancy
 from tilework.control.tracker import Tracker
 from tilework.core.actions import (
     Accept,
@@ -118,6 +119,19 @@ class Controller:
         self.tracker.at(now_ns)
         job = self.tracker.jobs[job_id]
         return self._admission.eta_ns(job, self.tracker, now_ns)
+
+    @property
+    def num_jobs(self) -> int:
+        """Jobs that have not ended."""
+        return self.tracker.num_jobs()
+
+    @property
+    def num_waiting(self) -> int:
+        return self.tracker.num_waiting()
+
+    def occupancy(self, now_ns: int) -> Occupancy:
+        """What waits and runs now; takes time in proportion to the open jobs."""
+        return occupancy(self.tracker, now_ns)
 
     # 1. Record.
 

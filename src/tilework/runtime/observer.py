@@ -4,25 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
+from tilework.control.driver.result import Ending
 from tilework.core.request import RefusalCode, Request
 from tilework.core.work import Work
 from tilework.runtime.ticket import Outcome, Ticket
-
-
-class Ending(StrEnum):
-    """How a work ended. `LOST`: with all its devices; `BROKEN`: with some of them.
-
-    `OUT_OF_MEMORY`: it needed more than a device has, and goes on in another way.
-    """
-
-    DONE = "done"
-    STOPPED = "stopped"
-    BROKEN = "broken"
-    OUT_OF_MEMORY = "out_of_memory"
-    FAILED = "failed"
-    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,18 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilework.core.wire import Image, Spec
-from tilework.core.work import Work
 from tilework.runtime.ticket import Ticket
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Entry:
-    """What is kept of an open request; `last_work` is its latest, and `image` what that has left."""
+    """What is kept of an open request; `image` is what its latest work has left."""
 
     spec: Spec
     ticket: Ticket
     image: Image | None = None
-    last_work: Work | None = None
 
 
 class RequestTable:

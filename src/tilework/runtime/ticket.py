@@ -135,7 +135,11 @@ class Ticket:
         """
         number, self._next_watcher = self._next_watcher, self._next_watcher + 1
         self._watchers[number] = on_change
-        return lambda: self._watchers.pop(number, None) and None
+
+        def unwatch() -> None:
+            self._watchers.pop(number, None)
+
+        return unwatch
 
     def note(self, at_ns: int, action: Action) -> None:
         """Keep an action that concerns the request."""
@@ -161,7 +165,7 @@ class Ticket:
         self._tell()
 
     def pause(self) -> None:
-        """None of its works is in in_flight_work any more."""
+        """It has no work any more."""
         self.is_running = False
         self._tell()
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from tilework.control.driver.result import Ending
 from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
 from tilework.core.work import DIFFUSE, STAGES
 from tilework.runtime.bubbles import Bubbles
-from tilework.runtime.observer import EndedWork, Ending
+from tilework.runtime.observer import EndedWork
 from tilework.server.metrics.meters import RATIO, STEP_S, WORK_S, Meters, Names
 
 _SHARED = "shared"  # In place of a size, for works of several requests.

@@ -1,0 +1,72 @@
+"""Works in flight, and what the reports of a group's members amount to."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, field, replace
+
+from tilework.core.wire import Ended, StateBlob
+from tilework.core.work import Work
+
+
+@dataclass(slots=True, eq=False)
+class InFlightWork:
+    """A work that devices have been told to run.
+
+    The leader, a group's first device, speaks for its group. When a member is lost, breaks off or runs out of memory,
+    the reports of all that are left are awaited, and the survivor that came farthest counts.
+
+    `is_broken_off`: its group has been told to end it.
+    """
+
+    work: Work
+    reports: dict[int, Ended] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
+    is_broken_off: bool = False
+
+    @property
+    def awaited(self) -> Set[int]:
+        """The devices that have not reported and are not lost."""
+        return set(self.work.devices) - self.reports.keys() - self.lost
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether all its devices are."""
+        return len(self.lost) == len(self.work.devices)
+
+    @property
+    def blobs(self) -> set[StateBlob]:
+        """What its devices have put down for it so far."""
+        return {blob for report in self.reports.values() for blob in report.blobs.values()}
+
+    def take(self, device_id: int, report: Ended) -> Ended | None:
+        """Take a device's report; returns what counts in the end, None as long as others are awaited."""
+        self.reports[device_id] = report
+        if device_id == self.work.devices[0] and not is_cut_off(report):
+            return report
+        return self.merged()
+
+    def merged(self) -> Ended | None:
+        """The report of the survivor that came farthest; of several, the first. None as long as others are awaited."""
+        if self.awaited or not self.reports:
+            return None
+        reports = [self.reports[device_id] for device_id in self.work.devices if device_id in self.reports]
+        farthest = max(reports, key=_steps_kept)
+        no_memory = any(report.out_of_memory for report in reports)
+        return replace(
+            farthest,
+            stopped=False,
+            broken=not no_memory,
+            out_of_memory=no_memory,
+            steps_done=_steps_kept(farthest),
+        )
+
+
+def is_cut_off(report: Ended) -> bool:
+    """Whether a device could not go on, so that the others of its group cannot, either."""
+    return report.broken or report.out_of_memory
+
+
+def _steps_kept(report: Ended) -> int:
+    """Steps whose result can be taken over: a device that was done when the leader was lost has put nothing down."""
+    return report.steps_done if report.blobs else 0

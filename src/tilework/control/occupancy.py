@@ -1,0 +1,28 @@
+"""How much the cluster has to do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tilework.control.tracker import Tracker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """`waiting` and `running` count open jobs by class; `backlog_ns` is the device time that all of them will take."""
+
+    waiting: Mapping[str, int]
+    running: Mapping[str, int]
+    backlog_ns: int
+
+
+def occupancy(tracker: Tracker, now_ns: int) -> Occupancy:
+    """What waits and runs now."""
+    jobs = tracker.jobs.values()
+    return Occupancy(
+        waiting=Counter(job.request.priority for job in jobs if not job.works),
+        running=Counter(job.request.priority for job in jobs if job.works),
+        backlog_ns=tracker.held().device_ns + sum(max(0, device.free_ns - now_ns) for device in tracker.devices),
+    )

@@ -1,0 +1,139 @@
+"""Events to the controller, its actions to those that they concern."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tilework.control.controller import Controller
+from tilework.control.log import entry_line
+from tilework.core.actions import Accept, Action, Finish, Reject, WakeAt, jobs_of
+from tilework.core.checkpoint import Checkpoint
+from tilework.core.events import Event, Restored, Submitted, Woke
+from tilework.core.request import Request, Status
+from tilework.core.time import NS_PER_S
+from tilework.core.wire import Image, Spec
+from tilework.runtime.log_file import LogFile
+from tilework.runtime.observer import Observer
+from tilework.runtime.request_table import RequestTable
+from tilework.runtime.ticket import Outcome, Ticket
+from tilework.runtime.work_dispatcher import WorkDispatcher
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A request that the controller is told of; `checkpoint` is what is there of it already."""
+
+    request: Request
+    spec: Spec
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+
+
+class ControlLoop:
+    """Hands each event to the controller, logs it with the answer, and performs the actions."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        requests: RequestTable,
+        log: LogFile,
+        observer: Observer,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._controller = controller
+        self._requests = requests
+        self._log = log
+        self._observer = observer
+        self._now_ns = now_ns
+        self._loop = asyncio.get_running_loop()
+        self._incoming: dict[str, Incoming] = {}
+        self._is_stopped = False
+
+    def attach(self, dispatcher: WorkDispatcher, holds_states: bool) -> None:
+        """Let this one run works. With `holds_states` those of requests that are done are held until released."""
+        self._dispatcher = dispatcher
+        self._holds_states = holds_states
+
+    def observe(self, observer: Observer) -> None:
+        """Tell this one, and no other, what happens from now on."""
+        self._observer = observer
+        self._dispatcher.observe(observer)
+
+    def stop(self, reason: str) -> None:
+        """End all open tickets; the controller is told nothing any more."""
+        self._is_stopped = True
+        for entry in self._requests:
+            self.resolve(entry.ticket, Status.CANCELLED, reason)
+        self._requests.clear()
+
+    def submit(self, event: Submitted | Restored, incoming: Sequence[Incoming], now_ns: int) -> Action:
+        """Bring requests in; returns the answer to the first."""
+        self._incoming |= {one.request.uid: one for one in incoming}
+        return self.handle(event, now_ns)[0]
+
+    def handle(self, event: Event, now_ns: int | None = None) -> tuple[Action, ...]:
+        now_ns = self._now_ns() if now_ns is None else now_ns
+        began_ns = time.perf_counter_ns()
+        actions = self._controller.handle(event, now_ns)
+        took_ns = time.perf_counter_ns() - began_ns
+        self._observer.on_decided(now_ns, took_ns, self._controller.num_waiting)
+        self._log.write(entry_line(event, actions, now_ns))
+        for action in actions:
+            self._perform(action)
+            self._note(action, now_ns)
+        return actions
+
+    def _note(self, action: Action, now_ns: int) -> None:
+        """Keep an action, to say why later; the last one, `Finish`, is in the outcome."""
+        for job_id in jobs_of(action):
+            if entry := self._requests.get(job_id):
+                entry.ticket.note(now_ns, action)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Accept(job_id, uid, eta_ns):
+                self._accept(job_id, uid, eta_ns)
+            case Reject(uid, code=code):
+                self._observer.on_refused(self._incoming.pop(uid).request, code)
+            case Finish(job_id, uid, status, reason):
+                self._finish(job_id, uid, status, reason)
+            case WakeAt(at_ns):
+                delay_s = max(0, at_ns - self._now_ns()) / NS_PER_S
+                self._loop.call_later(delay_s, self._wake)
+            case _:
+                self._dispatcher.perform(action)
+
+    def _wake(self) -> None:
+        if not self._is_stopped:
+            self.handle(Woke())
+
+    def _accept(self, job_id: int, uid: str, eta_ns: int) -> None:
+        incoming = self._incoming.pop(uid)
+        self._requests.add(job_id, incoming.spec, self.ticket(incoming.request, eta_ns))
+        self._dispatcher.begin(job_id, incoming.checkpoint)
+
+    def ticket(self, request: Request, eta_ns: int) -> Ticket:
+        return Ticket(request=request, eta_ns=eta_ns, outcome=self._loop.create_future())
+
+    def _finish(self, job_id: int, uid: str, status: Status, reason: str) -> None:
+        entry = self._requests.remove(job_id)
+        if self._holds_states and status is Status.DONE:
+            self._dispatcher.hold(job_id, uid)
+        else:
+            self._dispatcher.end(job_id)
+        self.resolve(entry.ticket, status, reason, entry.image if status is Status.DONE else None)
+
+    def resolve(self, ticket: Ticket, status: Status, reason: str, image: Image | None = None) -> None:
+        """Bring a ticket to its one end."""
+        outcome = Outcome(
+            uid=ticket.request.uid,
+            status=status,
+            reason=reason,
+            finished_ns=self._now_ns(),
+            image=image,
+            segments=tuple(ticket.segments),
+        )
+        self._observer.on_ended(ticket, outcome)
+        ticket.end(outcome)

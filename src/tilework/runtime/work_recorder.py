@@ -1,0 +1,109 @@
+"""What tickets, the keeper of checkpoints and the observer learn of works."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tilework.control.controller import Controller
+from tilework.control.driver.result import WorkResult
+from tilework.core.checkpoint import CheckpointKeeper
+from tilework.core.request import Request
+from tilework.core.wire import Ended, Preview, StateBlob
+from tilework.core.work import ENCODE, Work
+from tilework.runtime.observer import EndedWork, Observer
+from tilework.runtime.request_table import RequestTable
+from tilework.runtime.ticket import Preview as TicketPreview
+from tilework.runtime.ticket import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What a work was begun for, and how long it was predicted to run."""
+
+    requests: tuple[Request, ...]
+    predicted_ns: int
+
+
+class WorkRecorder:
+    """Follows each work from its start to its end. `origin_ns` is the engine's zero on the machine's clock."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        requests: RequestTable,
+        keeper: CheckpointKeeper | None,
+        observer: Observer,
+        origin_ns: int,
+    ) -> None:
+        self.observer = observer
+        self._costs = controller.costs
+        self._requests = requests
+        self._keeper = keeper
+        self._origin_ns = origin_ns
+        self._begun: dict[int, _Begun] = {}
+
+    def begin(self, work: Work) -> None:
+        requests = tuple(self._requests[job_id].ticket.request for job_id in work.job_ids)
+        predicted_ns = self._costs.work_ns(work.stage, requests, len(work.devices), work.num_steps)
+        self._begun[work.work_id] = _Begun(requests, predicted_ns)
+
+    def progress(self, members: Mapping[int, int], steps_done: int) -> None:
+        """A step of a work has ended; `members` are its jobs, each with the steps that it had before."""
+        for job_id, first_step in members.items():
+            self._requests[job_id].ticket.progress(first_step + steps_done)
+
+    def preview(self, members: Mapping[int, int], preview: Preview) -> None:
+        if (first_step := members.get(preview.job_id)) is not None:
+            shown = TicketPreview(first_step + preview.steps_done, preview.image)
+            self._requests[preview.job_id].ticket.show(shown)
+            self.observer.on_previewed(preview.job_id)
+
+    def keep(self, result: WorkResult) -> None:
+        """Before the controller is told: take over what a work has left of its requests."""
+        report = result.report
+        if report is None:
+            return
+        for job_id, first_step in result.members.items():
+            entry = self._requests[job_id]
+            entry.ticket.add(self._segment(result.work, report), first_step)
+            entry.image = report.image
+            if self._keeper is not None and job_id in report.blobs:
+                blob, uid = report.blobs[job_id], entry.ticket.request.uid
+                _checkpoint(self._keeper, uid, result.work, blob, first_step + report.steps_done)
+
+    def _segment(self, work: Work, report: Ended) -> Segment:
+        return Segment(
+            stage=work.stage.name,
+            devices=work.devices,
+            num_steps=report.steps_done,
+            start_ns=report.start_ns - self._origin_ns,
+            end_ns=report.end_ns - self._origin_ns,
+            sliced=work.sliced,
+            batch=len(work.job_ids) - len(report.absent),
+        )
+
+    def observe(self, result: WorkResult) -> None:
+        """After the controller was told: its costs are corrected by this work."""
+        work, begun = result.work, self._begun.pop(result.work.work_id)
+        now_ns = time.monotonic_ns()
+        start_ns, end_ns = (now_ns, now_ns) if result.report is None else (result.report.start_ns, result.report.end_ns)
+        ended = EndedWork(
+            work=work,
+            requests=begun.requests,
+            ending=result.ending,
+            steps_done=result.steps_done,
+            predicted_ns=begun.predicted_ns,
+            start_ns=start_ns - self._origin_ns,
+            end_ns=end_ns - self._origin_ns,
+            correction=self._costs.correction(work.stage, begun.requests, len(work.devices)),
+        )
+        self.observer.on_work_ended(ended)
+
+
+def _checkpoint(keeper: CheckpointKeeper, uid: str, work: Work, blob: StateBlob, steps_done: int) -> None:
+    if work.stage.name == ENCODE:
+        keeper.keep_conditioning(uid, blob)
+    else:
+        keeper.keep_state(uid, blob, steps_done)

@@ -1,0 +1,141 @@
+"""A driver core over a controller of which tests say what it believes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from tilework.control.driver.core import DriverCore
+from tilework.control.driver.effects import BreakOff, Discard, Effect, EndWork, Kill, ReportStuck, Resolve, Tell
+from tilework.control.driver.state_registry import StateMove
+from tilework.control.watchdog import WatchdogConfig
+from tilework.core.actions import MoveState, RunSteps
+from tilework.core.checkpoint import Checkpoint
+from tilework.core.wire import Ended, Failed, StateBlob
+from tilework.core.work import DIFFUSE, Group, StageId, Work
+
+STEPS = 20
+
+
+@dataclass
+class FakeJob:
+    attempt: int = 1
+    steps_done: int = 0
+    works: list[Work] = field(default_factory=list)
+    last_devices: Group = ()
+    request: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(steps=STEPS))
+
+    @property
+    def done(self) -> SimpleNamespace:
+        return SimpleNamespace(num_steps_left=STEPS - self.steps_done)
+
+
+@dataclass
+class FakeTracker:
+    jobs: dict[int, FakeJob] = field(default_factory=dict)
+    works: dict[int, Work] = field(default_factory=dict)
+    busy: set[int] = field(default_factory=set)
+
+    def is_busy(self, device_id: int) -> bool:
+        return device_id in self.busy
+
+
+class StuckWorks:
+    """A watchdog that names what it is told to."""
+
+    def __init__(self) -> None:
+        self.works: list[Work] = []
+
+    def look(self) -> list[Work]:
+        return self.works
+
+    def limit_ns(self, work: Work) -> int:
+        return 7
+
+
+class Rig:
+    """Jobs are encoded; the controller believes what `jobs` say, unless a test tells otherwise."""
+
+    def __init__(self, *job_ids: int) -> None:
+        self.tracker = FakeTracker({job_id: FakeJob() for job_id in job_ids or (1,)})
+        controller: Any = SimpleNamespace(tracker=self.tracker, costs=None)
+        self.core = DriverCore(controller, WatchdogConfig())
+        self.stuck = self.core._watchdog = StuckWorks()  # type: ignore[assignment]
+        for job_id in self.tracker.jobs:
+            self.core.states.begin(job_id, Checkpoint(conditioning=blob(f"text{job_id}")))
+        self.num_works = 0
+
+    def run(self, *devices: int, jobs: Sequence[int] = (1,), first_step: int = 0, num_steps: int = 4) -> Work:
+        self.num_works += 1
+        work = Work(
+            work_id=self.num_works,
+            stage=StageId("toy", DIFFUSE),
+            job_ids=tuple(jobs),
+            attempts=tuple(self.tracker.jobs[job_id].attempt for job_id in jobs),
+            first_steps=(first_step,) * len(jobs),
+            devices=devices,
+            num_steps=num_steps,
+            why="",
+        )
+        self.tracker.works[work.work_id] = work
+        assert self.core.perform(RunSteps(work)) == ((devices, work),)
+        return work
+
+    def move(self, job_id: int, target: int, *, conditioning: bool = False) -> StateMove:
+        ((devices, move),) = self.core.perform(MoveState(job_id, (target,), conditioning))
+        assert isinstance(move, StateMove)
+        assert devices == move.targets == (target,)
+        return move
+
+    def report(self, device_id: int, report: Ended | Failed, *, late: bool = False) -> list[Any]:
+        """What comes of a report, in short. The controller counts an end when it is told, unless it is too `late`."""
+        return list(map(short, self._followed(self.core.report(device_id, report), late)))
+
+    def lose(self, device_id: int) -> list[Any]:
+        return list(map(short, self._followed(self.core.lose(device_id, "killed"))))
+
+    def look(self, *works: Work) -> list[Any]:
+        self.stuck.works = list(works)
+        return list(map(short, self.core.look()))
+
+    def _followed(self, effects: Iterator[Effect], held: bool = False) -> Iterator[Effect]:
+        for effect in effects:
+            yield effect
+            if isinstance(effect, EndWork) and not held:
+                result = effect.result
+                self.tracker.works.pop(result.work.work_id, None)
+                for job_id, first_step in result.members.items():
+                    if result.report is not None:
+                        self.tracker.jobs[job_id].steps_done = first_step + result.steps_done
+
+
+def short(effect: Effect) -> Any:
+    """An effect as tests compare it: events as they are, other effects as (what, with what)."""
+    match effect:
+        case Tell(event):
+            return event
+        case EndWork(result):
+            return result.ending.value if result.event is None else result.event
+        case Resolve(move):
+            state = move.state.name if move.state else "no state"
+            return "move", move.targets, state if move.comes else "nothing"
+        case BreakOff(work):
+            return "break off", work.work_id
+        case Discard(blobs):
+            return "discard", {one.name for one in blobs}
+        case ReportStuck(work):
+            return "stuck", work.work_id
+        case Kill(device_id):
+            return "kill", device_id
+
+
+def blob(name: str) -> StateBlob:
+    return StateBlob(name, 1)
+
+
+def ended(work: Work, steps: int = 4, state: str = "", **fields: Any) -> Ended:
+    """A report; `state` is the blob of the work's only job."""
+    blobs = {work.job_ids[0]: blob(state)} if state else {}
+    return Ended(work.work_id, 10, 15, steps, **({"blobs": blobs} | fields))

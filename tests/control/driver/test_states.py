@@ -1,0 +1,172 @@
+"""Where states are: what is adopted, what a move brings and when, what is superseded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from control.driver.rig import Rig, blob, ended
+from tilework.core.checkpoint import Checkpoint
+from tilework.core.events import DeviceLost, LeftOut, StepsFinished, Stopped, WorkFailed
+from tilework.core.wire import Absent, Failed
+
+
+def after_four() -> Rig:
+    """A job that has four steps done, whose state is "four"."""
+    rig = Rig()
+    assert rig.report(0, ended(rig.run(0), state="four")) == [StepsFinished(1, 5)]
+    return rig
+
+
+def test_a_move_of_an_idle_job_brings_what_was_put_down_last() -> None:
+    rig = after_four()
+    known, new = rig.move(1, 1), rig.move(1, 2, conditioning=True)
+    assert (known.is_resolved, known.comes, known.source) == (True, True, (0,))
+    assert (known.conditioning, known.state) == (None, blob("four"))
+    assert (new.conditioning, new.state) == (blob("text1"), blob("four"))
+
+
+def test_a_job_that_was_only_encoded_has_no_state_to_bring() -> None:
+    move = Rig().move(1, 2, conditioning=True)
+    assert (move.comes, move.conditioning, move.state, move.source) == (True, blob("text1"), None, ())
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        ({"state": "eight"}, [("move", (1,), "eight"), StepsFinished(2, 5), ("discard", {"four"})]),
+        (
+            {"steps": 2, "state": "six", "stopped": True},
+            [("move", (1,), "nothing"), Stopped(2, 2), ("discard", {"four"})],
+        ),
+        ({"steps": 0, "stopped": True}, [("move", (1,), "nothing"), Stopped(2, 0)]),
+    ],
+)
+def test_a_move_waits_for_the_end_of_the_latest_work(report: dict[str, Any], expected: list[Any]) -> None:
+    """It is resolved before the controller is told; what is superseded goes only afterwards."""
+    rig = after_four()
+    work = rig.run(0, first_step=4)
+    move = rig.move(1, 1)
+    assert not move.is_resolved
+    assert rig.report(0, ended(work, **report)) == expected
+    assert move.is_resolved
+
+
+@pytest.mark.parametrize("failure", ["lost", "failed", "cancelled"])
+def test_nothing_comes_of_a_work_that_brings_nothing(failure: str) -> None:
+    rig = after_four()
+    work = rig.run(0, first_step=4)
+    move = rig.move(1, 1)
+    if failure == "lost":
+        assert rig.lose(0) == [DeviceLost(0, "killed"), ("move", (1,), "nothing"), "lost"], "so the rest can be revoked"
+    elif failure == "failed":
+        assert rig.report(0, Failed(2, "a bug")) == [("move", (1,), "nothing"), WorkFailed(2, "a bug")]
+    else:
+        del rig.tracker.jobs[1]
+        rig.core.end(1)
+        assert set(rig.core.states.end(1)) == {blob("text1"), blob("four")}
+        stopped = ended(work, 1, "five", stopped=True)
+        assert rig.report(0, stopped) == [("move", (1,), "nothing"), Stopped(2, 1), ("discard", {"five"})]
+        assert rig.core.is_idle
+    assert not move.comes
+
+
+def test_a_job_that_began_anew_does_not_take_what_its_former_attempt_left() -> None:
+    rig = after_four()
+    work = rig.run(0, first_step=4)
+    rig.tracker.jobs[1].attempt += 1
+    move = rig.move(1, 1)
+    assert (move.is_resolved, move.state) == (True, blob("four"))
+    assert rig.report(0, ended(work, state="eight")) == [StepsFinished(2, 5), ("discard", {"eight"})]
+    assert rig.move(1, 1).state == blob("four")
+
+
+# Reports of one job that overtake each other: they come from different devices.
+
+
+def overtaken() -> tuple[Rig, Any]:
+    """Steps 4 to 8 are in flight on devices 0 and 1; the report of 8 to 12, on device 1, has come."""
+    rig = after_four()
+    first = rig.run(0, 1, first_step=4)
+    second = rig.run(1, first_step=8)
+    assert rig.report(1, ended(second, state="twelve"), late=True) == [StepsFinished(3, 5)], "nothing is discarded yet"
+    return rig, first
+
+
+def test_a_report_that_overtakes_an_earlier_one_supersedes_nothing_until_that_has_come() -> None:
+    rig, first = overtaken()
+    assert rig.move(1, 2).state == blob("twelve"), "the next work begins there"
+    rig.report(0, ended(first, state="eight"))
+    rig.tracker.jobs[1].steps_done = 12
+    del rig.tracker.works[3]
+    assert rig.move(1, 2).state == blob("twelve"), "the earlier state does not replace it"
+
+
+def test_when_the_earlier_work_is_lost_the_job_goes_on_from_before() -> None:
+    rig, _ = overtaken()
+    rig.tracker.jobs[1].attempt += 1
+    rig.lose(0)
+    rig.lose(1)
+    assert rig.move(1, 2).state == blob("four")
+
+
+def test_all_that_is_superseded_goes_when_the_controller_counts_both() -> None:
+    rig, first = overtaken()
+    effects = rig.core.report(0, ended(first, state="eight"))
+    next(effects)
+    rig.tracker.jobs[1].steps_done = 12
+    assert [set(effect.blobs) for effect in effects] == [{blob("four"), blob("eight")}]  # type: ignore[union-attr]
+
+
+# Works of several members.
+
+
+def test_members_each_take_their_own_state() -> None:
+    rig = Rig(1, 2)
+    work = rig.run(0, jobs=(1, 2))
+    rig.report(0, ended(work, blobs={1: blob("one"), 2: blob("two")}))
+    assert [rig.move(job_id, 1).state for job_id in (1, 2)] == [blob("one"), blob("two")]
+
+
+@pytest.mark.parametrize("state_lost", [False, True])
+def test_a_member_that_was_left_out_gets_nothing_and_the_others_their_states(state_lost: bool) -> None:
+    rig = Rig(1, 2)
+    work = rig.run(0, jobs=(1, 2))
+    moves = rig.move(1, 1), rig.move(2, 1)
+    effects = rig.core.report(0, ended(work, blobs={2: blob("two")}, absent=(Absent(1, "gone", state_lost),)))
+    seen = []
+    for effect in effects:
+        seen.append(effect)
+        if getattr(effect, "event", None) == LeftOut(1, 1, "gone", state_lost):
+            assert rig.core.is_in_flight(1), "what the controller moves now still waits for this work"
+            rig.tracker.jobs[1].attempt += 1
+    assert [move.comes for move in moves] == [False, True]
+    assert moves[1].state == blob("two")
+    assert rig.core.states.checkpoint(1).conditioning == (None if state_lost else blob("text1"))
+
+
+# Jobs come and go.
+
+
+def test_a_restored_job_goes_on_from_its_checkpoint() -> None:
+    rig = Rig()
+    rig.tracker.jobs[1].steps_done = 6
+    rig.core.states.begin(1, Checkpoint(conditioning=blob("text"), state=blob("six"), steps_done=6))
+    move = rig.move(1, 0, conditioning=True)
+    assert (move.conditioning, move.state) == (blob("text"), blob("six"))
+    assert rig.core.states.num_bytes == 2
+
+
+def test_what_is_held_stays_until_it_is_released() -> None:
+    rig = after_four()
+    rig.core.end(1)
+    rig.core.states.hold(1, "uid")
+    assert not rig.core.is_idle
+    work = rig.run(0)
+    late = ended(work, state="four")
+    del rig.tracker.jobs[1]
+    rig.lose(0)
+    assert rig.report(0, late) == [], "a copy of what is held"
+    assert set(rig.core.states.release("uid")) == {blob("text1"), blob("four")}
+    assert rig.core.states.release("uid") == ()
