@@ -44,7 +44,7 @@ bench: $(VENV)/dev ## Measure speed and memory; ARGS is passed to bench/run.py
 	@$(BIN)/python bench/run.py $(ARGS)
 
 docs: $(VENV)/serve ## Write docs/api.md, the reference of the HTTP API
-	@$(BIN)/python -m tilework.server.schema.reference > docs/api.md
+	@$(BIN)/python -m tilework.server.api.reference > docs/api.md
 
 serve: $(VENV)/serve ## Start a server with the shipped model; ARGS is passed to tilework serve
 	@$(BIN)/tilework serve $(ARGS)

@@ -39,6 +39,23 @@ POLICY_ARROWS: dict[str, set[str]] = {
     "lookahead": {"registry", "toolkit"},
 }
 """Inside `policy`: a published policy stands on the toolkit alone, so that no change of the default one changes it."""
+SERVER_ARROWS: dict[str, set[str]] = {
+    "text": set(),
+    "schema": set(),
+    "engine_protocol": set(),
+    "garbage": set(),
+    "config": set(),
+    "tenants": {"config"},
+    "http": {"text", "config", "tenants"},
+    "metrics": {"engine_protocol"},
+    "calls": {"text", "schema", "engine_protocol", "config", "tenants", "metrics"},
+    "api": {"text", "schema", "engine_protocol", "config", "tenants", "http", "metrics", "calls"},
+    "drain": {"calls"},
+    "main": {"engine_protocol", "garbage", "config", "http", "calls", "api", "drain"},
+}
+"""Inside `server`: calls know nothing of HTTP, and `http` nothing of calls; `api` joins them."""
+ROOMS = {"policy": POLICY_ARROWS, "server": SERVER_ARROWS}
+HTTP_LIBRARIES = {"fastapi", "starlette", "uvicorn", "h11"}
 HEAVY = {"torch", "diffusers", "transformers", "fastapi", "uvicorn", "starlette", "prometheus_client"}
 PURE = DECISIONS
 IMPURE = {"time", "asyncio", "socket", "os", "threading", "subprocess", "random", "datetime", "numpy", "pydantic"}
@@ -77,25 +94,33 @@ def test_arrows(package: str) -> None:
         assert not strays, f"{path.relative_to(ROOT)} may not import {strays}"
 
 
-def test_every_room_of_policies_has_its_arrows() -> None:
+@pytest.mark.parametrize("package", sorted(ROOMS))
+def test_every_room_has_its_arrows(package: str) -> None:
     rooms = {
-        path.stem for path in (ROOT / "policy").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+        path.stem for path in (ROOT / package).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     }
-    assert rooms - {"__init__"} == set(POLICY_ARROWS)
+    assert rooms - {"__init__"} == set(ROOMS[package])
 
 
-@pytest.mark.parametrize("room", sorted(POLICY_ARROWS))
-def test_arrows_inside_policy(room: str) -> None:
-    for path in (path for path in (ROOT / "policy").rglob("*.py") if _room(path) == room):
+@pytest.mark.parametrize(("package", "room"), [(package, room) for package in ROOMS for room in sorted(ROOMS[package])])
+def test_arrows_inside_a_package(package: str, room: str) -> None:
+    for path in (path for path in (ROOT / package).rglob("*.py") if _room(package, path) == room):
         parts = [module.split(".") for module in imports(path)]
-        rooms = {part[2] for part in parts if part[:2] == ["tilework", "policy"] and len(part) > 2}
-        strays = rooms - POLICY_ARROWS[room] - {room}
-        assert not strays, f"{path.relative_to(ROOT)} may not import policy.{strays}"
+        rooms = {part[2] for part in parts if part[:2] == ["tilework", package] and len(part) > 2}
+        strays = rooms - ROOMS[package][room] - {room}
+        assert not strays, f"{path.relative_to(ROOT)} may not import {package}.{strays}"
 
 
-def _room(path: Path) -> str:
-    """The folder or module of `policy` that a file belongs to."""
-    return path.relative_to(ROOT / "policy").parts[0].removesuffix(".py")
+def _room(package: str, path: Path) -> str:
+    """The folder or module of a package that a file belongs to."""
+    return path.relative_to(ROOT / package).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("room", ["calls", "schema"])
+def test_calls_know_no_http(room: str) -> None:
+    for path in (ROOT / "server" / room).rglob("*.py"):
+        roots = {module.split(".")[0] for module in imports(path)}
+        assert not roots & HTTP_LIBRARIES, f"{path.relative_to(ROOT)} imports {roots & HTTP_LIBRARIES}"
 
 
 @pytest.mark.parametrize("package", sorted(PURE))

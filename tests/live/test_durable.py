@@ -121,7 +121,7 @@ def test_a_killed_server_finishes_what_it_had_accepted(tmp_path: Path) -> None:
         assert [server.pictures(uid) for uid in (running, keyed, lost)] == undisturbed
         answer = server.later(20, key="k")
         assert (answer.headers["x-request-id"], answer.headers["Idempotent-Replayed"]) == (keyed, "true")
-        segments = server.status(running)["images"][0]["story"]["segments"]
+        segments = server.status(running)["images"][0]["timeline"]["segments"]
         num_steps = sum(one["steps"] for one in segments if one["stage"] == "diffuse")
         assert num_steps < STEPS, "it went on from a checkpoint"
         assert server.stop(signal.SIGTERM) == 0

@@ -74,9 +74,9 @@ def test_two_pictures_in_one_call_show_what_was_asked_for(server: Server) -> Non
         image = pixels_of(picture.b64_json).transpose(2, 0, 1) / 255
         assert image.shape == (3, 128, 128)
         assert judge(image.astype(np.float32))[::2] == ("red", "blue")
-        story = picture.model_extra["tilework"]  # type: ignore[index]
-        assert story["status"] == "done"
-        assert sum(segment["steps"] for segment in story["segments"] if segment["stage"] == "diffuse") == 20
+        timeline = picture.model_extra["tilework"]  # type: ignore[index]
+        assert timeline["status"] == "done"
+        assert sum(segment["steps"] for segment in timeline["segments"] if segment["stage"] == "diffuse") == 20
     assert answer.data[0].b64_json != answer.data[1].b64_json
 
 
@@ -109,8 +109,8 @@ def test_content_by_url(server: Server) -> None:
 def test_deadlines_are_answered(server: Server) -> None:
     met = server.client().images.generate(prompt=PROMPT, size="64x64", extra_body={"slo_s": 60})
     assert met.data is not None
-    story = met.data[0].model_extra["tilework"]  # type: ignore[index]
-    assert story["on_time"] is True
+    timeline = met.data[0].model_extra["tilework"]  # type: ignore[index]
+    assert timeline["on_time"] is True
     with pytest.raises(openai.RateLimitError) as refused:
         server.client().images.generate(
             prompt=PROMPT, size="256x256", extra_body={"slo_s": 0.05, "on_miss": "reject", "num_inference_steps": 100}

@@ -38,8 +38,8 @@ def _unprogrammed(server: Served) -> None:
     server.engine.script.clear()
     server.engine.devices_up = 2
     server.engine.draining = False
-    for story in (server.engine.specs, server.engine.requests, server.engine.cancelled):
-        story.clear()
+    for seen in (server.engine.specs, server.engine.requests, server.engine.cancelled):
+        seen.clear()
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def picture(data: bytes) -> Image.Image:
 # What a good call gives.
 
 
-def test_openai_client_gets_an_image_and_its_story(server: Served, client: openai.OpenAI) -> None:
+def test_openai_client_gets_an_image_and_its_timeline(server: Served, client: openai.OpenAI) -> None:
     before_s = int(time.time())
     answer = client.images.generate(
         prompt="a red square",
@@ -72,17 +72,17 @@ def test_openai_client_gets_an_image_and_its_story(server: Served, client: opena
     image = picture(base64.b64decode(answer.data[0].b64_json))
     assert (image.format, image.size, image.getpixel((0, 0))) == ("PNG", (64, 32), (200, 0, 0))
     assert (answer.size, answer.output_format) == ("64x32", "png")
-    story = answer.data[0].tilework
-    assert story["seed"] == 200
-    assert story["status"] == "done"
-    assert story["eta_s"] == 0.25
-    assert story["slo_s"] == 5
-    assert story["on_time"] is True
-    assert 0 <= story["latency_s"] < 5
-    assert story["queue_s"] == 0
-    (segment,) = story["segments"]
+    timeline = answer.data[0].tilework
+    assert timeline["seed"] == 200
+    assert timeline["status"] == "done"
+    assert timeline["eta_s"] == 0.25
+    assert timeline["slo_s"] == 5
+    assert timeline["on_time"] is True
+    assert 0 <= timeline["latency_s"] < 5
+    assert timeline["queue_s"] == 0
+    (segment,) = timeline["segments"]
     assert (segment["stage"], segment["devices"], segment["steps"]) == ("diffuse", [0, 1], 3)
-    assert 0 == segment["start_s"] <= segment["end_s"] <= story["latency_s"]
+    assert 0 == segment["start_s"] <= segment["end_s"] <= timeline["latency_s"]
     (spec,) = server.engine.specs
     assert (spec.prompt, spec.negative_prompt, spec.steps, spec.guidance_scale) == ("a red square", "blue", 3, 2.0)
 

@@ -16,9 +16,9 @@ import pytest
 
 from fake_engine import FakeEngine, Plan, Served, serving
 from tilework.server.api.app import create_app
+from tilework.server.api.examples import ERRORS, UID
+from tilework.server.api.reference import in_lines, reference
 from tilework.server.config import ServerConfig
-from tilework.server.schema.examples import ERRORS, UID
-from tilework.server.schema.reference import in_lines, reference
 
 FIXED = {"object", "type", "role", "status", "state", "kind", "code"}  # Fields that have the printed value.
 FILE = Path(__file__).parents[2] / "docs" / "api.md"

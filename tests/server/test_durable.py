@@ -137,12 +137,15 @@ def test_directory_belongs_to_one_server(tmp_path: Path) -> None:
 
 
 def test_other_files_are_not_touched(tmp_path: Path) -> None:
-    Journal(tmp_path / "newer").close()
-    for name, statement in (("foreign", "CREATE TABLE t (x)"), ("newer", "PRAGMA user_version = 99")):
+    versions = (("older", "PRAGMA user_version = 1"), ("newer", "PRAGMA user_version = 99"))
+    for name, _ in versions:
+        Journal(tmp_path / name).close()
+    for name, statement in (("foreign", "CREATE TABLE t (x)"), *versions):
         with closing(sqlite3.connect(tmp_path / name)) as connection:
             connection.execute(statement)
     (tmp_path / "text").write_text("no database at all, but long enough to be looked at\n" * 20)
-    for name, why in (("foreign", "no journal"), ("newer", "version 99.*newer"), ("text", "not a database")):
+    reasons = {"foreign": "no journal", "older": "version 1,.*older", "newer": "version 99.*newer"}
+    for name, why in (*reasons.items(), ("text", "not a database")):
         before = (tmp_path / name).read_bytes()
         with pytest.raises(JournalUnusable, match=f"{name} .*{why}.*another directory"):
             Journal(tmp_path / name)
@@ -162,8 +165,8 @@ def test_clock_and_logs_go_on_from_start_to_start(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("events-*"))) == 10
 
 
-def test_documents_of_version_1_can_be_read(tmp_path: Path) -> None:
-    """Whoever adds a field gives it a default, or else raises the version and says how old documents are read."""
+def test_documents_of_version_2_can_be_read(tmp_path: Path) -> None:
+    """A field that is added gets a default; any other change raises the version, and older directories are refused."""
     ask = {
         "specs": [
             {
@@ -189,7 +192,7 @@ def test_documents_of_version_1_can_be_read(tmp_path: Path) -> None:
     }
     key = {"tenant": "t", "text": "k", "fingerprint": "ab"}
     call = {"uid": "a", "tenant": "t", "key": key, "ask": ask, "arrival_ns": 5, "arrived_s": 7.5}
-    texts = {"status_json": '{"a": "é"}', "decisions_json": "{}", "unread": [0]}
+    texts = {"status_json": '{"a": "é"}', "decisions_json": "{}", "unfetched": [0]}
     record = {"uid": "b", "tenant": "t", "key": None, "ask": ask, "arrived_s": 1.5, "fresh_until_ns": 9, **texts}
     with closing(Journal(tmp_path / "j")) as journal:
         journal.begin(opened(document=json.dumps(call).encode(), checkpoints={"a-0": Checkpoint()}))
@@ -202,7 +205,7 @@ def test_documents_of_version_1_can_be_read(tmp_path: Path) -> None:
             (Checkpoint(),),
         )
         ((known, has_key),) = durable.records()
-        assert (known.status_json.decode(), known.unread, has_key) == ('{"a": "é"}', {0}, True)
+        assert (known.status_json.decode(), known.unfetched, has_key) == ('{"a": "é"}', {0}, True)
         journal.begin(opened("c", document=b'{"uid": "c"}', checkpoints={}))
         with pytest.raises(JournalUnusable, match="another version of tilework"):
             durable.open_calls()

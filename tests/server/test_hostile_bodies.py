@@ -27,8 +27,8 @@ from fake_engine import FakeEngine, Plan, Served, eventually, serving
 from tilework.core.request import RefusalCode
 from tilework.core.wire import Spec
 from tilework.runtime.ticket import Refusal, Ticket
-from tilework.server.api.chat import EXAMPLE as CHAT
 from tilework.server.calls.call import Call
+from tilework.server.schema.chat_request import EXAMPLE as CHAT
 from tilework.server.schema.image_request import EXAMPLE as IMAGES
 
 NUM_BODIES = int(os.environ.get("HOSTILE_BODIES", "2500"))

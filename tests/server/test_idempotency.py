@@ -28,8 +28,8 @@ def server() -> Iterator[Served]:
 def _unprogrammed(server: Served) -> None:
     server.engine.plan = Plan()
     server.engine.script.clear()
-    for story in (server.engine.specs, server.engine.requests, server.engine.cancelled):
-        story.clear()
+    for seen in (server.engine.specs, server.engine.requests, server.engine.cancelled):
+        seen.clear()
 
 
 @pytest.fixture

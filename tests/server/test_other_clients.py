@@ -29,8 +29,8 @@ from tilework.core.request import OnMiss
 from tilework.core.wire import ModelInfo
 from tilework.server.api.app import create_app
 from tilework.server.api.chat import image_part
+from tilework.server.calls.readiness import Readiness
 from tilework.server.config import ServerConfig
-from tilework.server.ready import Readiness
 from tilework.server.schema.answers import RequestTimeline, SegmentModel
 
 KEYLESS = {"Authorization": "Bearer EMPTY"}
@@ -144,7 +144,7 @@ def test_omni_chat_fields_reach_the_engine(server: Served) -> None:
     assert request.deadline_ns - request.arrival_ns == pytest.approx(750_000_000, abs=50_000_000)
 
 
-def test_omni_stage_durations_are_the_sums_of_the_story(server: Served) -> None:
+def test_omni_stage_durations_are_the_sums_of_the_timeline(server: Served) -> None:
     server.engine.plan = Plan(delay_s=0.05)
     item = omni_chat(server.url, "a cat", INFO.name).content[0]
     spans = [part["end_s"] - part["start_s"] for part in item["tilework"]["segments"]]
@@ -157,7 +157,7 @@ def test_omni_stage_durations_count_every_piece_of_a_stage() -> None:
     segments = [
         SegmentModel(stage=stage, devices=[0], steps=1, start_s=start_s, end_s=end_s) for stage, start_s, end_s in spans
     ]
-    story = RequestTimeline(
+    timeline = RequestTimeline(
         uid="u-0",
         seed=1,
         status="done",
@@ -168,7 +168,7 @@ def test_omni_stage_durations_count_every_piece_of_a_stage() -> None:
         on_time=None,
         segments=segments,
     )
-    part = image_part(b"\x00", story, "image/webp")
+    part = image_part(b"\x00", timeline, "image/webp")
     assert part.stage_durations == {"encode": 0.25, "diffuse": 1.125, "decode": 0.5}
     assert part.image_url.url == "data:image/webp;base64,AA=="
 
@@ -289,7 +289,7 @@ def test_sglang_benchmark(server: Served, tmp_path: Path) -> None:
     assert server.http.get("/health", timeout=1).status_code == 200
     info = server.http.get("/v1/model_info", timeout=5).json()
     model = info["model_path"]
-    assert os.path.exists(model), "else it asks the hub what the model is for"
+    assert not os.path.exists(model), "no answer names a path of the server"
     payload = {"model": model, "prompt": "a cat", "n": 1, "response_format": "b64_json", "size": "64x32"}
     payload |= {"quality": "auto", "background": "auto", "enable_teacache": False, "diffusers_kwargs": {}}
     answer = server.http.post("/v1/images/generations", json=payload)

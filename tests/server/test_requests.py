@@ -87,7 +87,7 @@ def test_async_call_is_accepted_with_an_eta_and_outlives_its_connection(server: 
     assert server.http.get(f"/v1/images/{uid}-1/content").content == second.content
     assert refusal(server.http.get(f"/v1/requests/{uid}/content?index=2")) == (404, "request_not_found")
     status = get(server, f"/v1/requests/{uid}")
-    assert [image["story"]["seed"] for image in status["images"]] == [5, 6]
+    assert [image["timeline"]["seed"] for image in status["images"]] == [5, 6]
     assert datetime.fromisoformat(status["expires"]) > arrived
 
 
@@ -149,7 +149,7 @@ def test_status_follows_the_images(server: Served) -> None:
     server.on_loop(engine.finish, f"{uid}-1")
     eventually(lambda: get(server, f"/v1/requests/{uid}")["status"] == "done")
     done = get(server, f"/v1/requests/{uid}")
-    assert (done["eta_s"], done["images"][0]["story"]["on_time"]) == (None, True)
+    assert (done["eta_s"], done["images"][0]["timeline"]["on_time"]) == (None, True)
 
 
 def test_failed_call_says_why(server: Served) -> None:
@@ -325,7 +325,7 @@ def test_events_go_from_the_present_state_to_the_end(server: Served) -> None:
     for path in (uid, image):
         told_after = events_of(server, path)
         assert [one["type"] for one in told_after] == ["tilework.accepted", "tilework.done"]
-        assert told_after[1]["story"]["status"] == "done"
+        assert told_after[1]["timeline"]["status"] == "done"
 
 
 def test_events_of_a_cancelled_call_end(server: Served) -> None:

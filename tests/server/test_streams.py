@@ -31,8 +31,8 @@ def server() -> Iterator[Served]:
 def _unprogrammed(server: Served) -> None:
     server.engine.plan = Plan()
     server.engine.script.clear()
-    for story in (server.engine.specs, server.engine.requests, server.engine.cancelled):
-        story.clear()
+    for seen in (server.engine.specs, server.engine.requests, server.engine.cancelled):
+        seen.clear()
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_async_openai_client_reads_a_stream_with_our_events(server: Served) -> N
     steps = [one.step for one in told if one.type == "tilework.progress"]
     assert steps == sorted(steps)
     assert steps[-1] == 5
-    assert told[-1].story["status"] == "done"
+    assert told[-1].timeline["status"] == "done"
     assert told[-2].output_format == "webp"
 
 

@@ -1,4 +1,4 @@
-"""What a server waits for before it stops: open calls, and pictures that somebody may still come for."""
+"""What a server waits for before it stops: open calls, and pictures that were not fetched yet."""
 
 from __future__ import annotations
 
@@ -10,15 +10,25 @@ from tilework.server.calls.finish import stored_name
 from tilework.server.calls.registry import CallRegistry
 from tilework.store.results import ResultStore
 
-SWEEP_S = 1.0  # A store lets pictures expire, or make room for newer ones, without a word: it is asked so often.
+SWEEP_S = 1.0  # A store does not report that a picture expired or made room for a newer one, so it is asked this often.
 
 
-async def settled(call_registry: CallRegistry, store: ResultStore, now_ns: Callable[[], int]) -> None:
-    """Wait until no call is open, and every picture of an asynchronous call was fetched or can be no more."""
+async def drained(call_registry: CallRegistry, store: ResultStore, now_ns: Callable[[], int]) -> None:
+    """Wait until no call is open, and every picture of an asynchronous call was fetched or is gone."""
     while True:
-        for record, index in call_registry.unread():
+        for record, index in call_registry.unfetched():
             if not await store.holds(stored_name(record.tenant, f"{record.uid}-{index}"), now_ns()):
-                call_registry.settle(record, index)
+                call_registry.mark_fetched(record, index)
         with suppress(TimeoutError):
             async with asyncio.timeout(SWEEP_S):
-                return await call_registry.settled()
+                return await call_registry.wait_until_idle()
+
+
+def waits_for(call_registry: CallRegistry, left_s: float) -> str:
+    """What a stop waits for now, and how long at most."""
+    calls, pictures = call_registry.num_open_calls, len(call_registry.unfetched())
+    return f"{_many(calls, 'call')} open, {_many(pictures, 'picture')} not fetched, at most {max(0.0, left_s):.0f} s"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

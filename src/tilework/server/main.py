@@ -14,13 +14,13 @@ from fastapi import FastAPI
 
 from tilework.server.api.app import create_app, new_call_registry, new_store
 from tilework.server.calls.journal import DurableJournal
+from tilework.server.calls.readiness import Readiness
 from tilework.server.calls.restore import restore
 from tilework.server.config import ServerConfig
-from tilework.server.drain import settled
+from tilework.server.drain import drained
 from tilework.server.engine_protocol import Engine
 from tilework.server.garbage import give_back_large_blocks, rare_collections, sweep
 from tilework.server.http.protocol import LimitedProtocol, protocol_class
-from tilework.server.ready import Readiness
 from tilework.store.durable import DurableDirectory
 
 CLOSE_S = 5  # For the last answers, beyond the drain or when somebody is in a hurry.
@@ -94,7 +94,7 @@ async def serve(
                     await _first(serving, signals.stop.wait())
                     deadline_s = loop.time() + config.drain_s
                     engine.drain()
-                    await _drained(settled(call_registry, store, engine.now_ns), signals, deadline_s)
+                    await _drained(drained(call_registry, store, engine.now_ns), signals, deadline_s)
         finally:
             call_registry.leave()
             await engine.stop()
@@ -137,9 +137,9 @@ class _Server(uvicorn.Server):
             connection.abort()
 
 
-async def _drained(settling: Coroutine[object, object, None], signals: StopSignals, deadline_s: float) -> None:
-    """Wait until nobody waits for anything, the time is up, or somebody is in a hurry."""
-    task = asyncio.create_task(settling)
+async def _drained(draining: Coroutine[object, object, None], signals: StopSignals, deadline_s: float) -> None:
+    """Wait until the draining is done, the time is up, or a second signal asks to hurry."""
+    task = asyncio.create_task(draining)
     try:
         await _first(task, signals.hurry.wait(), deadline_s)
     finally:

@@ -19,7 +19,7 @@ from tilework.core.wire import StateBlob
 
 _log = logging.getLogger(__name__)
 _APPLICATION_ID = 0x746A726E  # "tjrn"; marks the file as ours.
-_VERSION = 1
+_VERSION = 2  # Since 2 the records name an image's `timeline` and a call's `unfetched` pictures so.
 _MOST_WAL_PAGES = 16_384  # 64 MiB, should `tidy` not get round to it.
 _BUSY_S = 10.0
 _SCHEMA = """
@@ -87,10 +87,11 @@ class Journal:
         (num_tables,) = self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         if application != _APPLICATION_ID and (application or num_tables):
             raise JournalUnusable(f"{self._path} is no journal of a tilework server; give another directory")
-        if version > _VERSION:
+        if version not in (0, _VERSION):
+            age = "a newer" if version > _VERSION else "an older"
             raise JournalUnusable(
-                f"{self._path} has version {version}, and this tilework knows up to {_VERSION}: it was written by a"
-                " newer one; start that one, or give another directory"
+                f"{self._path} has version {version}, and this tilework reads version {_VERSION}: it was written by"
+                f" {age} one; start that one, or give another directory"
             )
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=NORMAL")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
@@ -13,21 +13,22 @@ from random import Random
 from fastapi import Request
 from fastapi.responses import Response
 
-from tilework.server.api.status import call_status
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.encode import Threads
-from tilework.server.calls.events import Reporter, View
+from tilework.server.calls.errors import CallError
+from tilework.server.calls.events import CallEvents, Event, View
+from tilework.server.calls.idempotency import idempotency_key
 from tilework.server.calls.parsing import ImageCall, Rules, image_call
+from tilework.server.calls.status import call_status
 from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ServerConfig
 from tilework.server.engine_protocol import Engine
 from tilework.server.http.body import read_json
 from tilework.server.http.connection import unless_gone
 from tilework.server.http.errors import ApiError
-from tilework.server.http.idempotency import idempotency_key
 from tilework.server.http.middleware import tenant_of
 from tilework.server.http.prefer import preference
-from tilework.server.http.sse import EventStream
+from tilework.server.http.sse import EventStream, event
 from tilework.server.metrics.metrics import Metrics
 from tilework.server.schema.answers import ImageData, ImagesResponse
 from tilework.server.tenants import Tenant, Tenants
@@ -79,7 +80,8 @@ class ImageService:
         A repeat has the body of the first call, which was right then: it is not checked against the clock again.
 
         Raises:
-            ApiError: the call is wrong, it was refused, or the models are not loaded yet; as `CallSubmitter.join`.
+            ApiError: head or body cannot be read.
+            CallError: the call is wrong, it was refused, or the models are not loaded yet; as `CallSubmitter.join`.
         """
         self.submitter.readiness.require_started()
         tenant = tenant_of(http.scope)
@@ -106,7 +108,7 @@ class ImageService:
     def _counting_mistakes(self) -> Iterator[None]:
         try:
             yield
-        except ApiError:
+        except (ApiError, CallError):
             self.metrics.count_invalid()
             raise
 
@@ -114,29 +116,33 @@ class ImageService:
         """Wait for a call on behalf of its client.
 
         Raises:
-            ApiError: it failed or was cancelled.
+            CallError: it failed or was cancelled.
             ClientDisconnect: the client went away; its call is cancelled unless it may come back for it.
         """
         with self.submitter.owned(call):
             await unless_gone(http.receive, call.end)
         end = call.end.result()
-        if isinstance(end, ApiError):
+        if isinstance(end, CallError):
             raise end
         return end
 
     def _stream(self, call: Call, headers: dict[str, str]) -> Response:
         ask = call.ask
-        reporter = Reporter(
+        events = CallEvents(
             engine=self.engine,
             threads=self.threads,
             uid=call.uid,
             call=call,
-            view=View(tells=ask.tells, shows=True, num_partial=ask.num_partial),
-            keep_alive_s=self.config.keep_alive_s,
+            view=View(has_progress=ask.has_progress, has_files=True, num_partial=ask.num_partial),
             images=range(len(ask.specs)),
         )
         self.submitter.own(call)
-        return EventStream(reporter.events(), headers, on_close=lambda: self.submitter.disown(call))
+        return EventStream(
+            on_wire(events.events()),
+            keep_alive_s=self.config.keep_alive_s,
+            headers=headers,
+            on_close=lambda: self.submitter.disown(call),
+        )
 
     async def _wait(self, call: Call, http: Request, wait_s: float) -> bool:
         """Whether the call has ended, at the latest after this long."""
@@ -151,9 +157,16 @@ class ImageService:
         return Response(body, 202, {**headers, "Location": location}, media_type="application/json")
 
     async def _answer(self, finished: Finished, http: Request, headers: dict[str, str]) -> Response:
-        self.submitter.call_registry.settle_all(finished.uid)
+        self.submitter.call_registry.mark_all_fetched(finished.uid)
         body = await self.threads.run(_answer_json, finished, base_url(self.config, http))
         return Response(body, headers=headers, media_type="application/json")
+
+
+async def on_wire(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
+    """The events of a call as server-sent ones; closing this closes them."""
+    async with aclosing(events):
+        async for one in events:
+            yield event(one.name, one.data)
 
 
 def base_url(config: ServerConfig, http: Request) -> str:
@@ -166,10 +179,10 @@ def _answer_json(finished: Finished, base: str) -> bytes:
     data = [
         ImageData(
             b64_json=None if ask.as_url else base64.b64encode(file).decode("ascii"),
-            url=f"{base}/v1/images/{story.uid}/content" if ask.as_url else None,
-            tilework=story,
+            url=f"{base}/v1/images/{timeline.uid}/content" if ask.as_url else None,
+            tilework=timeline,
         )
-        for story, file in zip(finished.stories, finished.files, strict=True)
+        for timeline, file in zip(finished.timelines, finished.files, strict=True)
     ]
     answer = ImagesResponse(
         created=int(finished.arrived_s),

@@ -15,20 +15,22 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from tilework.core.time import s_from_ns
-from tilework.server.api.status import call_decisions, call_status
+from tilework.server.api.images import on_wire
 from tilework.server.calls.call import Call
 from tilework.server.calls.encode import Threads
-from tilework.server.calls.events import Reporter, View
+from tilework.server.calls.errors import CallError, NotDone, PicturesGone, UnknownCall, gone, invalid
+from tilework.server.calls.events import CallEvents, Event, View, ended_events
 from tilework.server.calls.finish import stored_name
 from tilework.server.calls.records import Record
 from tilework.server.calls.registry import CallRegistry
-from tilework.server.calls.submitter import CallSubmitter, gone
+from tilework.server.calls.status import call_decisions, call_status
+from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ServerConfig
 from tilework.server.engine_protocol import Engine
-from tilework.server.http.errors import ApiError, invalid, shown
 from tilework.server.http.middleware import is_head, tenant_of
-from tilework.server.http.sse import EventStream, event
+from tilework.server.http.sse import EventStream
 from tilework.server.schema.answers import Decisions, RequestList, RequestStatus
+from tilework.server.text import shown
 from tilework.store.results import ResultStore
 
 _UID = re.compile(r"([0-9a-f]{32})(?:-([0-9]{1,3}))?", re.ASCII)
@@ -62,7 +64,7 @@ class RequestService:
         """A page of calls with the ETAs of their admission: present ones would take too long for so many.
 
         Raises:
-            ApiError: 400 if there is no call `after`.
+            InvalidValue: there is no call `after`.
         """
         tenant, now_ns = tenant_of(http.scope).name, self.engine.now_ns()
         if after is not None and self.call_registry.find(after, tenant, now_ns) is None:
@@ -86,7 +88,7 @@ class RequestService:
             self.submitter.cancel(found.entry, "the client has cancelled it")
             end = await asyncio.shield(found.entry.end)
             found = self._find(uid, http)
-            if isinstance(found.entry, Call) and isinstance(end, ApiError):  # The server left it to its next start.
+            if isinstance(found.entry, Call) and isinstance(end, CallError):  # The server left it to its next start.
                 raise end
         assert isinstance(found.entry, Record)
         status = found.entry.status()
@@ -99,46 +101,50 @@ class RequestService:
         found = self._find(uid, http)
         if isinstance(found.entry, Call):
             status = call_status(found.entry, None).status
-            told = Decisions(uid=uid, status=status, decisions=call_decisions(found.entry))
+            decisions = Decisions(uid=uid, status=status, decisions=call_decisions(found.entry))
         else:
-            told = found.entry.decisions()
+            decisions = found.entry.decisions()
         own = f"{found.entry.uid}-{found.index}"
-        kept = [one for one in told.decisions if found.index is None or one.uid == own]
-        return told.model_copy(update={"uid": uid, "decisions": kept})
+        kept = [one for one in decisions.decisions if found.index is None or one.uid == own]
+        return decisions.model_copy(update={"uid": uid, "decisions": kept})
 
     def events(self, uid: str, http: Request) -> Response:
         found = self._find(uid, http)
         if isinstance(found.entry, Record):
-            return EventStream(_ended_events(_only(found.entry.status(), found.index)))
+            return self._stream(ended_events(_only(found.entry.status(), found.index)))
         num_images = len(found.entry.tickets)
-        reporter = Reporter(
+        events = CallEvents(
             engine=self.engine,
             threads=self.threads,
             uid=uid,
             call=found.entry,
-            view=View(tells=True, shows=False),
-            keep_alive_s=self.config.keep_alive_s,
+            view=View(has_progress=True, has_files=False),
             images=range(num_images) if found.index is None else range(found.index, found.index + 1),
         )
-        return EventStream(reporter.events())
+        return self._stream(events.events())
+
+    def _stream(self, events: AsyncGenerator[Event, None]) -> Response:
+        return EventStream(on_wire(events), keep_alive_s=self.config.keep_alive_s)
 
     async def content(self, uid: str, index: int | None, http: Request) -> Response:
         """The file of an image.
 
         Raises:
-            ApiError: 404 if it is unknown, 409 if it is not done yet, 410 if it will not come, or is gone.
+            UnknownCall: there is no such image.
+            NotDone: it is not done yet.
+            PicturesGone: it will not come, or is not kept any more.
         """
         uid, index = _image(uid, index)
         name = stored_name(tenant_of(http.scope).name, f"{uid}-{index}")
         result = await self.store.get(name, self.engine.now_ns())
         entry = self.call_registry.find(uid, tenant_of(http.scope).name, self.engine.now_ns())
         if isinstance(entry, Record) and not is_head(http.scope):
-            self.call_registry.settle(entry, index)
+            self.call_registry.mark_fetched(entry, index)
         if result is None or isinstance(entry, Call):
             raise self._no_content(uid, index, entry)
         return Response(result.content, media_type=result.media_type)
 
-    def _no_content(self, uid: str, index: int, entry: Call | Record | None) -> ApiError:
+    def _no_content(self, uid: str, index: int, entry: Call | Record | None) -> CallError:
         status = None if entry is None else self._status(entry)
         if status is None or index >= len(status.images):
             return self._unknown(f"{uid}-{index}")
@@ -146,7 +152,7 @@ class RequestService:
             return _not_done(entry, status, self.engine.now_ns())
         if status.error is not None:
             message = f"Request {uid} has no pictures: {status.error.message}"
-            return ApiError(410, message, param="uid", code=status.error.code)
+            return PicturesGone(message, field="uid", code=status.error.code)
         if status.expires is None:
             return gone(uid, "they were in the answer to it, and nobody had asked to keep them")
         return gone(
@@ -155,7 +161,7 @@ class RequestService:
 
     def _find(self, uid: str, http: Request) -> _Found:
         """Raises:
-        ApiError: 404 if the tenant has no such call.
+        UnknownCall: the tenant has no such call.
         """
         match = _UID.fullmatch(uid)
         tenant = tenant_of(http.scope).name
@@ -168,10 +174,10 @@ class RequestService:
             raise self._unknown(uid)
         return _Found(entry, index)
 
-    def _unknown(self, uid: str) -> ApiError:
+    def _unknown(self, uid: str) -> UnknownCall:
         most_s = s_from_ns(self.call_registry.record_ttl_ns)
         message = f"There is no request {shown(uid)}; those that have ended are known for {most_s:g} seconds at most."
-        return ApiError(404, message, param="uid", code="request_not_found")
+        return UnknownCall(message, field="uid")
 
     def _status(self, entry: Call | Record) -> RequestStatus:
         return entry.status() if isinstance(entry, Record) else call_status(entry, self.engine)
@@ -188,17 +194,6 @@ def _only(status: RequestStatus, index: int | None) -> RequestStatus:
     return status.model_copy(update=update)
 
 
-async def _ended_events(status: RequestStatus) -> AsyncGenerator[bytes, None]:
-    yield event("tilework.accepted", {"uid": status.uid, "images": len(status.images), "eta_s": None})
-    if status.error is not None:
-        about = {"uid": status.uid, "reason": status.error.message, "code": status.error.code}
-        yield event(f"tilework.{status.status}", about)
-        return
-    for image in status.images:
-        story = None if image.story is None else image.story.model_dump(mode="json")
-        yield event("tilework.done", {"uid": image.uid, "story": story})
-
-
 def _image(uid: str, index: int | None) -> tuple[str, int]:
     """A call and the index of its image, however they were given; the first one if no index was."""
     match = _UID.fullmatch(uid)
@@ -207,8 +202,8 @@ def _image(uid: str, index: int | None) -> tuple[str, int]:
     return match[1], int(match[2]) if match[2] is not None else index or 0
 
 
-def _not_done(call: Call, status: RequestStatus, now_ns: int) -> ApiError:
+def _not_done(call: Call, status: RequestStatus, now_ns: int) -> NotDone:
     left_s = (status.eta_s or 0.0) - s_from_ns(now_ns - call.arrival_ns)
     retry_s = min(max(1, math.ceil(left_s)), MAX_RETRY_S)
     message = f"Request {status.uid} is {status.status}, not done yet. Retry in {retry_s} seconds."
-    return ApiError(409, message, param="uid", code="not_ready", headers={"Retry-After": str(retry_s)})
+    return NotDone(message, field="uid", retry_s=retry_s)

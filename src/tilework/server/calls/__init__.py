@@ -1,1 +1,4 @@
-"""Owns calls: from parsing over submission to their end, their records and their journal."""
+"""Owns calls: parsing, admission to the engine, progress, end, records and their journal.
+
+Must not know HTTP: no status codes, headers, connections or routes. Errors name field, value and remedy.
+"""

@@ -8,21 +8,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tilework.runtime.ticket import Ticket
+from tilework.server.calls.errors import CallError
+from tilework.server.calls.idempotency import Key
 from tilework.server.calls.journal import KeptCall
 from tilework.server.calls.parsing import ImageCall
-from tilework.server.http.errors import ApiError
-from tilework.server.http.idempotency import Key
 from tilework.server.schema.answers import RequestTimeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """What became of a call that is done: a file and a story of each image."""
+    """What became of a call that is done: a file and a timeline of each image."""
 
     uid: str
     arrived_s: float
     ask: ImageCall
-    stories: tuple[RequestTimeline, ...]
+    timelines: tuple[RequestTimeline, ...]
     files: tuple[bytes, ...] = field(repr=False)
 
 
@@ -41,7 +41,7 @@ class Call:
     arrival_ns: int
     arrived_s: float
     tickets: tuple[Ticket, ...]
-    end: asyncio.Future[Finished | ApiError]
+    end: asyncio.Future[Finished | CallError]
     is_detached: bool = False
     num_owners: int = 0
     cancel_reason: str | None = None

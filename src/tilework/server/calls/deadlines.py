@@ -1,20 +1,20 @@
-"""By when a client wants its images, in the field and the unit of its choice."""
+"""The deadline of a call, in the field and the unit that its client chose."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from tilework.server.http.errors import invalid
-from tilework.server.http.times import parse_time, time_text
+from tilework.server.calls.errors import invalid
 from tilework.server.schema.image_request import ImageRequest
+from tilework.server.text import parse_time, time_text
 
 _UNITS = {"slo_s": (1, "seconds"), "slo_ms": (1000, "milliseconds")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
-    """`slo_s` seconds after arrival; `field` and `value` are how the client said so."""
+    """`slo_s` seconds after arrival; `field` and `value` are as the client sent them."""
 
     slo_s: float
     field: str
@@ -36,7 +36,7 @@ def asked_deadline(
     """The deadline of a call that arrives `now`, given in one of three fields, or none.
 
     Raises:
-        ApiError: 400 if it is given twice, is no time, has passed, or is more than `most_s` seconds away.
+        InvalidValue: it is given twice, is no time, has passed, or is more than `most_s` seconds away.
     """
     fields = {"deadline": deadline, "slo_s": slo_s, "slo_ms": slo_ms}
     given = [(name, value) for name, value in fields.items() if value is not None]

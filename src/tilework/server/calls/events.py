@@ -1,24 +1,23 @@
-"""The events of a call: OpenAI's for pictures, ours for how it goes.
+"""The events of a call: OpenAI's for pictures, our own for its progress.
 
-A reader is told the latest state whenever it can take more, never what it has missed, so a slow one costs no memory.
+A reader gets the latest state whenever it can take more, never the states that it missed. So a slow one costs no
+memory.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 from tilework.runtime.ticket import Preview, Ticket
-from tilework.server.api.status import CANCELLED, eta
 from tilework.server.calls.call import Call, Finished, changes
 from tilework.server.calls.encode import Threads, encode_base64
+from tilework.server.calls.errors import CallError, Cancelled
+from tilework.server.calls.status import eta
 from tilework.server.engine_protocol import Engine
-from tilework.server.http.errors import ApiError
-from tilework.server.http.sse import KEEP_ALIVE, event
-from tilework.server.schema.answers import RequestTimeline
+from tilework.server.schema.answers import RequestStatus, RequestTimeline
 
 _NO_TOKENS = {
     "input_tokens": 0,
@@ -28,9 +27,17 @@ _NO_TOKENS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of a stream."""
+
+    name: str
+    data: Mapping[str, object]
+
+
 @dataclass(slots=True)
-class _Told:
-    """What a reader knows of one image. `preview_step` is that of the last preview, `num_partial` how many it saw."""
+class _Sent:
+    """What a reader has of one image. `preview_step` is that of the last preview, `num_partial` how many it got."""
 
     state: tuple[str, int] | None = None
     preview_step: int = 0
@@ -39,30 +46,29 @@ class _Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a reader wants: our events (`tells`), and of each image its file and so many unfinished ones (`shows`)."""
+    """What a reader wants: our events (`has_progress`), each image's file (`has_files`), and unfinished pictures."""
 
-    tells: bool
-    shows: bool
+    has_progress: bool
+    has_files: bool
     num_partial: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reporter:
-    """Tells one reader of one call, or of the one image of it that `uid` names; `images` are those it hears of."""
+class CallEvents:
+    """The events of one call for one reader, or of the one image of it that `uid` names; `images` are their indices."""
 
     engine: Engine
     threads: Threads
     uid: str
     call: Call
     view: View
-    keep_alive_s: float
     images: range
-    told: dict[int, _Told] = field(default_factory=dict)
+    sent: dict[int, _Sent] = field(default_factory=dict)
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """From the present state on until the call has ended; a comment whenever nothing happens for a while."""
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """From the present state on until the call has ended."""
         with changes(self.call) as changed:
-            if self.view.tells:
+            if self.view.has_progress:
                 yield self._accepted()
             while True:
                 changed.clear()
@@ -71,32 +77,28 @@ class Reporter:
                     yield news
                 if is_ended:
                     break
-                try:
-                    async with asyncio.timeout(self.keep_alive_s):
-                        await changed.wait()
-                except TimeoutError:
-                    yield KEEP_ALIVE
+                await changed.wait()
         async for news in self._end(self.call.end.result()):
             yield news
 
-    def _accepted(self) -> bytes:
+    def _accepted(self) -> Event:
         call = self.call
         expected = [eta(call, self.engine, call.tickets[index]) for index in self._open_images()]
         last_s = max((one.seconds for one in expected if one is not None), default=None)
-        return event("tilework.accepted", {"uid": self.uid, "images": len(self.images), "eta_s": last_s})
+        return Event("tilework.accepted", {"uid": self.uid, "images": len(self.images), "eta_s": last_s})
 
-    async def _news(self) -> AsyncIterator[bytes]:
+    async def _news(self) -> AsyncIterator[Event]:
         for index in self._open_images():
-            ticket, told = self.call.tickets[index], self.told.setdefault(index, _Told())
+            ticket, sent = self.call.tickets[index], self.sent.setdefault(index, _Sent())
             preview = ticket.preview
-            if preview is not None and preview.steps_done > told.preview_step and not ticket.outcome.done():
-                told.preview_step = preview.steps_done
-                async for news in self._preview(index, preview, told):
+            if preview is not None and preview.steps_done > sent.preview_step and not ticket.outcome.done():
+                sent.preview_step = preview.steps_done
+                async for news in self._preview(index, preview, sent):
                     yield news
             state = ticket.status.value, ticket.steps_done
-            if self.view.tells and state != told.state:
-                told.state = state
-                yield event("tilework.progress", self._progress(index, ticket))
+            if self.view.has_progress and state != sent.state:
+                sent.state = state
+                yield Event("tilework.progress", self._progress(index, ticket))
 
     def _open_images(self) -> list[int]:
         """A call that was replayed from the store has no tickets any more."""
@@ -113,19 +115,19 @@ class Reporter:
             "eta_s": expected and expected.seconds,
         }
 
-    async def _preview(self, index: int, preview: Preview, told: _Told) -> AsyncIterator[bytes]:
-        wants_partial = self.view.shows and self._is_due(preview, told.num_partial)
-        if not (wants_partial or self.view.tells):
+    async def _preview(self, index: int, preview: Preview, sent: _Sent) -> AsyncIterator[Event]:
+        is_partial = self.view.has_files and self._is_due(preview, sent.num_partial)
+        if not (is_partial or self.view.has_progress):
             return
         ask = self.call.ask
         text = await self.threads.run(encode_base64, preview.image, ask.output_format, ask.quality)
         about = {"uid": f"{self.call.uid}-{index}", "index": index, "step": preview.steps_done}
-        if wants_partial:
-            partial = {**self._picture(text), "partial_image_index": told.num_partial, "tilework": about}
-            told.num_partial += 1
-            yield event("image_generation.partial_image", partial)
-        if self.view.tells:
-            yield event("tilework.preview", {**about, "output_format": ask.output_format, "b64_json": text})
+        if is_partial:
+            partial = {**self._picture(text), "partial_image_index": sent.num_partial, "tilework": about}
+            sent.num_partial += 1
+            yield Event("image_generation.partial_image", partial)
+        if self.view.has_progress:
+            yield Event("tilework.preview", {**about, "output_format": ask.output_format, "b64_json": text})
 
     def _is_due(self, preview: Preview, num_shown: int) -> bool:
         """Unfinished pictures are spread evenly over the steps; the one after the k-th would be the finished one."""
@@ -143,22 +145,35 @@ class Reporter:
             "size": str(ask.specs[0].shape),
         }
 
-    async def _end(self, end: Finished | ApiError) -> AsyncIterator[bytes]:
+    async def _end(self, end: Finished | CallError) -> AsyncIterator[Event]:
         if isinstance(end, Finished):
             for index in self.images:
-                async for news in self._done(end.stories[index], end.files[index]):
+                async for news in self._done(end.timelines[index], end.files[index]):
                     yield news
             return
-        if self.view.tells:
-            kind = "tilework.cancelled" if end.code == CANCELLED else "tilework.failed"
-            yield event(kind, {"uid": self.uid, "reason": end.message, "code": end.code})
-        if self.view.shows:
-            yield event("error", end.body())
+        if self.view.has_progress:
+            name = "tilework.cancelled" if isinstance(end, Cancelled) else "tilework.failed"
+            yield Event(name, {"uid": self.uid, "reason": end.message, "code": end.code})
+        if self.view.has_files:
+            yield Event("error", {"error": end.detail().model_dump(mode="json")})
 
-    async def _done(self, story: RequestTimeline, file: bytes) -> AsyncIterator[bytes]:
-        told = story.model_dump(mode="json")
-        if self.view.shows:
+    async def _done(self, timeline: RequestTimeline, file: bytes) -> AsyncIterator[Event]:
+        served = timeline.model_dump(mode="json")
+        if self.view.has_files:
             text = (await self.threads.run(base64.b64encode, file)).decode("ascii")
-            yield event("image_generation.completed", {**self._picture(text), "usage": _NO_TOKENS, "tilework": told})
-        if self.view.tells:
-            yield event("tilework.done", {"uid": story.uid, "story": told})
+            completed = {**self._picture(text), "usage": _NO_TOKENS, "tilework": served}
+            yield Event("image_generation.completed", completed)
+        if self.view.has_progress:
+            yield Event("tilework.done", {"uid": timeline.uid, "timeline": served})
+
+
+async def ended_events(status: RequestStatus) -> AsyncGenerator[Event, None]:
+    """The events of a call that has ended, for a reader that comes later."""
+    yield Event("tilework.accepted", {"uid": status.uid, "images": len(status.images), "eta_s": None})
+    if status.error is not None:
+        about = {"uid": status.uid, "reason": status.error.message, "code": status.error.code}
+        yield Event(f"tilework.{status.status}", about)
+        return
+    for image in status.images:
+        timeline = None if image.timeline is None else image.timeline.model_dump(mode="json")
+        yield Event("tilework.done", {"uid": image.uid, "timeline": timeline})

@@ -13,14 +13,14 @@ from tilework.core.request import Status
 from tilework.core.time import s_from_ns
 from tilework.core.wire import Image
 from tilework.runtime.ticket import Outcome
-from tilework.server.api.request_timeline import request_timeline
-from tilework.server.api.status import CANCELLED, call_decisions, call_status
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.encode import Threads, encode
+from tilework.server.calls.errors import CallError, Cancelled, Failed, NotReady, internal_error, not_ready
 from tilework.server.calls.records import Record
 from tilework.server.calls.registry import CallRegistry
+from tilework.server.calls.status import call_decisions, call_status
+from tilework.server.calls.timeline import request_timeline
 from tilework.server.engine_protocol import Engine
-from tilework.server.http.errors import SERVER, ApiError, internal_error, not_ready
 from tilework.server.schema.answers import Decisions
 from tilework.store.results import ResultStore, Stored, TooLarge, Unwritten
 
@@ -43,11 +43,11 @@ class Finisher:
         is left to the next start of the server stays open.
         """
         end, expires_ns = await self._end(call)
-        if self.call_registry.is_left and isinstance(end, ApiError) and call.cancel_reason is None:
+        if self.call_registry.is_left and isinstance(end, CallError) and call.cancel_reason is None:
             call.end.set_result(_left(call))
             return
         try:
-            if isinstance(end, ApiError):
+            if isinstance(end, CallError):
                 self.cancel(call, f"another image of the call ended it ({end.code})")
             now_ns = self.engine.now_ns()
             record = self._record(call, end, expires_ns, now_ns)
@@ -55,7 +55,7 @@ class Finisher:
             logger.exception("call %s has ended, but no record of it could be written", call.uid)
             self.call_registry.forget(call)
         else:
-            self.call_registry.end(record, now_ns, frees_key=isinstance(end, ApiError))
+            self.call_registry.end(record, now_ns, frees_key=isinstance(end, CallError))
         finally:
             for ticket in call.tickets:
                 self.engine.release(ticket.request.uid)
@@ -69,18 +69,18 @@ class Finisher:
             if not ticket.outcome.done():
                 self.engine.cancel(ticket.request.uid, reason)
 
-    async def _end(self, call: Call) -> tuple[Finished | ApiError, int | None]:
+    async def _end(self, call: Call) -> tuple[Finished | CallError, int | None]:
         """What became of a call, and until when its pictures are in the store, if they are."""
         try:
-            outcomes = await _settled(call)
-            if isinstance(outcomes, ApiError):
+            outcomes = await _outcomes(call)
+            if isinstance(outcomes, CallError):
                 return outcomes, None
             finished = await self._finished(call, outcomes)
             kept = await self._keep(call, finished) if call.is_kept else None
         except Exception:
             logger.exception("call %s failed", call.uid)
             return internal_error(), None
-        if isinstance(kept, ApiError):
+        if isinstance(kept, CallError):
             # Without the store a picture can only go to a connection that waits for it.
             return (kept if call.ask.as_url or call.is_detached else finished), None
         return finished, kept
@@ -89,11 +89,11 @@ class Finisher:
         ask = call.ask
         parts = [self.threads.run(encode, _pixels(outcome), ask.output_format, ask.quality) for outcome in outcomes]
         files = await asyncio.gather(*parts)
-        told = enumerate(zip(call.tickets, outcomes, strict=True))
-        stories = tuple(request_timeline(ask, index, ticket, outcome) for index, (ticket, outcome) in told)
-        return Finished(uid=call.uid, arrived_s=call.arrived_s, ask=ask, stories=stories, files=tuple(files))
+        served = enumerate(zip(call.tickets, outcomes, strict=True))
+        timelines = tuple(request_timeline(ask, index, ticket, outcome) for index, (ticket, outcome) in served)
+        return Finished(uid=call.uid, arrived_s=call.arrived_s, ask=ask, timelines=timelines, files=tuple(files))
 
-    async def _keep(self, call: Call, finished: Finished) -> int | ApiError:
+    async def _keep(self, call: Call, finished: Finished) -> int | CallError:
         """Put the pictures into the store; returns when the first expires, or what it means that one has no place."""
         expire_ns = []
         for index, file in enumerate(finished.files):
@@ -108,7 +108,7 @@ class Finisher:
                     expire_ns.append(expires_ns)
         return min(expire_ns)
 
-    def _record(self, call: Call, end: Finished | ApiError, expires_ns: int | None, now_ns: int) -> Record:
+    def _record(self, call: Call, end: Finished | CallError, expires_ns: int | None, now_ns: int) -> Record:
         is_kept = expires_ns is not None
         expires_s = None if expires_ns is None else call.arrived_s + s_from_ns(expires_ns - call.arrival_ns)
         status = call_status(call, None, end, expires_s)
@@ -122,7 +122,7 @@ class Finisher:
             fresh_until_ns=now_ns + self.call_registry.ttl_ns if expires_ns is None else expires_ns,
             status_json=status.model_dump_json().encode(),
             decisions_json=decisions.model_dump_json().encode(),
-            unread=set(range(len(call.tickets))) if is_kept and self._must_be_fetched(call) else set(),
+            unfetched=set(range(len(call.tickets))) if is_kept and self._must_be_fetched(call) else set(),
         )
 
     def _must_be_fetched(self, call: Call) -> bool:
@@ -135,7 +135,7 @@ def stored_name(tenant: str, uid: str) -> str:
     return f"{tenant}/{uid}"
 
 
-async def _settled(call: Call) -> list[Outcome] | ApiError:
+async def _outcomes(call: Call) -> list[Outcome] | CallError:
     """The outcomes, all of them done, or what the first other one means for the call."""
     waiting = {ticket.outcome for ticket in call.tickets}
     while waiting:
@@ -146,16 +146,16 @@ async def _settled(call: Call) -> list[Outcome] | ApiError:
     return [ticket.outcome.result() for ticket in call.tickets]
 
 
-def _failure(call: Call, outcome: Outcome) -> ApiError | None:
+def _failure(call: Call, outcome: Outcome) -> CallError | None:
     if outcome.status is Status.DONE:
         return None
     if outcome.status is not Status.CANCELLED:
         message = f"Image {outcome.uid} failed: {outcome.reason}. The request may be sent again."
-        return ApiError(500, message, kind=SERVER, code="generation_failed")
+        return Failed(message, code="generation_failed")
     if call.cancel_reason is None:  # The engine's own doing: it is stopping, or has lost its devices.
         return not_ready(f"image {outcome.uid} was cancelled: {outcome.reason}")
     message = f"Request {call.uid} was cancelled: {call.cancel_reason}. Send it again if you want it."
-    return ApiError(409, message, code=CANCELLED, headers={"x-should-retry": "false"})
+    return Cancelled(message, resend=False)
 
 
 def _pixels(outcome: Outcome) -> Image:
@@ -163,26 +163,26 @@ def _pixels(outcome: Outcome) -> Image:
     return outcome.image
 
 
-def _unwritten(call: Call) -> ApiError:
+def _unwritten(call: Call) -> CallError:
     message = (
         f"The pictures of request {call.uid} are done, but this server cannot write them to its disk. Send the request"
         ' again with response_format "b64_json", and wait for the answer.'
     )
-    return ApiError(500, message, kind=SERVER, code="result_unwritable")
+    return Failed(message, code="result_unwritable")
 
 
-def _left(call: Call) -> ApiError:
+def _left(call: Call) -> CallError:
     """For those who wait. Their libraries would send it again, and it would be drawn twice."""
     message = (
         f"The server is stopping. Request {call.uid} is kept: it goes on with the server's next start, and its pictures"
         f" are then at /v1/requests/{call.uid}/content. Do not send it again."
     )
-    return ApiError(503, message, kind=SERVER, code="kept", headers={"x-should-retry": "false"})
+    return NotReady(message, code="kept", resend=False)
 
 
-def _too_large(answer: TooLarge) -> ApiError:
+def _too_large(answer: TooLarge) -> CallError:
     message = (
         f"The image has {answer.num_bytes} bytes, but this server keeps at most {answer.max_bytes} bytes of"
         ' results. Ask for response_format "b64_json", or raise result_bytes.'
     )
-    return ApiError(500, message, kind=SERVER, code="result_too_large")
+    return Failed(message, code="result_too_large")

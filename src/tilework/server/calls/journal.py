@@ -13,10 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.time import ns_from_s
+from tilework.server.calls.errors import NotReady
+from tilework.server.calls.idempotency import Key
 from tilework.server.calls.parsing import ImageCall
 from tilework.server.calls.records import Record
-from tilework.server.http.errors import SERVER, ApiError
-from tilework.server.http.idempotency import Key
 from tilework.store.journal import Ended, Journal, JournalUnusable, NotWritten, OpenCall
 
 logger = logging.getLogger("tilework.server")
@@ -59,7 +59,7 @@ class CallJournal:
         """Keep a call before its client is told that it is in.
 
         Raises:
-            ApiError: 503 if it cannot be kept.
+            NotReady: it cannot be kept.
         """
 
     def end(self, record: Record, *, has_key: bool) -> None:
@@ -109,9 +109,7 @@ class DurableJournal(CallJournal):
         except NotWritten as error:
             logger.error("call %s was refused, since it could not be kept: %s", call.uid, error)
             message = "The server cannot keep the request safe: there is no writing its journal. Send it again later."
-            raise ApiError(
-                503, message, kind=SERVER, code="journal_unwritable", headers={"Retry-After": "60"}
-            ) from error
+            raise NotReady(message, code="journal_unwritable", retry_s=60) from error
 
     def end(self, record: Record, *, has_key: bool) -> None:
         try:

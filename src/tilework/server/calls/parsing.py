@@ -14,10 +14,11 @@ from pydantic import BaseModel, ValidationError
 from tilework.core.request import OnMiss, Shape
 from tilework.core.wire import ModelInfo, Spec
 from tilework.server.calls.deadlines import Deadline, asked_deadline
+from tilework.server.calls.errors import InvalidValue, UnknownModel, invalid
 from tilework.server.config import ServerConfig
-from tilework.server.http.errors import ApiError, invalid, shown
 from tilework.server.schema.image_request import MAX_SEED, ImageRequest, OutputFormat
 from tilework.server.tenants import Tenant, Tenants
+from tilework.server.text import shown
 
 DEFAULT_QUALITY = 90
 Body = TypeVar("Body", bound=BaseModel)
@@ -39,7 +40,7 @@ class Rules:
 class ImageCall:
     """One call: its images, all of one shape, and how to send them back. Image i has the seed of image 0 plus i.
 
-    A stream shows at most `num_partial` unfinished pictures of each image, and tells of progress if `tells`.
+    A stream shows at most `num_partial` unfinished pictures of each image, and events of ours if `has_progress`.
     """
 
     specs: tuple[Spec, ...]
@@ -55,7 +56,7 @@ class ImageCall:
     user: str | None
     is_stream: bool = False
     num_partial: int = 0
-    tells: bool = False
+    has_progress: bool = False
 
     @property
     def slo_s(self) -> float | None:
@@ -78,7 +79,8 @@ def image_call(body: Mapping[str, object], rules: Rules, rng: Random, *, slo_ms:
     `slo_ms` is the deadline in a field that only chats have.
 
     Raises:
-        ApiError: 404 if it names another model, 400 for any other wrong value.
+        UnknownModel: it names another model.
+        InvalidValue: any other value is wrong.
     """
     ask = parsed(ImageRequest, body, "prompt", '"..."')
     info, config = rules.info, rules.config
@@ -105,26 +107,33 @@ def image_call(body: Mapping[str, object], rules: Rules, rng: Random, *, slo_ms:
         user=ask.user,
         is_stream=bool(ask.stream),
         num_partial=ask.partial_images or 0,
-        tells=ask.tilework_events,
+        has_progress=ask.tilework_events,
     )
 
 
 def check_model(name: str | None, info: ModelInfo) -> None:
-    """Its path is accepted as well: SGLang's client asks for what `/v1/model_info` said."""
-    if name is not None and name not in (info.name, info.path or info.name):
+    """Raises:
+    UnknownModel: `name` is another model. Its hub id is accepted, too: SGLang's client sends it.
+    """
+    if name is not None and name not in (info.name, public_source(info)):
         message = f"The model {shown(name)} does not exist here; use {shown(info.name)}, or leave model out."
-        raise ApiError(404, message, param="model", code="model_not_found")
+        raise UnknownModel(message, field="model")
+
+
+def public_source(info: ModelInfo) -> str:
+    """The hub id of the model, or its name if it came from a directory: no answer names a path of the server."""
+    return info.name if info.path.startswith("/") else info.path or info.name
 
 
 def parsed(model: type[Body], body: Mapping[str, object], required: str, example: str) -> Body:
     """A body as its model; null means absent, except for the one field that is `required` (`example`: as JSON).
 
     Raises:
-        ApiError: a field is wrong; its description, which says what to give, is the remedy.
+        InvalidValue: a field is wrong; its description, which says what to give, is the remedy.
     """
     if required not in body:
         message = f'{required} is missing. Give it: {{"{required}": {example}}}'
-        raise ApiError(400, message, param=required, code="missing_value")
+        raise InvalidValue(message, field=required, code="missing_value")
     given = {name: value for name, value in body.items() if value is not None or name == required}
     try:
         return model.model_validate(given)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tilework.server.calls.idempotency import Key
 from tilework.server.calls.parsing import ImageCall
-from tilework.server.http.idempotency import Key
 from tilework.server.schema.answers import Decisions, RequestStatus
 
 # What a record takes beside its texts, roughly.
@@ -19,7 +19,7 @@ class Record:
 
     `ask` is what was asked for, without its texts: it says how to answer a repeat.
     `fresh_until_ns` is when its pictures expire, and its key with them; the record itself outlives them, to say so.
-    `unread` holds the images of a detached call that somebody may still come for.
+    `unfetched` holds the images of a detached call that its client has not fetched yet.
     """
 
     uid: str
@@ -30,7 +30,7 @@ class Record:
     fresh_until_ns: int
     status_json: bytes = field(repr=False)
     decisions_json: bytes = field(repr=False)
-    unread: set[int] = field(default_factory=set)
+    unfetched: set[int] = field(default_factory=set)
 
     @property
     def num_bytes(self) -> int:

@@ -3,47 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 
+from tilework.server.calls.arrivals import Arrivals
 from tilework.server.calls.call import Call
+from tilework.server.calls.idempotency import Key, reused
 from tilework.server.calls.journal import CallJournal
 from tilework.server.calls.records import Record
-from tilework.server.http.idempotency import Key, reused
-
-
-class _Arrivals:
-    """The uids of a tenant's calls in order of arrival; a page of them costs its own length."""
-
-    def __init__(self) -> None:
-        self._num_added = 0
-        self._numbers: dict[str, int] = {}
-        self._order: list[tuple[int, str]] = []
-
-    def add(self, uid: str) -> None:
-        self._num_added += 1
-        self._numbers[uid] = self._num_added
-        self._order.append((self._num_added, uid))
-
-    def remove(self, uid: str) -> None:
-        del self._order[self._place(uid)]
-        del self._numbers[uid]
-
-    def page(self, after: str | None, limit: int) -> list[str]:
-        """Newest first, from the one that came just before `after` on."""
-        end = len(self._order) if after is None else self._place(after)
-        return [uid for _, uid in reversed(self._order[max(0, end - limit) : end])]
-
-    def _place(self, uid: str) -> int:
-        return bisect_left(self._order, (self._numbers[uid], uid))
 
 
 class CallRegistry:
     """A call is open until `end` replaces it by its record; records go, oldest first, beyond any of the three bounds.
 
     `ttl_ns` is for how long pictures are kept, `record_ttl_ns` for how long a record stays at most. What belongs to
-    another tenant is not found. What begins and ends, `journal` is told first.
+    another tenant is not found. Every begin and end is written to `journal` first.
     """
 
     def __init__(self, *, max_records: int, max_bytes: int, ttl_ns: int, journal: CallJournal | None = None) -> None:
@@ -54,14 +28,14 @@ class CallRegistry:
         self._max_bytes = max_bytes
         self._open: dict[str, Call] = {}
         self._ended: OrderedDict[str, Record] = OrderedDict()
-        self._arrivals: defaultdict[str, _Arrivals] = defaultdict(_Arrivals)
+        self._arrivals: defaultdict[str, Arrivals] = defaultdict(Arrivals)
         self._keys: dict[tuple[str, str], tuple[Key, str]] = {}
         self._num_bytes = 0
         self._num_open: Counter[str] = Counter()
-        self._unread: set[str] = set()
+        self._unfetched: set[str] = set()
         self.is_left = False
-        self._settled = asyncio.Event()
-        self._settled.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     def __len__(self) -> int:
         return len(self._ended)
@@ -74,6 +48,10 @@ class CallRegistry:
     def num_keys(self) -> int:
         return len(self._keys)
 
+    @property
+    def num_open_calls(self) -> int:
+        return len(self._open)
+
     def num_open(self, tenant: str) -> int:
         """Images of a tenant that have not ended."""
         return self._num_open[tenant]
@@ -83,7 +61,7 @@ class CallRegistry:
 
     def begin(self, call: Call) -> None:
         """Raises:
-        ApiError: 503 if the journal cannot keep it.
+        NotReady: the journal cannot keep it.
         """
         self.journal.begin(call.kept())
         self._arrivals[call.tenant].add(call.uid)
@@ -119,8 +97,8 @@ class CallRegistry:
         self._close(record.uid)
         self._ended[record.uid] = record
         self._num_bytes += record.num_bytes
-        if record.unread:
-            self._unread.add(record.uid)
+        if record.unfetched:
+            self._unfetched.add(record.uid)
         if frees_key:
             self._free_key(record)
         dropped = []
@@ -129,7 +107,7 @@ class CallRegistry:
         self._dropped(dropped)
 
     def leave(self) -> None:
-        """What is cut off from now on stays open, for the next start of the server."""
+        """Calls that are cut off from now on stay open, for the next start of the server."""
         self.is_left = self.journal.is_durable
 
     def forget(self, call: Call) -> None:
@@ -149,7 +127,7 @@ class CallRegistry:
         """The call that a key led to, if it is open, or done and its pictures have not expired.
 
         Raises:
-            ApiError: 422 if the key was used for another body.
+            KeyReused: the key was used for another body.
         """
         first, uid = self._keys.get((key.tenant, key.text), (None, ""))
         found = None if first is None else self.find(uid, key.tenant, now_ns)
@@ -165,34 +143,34 @@ class CallRegistry:
         page = self._arrivals[tenant].page(after, limit)
         return [self._open.get(uid) or self._ended[uid] for uid in page]
 
-    def unread(self) -> list[tuple[Record, int]]:
-        """The pictures that somebody may still come for, each with its index."""
-        records = (self._ended[uid] for uid in self._unread)
-        return [(record, index) for record in records for index in record.unread]
+    def unfetched(self) -> list[tuple[Record, int]]:
+        """The pictures that a client may still fetch, each as its record and its index there."""
+        records = (self._ended[uid] for uid in self._unfetched)
+        return [(record, index) for record in records for index in record.unfetched]
 
-    def settle(self, record: Record, index: int) -> None:
-        """Nobody need come for this picture any more: it was fetched, or is gone."""
-        record.unread.discard(index)
-        if not record.unread:
-            self._unread.discard(record.uid)
+    def mark_fetched(self, record: Record, index: int) -> None:
+        """This picture was fetched, or is gone: a stop need not wait for it."""
+        record.unfetched.discard(index)
+        if not record.unfetched:
+            self._unfetched.discard(record.uid)
             self._update()
 
-    def settle_all(self, uid: str) -> None:
-        """Somebody has got all pictures of this call."""
+    def mark_all_fetched(self, uid: str) -> None:
+        """A client has all pictures of this call."""
         if (record := self._ended.get(uid)) is not None:
-            record.unread.clear()
-            self._unread.discard(uid)
+            record.unfetched.clear()
+            self._unfetched.discard(uid)
             self._update()
 
     def release(self, record: Record) -> None:
         """The pictures of this call are deleted; its key is free again."""
-        self.settle_all(record.uid)
+        self.mark_all_fetched(record.uid)
         self.journal.free_key(record.uid)
         self._free_key(record)
 
-    async def settled(self) -> None:
-        """Wait until no call is open and nobody need come for a picture any more."""
-        await self._settled.wait()
+    async def wait_until_idle(self) -> None:
+        """Wait until no call is open and every picture that a client has to fetch was fetched or is gone."""
+        await self._idle.wait()
 
     def sweep(self, now_ns: int) -> None:
         dropped = []
@@ -210,7 +188,7 @@ class CallRegistry:
         _, record = self._ended.popitem(last=False)
         self._arrivals[record.tenant].remove(record.uid)
         self._num_bytes -= record.num_bytes
-        self._unread.discard(record.uid)
+        self._unfetched.discard(record.uid)
         self._free_key(record)
         return record.uid
 
@@ -226,7 +204,7 @@ class CallRegistry:
                 del self._keys[place]
 
     def _update(self) -> None:
-        if self._open or self._unread:
-            self._settled.clear()
+        if self._open or self._unfetched:
+            self._idle.clear()
         else:
-            self._settled.set()
+            self._idle.set()

@@ -13,19 +13,20 @@ from uuid import uuid4
 
 from tilework.core.time import ns_from_s, s_from_ns
 from tilework.runtime.ticket import Refusal, Ticket
-from tilework.server.api.refusals import refused, too_many_open
 from tilework.server.calls.call import Call, Finished
+from tilework.server.calls.errors import CallError, gone
 from tilework.server.calls.finish import Finisher, stored_name
+from tilework.server.calls.idempotency import Key
 from tilework.server.calls.parsing import ImageCall
+from tilework.server.calls.readiness import Readiness
 from tilework.server.calls.records import Record
+from tilework.server.calls.refusals import refused, too_many_open
 from tilework.server.calls.registry import CallRegistry
 from tilework.server.config import ServerConfig
 from tilework.server.engine_protocol import Engine
-from tilework.server.http.errors import ApiError, shown
-from tilework.server.http.idempotency import Key
 from tilework.server.metrics.metrics import Metrics
-from tilework.server.ready import Readiness
 from tilework.server.tenants import Tenant
+from tilework.server.text import shown
 from tilework.store.results import ResultStore
 
 logger = logging.getLogger("tilework.server")
@@ -50,7 +51,8 @@ class CallSubmitter:
         """The call that a key led to before, if it is open, or done and its pictures are kept.
 
         Raises:
-            ApiError: the key belongs to another body, or the pictures have made room for newer ones.
+            KeyReused: the key belongs to another body.
+            PicturesGone: the pictures have made room for newer ones.
         """
         now_ns = self.engine.now_ns()
         known = self.call_registry.find_key(key, now_ns)
@@ -60,7 +62,7 @@ class CallSubmitter:
         """Bring a new call in.
 
         Raises:
-            ApiError: it was refused.
+            CallError: it was refused.
         """
         self.readiness.require()
         self._check_open(ask, tenant)
@@ -125,7 +127,7 @@ class CallSubmitter:
         )
         try:
             self.call_registry.begin(call)
-        except ApiError:
+        except CallError:
             self.finisher.cancel(call, "it could not be kept")
             raise
         self.follow(call)
@@ -141,7 +143,7 @@ class CallSubmitter:
         """Submit every image.
 
         Raises:
-            ApiError: the engine refused them.
+            CallError: the engine refused them.
         """
         answer = self.engine.submit(
             {f"{call_uid}-{index}": spec for index, spec in enumerate(ask.specs)},
@@ -161,7 +163,7 @@ class CallSubmitter:
         """A call that is done already, as if it had just ended; `now_ns` is the time at which it was found.
 
         Raises:
-            ApiError: 410 if its pictures have made room for newer ones.
+            PicturesGone: its pictures have made room for newer ones.
         """
         status = record.status()
         files = []
@@ -170,10 +172,12 @@ class CallSubmitter:
             if result is None:
                 raise gone(record.uid, "they made room for newer ones")
             files.append(result.content)
-        stories = tuple(image.story for image in status.images if image.story is not None)
-        end: asyncio.Future[Finished | ApiError] = asyncio.get_running_loop().create_future()
+        timelines = tuple(image.timeline for image in status.images if image.timeline is not None)
+        end: asyncio.Future[Finished | CallError] = asyncio.get_running_loop().create_future()
         end.set_result(
-            Finished(uid=record.uid, arrived_s=record.arrived_s, ask=record.ask, stories=stories, files=tuple(files))
+            Finished(
+                uid=record.uid, arrived_s=record.arrived_s, ask=record.ask, timelines=timelines, files=tuple(files)
+            )
         )
         return Call(
             uid=record.uid,
@@ -192,10 +196,3 @@ def _go_on(call: Call) -> None:
     if call.abandoned is not None:
         call.abandoned.cancel()
         call.abandoned = None
-
-
-def gone(uid: str, reason: str) -> ApiError:
-    message = (
-        f"The pictures of request {uid} are gone: {reason}. Send the request again, with another key if it has one."
-    )
-    return ApiError(410, message, param="uid", code="result_expired")

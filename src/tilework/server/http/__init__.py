@@ -1,1 +1,4 @@
-"""Owns what is HTTP and not ours: bodies, connections, errors, middleware, server-sent events."""
+"""Owns what every HTTP server needs: connections, bodies, middleware, the form of errors, server-sent events.
+
+Must not know what a call is, nor which routes there are.
+"""

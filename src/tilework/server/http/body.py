@@ -7,7 +7,8 @@ import json
 
 from fastapi import Request
 
-from tilework.server.http.errors import ApiError, shown
+from tilework.server.http.errors import ApiError
+from tilework.server.text import shown
 
 MAX_DEPTH = 64  # Far below what the interpreter's stack takes when a value is written as JSON again.
 

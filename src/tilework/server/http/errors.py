@@ -5,7 +5,6 @@ A message names the field, its value and what to do instead.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from fastapi import FastAPI, Request
@@ -15,13 +14,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
+from tilework.server.text import shown
+
 INVALID = "invalid_request_error"
 SERVER = "server_error"
-RETRY_NOT_READY_S = 5
 
 
 class ApiError(Exception):
-    """A call ends without images. `headers` are sent along, `extra` within `error`, where OpenAI's clients show it."""
+    """An answer that refuses. `headers` are sent along, `extra` within `error`, so that clients show it."""
 
     def __init__(
         self,
@@ -51,22 +51,8 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, self.headers)
 
 
-def shown(value: object, max_chars: int = 80) -> str:
-    """The value as JSON in ASCII, cut to `max_chars`: safe to print and to send back."""
-    text = json.dumps(value)
-    return text if len(text) <= max_chars else text[:max_chars] + "..."
-
-
 def invalid(param: str, value: object, remedy: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, f"{param} = {shown(value)} is not accepted. {remedy}", param=param, code=code)
-
-
-def not_ready(
-    reason: str, *, headers: Mapping[str, str] | None = None, extra: Mapping[str, object] | None = None
-) -> ApiError:
-    message = f"The server is not ready: {reason}. Try again in {RETRY_NOT_READY_S} seconds."
-    headers = {"Retry-After": str(RETRY_NOT_READY_S), **(headers or {})}
-    return ApiError(503, message, kind=SERVER, code="not_ready", headers=headers, extra=extra)
 
 
 def long_head(max_bytes: int) -> ApiError:

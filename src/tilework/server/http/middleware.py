@@ -6,8 +6,9 @@ import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tilework.server.http.errors import ApiError, internal_error, long_head, shown
+from tilework.server.http.errors import ApiError, internal_error, long_head
 from tilework.server.tenants import Tenant, Tenants
+from tilework.server.text import shown
 
 logger = logging.getLogger("tilework.server")
 

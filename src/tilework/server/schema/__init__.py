@@ -1,1 +1,4 @@
-"""Owns the JSON that goes in and out, and its OpenAPI document."""
+"""Owns the JSON of requests and answers: names, types, bounds and descriptions of their fields.
+
+Must not know where a value comes from or what is done with it.
+"""

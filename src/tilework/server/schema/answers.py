@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tilework.server.schema.image_request import OutputFormat
 
+ErrorType = Literal["invalid_request_error", "rate_limit_error", "server_error"]
 State = Literal["queued", "running", "paused", "done", "failed", "cancelled"]
 
 
@@ -123,7 +124,7 @@ _ETA = "When it is expected to be done: as of now, in lists as of its admission;
 
 
 class ImageStatus(BaseModel):
-    """How one image stands; durations in seconds from arrival. `story` is there once it is done."""
+    """How one image stands; durations in seconds from arrival. `timeline` is there once it is done."""
 
     uid: str
     index: int
@@ -134,7 +135,7 @@ class ImageStatus(BaseModel):
     eta: str | None = Field(description="The same as a time (RFC 3339)")
     queue_s: float | None = Field(description="How long it waited for a device; null while it waits")
     reason: str | None = Field(description="Why it failed or was cancelled")
-    story: RequestTimeline | None
+    timeline: RequestTimeline | None
 
 
 class RequestStatus(BaseModel):
@@ -200,7 +201,7 @@ class ModelList(BaseModel):
 
 
 class ModelPath(BaseModel):
-    """`model_path` is the directory that the model was loaded from, its hub id, or else its name."""
+    """`model_path` is the hub id of the model, or its name. Calls may give it as `model`. It is never a path."""
 
     model_path: str
 

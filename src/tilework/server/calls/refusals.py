@@ -1,4 +1,4 @@
-"""What a client is told when the engine, or a tenant's limit, refuses its call."""
+"""What a refusal by the engine, or by a tenant's limit, means for a client."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from tilework.core.request import RefusalCode
 from tilework.core.time import NS_PER_S
 from tilework.runtime.ticket import Refusal
 from tilework.server.calls.deadlines import Deadline
+from tilework.server.calls.errors import CallError, Refused, invalid, not_ready
 from tilework.server.calls.parsing import ImageCall
-from tilework.server.http.errors import ApiError, invalid, not_ready, shown
 from tilework.server.tenants import Tenant
+from tilework.server.text import shown
 
-RATE_LIMIT = "rate_limit_error"
-RETRY_BUSY_S = 5  # Without devices nobody knows.
+RETRY_BUSY_S = 5  # Used when no time can be predicted, since no device is up.
 
 
-def refused(refusal: Refusal, ask: ImageCall, arrival_ns: int) -> ApiError:
-    """The answer to a refusal."""
+def refused(refusal: Refusal, ask: ImageCall, arrival_ns: int) -> CallError:
+    """The error for a call that the engine has refused."""
     match refusal.code:
         case RefusalCode.DEADLINE:
             assert ask.deadline is not None
@@ -37,18 +37,16 @@ def refused(refusal: Refusal, ask: ImageCall, arrival_ns: int) -> ApiError:
             return not_ready(refusal.reason)
 
 
-def too_many_open(tenant: Tenant, num_open: int, num_asked: int, retry_s: int) -> ApiError:
+def too_many_open(tenant: Tenant, num_open: int, num_asked: int, retry_s: int) -> Refused:
     message = (
         f"n = {num_asked} is not accepted now: of your {num_open} images that have not ended and these, at most"
         f" {tenant.max_open} may be open. Wait for some to end, cancel some, or retry in {retry_s} seconds."
     )
-    return ApiError(
-        429, message, kind=RATE_LIMIT, param="n", code="too_many_open", headers={"Retry-After": str(retry_s)}
-    )
+    return Refused(message, field="n", code="too_many_open", retry_s=retry_s)
 
 
-def _unreachable(refusal: Refusal, deadline: Deadline, arrival_ns: int) -> ApiError:
-    """`Retry-After` says after how long the deadline that was asked for could be met."""
+def _unreachable(refusal: Refusal, deadline: Deadline, arrival_ns: int) -> CallError:
+    """`retry_s` says after how long the deadline that was asked for could be met."""
     if refusal.earliest_ns is None:
         return not_ready(refusal.reason)
     earliest_s = _ceil_ms(refusal.earliest_ns - arrival_ns)
@@ -59,28 +57,25 @@ def _unreachable(refusal: Refusal, deadline: Deadline, arrival_ns: int) -> ApiEr
         f"{field} = {shown(deadline.value)} cannot be met: {refusal.reason}. The earliest deadline that can is"
         f' {field} = {shown(earliest)}: ask for that, or send on_miss "best_effort", or retry in {retry_s} seconds.'
     )
-    return ApiError(
-        429,
+    return Refused(
         message,
-        kind=RATE_LIMIT,
-        param=field,
+        field=field,
         code=refusal.code.value,
-        headers={"Retry-After": str(retry_s), "x-should-retry": "false"},
-        extra={"uid": refusal.uid, "slo_s": deadline.slo_s, "earliest_s": earliest_s, **as_time},
+        retry_s=retry_s,
+        resend=False,
+        details={"uid": refusal.uid, "slo_s": deadline.slo_s, "earliest_s": earliest_s, **as_time},
     )
 
 
-def _no_room(message: str, refusal: Refusal, arrival_ns: int) -> ApiError:
-    """`Retry-After` says when the queue will have been served far enough; `earliest_s` when it would then be done."""
+def _no_room(message: str, refusal: Refusal, arrival_ns: int) -> Refused:
+    """`retry_s` says when the queue is predicted to be short enough; `earliest_s` when the call would then be done."""
     earliest_s = None if refusal.earliest_ns is None else _ceil_ms(refusal.earliest_ns - arrival_ns)
     retry_s = RETRY_BUSY_S if refusal.retry_ns is None else max(1, math.ceil(refusal.retry_ns / NS_PER_S))
-    return ApiError(
-        429,
+    return Refused(
         f"{message} Retry in {retry_s} seconds.",
-        kind=RATE_LIMIT,
         code=refusal.code.value,
-        headers={"Retry-After": str(retry_s)},
-        extra={"uid": refusal.uid, "earliest_s": earliest_s},
+        retry_s=retry_s,
+        details={"uid": refusal.uid, "earliest_s": earliest_s},
     )
 
 

@@ -1,48 +1,59 @@
-"""Whether the server takes requests now, and if not, why."""
+"""Whether the server takes calls now, and if not, why."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
+from tilework.server.calls.errors import not_ready
 from tilework.server.engine_protocol import Engine
-from tilework.server.http.errors import not_ready
 from tilework.server.schema.answers import ReadyModel
+
+
+def _starting() -> str:
+    return "it is starting"
+
+
+def _stopping() -> str:
+    return "it is stopping"
 
 
 @dataclass(slots=True)
 class Readiness:
     """`has_started` becomes true when the models are loaded; before that the engine can answer nothing.
 
-    `num_restored` images were taken over from the server's former start.
+    `num_restored` images were taken over from the server's previous start. `starting` and `stopping` say in words what
+    a start or a stop waits for.
     """
 
     engine: Engine
     has_started: bool = True
     num_restored: int = 0
+    starting: Callable[[], str] = field(default=_starting)
+    stopping: Callable[[], str] = field(default=_stopping)
 
     def require_started(self) -> None:
         """Raises:
-        ApiError: 503 while the models are being loaded.
+        NotReady: the models are being loaded.
         """
         if not self.has_started:
-            raise not_ready("it is starting", extra={"status": "starting"})
+            raise not_ready(self.starting(), details={"status": "starting"})
 
     def require(self) -> None:
         """Raises:
-        ApiError: 503 if no request would be taken now.
+        NotReady: no call would be taken now.
         """
         self.require_started()
         health = self.engine.health()
         seen = {"devices_up": health.num_devices_up, "devices": health.num_devices, "open_requests": health.num_jobs}
         if health.draining:
-            extra = {"status": "stopping", **seen}
-            raise not_ready("it is stopping", headers={"Connection": "close"}, extra=extra)
+            raise not_ready(self.stopping(), is_stopping=True, details={"status": "stopping", **seen})
         if health.num_devices_up == 0:
             reason = f"none of its {health.num_devices} devices is up"
-            raise not_ready(reason, extra={"status": "no_devices", **seen})
+            raise not_ready(reason, details={"status": "no_devices", **seen})
 
     def report(self) -> ReadyModel:
-        """How the server stands, if it is ready. Raises as `require`."""
+        """What the server has, if it is ready. Raises as `require`."""
         self.require()
         health = self.engine.health()
         return ReadyModel(

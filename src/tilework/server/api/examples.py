@@ -113,7 +113,7 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         "The server is not ready: it is stopping. Try again in 5 seconds.",
     ),
 }
-_STORY = {
+_TIMELINE = {
     "uid": f"{UID}-0",
     "seed": 7,
     "status": "done",
@@ -128,7 +128,7 @@ _STORY = {
 }
 _IMAGES = {
     "created": 1767225600,
-    "data": [{"b64_json": "iVBORw0KGgo=", "url": None, "revised_prompt": None, "tilework": _STORY}],
+    "data": [{"b64_json": "iVBORw0KGgo=", "url": None, "revised_prompt": None, "tilework": _TIMELINE}],
     "output_format": "png",
     "size": "256x256",
 }
@@ -147,7 +147,7 @@ _CHAT = {
                         "type": "image_url",
                         "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="},
                         "stage_durations": {"diffuse": 1.21},
-                        "tilework": _STORY,
+                        "tilework": _TIMELINE,
                     }
                 ],
             },
@@ -179,7 +179,7 @@ _RUNNING = {
             "eta": "2026-01-01T00:00:01.310Z",
             "queue_s": 0.02,
             "reason": None,
-            "story": None,
+            "timeline": None,
         }
     ],
     "error": None,
@@ -258,7 +258,7 @@ _TOKENS = {
 _PARTIAL = {"partial_image_index": 0, "tilework": {"uid": f"{UID}-0", "index": 0, "step": 3}}
 PICTURES = (
     event("image_generation.partial_image", {**_PICTURE, **_PARTIAL})
-    + event("image_generation.completed", {**_PICTURE, "usage": _TOKENS, "tilework": _STORY})
+    + event("image_generation.completed", {**_PICTURE, "usage": _TOKENS, "tilework": _TIMELINE})
 ).decode()
 EXAMPLES: dict[str, object] = {
     "images": _IMAGES,

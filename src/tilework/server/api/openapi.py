@@ -8,11 +8,11 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from tilework.server.api.chat import EXAMPLE as CHAT_EXAMPLE
-from tilework.server.api.chat import chat_schema
+from tilework.server.api.examples import ERRORS, EXAMPLES
 from tilework.server.http.sse import MEDIA_TYPE
 from tilework.server.schema.answers import ErrorResponse
-from tilework.server.schema.examples import ERRORS, EXAMPLES
+from tilework.server.schema.chat_request import EXAMPLE as CHAT_EXAMPLE
+from tilework.server.schema.chat_request import chat_schema
 from tilework.server.schema.image_request import EXAMPLE, request_schema
 
 

@@ -1,4 +1,4 @@
-"""The call_registry of calls: what it forgets when, and that none of its bounds is ever exceeded."""
+"""The registry of calls: what it forgets when, and that none of its bounds is ever exceeded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from tilework.core.request import OnMiss
 from tilework.core.wire import Spec
 from tilework.server.calls.call import Call
+from tilework.server.calls.errors import KeyReused
+from tilework.server.calls.idempotency import Key
 from tilework.server.calls.parsing import ImageCall
 from tilework.server.calls.records import Record
 from tilework.server.calls.registry import CallRegistry
-from tilework.server.http.errors import ApiError
-from tilework.server.http.idempotency import Key
 
 SPEC = Spec(prompt="x", negative_prompt="", height=16, width=16, steps=2, guidance_scale=1.0, seed=1)
 ASK = ImageCall(
@@ -58,7 +58,7 @@ def call(uid: str, tenant: str = "t", key: str | None = None, body: bytes = b"b"
     )
 
 
-def record(of: Call, now_ns: int, ttl_ns: int = 100, size: int = 10, unread: int = 0) -> Record:
+def record(of: Call, now_ns: int, ttl_ns: int = 100, size: int = 10, unfetched: int = 0) -> Record:
     return Record(
         uid=of.uid,
         tenant=of.tenant,
@@ -68,7 +68,7 @@ def record(of: Call, now_ns: int, ttl_ns: int = 100, size: int = 10, unread: int
         fresh_until_ns=now_ns + ttl_ns,
         status_json=b"s" * size,
         decisions_json=b"",
-        unread=set(range(unread)),
+        unfetched=set(range(unfetched)),
     )
 
 
@@ -91,9 +91,8 @@ def test_record_outlives_its_pictures_and_key() -> None:
 def test_key_of_another_body_is_refused_while_it_lives() -> None:
     call_registry = CallRegistry(max_records=9, max_bytes=10**6, ttl_ns=100)
     ended(call_registry, call("a", key="k"), 0)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(KeyReused):
         call_registry.find_key(Key("t", "k", b"other"), 50)
-    assert caught.value.status == 422
     assert call_registry.find_key(Key("t", "k", b"other"), 100) is None
     assert call_registry.find_key(Key("other", "k", b"other"), 50) is None
 
@@ -155,31 +154,31 @@ def test_page_costs_its_own_length() -> None:
     assert max(seconds("c19999"), seconds("c10000"), seconds("c20")) < 0.1
 
 
-def test_settled_means_that_nothing_is_open_or_unread(loop: asyncio.AbstractEventLoop) -> None:
+def test_idle_means_that_nothing_is_open_or_unfetched(loop: asyncio.AbstractEventLoop) -> None:
     call_registry = CallRegistry(max_records=9, max_bytes=10**6, ttl_ns=100)
 
-    def is_settled() -> bool:
+    def is_idle() -> bool:
         try:
-            loop.run_until_complete(asyncio.wait_for(call_registry.settled(), 0.001))
+            loop.run_until_complete(asyncio.wait_for(call_registry.wait_until_idle(), 0.001))
         except TimeoutError:
             return False
         return True
 
-    assert is_settled()
+    assert is_idle()
     first = call("a")
     call_registry.begin(first)
-    assert not is_settled()
-    call_registry.end(record(first, 0, unread=2), 0, frees_key=False)
+    assert not is_idle()
+    call_registry.end(record(first, 0, unfetched=2), 0, frees_key=False)
     found = call_registry.find("a", "t", 0)
     assert isinstance(found, Record)
-    call_registry.settle(found, 0)
-    assert not is_settled()
-    call_registry.settle(found, 1)
-    assert is_settled()
-    ended(call_registry, call("b"), 0, unread=1)
-    assert not is_settled()
+    call_registry.mark_fetched(found, 0)
+    assert not is_idle()
+    call_registry.mark_fetched(found, 1)
+    assert is_idle()
+    ended(call_registry, call("b"), 0, unfetched=1)
+    assert not is_idle()
     call_registry.sweep(200)
-    assert is_settled(), "what has expired need not be fetched any more"
+    assert is_idle(), "what has expired need not be fetched any more"
 
 
 steps = st.lists(

@@ -1,4 +1,4 @@
-"""The OpenAPI document as a page to read: `python -m tilework.server.schema.reference` prints docs/api.md."""
+"""The OpenAPI document as a page to read: `python -m tilework.server.api.reference` prints docs/api.md."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tilework.core.wire import ModelSource
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor
 from tilework.server.api.app import create_app
+from tilework.server.api.examples import ERRORS, EXAMPLES
+from tilework.server.api.openapi import CALL
 from tilework.server.config import ServerConfig
-from tilework.server.schema.examples import ERRORS, EXAMPLES
-from tilework.server.schema.openapi import CALL
 
 JSON = "application/json"
 WIDTH = 110

@@ -1,4 +1,4 @@
-"""How a call stands, in words and seconds: what `GET /v1/requests/{uid}` answers."""
+"""The status of a call, with times in seconds: what `GET /v1/requests/{uid}` answers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from tilework.control.decisions import describe
 from tilework.core.actions import Accept, Finish
 from tilework.core.time import s_from_ns
 from tilework.runtime.ticket import Ticket
-from tilework.server.api.request_timeline import request_timeline
 from tilework.server.calls.call import Call, Finished
+from tilework.server.calls.errors import CallError, Cancelled
+from tilework.server.calls.timeline import request_timeline
 from tilework.server.engine_protocol import Engine
-from tilework.server.http.errors import ApiError
-from tilework.server.http.times import time_text
-from tilework.server.schema.answers import DecisionModel, ErrorDetail, ImageStatus, RequestStatus, State
-
-CANCELLED = "cancelled"  # The code of the error of a call that was cancelled.
+from tilework.server.schema.answers import DecisionModel, ImageStatus, RequestStatus, State
+from tilework.server.text import time_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ def eta(call: Call, engine: Engine | None, ticket: Ticket) -> Eta | None:
 
 
 def call_status(
-    call: Call, engine: Engine | None, end: Finished | ApiError | None = None, expires_s: float | None = None
+    call: Call, engine: Engine | None, end: Finished | CallError | None = None, expires_s: float | None = None
 ) -> RequestStatus:
     """How a call stands; `end` and `expires_s` (Unix time) if it has ended.
 
@@ -60,7 +58,7 @@ def call_status(
         size=str(first.shape),
         output_format=call.ask.output_format,
         images=images,
-        error=ErrorDetail.model_validate(end.body()["error"]) if isinstance(end, ApiError) else None,
+        error=end.detail() if isinstance(end, CallError) else None,
         expires=None if expires_s is None else time_text(expires_s),
     )
 
@@ -79,16 +77,18 @@ def _image_status(call: Call, index: int, ticket: Ticket, engine: Engine | None)
         eta=expected and expected.text,
         queue_s=None if queue_ns is None else round(s_from_ns(queue_ns), 6),
         reason=None if outcome is None else outcome.reason or None,
-        story=None if outcome is None or outcome.image is None else request_timeline(call.ask, index, ticket, outcome),
+        timeline=None
+        if outcome is None or outcome.image is None
+        else request_timeline(call.ask, index, ticket, outcome),
     )
 
 
-def _state_of_call(images: list[ImageStatus], end: Finished | ApiError | None) -> State:
+def _state_of_call(images: list[ImageStatus], end: Finished | CallError | None) -> State:
     """Done only when the pictures can be had; until then a call runs as long as any image of it has begun."""
     if isinstance(end, Finished):
         return "done"
-    if isinstance(end, ApiError):
-        return "cancelled" if end.code == CANCELLED else "failed"
+    if isinstance(end, CallError):
+        return "cancelled" if isinstance(end, Cancelled) else "failed"
     states = {image.state for image in images}
     if states == {"queued"}:
         return "queued"
@@ -97,8 +97,8 @@ def _state_of_call(images: list[ImageStatus], end: Finished | ApiError | None) -
 
 def call_decisions(call: Call) -> list[DecisionModel]:
     """Everything that was decided about the images of a call so far, in order."""
-    told = [decision for ticket in call.tickets for decision in _decisions(ticket)]
-    return sorted(told, key=lambda decision: decision.at_s)
+    decisions = [decision for ticket in call.tickets for decision in _decisions(ticket)]
+    return sorted(decisions, key=lambda decision: decision.at_s)
 
 
 def _decisions(ticket: Ticket) -> list[DecisionModel]:
@@ -107,5 +107,7 @@ def _decisions(ticket: Ticket) -> list[DecisionModel]:
     if ticket.outcome.done():
         outcome = ticket.outcome.result()
         history.append((outcome.finished_ns, Finish(job_id, outcome.uid, outcome.status, outcome.reason)))
-    told = (describe(at_ns, action, ticket.request, job_id) for at_ns, action in history)
-    return [DecisionModel(uid=ticket.request.uid, **decision.to_json()) for decision in told if decision is not None]
+    described = (describe(at_ns, action, ticket.request, job_id) for at_ns, action in history)
+    return [
+        DecisionModel(uid=ticket.request.uid, **decision.to_json()) for decision in described if decision is not None
+    ]

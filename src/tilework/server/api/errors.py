@@ -1,0 +1,53 @@
+"""The HTTP status of each error of a call."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from tilework.server.calls import errors
+from tilework.server.calls.errors import CallError, NotReady
+from tilework.server.http.errors import ApiError
+
+STATUSES: dict[type[CallError], int] = {
+    errors.InvalidValue: 400,
+    errors.UnknownModel: 404,
+    errors.UnknownCall: 404,
+    errors.NotDone: 409,
+    errors.Cancelled: 409,
+    errors.PicturesGone: 410,
+    errors.KeyReused: 422,
+    errors.Refused: 429,
+    errors.Failed: 500,
+    errors.NotReady: 503,
+}
+
+
+def api_error(error: CallError) -> ApiError:
+    """The error as an answer: its status, and in headers when and whether to send the call again."""
+    headers = {}
+    if error.retry_s is not None:
+        headers["Retry-After"] = str(error.retry_s)
+    if error.resend is not None:
+        headers["x-should-retry"] = str(error.resend).lower()
+    if isinstance(error, NotReady) and error.is_stopping:
+        headers["Connection"] = "close"
+    return ApiError(
+        STATUSES[type(error)],
+        error.message,
+        kind=error.type,
+        param=error.field,
+        code=error.code,
+        headers=headers,
+        extra=error.details,
+    )
+
+
+def install_call_errors(app: FastAPI) -> None:
+    """Answer every `CallError` that a route raises."""
+    app.add_exception_handler(CallError, _answer)
+
+
+async def _answer(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, CallError)
+    return api_error(error).response()

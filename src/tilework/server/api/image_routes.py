@@ -1,0 +1,78 @@
+"""The routes that draw pictures, and the files of pictures."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import FastAPI, Path, Request
+from fastapi.responses import Response
+
+from tilework.server.api.chat import ChatService
+from tilework.server.api.examples import PICTURES, UID
+from tilework.server.api.images import ImageService
+from tilework.server.api.openapi import (
+    CHAT_BODY,
+    IDEMPOTENCY_KEY,
+    IMAGE_BODY,
+    PREFER,
+    errors,
+    files,
+    good,
+    header_docs,
+    stream,
+)
+from tilework.server.api.requests import RequestService
+from tilework.server.schema.answers import ChatCompletion, ImagesResponse, RequestStatus
+
+ImageUid = Annotated[str, Path(description="an image", examples=[f"{UID}-0"])]
+
+
+def add_image_routes(app: FastAPI, images: ImageService, requests: RequestService) -> None:
+    done = good("The pictures", "images", "x-request-id", "Idempotent-Replayed")
+    done["content"] |= stream("", PICTURES, fields={"stream": True, "partial_images": 1})["content"]
+    accepted = {
+        **good("Accepted; the pictures come later", "status", asked={"Prefer": "respond-async"}),
+        "model": RequestStatus,
+        "headers": header_docs("x-request-id", "Location", "Preference-Applied", "Idempotent-Replayed"),
+    }
+
+    @app.post(
+        "/v1/images/generations",
+        tags=["images"],
+        response_model=ImagesResponse,
+        responses={
+            200: done,
+            202: accepted,
+            **errors(400, 401, 404, 408, 409, 410, 413, 415, 422, 429),
+        },
+        openapi_extra={**IMAGE_BODY, "parameters": [IDEMPOTENCY_KEY, PREFER]},
+    )
+    async def generate_images(http: Request) -> Response:
+        """Draw images, all or none of them. With n above 1, image i is drawn with seed + i."""
+        return await images.generate(http)
+
+    @app.get(
+        "/v1/images/{uid}/content",
+        tags=["images"],
+        response_class=Response,
+        responses={200: files("The file"), **errors(401, 404, 409, 410)},
+    )
+    async def image_content(uid: ImageUid, http: Request) -> Response:
+        """The file of an image; `uid` is the image's own."""
+        return await requests.content(uid, None, http)
+
+
+def add_chat_route(app: FastAPI, chat: ChatService) -> None:
+    @app.post(
+        "/v1/chat/completions",
+        tags=["images"],
+        response_model=ChatCompletion,
+        responses={
+            200: good("The pictures", "chat", "x-request-id", "Idempotent-Replayed"),
+            **errors(400, 401, 404, 408, 409, 410, 413, 415, 422, 429),
+        },
+        openapi_extra={**CHAT_BODY, "parameters": [IDEMPOTENCY_KEY]},
+    )
+    async def complete_chat(http: Request) -> Response:
+        """Draw images as the answer in a chat, for clients of vLLM-Omni."""
+        return await chat.complete(http)

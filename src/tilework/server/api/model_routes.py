@@ -1,0 +1,68 @@
+"""The routes that name the served model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import FastAPI, Path
+
+from tilework.server.api.openapi import errors, good
+from tilework.server.calls.parsing import check_model, public_source
+from tilework.server.calls.readiness import Readiness
+from tilework.server.engine_protocol import Engine
+from tilework.server.schema.answers import ModelCard, ModelList, ModelPath
+
+ModelId = Annotated[str, Path(description="the name of the model", examples=["tiny-shapes"])]
+
+
+def add_model_routes(app: FastAPI, readiness: Readiness, created: int) -> None:
+    @app.get(
+        "/v1/models",
+        tags=["models"],
+        response_model=ModelList,
+        responses={
+            200: good("The served model", "models"),
+            **errors(401),
+        },
+    )
+    async def list_models() -> ModelList:
+        """What is served here: one model, with its limits and defaults."""
+        readiness.require()
+        return ModelList(data=[_model_card(readiness.engine, created)])
+
+    @app.get(
+        "/v1/models/{model_id:path}",
+        tags=["models"],
+        response_model=ModelCard,
+        responses={200: good("The model", "model"), **errors(401, 404)},
+    )
+    async def retrieve_model(model_id: ModelId) -> ModelCard:
+        """The served model, by its name."""
+        readiness.require()
+        check_model(model_id, readiness.engine.info)
+        return _model_card(readiness.engine, created)
+
+    @app.get(
+        "/v1/model_info",
+        tags=["models"],
+        responses={200: good("Its hub id or name", "model path"), **errors(401)},
+    )
+    async def model_info() -> ModelPath:
+        """The hub id of the served model, or its name if it came from a directory, for clients of SGLang."""
+        readiness.require()
+        return ModelPath(model_path=public_source(readiness.engine.info))
+
+
+def _model_card(engine: Engine, created: int) -> ModelCard:
+    info = engine.info
+    limits = {
+        "family": info.family,
+        "parameters": info.parameters,
+        "side_multiple": info.side_multiple,
+        "max_side": info.max_side,
+        "default_size": f"{info.default_width}x{info.default_height}",
+        "default_steps": info.default_steps,
+        "default_guidance_scale": info.default_guidance_scale,
+        "policy": engine.policy,
+    }
+    return ModelCard(id=info.name, created=created, tilework=limits)

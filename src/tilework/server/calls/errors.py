@@ -1,0 +1,131 @@
+"""Why a call is not served, in terms of calls: each error names the field, its value and the remedy.
+
+The class says what went wrong, and `api.errors` gives each class its HTTP status. Here nothing of HTTP is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilework.server.schema.answers import ErrorDetail, ErrorType
+from tilework.server.text import shown
+
+RETRY_NOT_READY_S = 5
+
+
+class CallError(Exception):
+    """A call ends without pictures.
+
+    `type` is OpenAI's word for who erred, `field` the field of the request that is wrong. `details` are further fields
+    of the error, for instance the earliest deadline that can be met. After `retry_s` seconds the same call may succeed.
+    `resend` says whether a client library should send the call again by itself; None leaves that to the library.
+    """
+
+    type: ErrorType = "invalid_request_error"
+    code = "invalid_value"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        field: str | None = None,
+        retry_s: int | None = None,
+        resend: bool | None = None,
+        details: Mapping[str, object] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code or type(self).code
+        self.field = field
+        self.retry_s = retry_s
+        self.resend = resend
+        self.details = dict(details or {})
+
+    def detail(self) -> ErrorDetail:
+        """The error as a client reads it."""
+        named = {"message": self.message, "type": self.type, "param": self.field, "code": self.code}
+        return ErrorDetail.model_validate({**named, **self.details})
+
+
+class InvalidValue(CallError):
+    """A field of the request has a value that cannot be used, or is missing."""
+
+
+class UnknownModel(CallError):
+    """The request names a model that is not served here."""
+
+    code = "model_not_found"
+
+
+class UnknownCall(CallError):
+    """The tenant has no such call."""
+
+    code = "request_not_found"
+
+
+class NotDone(CallError):
+    """The pictures are asked for before they are done."""
+
+    code = "not_ready"
+
+
+class Cancelled(CallError):
+    """The call was cancelled on request."""
+
+    code = "cancelled"
+
+
+class PicturesGone(CallError):
+    """The pictures are not kept any more, or were never kept."""
+
+    code = "result_expired"
+
+
+class KeyReused(CallError):
+    """The idempotency key was sent with another body before."""
+
+    code = "idempotency_key_reused"
+
+
+class Refused(CallError):
+    """Admission, or a limit of the tenant, does not let the call in now."""
+
+    type = "rate_limit_error"
+
+
+class Failed(CallError):
+    """The pictures could not be made or kept; the client made no mistake."""
+
+    type = "server_error"
+    code = "internal_error"
+
+
+class NotReady(CallError):
+    """The server takes no calls now, or cannot finish this one. `is_stopping`: it will not take any more."""
+
+    type = "server_error"
+    code = "not_ready"
+    is_stopping = False
+
+
+def invalid(field: str, value: object, remedy: str, code: str | None = None) -> InvalidValue:
+    return InvalidValue(f"{field} = {shown(value)} is not accepted. {remedy}", field=field, code=code)
+
+
+def not_ready(reason: str, *, is_stopping: bool = False, details: Mapping[str, object] | None = None) -> NotReady:
+    message = f"The server is not ready: {reason}. Try again in {RETRY_NOT_READY_S} seconds."
+    error = NotReady(message, retry_s=RETRY_NOT_READY_S, details=details)
+    error.is_stopping = is_stopping
+    return error
+
+
+def internal_error() -> Failed:
+    return Failed("The server failed to answer; its log says why.")
+
+
+def gone(uid: str, reason: str) -> PicturesGone:
+    message = (
+        f"The pictures of request {uid} are gone: {reason}. Send the request again, with another key if it has one."
+    )
+    return PicturesGone(message, field="uid")

@@ -1,0 +1,66 @@
+"""`POST /v1/chat/completions` as vLLM-Omni's clients send it: the fields of an image, and what a chat adds.
+
+`extra_body` may be a member of the body, as vLLM-Omni's benchmark sends it, or be spread over it, as OpenAI's library
+does. What is sent back is in `answers`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from tilework.server.schema.image_request import ImageRequest, request_schema
+
+EXAMPLE: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "a red square above a blue circle"}],
+    "extra_body": {"width": 256, "height": 256, "seed": 7, "slo_ms": 2500},
+}
+_TEXT = {"type": "string"}
+_PART = {"type": "object", "required": ["type", "text"], "properties": {"type": {"const": "text"}, "text": _TEXT}}
+_CONTENT = {"anyOf": [_TEXT, {"type": "array", "items": _PART}]}
+_MESSAGE = {"type": "object", "required": ["role", "content"], "properties": {"role": _TEXT, "content": _CONTENT}}
+_MESSAGES = {"type": "array", "minItems": 1, "items": _MESSAGE}
+_NOT_IN_CHATS = {"prompt", "response_format", "stream", "partial_images", "tilework_events", "preview_every"}
+AS_IN_IMAGES = tuple(name for name in ImageRequest.model_fields if name not in _NOT_IN_CHATS)
+
+
+class Part(BaseModel):
+    """A part of a message: a text is one of type "text"."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(BaseModel):
+    role: str
+    content: str | list[Part] | None = None
+
+
+class ChatRequest(BaseModel):
+    """What a chat adds to the fields of an image."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    messages: Annotated[list[Message], WithJsonSchema(_MESSAGES)] = Field(
+        description='messages; the texts of those with role "user" are the prompt, as "content": "..." or in parts'
+    )
+    stream: bool | None = Field(None, description="false, or nothing")
+    extra_body: dict[str, Any] | None = Field(None, description="an object with any of the other fields, or nothing")
+    width: int | None = Field(None, ge=1, description="an integer, the width in pixels (instead of size)")
+    height: int | None = Field(None, ge=1, description="an integer, the height in pixels (instead of size)")
+    num_frames: int | None = Field(None, ge=1, le=1, description="1, or nothing: there are single images only")
+    num_outputs_per_prompt: int | None = Field(None, description="an integer, another name of n")
+    guidance: float | None = Field(None, description="a number, another name of guidance_scale")
+    slo_ms: float | None = Field(None, gt=0, allow_inf_nan=False, description="a number above 0: slo_s in milliseconds")
+
+
+def chat_schema() -> dict[str, Any]:
+    """The schema of a body, for OpenAPI; null means absent for every field but `messages`."""
+    schema = ChatRequest.model_json_schema()
+    images = request_schema()["properties"]
+    fields = schema["properties"] | {name: images[name] for name in AS_IN_IMAGES}
+    inner = {name: rules for name, rules in fields.items() if name not in ("messages", "stream", "extra_body")}
+    extra = {"anyOf": [{"type": "object", "properties": inner}, {"type": "null"}]}
+    fields["extra_body"] = {**fields["extra_body"], **extra}
+    return {**schema, "properties": fields, "examples": [EXAMPLE]}
