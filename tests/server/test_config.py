@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection, Mapping
 from typing import Any
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
@@ -13,14 +16,21 @@ from tilework.runtime.engine import EngineConfig
 from tilework.server.config import ConfigError, ServerConfig, load_config
 
 
+def loaded(
+    environ: Mapping[str, str], overrides: Mapping[str, object] | None = None, others: Collection[str] = ()
+) -> ServerConfig:
+    with mock.patch.dict(os.environ, environ, clear=True):
+        return load_config(overrides, others=others)
+
+
 def test_overrides_beat_environment_beats_defaults() -> None:
     environ = {"TILEWORK_PORT": "9000", "TILEWORK_DRAIN_S": "1.5", "HOME": "/root"}
-    config = load_config(environ, {"port": 9001, "host": None})
+    config = loaded(environ, {"port": 9001, "host": None})
     assert (config.port, config.drain_s, config.host) == (9001, 1.5, "127.0.0.1")
 
 
 def test_empty_variable_unsets_an_optional_setting() -> None:
-    assert load_config({"TILEWORK_API_KEY": "", "TILEWORK_PUBLIC_URL": ""}) == ServerConfig()
+    assert loaded({"TILEWORK_API_KEY": "", "TILEWORK_PUBLIC_URL": ""}) == ServerConfig()
 
 
 def test_the_queue_is_as_long_as_the_operator_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,8 +59,14 @@ def test_keys_are_split_and_never_printed() -> None:
     assert "alpha" not in repr(config)
 
 
+def test_only_load_config_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWORK_PORT", "9000")
+    assert ServerConfig().port == 8000
+    assert load_config().port == 9000
+
+
 def test_settings_of_others_are_skipped() -> None:
-    assert load_config({"TILEWORK_MODEL": "x"}, others={"model"}) == ServerConfig()
+    assert loaded({"TILEWORK_MODEL": "x"}, others={"model"}) == ServerConfig()
 
 
 @pytest.mark.parametrize(
@@ -59,24 +75,24 @@ def test_settings_of_others_are_skipped() -> None:
         ({"TILEWORK_PROT": "80"}, ("TILEWORK_PROT", "TILEWORK_PORT", "Rename")),
         ({"TILEWORK_MAX_STEP": "80"}, ("TILEWORK_MAX_STEP", "TILEWORK_MAX_STEPS")),
         ({"TILEWORK_PORT": "http"}, ("TILEWORK_PORT", "'http'", "whole number")),
-        ({"TILEWORK_PORT": "70000"}, ("port", "70000", "65535")),
-        ({"TILEWORK_MAX_JOBS": "0"}, ("max_jobs", "0", "1 to")),
-        ({"TILEWORK_MAX_BACKLOG_S": "0"}, ("max_backlog_s", "0", "0.001 to")),
-        ({"TILEWORK_DRAIN_S": "nan"}, ("drain_s", "nan", "0 to")),
-        ({"TILEWORK_HOST": ""}, ("host", "''", "127.0.0.1")),
+        ({"TILEWORK_PORT": "70000"}, ("TILEWORK_PORT", "70000", "65535")),
+        ({"TILEWORK_MAX_JOBS": "0"}, ("TILEWORK_MAX_JOBS", "0", "1 to")),
+        ({"TILEWORK_MAX_BACKLOG_S": "0"}, ("TILEWORK_MAX_BACKLOG_S", "0", "0.001 to")),
+        ({"TILEWORK_DRAIN_S": "nan"}, ("TILEWORK_DRAIN_S", "nan", "0 to")),
+        ({"TILEWORK_HOST": ""}, ("TILEWORK_HOST", "''", "127.0.0.1")),
     ],
 )
 def test_wrong_variable_names_value_and_remedy(environ: dict[str, str], words: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(environ)
+        loaded(environ)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"port": True}, ("port", "True", "int")),
-        ({"port": "80"}, ("port", "'80'", "int")),
+        ({"port": True}, ("port", "True", "whole number")),
+        ({"port": "80"}, ("port", "'80'", "whole number")),
         ({"max_images": 11}, ("max_images", "11", "10")),
         ({"max_steps": 0}, ("max_steps", "0", "1 to")),
         ({"result_ttl_s": float("inf")}, ("result_ttl_s", "inf")),
@@ -87,5 +103,5 @@ def test_wrong_variable_names_value_and_remedy(environ: dict[str, str], words: t
 )
 def test_wrong_override_names_value_and_remedy(settings: dict[str, Any], words: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config({}, settings)
+        loaded({}, settings)
     assert all(word in str(caught.value) for word in words), str(caught.value)

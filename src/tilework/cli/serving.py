@@ -6,7 +6,6 @@ Needs the extra `serve`.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
@@ -59,7 +58,7 @@ class Serving:
             user_errors(ConfigError, AddressInUse, WorkerStartFailed, JournalUnusable, OSError),
             ExitStack() as stack,
         ):
-            config = load_config(os.environ, dict(self.settings), others=_NOT_OF_THE_SERVER)
+            config = load_config(self.settings, others=_NOT_OF_THE_SERVER)
             state = stack.enter_context(closing(DurableDirectory(Path(config.durable)))) if config.durable else None
             status = stack.enter_context(console.status(f"starting {self.num_workers} x {self._device}"))
             engine = self._engine(config, state, stack, status)

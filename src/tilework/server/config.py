@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import difflib
-import math
+import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import get_type_hints
+from typing import Annotated, Any, get_args
 from urllib.parse import urlsplit
+
+from annotated_types import Ge, Le
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from tilework.control.controller import ControllerConfig
 from tilework.core.time import s_from_ns
 
 PREFIX = "TILEWORK_"
+_YEAR_S = 366 * 86400.0
+
+Seconds = Annotated[float, Field(ge=0, le=86400.0, allow_inf_nan=False)]
+SomeSeconds = Annotated[float, Field(ge=1e-3, le=86400.0, allow_inf_nan=False)]
+LongSeconds = Annotated[float, Field(ge=1e-3, le=_YEAR_S, allow_inf_nan=False)]
 
 
 class ConfigError(ValueError):
     """A setting cannot be used; the message names it, its value and the remedy."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """Limits and addresses of the HTTP server.
+class ServerConfig(BaseSettings):
+    """Limits and addresses of the HTTP server. Made directly, it reads no environment: see `load_config`.
 
     `port` 0 takes a free one. `api_key` is one key or several, separated by commas; None leaves the server open.
     `public_url` replaces scheme and host in the URLs of results, for servers behind a proxy. `tenants` is the path of a
@@ -31,152 +38,144 @@ class ServerConfig:
     on after its client has gone. `read_timeout_s` is for a whole request head, and for a whole body; `send_timeout_s`
     is after how long a client that takes too little of an answer is cut off (how little is in `protocol`). `durable` is
     a directory: what was accepted outlives the server there (see `store.durable`). `max_records` and `record_bytes`
-    bound what is remembered of calls that have ended. `drain_s` is how long a stop waits for what is running and for
-    answers under way.
+    bound what is remembered of calls that have ended. `drain_s` is how long a stop waits for open calls and for answers
+    under way.
 
     Raises:
-        ConfigError: a value has the wrong type or is out of its range.
+        ValidationError: a value has the wrong type or is out of its range.
     """
 
+    model_config = SettingsConfigDict(env_prefix=PREFIX, strict=True, frozen=True, extra="forbid")
+
     host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: str | None = field(default=None, repr=False)
+    port: int = Field(8000, ge=0, le=65535)
+    api_key: str | None = Field(None, repr=False)
     tenants: str | None = None
     durable: str | None = None
     public_url: str | None = None
-    max_body_bytes: int = 1 << 20
-    max_prompt_chars: int = 4096
-    max_steps: int = 200
-    max_images: int = 10
-    max_pixels: int = 1 << 24
-    max_previews: int = 16
-    max_slo_s: float = 7 * 86400.0
-    max_jobs: int = ControllerConfig().max_jobs
-    max_backlog_s: float = s_from_ns(ControllerConfig().max_backlog_ns)
-    max_batch: int = ControllerConfig().max_batch
-    result_ttl_s: float = 3600.0
-    result_bytes: int = 512 << 20
-    max_records: int = 10_000
-    record_bytes: int = 64 << 20
-    encode_threads: int = 2
-    max_connections: int = 1000
-    max_head_bytes: int = 16 << 10
-    read_timeout_s: float = 30.0
-    send_timeout_s: float = 30.0
-    keep_alive_s: float = 15.0
-    reconnect_s: float = 30.0
-    drain_s: float = 30.0
-
-    def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for name, hint in hints.items():
-            _check_type(name, getattr(self, name), hint)
-        for name, (low, high) in _BOUNDS.items():
-            _check_bounds(name, getattr(self, name), low, high)
-        _check_host(self.host)
-        _check_url(self.public_url)
-        _check_keys(self.api_key)
+    max_body_bytes: int = Field(1 << 20, ge=1024, le=1 << 30)
+    max_prompt_chars: int = Field(4096, ge=1, le=1 << 20)
+    max_steps: int = Field(200, ge=1, le=10_000)
+    max_images: int = Field(10, ge=1, le=10)
+    max_pixels: int = Field(1 << 24, ge=256, le=1 << 40)
+    max_previews: int = Field(16, ge=0, le=1000)
+    max_slo_s: LongSeconds = 7 * 86400.0
+    max_jobs: int = Field(ControllerConfig().max_jobs, ge=1, le=1 << 20)
+    max_backlog_s: LongSeconds = s_from_ns(ControllerConfig().max_backlog_ns)
+    max_batch: int = Field(ControllerConfig().max_batch, ge=1, le=1024)
+    result_ttl_s: LongSeconds = 3600.0
+    result_bytes: int = Field(512 << 20, ge=1, le=1 << 50)
+    max_records: int = Field(10_000, ge=1, le=1 << 30)
+    record_bytes: int = Field(64 << 20, ge=1024, le=1 << 50)
+    encode_threads: int = Field(2, ge=1, le=64)
+    max_connections: int = Field(1000, ge=1, le=1 << 20)
+    max_head_bytes: int = Field(16 << 10, ge=1024, le=1 << 20)
+    read_timeout_s: SomeSeconds = 30.0
+    send_timeout_s: SomeSeconds = 30.0
+    keep_alive_s: SomeSeconds = 15.0
+    reconnect_s: Seconds = 30.0
+    drain_s: Seconds = 30.0
 
     @property
     def api_keys(self) -> tuple[bytes, ...]:
         return tuple(key.strip().encode() for key in (self.api_key or "").split(",") if key.strip())
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
 
-_BOUNDS: dict[str, tuple[float, float]] = {
-    "port": (0, 65535),
-    "max_body_bytes": (1024, 1 << 30),
-    "max_prompt_chars": (1, 1 << 20),
-    "max_steps": (1, 10_000),
-    "max_images": (1, 10),
-    "max_pixels": (256, 1 << 40),
-    "max_previews": (0, 1000),
-    "max_slo_s": (1e-3, 366 * 86400.0),
-    "max_jobs": (1, 1 << 20),
-    "max_backlog_s": (1e-3, 366 * 86400.0),
-    "max_batch": (1, 1024),
-    "result_ttl_s": (1e-3, 366 * 86400.0),
-    "result_bytes": (1, 1 << 50),
-    "max_records": (1, 1 << 30),
-    "record_bytes": (1024, 1 << 50),
-    "encode_threads": (1, 64),
-    "max_connections": (1, 1 << 20),
-    "max_head_bytes": (1024, 1 << 20),
-    "read_timeout_s": (1e-3, 86400.0),
-    "send_timeout_s": (1e-3, 86400.0),
-    "keep_alive_s": (1e-3, 86400.0),
-    "reconnect_s": (0, 86400.0),
-    "drain_s": (0, 86400.0),
-}
+    @field_validator("api_key", "tenants", "durable", "public_url", mode="before")
+    @classmethod
+    def _empty_is_unset(cls, value: object) -> object:
+        return None if value == "" else value
+
+    @field_validator("host")
+    @classmethod
+    def _check_host(cls, host: str) -> str:
+        if not host.strip() or "/" in host:
+            raise ValueError("give an address such as 127.0.0.1, or 0.0.0.0 for all")
+        return host
+
+    @field_validator("public_url")
+    @classmethod
+    def _check_url(cls, url: str | None) -> str | None:
+        parts = urlsplit(url or "http://unset")
+        if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
+            raise ValueError("give a base URL such as https://images.example.org")
+        return url
+
+    @field_validator("api_key")
+    @classmethod
+    def _check_keys(cls, api_key: str | None) -> str | None:
+        """A key list without a key would open the server to all, which its operator cannot have meant."""
+        if api_key is not None and not any(key.strip() for key in api_key.split(",")):
+            raise ValueError("it holds no key: give keys separated by commas, or unset it")
+        return api_key
 
 
-def load_config(
-    environ: Mapping[str, str], overrides: Mapping[str, object] | None = None, *, others: Collection[str] = ()
-) -> ServerConfig:
-    """Resolve the configuration; an override that is None leaves the setting as it is.
+class _FromEnvironment(ServerConfig):
+    """The same settings, with what is not given taken from the environment."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings, env_settings)
+
+
+def load_config(overrides: Mapping[str, object] | None = None, *, others: Collection[str] = ()) -> ServerConfig:
+    """Resolve the configuration from the environment; an override that is None leaves the setting as it is.
 
     `others` names the settings (lower case, without prefix) that belong to other components: they are skipped here.
 
     Raises:
         ConfigError: an unknown `TILEWORK_*` variable or override, or a value that cannot be used.
     """
-    hints = get_type_hints(ServerConfig)
-    values: dict[str, object] = {}
-    for variable in sorted(environ):
-        name = variable.removeprefix(PREFIX).lower()
-        if variable.startswith(PREFIX) and name not in others:
-            _check_known(variable, name, hints, [PREFIX + known.upper() for known in (*hints, *others)])
-            values[name] = _parsed(variable, environ[variable], hints[name])
-    for name, value in (overrides or {}).items():
-        _check_known(name, name, hints, list(hints))
-        if value is not None:
-            values[name] = value
-    return ServerConfig(**values)  # type: ignore[arg-type]  # __post_init__ checks the types
-
-
-def _check_known(shown: str, name: str, hints: Mapping[str, object], candidates: list[str]) -> None:
-    if name in hints:
-        return
-    nearest = difflib.get_close_matches(shown, candidates, n=1, cutoff=0.0)[0]
-    raise ConfigError(f"{shown} is not a setting of the server; the nearest one is {nearest}. Rename or unset it.")
-
-
-def _parsed(variable: str, text: str, hint: object) -> object:
-    number = {int: int, float: float}.get(hint)  # type: ignore[call-overload]
-    if number is None:
-        return text or (None if hint == str | None else text)
+    given: dict[str, Any] = {name: value for name, value in (overrides or {}).items() if value is not None}
+    settings = ServerConfig.model_fields
+    for name in given:
+        _check_known(name, settings, list(settings))
+    variables = [PREFIX + name.upper() for name in (*settings, *others)]
+    for variable in (name for name in sorted(os.environ) if name.startswith(PREFIX)):
+        _check_known(variable, variables, variables)
     try:
-        return number(text)
-    except ValueError:
-        kind = "a whole number" if hint is int else "a number"
-        raise ConfigError(f"{variable} = {text!r} is not {kind}; set it to one, or unset it.") from None
+        return ServerConfig(**dict(_FromEnvironment(**given)))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        raise ConfigError(_wrong_value(name, first, name if name in given else PREFIX + name.upper())) from None
 
 
-def _check_type(name: str, value: object, hint: object) -> None:
-    allowed = {int: (int,), float: (int, float), str: (str,)}.get(hint, (str, type(None)))  # type: ignore[call-overload]
-    if isinstance(value, bool) or not isinstance(value, allowed):
-        wanted = " or ".join(kind.__name__ for kind in allowed)
-        raise ConfigError(f"{name} = {value!r} is a {type(value).__name__}; give {wanted}.")
+def _check_known(name: str, known: Collection[str], candidates: list[str]) -> None:
+    if name not in known:
+        nearest = difflib.get_close_matches(name, candidates, n=1, cutoff=0.0)[0]
+        raise ConfigError(f"{name} is not a setting of the server; the nearest one is {nearest}. Rename or unset it.")
 
 
-def _check_bounds(name: str, value: float, low: float, high: float) -> None:
-    if not (math.isfinite(value) and low <= value <= high):
-        raise ConfigError(f"{name} = {value!r} is out of range; give a value from {low:g} to {high:g}.")
+def _wrong_value(name: str, error: Any, shown: str) -> str:
+    """What is wrong with a setting; `shown` is its name as the operator gave it."""
+    value = "" if name == "api_key" else f" = {error['input']!r}"
+    if error["type"] == "value_error":
+        return f"{shown}{value} cannot be used; {error['ctx']['error']}."
+    return f"{shown}{value} cannot be used; give {_wanted(name)}."
 
 
-def _check_host(host: str) -> None:
-    if not host.strip() or "/" in host:
-        raise ConfigError(f"host = {host!r} is not an address; give one such as 127.0.0.1, or 0.0.0.0 for all.")
-
-
-def _check_url(url: str | None) -> None:
-    if url is None:
-        return
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
-        raise ConfigError(f"public_url = {url!r} is not a base URL; give one such as https://images.example.org")
-
-
-def _check_keys(api_key: str | None) -> None:
-    """A key list without a key would open the server to all, which its operator cannot have meant."""
-    if api_key is not None and not any(key.strip() for key in api_key.split(",")):
-        raise ConfigError(f"api_key = {api_key!r} holds no key; give keys separated by commas, or unset it.")
+def _wanted(name: str) -> str:
+    field = ServerConfig.model_fields[name]
+    low = next((one.ge for one in field.metadata if isinstance(one, Ge)), None)
+    high = next((one.le for one in field.metadata if isinstance(one, Le)), None)
+    if low is None or high is None:
+        return "a text, or unset it" if type(None) in get_args(field.annotation) else "a text"
+    return f"{'a whole number' if field.annotation is int else 'a number'} from {low:g} to {high:g}"

@@ -1,26 +1,29 @@
-"""Who may call, and what counts how much: tenants and classes of requests, from a settings file in TOML."""
+"""Tenants and classes of requests: who may call, and how much each counts. Read from a file in TOML."""
 
 from __future__ import annotations
 
 import hmac
-import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from tilework.core.priority import DEFAULT_CLASS, DEFAULT_CLASSES, LARGEST_WEIGHT, LEAST_WEIGHT, room
 from tilework.server.config import ConfigError, ServerConfig
 
 DEFAULT_TENANT = "default"
 MAX_OPEN = 1_000_000
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """One who calls. `classes` are those it may ask for (None: all), `max_open` how many of its images may be open."""
+    """Clients that share a name.
+
+    `classes` are those it may ask for (None: all), `max_open` is how many of its images may be open.
+    """
 
     name: str = DEFAULT_TENANT
     weight: float = 1.0
@@ -31,7 +34,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenants:
-    """All who may call, and what each class weighs. Without any key everybody is the default tenant."""
+    """All tenants, and the weight of each class. Without any key every call is of the default tenant."""
 
     members: tuple[Tenant, ...] = (Tenant(),)
     classes: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_CLASSES))
@@ -41,7 +44,7 @@ class Tenants:
         return any(tenant.keys for tenant in self.members)
 
     def find(self, key: bytes | None) -> Tenant | None:
-        """Whose key this is. All keys are compared, each in constant time, so that time tells nothing about them."""
+        """The tenant of this key. All keys are compared, each in constant time, so that the time reveals nothing."""
         if not self.has_keys:
             return next((tenant for tenant in self.members if tenant.name == DEFAULT_TENANT), Tenant())
         found = None
@@ -56,7 +59,7 @@ class Tenants:
         return tuple(self.classes) if tenant.classes is None else tenant.classes
 
     def default_class(self, tenant: Tenant) -> str:
-        """What a request of the tenant is that names no class: the standard one, or the tenant's first."""
+        """The class of a request that names none: the standard one, or the first of its tenant."""
         allowed = self.allowed(tenant)
         return DEFAULT_CLASS if DEFAULT_CLASS in allowed else allowed[0]
 
@@ -64,111 +67,115 @@ class Tenants:
         return tenant.weight * self.classes[name]
 
     def room(self, name: str) -> float:
-        """How full the queue may be when a request of a class still comes in."""
+        """How full the queue may be for a request of a class to be admitted."""
         return room(self.classes[name], max(self.classes.values()))
 
 
+def _checked_key(key: str) -> str:
+    if not key.isascii() or not key.isprintable() or key != key.strip() or not key:
+        raise ValueError("not a key")
+    return key
+
+
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+_Weight = Annotated[float, Field(ge=LEAST_WEIGHT, le=LARGEST_WEIGHT, allow_inf_nan=False)]
+_Key = Annotated[str, AfterValidator(_checked_key)]
+_WANTED = {
+    "keys": 'a list of texts, keys = ["..."], each printable ASCII without blanks at its ends',
+    "weight": f"a number from {LEAST_WEIGHT:g} to {LARGEST_WEIGHT:g}",
+    "classes": "a list of one class or more",
+    "max_open": f"a whole number from 1 to {MAX_OPEN}",
+}
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class _Tenant(_Table):
+    """A table `[tenants.NAME]`."""
+
+    keys: list[_Key] = []
+    weight: _Weight = 1.0
+    classes: list[str] | None = Field(None, min_length=1)
+    max_open: int | None = Field(None, ge=1, le=MAX_OPEN)
+
+
+class _Class(_Table):
+    """A table `[classes.NAME]`."""
+
+    weight: _Weight | None = None
+
+
+class _File(_Table):
+    tenants: dict[_Name, _Tenant] = {}
+    classes: dict[_Name, _Class] = {}
+
+
 def load_tenants(config: ServerConfig) -> Tenants:
-    """Read `config.tenants`, if there is one; the keys of `config.api_key` belong to the default tenant.
+    """Read `config.tenants`, if it is set; the keys of `config.api_key` belong to the default tenant.
 
     Raises:
         ConfigError: the file cannot be used; the message names key, value and remedy, but never shows an API key.
     """
-    table = {} if config.tenants is None else _read(config.tenants)
-    _check_names(table, {"tenants", "classes"}, "")
-    classes = {**DEFAULT_CLASSES, **{name: _class_weight(name, row) for name, row in _rows(table, "classes").items()}}
-    members = {name: _tenant(name, row, classes) for name, row in _rows(table, "tenants").items()}
-    if members and not all(tenant.keys for tenant in members.values() if tenant.name != DEFAULT_TENANT):
-        raise ConfigError("a tenant has no keys, so that nobody could call as it; give each a list of keys.")
+    file = _File() if config.tenants is None else _read(config.tenants)
+    classes = {name: _default_weight(name) if row.weight is None else row.weight for name, row in file.classes.items()}
+    classes = {**DEFAULT_CLASSES, **classes}
+    members = {name: _tenant(name, row, classes) for name, row in file.tenants.items()}
+    if not all(tenant.keys for tenant in members.values() if tenant.name != DEFAULT_TENANT):
+        raise ConfigError("a tenant has no keys, so that no client could call as it; give each a list of keys.")
     default = members.pop(DEFAULT_TENANT, Tenant())
-    default = Tenant(
-        weight=default.weight,
-        classes=default.classes,
-        max_open=default.max_open,
-        keys=(*default.keys, *config.api_keys),
-    )
+    default = replace(default, keys=(*default.keys, *config.api_keys))
     tenants = Tenants(members=(default, *members.values()), classes=classes)
     _check_distinct(tenants)
     _check_weights(tenants)
     return tenants
 
 
-def _read(path: str) -> dict[str, Any]:
+def _read(path: str) -> _File:
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"tenants = {path!r} cannot be read: {error.strerror}. Give a TOML file.") from None
     except ValueError as error:
         raise ConfigError(f"tenants = {path!r} is not TOML: {error}. Correct it there.") from None
+    try:
+        return _File.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(_mistake(error.errors()[0])) from None
 
 
-def _rows(table: Mapping[str, Any], section: str) -> dict[str, dict[str, Any]]:
-    rows = table.get(section, {})
-    if not isinstance(rows, dict):
-        raise ConfigError(f"{section} = {rows!r} is not a table; write [{section}.NAME].")
-    for name, row in rows.items():
-        if not _NAME.fullmatch(name):
-            raise ConfigError(f"{section}.{name!r} is not a name; use letters, digits and _ . - (at most 64).")
-        if not isinstance(row, dict):
-            raise ConfigError(f"{section}.{name} = {row!r} is not a table; write [{section}.{name}].")
-    return rows
+def _mistake(error: Any) -> str:
+    """What is wrong with a value of the file, where, and what to give. Keys are never shown."""
+    path = [one for one in error["loc"] if one != "[key]"]
+    at = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in path).lstrip(".")
+    value = "" if "keys" in path else f" = {error['input']!r}"
+    if error["loc"][-1] == "[key]":
+        return f"{path[0]}.{path[-1]!r} is not a name; use letters, digits and _ . - (at most 64)."
+    if error["type"] == "extra_forbidden":
+        known = _Tenant if path[0] == "tenants" and len(path) > 2 else _Class if len(path) > 2 else _File
+        return f"{at} is not a setting of tenants; use {', '.join(sorted(known.model_fields))}."
+    if len(path) <= 2:
+        return f"{at}{value} is not a table; write [{at if len(path) == 2 else at + '.NAME'}]."
+    return f"{at}{value} cannot be used; give {_WANTED[str(path[2])]}."
 
 
-def _class_weight(name: str, row: Mapping[str, Any]) -> float:
-    _check_names(row, {"weight"}, f"classes.{name}.")
-    return _weight(row.get("weight", DEFAULT_CLASSES.get(name, 1.0)), f"classes.{name}.weight")
+def _default_weight(name: str) -> float:
+    return DEFAULT_CLASSES.get(name, 1.0)
 
 
-def _tenant(name: str, row: Mapping[str, Any], classes: Mapping[str, float]) -> Tenant:
-    at = f"tenants.{name}."
-    _check_names(row, {"keys", "weight", "classes", "max_open"}, at)
+def _tenant(name: str, row: _Tenant, classes: Mapping[str, float]) -> Tenant:
+    if row.classes is not None and not all(one in classes for one in row.classes):
+        raise ConfigError(
+            f"tenants.{name}.classes = {row.classes!r} is not a list of classes; choose among {', '.join(classes)}."
+        )
     return Tenant(
         name=name,
-        weight=_weight(row.get("weight", 1.0), at + "weight"),
-        classes=_classes(row.get("classes"), at + "classes", classes),
-        max_open=_max_open(row.get("max_open"), at + "max_open"),
-        keys=_keys(row.get("keys", []), at + "keys"),
+        weight=row.weight,
+        classes=None if row.classes is None else tuple(row.classes),
+        max_open=row.max_open,
+        keys=tuple(key.encode() for key in row.keys),
     )
-
-
-def _check_names(table: Mapping[str, Any], known: set[str], at: str) -> None:
-    for name in table:
-        if name not in known:
-            raise ConfigError(f"{at}{name} is not a setting of tenants; use {', '.join(sorted(known))}.")
-
-
-def _weight(value: object, at: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not LEAST_WEIGHT <= value <= LARGEST_WEIGHT:
-        raise ConfigError(
-            f"{at} = {value!r} is not a weight; give a number from {LEAST_WEIGHT:g} to {LARGEST_WEIGHT:g}."
-        )
-    return float(value)
-
-
-def _classes(value: object, at: str, classes: Mapping[str, float]) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or not value or not all(name in classes for name in value):
-        raise ConfigError(f"{at} = {value!r} is not a list of classes; choose among {', '.join(classes)}.")
-    return tuple(value)
-
-
-def _max_open(value: object, at: str) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_OPEN:
-        raise ConfigError(f"{at} = {value!r} is out of range; give a whole number from 1 to {MAX_OPEN}.")
-    return value
-
-
-def _keys(value: object, at: str) -> tuple[bytes, ...]:
-    """Keys are not shown, whatever is wrong with them."""
-    if not isinstance(value, list):
-        raise ConfigError(f'{at} is a {type(value).__name__}; give a list of texts: keys = ["..."].')
-    for index, key in enumerate(value):
-        if not isinstance(key, str) or not key.isascii() or not key.isprintable() or key != key.strip() or not key:
-            raise ConfigError(f"{at}[{index}] is not a key; give printable ASCII without blanks at its ends.")
-    return tuple(key.encode() for key in value)
 
 
 def _check_distinct(tenants: Tenants) -> None:
