@@ -79,6 +79,7 @@ class FakeEngine:
     script: list[Plan] = field(default_factory=list)
     devices_up: int = 2
     draining: bool = False
+    starting: str = "loading the model"
     start_s: float = 0.0
     keeps: bool = True
     loop: asyncio.AbstractEventLoop | None = None
@@ -322,7 +323,9 @@ class Served:
 
 
 @contextmanager
-def serving(engine: FakeEngine, **settings: Any) -> Iterator[Served]:
+def serving(
+    engine: FakeEngine, on_progress: Callable[[str], None] = lambda _text: None, **settings: Any
+) -> Iterator[Served]:
     """Run `serve` on a free port of the loopback until the block is left, with a `durable` directory or not."""
     started = threading.Event()
     parts: dict[str, Any] = {}
@@ -337,7 +340,8 @@ def serving(engine: FakeEngine, **settings: Any) -> Iterator[Served]:
         directory = nullcontext() if config.durable is None else closing(DurableDirectory(Path(config.durable)))
         try:
             with directory as durable, asyncio.Runner(loop_factory=SkippingLoop) as runner:
-                runner.run(serve(engine, config, on_ready=on_ready, signals=signals, durable=durable))
+                more: dict[str, Any] = {"on_progress": on_progress, "signals": signals, "durable": durable}
+                runner.run(serve(engine, config, on_ready=on_ready, **more))
         finally:
             started.set()
 

@@ -101,6 +101,14 @@ class FakeMeasurer:
         )
 
 
+def test_a_start_reports_how_much_it_has_measured() -> None:
+    seen: list[tuple[int, int]] = []
+    measurer = FakeMeasurer()
+    asyncio.run(start_costs(measurer, measurer.info, (1, 2), None, lambda *numbers: seen.append(numbers)))
+    assert seen == [(done, seen[0][1]) for done in range(seen[0][1] + 1)]
+    assert len(seen) > 1
+
+
 async def start(
     measurer: FakeMeasurer, degrees: Sequence[int], cache: CostCache | None
 ) -> dict[tuple[Any, ...], float]:

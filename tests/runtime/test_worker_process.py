@@ -53,6 +53,7 @@ class Listener:
     lost: list[tuple[int, str]] = field(default_factory=list)
     joined: list[int] = field(default_factory=list)
     has_given_up: bool = False
+    ready: list[int] = field(default_factory=list)
 
     def on_report(self, device_id: int, report: Report) -> None:
         self.reports.append(report)
@@ -62,6 +63,9 @@ class Listener:
 
     def on_joined(self, device_id: int) -> None:
         self.joined.append(device_id)
+
+    def on_loading(self, num_ready: int) -> None:
+        self.ready.append(num_ready)
 
     def on_given_up(self) -> None:
         self.has_given_up = True

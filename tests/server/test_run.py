@@ -84,6 +84,7 @@ def test_drain_refuses_new_calls_and_answers_everything_else() -> None:
         unready = httpx.get(f"{server.url}/ready")
         assert (unready.status_code, unready.json()["error"]["status"]) == (503, "stopping")
         assert unready.json()["error"]["open_requests"] == 1
+        assert "1 call open, 0 pictures not fetched" in unready.json()["error"]["message"]
         joined = httpx.post(f"{server.url}/v1/images/generations", json={"prompt": "x"}, headers={**key, **later})
         assert (joined.status_code, joined.json()["uid"]) == (202, uid), "it is no new call"
         assert httpx.get(url).json()["status"] == "queued"
@@ -94,6 +95,19 @@ def test_drain_refuses_new_calls_and_answers_everything_else() -> None:
         assert httpx.get(f"{url}/content").status_code == 200
         eventually(lambda: "stopped" in server.engine.log)
     assert server.engine.cancelled == {}
+
+
+def test_a_stop_says_what_it_waits_for_and_an_idle_one_says_nothing() -> None:
+    shown: list[str] = []
+    with serving(FakeEngine(plan=Plan(is_held=True)), on_progress=shown.append, drain_s=600) as server:
+        uid = server.post({"prompt": "x"}, headers={"Prefer": "respond-async"}).json()["uid"]
+        server.stop()
+        eventually(lambda: bool(shown))
+        httpx.delete(f"{server.url}/v1/requests/{uid}")
+    assert shown == ["draining: 1 call open, 0 pictures not fetched, at most 600 s; Ctrl-C again stops at once"]
+    with serving(FakeEngine(), on_progress=shown.append) as server:
+        server.stop()
+    assert len(shown) == 1
 
 
 def test_drain_does_not_wait_for_pictures_without_end() -> None:
@@ -218,6 +232,7 @@ def test_until_the_engine_has_started_the_server_says_so() -> None:
     ]
     assert [answer.status_code for answer in answers] == [503] * 4
     assert {answer.json()["error"]["status"] for answer in answers} == {"starting"}
+    assert "loading the model" in answers[0].json()["error"]["message"]
     engine_loop = engine.loop
     assert engine_loop is not None
     engine_loop.call_soon_threadsafe(signals.send)

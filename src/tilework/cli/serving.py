@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.status import Status
@@ -71,7 +72,8 @@ class Serving:
                 ready |= {"restored": engine.health().num_jobs} if state is not None else {}
                 print_json(ready) if self.json else self._greet(ready, config.durable)
 
-            asyncio.run(serve_http(engine, config, on_ready=on_ready, durable=state))
+            serving = serve_http(engine, config, on_ready=on_ready, on_progress=partial(_show, None), durable=state)
+            asyncio.run(serving)
 
     @property
     def _device(self) -> str:
@@ -98,10 +100,7 @@ class Serving:
         owner, journal = (None, None) if state is None else (state.path, state.journal)
         executor = LocalExecutor(LocalConfig(num_workers=self.num_workers, source=self.source, owner=owner))
 
-        def on_measured(num_done: int, num_all: int) -> None:
-            status.update(f"measuring what steps cost here: {num_done} of {num_all}")
-
-        return Engine(engine_config, executor, lines, on_measured, keeper=journal)
+        return Engine(engine_config, executor, lines, partial(_show, status), keeper=journal)
 
     def _greet(self, ready: Mapping[str, object], durable: str | None) -> None:
         url, workers = ready["url"], f"{self.num_workers} x {self._device}"
@@ -110,3 +109,11 @@ class Serving:
         where = f"  API documentation {url}/docs, metrics {url}/metrics; stop with Ctrl-C"
         for line in filter(None, (head, restored, where)):
             out.print(line, soft_wrap=True)
+
+
+def _show(status: Status | None, text: str) -> None:
+    """Say on stderr what a start or a stop waits for: in place on a terminal, and otherwise as a line."""
+    if status is not None and console.is_terminal:
+        status.update(text)
+    else:
+        console.print(text, soft_wrap=True, highlight=False)

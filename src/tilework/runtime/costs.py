@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Protocol
@@ -100,20 +100,27 @@ async def start_costs(
     info: ModelInfo,
     degrees: Sequence[int],
     cache: CostCache | None = None,
+    on_measuring: Callable[[int, int], None] = lambda _num_done, _num_all: None,
 ) -> CostTable | None:
     """The table for a start: all that is known under the measurer's key, and measured now what that lacks.
 
     It has every stage at the calibration shapes and each of `degrees`, and a step of the calibration batches, except
     where one cannot run; what was measured is saved for the next start. None if nothing is known and nothing runs.
     Every device is warm afterwards, also when nothing had to be measured. A cache that cannot be used is a warning: the
-    server then measures at every start.
+    server then measures at every start. `on_measuring` is called with how many of how many measurements are done.
     """
     key, singles = measurer.profile_key, tuple((shape,) for shape in calibration_shapes(info))
     known = _load(cache, key) or key.table(())
     missing = [(one, degree) for degree in degrees for one in missing_batches(known.rows, info.name, singles, degree)]
     missing += [(batch, 1) for batch in missing_batches(known.rows, info.name, calibration_batches(info), 1)]
-    fresh = tuple([row async for rows in measure(measurer, missing) for row in rows])
-    _save(cache, key, fresh)
+    fresh: list[CostRow] = []
+    num_done = 0
+    on_measuring(num_done, len(missing))
+    async for measured in measure(measurer, missing):
+        fresh += measured
+        num_done += 1
+        on_measuring(num_done, len(missing))
+    _save(cache, key, tuple(fresh))
     if not any((batch, 1) in missing for batch in singles):  # Encode and decode are cold: a first picture would pay.
         await measurer.calibrate(singles[:1])
     rows = {row_key(row): row for row in (*fresh, *known.rows)}

@@ -59,8 +59,8 @@ class Health:
 class Engine:
     """One controller over one executor. `start` before anything else; `submit` answers at once.
 
-    `log`, if given, receives the event log (`control.log`); `on_measured`, while it starts, how many of how many
-    measurements are done. With a `keeper` open requests outlive the engine: the next one can `restore` them.
+    `log`, if given, receives the event log (`control.log`); `on_progress`, while it starts, what that waits
+    for. With a `keeper` open requests outlive the engine: the next one can `restore` them.
     """
 
     info: ModelInfo
@@ -70,13 +70,14 @@ class Engine:
         config: EngineConfig,
         executor: Executor,
         log: TextIO | None = None,
-        on_measured: Callable[[int, int], None] | None = None,
+        on_progress: Callable[[str], None] = lambda _text: None,
         keeper: CheckpointKeeper | None = None,
     ) -> None:
         self._config = config
         self._executor = executor
         self._log = LogFile(log, on_lost=self._log_lost)
-        self._on_measured = on_measured
+        self._on_progress = on_progress
+        self._starting = "loading the model"
         self._keeper = keeper
         self._origin_ns = time.monotonic_ns() - config.begin_ns
         self._requests = RequestTable()
@@ -91,6 +92,11 @@ class Engine:
     def policy(self) -> str:
         return self._config.controller.policy
 
+    @property
+    def starting(self) -> str:
+        """What the start waits for, or waited for last."""
+        return self._starting
+
     def observe(self, observer: Observer) -> None:
         """Tell this one, and no other, what happens from now on."""
         self._observer = observer
@@ -99,8 +105,11 @@ class Engine:
 
     async def start(self) -> None:
         """Load the model on every device and measure it. Raises WorkerStartFailed, UnknownPolicy."""
+        self.on_loading(0)
         self.info = await self._executor.start(self)
-        table = self._config.table or await start_costs(self._executor, self.info, self._degrees(), self._config.cache)
+        table = self._config.table or await start_costs(
+            self._executor, self.info, self._degrees(), self._config.cache, self._on_measuring
+        )
         if table is None:
             await self._executor.stop()
             sizes = ", ".join(map(str, calibration_shapes(self.info)))
@@ -122,6 +131,16 @@ class Engine:
         self._started = True
         for device_id in range(self._executor.num_devices):
             self.on_joined(device_id)
+
+    def on_loading(self, num_ready: int) -> None:
+        self._show(f"loading the model, {num_ready} of {self._executor.num_devices} workers ready")
+
+    def _on_measuring(self, num_done: int, num_all: int) -> None:
+        self._show(f"measuring what steps cost here, {num_done} of {num_all}" if num_all else "warming up the workers")
+
+    def _show(self, starting: str) -> None:
+        self._starting = starting
+        self._on_progress(starting)
 
     def _log_lost(self) -> None:
         self._observer.on_log_lost()

@@ -47,6 +47,9 @@ class WorkerStartFailed(RuntimeError):
 class Listener(Protocol):
     """Whom an executor tells; always on the event loop's thread."""
 
+    def on_loading(self, num_ready: int) -> None:
+        """While the devices start: so many have loaded the model."""
+
     def on_report(self, device_id: int, report: Report) -> None: ...
     def on_lost(self, device_id: int, reason: str) -> None: ...
     def on_joined(self, device_id: int) -> None: ...
@@ -257,6 +260,7 @@ class LocalExecutor:
             self._listener.on_joined(device_id)
         else:
             self._loaded[device_id].set_result(loaded)
+            self._listener.on_loading(len(self._up))
 
     def _meet(self) -> None:
         """Let the workers that are up form the communicator of which GPUs' groups are parts."""

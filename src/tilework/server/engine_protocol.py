@@ -37,6 +37,10 @@ class Engine(Protocol):
     def policy(self) -> str:
         """The name of the scheduling policy."""
 
+    @property
+    def starting(self) -> str:
+        """What the start waits for."""
+
     def submit(
         self,
         specs: Mapping[str, Spec],
@@ -49,16 +53,16 @@ class Engine(Protocol):
         tenant_weight: float = 1.0,
         room: float = 1.0,
     ) -> tuple[Ticket, ...] | Refusal:
-        """Bring requests in, all of them or none; `specs` by their uids, which are new."""
+        """Submit requests, all of them or none; `specs` by their uids, which are new."""
 
     def restore(self, kept: Sequence[tuple[Wanted, Checkpoint]]) -> tuple[Ticket, ...]:
-        """Take requests in that an engine before this one had accepted; once, before any other.
+        """Take in requests that the previous engine had accepted; once, before any other.
 
-        A ticket whose request cannot be served any more has failed already.
+        The ticket of a request that cannot be served any more has already failed.
         """
 
     def release(self, uid: str) -> None:
-        """The picture of a request that is done is safe: nothing that it was made of need be kept."""
+        """The picture of a request is stored: the states that it was made of can be removed."""
 
     def cancel(self, uid: str, reason: str) -> None:
         """End a request as cancelled; does nothing if it is unknown or has ended."""
@@ -72,7 +76,7 @@ class Engine(Protocol):
         """What it holds, right now."""
 
     def observe(self, observer: Observer) -> None:
-        """Tell this one, and no other, what happens from now on."""
+        """Report events to this observer, instead of the one before, from now on."""
 
     def drain(self) -> None:
         """Say in `health` that no new requests are wanted; those that are in go on."""

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import uvicorn
 from fastapi import FastAPI
@@ -15,16 +16,18 @@ from fastapi import FastAPI
 from tilework.server.api.app import create_app, new_call_registry, new_store
 from tilework.server.calls.journal import DurableJournal
 from tilework.server.calls.readiness import Readiness
+from tilework.server.calls.registry import CallRegistry
 from tilework.server.calls.restore import restore
 from tilework.server.config import ServerConfig
-from tilework.server.drain import drained
+from tilework.server.drain import drained, waits_for
 from tilework.server.engine_protocol import Engine
 from tilework.server.garbage import give_back_large_blocks, rare_collections, sweep
 from tilework.server.http.protocol import LimitedProtocol, protocol_class
 from tilework.store.durable import DurableDirectory
 
-CLOSE_S = 5  # For the last answers, beyond the drain or when somebody is in a hurry.
-# Longer than clients keep idle connections (httpx 5 s, aiohttp 15 s): who closes second cannot close on a new request.
+CLOSE_S = 5  # For the last answers, after the drain or after a second signal.
+# Longer than clients keep idle connections (httpx 5 s, aiohttp 15 s), so that a client closes first and no new request
+# meets a connection that the server has just closed.
 _KEEP_ALIVE_S = 20
 
 
@@ -47,7 +50,8 @@ async def serve(
     engine: Engine,
     config: ServerConfig,
     *,
-    on_ready: Callable[[str], None] | None = None,
+    on_ready: Callable[[str], None] = lambda _url: None,
+    on_progress: Callable[[str], None] = lambda _text: None,
     signals: StopSignals | None = None,
     durable: DurableDirectory | None = None,
 ) -> None:
@@ -55,13 +59,14 @@ async def serve(
 
     While the engine starts, `/health` answers and everything else is refused; `on_ready` is called with the server's
     URL once it is ready. After the first signal new calls are refused, but everything else is answered, until no call
-    is open and nobody need come for a picture any more; then the engine stops and ends what is left, and answers that
-    are under way reach their clients. All that takes `config.drain_s` at most, beside the time that the engine takes
-    to stop, and `CLOSE_S` for the last answers. A second signal ends the wait. `signals` lets a caller stop the server
-    itself; outside the main thread there is no other way.
+    is open and every picture of an asynchronous call was fetched or is gone. `on_progress` is called with what this
+    waits for. Then the engine stops and ends what is left, and answers that are under way reach their clients. All that
+    takes `config.drain_s` at most, beside the time that the engine takes to stop, and `CLOSE_S` for the last answers. A
+    second signal ends the wait. `signals` lets a caller stop the server itself; outside the main thread there is no
+    other way.
 
     With a `durable` directory the server begins with the calls that are open there, and at the end leaves those there
-    that are open still. Pictures that nobody has fetched yet stay, too: a stop does not wait for that.
+    that are still open. Pictures that were not fetched yet stay, too: a stop does not wait for them.
 
     Raises:
         AddressInUse: the address cannot be listened on.
@@ -75,11 +80,10 @@ async def serve(
     readiness, call_registry = Readiness(engine, has_started=False), new_call_registry(config, journal)
     store = new_store(config, durable)
     app = create_app(engine, config, store=store, readiness=readiness, call_registry=call_registry)
-    listener = _bind(config)
-    protocol = protocol_class(config)
+    listener, protocol = _bind(config), protocol_class(config)
     server = _Server(_uvicorn_config(app, config, protocol))
     loop = asyncio.get_running_loop()
-    deadline_s = loop.time()  # Of all that a stop waits for, on the loop's clock; it moves when one is asked for.
+    deadline_s = loop.time()  # Of a stop, on the loop's clock; it moves when one is asked for.
     with _handled(signals), listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
@@ -90,11 +94,14 @@ async def serve(
                     if journal is not None:
                         readiness.num_restored = restore(engine, journal, app.state.submitter)
                     readiness.has_started = True
-                    (on_ready or _ignore)(_url(config, listener))
+                    on_ready(_url(config, listener))
                     await _first(serving, signals.stop.wait())
                     deadline_s = loop.time() + config.drain_s
+                    readiness.stop_waits_for = partial(_stop_waits_for, call_registry, deadline_s)
                     engine.drain()
-                    await _drained(drained(call_registry, store, engine.now_ns), signals, deadline_s)
+                    if call_registry.is_busy:
+                        on_progress(f"draining: {readiness.stop_waits_for()}; Ctrl-C again stops at once")
+                    await _until_drained(drained(call_registry, store, engine.now_ns), signals, deadline_s)
         finally:
             call_registry.leave()
             await engine.stop()
@@ -137,7 +144,12 @@ class _Server(uvicorn.Server):
             connection.abort()
 
 
-async def _drained(draining: Coroutine[object, object, None], signals: StopSignals, deadline_s: float) -> None:
+def _stop_waits_for(call_registry: CallRegistry, deadline_s: float) -> str:
+    """`deadline_s` is on the loop's clock."""
+    return waits_for(call_registry, deadline_s - asyncio.get_running_loop().time())
+
+
+async def _until_drained(draining: Coroutine[object, object, None], signals: StopSignals, deadline_s: float) -> None:
     """Wait until the draining is done, the time is up, or a second signal asks to hurry."""
     task = asyncio.create_task(draining)
     try:
@@ -194,10 +206,6 @@ def _in_use(host: str, port: int, error: OSError) -> AddressInUse:
 def _url(config: ServerConfig, listener: socket.socket) -> str:
     host = f"[{config.host}]" if ":" in config.host else config.host
     return f"http://{host}:{listener.getsockname()[1]}"
-
-
-def _ignore(_url: str) -> None:
-    pass
 
 
 @contextmanager

@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tilework.server.calls.errors import not_ready
 from tilework.server.engine_protocol import Engine
 from tilework.server.schema.answers import ReadyModel
 
 
-def _starting() -> str:
-    return "it is starting"
-
-
-def _stopping() -> str:
-    return "it is stopping"
-
-
 @dataclass(slots=True)
 class Readiness:
     """`has_started` becomes true when the models are loaded; before that the engine can answer nothing.
 
-    `num_restored` images were taken over from the server's previous start. `starting` and `stopping` say in words what
-    a start or a stop waits for.
+    `num_restored` images were taken over from the server's previous start. `stop_waits_for`, once a stop
+    has begun, says what that waits for.
     """
 
     engine: Engine
     has_started: bool = True
     num_restored: int = 0
-    starting: Callable[[], str] = field(default=_starting)
-    stopping: Callable[[], str] = field(default=_stopping)
+    stop_waits_for: Callable[[], str] | None = None
 
     def require_started(self) -> None:
         """Raises:
         NotReady: the models are being loaded.
         """
         if not self.has_started:
-            raise not_ready(self.starting(), details={"status": "starting"})
+            raise not_ready(f"it is starting: {self.engine.starting}", details={"status": "starting"})
 
     def require(self) -> None:
         """Raises:
@@ -47,7 +38,8 @@ class Readiness:
         health = self.engine.health()
         seen = {"devices_up": health.num_devices_up, "devices": health.num_devices, "open_requests": health.num_jobs}
         if health.draining:
-            raise not_ready(self.stopping(), is_stopping=True, details={"status": "stopping", **seen})
+            what = "" if self.stop_waits_for is None else f": {self.stop_waits_for()}"
+            raise not_ready(f"it is stopping{what}", is_stopping=True, details={"status": "stopping", **seen})
         if health.num_devices_up == 0:
             reason = f"none of its {health.num_devices} devices is up"
             raise not_ready(reason, details={"status": "no_devices", **seen})

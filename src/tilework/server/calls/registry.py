@@ -52,6 +52,11 @@ class CallRegistry:
     def num_open_calls(self) -> int:
         return len(self._open)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is open, or a picture that a client has to fetch is still here."""
+        return not self._idle.is_set()
+
     def num_open(self, tenant: str) -> int:
         """Images of a tenant that have not ended."""
         return self._num_open[tenant]
