@@ -17,16 +17,16 @@ from tilework.core.work import DIFFUSE, StageId
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.pipelines.family import Family, StepState
-from tilework.policy.lookahead.batch import WORTH, Batch, Member
-from tilework.policy.lookahead.request_costs import Kinds
-from tilework.policy.lookahead.rollout import Claim, Ride
+from tilework.policy.lookahead.batch import LEAST_SAVED, Batch, Member
+from tilework.policy.lookahead.forecast import Claim, JobForecast
+from tilework.policy.lookahead.request_costs import RequestCosts
 from tilework.runtime.costs import random_batches
 from tilework.worker.calibrate import calibrate
 
 
 @dataclass(frozen=True, slots=True)
 class Chooser:
-    """Puts together whoever saves WORTH of a step, as `tilework` does where all wait for one device."""
+    """Puts together whoever saves LEAST_SAVED of a step, as `tilework` does where all wait for one device."""
 
     family: Family
     costs: TableCosts
@@ -65,12 +65,12 @@ class Chooser:
     def chosen(self, states: Sequence[StepState]) -> list[StepState]:
         """Those that share with the first of them, in their order; nobody unless there are two."""
         members = [self._member(index, state) for index, state in enumerate(states)]
-        sharing = [member for member in members if member.ride.shares]
+        sharing = [member for member in members if member.forecast.shares]
         if not sharing:
             return []
         batch = Batch((sharing[0],), 0.0, self._step_ns)
         for member in sharing[1:]:
-            if batch.saved(member) >= WORTH:
+            if batch.saved(member) >= LEAST_SAVED:
                 batch = batch.with_(member)
         return [states[member.job.job_id] for member in batch.members] if len(batch.members) > 1 else []
 
@@ -91,16 +91,16 @@ class Chooser:
     def _member(self, index: int, state: StepState) -> Member:
         request = self._request(index, state)
         job = Job(job_id=index, request=request, urgency_ns=0, forecast=Forecast(0, 0, 1.0), done=Cursor.start(request))
-        kind = Kinds().of(request, 1, self.costs)
-        ride = Ride(
+        known = RequestCosts().of(request, 1, self.costs)
+        forecast = JobForecast(
             job_id=index,
-            claim=Claim.PATIENT,
+            claim=Claim.BEST_EFFORT,
             due_ns=0.0,
-            speeds=kind.speeds,
-            usual=kind.usual,
+            speeds=known.speeds,
+            usual=known.usual,
             num_steps=float(request.steps),
-            head_ns=float(kind.encode_ns),
-            tail_ns=float(kind.decode_ns),
-            shares=kind.shares,
+            head_ns=float(known.encode_ns),
+            tail_ns=float(known.decode_ns),
+            shares=known.shares,
         )
-        return Member(job, ride, ride.head_ns, request.steps, ride.tail_ns)
+        return Member(job, forecast, forecast.head_ns, request.steps, forecast.tail_ns)

@@ -1,4 +1,4 @@
-"""Batches as a decision of `tilework`: who shares a forward pass with whom, and that nobody is late by it."""
+"""Batches as a decision of the lookahead policy: which requests share a forward pass, and that none is late by it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tilework.core.time import NS_PER_MS
 from tilework.core.work import DIFFUSE, StageId
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.lookahead.batch import Batch, Member
-from tilework.policy.lookahead.policy import Tilework
-from tilework.policy.lookahead.rollout import Claim, Ride
+from tilework.policy.lookahead.forecast import Claim, JobForecast
+from tilework.policy.lookahead.policy import LookaheadPolicy
 from tilework.policy.toolkit.demand import Speed
 from tilework.sim.simulation import SimConfig, Simulation, Trace
 
@@ -43,9 +43,9 @@ def step_time(requests: Sequence[Request]) -> float:
 
 def member(index: int, steps: int, due_ms: float = inf, *, encode_ms: int = 0, decode_ms: int = 0) -> Member:
     is_due = due_ms < inf
-    ride = Ride(
+    forecast = JobForecast(
         job_id=index,
-        claim=Claim.DUE if is_due else Claim.PATIENT,
+        claim=Claim.FEASIBLE if is_due else Claim.BEST_EFFORT,
         due_ns=due_ms * MS if is_due else 0.0,
         speeds=(Speed(1, (FIXED_MS + EACH_MS) * MS),),
         usual=0,
@@ -54,34 +54,34 @@ def member(index: int, steps: int, due_ms: float = inf, *, encode_ms: int = 0, d
         tail_ns=0.0,
     )
     waiting = job(index, request(str(index), steps=steps))
-    return Member(waiting, ride, encode_ms * MS, steps, decode_ms * MS, ride.due_ns if is_due else inf)
+    return Member(waiting, forecast, encode_ms * MS, steps, decode_ms * MS, forecast.due_ns if is_due else inf)
 
 
 def batch(*members: Member) -> Batch:
     return Batch(members, 0.0, step_time)
 
 
-def test_members_end_one_by_one_and_steps_are_quicker_then() -> None:
-    """Two steps of three (180 ms), one of two (140), one of one (100); each decode delays those who go on."""
+def test_members_end_one_by_one_and_steps_are_faster_then() -> None:
+    """Two steps of three (180 ms), one of two (140), one of one (100); each decode delays the members that go on."""
     three = batch(member(0, 4, decode_ms=5), member(1, 2, decode_ms=5), member(2, 3, encode_ms=7, decode_ms=5))
     assert three.ends_ns == (622 * MS, 372 * MS, 517 * MS)
     assert batch(member(0, 4)).ends_ns == (400 * MS,)
 
 
-def test_slack_is_that_of_the_first_who_would_be_late() -> None:
+def test_the_slack_of_a_batch_is_the_least_of_its_members() -> None:
     assert batch(member(0, 2, due_ms=300), member(1, 2, due_ms=290)).slack_ns == 10 * MS
     assert batch(member(0, 2, due_ms=300), member(1, 4, due_ms=470)).slack_ns == -10 * MS
     assert batch(member(0, 2), member(1, 4)).slack_ns == inf
 
 
-def test_whoever_has_most_left_leaves_until_nobody_is_late() -> None:
+def test_the_longest_members_leave_until_none_is_late() -> None:
     tight = batch(member(0, 2, due_ms=300), member(1, 3, due_ms=900), member(2, 9))
     assert [one.job.job_id for one in tight.trimmed().members] == [0, 1]
     hopeless = batch(member(0, 2, due_ms=150), member(1, 3))
     assert [one.job.job_id for one in hopeless.trimmed().members] == [0]
 
 
-def test_what_one_more_saves() -> None:
+def test_the_share_of_a_step_that_one_more_member_saves() -> None:
     one = member(9, 5)
     assert batch(member(0, 5)).saved(one) == pytest.approx(60 / 200)
     assert batch(member(0, 5), member(1, 5)).saved(one) == pytest.approx(60 / 240)
@@ -90,13 +90,15 @@ def test_what_one_more_saves() -> None:
 
 
 def test_those_without_deadlines_gain_in_the_mean_or_stay_apart() -> None:
-    """Together, ten steps of both take 1.4 s instead of 1.0 and 2.0: what one loses the other gains by 0.2 s more."""
+    """Together, ten steps of both take 1.4 s instead of 1.0 and 2.0: one gains 0.2 s more than the other loses."""
     assert batch(member(0, 10)).is_better_with(member(1, 10), 1000 * MS, 0)
     assert not batch(member(0, 10)).is_better_with(member(1, 10), 700 * MS, 0), "another device is free soon"
-    assert batch(member(0, 10)).is_better_with(member(1, 10), 700 * MS, 1), "whoever waits behind them gains, too"
+    assert batch(member(0, 10)).is_better_with(member(1, 10), 700 * MS, 1), (
+        "a request that waits behind them gains, too"
+    )
 
 
-def test_promises_are_kept_even_if_members_go_on_one_by_one() -> None:
+def test_promises_are_kept_even_if_members_run_one_by_one_later() -> None:
     """A chunk of one step together takes 140 ms, then the first has 400 ms to go and the second 400 more."""
 
     def promised(index: int, due_ms: int) -> Member:
@@ -110,22 +112,22 @@ def test_promises_are_kept_even_if_members_go_on_one_by_one() -> None:
     assert batch(member(0, 5, due_ms=1), member(1, 5)).keeps_promises(140 * MS), "nothing is promised"
 
 
-def test_as_one_ride_it_is_on_time_when_all_are() -> None:
+def test_as_one_forecast_a_batch_is_on_time_when_all_members_are() -> None:
     both = batch(member(0, 2, due_ms=300), member(1, 4, due_ms=490))
-    ride = both.as_ride(0, may_split=True)
-    assert (ride.claim, ride.due_ns - ride.least_device_ns) == (Claim.DUE, both.slack_ns)
-    assert [speed.step_ns for speed in ride.speeds] == [480 * MS, 400 * MS], "on two devices each has one"
-    assert batch(member(0, 2), member(1, 4)).as_ride(0, may_split=False).claim is Claim.PATIENT
+    forecast = both.as_forecast(0, may_split=True)
+    assert (forecast.claim, forecast.due_ns - forecast.least_device_ns) == (Claim.FEASIBLE, both.slack_ns)
+    assert [speed.step_ns for speed in forecast.speeds] == [480 * MS, 400 * MS], "on two devices each has one"
+    assert batch(member(0, 2), member(1, 4)).as_forecast(0, may_split=False).claim is Claim.BEST_EFFORT
 
 
-# What comes of it.
+# In simulation.
 
 
 def sizes(trace: Trace) -> list[int]:
     return [len(run.work.job_ids) for run in trace.runs if run.work.stage.name == DIFFUSE]
 
 
-def test_who_would_be_late_one_by_one_is_on_time_together() -> None:
+def test_requests_that_would_be_late_one_by_one_are_on_time_together() -> None:
     """The first has begun two chunks alone, 0.4 s, before the others come."""
     three = [request(str(index), slo_s=2.2) for index in range(3)]
     assert on_time(simulate(three, "edf", num_devices=1, costs=batched())) == pytest.approx(2 / 3)
@@ -134,19 +136,19 @@ def test_who_would_be_late_one_by_one_is_on_time_together() -> None:
     assert max(sizes(trace)) == 3
 
 
-def test_nobody_is_let_in_who_would_make_others_late() -> None:
-    """He can spare 10 ms, and a step together takes 40 ms more than alone."""
+def test_a_request_that_would_make_another_late_does_not_join() -> None:
+    """The other can spare 10 ms, and a step together takes 40 ms more than alone."""
     tight, other = request("tight", slo_s=1.01), request("other", slo_s=1.3)
     trace = simulate([tight, other], "tilework", num_devices=1, costs=batched())
     assert (on_time(trace), max(sizes(trace))) == (0.5, 1)
 
 
-def test_without_a_gain_nobody_shares() -> None:
+def test_without_a_gain_no_request_shares() -> None:
     requests = [request(str(index), slo_s=1.9) for index in range(3)]
     assert max(sizes(simulate(requests, "tilework", num_devices=1, costs=batched(0.002, 0.098)))) == 1
 
 
-def test_small_ones_share_a_device_beside_a_wide_one() -> None:
+def test_small_requests_share_a_device_beside_a_wide_one() -> None:
     """The wide one needs four of five devices; the small ones would end after 0.8, 1.6 and 2.4 s one by one."""
     wide = request("wide", steps=60, slo_s=2.02)
     small = [request(str(index), side=64, steps=10, slo_s=1.7) for index in range(3)]
@@ -165,15 +167,15 @@ def test_batches_are_no_larger_than_they_may_be(most: int) -> None:
     assert max(sizes(Simulation(config, batched(), SimConfig(num_devices=1)).run(requests))) == most
 
 
-def test_nobody_shares_whose_time_alone_is_a_guess() -> None:
-    """Until one has run alone; with previews that would tell nothing."""
+def test_a_request_whose_time_alone_is_a_guess_does_not_share() -> None:
+    """Until one has run alone. Requests with previews share, since their works measure nothing."""
     exact = batched()
     guess = replace(exact, rows=tuple(replace(row, num_runs=1) for row in exact.rows))
     asked = [request(str(index)) for index in range(3)]
     watched = [replace(one, preview_every=2) for one in asked]
 
     def shares(requests: list[Request], costs: TableCosts) -> bool:
-        return any(len(start.job_ids) > 1 for start in planned(Tilework(), requests, 1, costs).starts)
+        return any(len(start.job_ids) > 1 for start in planned(LookaheadPolicy(), requests, 1, costs).starts)
 
     assert shares(asked, TableCosts(exact))
     costs = TableCosts(guess)
@@ -183,13 +185,13 @@ def test_nobody_shares_whose_time_alone_is_a_guess() -> None:
     assert shares(asked, costs)
 
 
-def test_who_prediction_error_what_batches_take_asks_for_more() -> None:
+def test_errors_of_recent_predictions_count_against_a_batch() -> None:
     """Two take 140 ms, of 200 one by one; then half as much or as much again, in turn. The mean is worth little."""
     costs, pair = TableCosts(batched()), [request(uid) for uid in "ab"]
     step = StageId(pair[0].pipeline, DIFFUSE)
 
     def shares() -> bool:
-        return max(len(start.job_ids) for start in planned(Tilework(), pair, 1, costs).starts) == 2
+        return max(len(start.job_ids) for start in planned(LookaheadPolicy(), pair, 1, costs).starts) == 2
 
     assert shares()
     for run_ms in (140, 70, 210) * 20:
@@ -202,7 +204,7 @@ def test_who_prediction_error_what_batches_take_asks_for_more() -> None:
     assert shares()
 
 
-def test_on_idle_devices_everybody_is_alone() -> None:
+def test_on_idle_devices_each_request_runs_alone() -> None:
     requests = [request(str(index)) for index in range(4)]
     assert set(sizes(simulate(requests, "tilework", num_devices=4, costs=batched()))) == {1}
 
@@ -218,7 +220,7 @@ def test_a_batch_is_split_when_devices_become_idle() -> None:
     assert max(run.end_ns for run in trace.runs) < 1.2 * max(run.end_ns for run in lonely.runs)
 
 
-def test_one_that_comes_later_joins_at_the_end_of_a_chunk() -> None:
+def test_a_later_request_joins_at_the_end_of_a_chunk() -> None:
     trace = simulate(
         [request("first", steps=20), request("second", 0.5, steps=10)], "tilework", num_devices=1, costs=batched()
     )
@@ -227,10 +229,10 @@ def test_one_that_comes_later_joins_at_the_end_of_a_chunk() -> None:
     assert {run.work.first_steps[0] for run in shared} != {run.work.first_steps[1] for run in shared}
 
 
-def test_a_waiting_crowd_is_served_sooner_together() -> None:
-    crowd = poisson(60, 6.0, 3, best_effort=1.0)
-    apart = simulate(crowd, "edf", num_devices=2, costs=batched())
-    together = simulate(crowd, "tilework", num_devices=2, costs=batched())
+def test_many_waiting_requests_are_served_sooner_together() -> None:
+    waiting = poisson(60, 6.0, 3, best_effort=1.0)
+    apart = simulate(waiting, "edf", num_devices=2, costs=batched())
+    together = simulate(waiting, "tilework", num_devices=2, costs=batched())
     assert sorted(finished(together)) == sorted(finished(apart))
 
     def mean_ns(trace: Trace) -> float:
@@ -252,7 +254,7 @@ def test_promises_are_kept_beside_batches() -> None:
 
 
 def test_tables_without_batches_are_served_as_if_there_were_none() -> None:
-    """Whether two gain is asked once for each kind of request, and nothing else."""
+    """The policy asks once for each class of requests whether two gain, and nothing else."""
     costs, asked = TableCosts(shipped("flux1dev_h100_eager")), list[int]()
     work_ns = costs.work_ns
 
@@ -261,5 +263,5 @@ def test_tables_without_batches_are_served_as_if_there_were_none() -> None:
         return work_ns(stage, requests, degree, num_steps)
 
     costs.work_ns = counted  # type: ignore[method-assign]
-    planned(Tilework(), flux_requests(40, 600.0, 1.5, 1), 8, costs)
+    planned(LookaheadPolicy(), flux_requests(40, 600.0, 1.5, 1), 8, costs)
     assert 0 < sum(number > 1 for number in asked) <= 4

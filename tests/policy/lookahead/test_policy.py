@@ -1,10 +1,11 @@
-"""Tilework's own policy: what it foresees, what it decides, and what comes of that."""
+"""The lookahead policy: its rollouts, its decisions, and their outcome in simulation."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,11 @@ from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import DIFFUSE
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.lookahead.dispatch import Lookahead
-from tilework.policy.lookahead.policy import Tilework
-from tilework.policy.lookahead.rollout import Claim, Ride, roll
+from tilework.policy.lookahead.forecast import Claim, JobForecast
+from tilework.policy.lookahead.node_jobs import NodeJobs
+from tilework.policy.lookahead.policy import LookaheadPolicy
+from tilework.policy.lookahead.rollout import simulate_ahead
+from tilework.policy.lookahead.selection import Selection
 from tilework.policy.toolkit.demand import Speed
 from tilework.sim.simulation import SimConfig, Simulation, Trace
 
@@ -28,117 +31,120 @@ MS = NS_PER_MS
 SPEEDS = tuple(Speed(degree, step_ms * MS) for degree, step_ms in ((1, 100), (2, 60), (4, 40)))
 
 
-def ride(due_ms: float = inf, steps: int = 10, claim: Claim = Claim.DUE, **more: float) -> Ride:
-    """`degree` is that at which it runs; its step ends after `hold_ms`."""
+def forecast(due_ms: float = inf, steps: int = 10, claim: Claim = Claim.FEASIBLE, **more: float) -> JobForecast:
+    """A job that runs at `degree`, if given; its step ends after `hold_ms`."""
     due_ns, weight = due_ms * MS, more.get("weight", 1.0)
     rank = next((rank for rank, speed in enumerate(SPEEDS) if speed.degree == more.get("degree")), -1)
     head_ns, hold_ns = more.get("head_ms", 0.0) * MS, more.get("hold_ms", 0.0) * MS
-    return Ride(0, claim, due_ns, SPEEDS, 1, float(steps), head_ns, 0.0, weight, rank, hold_ns)
+    return JobForecast(0, claim, due_ns, SPEEDS, 1, float(steps), head_ns, 0.0, weight, rank, hold_ns)
 
 
-# Foresight.
+# Rollouts.
 
 
 @pytest.mark.parametrize(("due_ms", "degree"), [(1000, 1), (999, 2), (600, 2), (599, 4), (400, 4)])
-def test_who_is_due_takes_the_narrowest_group_that_is_in_time(due_ms: float, degree: int) -> None:
-    others = [ride(due_ms) for _ in range(8 // degree - 1)]
-    outlook = roll([ride(due_ms), *others], 8, 0)
-    assert (outlook.degrees, outlook.late) == ([degree] * (8 // degree), None)
+def test_a_feasible_job_gets_the_narrowest_group_that_is_in_time(due_ms: float, degree: int) -> None:
+    others = [forecast(due_ms) for _ in range(8 // degree - 1)]
+    result = simulate_ahead([forecast(due_ms), *others], 8, 0)
+    assert (result.degrees, result.late) == ([degree] * (8 // degree), None)
 
 
-def test_who_is_late_is_named_the_first_in_order_of_service() -> None:
-    assert roll([ride(1000), ride(399), ride(100)], 8, 0).late == 1
-    assert roll([ride(400), ride(400)], 4, 0).late == 1, "one after the other"
-    assert roll([ride(400), ride(800)], 4, 0).late is None
+def test_the_first_late_job_in_order_of_service_is_named() -> None:
+    assert simulate_ahead([forecast(1000), forecast(399), forecast(100)], 8, 0).late == 1
+    assert simulate_ahead([forecast(400), forecast(400)], 4, 0).late == 1, "one after the other"
+    assert simulate_ahead([forecast(400), forecast(800)], 4, 0).late is None
 
 
-def test_what_is_left_widens_who_gains_most_by_it() -> None:
-    assert roll([ride(5000), ride(5000, steps=11)], 3, 0).degrees == [1, 2]
-    assert roll([ride(5000), ride(5000, steps=11)], 8, 0).degrees == [4, 4]
+def test_free_devices_go_to_the_job_that_gains_most() -> None:
+    assert simulate_ahead([forecast(5000), forecast(5000, steps=11)], 3, 0).degrees == [1, 2]
+    assert simulate_ahead([forecast(5000), forecast(5000, steps=11)], 8, 0).degrees == [4, 4]
 
 
-def test_who_has_no_deadline_gets_its_usual_width_of_what_the_others_leave() -> None:
-    patient = ride(claim=Claim.PATIENT)
-    assert roll([ride(1000), patient, patient], 8, 0).degrees == [4, 2, 2], "a wider one is worth it to who is due"
-    assert roll([ride(1000), patient], 2, 0).degrees == [2, 0]
+def test_a_job_without_a_deadline_gets_its_usual_width_of_what_others_leave() -> None:
+    best_effort = forecast(claim=Claim.BEST_EFFORT)
+    assert simulate_ahead([forecast(1000), best_effort, best_effort], 8, 0).degrees == [4, 2, 2], (
+        "wider is worth it for the feasible job"
+    )
+    assert simulate_ahead([forecast(1000), best_effort], 2, 0).degrees == [2, 0]
 
 
-def test_the_next_change_is_foreseen() -> None:
-    outlook = roll([ride(1000), ride(5000, steps=40)], 3, 0)
-    assert (outlook.degrees, outlook.then, outlook.next_ns) == ([1, 2], [0, 2], 1000 * MS)
-    outlook = roll([ride(407), ride(5000)], 4, 7 * MS)
-    assert (outlook.degrees, outlook.then, outlook.next_ns) == ([4, 0], [0, 4], 407 * MS)
+def test_the_next_change_is_predicted() -> None:
+    result = simulate_ahead([forecast(1000), forecast(5000, steps=40)], 3, 0)
+    assert (result.degrees, result.then, result.next_ns) == ([1, 2], [0, 2], 1000 * MS)
+    result = simulate_ahead([forecast(407), forecast(5000)], 4, 7 * MS)
+    assert (result.degrees, result.then, result.next_ns) == ([4, 0], [0, 4], 407 * MS)
 
 
-def test_what_passes_before_the_steps_counts() -> None:
-    assert roll([ride(1000, head_ms=1)], 1, 0).late == 0
-    assert roll([ride(1000, head_ms=1)], 2, 0).late is None
+def test_the_time_before_the_steps_counts() -> None:
+    assert simulate_ahead([forecast(1000, head_ms=1)], 1, 0).late == 0
+    assert simulate_ahead([forecast(1000, head_ms=1)], 2, 0).late is None
 
 
-def test_devices_are_had_when_the_step_on_them_ends() -> None:
+def test_devices_become_available_when_the_step_on_them_ends() -> None:
     """Ten steps on four devices take 400 ms; the wide one gives its four back at the end of its step."""
-    wide = ride(5000, steps=40, degree=4, hold_ms=30)
-    assert roll([ride(430), wide], 4, 0).late is None
-    assert roll([ride(429), wide], 4, 0).late == 0
-    assert roll([ride(429), ride(5000, steps=40, degree=4)], 4, 0).late is None, "its step is over"
-    assert roll([ride(1000), ride(2000, degree=2, hold_ms=450)], 3, 0).late is None, "what fits is had at once"
-    narrow = ride(2000, steps=20, degree=1, hold_ms=90)
-    outlook = roll([ride(400), narrow], 5, 0)
-    assert (outlook.degrees, outlook.late) == ([4, 1], None), "whoever keeps its devices is in nobody's way"
+    wide = forecast(5000, steps=40, degree=4, hold_ms=30)
+    assert simulate_ahead([forecast(430), wide], 4, 0).late is None
+    assert simulate_ahead([forecast(429), wide], 4, 0).late == 0
+    assert simulate_ahead([forecast(429), forecast(5000, steps=40, degree=4)], 4, 0).late is None, "its step is over"
+    assert simulate_ahead([forecast(1000), forecast(2000, degree=2, hold_ms=450)], 3, 0).late is None, (
+        "it starts at once on what fits"
+    )
+    narrow = forecast(2000, steps=20, degree=1, hold_ms=90)
+    result = simulate_ahead([forecast(400), narrow], 5, 0)
+    assert (result.degrees, result.late) == ([4, 1], None), "a job that keeps its devices delays no other"
 
 
 # Decisions.
 
 
 def widths(requests: list[Request], num_devices: int) -> list[int]:
-    plan = planned(Tilework(), requests, num_devices, TableCosts(WIDE))
+    plan = planned(LookaheadPolicy(), requests, num_devices, TableCosts(WIDE))
     of_job = {start.job_ids[0]: len(start.devices) for start in plan.starts if start.stage.name == DIFFUSE}
     return [of_job.get(index, 0) for index in range(len(requests))]
 
 
-def test_the_one_with_most_to_do_gives_way_if_not_all_can_be_saved() -> None:
+def test_the_job_with_most_to_do_is_deferred_if_not_all_can_be_on_time() -> None:
     small = [request(str(index), slo_s=1.07) for index in range(4)]
     large = request("large", slo_s=1.06, steps=20)
     assert widths([large, *small], 4) == [0, 1, 1, 1, 1]
 
 
-def test_weight_counts_when_somebody_has_to_give_way() -> None:
+def test_weight_counts_when_a_job_must_be_deferred() -> None:
     tight = {"slo_s": 0.5}
     assert widths([request("a", **tight), request("b", **tight)], 4) == [4, 0]
     assert widths([request("a", **tight), request("b", **tight, weight=2.0)], 4) == [0, 4]
 
 
-def test_who_has_no_deadline_begins_no_step_on_devices_that_are_needed_before_it_ends() -> None:
+def test_a_job_without_a_deadline_begins_no_step_on_devices_that_are_needed_before_it_ends() -> None:
     """A step of the large one takes 0.4 s on one device; `wide` is to have all devices as soon as `small` is done."""
     costs = profile({64: {1: 0.05}, 128: {1: 0.4, 2: 0.2, 4: 0.1}})
     small = request("small", side=64, steps=4, slo_s=0.25)
     wide = request("wide", 0.0, side=128, steps=10, slo_s=1.3)
-    calm = request("calm", 0.01, side=128, steps=5)
-    trace = simulate([small, wide, calm], "tilework", num_devices=4, costs=costs)
+    relaxed = request("relaxed", 0.01, side=128, steps=5)
+    trace = simulate([small, wide, relaxed], "tilework", num_devices=4, costs=costs)
     assert on_time(trace) == 1.0
     first_ns = min(one.start_ns for one in trace.runs if one.work.job_ids == (2,) and one.work.stage.name == DIFFUSE)
     assert first_ns >= min(one.end_ns for one in trace.runs if one.work.job_ids == (0,) and one.steps)
 
 
-def test_who_cannot_be_on_time_at_all_is_dropped_to_best_effort_with_its_reason() -> None:
-    plan = planned(Tilework(), [request("a", slo_s=0.4), request("b", slo_s=1)], 8, TableCosts(WIDE))
+def test_a_job_that_cannot_be_on_time_is_dropped_to_best_effort_with_its_reason() -> None:
+    plan = planned(LookaheadPolicy(), [request("a", slo_s=0.4), request("b", slo_s=1)], 8, TableCosts(WIDE))
     assert plan.dropped_to_best_effort == ((0, "even if nothing else ran, it would finish 0.05 s late"),)
     assert not plan.starts
 
 
-def test_who_was_spared_in_vain_is_served() -> None:
-    """The second is late even if the first, which costs more, gives way, since it would have to end its step."""
-    node = Lookahead(
-        [SimpleNamespace(device_id=device_id, works=()) for device_id in range(2)], 0, 200 * MS, lambda _: inf
-    )  # type: ignore[misc]
-    first, second = ride(594, steps=9.9, degree=2, hold_ms=54), ride(600, steps=9.5, weight=2)
-    node.rides += [first, second]
-    assert node.choose().degrees == [2, 0]
-    assert (first.claim, second.claim) == (Claim.DUE, Claim.SPARED)
+def test_a_job_that_was_deferred_in_vain_is_served() -> None:
+    """The second is late even if the first, which costs more, is deferred, since that would have to end its step."""
+    devices: list[Any] = [SimpleNamespace(device_id=device_id, works=()) for device_id in range(2)]
+    selection = Selection(NodeJobs(devices, 0, 200 * MS, lambda _: inf))
+    first, second = forecast(594, steps=9.9, degree=2, hold_ms=54), forecast(600, steps=9.5, weight=2)
+    selection.node.forecasts += [first, second]
+    assert selection.choose().result.degrees == [2, 0]
+    assert (first.claim, second.claim) == (Claim.FEASIBLE, Claim.DEFERRED)
 
 
 def run(requests: list[Request], num_devices: int) -> tuple[Trace, int]:
-    """With how often works were told to stop."""
+    """The trace, and how often works were told to stop."""
     stops: list[Action] = []
 
     def observe(_: Event, actions: tuple[Action, ...], now_ns: int) -> None:
@@ -159,12 +165,12 @@ def test_a_wide_job_makes_room_at_its_next_step_and_gets_its_devices_back() -> N
     assert start_ns <= 0.6 * NS_PER_S
 
 
-def test_nothing_is_stopped_where_nobody_needs_it() -> None:
+def test_nothing_is_stopped_where_no_job_needs_it() -> None:
     trace, num_stops = run([request("a", slo_s=9), request("b", 0.1, slo_s=9), request("c", 0.2)], 12)
     assert (on_time(trace), num_stops) == (1.0, 0)
 
 
-def test_nobody_is_stopped_for_one_that_is_late_by_the_end_of_the_step() -> None:
+def test_no_job_is_stopped_for_one_that_is_late_by_the_end_of_the_step() -> None:
     """A step of `a` takes 0.16 s. At its end, `b` has 0.4 s left, and takes 0.45."""
     requests = [request("a", slo_s=3, side=256), request("b", 0.06, slo_s=0.55)]
     trace, num_stops = run(requests, 4)
@@ -174,7 +180,7 @@ def test_nobody_is_stopped_for_one_that_is_late_by_the_end_of_the_step() -> None
     assert num_stops
 
 
-def test_whoever_is_on_time_on_idle_devices_does_not_wait_for_more() -> None:
+def test_a_job_that_is_on_time_on_idle_devices_does_not_wait_for_more() -> None:
     """`b` is to have two devices, one of which is in a step of a second."""
     trace = simulate([request("a", side=512), request("b", 0.3, slo_s=1.2)], "tilework", num_devices=3, costs=WIDE)
     assert min(one.start_ns for one in trace.runs if one.work.job_ids == (1,)) < 0.4 * NS_PER_S
@@ -187,21 +193,21 @@ HURRIED, LONG = request("hurried", side=64, slo_s=1.2), request("long", 2.0)
 
 
 @pytest.mark.parametrize(("before", "num_devices", "widest"), [([HURRIED], 4, 2), ([], 4, 4), ([HURRIED], 8, 4)])
-def test_a_device_is_left_for_whoever_cannot_wait_for_the_end_of_a_long_step(
+def test_a_device_is_left_for_requests_that_cannot_wait_for_the_end_of_a_long_step(
     before: list[Request], num_devices: int, widest: int
 ) -> None:
-    """As one came lately that could not; but not if other nodes are idle."""
+    """As one came recently that could not wait; but not if other nodes are idle."""
     trace = simulate([*before, LONG], "tilework", num_devices=num_devices, costs=replace(STEPS, devices_per_node=4))
     assert max(map(len, groups(trace)["long"])) == widest
 
 
-def test_whoever_cannot_wait_for_the_end_of_a_long_step_is_on_time() -> None:
+def test_a_request_that_cannot_wait_for_the_end_of_a_long_step_is_on_time() -> None:
     again = replace(HURRIED, uid="again", arrival_ns=int(2.1 * NS_PER_S), deadline_ns=int(3.3 * NS_PER_S))
     known, unknown = (simulate([*one, LONG, again], "tilework", num_devices=4, costs=STEPS) for one in ([HURRIED], []))
     assert (on_time(known), on_time(unknown)) == (1.0, 0.5)
 
 
-def test_whoever_will_be_wider_in_a_moment_waits_for_that() -> None:
+def test_a_job_that_will_be_wider_in_a_moment_waits_for_that() -> None:
     """A step takes 63 ms on two devices and 39 on four: before `a` ends, `b` waits for up to 24 ms."""
     requests = [request("a", slo_s=0.75), request("b", 0.05, slo_s=9, steps=60)]
     trace = simulate(requests, "tilework", num_devices=4, costs=WIDE)
@@ -213,7 +219,7 @@ def test_whoever_will_be_wider_in_a_moment_waits_for_that() -> None:
     assert first_wide_ns <= over_ns + 26 * MS
 
 
-def test_short_ones_without_a_deadline_go_first_but_nobody_waits_for_ever() -> None:
+def test_short_jobs_without_a_deadline_go_first_but_none_waits_for_ever() -> None:
     long = [request("long", 0.001, steps=30)]
     short = [request(f"short {index}", 0.3 * index, steps=4) for index in range(400)]
     order = finished(simulate([*short, *long], "tilework", num_devices=1))
@@ -221,7 +227,7 @@ def test_short_ones_without_a_deadline_go_first_but_nobody_waits_for_ever() -> N
     assert 1 < order.index("long") < len(order) - 1
 
 
-def test_whoever_has_waited_long_goes_before_a_shorter_one_that_has_not() -> None:
+def test_a_job_that_has_waited_long_goes_before_a_shorter_one_that_has_not() -> None:
     """When `first` is done, `long` has waited for 0.8 s, and `short`, which takes half as long, for 0.1 s."""
     requests = [request("first", steps=8), request("long", 0.1, steps=10), request("short", 0.8, steps=6)]
     assert finished(simulate(requests, "tilework", num_devices=1)) == ["first", "long", "short"]
@@ -229,7 +235,7 @@ def test_whoever_has_waited_long_goes_before_a_shorter_one_that_has_not() -> Non
     assert finished(simulate(requests, "tilework", num_devices=1)) == ["first", "short", "long"]
 
 
-def test_the_few_of_one_tenant_do_not_wait_for_the_many_of_another() -> None:
+def test_the_few_jobs_of_one_tenant_do_not_wait_for_the_many_of_another() -> None:
     many = [request(f"many {index}", steps=10, tenant="a") for index in range(8)]
     order = finished(simulate([*many, request("few", 1.5, steps=10, tenant="b")], "tilework", num_devices=1))
     assert order.index("few") <= 3
@@ -238,7 +244,7 @@ def test_the_few_of_one_tenant_do_not_wait_for_the_many_of_another() -> None:
 # Several nodes.
 
 
-def test_a_newcomer_goes_where_the_fewest_idle_devices_are_enough() -> None:
+def test_a_new_request_goes_where_the_fewest_idle_devices_are_enough() -> None:
     """On nodes of two devices: wide ones keep a node that is whole."""
     costs = replace(table(degrees=(1, 2)), devices_per_node=2)
     narrow, wide = {"slo_s": 1.3}, {"slo_s": 0.75}
@@ -250,14 +256,14 @@ def test_a_newcomer_goes_where_the_fewest_idle_devices_are_enough() -> None:
     assert on_time(trace) == 1.0
 
 
-def test_who_has_not_begun_goes_to_another_node_that_becomes_idle() -> None:
+def test_a_job_that_has_not_begun_goes_to_another_node_that_becomes_idle() -> None:
     costs = replace(table(), devices_per_node=1)
     requests = [request("a", steps=40), request("b", steps=5), request("c", 0.1)]
     trace = simulate(requests, "tilework", num_devices=2, costs=costs)
     assert finished(trace) == ["b", "c", "a"]
 
 
-def test_devices_that_only_make_others_quicker_count_as_room() -> None:
+def test_devices_that_only_make_others_faster_count_as_room() -> None:
     """No device is idle. `loose` needs one of its four, `tight` two; so the node of `tight` is the fuller one."""
     costs = replace(table(degrees=(1, 2, 4)), devices_per_node=4)
     requests = [request("loose", slo_s=9, steps=40), request("tight", slo_s=3, steps=40), request("c", 0.2, slo_s=1.3)]
@@ -267,7 +273,7 @@ def test_devices_that_only_make_others_quicker_count_as_room() -> None:
     assert on_time(trace) == 1.0
 
 
-def test_whoever_would_be_late_at_home_goes_on_at_another_node() -> None:
+def test_a_job_that_would_be_late_on_its_node_goes_on_at_another() -> None:
     """`c` leaves one device of its node to `a`, which would be late on it, and goes on where `b` is soon done."""
     costs = replace(table(degrees=(1, 2)), devices_per_node=3)
     requests = [request("a", slo_s=1.5, steps=20), request("b", slo_s=0.58, steps=8), request("c", 0.1, slo_s=0.75)]
@@ -278,7 +284,7 @@ def test_whoever_would_be_late_at_home_goes_on_at_another_node() -> None:
     assert on_time(trace) == 1.0
 
 
-# What comes of it.
+# Against another policy.
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,55 +1,55 @@
-"""Several requests in one forward pass on one device: when each of them ends, and what that is worth."""
+"""Several requests in one forward pass on one device: when each of them ends, and what that saves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
 from tilework.core.interfaces import JobView
-from tilework.core.request import Request
 from tilework.core.work import ENCODE, Start, stages_of
-from tilework.policy.lookahead.rollout import Claim, Ride
+from tilework.policy.lookahead.forecast import Claim, JobForecast
+from tilework.policy.lookahead.node_jobs import StepTime
 from tilework.policy.toolkit.demand import Speed
 from tilework.policy.toolkit.margin import Margin
 
-WORTH = 0.1  # What must be saved of the time of a step apart: with less, those who come later lose more.
-StepTime = Callable[[Sequence[Request]], float]
+LEAST_SAVED = 0.1  # Of the time of a step apart. With less saved, requests that come later lose more than these gain.
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A request of a batch, and what no work covers yet of it: `ride` is the same with what is under way.
+    """A request of a batch, and what no work covers yet of it; `forecast` counts works under way, too.
 
-    `due_ns` is inf for those that are not to be on time.
+    `due_ns` is inf for a request that need not be on time.
     """
 
     job: JobView
-    ride: Ride
+    forecast: JobForecast
     encode_ns: float
     num_steps: int
     decode_ns: float
     due_ns: float = inf
 
     @staticmethod
-    def of(job: JobView, ride: Ride, margin: Margin, now_ns: int) -> Member:
-        """Promised ones are to be on time with a margin."""
+    def of(job: JobView, forecast: JobForecast, margin: Margin, now_ns: int) -> Member:
+        """A job as a member of a batch. A promised one must be on time with this margin."""
         has_encode, due_ns = job.stage is not None and job.stage.name == ENCODE, inf
-        if ride.claim is Claim.DUE:
-            due_ns = ride.due_ns if job.promised is None else margin.latest_ns(int(ride.due_ns), now_ns)
-        return Member(job, ride, ride.head_ns if has_encode else 0.0, job.num_steps_left, ride.tail_ns, due_ns)
+        if forecast.claim is Claim.FEASIBLE:
+            due_ns = forecast.due_ns if job.promised is None else margin.latest_ns(int(forecast.due_ns), now_ns)
+        encode_ns = forecast.head_ns if has_encode else 0.0
+        return Member(job, forecast, encode_ns, job.num_steps_left, forecast.tail_ns, due_ns)
 
     @property
     def alone_ns(self) -> float:
-        """What it takes if it shares with nobody."""
-        return self.encode_ns + self.num_steps * self.ride.speeds[0].step_ns + self.decode_ns
+        """What it takes by itself on one device."""
+        return self.encode_ns + self.num_steps * self.forecast.speeds[0].step_ns + self.decode_ns
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
     """Requests that share the forward passes of one device from `ready_ns` on, each to its end.
 
-    `step_time` says what a step of some requests together takes. Encode and decode run one by one.
+    Encode and decode run one by one.
     """
 
     members: tuple[Member, ...]
@@ -77,14 +77,14 @@ class Batch:
 
     @property
     def slack_ns(self) -> float:
-        """How much later it could begin with everybody on time who is to be; negative if somebody is late."""
+        """The least time from a member's end to its deadline; negative if one is late."""
         pairs = zip(self.members, self.ends_ns, strict=True)
         return min((member.due_ns - end_ns for member, end_ns in pairs), default=inf)
 
     def keeps_promises(self, chunk_ns: int) -> bool:
-        """Whether those whose deadlines are promised keep them even if they go one by one after a chunk together.
+        """Whether promised deadlines are kept even if the members run one by one after a chunk together.
 
-        That is what the guard of promises asks for: nobody knows whether they may go on together then.
+        The reservation guard requires that, since it cannot know that they may go on together then.
         """
         promised = [member for member in self.members if member.job.promised is not None]
         if not promised:
@@ -93,8 +93,8 @@ class Batch:
         num_steps = max(1, int(chunk_ns // max(1.0, step_ns)))
         now = self.ready_ns + sum(member.encode_ns for member in self.members) + num_steps * step_ns
         for member in sorted(promised, key=lambda member: member.due_ns):
-            rest = max(0, member.num_steps - num_steps)
-            now += rest * member.ride.speeds[0].step_ns + member.decode_ns
+            num_left = max(0, member.num_steps - num_steps)
+            now += num_left * member.forecast.speeds[0].step_ns + member.decode_ns
             if now > member.due_ns:
                 return False
         return True
@@ -104,21 +104,21 @@ class Batch:
 
     def without(self, members: Iterable[Member]) -> Batch:
         gone = {member.job.job_id for member in members}
-        rest = tuple(member for member in self.members if member.job.job_id not in gone)
-        return Batch(rest, self.ready_ns, self.step_time)
+        kept = tuple(member for member in self.members if member.job.job_id not in gone)
+        return Batch(kept, self.ready_ns, self.step_time)
 
     def saved(self, member: Member) -> float:
-        """The share of a step's time that is saved if one more joins, over those here together and him apart."""
+        """The share of a step's time that is saved if one more joins, compared with its running apart."""
         here = [each.job.request for each in self.members]
         if here[0].pipeline != member.job.request.pipeline:
             return 0.0
-        apart_ns = self.step_time(here) + member.ride.speeds[0].step_ns
+        apart_ns = self.step_time(here) + member.forecast.speeds[0].step_ns
         return 1.0 - self.step_time([*here, member.job.request]) / apart_ns if apart_ns else 0.0
 
     def is_better_with(self, member: Member, otherwise_ns: float, num_behind: float) -> bool:
-        """Whether those that need not be on time are done earlier in the mean.
+        """Whether the requests that need not be on time end earlier in the mean if one more joins.
 
-        He could begin by himself at `otherwise_ns`; `num_behind` others wait for the device after him.
+        Otherwise it could begin by itself at `otherwise_ns`; `num_behind` others wait for the device after it.
         """
         joined = self.with_(member)
         pairs = zip(self.members, self.ends_ns, joined.ends_ns, strict=False)
@@ -128,15 +128,17 @@ class Batch:
         return loss_ns <= gain_ns + num_behind * saved_ns
 
     def trimmed(self) -> Batch:
-        """Without those who have the most left to do, until all fit into memory and nobody is late."""
+        """Without the members that have most left to do, until the others fit into memory and are on time."""
         batch = self
         while len(batch.members) > 1 and (max(batch.ends_ns) == inf or batch.slack_ns < 0):
             batch = batch.without([max(batch.members, key=lambda member: (member.num_steps, member.job.job_id))])
         return batch
 
     def split(self) -> tuple[Batch, Batch]:
-        """Two batches of which the second goes to another device: those who have been told to leave, or every other
-        one, by what is left of them.
+        """Two batches, of which the second goes to another device.
+
+        It consists of the members to which fewer works are committed, since they have been left out before; if there
+        are none, of every other member by remaining time.
         """
         last_id = max(member.job.works[-1].work_id if member.job.works else 0 for member in self.members)
         leaving = [member for member in self.members if member.job.works and member.job.works[-1].work_id < last_id]
@@ -146,50 +148,51 @@ class Batch:
         order = sorted(self.members, key=lambda member: (member.alone_ns, member.job.job_id), reverse=True)
         return self.without(order[1::2]), self.without(order[::2])
 
-    def as_ride(self, now_ns: int, may_split: bool) -> Ride:
-        """The whole as one ride: on time if all are who are to be. On two devices, if it may have them, it is split."""
-        due = [member for member in self.members if member.due_ns < inf]
+    def as_forecast(self, now_ns: int, may_split: bool) -> JobForecast:
+        """The batch as one job of a rollout: on time if all members are that must be.
+
+        With `may_split` it may have two devices, on which it runs as two batches.
+        """
+        feasible = [member for member in self.members if member.due_ns < inf]
         one_ns = max(self.ends_ns) - self.ready_ns
         speeds = [Speed(1, round(one_ns))]
         if may_split and len(self.members) > 1:
             two_ns = max(max(half.ends_ns) - half.ready_ns for half in self.split())
             speeds += [Speed(2, round(two_ns))] if two_ns < one_ns else []
-        first = min(self.members, key=lambda member: (member.ride.claim, member.ride.due_ns))
-        return Ride(
+        first = min(self.members, key=lambda member: (member.forecast.claim, member.forecast.due_ns))
+        return JobForecast(
             job_id=self.members[0].job.job_id,
-            claim=Claim.DUE if due else first.ride.claim,
-            due_ns=max(self.ends_ns) + self.slack_ns if due else first.ride.due_ns,
+            claim=Claim.FEASIBLE if feasible else first.forecast.claim,
+            due_ns=max(self.ends_ns) + self.slack_ns if feasible else first.forecast.due_ns,
             speeds=tuple(speeds),
             usual=0,
             num_steps=1.0,
             head_ns=self.ready_ns - now_ns,
             tail_ns=0.0,
-            weight=sum(member.ride.weight for member in self.members),
+            weight=sum(member.forecast.weight for member in self.members),
         )
 
     def starts(self, device_id: int, num_chunks: int, most_steps: int, chunk_ns: int, why: str) -> Iterator[Start]:
-        """The next chunks of steps; before them the encodes that are due, behind them the decodes of who is done."""
+        """The next chunks of steps, after the encodes that are due and before the decodes of members that are done."""
         encode, diffuse, decode = stages_of(self.members[0].job.request.pipeline)
-        due = (decode, encode) if num_chunks and most_steps else (decode,)
-        for stage in due:
+        stages = (decode, encode) if num_chunks and most_steps else (decode,)
+        for stage in stages:
             for job_id in (member.job.job_id for member in self.members if member.job.stage == stage):
                 yield Start(stage=stage, job_ids=(job_id,), devices=(device_id,), num_steps=1, why=why)
-        if not num_chunks:
-            return
         done = 0
         for _ in range(num_chunks):
-            riding = [member for member in self.members if member.num_steps > done]
-            if not riding or done == most_steps:
+            sharing = [member for member in self.members if member.num_steps > done]
+            if not sharing or done == most_steps:
                 return
-            step_ns = self.step_time([member.job.request for member in riding])
-            least = min(member.num_steps for member in riding)
+            step_ns = self.step_time([member.job.request for member in sharing])
+            least = min(member.num_steps for member in sharing)
             num_steps = min(least - done, most_steps - done, max(1, int(chunk_ns // max(1.0, step_ns))))
             done += num_steps
-            job_ids, shared = tuple(member.job.job_id for member in riding), _shared(len(riding) - 1)
-            yield Start(stage=diffuse, job_ids=job_ids, devices=(device_id,), num_steps=num_steps, why=why + shared)
-            for job_id in (member.job.job_id for member in riding if member.num_steps == done):
+            job_ids, others = tuple(member.job.job_id for member in sharing), _others(len(sharing) - 1)
+            yield Start(stage=diffuse, job_ids=job_ids, devices=(device_id,), num_steps=num_steps, why=why + others)
+            for job_id in (member.job.job_id for member in sharing if member.num_steps == done):
                 yield Start(stage=decode, job_ids=(job_id,), devices=(device_id,), num_steps=1, why=why)
 
 
-def _shared(num_others: int) -> str:
+def _others(num_others: int) -> str:
     return f"; {num_others} other{'s' if num_others > 1 else ''} in the same batch" if num_others else ""

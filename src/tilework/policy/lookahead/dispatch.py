@@ -1,7 +1,8 @@
-"""What one node does next, by looking ahead: who gets how many of its devices, and who makes room."""
+"""What one node does next: which jobs start, go on, stop, or wait for devices, by the first moments of the rollout."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
@@ -10,53 +11,55 @@ from tilework.core.interfaces import JobView
 from tilework.core.progress import Cursor
 from tilework.core.work import DIFFUSE, Group, Start
 from tilework.policy.lookahead.batch import Batch
-from tilework.policy.lookahead.rollout import Claim, Ride
-from tilework.policy.lookahead.selection import CHUNKS, Service, group_of, need_of, num_chunks
+from tilework.policy.lookahead.forecast import Claim, JobForecast
+from tilework.policy.lookahead.node_jobs import CHUNKS, NodeJobs, group_of, num_chunks
+from tilework.policy.lookahead.rollout import RolloutResult
+from tilework.policy.lookahead.selection import Selection
 from tilework.policy.toolkit.buddy_allocator import Allocator
 from tilework.policy.toolkit.order import explain
 
-_ALL = 1 << 30
-
 
 @dataclass(slots=True)
-class Lookahead(Service):
-    """The plan of a node: the first moment of what `Service` foresees.
+class Dispatch:
+    """The starts and stops of a node, from its selection.
 
-    A job whose degree changes stops at its next step boundary and goes on in its new group; one that could be wider
-    goes on as it is until the devices are idle. Two rules keep steps, which cannot be interrupted, from being in the
-    way of the next change that is foreseen: whoever is to get more devices then waits for these if that is quicker than
-    another step on few; and who has no deadline begins no step that would not be over, if others are to have its
-    devices then.
+    A job whose degree changes stops at its next step boundary and goes on in its new group. A job that could be wider
+    goes on as it is until the devices are idle.
+
+    A step cannot be interrupted, so two rules keep steps out of the way of the next change in the rollout. A job that
+    is to get more devices then waits for them, if that is faster than another step on few. A job without a deadline
+    begins no step that ends after that change, if other jobs are to have its devices.
     """
 
+    selection: Selection
     starts: list[Start] = field(default_factory=list)
     stops: list[int] = field(default_factory=list)
+    _node: NodeJobs = field(init=False)
+    _result: RolloutResult = field(init=False)
     _allocator: Allocator = field(init=False)
 
     def carry_out(self) -> None:
-        """Say what is to be started and stopped."""
-        outlook = self.pool()
-        self._allocator = Allocator([[device.device_id for device in self.devices if not device.works]])
-        for ride, degree, then in zip(self.order, outlook.degrees, outlook.then, strict=True):
-            job = self.jobs.get(ride.job_id)
+        """Fill `starts` and `stops`."""
+        chosen, batches = self.selection.share_steps(), self.selection.sharing.batches
+        self._node, self._result = self.selection.node, chosen.result
+        self._allocator = Allocator([[device.device_id for device in self._node.devices if not device.works]])
+        for forecast, degree, then in zip(chosen.order, chosen.result.degrees, chosen.result.then, strict=True):
+            job = self._node.jobs.get(forecast.job_id)
             if job is None:
                 continue
-            if ride in self.batches:
-                self._serve(self.batches[ride], ride, degree, then)
+            if forecast in batches:
+                self._serve_batch(batches[forecast], forecast, degree, then)
             elif not job.works:
-                self._begin(job, ride, degree, then)
-            elif _shares(job):
+                self._begin(job, forecast, degree, then)
+            elif _shares_works(job):
                 self._hold(degree)
             elif job.is_stopping:
                 self._hold(degree - len(group_of(job)))
             else:
-                self._go_on(job, ride, degree, then)
+                self._go_on(job, forecast, degree, then)
 
-    def _serve(self, batch: Batch, ride: Ride, degree: int, then: int) -> None:
-        """Begin a batch or tell it its next chunks, at whose end the others may have the device.
-
-        Half of it leaves where a device is idle.
-        """
+    def _serve_batch(self, batch: Batch, forecast: JobForecast, degree: int, then: int) -> None:
+        """Begin a batch, or commit its next chunks. Half of it leaves where a device is idle."""
         running = [member.job for member in batch.members if member.job.works]
         if not degree:
             return
@@ -67,85 +70,93 @@ class Lookahead(Service):
         if group is None:
             self._hold(1)
             return
-        step_ns = round(self.step_time([member.job.request for member in batch.members]))
-        most = self._most_steps(ride, 1, step_ns, int(batch.ready_ns), min(then, 1))
-        num_new = CHUNKS - max(map(num_chunks, running), default=0)
-        self.starts += batch.starts(group[0], max(0, num_new), most, self.chunk_ns, "gets 1 GPU")
+        step_ns = round(self._node.step_time([member.job.request for member in batch.members]))
+        most = self._most_steps(forecast, 1, step_ns, int(batch.ready_ns), min(then, 1))
+        num_new = max(0, CHUNKS - max(map(num_chunks, running), default=0))
+        self.starts += batch.starts(group[0], num_new, most, self._node.chunk_ns, f"gets {_devices(1)}")
 
-    def _begin(self, job: JobView, ride: Ride, degree: int, then: int) -> None:
+    def _begin(self, job: JobView, forecast: JobForecast, degree: int, then: int) -> None:
+        """Start a job that waits; a feasible one also on fewer devices than planned, if it is on time with these."""
         if not degree:
             return
         group = self._allocator.take(degree, job.last_devices)
-        if group is None and ride.claim is Claim.DUE:
-            least, room = need_of(ride, self.now_ns), self._allocator.num_free()
-            fitting = [speed.degree for speed in ride.speeds if least <= speed.degree <= room]
+        if group is None and forecast.claim is Claim.FEASIBLE:
+            least, room = forecast.needed_degree(self._node.now_ns), self._allocator.num_free()
+            fitting = [speed.degree for speed in forecast.speeds if least <= speed.degree <= room]
             group = self._allocator.take(fitting[-1], job.last_devices) if fitting else None
         if group is None:
             self._hold(degree)
         else:
-            self.starts += self._pieces(job, ride, group, CHUNKS, then)
+            self.starts += self._works(job, forecast, group, CHUNKS, then)
 
-    def _go_on(self, job: JobView, ride: Ride, degree: int, then: int) -> None:
-        """Change the degree of a running job, or tell it its next chunk."""
+    def _go_on(self, job: JobView, forecast: JobForecast, degree: int, then: int) -> None:
+        """Change the degree of a running job, or commit its next chunk."""
         group = group_of(job)
         extra = degree - len(group)
-        if job.job_id in self.leaving:
+        if job.job_id in self._node.leaving:
             self.stops.append(job.job_id)
         elif job.may_stop and (extra < 0 or 0 < extra <= self._allocator.num_free()):
             self.stops.append(job.job_id)
             self._hold(extra)
         else:
-            self.starts += self._pieces(job, ride, group, max(0, CHUNKS - num_chunks(job)), then)
+            self.starts += self._works(job, forecast, group, max(0, CHUNKS - num_chunks(job)), then)
 
     def _hold(self, width: int) -> None:
-        """Leave idle devices to somebody who waits for others to become idle."""
+        """Keep idle devices for a job that waits for others to become idle, too."""
         if width > 0:
-            self._allocator.take_some([device.device_id for device in self.devices], width)
+            self._allocator.take_some([device.device_id for device in self._node.devices], width)
 
-    def _pieces(self, job: JobView, ride: Ride, group: Group, most_chunks: int, then: int) -> Iterator[Start]:
-        """Encode if it is due, chunks of steps on the group, and decode behind the last of them."""
-        cursor, why = Cursor(job.stage, job.num_steps_left), explain(job, _verb(ride, len(group)), self.now_ns)
-        step_ns = next((speed.step_ns for speed in ride.speeds if speed.degree == len(group)), 0)
-        begin_ns = self.ready_ns(job) if job.works else self.now_ns + int(ride.head_ns)
-        most = self._most_steps(ride, len(group), step_ns, begin_ns, then)
+    def _works(self, job: JobView, forecast: JobForecast, group: Group, max_chunks: int, then: int) -> Iterator[Start]:
+        """Encode if it is due, chunks of steps on the group, and decode after the last of them."""
+        cursor, why = (
+            Cursor(job.stage, job.num_steps_left),
+            explain(job, _verb(forecast, len(group)), self._node.now_ns),
+        )
+        step_ns = next((speed.step_ns for speed in forecast.speeds if speed.degree == len(group)), 0)
+        begin_ns = self._node.ready_ns(job) if job.works else self._node.now_ns + int(forecast.head_ns)
+        most = self._most_steps(forecast, len(group), step_ns, begin_ns, then)
         if most == 0:
             return
         while cursor.stage is not None:
             num_steps = 1
             if cursor.stage.name == DIFFUSE:
-                if not most_chunks or not most:
+                if not max_chunks or not most:
                     return
-                num_steps = min(cursor.num_steps_left, most, max(1, self.chunk_ns // max(1, step_ns)))
-                most_chunks, most = most_chunks - 1, most - num_steps
+                num_steps = min(cursor.num_steps_left, most, max(1, self._node.chunk_ns // max(1, step_ns)))
+                max_chunks, most = max_chunks - 1, most - num_steps
             devices = group if cursor.stage.name == DIFFUSE else group[:1]
             yield Start(stage=cursor.stage, job_ids=(job.job_id,), devices=devices, num_steps=num_steps, why=why)
             cursor = cursor.advanced(num_steps)
 
-    def _most_steps(self, ride: Ride, degree: int, step_ns: int, begin_ns: int, then: int) -> int:
-        """How many steps it may begin now at this degree, with regard to the next change that is foreseen."""
-        next_ns = self.choose().next_ns
+    def _most_steps(self, forecast: JobForecast, degree: int, step_ns: int, begin_ns: int, then: int) -> int:
+        """How many steps a job may begin now at this degree, given the next change in the rollout."""
+        next_ns = self._result.next_ns
         if not step_ns or then == degree or next_ns == inf:
-            return _ALL
+            return sys.maxsize
         room_ns = next_ns - begin_ns
         if room_ns >= step_ns:
             return int(room_ns // step_ns)
         if then > degree:
-            wide_ns = next(speed.step_ns for speed in ride.speeds if speed.degree == then)
+            wide_ns = next(speed.step_ns for speed in forecast.speeds if speed.degree == then)
             return 0 if room_ns < step_ns - wide_ns else 1
-        is_needed = ride.claim > Claim.DUE and any(other.claim is Claim.DUE for other in self.rides)
-        return 0 if is_needed else 1
+        is_needed = any(other.claim is Claim.FEASIBLE for other in self._node.forecasts)
+        return 0 if forecast.claim > Claim.FEASIBLE and is_needed else 1
 
 
-def _shares(job: JobView) -> bool:
+def _shares_works(job: JobView) -> bool:
     return any(len(work.job_ids) > 1 for work in job.works)
 
 
-def _verb(ride: Ride, degree: int) -> str:
-    devices = "1 GPU" if degree == 1 else f"{degree} GPUs"
-    match ride.claim:
-        case Claim.DUE:
+def _verb(forecast: JobForecast, degree: int) -> str:
+    devices = _devices(degree)
+    match forecast.claim:
+        case Claim.FEASIBLE:
             return f"is on time with {devices}"
-        case Claim.SPARED:
-            return f"gets {devices} that nobody else needs; to be on time it would have to take others' deadlines"
+        case Claim.DEFERRED:
+            return f"gets {devices} that no other job needs; to be on time, it would have to make others late"
         case _:
             return f"gets {devices}"
+
+
+def _devices(degree: int) -> str:
+    return "1 device" if degree == 1 else f"{degree} devices"

@@ -1,4 +1,6 @@
-"""Tilework's own policy: look ahead, serve everybody no wider than needed, and give up as few deadlines as possible."""
+"""The default policy: looks ahead, gives each request the fewest devices that meet its deadline, and gives up as few
+deadlines as possible.
+"""
 
 from __future__ import annotations
 
@@ -8,55 +10,58 @@ from math import inf
 
 from tilework.core.interfaces import ClusterView, CostModel, Demand
 from tilework.core.progress import Cursor
-from tilework.core.request import Request, Shape
+from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import Plan, Start
-from tilework.policy.lookahead.node_assignment import Homing
-from tilework.policy.lookahead.node_table import Nodes
-from tilework.policy.lookahead.request_costs import Kinds
+from tilework.policy.lookahead.dispatch import Dispatch
+from tilework.policy.lookahead.forecaster import Forecaster
+from tilework.policy.lookahead.node_assignment import NodeAssignment
+from tilework.policy.lookahead.node_table import NodeTable
+from tilework.policy.lookahead.request_costs import RequestCosts
 from tilework.policy.registry import policy
 from tilework.policy.toolkit.demand import demand_at
 from tilework.policy.toolkit.elastic import Elastic
 
-_MOST_WAITING = 24  # Looked at per node: the most urgent.
-_MOST_SIZES = 256
-_LATELY_NS = 60 * NS_PER_S
-
-_Size = tuple[str, Shape, int, bool, int]
+_MOST_WAITING = 24  # Per node: the most urgent.
+_MOST_CLASSES = 256
+_RECENT_NS = 60 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """The last request of a size: when it came, what it takes, how long it could wait and be on time if narrow."""
+class ClassStats:
+    """The last request of a class: its arrival, its device time, and its slack on the narrowest group."""
 
-    at_ns: int
+    arrival_ns: int
     device_ns: int
     slack_ns: float
 
 
 @policy("tilework")
 @dataclass(slots=True, kw_only=True)
-class Tilework(Elastic):
-    """Keep as many deadlines as possible, at every event: see `Lookahead` for a node, `Homing` for who is served where.
+class LookaheadPolicy(Elastic):
+    """Keep as many deadlines as possible, at every event.
 
-    Requests without a deadline go by how long they have waited for how much (see `Homing`), each at the degree up to
-    which a doubling pays. Nobody waits for ever: behind the point of `DeadlineOrder`, and `patience` times its GPU-time
-    after it, a request goes before all that are due. Those whose deadline cannot be met go by that point all along.
+    `NodeAssignment` decides which node serves a job, `Selection` which jobs a node serves, and `Dispatch` what the node
+    does next.
+
+    Requests without a deadline are served by their priority (`Forecaster`), each at the degree up to which a doubling
+    pays. No request waits for ever: from the point of `DeadlineOrder`, and `patience` times its device time after it, a
+    request goes before all that have deadlines. Requests whose deadline cannot be met go by that point from the start.
     """
 
     chunk_ns: int = 200 * NS_PER_MS
     patience: float = 20.0
-    _kinds: Kinds = field(default_factory=Kinds, init=False)
-    _seen: dict[_Size, _Seen] = field(default_factory=dict, init=False)
-    _nodes: Nodes | None = field(default=None, init=False)
+    _request_costs: RequestCosts = field(default_factory=RequestCosts, init=False)
+    _stats: dict[RequestClass, ClassStats] = field(default_factory=dict, init=False)
+    _table: NodeTable | None = field(default=None, init=False)
 
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
-        """What the request takes is known from `demand`, which admission asks for first."""
+        """The device time of a request is known from `demand`, which admission asks for first."""
         urgency_ns = self.order.urgency_ns(request, dropped_to_best_effort, delay_ns)
         if request.deadline_ns is not None and not dropped_to_best_effort:
             return urgency_ns
-        seen = self._seen.get(_size(request))
-        return urgency_ns + int(self.patience * (seen.device_ns if seen else 0) / request.weight)
+        stats = self._stats.get(cost_key(request))
+        return urgency_ns + int(self.patience * (stats.device_ns if stats else 0) / request.weight)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
         demand = Elastic.demand(self, request, left, costs)  # Dataclasses with slots know no super().
@@ -65,40 +70,40 @@ class Tilework(Elastic):
             slack_ns = (
                 inf if request.deadline_ns is None else request.deadline_ns - request.arrival_ns - narrowest.run_ns
             )
-            self._seen.pop(_size(request), None)
-            self._seen[_size(request)] = _Seen(request.arrival_ns, demand.width * demand.run_ns, slack_ns)
-            if len(self._seen) > _MOST_SIZES:
-                del self._seen[next(iter(self._seen))]
+            key = cost_key(request)
+            self._stats.pop(key, None)
+            self._stats[key] = ClassStats(request.arrival_ns, demand.width * demand.run_ns, slack_ns)
+            if len(self._stats) > _MOST_CLASSES:
+                del self._stats[next(iter(self._stats))]
         return demand
 
-    def _calm_ns(self, now_ns: int) -> float:
-        """How long somebody could wait, of those who come these days, and still be on time on the narrowest group."""
-        recent = (seen.slack_ns for seen in self._seen.values() if seen.at_ns > now_ns - _LATELY_NS)
+    def _min_slack_ns(self, now_ns: int) -> float:
+        """The least slack among recent requests that would be on time on the narrowest group; inf without any."""
+        recent = (stats.slack_ns for stats in self._stats.values() if stats.arrival_ns > now_ns - _RECENT_NS)
         return min((slack_ns for slack_ns in recent if slack_ns > 0), default=inf)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        """A plan that sets jobs aside starts nothing, and is asked for again in the new order."""
-        if self._nodes is None or self._nodes.devices is not view.devices:
-            self._nodes = Nodes(view.devices)
-        nodes = self._nodes
-        homing = Homing(nodes, self._kinds, view, costs, now_ns, self.chunk_ns, self._calm_ns(now_ns))
-        homing.settle(list(islice(view.waiting(), _MOST_WAITING * len(nodes.by_node))))
-        doomed = [each for number in sorted(nodes.stirred) for each in homing.at(number).doomed()]
-        if doomed:
-            return Plan(dropped_to_best_effort=tuple(doomed))
-        homing.choose()
+        """The next starts and stops of every node on which something has changed.
+
+        A plan that drops jobs to best effort starts nothing; the next one is asked for with the new order.
+        """
+        if self._table is None or self._table.devices is not view.devices:
+            self._table = NodeTable(view.devices)
+        table = self._table
+        forecaster = Forecaster(self._request_costs, costs, now_ns)
+        assignment = NodeAssignment(table, forecaster, view, self.chunk_ns, self._min_slack_ns(now_ns))
+        assignment.assign_waiting(list(islice(view.waiting(), _MOST_WAITING * len(table.by_node))))
+        hopeless = [each for number in sorted(table.changed) for each in assignment.at(number).node.hopeless()]
+        if hopeless:
+            return Plan(dropped_to_best_effort=tuple(hopeless))
+        assignment.choose()
         starts: list[Start] = []
         stops: list[int] = []
-        for number in sorted(nodes.stirred):
-            node = homing.at(number)
-            node.carry_out()
-            starts += node.starts
-            stops += node.stops
-            if not node.starts and not node.stops:
-                nodes.stirred.remove(number)
+        for number in sorted(table.changed):
+            dispatch = Dispatch(assignment.at(number))
+            dispatch.carry_out()
+            starts += dispatch.starts
+            stops += dispatch.stops
+            if not dispatch.starts and not dispatch.stops:
+                table.changed.remove(number)
         return Plan(starts=tuple(starts), stops=tuple(stops))
-
-
-def _size(request: Request) -> _Size:
-    """What says how much GPU-time it takes."""
-    return request.pipeline, request.shape, request.steps, request.guided, request.preview_every

@@ -1,25 +1,25 @@
-"""What requests of a kind take on a node, worked out once."""
+"""What requests cost on a node, worked out once for all whose steps cost the same."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from tilework.core.interfaces import CostModel
-from tilework.core.request import Request
+from tilework.core.request import Request, StepClass, step_key
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
-from tilework.policy.lookahead.batch import WORTH
+from tilework.policy.lookahead.batch import LEAST_SAVED
 from tilework.policy.toolkit.degrees import best_doubling
 from tilework.policy.toolkit.demand import Speed, step_speeds, worthwhile
 
-_Key = tuple[str, int, int, int, bool, int, int]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """`speeds` are the degrees that are quicker than every narrower one; `usual` is the index of the degree up to which
-    each doubling pays. `shares` tells that two of the kind take less time together, on one device, than one by one.
-    Where the time of one alone is a guess, one must have run alone before; works with previews tell no times, and need
-    not be known.
+class StepCosts:
+    """What requests of a class cost on a node of some size.
+
+    `speeds` are the degrees that are faster than every narrower one; `usual` is the index of the degree up to which
+    each doubling pays. `shares`: two such requests take less time in a batch, on one device, than one after the other.
+    Where the time of one alone is a guess, `shares` is false until one has run alone. Requests with previews are an
+    exception: their works measure nothing.
     """
 
     encode_ns: int
@@ -30,39 +30,36 @@ class Kind:
 
 
 @dataclass(slots=True)
-class Kinds:
-    """The kinds of a version of the costs."""
+class RequestCosts:
+    """The costs of each class of requests, as of the latest version of the cost model."""
 
     _version: int = -1
-    _kinds: dict[_Key, Kind] = field(default_factory=dict)
+    _known: dict[tuple[StepClass, int], StepCosts] = field(default_factory=dict)
 
-    def of(self, request: Request, num_devices: int, costs: CostModel) -> Kind:
-        """On a node of so many devices. Raises UnknownCost."""
+    def of(self, request: Request, num_devices: int, costs: CostModel) -> StepCosts:
+        """The costs on a node of so many devices. Raises UnknownCost."""
         if costs.version != self._version:
-            self._kinds, self._version = {}, costs.version
-        shape = request.shape  # Its hash takes longer than the rest.
-        key = (
-            request.pipeline,
-            shape.height,
-            shape.width,
-            shape.frames,
-            request.guided,
-            request.preview_every,
-            num_devices,
-        )
-        kind = self._kinds.get(key)
-        if kind is None:
-            encode_ns, decode_ns = (
-                costs.work_ns(StageId(request.pipeline, stage), (request,), 1) for stage in (ENCODE, DECODE)
-            )
-            speeds = tuple(worthwhile(step_speeds(request, costs, num_devices)))
-            degree = best_doubling(speeds) if speeds else 0
-            usual = max((rank for rank, speed in enumerate(speeds) if speed.degree <= degree), default=0)
-            shares = bool(speeds) and speeds[0].degree == 1 and _shares(request, speeds[0].step_ns, costs)
-            kind = self._kinds[key] = Kind(
-                encode_ns=encode_ns, speeds=speeds, usual=usual, decode_ns=decode_ns, shares=shares
-            )
-        return kind
+            self._known, self._version = {}, costs.version
+        key = step_key(request), num_devices
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = _step_costs(request, num_devices, costs)
+        return found
+
+
+def _step_costs(request: Request, num_devices: int, costs: CostModel) -> StepCosts:
+    encode_ns, decode_ns = (
+        costs.work_ns(StageId(request.pipeline, stage), (request,), 1) for stage in (ENCODE, DECODE)
+    )
+    speeds = tuple(worthwhile(step_speeds(request, costs, num_devices)))
+    degree = best_doubling(speeds) if speeds else 0
+    return StepCosts(
+        encode_ns=encode_ns,
+        speeds=speeds,
+        usual=max((rank for rank, speed in enumerate(speeds) if speed.degree <= degree), default=0),
+        decode_ns=decode_ns,
+        shares=bool(speeds) and speeds[0].degree == 1 and _shares(request, speeds[0].step_ns, costs),
+    )
 
 
 def _shares(request: Request, step_ns: int, costs: CostModel) -> bool:
@@ -71,4 +68,4 @@ def _shares(request: Request, step_ns: int, costs: CostModel) -> bool:
         return False
     if not (costs.knows(diffuse, request) or request.preview_every):
         return False
-    return costs.work_ns(diffuse, both, 1) < (1 - WORTH) * 2 * step_ns
+    return costs.work_ns(diffuse, both, 1) < (1 - LEAST_SAVED) * 2 * step_ns

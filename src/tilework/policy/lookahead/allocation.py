@@ -1,0 +1,161 @@
+"""How the devices of a node are divided among jobs at one moment of a rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import inf
+
+from tilework.policy.lookahead.forecast import Claim, JobForecast
+
+ROUNDING_NS = 1000.0
+_LEAST_SPEEDUP = 1.3  # A wider group must be this much faster to get devices that jobs without a deadline could use.
+
+
+@dataclass(slots=True, eq=False)
+class RemainingJob:
+    """What is left of a job at some moment of a rollout.
+
+    `rank` is the index of its degree in the forecast's speeds, -1 while it has no devices; `last_rank` is the one
+    before this moment.
+    """
+
+    forecast: JobForecast
+    index: int
+    num_steps: float
+    head_ns: float
+    tail_ns: float
+    rank: int = -1
+    last_rank: int = -1
+    hold_ns: float = 0.0
+
+    @property
+    def degree(self) -> int:
+        return self.forecast.speeds[self.rank].degree
+
+    def run_ns(self) -> float:
+        return self.head_ns + self.num_steps * self.forecast.speeds[self.rank].step_ns + self.tail_ns
+
+    def run(self, span_ns: float) -> None:
+        """Take off what it does in this time at its degree."""
+        step_ns = self.forecast.speeds[self.rank].step_ns
+        head_ns = min(self.head_ns, span_ns)
+        self.head_ns, span_ns = self.head_ns - head_ns, span_ns - head_ns
+        if step_ns:
+            num_steps = min(self.num_steps, span_ns / step_ns)
+            self.num_steps, span_ns = self.num_steps - num_steps, span_ns - num_steps * step_ns
+        self.tail_ns -= span_ns
+
+
+def allocate(
+    certain: Sequence[RemainingJob],
+    feasible: Sequence[RemainingJob],
+    others: Sequence[RemainingJob],
+    num_free: int,
+    now: float,
+    min_slack_ns: float,
+) -> list[RemainingJob]:
+    """Set the rank of each job that gets devices; returns these jobs in order of service.
+
+    Devices go, in this order:
+
+    1. to each pinned and overdue job, its usual group; to each feasible job, the narrowest group with which it would be
+       on time if it kept that, or else the widest for which there is room;
+    2. to these jobs again, wider groups where these are `_LEAST_SPEEDUP` times faster;
+    3. to the other jobs in order, their usual groups;
+    4. to the job that gains most by them, as long as one gains.
+
+    No job has devices before the call.
+    """
+    running: list[RemainingJob] = []
+    for job in chain(certain, feasible):
+        if not num_free:
+            return running
+        job.rank = _narrowest_in_time(job, num_free, now)
+        if job.rank >= 0:
+            num_free -= job.degree
+            running.append(job)
+    num_free = _widen(running, num_free, _LEAST_SPEEDUP, min_slack_ns)
+    for job in others:
+        if not num_free:
+            return running
+        job.rank = _widest(job, job.forecast.usual, num_free)
+        while job.rank > 0 and job.degree == num_free and job.forecast.speeds[job.rank].step_ns > min_slack_ns:
+            job.rank -= 1
+        if job.rank >= 0:
+            num_free -= job.degree
+            running.append(job)
+    _widen(running, num_free, 1.0, min_slack_ns)
+    return running
+
+
+def available_now(
+    running: Sequence[RemainingJob], in_step: Sequence[RemainingJob], num_free: int
+) -> tuple[list[RemainingJob], float]:
+    """Reduce an allocation to what is available at once: a job in a step keeps its devices until the step ends.
+
+    Other jobs get what fits beside these. Returns the jobs that have devices, and how long it is until the first step
+    ends whose job is to have other devices; inf if all have what they are to have.
+    """
+    changing = [job for job in in_step if job.rank != job.last_rank]
+    if not changing:
+        return list(running), inf
+    for job in changing:
+        job.rank = job.last_rank
+    num_free -= sum(job.degree for job in in_step)
+    available = list(in_step)
+    for job in running:
+        if job.hold_ns > ROUNDING_NS:
+            continue
+        job.rank = _widest(job, job.rank, num_free)
+        if job.rank >= 0:
+            num_free -= job.degree
+            available.append(job)
+    return available, min(job.hold_ns for job in changing)
+
+
+def _narrowest_in_time(job: RemainingJob, num_free: int, now: float) -> int:
+    """The narrowest rank that is on time, or else the widest that fits; the usual one without a deadline.
+
+    -1 if there is no room.
+    """
+    if job.forecast.claim is not Claim.FEASIBLE:
+        return _widest(job, job.forecast.usual, num_free)
+    budget_ns, found = job.forecast.due_ns - now - job.head_ns - job.tail_ns, -1
+    for rank, speed in enumerate(job.forecast.speeds):
+        if speed.degree > num_free:
+            break
+        found = rank
+        if job.num_steps * speed.step_ns <= budget_ns:
+            break
+    return found
+
+
+def _widest(job: RemainingJob, max_rank: int, num_free: int) -> int:
+    """The widest rank up to a limit for which there are devices; -1 if there is none."""
+    return next((rank for rank in range(max_rank, -1, -1) if job.forecast.speeds[rank].degree <= num_free), -1)
+
+
+def _widen(candidates: Iterable[RemainingJob], num_free: int, least_speedup: float, min_slack_ns: float) -> int:
+    """Widen, again and again, the group that saves most time per device by it; returns how many devices stay free."""
+    growing = [job for job in candidates if job.forecast.claim is not Claim.PINNED]
+    while num_free:
+        best, best_gain = None, 0.0
+        for job in growing:
+            speeds, rank = job.forecast.speeds, job.rank
+            if rank + 1 == len(speeds):
+                continue
+            narrow, wide = speeds[rank], speeds[rank + 1]
+            extra = wide.degree - narrow.degree
+            room = num_free - 1 if wide.step_ns > min_slack_ns else num_free
+            if extra <= room and narrow.step_ns >= least_speedup * wide.step_ns:
+                gain = job.num_steps * (narrow.step_ns - wide.step_ns) / extra
+                if gain > best_gain:
+                    best, best_gain = job, gain
+        if best is None:
+            break
+        speeds = best.forecast.speeds
+        best.rank += 1
+        num_free -= speeds[best.rank].degree - speeds[best.rank - 1].degree
+    return num_free

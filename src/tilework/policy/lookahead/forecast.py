@@ -1,0 +1,83 @@
+"""A job inside a rollout: what is left of it, and what it may claim."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tilework.policy.toolkit.demand import Speed
+
+
+class Claim(IntEnum):
+    """The class of a job's claim on devices, in order of service."""
+
+    PINNED = 0
+    """It keeps its devices to its end."""
+    OVERDUE = 1
+    """It has waited longer than any request should."""
+    FEASIBLE = 2
+    """It has a deadline that can be met."""
+    DEFERRED = 3
+    """It has a deadline that it could meet only at the cost of other deadlines."""
+    BEST_EFFORT = 4
+    """It has no deadline, or none that it can meet."""
+
+
+@dataclass(slots=True, eq=False)
+class JobForecast:
+    """What is left of a job, works under way included, as a rollout sees it.
+
+    `num_steps` need not be whole, since a step may be under way. `head_ns` passes before the steps at any degree,
+    `tail_ns` after them. `speeds` are ascending in degree, each faster than those before it, and never empty: a job
+    without steps has that of one device.
+
+    `due_ns` is the deadline of a feasible job. For other jobs it is only their place among those of the same claim:
+    the smallest is served first.
+
+    `usual` is the index in `speeds` of the degree at which the job runs when no deadline says otherwise. `rank` is the
+    index of the degree at which it runs now, -1 if it does not run. Its devices cannot be taken from it before
+    `hold_ns` have passed, when its step ends. `shares`: a step on one device may be cheaper in a batch (see `Batch`).
+    """
+
+    job_id: int
+    claim: Claim
+    due_ns: float
+    speeds: tuple[Speed, ...]
+    usual: int
+    num_steps: float
+    head_ns: float
+    tail_ns: float
+    weight: float = 1.0
+    rank: int = -1
+    hold_ns: float = 0.0
+    shares: bool = False
+
+    @property
+    def least_device_ns(self) -> float:
+        """The least device time that the remaining work takes, over all degrees."""
+        extra_ns = self.head_ns + self.tail_ns
+        return min([self.num_steps * speed.device_ns + extra_ns * speed.degree for speed in self.speeds])
+
+    @property
+    def least_ns(self) -> float:
+        """The time that the remaining work takes at the widest degree."""
+        return self.head_ns + self.num_steps * self.speeds[-1].step_ns + self.tail_ns
+
+    def cost(self) -> float:
+        """What it costs others to serve it: its least device time per weight."""
+        return self.least_device_ns / self.weight
+
+    def place(self) -> tuple[int, float, int]:
+        """Its place in the order of service, for sorting."""
+        return self.claim, self.due_ns, self.job_id
+
+    def needed_degree(self, now_ns: int) -> int:
+        """The fewest devices with which it is on time from now on; 0 if it need not be served.
+
+        A feasible job that is late at every degree needs the widest one; pinned and overdue jobs need the usual one.
+        """
+        if self.claim is Claim.FEASIBLE:
+            budget_ns = self.due_ns - now_ns - self.head_ns - self.tail_ns
+            in_time = (speed.degree for speed in self.speeds if self.num_steps * speed.step_ns <= budget_ns)
+            return next(in_time, self.speeds[-1].degree)
+        return self.speeds[self.usual].degree if self.claim < Claim.FEASIBLE else 0

@@ -1,0 +1,119 @@
+"""Forecasts of jobs: what is left of each on a node, works under way included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tilework.core.interfaces import CostModel, DeviceView, JobView
+from tilework.core.time import NS_PER_MS
+from tilework.core.work import DECODE, DIFFUSE, ENCODE, Work
+from tilework.policy.lookahead.forecast import Claim, JobForecast
+from tilework.policy.lookahead.node_jobs import ONE_DEVICE, NodeJobs
+from tilework.policy.lookahead.request_costs import RequestCosts
+
+_ROUNDING = 1e-6
+_GRACE_NS = 500 * NS_PER_MS  # Added to the time that each request without a deadline has waited.
+
+
+@dataclass(slots=True)
+class Forecaster:
+    """Makes forecasts at one moment. `by_tenant`: jobs of several tenants wait."""
+
+    request_costs: RequestCosts
+    costs: CostModel
+    now_ns: int
+    by_tenant: bool = False
+
+    def forecast(self, job: JobView, node: NodeJobs) -> JobForecast | None:
+        """What is left of a job on this node; None if no degree that the node can run was profiled.
+
+        Raises UnknownCost.
+        """
+        known = self.request_costs.of(job.request, len(node.devices), self.costs)
+        speeds, usual = known.speeds, known.usual
+        stage = None if job.stage is None else job.stage.name
+        steps = last_steps(job) if job.works else None
+        if steps is None and stage in (None, DECODE):
+            speeds, usual = (ONE_DEVICE,), 0
+        elif not speeds:
+            return None
+        forecast = JobForecast(
+            job_id=job.job_id,
+            claim=Claim.FEASIBLE,
+            due_ns=float(job.urgency_ns),
+            speeds=speeds,
+            usual=usual,
+            num_steps=float(job.num_steps_left),
+            head_ns=float(known.encode_ns) if stage == ENCODE else 0.0,
+            tail_ns=float(known.decode_ns),
+            weight=job.request.weight,
+            shares=known.shares and job.may_share,
+        )
+        if job.works:
+            self._add_works(forecast, job, steps, node)
+        if job.request.deadline_ns is None or job.dropped_to_best_effort:
+            forecast.claim = Claim.OVERDUE if job.urgency_ns <= self.now_ns else Claim.BEST_EFFORT
+        if job.request.deadline_ns is None:
+            forecast.due_ns = -self._priority(job, forecast)
+        return forecast
+
+    def _add_works(self, forecast: JobForecast, job: JobView, steps: Work | None, node: NodeJobs) -> None:
+        """Add what works cover: as steps at the current degree, or as time to wait if these works cannot go on."""
+        speeds = forecast.speeds
+        rank = next((rank for rank, speed in enumerate(speeds) if steps and speed.degree == len(steps.devices)), -1)
+        if steps is None or job.is_stopping or rank < 0 or not speeds[rank].step_ns:
+            forecast.head_ns += node.ready_ns(job) - self.now_ns
+            return
+        step_ns = speeds[rank].step_ns
+        num_committed = max(0, node.end_ns(steps) - self.now_ns) / step_ns
+        forecast.rank = rank
+        forecast.num_steps += num_committed
+        forecast.hold_ns = (num_committed - int(num_committed + _ROUNDING)) * step_ns
+
+    def _priority(self, job: JobView, forecast: JobForecast) -> float:
+        """The priority of a job without a deadline: the square of its waiting time, over its remaining device time.
+
+        So short jobs go first, but a job that has waited long goes before those that have not, and one that is nearly
+        done is not paused for long between two chunks. Where several tenants wait, the waiting time counts from when
+        the request would have come if each tenant kept to its share. Until then the priority is negative, below that of
+        every request whose time has come.
+        """
+        waited_ns = self.now_ns - job.request.arrival_ns - (job.delay_ns if self.by_tenant else 0) + _GRACE_NS
+        if waited_ns <= 0:
+            return waited_ns
+        return forecast.weight * waited_ns**2 / max(1.0, forecast.least_device_ns)
+
+    def moved(self, job: JobView, forecast: JobForecast, devices: Sequence[DeviceView]) -> JobForecast | None:
+        """What is left of a running job once it has ended its step and come to another node."""
+        known = self.request_costs.of(job.request, len(devices), self.costs)
+        if not known.speeds:
+            return None
+        move_ns = self.costs.move_ns(job.last_devices, tuple(device.device_id for device in devices))
+        return replace(
+            forecast,
+            claim=Claim.FEASIBLE,
+            speeds=known.speeds,
+            usual=known.usual,
+            num_steps=float(int(forecast.num_steps + _ROUNDING)),
+            head_ns=forecast.head_ns + forecast.hold_ns + move_ns,
+            rank=-1,
+            hold_ns=0.0,
+        )
+
+    def width(self, job: JobView, max_degree: int) -> int:
+        """The fewest devices with which a job is on time from now on, or else as many as it usually takes."""
+        known = self.request_costs.of(job.request, max_degree, self.costs)
+        if not known.speeds:
+            return 1
+        if job.request.deadline_ns is not None and not job.dropped_to_best_effort:
+            budget_ns = job.request.deadline_ns - self.now_ns - known.encode_ns - known.decode_ns
+            for speed in known.speeds:
+                if job.num_steps_left * speed.step_ns <= budget_ns:
+                    return speed.degree
+        return known.speeds[known.usual].degree
+
+
+def last_steps(job: JobView) -> Work | None:
+    """The last of its works that runs steps."""
+    return next((work for work in reversed(job.works) if work.stage.name == DIFFUSE), None)

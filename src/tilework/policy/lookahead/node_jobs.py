@@ -1,0 +1,100 @@
+"""What one node may serve at one moment: its devices, its jobs, and a forecast of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from tilework.core.interfaces import DeviceView, JobView
+from tilework.core.request import Request
+from tilework.core.work import DIFFUSE, Group, Work
+from tilework.policy.lookahead.forecast import Claim, JobForecast
+from tilework.policy.toolkit.demand import Speed
+from tilework.policy.toolkit.order import doom
+
+ONE_DEVICE = Speed(1, 0)
+CHUNKS = 2  # Committed to a group at a time, so that it never waits for the controller.
+StepTime = Callable[[Sequence[Request]], float]
+"""What a step of these requests together takes, on one device; inf if they do not fit into its memory."""
+
+
+@dataclass(slots=True)
+class NodeJobs:
+    """The devices of a node, and the jobs that it serves or may serve, in any order.
+
+    `leaving` are jobs that are to stop here and go on at another node.
+    """
+
+    devices: Sequence[DeviceView]
+    now_ns: int
+    chunk_ns: int
+    step_time: StepTime
+    min_slack_ns: float = inf
+    jobs: dict[int, JobView] = field(default_factory=dict)
+    forecasts: list[JobForecast] = field(default_factory=list)
+    leaving: set[int] = field(default_factory=set)
+
+    def add(self, job: JobView, forecast: JobForecast) -> None:
+        self.jobs[job.job_id] = job
+        self.forecasts.append(forecast)
+
+    def drop(self, job_id: int) -> bool:
+        """Forget a job that another node serves; returns whether it was here."""
+        if self.jobs.pop(job_id, None) is None:
+            return False
+        self.forecasts = [forecast for forecast in self.forecasts if forecast.job_id != job_id]
+        return True
+
+    def ready_ns(self, job: JobView) -> int:
+        """When the works of a job have ended; now if it has none."""
+        if not job.works:
+            return self.now_ns
+        return max(self.now_ns, self.end_ns(job.works[-1]))
+
+    def end_ns(self, work: Work) -> int:
+        """When a work is predicted to end."""
+        return max(
+            [
+                device.end_ns(work)
+                for device in self.devices
+                if device.device_id in work.devices and work in device.works
+            ],
+            default=0,
+        )
+
+    def hopeless(self) -> list[tuple[int, str]]:
+        """The jobs that are late even at the widest degree from now on, and why."""
+        found = [
+            (forecast, doom(self.jobs[forecast.job_id], self.now_ns + int(forecast.least_ns)))
+            for forecast in self.forecasts
+        ]
+        return [(forecast.job_id, why) for forecast, why in found if why is not None]
+
+    def deferred(self) -> list[tuple[JobView, JobForecast]]:
+        """The jobs whose deadlines are given up here though they may still go to another node."""
+        pairs = [
+            (self.jobs[forecast.job_id], forecast) for forecast in self.forecasts if forecast.claim is Claim.DEFERRED
+        ]
+        return [(job, forecast) for job, forecast in pairs if not job.works or job.may_stop]
+
+    def pinned(self) -> Iterator[JobForecast]:
+        """Devices on which no job runs that can be stopped: each is left to what it does."""
+        for device in self.devices:
+            if device.works and not any(job_id in self.jobs for work in device.works for job_id in work.job_ids):
+                yield self.busy(device)
+
+    def busy(self, device: DeviceView) -> JobForecast:
+        """A device as a job that keeps it until its committed works have ended."""
+        head_ns = float(device.free_ns - self.now_ns)
+        return JobForecast(-1, Claim.PINNED, inf, (ONE_DEVICE,), 0, 0.0, head_ns, 0.0)
+
+
+def num_chunks(job: JobView) -> int:
+    """How many chunks of steps are committed and have not ended."""
+    return sum(work.stage.name == DIFFUSE for work in job.works)
+
+
+def group_of(job: JobView) -> Group:
+    """The devices on which its steps run."""
+    return max([work.devices for work in job.works], key=len)

@@ -1,0 +1,197 @@
+"""Which jobs of a node share forward passes: batches that run already, and waiting jobs that may join one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from tilework.core.interfaces import DeviceView, JobView
+from tilework.policy.lookahead.batch import LEAST_SAVED, Batch, Member
+from tilework.policy.lookahead.forecast import Claim, JobForecast
+from tilework.policy.lookahead.node_jobs import CHUNKS, NodeJobs, group_of, num_chunks
+from tilework.policy.lookahead.rollout import RolloutResult, simulate_ahead
+from tilework.policy.toolkit.margin import ADMISSION_MARGIN, GUARD_MARGIN, Margin
+
+_MOST_TRIED = 6  # Jobs that could join a batch, and batches that a job could join.
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOrder:
+    """An order of service, and what a rollout says of it.
+
+    `served` are the forecasts of all jobs, a batch as one; `order` are these and pinned devices, in order of service.
+    """
+
+    served: list[JobForecast]
+    order: list[JobForecast]
+    result: RolloutResult
+
+    @property
+    def first_late_ns(self) -> float:
+        """The deadline of the first job that is late; inf if none is."""
+        return inf if self.result.late is None else self.order[self.result.late].due_ns
+
+    def degree_of(self, forecast: JobForecast) -> int:
+        return self.result.degrees[self.order.index(forecast)]
+
+
+@dataclass(slots=True)
+class StepSharing:
+    """The batches of a node, each by the forecast that stands for it in rollouts."""
+
+    node: NodeJobs
+    batches: dict[JobForecast, Batch] = field(default_factory=dict)
+    _pinned: list[JobForecast] = field(default_factory=list)
+
+    def simulate(self, served: list[JobForecast]) -> ServiceOrder:
+        node = self.node
+        order = sorted([*self._pinned, *served], key=JobForecast.place)
+        return ServiceOrder(served, order, simulate_ahead(order, len(node.devices), node.now_ns, node.min_slack_ns))
+
+    # Batches that run.
+
+    def gather(self) -> list[JobForecast]:
+        """The forecasts of all jobs; those that share a device are one, without members that would make others late.
+
+        Such a member ends what is committed of it, and goes elsewhere then.
+        """
+        node, self.batches = self.node, {}
+        self._pinned = list(node.pinned())
+        gathered: set[int] = set()
+        served: list[JobForecast] = []
+        batches: list[Batch] = []
+        by_id = {forecast.job_id: forecast for forecast in node.forecasts}
+        for device in node.devices:
+            committed = dict.fromkeys(job_id for work in device.works for job_id in work.job_ids)
+            here = [node.jobs[job_id] for job_id in committed if job_id in by_id]
+            if not _is_shared(device, here, by_id):
+                continue
+            staying = [job for job in here if not job.is_stopping]
+            gathered.update(job.job_id for job in staying)
+            members = [self._member(job, by_id[job.job_id], GUARD_MARGIN) for job in staying if job.stage is not None]
+            whole = Batch(tuple(members), device.free_ns, node.step_time)
+            batch = _without_unfit(whole).trimmed()
+            if batch.members:
+                batches.append(batch)
+            else:
+                served.append(node.busy(device))
+            kept = {member.job.job_id for member in batch.members}
+            for member in whole.members:
+                if member.job.job_id not in kept:
+                    served.append(self._left_out(member, device))
+        served += (forecast for forecast in node.forecasts if forecast.job_id not in gathered)
+        may_split = len(served) + len(batches) < len(node.devices)
+        return served + [self._forecast(batch, may_split) for batch in batches]
+
+    def _left_out(self, member: Member, device: DeviceView) -> JobForecast:
+        head_ns = device.free_ns - self.node.now_ns + member.encode_ns
+        return replace(member.forecast, head_ns=head_ns, rank=-1, hold_ns=0.0, num_steps=member.num_steps)
+
+    def _member(self, job: JobView, forecast: JobForecast, margin: Margin = ADMISSION_MARGIN) -> Member:
+        return Member.of(job, forecast, margin, self.node.now_ns)
+
+    def _forecast(self, batch: Batch, may_split: bool = False) -> JobForecast:
+        forecast = batch.as_forecast(self.node.now_ns, may_split)
+        self.batches[forecast] = batch
+        return forecast
+
+    # Jobs that may join.
+
+    def may_join(self, forecast: JobForecast, claim: Claim) -> bool:
+        """Whether a job has this claim, waits, and may save time in a batch."""
+        if not forecast.shares or forecast.claim is not claim or forecast in self.batches:
+            return False
+        job = self.node.jobs.get(forecast.job_id)
+        return job is not None and not job.works and bool(job.num_steps_left)
+
+    def awaits_steps(self, forecast: JobForecast) -> bool:
+        """Whether its next steps are to be committed now; with which jobs it makes others, a later plan decides."""
+        batch = self.batches.get(forecast)
+        jobs = [self.node.jobs.get(forecast.job_id)] if batch is None else [member.job for member in batch.members]
+        return all(job is not None and num_chunks(job) < CHUNKS for job in jobs)
+
+    def make_room(self, chosen: ServiceOrder) -> ServiceOrder | None:
+        """Let waiting jobs join batches, so that the first job that is late comes later; None if that is no use."""
+        assert chosen.result.late is not None
+        due_ns, late = chosen.first_late_ns, chosen.result.late
+        waiting = [forecast for forecast in chosen.order[: late + 1] if self.may_join(forecast, Claim.FEASIBLE)]
+        for forecast in waiting[-_MOST_TRIED:]:
+            if forecast not in chosen.order:  # It is in a batch by now.
+                continue
+            member = self._member(self.node.jobs[forecast.job_id], forecast)
+            hosts = [other for other in chosen.order if other.claim is Claim.FEASIBLE and other is not forecast]
+            for after in self._joined(member, chosen, hosts, 0.0, 0.0):
+                if after.first_late_ns >= due_ns:
+                    chosen = after
+                    if after.first_late_ns > due_ns:
+                        return after
+                    break
+        return None
+
+    def join(self, forecast: JobForecast, chosen: ServiceOrder, num_behind: float) -> ServiceOrder | None:
+        """Let a waiting job join the batch where it saves most; None if there is none that it may join.
+
+        A deferred job is on time in a batch that it joins. `num_behind` as in `Batch.is_better_with`.
+        """
+        as_feasible = replace(forecast, claim=Claim.FEASIBLE) if forecast.claim is Claim.DEFERRED else forecast
+        member = self._member(self.node.jobs[forecast.job_id], as_feasible)
+        pairs = zip(chosen.order, chosen.result.degrees, strict=True)
+        hosts = [host for host, degree in pairs if degree == 1 and self.awaits_steps(host)]
+        otherwise_ns = chosen.result.next_ns if chosen.result.next_ns < inf else float(self.node.now_ns)
+        for after in self._joined(member, chosen, hosts, otherwise_ns, num_behind):
+            if after.result.late is None and after.degree_of(after.served[0]) == 1:
+                return after
+        return None
+
+    def _joined(
+        self,
+        member: Member,
+        chosen: ServiceOrder,
+        hosts: Sequence[JobForecast],
+        otherwise_ns: float,
+        num_behind: float,
+    ) -> Iterator[ServiceOrder]:
+        """The order of service after a job has joined one of these hosts, those first where it saves most.
+
+        The batch is the first of the forecasts.
+        """
+        open_batches = [(batch, host) for host in hosts if (batch := self._open_batch(host)) is not None]
+        saved = [(batch.saved(member), -index) for index, (batch, _) in enumerate(open_batches)]
+        for share, rank in sorted(saved, reverse=True)[:_MOST_TRIED]:
+            batch, host = open_batches[-rank]
+            joined = batch.with_(member)
+            if share < LEAST_SAVED or joined.slack_ns < 0 or not batch.is_better_with(member, otherwise_ns, num_behind):
+                continue
+            if not joined.keeps_promises(self.node.chunk_ns):
+                continue
+            if member.job.dropped_to_best_effort and batch.slack_ns < inf:
+                continue
+            gone = host.job_id, member.job.job_id
+            others = (forecast for forecast in chosen.served if forecast.job_id not in gone)
+            yield self.simulate([self._forecast(joined), *others])
+
+    def _open_batch(self, host: JobForecast) -> Batch | None:
+        """The batch of the jobs on a host's device, which another may join; None if none can."""
+        batch = self.batches.get(host)
+        if batch is not None:
+            return batch if all(member.job.may_share for member in batch.members) else None
+        job = self.node.jobs.get(host.job_id)
+        if job is None or not host.shares or job.is_stopping or not job.num_steps_left:
+            return None
+        if job.job_id in self.node.leaving or (job.works and len(group_of(job)) > 1):
+            return None
+        return Batch((self._member(job, host),), float(self.node.ready_ns(job)), self.node.step_time)
+
+
+def _is_shared(device: DeviceView, jobs: Sequence[JobView], forecasts: Mapping[int, JobForecast]) -> bool:
+    """Whether several of these jobs make steps on a device, or are about to."""
+    if any(len(work.job_ids) > 1 for work in device.works):
+        return True
+    return len(jobs) > 1 and all(forecasts[job.job_id].shares and len(job.last_devices) == 1 for job in jobs)
+
+
+def _without_unfit(batch: Batch) -> Batch:
+    """Without the members that may not share; if none may, the first of them stays alone."""
+    unfit = [member for member in batch.members if not member.job.may_share]
+    return batch.without(unfit if len(unfit) < len(batch.members) else unfit[1:])
