@@ -1,4 +1,4 @@
-"""Who may come in to wait: bounds by number and by predicted work, classes, tenants' shares at the door."""
+"""Limits of admission: bounds by number and by predicted work, classes, and tenants' shares."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def submit(control: Controller, *asked: Request, now_ns: int = 0) -> Accept | Re
 
 
 def num_accepted(control: Controller, asked: list[Request]) -> int:
-    """How many come in until one is refused."""
+    """How many are accepted until one is refused."""
     return next((index for index, one in enumerate(asked) if isinstance(submit(control, one), Reject)), len(asked))
 
 
-# How much may be in.
+# How much may wait or run.
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
-def test_one_comes_in_while_the_devices_need_no_longer_than_they_may(num_devices: int) -> None:
-    """Each counts what it takes; who is in is in, though it takes longer than the rest of the bound."""
+def test_a_request_is_accepted_while_the_devices_need_no_longer_than_the_bound(num_devices: int) -> None:
+    """Each counts what it takes; the last may take longer than what is left of the bound."""
     control = controller(num_devices=num_devices, max_backlog_ns=ns_from_s(9.9 * SERVICE_S))
     tenants = [of_tenant(str(index), str(index)) for index in range(99)]
     assert num_accepted(control, tenants) == 10 * num_devices
@@ -89,11 +89,11 @@ def test_without_devices_only_the_number_is_bounded() -> None:
     assert num_accepted(control, [of_tenant(str(index), str(index)) for index in range(9)]) == 5
     refused = submit(control, request("more"))
     assert isinstance(refused, Reject)
-    assert (refused.retry_ns, refused.earliest_ns) == (None, None), "nobody knows"
+    assert (refused.retry_ns, refused.earliest_ns) == (None, None), "unknown without devices"
 
 
 def test_the_work_that_is_in_is_what_is_left_of_all_jobs() -> None:
-    """The sums are kept as jobs come, go on, are set aside and leave."""
+    """The sums are kept as jobs come, go on, are dropped to best effort and leave."""
     rng = Random(3)
     requests = [
         replace(
@@ -182,7 +182,7 @@ def test_a_tenant_that_is_alone_leaves_a_tenth_to_one_that_comes_later() -> None
     assert isinstance(submit(control, of_tenant("b", "b")), Accept)
 
 
-def test_when_it_is_crowded_nobody_has_more_than_its_share_by_weight() -> None:
+def test_beyond_half_of_a_bound_no_tenant_has_more_than_its_share_by_weight() -> None:
     control = controller(max_backlog_ns=ns_from_s(99.5 * SERVICE_S))
     submit(control, of_tenant("b0", "b", 3.0))
     assert num_accepted(control, [of_tenant(f"a{index}", "a") for index in range(120)]) == 49, "up to half is free"

@@ -1,4 +1,4 @@
-"""Admission, answer by answer; `test_promises` is about what a promise is worth."""
+"""Admission, answer by answer; `test_reservations` and `test_reservation_guard` are about promises."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from builders import SERVICE_S, Idle, controller, only, promise, request, simulate, table
+from tilework.admission.admission import Admission
 from tilework.admission.admission_limits import AdmissionLimits
-from tilework.admission.eta import EtaAdmission
 from tilework.control.device import Device, Now
 from tilework.core.actions import Accept, Finish, Reject, RunStage
 from tilework.core.events import Cancelled, StageFinished, Submitted
@@ -26,7 +26,7 @@ COSTS = TableCosts(table())
 
 @dataclass
 class Wanting(Idle):
-    """A policy with this urgency for everybody, that wants so many devices for a second."""
+    """A policy with this urgency for each request, that wants so many devices for a second."""
 
     urgency: int = 99
     width: int = 1
@@ -40,7 +40,7 @@ class Wanting(Idle):
 
 @dataclass
 class Backlog:
-    """Three devices, free after 1, 2 and 4 s; ahead of whoever is less urgent than 50, two of them for 1 s."""
+    """Three devices, free after 1, 2 and 4 s; before a request less urgent than 50, two of them are taken for 1 s."""
 
     free_s: Sequence[float] = (4, 2, 1)
     widest: int = 3
@@ -76,14 +76,16 @@ class Backlog:
 
 
 def answer(asked: Request, policy: Any = None, backlog: Any = None, now_ns: int = 0) -> Admitted | Refused:
-    door = AdmissionLimits(max_jobs=10, max_backlog_ns=100 * NS_PER_S)
-    return EtaAdmission(door=door).admit(asked, policy or Idle(), COSTS, backlog or Backlog(), now_ns)
+    limits = AdmissionLimits(max_jobs=10, max_backlog_ns=100 * NS_PER_S)
+    return Admission(limits=limits).admit(asked, policy or Idle(), COSTS, backlog or Backlog(), now_ns)
 
 
 @pytest.mark.parametrize(
     ("urgency_ns", "width", "start_s"), [(99, 1, 3), (9, 1, 1), (9, 2, 2), (99, 2, 3), (9, 3, 4), (99, 3, 4), (9, 8, 4)]
 )
-def test_the_eta_counts_those_ahead_and_the_devices_that_all_need(urgency_ns: int, width: int, start_s: float) -> None:
+def test_the_eta_counts_the_jobs_ahead_and_the_devices_that_each_needs(
+    urgency_ns: int, width: int, start_s: float
+) -> None:
     admitted = answer(request("a"), Wanting(urgency_ns, width))
     devices = "1 GPU" if width == 1 else f"{width} GPUs"
     assert admitted == Admitted(
@@ -94,9 +96,9 @@ def test_the_eta_counts_those_ahead_and_the_devices_that_all_need(urgency_ns: in
 
 
 def test_a_promise_is_given_with_a_margin_before_the_deadline() -> None:
-    """The device that is free first is free after 1 s; nobody is ahead of whoever has a deadline."""
+    """The device that is free first is free after 1 s; no job is ahead of one with a deadline."""
 
-    class Nobody(Backlog):
+    class NoneAhead(Backlog):
         def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> Ahead:
             return Ahead(0, [])
 
@@ -104,7 +106,7 @@ def test_a_promise_is_given_with_a_margin_before_the_deadline() -> None:
     due_ns = ADMISSION_MARGIN.due_ns(eta_ns, 0)
 
     def asked(due_ns: int, on_miss: OnMiss = OnMiss.REJECT) -> Admitted | Refused:
-        return answer(request("a", slo_s=due_ns / NS_PER_S, on_miss=on_miss), backlog=Nobody())
+        return answer(request("a", slo_s=due_ns / NS_PER_S, on_miss=on_miss), backlog=NoneAhead())
 
     accepted = asked(due_ns)
     assert isinstance(accepted, Admitted)
@@ -130,11 +132,11 @@ def test_without_devices_only_a_promise_is_refused() -> None:
 
 
 def test_a_request_that_cannot_make_it_is_rejected_with_the_earliest_deadline() -> None:
-    crowd = [request(str(index), 0.0) for index in range(6)]
-    trace = simulate([*crowd, promise("late", 0.0, slo_s=1.2)], "fixed-sp1")
+    others = [request(str(index), 0.0) for index in range(6)]
+    trace = simulate([*others, promise("late", 0.0, slo_s=1.2)], "fixed-sp1")
     assert trace.endings[-1].status is Status.REJECTED
     assert "late behind 6 other requests" in trace.endings[-1].reason
-    assert simulate([*crowd, promise("on time", 0.0, slo_s=4.6)], "fixed-sp1").endings[-1].on_time
+    assert simulate([*others, promise("on time", 0.0, slo_s=4.6)], "fixed-sp1").endings[-1].on_time
 
 
 def test_a_promise_that_would_break_another_is_refused_for_that() -> None:
@@ -145,10 +147,10 @@ def test_a_promise_that_would_break_another_is_refused_for_that() -> None:
     assert refused.reason == "what is promised to others leaves no room for it beside 1 other request"
 
 
-# How many may come in.
+# How many are accepted.
 
 
-def test_no_more_come_in_than_may_and_more_when_some_have_gone() -> None:
+def test_no_more_requests_are_accepted_than_the_limit_until_some_have_gone() -> None:
     control = controller(max_jobs=3)
     answers = [control.handle(Submitted(request(uid)), 0)[0] for uid in "abcd"]
     assert [type(answer) for answer in answers] == [Accept, Accept, Accept, Reject]
@@ -165,7 +167,7 @@ def test_a_request_that_is_done_makes_room() -> None:
     assert [ending.status for ending in trace.endings] == [Status.DONE, Status.REJECTED, Status.DONE]
 
 
-def test_a_full_queue_is_told_before_a_deadline_that_cannot_be_met() -> None:
+def test_a_full_queue_is_the_reason_before_a_deadline_that_cannot_be_met() -> None:
     """Another deadline would not help."""
     control = controller(max_jobs=1)
     control.handle(Submitted(request("a")), 0)
@@ -176,7 +178,7 @@ def test_a_full_queue_is_told_before_a_deadline_that_cannot_be_met() -> None:
     assert refused.code is RefusalCode.QUEUE, "a stage is not the end"
 
 
-# Several that come together.
+# Several requests that come together.
 
 
 def together(count: int, slo_s: float, now_s: float = 0.0) -> Submitted:
@@ -184,7 +186,7 @@ def together(count: int, slo_s: float, now_s: float = 0.0) -> Submitted:
     return Submitted(first, tuple(others))
 
 
-def test_those_that_come_together_are_all_in_before_anything_starts() -> None:
+def test_requests_that_come_together_are_all_accepted_before_anything_starts() -> None:
     control = controller(num_devices=2)
     answers = control.handle(together(3, slo_s=9), 0)
     assert [type(answer) for answer in answers[:3]] == [Accept] * 3
@@ -194,7 +196,7 @@ def test_those_that_come_together_are_all_in_before_anything_starts() -> None:
     assert accept.job_id == 3
 
 
-def test_if_one_finds_no_place_none_comes_in_and_nothing_starts() -> None:
+def test_if_one_is_refused_none_is_accepted_and_nothing_starts() -> None:
     """Two devices can serve two of them in time."""
     control = controller(num_devices=2)
     answers = control.handle(together(3, slo_s=1.5 * SERVICE_S), 0)
@@ -205,11 +207,11 @@ def test_if_one_finds_no_place_none_comes_in_and_nothing_starts() -> None:
     assert "(request 3 of 3 that come together)" in only(Reject, answers)[0].reason
     assert control.tracker.num_jobs() == len(control.tracker.promised()) == 0
     (accept,) = only(Accept, control.handle(Submitted(promise("alone", 0, slo_s=1.5 * SERVICE_S)), 1))
-    assert accept.job_id == 0, "nobody has taken its place, or its number"
+    assert accept.job_id == 0, "no other request has taken its place, or its number"
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])
-def test_they_would_all_be_let_in_with_the_deadline_that_they_are_told(count: int) -> None:
+def test_all_would_be_accepted_with_the_deadline_that_they_are_told(count: int) -> None:
     control = controller(num_devices=2)
     control.handle(Submitted(promise("first", 0, slo_s=9)), 0)
     told = {answer.earliest_ns for answer in only(Reject, control.handle(together(count, slo_s=0.5), 1))}
@@ -220,7 +222,7 @@ def test_they_would_all_be_let_in_with_the_deadline_that_they_are_told(count: in
     assert len(only(Accept, control.handle(together(count, slo_s=earliest_ns / NS_PER_S), 1))) == count
 
 
-def test_those_that_come_together_count_each() -> None:
+def test_requests_that_come_together_count_each() -> None:
     control = controller(max_jobs=2)
     assert len(only(Reject, control.handle(together(3, slo_s=99), 0))) == 3
     assert len(only(Accept, control.handle(together(2, slo_s=99), 0))) == 2

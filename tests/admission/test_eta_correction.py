@@ -1,4 +1,4 @@
-"""What admission learns from how its predictions came out."""
+"""What admission learns from the outcome of its predictions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PLAIN = request("plain")
 
 
 def taught(*ratios: float, num_jobs: int = 0) -> EtaCorrection:
-    """One that has seen a plain request come out so, over and over."""
+    """A correction that has seen plain requests with these ratios of actual to predicted latency."""
     eta_correction = EtaCorrection()
     for ratio in ratios:
         eta_correction.learn(PLAIN, num_jobs, NS_PER_S, round(ratio * NS_PER_S))
     return eta_correction
 
 
-def test_who_has_seen_nothing_corrects_nothing() -> None:
+def test_without_observations_nothing_is_corrected() -> None:
     assert taught().ratio(PLAIN, 5) == 1.0
 
 
@@ -34,8 +34,8 @@ def test_what_usually_happens_is_expected_again() -> None:
     assert taught(*[0.5] * 50, *[2.0] * 50).ratio(PLAIN, 0) == pytest.approx(2.0), "the latest count"
 
 
-def test_a_rare_mishap_hardly_counts() -> None:
-    """A request that was passed by many must not make everybody expect the same."""
+def test_a_rare_outlier_hardly_counts() -> None:
+    """A request that was passed by many must not make all others expect the same."""
     assert taught(*[1.0] * 12, 40.0, *[1.0] * 2).ratio(PLAIN, 0) == pytest.approx(1.0)
 
 
@@ -50,7 +50,7 @@ def test_sizes_and_steps_are_told_apart(other: object) -> None:
     assert taught(*[2.0] * 5).ratio(other, 0) == (2.0 if other == request("a") else 1.0)  # type: ignore[arg-type]
 
 
-def test_a_crowd_that_nobody_has_met_is_like_the_next_smaller_one() -> None:
+def test_without_observations_at_a_load_the_next_lower_load_counts() -> None:
     eta_correction = taught(*[2.0] * 5, num_jobs=4)
     assert [eta_correction.ratio(PLAIN, num_jobs) for num_jobs in (0, 3, 4, 7, 8, 100)] == [
         1.0,
@@ -62,7 +62,7 @@ def test_a_crowd_that_nobody_has_met_is_like_the_next_smaller_one() -> None:
     ]
 
 
-def test_what_was_asked_for_counts_once_a_few_have_asked() -> None:
+def test_what_was_asked_for_counts_once_a_few_requests_have_asked() -> None:
     asked, eta_correction = promise("a", 0, slo_s=9), taught(*[2.0] * 5)
     assert eta_correction.ratio(asked, 0) == 2.0, "what is known of others is better than nothing"
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""The guard: all promises are kept, whatever the policy does, and nothing else is changed."""
+"""The guard: all promises are kept whatever the policy does, and nothing else is changed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from builders import POLICIES, Idle, only, promise, promise_mix, request, simulate, table
-from tilework.admission import feasibility as proof
+from tilework.admission import feasibility
 from tilework.admission.reservation_guard import ReservationGuard, Review
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Action, WakeAt
 from tilework.core.events import Event, Woke
 from tilework.core.interfaces import Block, ClusterView, CostModel, JobView
 from tilework.core.request import OnMiss, Request, Status
-from tilework.core.time import NS_PER_MS, NS_PER_S
+from tilework.core.time import NEVER_NS, NS_PER_MS, NS_PER_S
 from tilework.core.work import DIFFUSE, Plan, Start
 from tilework.policy import registry
 from tilework.policy.registry import policy_names
@@ -39,21 +39,21 @@ class Greedy(Idle):
 
 
 class LeastUrgentFirst(Greedy):
-    """Serves whoever is due last."""
+    """Serves the job that is due last."""
 
     def order(self, jobs: Iterable[JobView]) -> list[JobView]:
         return list(jobs)[::-1]
 
 
 class Faithless(Greedy):
-    """Never serves anybody that it has promised anything."""
+    """Never serves a promised job."""
 
     def order(self, jobs: Iterable[JobView]) -> list[JobView]:
         return [job for job in jobs if job.promised is None]
 
 
 class Sleeper(Idle):
-    """Serves nobody at all, and would like to be left alone."""
+    """Serves no job at all, and asks for no wake-up."""
 
 
 @dataclass
@@ -89,13 +89,12 @@ def start(job: JobView, devices: tuple[int, ...], num_steps: int) -> Start:
     )
 
 
-NEVER = 1 << 62
 HOSTILE = ("least-urgent", "faithless", "sleeper", "reckless")
 
 
 @pytest.fixture
 def hostile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Policies that are not to be trusted."""
+    """Policies that do not care for promises."""
     monkeypatch.setitem(registry._REGISTRY, "least-urgent", LeastUrgentFirst)
     monkeypatch.setitem(registry._REGISTRY, "faithless", Faithless)
     monkeypatch.setitem(registry._REGISTRY, "sleeper", Sleeper)
@@ -113,11 +112,9 @@ def kept_and_refused(trace: Trace) -> tuple[int, int]:
 
 @pytest.mark.usefixtures("hostile")
 @pytest.mark.parametrize("policy", HOSTILE)
-def test_of_many_promises_those_are_kept_that_are_seldom_looked_at(
-    policy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_promises_far_ones_are_kept_too(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the first two or three; thousands of promises would take long."""
-    monkeypatch.setattr(proof, "_NEAR", 2)
+    monkeypatch.setattr(feasibility, "_NUM_NEAR", 2)
     share, num_kept = 1.0 if policy == "sleeper" else 0.7, 0
     for seed in range(4):
         costs = replace(table(degrees=(1, 2)), devices_per_node=2 if policy != "reckless" else 4)
@@ -175,7 +172,7 @@ def test_every_policy_keeps_promises(policy: str) -> None:
 
 @pytest.mark.usefixtures("hostile")
 def test_a_promise_waits_as_long_as_it_can_and_no_longer() -> None:
-    """Nobody starts it but the guard, and nothing happens meanwhile but the wake-up that it has asked for."""
+    """Only the guard starts it, and nothing happens meanwhile but the wake-up that the guard has asked for."""
     (ending,) = simulate([promise("a", 0, slo_s=5.0)], "sleeper", num_devices=1).endings
     assert 0 <= 5.0 - ending.finish_ns / NS_PER_S < 0.3
 
@@ -197,9 +194,9 @@ def test_wake_ups_do_not_multiply(policy: str) -> None:
     def observe(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
         nonlocal most
         if isinstance(event, Woke):
-            outstanding.remove(now_ns)  # ValueError: nobody asked for it.
+            outstanding.remove(now_ns)  # ValueError: it was not asked for.
         for wake in only(WakeAt, actions):
-            assert now_ns < wake.at_ns < min(outstanding, default=NEVER)
+            assert now_ns < wake.at_ns < min(outstanding, default=NEVER_NS)
             outstanding.append(wake.at_ns)
         most = max(most, len(outstanding))
 
@@ -212,7 +209,7 @@ def test_wake_ups_do_not_multiply(policy: str) -> None:
 
 @dataclass
 class Scripted(Idle):
-    """Serves nobody but those who name a device; requests of 160 steps run on two devices, all others on one."""
+    """Serves only requests that name a device; requests of 160 steps run on two devices, all others on one."""
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         return (2,) if request.steps == 160 else (1,)
@@ -226,7 +223,7 @@ class Scripted(Idle):
 def test_a_device_that_comes_free_early_makes_no_promise_late(
     devices_per_node: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wide one has its home where two devices come last, the other one, which is due a little later, on the first.
+    """The wide one is reserved where two devices come last, the other one, which is due a little later, on the first.
 
     Then a work on its node is cancelled. Placed anew, the wide one would begin at once, and the other one when the last
     device comes: too late.
@@ -247,7 +244,7 @@ def test_a_device_that_comes_free_early_makes_no_promise_late(
 class NoGuard(ReservationGuard):
     """Lets everything pass, and demands nothing."""
 
-    def settled(self, *what_if: Any) -> dict[int, Block]:
+    def update(self, *what_if: Any) -> dict[int, Block]:
         return {}
 
     def review(self, starts: tuple[Start, ...], *what_if: Any) -> Review:

@@ -1,4 +1,4 @@
-"""Homes of promised jobs, against models that try everything, and why they are kept."""
+"""Reservations on their groups, against models that try everything, and why groups are kept."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilework.admission.reservation_timeline import NEVER, Nodes, Times, choose, follow, latest_ends
+from tilework.admission.reservation_timeline import DeviceTimes, Nodes, choose_group, latest_ends, run_in_order
 from tilework.core.interfaces import Block, Demand
+from tilework.core.time import NEVER_NS
 
 TIMES = st.integers(0, 40)
 NODES = st.sampled_from(([[0]], [[0, 1, 2]], [[0], [1]], [[0, 1], [2, 3]], [[3], [0, 1, 2]]))
@@ -17,42 +18,44 @@ DEMANDS = st.builds(Demand, st.integers(1, 4), st.integers(0, 20))
 
 
 @st.composite
-def housed(draw: st.DrawFn) -> tuple[Times, Nodes, list[Block]]:
-    """When devices are free, and blocks with homes."""
+def reserved(draw: st.DrawFn) -> tuple[DeviceTimes, Nodes, list[Block]]:
+    """When devices are free, the nodes, and blocks with groups."""
     nodes = draw(NODES)
-    homes = st.sampled_from([home for node in nodes for width in (1, 2, 3) for home in combinations(node, width)])
-    blocks = st.builds(Block, st.just(0), TIMES, DEMANDS, homes)
+    groups = st.sampled_from([group for node in nodes for width in (1, 2, 3) for group in combinations(node, width)])
+    blocks = st.builds(Block, st.just(0), TIMES, DEMANDS, groups)
     return {device_id: draw(TIMES) for node in nodes for device_id in node}, nodes, draw(st.lists(blocks, max_size=6))
 
 
-@given(housed(), DEMANDS, TIMES, st.none() | st.lists(TIMES, min_size=4, max_size=4))
-def test_the_devices_are_chosen_that_let_a_block_begin_first_and_leave_the_most_room(
-    what_if: tuple[Times, Nodes, list[Block]], demand: Demand, ready_ns: int, spared: list[int] | None
+@given(reserved(), DEMANDS, TIMES, st.none() | st.lists(TIMES, min_size=4, max_size=4))
+def test_a_group_is_chosen_on_which_a_block_begins_first_and_leaves_the_most_room(
+    schedule: tuple[DeviceTimes, Nodes, list[Block]], demand: Demand, ready_ns: int, spared: list[int] | None
 ) -> None:
-    levels, nodes, _ = what_if
-    latest_ns = None if spared is None else {device_id: spared[device_id] for device_id in levels}
+    free_ns, nodes, _ = schedule
+    spared_ns = None if spared is None else {device_id: spared[device_id] for device_id in free_ns}
     width = min(demand.width, max(map(len, nodes)))
     found = [
-        (start_ns, rank, sum(start_ns - levels[device_id] for device_id in home))
+        (start_ns, rank, sum(start_ns - free_ns[device_id] for device_id in group))
         for rank, node in enumerate(nodes)
-        for home in combinations(node, width)
-        for start_ns in [max([ready_ns, *(levels[device_id] for device_id in home)])]
-        if latest_ns is None or all(start_ns + demand.run_ns <= latest_ns[device_id] for device_id in home)
+        for group in combinations(node, width)
+        for start_ns in [max([ready_ns, *(free_ns[device_id] for device_id in group)])]
+        if spared_ns is None or all(start_ns + demand.run_ns <= spared_ns[device_id] for device_id in group)
     ]
-    home = choose(levels, nodes, demand, ready_ns, latest_ns)
-    assert (home is not None) == bool(found)
-    if home is not None:
-        start_ns = max([ready_ns, *(levels[device_id] for device_id in home)])
-        (rank,) = {rank for rank, node in enumerate(nodes) if set(home) <= set(node)}
-        assert (start_ns, rank, sum(start_ns - levels[device_id] for device_id in home)) == min(found)
+    group = choose_group(free_ns, nodes, demand, ready_ns, spared_ns)
+    assert (group is not None) == bool(found)
+    if group is not None:
+        start_ns = max([ready_ns, *(free_ns[device_id] for device_id in group)])
+        (rank,) = {rank for rank, node in enumerate(nodes) if set(group) <= set(node)}
+        assert (start_ns, rank, sum(start_ns - free_ns[device_id] for device_id in group)) == min(found)
 
 
-@given(housed(), st.data())
-def test_what_goes_well_lets_nobody_end_later(what_if: tuple[Times, Nodes, list[Block]], data: st.DataObject) -> None:
+@given(reserved(), st.data())
+def test_good_news_lets_no_block_end_later(
+    schedule: tuple[DeviceTimes, Nodes, list[Block]], data: st.DataObject
+) -> None:
     """Devices that are free earlier; jobs that are ready earlier, have less left or are gone."""
-    levels, nodes, blocks = what_if
-    _, ends_ns = follow(dict(levels), nodes, blocks)
-    sooner = {device_id: data.draw(st.integers(0, level_ns)) for device_id, level_ns in levels.items()}
+    free_ns, nodes, blocks = schedule
+    _, ends_ns = run_in_order(dict(free_ns), nodes, blocks)
+    sooner = {device_id: data.draw(st.integers(0, at_ns)) for device_id, at_ns in free_ns.items()}
     kept = [data.draw(st.booleans()) for _ in blocks]
     better = [
         replace(
@@ -63,58 +66,59 @@ def test_what_goes_well_lets_nobody_end_later(what_if: tuple[Times, Nodes, list[
         for block, is_kept in zip(blocks, kept, strict=True)
         if is_kept
     ]
-    _, better_ns = follow(sooner, nodes, better)
+    _, better_ns = run_in_order(sooner, nodes, better)
     before_ns = [end_ns for end_ns, is_kept in zip(ends_ns, kept, strict=True) if is_kept]
     assert all(new <= old for new, old in zip(better_ns, before_ns, strict=True))
 
 
-@given(housed(), st.integers(0, 15), st.data())
-def test_a_delay_delays_nobody_by_more(
-    what_if: tuple[Times, Nodes, list[Block]], delay_ns: int, data: st.DataObject
+@given(reserved(), st.integers(0, 15), st.data())
+def test_a_delay_delays_no_block_by_more(
+    schedule: tuple[DeviceTimes, Nodes, list[Block]], delay_ns: int, data: st.DataObject
 ) -> None:
-    levels, nodes, blocks = what_if
-    _, ends_ns = follow(dict(levels), nodes, blocks)
+    free_ns, nodes, blocks = schedule
+    _, ends_ns = run_in_order(dict(free_ns), nodes, blocks)
     delays = st.integers(0, delay_ns)
-    later = {device_id: level_ns + data.draw(delays) for device_id, level_ns in levels.items()}
+    later = {device_id: at_ns + data.draw(delays) for device_id, at_ns in free_ns.items()}
     waiting = [replace(block, ready_ns=block.ready_ns + data.draw(delays)) for block in blocks]
-    _, later_ns = follow(later, nodes, waiting)
+    _, later_ns = run_in_order(later, nodes, waiting)
     assert all(old <= new <= old + delay_ns for new, old in zip(later_ns, ends_ns, strict=True))
 
 
-def test_placing_anew_is_not_like_that() -> None:
+def test_placing_anew_has_neither_property() -> None:
     """Each where it can begin first: a device that is free at 1 and not at 5 makes the last one late.
 
     On one node as on several: the wide block then begins earlier, and leaves less to the other.
     """
-    for nodes, free_ns in (([[0, 1, 2]], (0, 5, 5)), ([[0, 1], [2, 3]], (0, 6, 5, 5))):
-        levels = dict(enumerate(free_ns))
+    for nodes, times in (([[0, 1, 2]], (0, 5, 5)), ([[0, 1], [2, 3]], (0, 6, 5, 5))):
+        free_ns = dict(enumerate(times))
         wide, narrow = Block(0, 0, Demand(2, 10)), Block(0, 0, Demand(1, 12))
-        homes, before_ns = follow(dict(levels), nodes, [wide, narrow], anew=True)
+        groups, before_ns = run_in_order(dict(free_ns), nodes, [wide, narrow], anew=True)
         assert before_ns == [15, 12]
-        _, anew_ns = follow({**levels, 1: 1}, nodes, [wide, narrow], anew=True)
+        _, anew_ns = run_in_order({**free_ns, 1: 1}, nodes, [wide, narrow], anew=True)
         assert anew_ns == [11, 17]
-        kept = [replace(wide, devices=homes[0]), replace(narrow, devices=homes[1])]
-        assert follow({**levels, 1: 1}, nodes, kept)[1] == [15, 12]
+        kept = [replace(wide, devices=groups[0]), replace(narrow, devices=groups[1])]
+        assert run_in_order({**free_ns, 1: 1}, nodes, kept)[1] == [15, 12]
 
 
-@given(housed(), st.lists(st.integers(0, 120), min_size=6, max_size=6))
-def test_all_are_in_time_exactly_if_devices_come_by_the_latest_times(
-    what_if: tuple[Times, Nodes, list[Block]], dues_ns: list[int]
+@given(reserved(), st.lists(st.integers(0, 120), min_size=6, max_size=6))
+def test_all_blocks_are_in_time_exactly_if_devices_are_free_by_the_latest_times(
+    schedule: tuple[DeviceTimes, Nodes, list[Block]], dues_ns: list[int]
 ) -> None:
-    levels, nodes, blocks = what_if
+    free_ns, nodes, blocks = schedule
     dues_ns = dues_ns[: len(blocks)]
-    latest_ns = dict.fromkeys(levels, NEVER)
-    latest = latest_ends(latest_ns, blocks, dues_ns)
-    _, ends_ns = follow(dict(levels), nodes, blocks)
+    spared_ns = dict.fromkeys(free_ns, NEVER_NS)
+    latest = latest_ends(spared_ns, blocks, dues_ns)
+    _, ends_ns = run_in_order(dict(free_ns), nodes, blocks)
     are_in_time = all(end_ns <= due_ns for end_ns, due_ns in zip(ends_ns, dues_ns, strict=True))
     are_ready = all(
         block.ready_ns + block.demand.run_ns <= end_ns for block, end_ns in zip(blocks, latest, strict=True)
     )
-    assert are_in_time == (
-        are_ready and all(level_ns <= latest_ns[device_id] for device_id, level_ns in levels.items())
-    )
+    assert are_in_time == (are_ready and all(at_ns <= spared_ns[device_id] for device_id, at_ns in free_ns.items()))
 
 
-def test_who_has_nothing_left_needs_no_device() -> None:
-    levels = {0: 7}
-    assert follow(levels, [[0]], [Block(0, 90, Demand(1, 0), (0,)), Block(0, 0, Demand(1, 2), (0,))])[1] == [90, 9]
+def test_a_block_that_takes_no_time_needs_no_device() -> None:
+    free_ns = {0: 7}
+    assert run_in_order(free_ns, [[0]], [Block(0, 90, Demand(1, 0), (0,)), Block(0, 0, Demand(1, 2), (0,))])[1] == [
+        90,
+        9,
+    ]

@@ -1,4 +1,4 @@
-"""Reservations: who may be given one. `test_guard` is about keeping them."""
+"""Which requests get a reservation. `test_reservation_guard` is about keeping reservations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import POLICIES, only, promise_mix, table
-from tilework.admission.reservation_timeline import Nodes, Times, choose, follow
+from tilework.admission.reservation_timeline import DeviceTimes, Nodes, choose_group, run_in_order
 from tilework.admission.reservations import Reservations
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Accept, Action, Reject
@@ -32,24 +32,24 @@ NODES = st.sampled_from(([[0]], [[0, 1, 2]], [[0], [1]], [[0, 1], [2, 3]], [[0, 
 
 
 @dataclass(frozen=True)
-class Plane:
-    """Devices that come free, and what is promised on them, at `NOW_NS`."""
+class Schedule:
+    """When devices are free, and the reservations on them, at `NOW_NS`."""
 
-    levels: Times
+    free_ns: DeviceTimes
     nodes: Nodes
     blocks: list[Block]
 
-    def promises(self, now_ns: int = NOW_NS) -> Reservations:
-        return Reservations(dict(self.levels), self.nodes, self.blocks, now_ns)
+    def reservations(self, now_ns: int = NOW_NS) -> Reservations:
+        return Reservations(dict(self.free_ns), self.nodes, self.blocks, now_ns)
 
     def ends_ns(self, blocks: Sequence[Block], anew: bool = False) -> list[int]:
-        return follow(dict(self.levels), self.nodes, blocks, anew)[1]
+        return run_in_order(dict(self.free_ns), self.nodes, blocks, anew)[1]
 
     def with_one(self, index: int, newcomer: Block) -> list[Block]:
         return [*self.blocks[:index], newcomer, *self.blocks[index:]]
 
     def groups(self, width: int) -> Iterator[Group]:
-        """All on which a block of this width could run."""
+        """All groups on which a block of this width could run."""
         width = min(width, max(map(len, self.nodes)))
         return (group for node in self.nodes for group in combinations(node, width))
 
@@ -59,104 +59,110 @@ def is_in_time(blocks: Sequence[Block], ends_ns: Sequence[int]) -> bool:
 
 
 @st.composite
-def planes(draw: st.DrawFn) -> Plane:
-    """Blocks in order of their deadlines, at any homes, all in time, many only just."""
+def schedules(draw: st.DrawFn) -> Schedule:
+    """Blocks in order of their deadlines, on any groups, all in time, many only just."""
     nodes = draw(NODES)
-    plane = Plane({device_id: draw(TIMES) for node in nodes for device_id in node}, nodes, [])
-    levels, due_ns = dict(plane.levels), 0
+    schedule = Schedule({device_id: draw(TIMES) for node in nodes for device_id in node}, nodes, [])
+    free_ns, due_ns = dict(schedule.free_ns), 0
     for demand in draw(st.lists(DEMANDS, max_size=5)):
-        home = draw(st.sampled_from(list(plane.groups(demand.width))))
-        block = Block(0, draw(st.just(0) | TIMES), demand, home)
-        (end_ns,) = follow(levels, nodes, [block])[1]
+        group = draw(st.sampled_from(list(schedule.groups(demand.width))))
+        block = Block(0, draw(st.just(0) | TIMES), demand, group)
+        (end_ns,) = run_in_order(free_ns, nodes, [block])[1]
         due_ns = max(
             due_ns, ADMISSION_MARGIN.due_ns(end_ns, NOW_NS) + draw(st.sampled_from((0, 0, 200, 1000))) * NS_PER_MS
         )
-        plane.blocks.append(replace(block, due_ns=due_ns))
-    return plane
+        schedule.blocks.append(replace(block, due_ns=due_ns))
+    return schedule
 
 
-@given(plane=planes(), demand=DEMANDS, due_ns=TIMES)
-def test_a_newcomer_is_let_in_if_all_are_in_time_wherever_it_goes_or_if_all_are_placed_anew(
-    plane: Plane, demand: Demand, due_ns: int
+@given(schedule=schedules(), demand=DEMANDS, due_ns=TIMES)
+def test_a_request_gets_a_reservation_if_all_are_in_time_on_some_group_or_if_all_are_placed_anew(
+    schedule: Schedule, demand: Demand, due_ns: int
 ) -> None:
-    index = sum(block.due_ns <= due_ns for block in plane.blocks)
-    at_home = [plane.with_one(index, Block(due_ns, NOW_NS, demand, group)) for group in plane.groups(demand.width)]
-    anew = plane.with_one(index, Block(due_ns, NOW_NS, demand))
-    there_is_room = any(is_in_time(blocks, plane.ends_ns(blocks)) for blocks in at_home)
-    block = plane.promises().place(due_ns, demand)
-    assert (block is not None) == (there_is_room or is_in_time(anew, plane.ends_ns(anew, anew=True)))
+    index = sum(block.due_ns <= due_ns for block in schedule.blocks)
+    on_groups = [
+        schedule.with_one(index, Block(due_ns, NOW_NS, demand, group)) for group in schedule.groups(demand.width)
+    ]
+    anew = schedule.with_one(index, Block(due_ns, NOW_NS, demand))
+    there_is_room = any(is_in_time(blocks, schedule.ends_ns(blocks)) for blocks in on_groups)
+    block = schedule.reservations().place(due_ns, demand)
+    assert (block is not None) == (there_is_room or is_in_time(anew, schedule.ends_ns(anew, anew=True)))
     if block is not None:
-        assert (block.due_ns, block.demand, block.devices in plane.groups(demand.width)) == (due_ns, demand, True)
+        assert (block.due_ns, block.demand, block.devices in schedule.groups(demand.width)) == (due_ns, demand, True)
         if there_is_room:
-            blocks = plane.with_one(index, replace(block, ready_ns=NOW_NS))
-            assert is_in_time(blocks, plane.ends_ns(blocks)), "at the home that it is given"
+            blocks = schedule.with_one(index, replace(block, ready_ns=NOW_NS))
+            assert is_in_time(blocks, schedule.ends_ns(blocks)), "on the group that it is given"
 
 
-@given(plane=planes(), demand=DEMANDS, at_least_ns=st.just(0) | TIMES)
-def test_the_earliest_deadline_is_one_with_which_a_newcomer_is_let_in(
-    plane: Plane, demand: Demand, at_least_ns: int
+@given(schedule=schedules(), demand=DEMANDS, at_least_ns=st.just(0) | TIMES)
+def test_the_earliest_deadline_is_one_with_which_a_request_gets_a_reservation(
+    schedule: Schedule, demand: Demand, at_least_ns: int
 ) -> None:
     """Also where earlier deadlines would do, but no later ones up to that."""
-    promises = plane.promises()
-    due_ns = promises.earliest_ns(demand, at_least_ns)
+    reservations = schedule.reservations()
+    due_ns = reservations.earliest_ns(demand, at_least_ns)
     assert due_ns >= at_least_ns
-    assert promises.place(due_ns, demand) is not None
+    assert reservations.place(due_ns, demand) is not None
 
 
-@given(plane=planes(), demand=DEMANDS)
-def test_no_earlier_deadline_would_do_while_homes_stay(plane: Plane, demand: Demand) -> None:
-    """Each place in the order is tried, each with the earliest deadline that would put a newcomer there."""
+@given(schedule=schedules(), demand=DEMANDS)
+def test_no_earlier_deadline_would_do_while_groups_stay(schedule: Schedule, demand: Demand) -> None:
+    """Each place in the order is tried, each with the earliest deadline that would put a new request there."""
     found = []
-    for index, group in product(range(len(plane.blocks) + 1), plane.groups(demand.width)):
-        blocks = plane.with_one(index, Block(0, NOW_NS, demand, group))
-        ends_ns = plane.ends_ns(blocks)
-        after_ns = plane.blocks[index - 1].due_ns if index else 0
+    for index, group in product(range(len(schedule.blocks) + 1), schedule.groups(demand.width)):
+        blocks = schedule.with_one(index, Block(0, NOW_NS, demand, group))
+        ends_ns = schedule.ends_ns(blocks)
+        after_ns = schedule.blocks[index - 1].due_ns if index else 0
         due_ns = max(after_ns, ADMISSION_MARGIN.due_ns(ends_ns[index], NOW_NS))
         blocks[index] = replace(blocks[index], due_ns=due_ns)
-        is_its_place = index == len(plane.blocks) or due_ns < plane.blocks[index].due_ns
+        is_its_place = index == len(schedule.blocks) or due_ns < schedule.blocks[index].due_ns
         if is_its_place and is_in_time(blocks, ends_ns):
             found.append(due_ns)
-    assert plane.promises().earliest_ns(demand) == min(found)
+    assert schedule.reservations().earliest_ns(demand) == min(found)
 
 
 @pytest.mark.parametrize("count", [200, 300])
-def test_of_many_promises_none_is_made_late_by_a_nanosecond(count: int) -> None:
-    """Many are looked at in parts; each is tried with a nanosecond less to spare than a newcomer takes."""
+def test_of_many_reservations_none_is_made_late_by_a_nanosecond(count: int) -> None:
+    """Many are looked at in parts; each is tried with a nanosecond less to spare than a new request takes."""
     rng, num_refused = Random(1), 0
     for _ in range(60):
-        plane = crowd(rng, count)
+        schedule = many(rng, count)
         index, demand = rng.randrange(count), Demand(rng.randint(1, 2), rng.randint(1, 400) * NS_PER_MS)
-        due_ns = plane.blocks[index].due_ns
-        index = sum(block.due_ns <= due_ns for block in plane.blocks)
-        at_home = [plane.with_one(index, Block(due_ns, NOW_NS, demand, group)) for group in plane.groups(demand.width)]
-        there_is_room = any(is_in_time(blocks, plane.ends_ns(blocks)) for blocks in at_home)
-        anew = plane.with_one(index, Block(due_ns, NOW_NS, demand))
-        moves = count <= 256 and is_in_time(anew, plane.ends_ns(anew, anew=True))
-        promises = plane.promises(NOW_NS)
-        assert (promises.place(due_ns, demand) is not None) == (there_is_room or moves)
-        earliest_ns = promises.earliest_ns(demand, due_ns)
-        assert promises.place(earliest_ns, demand) is not None
+        due_ns = schedule.blocks[index].due_ns
+        index = sum(block.due_ns <= due_ns for block in schedule.blocks)
+        on_groups = [
+            schedule.with_one(index, Block(due_ns, NOW_NS, demand, group)) for group in schedule.groups(demand.width)
+        ]
+        there_is_room = any(is_in_time(blocks, schedule.ends_ns(blocks)) for blocks in on_groups)
+        anew = schedule.with_one(index, Block(due_ns, NOW_NS, demand))
+        moves = count <= 256 and is_in_time(anew, schedule.ends_ns(anew, anew=True))
+        reservations = schedule.reservations(NOW_NS)
+        assert (reservations.place(due_ns, demand) is not None) == (there_is_room or moves)
+        earliest_ns = reservations.earliest_ns(demand, due_ns)
+        assert reservations.place(earliest_ns, demand) is not None
         num_refused += not there_is_room
     assert 5 < num_refused < 55
 
 
-def crowd(rng: Random, count: int) -> Plane:
-    """Many promises on four devices of two nodes; what they have to spare is just enough for some newcomers."""
-    plane = Plane({device_id: rng.randint(1000, 1600) * NS_PER_MS for device_id in range(4)}, [[0, 1], [2, 3]], [])
-    levels = dict(plane.levels)
+def many(rng: Random, count: int) -> Schedule:
+    """Many reservations on four devices of two nodes, with just enough to spare for some new requests."""
+    schedule = Schedule(
+        {device_id: rng.randint(1000, 1600) * NS_PER_MS for device_id in range(4)}, [[0, 1], [2, 3]], []
+    )
+    free_ns = dict(schedule.free_ns)
     spare_ns = rng.randint(0, 400) * NS_PER_MS
     for _ in range(count):
         demand = Demand(rng.choice((1, 1, 2)), rng.randint(1, 400) * NS_PER_MS)
-        home = choose(levels, plane.nodes, demand, 0)
-        assert home is not None
-        (end_ns,) = follow(levels, plane.nodes, [Block(0, 0, demand, home)])[1]
+        group = choose_group(free_ns, schedule.nodes, demand, 0)
+        assert group is not None
+        (end_ns,) = run_in_order(free_ns, schedule.nodes, [Block(0, 0, demand, group)])[1]
         due_ns = ADMISSION_MARGIN.due_ns(end_ns + spare_ns, NOW_NS) - rng.randint(0, 1)
-        plane.blocks.append(Block(due_ns, 0, demand, home))
-    plane.blocks.sort(key=lambda block: block.due_ns)
-    return plane
+        schedule.blocks.append(Block(due_ns, 0, demand, group))
+    schedule.blocks.sort(key=lambda block: block.due_ns)
+    return schedule
 
 
-def test_margins_leave_and_demand_the_same() -> None:
+def test_a_margin_gives_the_earliest_deadline_and_the_latest_end_of_each_other() -> None:
     for margin in (ADMISSION_MARGIN, GUARD_MARGIN):
         for end_ns in (NOW_NS, NOW_NS + 1, NOW_NS + 123_456_789, NOW_NS + 99 * NS_PER_S):
             due_ns = margin.due_ns(end_ns, NOW_NS)
@@ -172,7 +178,7 @@ def test_margins_leave_and_demand_the_same() -> None:
     share=st.sampled_from((0.3, 1.0)),
     devices_per_node=st.sampled_from((2, 3)),
 )
-def test_whoever_asks_again_with_the_deadline_that_it_was_offered_is_let_in(
+def test_a_refused_request_is_accepted_with_the_deadline_that_it_was_offered(
     policy: str, seed: int, rate: float, share: float, devices_per_node: int
 ) -> None:
     costs = replace(table(degrees=(1, 2)), devices_per_node=devices_per_node)

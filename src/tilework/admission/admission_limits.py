@@ -1,4 +1,4 @@
-"""Who may come in to wait: the queue is bounded, light classes stop earlier, and no tenant fills it for the others."""
+"""Bounds on the queue: light classes reach them earlier, and no tenant may fill the queue for the others."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ from tilework.core.interfaces import Backlog, Refused
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import s_from_ns
 
-_CROWDED = 0.5  # How full it is when tenants are held to their shares.
-_MOST_OWN = 0.9  # What a tenant that is alone may fill; the rest is for one that comes later.
+_SHARES_FROM = 0.5  # How full the queue is when tenants are held to their shares.
+_MOST_OF_ONE = 0.9  # What a tenant may fill while it is alone; what is left is for one that comes later.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
-    """Bounds on what is in the system; what has come in is never put out again.
+    """Bounds on the jobs that wait or run; an accepted request is never refused later.
 
-    There may be `max_jobs` requests, and the devices that are up may need `max_backlog_ns` for what they have and what
-    waits. Of both a class may use its `Request.room`. Beyond half of that a tenant must not have more than its fair
-    share of it, by weight among the tenants that have something in the system; if it is alone, nine tenths.
+    At most `max_jobs` requests are accepted at a time, and the devices that are up may need at most `max_backlog_ns`
+    for the works that they have and for what waits. A class may use its `Request.room` of both bounds. Once half of
+    that is in use, a tenant may not have more than its fair share of it: by weight among the tenants that have requests
+    in the system, and nine tenths if it is alone.
 
-    A promise does not wait behind the queue but finds its own place among the promises, so its class does not count,
-    nor does the time that the queue takes. It is bounded in number and by its tenant's share: what is promised is time
-    that the others do not get, and is counted as such.
+    A promised request does not wait behind the queue but finds its own place among the reservations. So its class does
+    not count, nor does the time that the queue takes. It is bounded in number and by the share of its tenant: what is
+    promised is time that others do not get, and counts as such.
 
-    Without any device nobody knows what the backlog takes, and only the numbers are bounded.
+    Without a device, the time of the backlog is unknown, and only the numbers are bounded.
     """
 
     max_jobs: int
     max_backlog_ns: int
 
     def refusal(self, request: Request, backlog: Backlog, now_ns: int) -> Refused | None:
+        """Why a request may not come in; None if it may."""
         room = 1.0 if request.is_promise else request.room
         for bound in self._bounds(request, backlog, room, now_ns):
             if (refused := bound.refusal(request)) is not None:
@@ -60,7 +62,7 @@ class AdmissionLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bound:
-    """A bound and how much of it is used, by all and by the tenant itself: of requests, or `in_time` of their time.
+    """A bound and how much of it is used, by all and by the tenant: a number of requests, or with `in_time` a time.
 
     `each_ns` is how long the devices take for one unit of it.
     """
@@ -76,14 +78,14 @@ class _Bound:
         is_exempt = self.in_time and request.is_promise
         if self.used >= self.limit and not is_exempt:
             return Refused(self._full(request), None, RefusalCode.QUEUE, self._retry_ns(self.used - self.limit, 1.0))
-        most_own = ceil(min(self.share, _MOST_OWN) * self.limit)
-        if self.used >= _CROWDED * self.limit and self.own >= most_own:
+        most_own = ceil(min(self.share, _MOST_OF_ONE) * self.limit)
+        if self.used >= _SHARES_FROM * self.limit and self.own >= most_own:
             retry_ns = self._retry_ns(self.own - most_own, self.share)
             return Refused(self._over_share(most_own), None, RefusalCode.TENANT, retry_ns)
         return None
 
     def _retry_ns(self, excess: int, speed: float) -> int | None:
-        """When enough of it has been served for one more, if it is served at this share of the devices' speed."""
+        """How long it takes until there is room for one more, if this share of the devices serves what is in use."""
         return None if self.each_ns is None else int((excess + 1) * self.each_ns / speed)
 
     def _full(self, request: Request) -> str:

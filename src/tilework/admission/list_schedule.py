@@ -1,66 +1,61 @@
-"""The GPU x time plane: when blocks end that take, one after another, the devices that are free first."""
+"""List scheduling: placing blocks of device x time one after another on the devices that are free first."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tilework.core.interfaces import Ahead, Block, Demand
 
-Levels = list[list[int]]
-"""When the devices of each node are free, ascending."""
+FreeTimes = list[int]
+"""When the devices of a node are free, ascending."""
 
 
-def place(levels: Levels, block: Demand, ready_ns: int = 0) -> int:
-    """Let a block take `width` devices of one node; returns its end.
+def first_slot(free_ns: Sequence[int], width: int, ready_ns: int) -> tuple[int, int]:
+    """When a block begins, and the end of the slice of devices that it takes: the placement rule of this package.
 
-    It goes where it can begin first: when enough devices are free, not before `ready_ns`. It holds all of them to its
-    end; one that is wider than a node takes all of it. Of the devices that are free by its beginning it takes those
-    that became free last, so that the others are left to whoever comes next.
+    `free_ns` is when devices of one node are free, ascending. The block begins when `width` of them are free, not
+    before `ready_ns`. Of the devices that are free by then it takes those that became free last, which are
+    `[stop - width : stop]`, so that the others are left to the next blocks.
+
+    Here the blocks of a prediction and those of reservations are placed alike. A reservation may not use a device
+    beyond the time until which later reservations can spare it: `reservation_timeline.choose_group` leaves such devices
+    out, and asks again.
     """
-    node = levels[0] if len(levels) == 1 else min(levels, key=lambda free_ns: _start_ns(free_ns, block.width))
-    return _place_on(node, block.width, block.run_ns, ready_ns)
+    start_ns = max(free_ns[width - 1], ready_ns)
+    return start_ns, bisect_right(free_ns, start_ns)
 
 
-def _place_on(node: list[int], width: int, run_ns: int, ready_ns: int) -> int:
-    """`place` on a given node. Thousands of calls may be behind one answer, so that each name and call counts."""
-    if width >= len(node):
-        end_ns = max(node[-1], ready_ns) + run_ns
-        node[:] = [end_ns] * len(node)
-        return end_ns
-    start_ns = max(node[width - 1], ready_ns)
-    end_ns = start_ns + run_ns
-    stop = bisect_right(node, start_ns)
-    del node[stop - width : stop]
-    index = bisect_left(node, end_ns)
-    node[index:index] = [end_ns] * width
+def place(free_ns: FreeTimes, block: Demand, ready_ns: int = 0) -> int:
+    """Let a block take its devices to its end; returns that end. One that is wider than the node takes all of it."""
+    width = min(block.width, len(free_ns))
+    start_ns, stop = first_slot(free_ns, width, ready_ns)
+    end_ns = start_ns + block.run_ns
+    del free_ns[stop - width : stop]
+    index = bisect_left(free_ns, end_ns)
+    free_ns[index:index] = [end_ns] * width
     return end_ns
 
 
-def _start_ns(free_ns: list[int], width: int) -> tuple[bool, int]:
-    """Where a block begins in a node; nodes that are too narrow come last."""
-    return width > len(free_ns), free_ns[min(width, len(free_ns)) - 1]
-
-
-def levels_after(free_ns: Iterable[int], running: Iterable[Block], waiting: Ahead) -> Levels:
+def free_after(free_ns: Iterable[int], running: Iterable[Block], waiting: Ahead) -> FreeTimes:
     """When devices, which are taken for one node, are free after the blocks ahead have been placed on them in order.
 
-    `running` are the rests of jobs that have a device, `waiting` jobs that have none: those of which only the volume is
-    known are poured over the devices like a fluid.
+    `running` is what is left of jobs that have devices, `waiting` are jobs that have none. Those of which only the
+    volume is known are poured over the devices like a fluid.
     """
-    node = sorted(free_ns)
+    after_ns = sorted(free_ns)
     for block in running:
-        _place_on(node, block.demand.width, block.demand.run_ns, block.ready_ns)
+        place(after_ns, block.demand, block.ready_ns)
     if waiting.volume_ns:
-        node = _pour(node, waiting.volume_ns)
+        after_ns = _pour(after_ns, waiting.volume_ns)
     for demand in waiting.demands:
-        _place_on(node, demand.width, demand.run_ns, 0)
-    return [node]
+        place(after_ns, demand)
+    return after_ns
 
 
-def _pour(free_ns: list[int], volume_ns: int) -> list[int]:
-    """Level the devices' free times from below with `volume_ns` of work; `free_ns` is sorted, and so is the answer."""
-    below_ns = volume_ns  # And all that comes before the devices that are poured on are free.
+def _pour(free_ns: FreeTimes, volume_ns: int) -> FreeTimes:
+    """Raise the devices' free times from below by `volume_ns` of work in total."""
+    below_ns = volume_ns  # With all that comes before the devices that are poured on are free.
     for count, first_ns in enumerate(free_ns, start=1):
         below_ns += first_ns
         level_ns = below_ns // count

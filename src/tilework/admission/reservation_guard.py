@@ -1,16 +1,16 @@
-"""Keeps promises, whatever the policy wants: see `admission.reservations` for the theory of operation."""
+"""Keeps promised deadlines whatever the policy wants; `admission.reservations` has the theory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilework.admission.feasibility import Degrees, FeasibilityProof, Part
-from tilework.admission.reservation_timeline import NEVER
+from tilework.admission.feasibility import FeasibilityProof
+from tilework.admission.proof_search import Degrees, ProofSearch
 from tilework.admission.what_if import WhatIf
 from tilework.core.interfaces import Block, ClusterView, CostModel, JobView
 from tilework.core.progress import Cursor
-from tilework.core.time import NS_PER_MS
+from tilework.core.time import NEVER_NS, NS_PER_MS
 from tilework.core.work import DIFFUSE, Group, Start
 from tilework.policy.toolkit.demand import usable_degree
 from tilework.policy.toolkit.fixed_groups import WORKS_PER_LANE
@@ -21,7 +21,7 @@ _SOON_NS = NS_PER_MS
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """The starts that may be made, and what has to be reserved otherwise then, by job id."""
+    """The starts that may be made, and the reservations that change with them, by job id."""
 
     starts: tuple[Start, ...] = ()
     blocks: Mapping[int, Block] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Review:
 class ReservationGuard:
     """Reviews the starts of a policy, and starts promised jobs itself when they cannot wait any longer.
 
-    It holds a proof, which `settled` brings up to date; all else refers to that.
+    It holds a proof, which `update` brings up to date and all other methods refer to.
     """
 
     chunk_ns: int = 200 * NS_PER_MS
@@ -39,16 +39,16 @@ class ReservationGuard:
     _up: frozenset[int] = field(default=frozenset(), init=False)
 
     def recheck(self) -> None:
-        """Forget the proof: there is a new promise, or one of which more is left than was."""
+        """Forget the proof: there is a new reservation, or more is left of one than before."""
         self._known = None
 
     # Finding a proof.
 
-    def settled(self, view: ClusterView, costs: CostModel, degrees: Degrees, now_ns: int) -> Mapping[int, Block]:
-        """See to it that there is a proof as things are; returns what has to be reserved otherwise, by job id.
+    def update(self, view: ClusterView, costs: CostModel, degrees: Degrees, now_ns: int) -> Mapping[int, Block]:
+        """Bring the proof up to date; returns the reservations that change, by job id.
 
-        That is as little as suffices: nothing, or other homes. If some cannot be in time any more, they come as early
-        as can be without harm to the others, if it helps on more devices. `degrees` says at which degrees the policy
+        As little changes as suffices: nothing, or groups. If some jobs cannot be in time any more, they come as early
+        as they can without harm to others, on more devices if that helps. `degrees` says at which degrees the policy
         may run a request.
         """
         if not view.promised() or not view.devices:
@@ -58,23 +58,23 @@ class ReservationGuard:
             return {}
         what_if = WhatIf.now(view, costs, now_ns)
         if (known := self._known) is not None and known.is_usable(what_if):
-            part = Part.near(what_if, known, {})
-            trial = part.in_time() or part.least_late(degrees)
-            if trial.leaves_room:
-                self._known = known.followed_by(part, trial)
-                return part.adopted(trial)
-        part = Part.whole(what_if, homes_are_lost=self._up != what_if.free_ns.keys())
-        trial = part.in_time() or part.least_late(degrees)
+            search = ProofSearch.of_first(known.num_near(view), what_if, known.far_spared_ns, {})
+            found = search.in_time() or search.least_late(degrees)
+            if found.leaves_room:
+                self._known = known.followed_by(search, found)
+                return search.adopted(found)
+        search = ProofSearch.of_all(what_if, devices_changed=self._up != what_if.free_ns.keys())
+        found = search.in_time() or search.least_late(degrees)
         self._up = frozenset(what_if.free_ns)
-        self._known = FeasibilityProof.after(part, trial)
-        return part.adopted(trial)
+        self._known = FeasibilityProof.after(search, found)
+        return search.adopted(found)
 
     # What a policy may start.
 
     def review(self, starts: tuple[Start, ...], view: ClusterView, costs: CostModel, now_ns: int) -> Review:
-        """Those of a policy's starts that endanger no promise; each job's starts together or not at all.
+        """The starts of a policy that endanger no promise; those of one job are made together or not at all.
 
-        A promise that is in danger already must not get worse.
+        A job that is late already must not get later.
         """
         if not starts or self._known is None:
             return Review(starts)
@@ -83,7 +83,7 @@ class ReservationGuard:
         return self._sift(_by_job(starts, view), what_if) if blocks is None else Review(starts, blocks)
 
     def _sift(self, parts: Sequence[tuple[Start, ...]], what_if: WhatIf) -> Review:
-        """Take part by part what keeps the promises, until some do not."""
+        """Take the parts that leave a proof, one by one, until some leave none."""
         kept, num_offenders = Review(), 0
         for part in parts:
             after = what_if.plus(part)
@@ -94,34 +94,34 @@ class ReservationGuard:
         return kept
 
     def _accepted(self, after: WhatIf) -> Mapping[int, Block] | None:
-        """Go on to a later what_if; returns what has to be reserved otherwise. None if there is no proof for it."""
+        """Go on to the proof after some starts; returns the reservations that change. None: there is no such proof."""
         known = self._known
         assert known is not None
         if not known.leaves_far(after):
             return None
         if known.is_harmless(after):
             return after.changes()
-        part = Part.near(after, known, known.granted_ns)
-        trial = part.in_time()
-        if trial is None:
+        search = ProofSearch.of_first(known.num_near(after.view), after, known.far_spared_ns, known.granted_ns)
+        found = search.in_time()
+        if found is None:
             return None
-        self._known = known.followed_by(part, trial)
-        return part.adopted(trial)
+        self._known = known.followed_by(search, found)
+        return search.adopted(found)
 
     # Starting promised jobs.
 
     def forced(self, view: ClusterView, costs: CostModel, now_ns: int) -> tuple[Start, ...]:
-        """The next piece of each promised job that must start now or in a millisecond, at its home."""
+        """The next piece of each promised job that must start now or in a millisecond, on its group."""
         known = self._known
         if known is None or all(
-            device.free_ns + _SOON_NS <= known.latest_ns[device.device_id] for device in view.devices
+            device.free_ns + _SOON_NS <= known.spared_ns[device.device_id] for device in view.devices
         ):
             return ()
         what_if = WhatIf.now(view, costs, now_ns)
         return tuple(self._starts(what_if, known))
 
     def _starts(self, what_if: WhatIf, known: FeasibilityProof) -> Iterator[Start]:
-        """Not behind the block of another job, of which only the first piece has been started: the rest would wait."""
+        """Not behind another job of which only the first piece is started: its other pieces would have to wait."""
         held: set[int] = set()
         room = {device.device_id: WORKS_PER_LANE - len(device.works) for device in what_if.view.devices}
         num_near = known.num_near(what_if.view)
@@ -141,23 +141,25 @@ class ReservationGuard:
             if len(held) == len(room):
                 return
 
-    def _piece(self, job: JobView, cursor: Cursor, home: Group, costs: CostModel) -> Start:
+    def _piece(self, job: JobView, cursor: Cursor, group: Group, costs: CostModel) -> Start:
         assert cursor.stage is not None
         degree, num_steps = 1, 1
         if cursor.stage.name == DIFFUSE:
-            degree = usable_degree(cursor.stage, len(home), costs)
+            degree = usable_degree(cursor.stage, len(group), costs)
             step_ns = costs.work_ns(cursor.stage, (job.request,), degree)
             num_steps = max(1, min(cursor.num_steps_left, self.chunk_ns // max(1, step_ns)))
         why = "its deadline is promised, and it cannot wait any longer"
-        return Start(stage=cursor.stage, job_ids=(job.job_id,), devices=home[:degree], num_steps=num_steps, why=why)
+        return Start(stage=cursor.stage, job_ids=(job.job_id,), devices=group[:degree], num_steps=num_steps, why=why)
 
     def wake_ns(self, view: ClusterView, now_ns: int) -> int | None:
-        """When to look again at the latest, though nothing happens: idle devices use up what there is to spare."""
+        """When to look again at the latest if nothing happens, since a job may not leave its devices idle for ever."""
         known = self._known
         if known is None or all(job.works for job in view.promised()):
             return None
-        due_ns = min([known.latest_ns[device.device_id] for device in view.devices if not device.works], default=NEVER)
-        return None if due_ns == NEVER else max(now_ns + _SOON_NS, due_ns)
+        due_ns = min(
+            [known.spared_ns[device.device_id] for device in view.devices if not device.works], default=NEVER_NS
+        )
+        return None if due_ns == NEVER_NS else max(now_ns + _SOON_NS, due_ns)
 
 
 def _by_job(starts: Sequence[Start], view: ClusterView) -> list[tuple[Start, ...]]:

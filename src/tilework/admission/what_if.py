@@ -1,11 +1,11 @@
-"""What a guard sees: devices and promised jobs as they are, or as they would be after some starts."""
+"""Devices and promised jobs as they are, or as they would be after some starts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilework.admission.reservation_timeline import Nodes, Times
+from tilework.admission.reservation_timeline import DeviceTimes, Nodes
 from tilework.core.interfaces import Block, ClusterView, CostModel, DeviceView, JobView
 from tilework.core.progress import Cursor
 from tilework.core.work import Group, Start
@@ -25,14 +25,14 @@ def ready_ns(job: JobView, up: Mapping[int, DeviceView]) -> int:
 class WhatIf:
     """When devices will be free and what will be left of promised jobs, after starts that have not been made yet.
 
-    `changed` are the blocks of promised jobs that are started, or get another home. Where one is started becomes its
-    home, if it is due before `far_from`.
+    `changed` are the reservations of promised jobs that are started, or get another group. The group on which a job is
+    started becomes that of its reservation, if it is due before `far_from`.
     """
 
     view: ClusterView
     costs: CostModel
     now_ns: int
-    free_ns: Times
+    free_ns: DeviceTimes
     up: dict[int, DeviceView]
     far_from: tuple[int, int] | None = None
     cursors: dict[int, Cursor] = field(default_factory=dict)
@@ -45,6 +45,7 @@ class WhatIf:
         return WhatIf(view, costs, now_ns, free_ns, {device.device_id: device for device in view.devices}, far_from)
 
     def plus(self, starts: Sequence[Start]) -> WhatIf:
+        """The same after these starts, too."""
         after = replace(
             self,
             free_ns=dict(self.free_ns),
@@ -61,7 +62,7 @@ class WhatIf:
         return after
 
     def _add(self, start: Start) -> list[JobView]:
-        """Returns the jobs that are promised."""
+        """Add a start; returns its promised jobs."""
         jobs = [job for job_id in start.job_ids if (job := self.view.job(job_id)) is not None]
         work_ns = self.costs.work_ns(start.stage, [job.request for job in jobs], len(start.devices), start.num_steps)
         readies = [self.ready_ns.get(job.job_id) or ready_ns(job, self.up) for job in jobs]
@@ -77,11 +78,11 @@ class WhatIf:
         assert job is not None
         assert job.promised is not None
         before = self.changed.get(job_id, job.promised)
-        home, width = before.devices, before.demand.width
-        if len(group) >= len(home) and not set(home) <= set(group) and is_before(job, self.far_from):
-            home = group[: len(home)]
-        left = reserved_at(job.request, self.cursor(job), width, self.costs)
-        self.changed[job_id] = Block(before.due_ns, self.ready_ns[job_id], left, home)
+        reserved, width = before.devices, before.demand.width
+        if len(group) >= len(reserved) and not set(reserved) <= set(group) and is_before(job, self.far_from):
+            reserved = group[: len(reserved)]
+        remaining = reserved_at(job.request, self.cursor(job), width, self.costs)
+        self.changed[job_id] = Block(before.due_ns, self.ready_ns[job_id], remaining, reserved)
 
     def cursor(self, job: JobView) -> Cursor:
         return self.cursors.get(job.job_id) or Cursor(job.stage, job.num_steps_left)
@@ -91,7 +92,7 @@ class WhatIf:
         return nodes(self.up.values())
 
     def changes(self) -> dict[int, Block]:
-        """What has to be reserved otherwise than it is, by job id."""
+        """The reservations whose group or width changes, by job id."""
         changes = {}
         for job_id, block in self.changed.items():
             job = self.view.job(job_id)

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilework.admission.admission import Admission
 from tilework.admission.admission_limits import AdmissionLimits
-from tilework.admission.eta import EtaAdmission
 from tilework.admission.reservation_guard import ReservationGuard
 from tilework.control.job import Job
 from tilework.control.occupancy import Occupancy, occupancy
@@ -52,7 +52,7 @@ from tilework.core.events import (
     Woke,
     WorkFailed,
 )
-from tilework.core.interfaces import Admission, Admitted, Block, EtaPrediction, Policy, Refused
+from tilework.core.interfaces import Admitted, Block, EtaPrediction, Policy, Refused
 from tilework.core.progress import Cursor
 from tilework.core.request import RefusalCode, Request, Status
 from tilework.core.time import NS_PER_S
@@ -97,8 +97,8 @@ class Controller:
         self.costs = TableCosts(table, max_batch=config.max_batch)
         self._policy: Policy = make_policy(config.policy)
         self.tracker = Tracker(self._policy, self.costs)
-        self._admission: Admission = EtaAdmission(
-            door=AdmissionLimits(max_jobs=config.max_jobs, max_backlog_ns=config.max_backlog_ns)
+        self._admission = Admission(
+            limits=AdmissionLimits(max_jobs=config.max_jobs, max_backlog_ns=config.max_backlog_ns)
         )
         self._guard = ReservationGuard()
         self._next_job_id = 0
@@ -439,8 +439,8 @@ class Controller:
         return actions
 
     def _settle(self, now_ns: int) -> None:
-        """Let the guard find a certificate for what is promised, as things are now."""
-        self._reserve(self._guard.settled(self.tracker, self.costs, self._policy.degrees, now_ns))
+        """Let the guard bring its proof up to date."""
+        self._reserve(self._guard.update(self.tracker, self.costs, self._policy.degrees, now_ns))
 
     def _reserve(self, blocks: Mapping[int, Block]) -> None:
         for job_id, block in blocks.items():

@@ -274,16 +274,3 @@ class Backlog(Protocol):
 
     def reserved(self) -> Sequence[Block]:
         """The blocks of jobs whose deadline is promised, by (deadline, job id), ready when their works end."""
-
-
-class Admission(Protocol):
-    def admit(
-        self, request: Request, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int
-    ) -> Admitted | Refused:
-        """Raises UnknownCost."""
-
-    def eta_ns(self, job: JobView, backlog: Backlog, now_ns: int) -> int:
-        """When a job that is in is expected to end, as of now."""
-
-    def learn(self, request: Request, eta_prediction: EtaPrediction, actual_ns: int) -> None:
-        """A request has been finished, `actual_ns` after its arrival."""

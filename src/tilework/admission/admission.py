@@ -1,0 +1,114 @@
+"""Admission: whether a request may come in, and when it would be finished."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from tilework.admission.admission_limits import AdmissionLimits
+from tilework.admission.eta import end_of, free_before
+from tilework.admission.eta_correction import EtaCorrection
+from tilework.admission.list_schedule import place
+from tilework.admission.promise_query import PromiseQuery
+from tilework.admission.reservations import Reservations
+from tilework.core.interfaces import (
+    Admitted,
+    Backlog,
+    CostModel,
+    Demand,
+    EtaPrediction,
+    JobView,
+    Policy,
+    Refused,
+)
+from tilework.core.progress import Cursor
+from tilework.core.request import RefusalCode, Request
+from tilework.core.work import DECODE, DIFFUSE, StageId
+from tilework.policy.toolkit.buddy_allocator import nodes
+from tilework.policy.toolkit.order import needs
+
+
+@dataclass(slots=True, kw_only=True)
+class Admission:
+    """Accepts every request but those for which the limits leave no room, and promises that could not be kept.
+
+    The predicted finish lets each job that is served before the new request take, in order, as many devices as the
+    policy would give it, those that are free first (`admission.eta`); then it is corrected by how earlier predictions
+    came out (`admission.eta_correction`). A promise (`on_miss: reject`) needs more than a good prediction: a proof that
+    later requests cannot take away (`admission.reservations`).
+    """
+
+    limits: AdmissionLimits
+    _eta_correction: EtaCorrection = field(default_factory=EtaCorrection, init=False)
+    _reservations: Reservations | None = field(default=None, init=False)
+
+    def admit(
+        self, request: Request, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int
+    ) -> Admitted | Refused:
+        """Raises UnknownCost."""
+        demand = policy.demand(request, Cursor.start(request), costs)
+        if (no_room := self.limits.refusal(request, backlog, now_ns)) is not None:
+            return _with_earliest(no_room, request, demand, policy, backlog, now_ns)
+        if not backlog.devices:
+            if request.is_promise:
+                return Refused("no device is up", None, RefusalCode.NO_DEVICE)
+            why = "no device is up; the time counts from now"
+            return Admitted(now_ns + demand.run_ns, why, EtaPrediction(demand.run_ns, 0, 1.0))
+        if (too_large := _too_large(request, policy, costs, backlog.widest)) is not None:
+            return too_large
+        free_ns, num_jobs = free_before(request, policy, backlog), backlog.num_jobs()
+        predicted_ns = place(list(free_ns), demand) - now_ns
+        eta_prediction = EtaPrediction(predicted_ns, num_jobs, self._eta_correction.ratio(request, num_jobs))
+        eta_ns = now_ns + int(eta_prediction.ratio * eta_prediction.predicted_ns)
+        others = "1 other request" if num_jobs == 1 else f"{num_jobs} other requests"
+        why = f"it needs {needs(demand)}, beside {others}"
+        if not request.is_promise:
+            return Admitted(eta_ns, why, eta_prediction)
+        assert request.deadline_ns is not None
+        reservations = self._reservations_at(backlog, now_ns)
+        query = PromiseQuery.of(request, free_ns, reservations, policy, costs, backlog, now_ns)
+        reservation = query.reservation(request.deadline_ns)
+        if reservation is None:
+            return query.refusal(request.deadline_ns, others)
+        why += "; its deadline is promised"
+        return Admitted(min(eta_ns, request.deadline_ns), why, eta_prediction, reservation)
+
+    def _reservations_at(self, backlog: Backlog, now_ns: int) -> Reservations:
+        """The reservations, which stay the same until works or promises change."""
+        free_ns = {device.device_id: device.free_ns for device in backlog.devices}
+        blocks, known = backlog.reserved(), self._reservations
+        if known is None or known.free_ns != free_ns or known.blocks != blocks:
+            known = self._reservations = Reservations(free_ns, nodes(backlog.devices), blocks, now_ns)
+        known.at(now_ns)
+        return known
+
+    def learn(self, request: Request, eta_prediction: EtaPrediction, actual_ns: int) -> None:
+        """Correct the predictions for requests like this one, which has finished `actual_ns` after its arrival."""
+        self._eta_correction.learn(request, eta_prediction.num_jobs, eta_prediction.predicted_ns, actual_ns)
+
+    def eta_ns(self, job: JobView, backlog: Backlog, now_ns: int) -> int:
+        """When an accepted job is expected to end, as of now."""
+        uncorrected_ns = end_of(job, backlog, now_ns) - now_ns
+        return max(now_ns, now_ns + int(job.eta_prediction.ratio * uncorrected_ns))
+
+
+def _with_earliest(
+    no_room: Refused, request: Request, demand: Demand, policy: Policy, backlog: Backlog, now_ns: int
+) -> Refused:
+    """The refusal with the earliest finish, as if the request were in: there will be room when other jobs have ended.
+
+    A promise would need room and a place among the reservations, and when there is both, cannot be known.
+    """
+    if request.is_promise or no_room.retry_ns is None:
+        return no_room
+    end_ns = place(free_before(request, policy, backlog), demand)
+    return replace(no_room, earliest_ns=max(end_ns, now_ns + no_room.retry_ns + demand.run_ns))
+
+
+def _too_large(request: Request, policy: Policy, costs: CostModel, widest: int) -> Refused | None:
+    """The refusal of a request that is known not to fit into the memory of the devices that the policy may give it."""
+    stage, decode, shape = StageId(request.pipeline, DIFFUSE), StageId(request.pipeline, DECODE), request.shape
+    degrees = [degree for degree in policy.degrees(request, costs) if degree <= widest] or [1]
+    if any(costs.fits(stage, shape, degree) for degree in degrees) and costs.fits(decode, shape, 1):
+        return None
+    devices = "one of the GPUs" if max(degrees) == 1 else f"{max(degrees)} of the GPUs"
+    return Refused(f"{shape} needs more memory than there is on {devices}", None, RefusalCode.MEMORY)

@@ -1,0 +1,101 @@
+"""Whether the deadline of a new request can be promised, and if not, which could be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tilework.admission.eta import free_before
+from tilework.admission.list_schedule import FreeTimes, place
+from tilework.admission.reservations import Reservations
+from tilework.core.interfaces import Backlog, Block, CostModel, Demand, Policy, Refused
+from tilework.core.progress import Cursor
+from tilework.core.request import RefusalCode, Request
+from tilework.core.time import s_from_ns
+from tilework.core.work import DIFFUSE, StageId
+from tilework.policy.toolkit.demand import demand_at, usable_degree
+from tilework.policy.toolkit.margin import ADMISSION_MARGIN
+
+_MOST_TRIED = 8  # Deadlines, until one is found that is late enough.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromiseQuery:
+    """A request that asks for a promise, beside the jobs that are present.
+
+    `blocks` are the ways in which the policy may run it, the cheapest in device time first. `ends_ns` is when it would
+    end as each of them, after the jobs that the policy serves before it.
+    """
+
+    request: Request
+    policy: Policy
+    backlog: Backlog
+    reservations: Reservations
+    blocks: Sequence[Demand]
+    ends_ns: Sequence[int]
+    now_ns: int
+
+    @staticmethod
+    def of(
+        request: Request,
+        free_ns: FreeTimes,
+        reservations: Reservations,
+        policy: Policy,
+        costs: CostModel,
+        backlog: Backlog,
+        now_ns: int,
+    ) -> PromiseQuery:
+        """`free_ns`: when devices are free after the jobs before the request. Raises UnknownCost."""
+        start, stage = Cursor.start(request), StageId(request.pipeline, DIFFUSE)
+        widest = max(map(len, reservations.nodes))
+        degrees = {usable_degree(stage, min(degree, widest), costs) for degree in policy.degrees(request, costs)}
+        blocks = [demand_at(request, start, degree, costs) for degree in degrees]
+        blocks.sort(key=lambda block: (block.width * block.run_ns, block.width))
+        return PromiseQuery(
+            request=request,
+            policy=policy,
+            backlog=backlog,
+            reservations=reservations,
+            blocks=blocks,
+            ends_ns=[place(list(free_ns), block) for block in blocks],
+            now_ns=now_ns,
+        )
+
+    def reservation(self, deadline_ns: int) -> Block | None:
+        """The reservation of the cheapest block with which the deadline can be promised; None if it cannot."""
+        in_time = (block for block, end_ns in zip(self.blocks, self.ends_ns, strict=True) if end_ns <= deadline_ns)
+        placed = (self.reservations.place(deadline_ns, block) for block in in_time)
+        return next((block for block in placed if block is not None), None)
+
+    def earliest_ns(self) -> int:
+        """The earliest deadline that could be promised, with its cheapest block or its fastest."""
+        return min(self._earliest_ns(block) for block in {self.blocks[0], min(self.blocks, key=_run_ns)})
+
+    def _earliest_ns(self, block: Demand) -> int:
+        """A later deadline may put the request behind more others, so that its end is predicted anew."""
+        due_ns = self.now_ns
+        for _ in range(_MOST_TRIED):
+            due_ns = self.reservations.earliest_ns(block, due_ns)
+            later = replace(self.request, deadline_ns=due_ns)
+            end_ns = place(free_before(later, self.policy, self.backlog), block)
+            if end_ns <= due_ns:
+                break
+            due_ns = end_ns
+        return due_ns
+
+    def refusal(self, deadline_ns: int, beside: str) -> Refused:
+        """Why the deadline cannot be promised; `beside` names the jobs that are present."""
+        end_ns = min(self.ends_ns)
+        needed_ns = ADMISSION_MARGIN.due_ns(end_ns, self.now_ns) - end_ns
+        if end_ns > deadline_ns:
+            reason = f"it would be {s_from_ns(end_ns - deadline_ns):.2f} s late behind {beside}"
+        elif end_ns + needed_ns > deadline_ns:
+            spare_s, needed_s = s_from_ns(deadline_ns - end_ns), s_from_ns(needed_ns)
+            reason = f"it would end {spare_s:.2f} s before its deadline, and a promise needs {needed_s:.2f} s to spare"
+        else:
+            reason = f"what is promised to others leaves no room for it beside {beside}"
+        return Refused(reason, self.earliest_ns(), RefusalCode.DEADLINE)
+
+
+def _run_ns(block: Demand) -> int:
+    return block.run_ns

@@ -1,0 +1,173 @@
+"""How a feasibility proof is found: candidates for the groups of reservations.
+
+`admission.reservations` has the theory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilework.admission.reservation_timeline import DeviceTimes, latest_ends, run_in_order
+from tilework.admission.what_if import WhatIf, due
+from tilework.core.interfaces import Block, CostModel, JobView
+from tilework.core.request import Request
+from tilework.core.time import NEVER_NS
+from tilework.policy.toolkit.demand import reserved_at
+from tilework.policy.toolkit.margin import GUARD_MARGIN
+
+Degrees = Callable[[Request, CostModel], Sequence[int]]
+_MOST_WIDENED = 2
+
+
+@dataclass(slots=True, kw_only=True)
+class ProofSearch:
+    """A search for groups on which promised jobs end in time: all of them or the near ones, in order of deadlines.
+
+    `dues_ns` is when each block must have ended. `far_spared_ns` says until when the blocks behind these can spare each
+    device.
+    """
+
+    what_if: WhatIf
+    jobs: Sequence[JobView]
+    blocks: list[Block]
+    dues_ns: list[int]
+    given_ns: Mapping[int, int]
+    far_spared_ns: DeviceTimes
+
+    @staticmethod
+    def of_all(what_if: WhatIf, *, devices_changed: bool) -> ProofSearch:
+        """The search over all reservations; those whose groups have lost a device get new ones."""
+        never_ns = dict.fromkeys(what_if.free_ns, NEVER_NS)
+        search = ProofSearch.of_first(len(what_if.view.promised()), what_if, never_ns, {})
+        if devices_changed:
+            up = what_if.up.keys()
+            search.blocks = [
+                block if up >= set(block.devices) else replace(block, devices=()) for block in search.blocks
+            ]
+        return search
+
+    @staticmethod
+    def of_first(
+        num_jobs: int, what_if: WhatIf, far_spared_ns: DeviceTimes, granted_ns: Mapping[int, int]
+    ) -> ProofSearch:
+        """The search over so many reservations from the first; `granted_ns` as in `FeasibilityProof`."""
+        jobs, blocks = what_if.view.promised()[:num_jobs], list(what_if.view.reserved()[:num_jobs])
+        for job_id, block in what_if.changed.items():
+            job = what_if.view.job(job_id)
+            assert job is not None
+            rank = bisect_left(jobs, due(job), key=due)
+            if rank < len(blocks):
+                blocks[rank] = block
+        dues_ns = GUARD_MARGIN.latest_all_ns(blocks, what_if.now_ns)
+        if granted_ns:
+            dues_ns = [max(at_ns, granted_ns.get(job.job_id, 0)) for job, at_ns in zip(jobs, dues_ns, strict=True)]
+        return ProofSearch(
+            what_if=what_if, jobs=jobs, blocks=blocks, dues_ns=dues_ns, given_ns=granted_ns, far_spared_ns=far_spared_ns
+        )
+
+    def in_time(self) -> Candidate | None:
+        """The first candidate that is in time: with the groups as they are, or with all of them chosen anew."""
+        return self._unchanged() or next(
+            (candidate for candidate in self._candidates(self.blocks) if candidate.is_in_time), None
+        )
+
+    def _unchanged(self) -> Candidate | None:
+        """The first candidate, if it is in time, found in half of the time."""
+        candidate = Candidate(blocks=self.blocks, dues_ns=self.dues_ns)
+        spared_ns, ends_ns = candidate.backwards = self.backwards(candidate)
+        if any(free_ns > spared_ns[device_id] for device_id, free_ns in self.what_if.free_ns.items()):
+            return None
+        for block, end_ns in zip(self.blocks, ends_ns, strict=True):
+            if not block.devices or (block.ready_ns and block.ready_ns + block.demand.run_ns > end_ns):
+                return None
+        return candidate
+
+    def backwards(self, candidate: Candidate) -> tuple[DeviceTimes, Sequence[int]]:
+        """Until when each device can be spared, and when each block must have ended."""
+        if candidate.backwards is not None:
+            return candidate.backwards
+        spared_ns = dict(self.far_spared_ns)
+        ends_ns = latest_ends(spared_ns, candidate.blocks, candidate.dues_ns)
+        return spared_ns, ends_ns
+
+    def least_late(self, degrees: Degrees) -> Candidate:
+        """The candidate that breaks the fewest promises; a late job gets more devices if that harms no other."""
+        best = min(self._candidates(self.blocks), key=_lateness)
+        late = [index for index, late_ns in enumerate(best.lates_ns) if late_ns]
+        for index in late[:_MOST_WIDENED]:
+            best = next((wider for wider in self._wider(best, index, degrees) if _is_better(wider, best, index)), best)
+        return best
+
+    def _wider(self, candidate: Candidate, index: int, degrees: Degrees) -> Iterator[Candidate]:
+        job, former, costs = self.jobs[index], candidate.blocks[index], self.what_if.costs
+        cursor, widest = self.what_if.cursor(job), max(map(len, self.what_if.nodes))
+        for degree in degrees(job.request, costs):
+            if cursor.stage is not None and former.demand.width < degree <= widest:
+                blocks = list(candidate.blocks)
+                blocks[index] = replace(former, demand=reserved_at(job.request, cursor, degree, costs), devices=())
+                yield from self._candidates(blocks)
+
+    def _candidates(self, blocks: Sequence[Block]) -> Iterator[Candidate]:
+        for anew in (False, True):
+            free_ns = dict(self.what_if.free_ns)
+            groups, ends_ns = run_in_order(free_ns, self.what_if.nodes, blocks, anew)
+            lates_ns = [max(0, end_ns - due_ns) for end_ns, due_ns in zip(ends_ns, self.dues_ns, strict=True)]
+            leaves_room = all(at_ns <= self.far_spared_ns[device_id] for device_id, at_ns in free_ns.items())
+            yield Candidate(
+                blocks=[
+                    block if block.devices == group else replace(block, devices=group)
+                    for block, group in zip(blocks, groups, strict=True)
+                ],
+                dues_ns=[max(ns) for ns in zip(self.dues_ns, ends_ns, strict=True)] if any(lates_ns) else self.dues_ns,
+                lates_ns=lates_ns,
+                leaves_room=leaves_room,
+            )
+
+    def granted_ns(self, candidate: Candidate) -> Mapping[int, int]:
+        """When jobs may end that are late, or were late already."""
+        late = zip(self.jobs, candidate.dues_ns, candidate.lates_ns, strict=False)
+        return {**self.given_ns, **{job.job_id: due_ns for job, due_ns, late_ns in late if late_ns}}
+
+    def adopted(self, candidate: Candidate) -> Mapping[int, Block]:
+        """Give the jobs the groups of a candidate; returns the reservations that change, by job id."""
+        if candidate.blocks is not self.blocks:
+            for job, former, block in zip(self.jobs, self.blocks, candidate.blocks, strict=True):
+                if block is not former:
+                    self.what_if.changed[job.job_id] = block
+        return self.what_if.changes()
+
+
+@dataclass(slots=True, kw_only=True)
+class Candidate:
+    """Blocks with groups, by how much each is late (empty: none is), and whether those behind can still be in time.
+
+    `dues_ns` is when each must have ended; for a late one, when it ends. `backwards` is what `ProofSearch.backwards`
+    says of it, once known.
+    """
+
+    blocks: Sequence[Block]
+    dues_ns: Sequence[int]
+    lates_ns: Sequence[int] = ()
+    leaves_room: bool = True
+    backwards: tuple[DeviceTimes, Sequence[int]] | None = None
+
+    @property
+    def is_in_time(self) -> bool:
+        return self.leaves_room and not any(self.lates_ns)
+
+
+def _lateness(candidate: Candidate) -> tuple[bool, int, int]:
+    """Broken promises count first, then the time that is taken from the margins of others."""
+    num_broken = sum(due_ns > block.due_ns for block, due_ns in zip(candidate.blocks, candidate.dues_ns, strict=True))
+    return not candidate.leaves_room, num_broken, sum(candidate.lates_ns)
+
+
+def _is_better(new: Candidate, old: Candidate, index: int) -> bool:
+    """Whether the job at this index is less late, and no other job later than before."""
+    return (
+        new.leaves_room >= old.leaves_room
+        and new.lates_ns[index] < old.lates_ns[index]
+        and all(late_ns <= before_ns for late_ns, before_ns in zip(new.lates_ns, old.lates_ns, strict=True))
+    )
