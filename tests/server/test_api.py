@@ -190,7 +190,11 @@ def test_models(client: openai.OpenAI) -> None:
 
 
 def test_docs_show_the_request_and_an_example(server: Served) -> None:
-    assert server.http.get("/docs").status_code == 200
+    page = server.http.get("/docs")
+    assert page.status_code == 200
+    assert "//" not in re.sub(r"^\s*//.*$", "", page.text, flags=re.M), "it loads nothing from elsewhere"
+    for asset in re.findall(r'(?:src|href)="(.*?)"', page.text):
+        assert server.http.get(asset).status_code == 200, asset
     post = server.http.get("/openapi.json").json()["paths"]["/v1/images/generations"]["post"]
     content = post["requestBody"]["content"]["application/json"]
     assert content["schema"]["required"] == ["prompt"]

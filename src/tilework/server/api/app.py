@@ -9,6 +9,7 @@ from random import Random, SystemRandom
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
 
 import tilework
 from tilework.core.time import ns_from_s
@@ -36,6 +37,8 @@ from tilework.server.tenants import Tenants, load_tenants
 from tilework.store.durable import DurableDirectory
 from tilework.store.memory import MemoryStore
 from tilework.store.results import ResultStore
+
+ASSETS = "/docs-assets"  # Scripts and styles of /docs, from this server: it may have no way out.
 
 
 def create_app(
@@ -80,7 +83,14 @@ def create_app(
         threads=threads,
         rng=rng or SystemRandom(),
     )
-    app = FastAPI(title="Tilework", version=tilework.__version__, redirect_slashes=False, lifespan=_closing(threads))
+    app = FastAPIOffline(
+        title="Tilework",
+        version=tilework.__version__,
+        redoc_url=None,
+        static_url=ASSETS,
+        redirect_slashes=False,
+        lifespan=_closing(threads),
+    )
     app.state.submitter = submitter
     _add_routes(app, images, readiness)
     install_error_handlers(app)

@@ -91,7 +91,7 @@ async def _routing_error(request: Request, error: Exception) -> Response:
 def _methods(request: Request) -> list[str]:
     """What every route of a path supports; the router itself names those of the first one only."""
     routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
-    methods = {method for route in routes for method in route.methods}
+    methods = {method for route in routes for method in getattr(route, "methods", ("GET",))}  # Mounted files have none.
     return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
 
