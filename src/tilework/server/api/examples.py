@@ -1,8 +1,11 @@
-"""Examples of what the server answers, by name; `/docs` shows them."""
+"""Examples of what the server answers, by name; `/docs` shows them. Those in `examples.json` were recorded."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from tilework.server.http.sse import event
 
@@ -46,7 +49,7 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         "The body was not complete after 30 seconds; send it faster, or a shorter one.",
     ),
     409: (
-        "Not done yet (`not_ready`), or somebody cancelled the call while you waited for it (`cancelled`)",
+        "Not done yet (`not_ready`), or the call was cancelled while you waited for it (`cancelled`)",
         "invalid_request_error",
         "not_ready",
         "uid",
@@ -110,170 +113,21 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         "server_error",
         "not_ready",
         None,
-        "The server is not ready: it is stopping. Try again in 5 seconds.",
+        "The server is not ready: it is stopping: 3 calls open, 2 pictures not fetched,"
+        " at most 20 s. Try again in 5 seconds.",
     ),
 }
-_TIMELINE = {
-    "uid": f"{UID}-0",
-    "seed": 7,
-    "status": "done",
-    "eta_s": 1.31,
-    "latency_s": 1.28,
-    "queue_s": 0.02,
-    "slo_s": 2.5,
-    "on_time": True,
-    "segments": [
-        {"stage": "diffuse", "devices": [0], "steps": 6, "start_s": 0.03, "end_s": 1.24, "sliced": False, "batch": 1}
-    ],
-}
-_IMAGES = {
-    "created": 1767225600,
-    "data": [{"b64_json": "iVBORw0KGgo=", "url": None, "revised_prompt": None, "tilework": _TIMELINE}],
-    "output_format": "png",
-    "size": "256x256",
-}
-_CHAT = {
-    "id": f"chatcmpl-{UID}",
-    "object": "chat.completion",
-    "created": 1767225600,
-    "model": "tiny-shapes",
-    "choices": [
-        {
-            "index": 0,
-            "message": {
-                "role": "assistant",
-                "content": [
-                    {
-                        "type": "image_url",
-                        "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="},
-                        "stage_durations": {"diffuse": 1.21},
-                        "tilework": _TIMELINE,
-                    }
-                ],
-            },
-            "finish_reason": "stop",
-        }
-    ],
-    "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
-}
-_RUNNING = {
-    "uid": UID,
-    "object": "tilework.request",
-    "status": "running",
-    "created": 1767225600,
-    "arrived": "2026-01-01T00:00:00.000Z",
-    "priority": "standard",
-    "slo_s": 2.5,
-    "eta_s": 1.31,
-    "eta": "2026-01-01T00:00:01.310Z",
-    "size": "256x256",
-    "output_format": "png",
-    "images": [
-        {
-            "uid": f"{UID}-0",
-            "index": 0,
-            "state": "running",
-            "step": 3,
-            "steps": 6,
-            "eta_s": 1.31,
-            "eta": "2026-01-01T00:00:01.310Z",
-            "queue_s": 0.02,
-            "reason": None,
-            "timeline": None,
-        }
-    ],
-    "error": None,
-    "expires": None,
-}
-_CANCELLED = {
-    **_RUNNING,
-    "status": "cancelled",
-    "eta_s": None,
-    "eta": None,
-    "images": [
-        {
-            **_RUNNING["images"][0],  # type: ignore[index]
-            "state": "cancelled",
-            "eta_s": None,
-            "eta": None,
-            "reason": "the client has cancelled it",
-        }
-    ],
-    "error": {
-        "message": f"Request {UID} was cancelled: the client has cancelled it. Send it again if you want it.",
-        "type": "invalid_request_error",
-        "param": None,
-        "code": "cancelled",
-    },
-}
-_DECISIONS = {
-    "uid": UID,
-    "status": "running",
-    "decisions": [
-        {
-            "uid": f"{UID}-0",
-            "at_s": 0.0,
-            "kind": "accepted",
-            "text": "accepted; expected to be done 1.31 s after arrival, 1.19 s before its deadline",
-            "devices": [],
-            "degree": None,
-            "steps": None,
-        }
-    ],
-}
-_MODEL = {
-    "id": "tiny-shapes",
-    "object": "model",
-    "created": 1767225600,
-    "owned_by": "tilework",
-    "tilework": {
-        "family": "StableDiffusion3Pipeline",
-        "parameters": 4000000,
-        "side_multiple": 16,
-        "max_side": 512,
-        "default_size": "128x128",
-        "default_steps": 20,
-        "default_guidance_scale": 4.0,
-        "policy": "tilework",
-    },
-}
-PROGRESS = event(
-    "tilework.progress",
-    {"uid": f"{UID}-0", "index": 0, "state": "running", "step": 3, "steps": 6, "eta_s": 1.31},
-).decode()
-_PICTURE = {
-    "b64_json": "iVBORw0KGgo=",
-    "background": "opaque",
-    "created_at": 1767225600,
-    "output_format": "png",
-    "quality": "auto",
-    "size": "256x256",
-}
-_TOKENS = {
-    "input_tokens": 0,
-    "output_tokens": 0,
-    "total_tokens": 0,
-    "input_tokens_details": {"image_tokens": 0, "text_tokens": 0},
-}
-_PARTIAL = {"partial_image_index": 0, "tilework": {"uid": f"{UID}-0", "index": 0, "step": 3}}
-PICTURES = (
-    event("image_generation.partial_image", {**_PICTURE, **_PARTIAL})
-    + event("image_generation.completed", {**_PICTURE, "usage": _TOKENS, "tilework": _TIMELINE})
-).decode()
-EXAMPLES: dict[str, object] = {
-    "images": _IMAGES,
-    "chat": _CHAT,
-    "status": _RUNNING,
-    "cancelled": _CANCELLED,
-    "list": {"object": "list", "data": [_RUNNING], "first_id": UID, "last_id": UID, "has_more": False},
-    "decisions": _DECISIONS,
-    "model": _MODEL,
-    "model path": {"model_path": "stabilityai/stable-diffusion-3.5-medium"},
-    "models": {"object": "list", "data": [_MODEL]},
-    "alive": {"status": "ok"},
-    "ready": {"status": "ready", "devices_up": 8, "devices": 8, "open_requests": 3, "restored_requests": 0},
-}
+RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "examples.json").read_text("utf-8"))
+"""Answers of a server with the shipped model: `record` has written them."""
 
+
+def _stream(events: list[dict[str, Any]]) -> str:
+    return b"".join(event(one["type"], {key: one[key] for key in one if key != "type"}) for one in events).decode()
+
+
+PROGRESS = _stream(RECORDED["progress"])
+PICTURES = _stream(RECORDED["pictures"])
+EXAMPLES: dict[str, object] = {**RECORDED}
 
 _MORE: Mapping[int, Mapping[str, object]] = {
     429: {"uid": f"{UID}-0", "slo_s": 1.0, "earliest_s": 3.251},
