@@ -1,4 +1,4 @@
-"""What engine, store and processes hold at the moment somebody looks."""
+"""What engine, store and processes hold at the moment of a scrape."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Levels(Collector):
         yield _gauge("store_bytes", "Bytes of results kept for fetching", store.num_bytes)
         yield _gauge("store_entries", "Results kept for fetching", len(store))
         yield _gauge("state_blob_bytes", "Bytes of states in memory that the workers share", usage.state_blob_bytes)
-        yield self._by_device("device_memory_bytes", "Memory in use on a GPU, by whomever", usage.memory_bytes)
+        yield self._by_device("device_memory_bytes", "Memory in use on a GPU, by any process", usage.memory_bytes)
         yield from self._resident(usage.pids)
 
     def _build(self) -> Metric:
@@ -66,7 +66,7 @@ class Levels(Collector):
         return family
 
     def _resident(self, pids: Mapping[int, int]) -> Iterator[Metric]:
-        """Only where /proc tells."""
+        """Only where there is /proc."""
         family = GaugeMetricFamily(
             "tilework_resident_bytes", "Memory of a process, shared pages included", labels=("process",)
         )

@@ -1,4 +1,4 @@
-"""What became of requests: how they ended, against their deadlines, and against what they were told."""
+"""What became of requests: how they ended, against their deadlines, and against their predictions."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class RequestMetrics:
         )
         self._device = meters.histogram("request_device_seconds", "GPU time of images that are done", GPU_S, "size")
         self._eta_error = meters.histogram(
-            "eta_error_seconds", "End minus the end that was foretold at admission", ERROR_S
+            "eta_error_seconds", "End minus the end that was predicted at admission", ERROR_S
         )
         self._eta_ratio = meters.histogram(
-            "eta_error_ratio", "Distance of the end from what was foretold, by latency", ERROR_SHARE
+            "eta_error_ratio", "Distance of the end from what was predicted, by latency", ERROR_SHARE
         )
         self._register()
 
