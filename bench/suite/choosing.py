@@ -10,7 +10,7 @@ from suite.case import Note
 from suite.denoisers import begin
 from suite.stats import median
 from tilework.control.job import Job
-from tilework.core.interfaces import Forecast
+from tilework.core.interfaces import EtaPrediction
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape
 from tilework.core.work import DIFFUSE, StageId
@@ -26,7 +26,7 @@ from tilework.worker.calibrate import calibrate
 
 @dataclass(frozen=True, slots=True)
 class Chooser:
-    """Puts together whoever saves LEAST_SAVED of a step, as `tilework` does where all wait for one device."""
+    """Puts requests together that save LEAST_SAVED of a step, as the lookahead policy does with one device."""
 
     family: Family
     costs: TableCosts
@@ -90,7 +90,13 @@ class Chooser:
 
     def _member(self, index: int, state: StepState) -> Member:
         request = self._request(index, state)
-        job = Job(job_id=index, request=request, urgency_ns=0, forecast=Forecast(0, 0, 1.0), done=Cursor.start(request))
+        job = Job(
+            job_id=index,
+            request=request,
+            urgency_ns=0,
+            eta_prediction=EtaPrediction(0, 0, 1.0),
+            done=Cursor.start(request),
+        )
         known = RequestCosts().of(request, 1, self.costs)
         forecast = JobForecast(
             job_id=index,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import diffusers
@@ -24,7 +25,8 @@ def build(family: str, width: int = 1) -> Family:
     others stay.
     """
     torch.manual_seed(0)
-    built = {"sd3": _sd3, "flux": _flux, "sdxl": lambda: _sdxl(width)}[family]()
+    makers: dict[str, Callable[[], Family]] = {"sd3": _sd3, "flux": _flux, "sdxl": lambda: _sdxl(width)}
+    built = makers[family]()
     built.encode = lambda spec: _conditioning(built, spec)  # type: ignore[method-assign]
     return built
 

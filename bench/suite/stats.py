@@ -92,7 +92,7 @@ def _student(degrees: int) -> float:
     """The 97.5% quantile of Student's distribution, by its expansion around the normal one's; good to 1% from 4 on."""
     z = NormalDist().inv_cdf(0.975)
     terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
-    return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
+    return z + sum(term / float(degrees) ** power for power, term in enumerate(terms, start=1))
 
 
 def p99(values: Sequence[float]) -> float:

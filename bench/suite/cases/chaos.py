@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from random import Random
+from typing import Any
 
 from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.stats import bootstrap, exact, percentile
@@ -147,7 +148,7 @@ async def _until_up(trouble: Trouble) -> None:
 
 
 def _times(kills: list[Kill]) -> Table:
-    parts = {
+    parts: dict[str, Callable[[Any], float]] = {
         "kill to the victim's next step, or work": lambda kill: kill.resumed_s - kill.at_s,
         "  kill to the engine's knowledge": lambda kill: kill.known_s - kill.at_s,
         "  until a worker is given a work of it": lambda kill: kill.given_s - kill.known_s,

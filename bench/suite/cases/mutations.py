@@ -65,7 +65,7 @@ class Mutations:
     One that takes `patience` times as long as the code without a mistake is dead, too.
     """
 
-    packages: tuple[str, ...] = ("control", "policy")
+    packages: tuple[str, ...] = ("admission", "control", "policy")
     num_mutants: int = 60
     fuzz_seeds: int = 60
     seed: int = 1
@@ -89,7 +89,7 @@ class Mutations:
                 raise CaseFailed(f"without any mistake, {killer} fails")
             timeout_s = self.patience * (time.monotonic() - started_s)
             with ThreadPoolExecutor(self.num_processes) as pool:
-                for fate in pool.map(lambda one: self._fate(*one, places, timeout_s), chosen):
+                for fate in pool.map(lambda one: self._fate(one[0], one[1], places, timeout_s), chosen):
                     fates.append(fate)
                     alive = sum(not fate.killer for fate in fates)
                     note(f"{len(fates)} of {self.num_mutants} mutants, {alive} alive")
@@ -97,7 +97,7 @@ class Mutations:
 
     def _modules(self) -> list[Path]:
         source = ROOT / "src" / "tilework"
-        return [path for package in self.packages for path in sorted((source / package).glob("*.py"))]
+        return [path for package in self.packages for path in sorted((source / package).rglob("*.py"))]
 
     def _fate(self, path: Path, mutant: Mutant, places: SimpleQueue[Path], timeout_s: float) -> _Fate:
         module = str(path.relative_to(ROOT / "src"))

@@ -80,7 +80,11 @@ class Observe:
             checks=tuple(checks),
             method=self._method(),
             tables=(
-                Table(title="Requests per second", columns=("load", "watched", "median", "least", "most"), rows=rates),
+                Table(
+                    title="Requests per second",
+                    columns=("load", "watched", "median", "least", "most"),
+                    rows=tuple(rates),
+                ),
                 Table(
                     title="What each takes, in µs; best of 5",
                     columns=("what", "µs"),

@@ -11,7 +11,7 @@ from suite.papers import ddit, patchedserve, tetriserve
 from suite.papers.shelf import Remade, Shelf
 from tilework.sim.compare.records import Records
 
-FIGURES: dict[str, Callable[[Shelf], Remade]] = tetriserve.FIGURES | ddit.FIGURES | patchedserve.FIGURES
+FIGURES: dict[str, Callable[[Shelf], Remade]] = {**tetriserve.FIGURES, **ddit.FIGURES, **patchedserve.FIGURES}
 RESULTS = Path(__file__).parents[3] / "out" / "papers"
 
 

@@ -11,10 +11,11 @@ from random import Random
 
 from suite.case import Check, Finding, Note, Table
 from suite.stats import Interval, median, over_repeats, p99
+from tilework.admission.admission import Admission
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action, RunStage, RunSteps
 from tilework.core.events import Event, Submitted
-from tilework.core.interfaces import Admitted, Backlog, ClusterView, CostModel, Forecast, JobView, Policy
+from tilework.core.interfaces import Admitted, Backlog, ClusterView, CostModel, EtaPrediction, JobView, Policy
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import ns_from_s
@@ -180,7 +181,7 @@ class _Timed(Controller):
     def __init__(self, config: ControllerConfig, table: CostTable) -> None:
         super().__init__(config, table)
         self._policy = self._watched = _Watched(self._policy)
-        self._admission = _Open()
+        self._admission = _Open(limits=self._admission.limits)
         self.thoughts: list[Thought] = []
 
     def handle(self, event: Event, now_ns: int) -> tuple[Action, ...]:
@@ -213,17 +214,17 @@ class _Watched:
         return plan
 
 
-class _Open:
-    """Lets everybody in."""
+class _Open(Admission):
+    """Accepts every request."""
 
     def admit(self, request: Request, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int) -> Admitted:
         policy.demand(request, Cursor.start(request), costs)
-        return Admitted(now_ns, "", Forecast(0, 0, 1.0))
+        return Admitted(now_ns, "", EtaPrediction(0, 0, 1.0))
 
     def eta_ns(self, job: JobView, backlog: Backlog, now_ns: int) -> int:
         return now_ns
 
-    def learn(self, request: Request, forecast: Forecast, latency_ns: int) -> None:
+    def learn(self, request: Request, eta_prediction: EtaPrediction, latency_ns: int) -> None:
         pass
 
 

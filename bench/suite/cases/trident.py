@@ -10,7 +10,7 @@ from random import Random
 from suite.case import Check, Finding, Note, Table
 from suite.stats import Interval, extremes, median, over_repeats, p99
 from tilework.control.job import Job
-from tilework.core.interfaces import Forecast
+from tilework.core.interfaces import EtaPrediction
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
@@ -123,7 +123,7 @@ class Trident:
                 job_id=index,
                 request=request,
                 urgency_ns=policy.urgency_ns(request, False),
-                forecast=Forecast(NS_PER_S, 0, 1.0),
+                eta_prediction=EtaPrediction(NS_PER_S, 0, 1.0),
                 done=Cursor.start(request),
             )
             task = reader.read(job)

@@ -53,7 +53,8 @@ class Yardsticks:
             bounds = [bound for bound, _ in timed]
             reached = {policy: [self._reached(load, table, policy) for load in loads] for policy in self.policies}
             excess += sum(one > bound for some in reached.values() for one, bound in zip(some, bounds, strict=True))
-            shares = [fmean(some) / self.requests for some in (bounds, *reached.values())]
+            results: list[Sequence[float]] = [bounds, *reached.values()]
+            shares = [fmean(one) / self.requests for one in results]
             rows.append((f"{skew:g}, {scale:g}, {per_minute:g}", *(f"{share:.3f}" for share in shares)))
         devices, count, per_minute = self.large
         note(f"{count} requests on {devices} devices")

@@ -74,7 +74,9 @@ def figure_3(shelf: Shelf) -> Remade:
         ),
         checks=(
             Check(
-                what="(a) best fixed degree at any rate", measured=most(_shares(cells.values(), FIXED, runs)), high=0.6
+                what="(a) best fixed degree at any rate",
+                measured=most(_shares([*cells.values()], FIXED, runs)),
+                high=0.6,
             ),
             Check(
                 what="(b) SP1 and SP2 at 256 px: near-perfect",

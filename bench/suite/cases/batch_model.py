@@ -19,7 +19,7 @@ from tilework.core.wire import Batch, CostRow, ModelSource
 from tilework.core.work import DIFFUSE, StageId
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.learning import can_learn, learn
-from tilework.cost.rows import members_of
+from tilework.cost.rows import batch_key
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.pipelines.family import Family
@@ -122,7 +122,7 @@ class Foretelling:
         rng, shapes = Random(1), _squares(self.modelled_sides)
         singles = tuple(row for row in rows if row.batch == 1)
         costs = TableCosts(CostTable(hardware="", rows=singles, batch_models={PIPELINE: batch_model}))
-        members = [members_of(row.shapes) for row in rows if row.batch != 1]
+        members = [batch_key(row.shapes) for row in rows if row.batch != 1]
         twelves = iter(dict.fromkeys(tuple(rng.choices(shapes, k=12)) for _ in range(10 * self.questions)))
         predicted_us, priced_us = [], []
         for _ in self.seeds:
