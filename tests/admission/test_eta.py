@@ -87,7 +87,7 @@ def test_the_eta_counts_the_jobs_ahead_and_the_devices_that_each_needs(
     urgency_ns: int, width: int, start_s: float
 ) -> None:
     admitted = answer(request("a"), Wanting(urgency_ns, width))
-    devices = "1 GPU" if width == 1 else f"{width} GPUs"
+    devices = "1 device" if width == 1 else f"{width} devices"
     assert admitted == Admitted(
         ns_from_s(start_s + 1),
         f"it needs 1.00 s of {devices}, beside 3 other requests",
@@ -112,7 +112,7 @@ def test_a_promise_is_given_with_a_margin_before_the_deadline() -> None:
     assert isinstance(accepted, Admitted)
     block = Block(due_ns, 0, Demand(1, ns_from_s(SERVICE_S)), (2,))
     assert (accepted.eta_ns, accepted.promised) == (eta_ns, block)
-    assert accepted.why == "it needs 1.06 s of 1 GPU, beside 3 other requests; its deadline is promised"
+    assert accepted.why == "it needs 1.06 s of 1 device, beside 3 other requests; its deadline is promised"
     scarce = "it would end 0.20 s before its deadline, and a promise needs 0.20 s to spare"
     assert asked(due_ns - 1) == Refused(scarce, due_ns, RefusalCode.DEADLINE)
     late = "it would be 0.00 s late behind 3 other requests"

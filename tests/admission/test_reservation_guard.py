@@ -22,7 +22,7 @@ from tilework.core.work import DIFFUSE, Plan, Start
 from tilework.policy import registry
 from tilework.policy.registry import policy_names
 from tilework.policy.toolkit.demand import usable_degree
-from tilework.policy.toolkit.fixed_groups import WORKS_PER_LANE
+from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE
 from tilework.sim.simulation import SimConfig, Simulation, Trace
 
 
@@ -34,7 +34,7 @@ class Greedy(Idle):
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         jobs = iter(self.order(job for job in view.waiting() if job.stage is not None))
-        rooms = [device for device in view.devices for _ in range(WORKS_PER_LANE - len(device.works))]
+        rooms = [device for device in view.devices for _ in range(WORKS_PER_DEVICE - len(device.works))]
         return Plan(starts=tuple(start(job, (device.device_id,), 99) for device, job in zip(rooms, jobs, strict=False)))
 
 
@@ -64,7 +64,7 @@ class Reckless(Idle):
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         jobs, starts = [job for job in view.waiting() if job.stage is not None], list[Start]()
-        idle = [device.device_id for device in view.devices if len(device.works) < WORKS_PER_LANE]
+        idle = [device.device_id for device in view.devices if len(device.works) < WORKS_PER_DEVICE]
         self.random.shuffle(jobs)
         for job in jobs:
             self.random.shuffle(idle)

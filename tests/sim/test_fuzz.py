@@ -264,7 +264,7 @@ def forget_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pile_works_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard starts promised work on devices that have more than enough."""
-    monkeypatch.setattr("tilework.admission.reservation_guard.WORKS_PER_LANE", 1000)
+    monkeypatch.setattr("tilework.admission.reservation_guard.WORKS_PER_DEVICE", 1000)
 
 
 def draw_lots(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,10 @@ from tilework.core.work import DIFFUSE
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
-from tilework.policy.published.tridentserve.ilp import Packing, solve, value_of
-from tilework.policy.published.tridentserve.policy import TridentServe, read_bids
-from tilework.policy.toolkit.knapsack import Option, pack_quickly
+from tilework.policy.published.tridentserve.bids import read_bids
+from tilework.policy.published.tridentserve.ilp import Solution, solve, value_of
+from tilework.policy.published.tridentserve.policy import TridentServe
+from tilework.policy.toolkit.knapsack import Option, solve_knapsack_quickly
 from tilework.policy.toolkit.tasks import Task, TaskReader
 from tilework.server.garbage import rare_collections
 
@@ -95,7 +96,7 @@ class Trident:
                 start_ns = time.thread_time_ns()
                 options = [bid.within(table.devices_per_node) for bid in read_bids(tasks)]
                 read_ns = time.thread_time_ns()
-                chosen = pack_quickly(options, size)
+                chosen = solve_knapsack_quickly(options, size)
                 end_ns = time.thread_time_ns()
                 decision_ms.append((end_ns - start_ns) / 1e6)
                 pack_ms.append((end_ns - read_ns) / 1e6)
@@ -150,7 +151,7 @@ class _Run:
     decision_ms: list[float]
     pack_ms: list[float]
     share: float
-    solved: Packing
+    solved: Solution
     solve_ms: float
 
 

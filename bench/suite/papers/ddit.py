@@ -17,7 +17,7 @@ from tilework.core.work import DECODE, DIFFUSE
 from tilework.cost.table import CostTable
 from tilework.policy.published.ddit import DDiT
 from tilework.policy.registry import policy
-from tilework.policy.toolkit.elastic_groups import Placed, Pool
+from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
 from tilework.policy.toolkit.tasks import Task
 from tilework.sim.compare.cells import Cell
 from tilework.sim.compare.figures import figures_of
@@ -56,7 +56,7 @@ BEST_STATIC = {"0.25": "fixed-sp4", "0.5": "fixed-sp2", "0.75": "fixed-sp2", "1"
 class Unpromoted(DDiT):
     """A request keeps the devices that it began with."""
 
-    def _promote(self, pool: Pool, task: Task, placed: Placed | None) -> None:
+    def _promote(self, pool: DevicePool, task: Task, placed: Placement | None) -> None:
         pass
 
 

@@ -24,7 +24,7 @@ from tilework.core.progress import Cursor
 from tilework.core.request import RefusalCode, Request
 from tilework.core.work import DECODE, DIFFUSE, StageId
 from tilework.policy.toolkit.buddy_allocator import nodes
-from tilework.policy.toolkit.order import needs
+from tilework.policy.toolkit.wording import needs
 
 
 @dataclass(slots=True, kw_only=True)

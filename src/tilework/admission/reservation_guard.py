@@ -13,7 +13,7 @@ from tilework.core.progress import Cursor
 from tilework.core.time import NEVER_NS, NS_PER_MS
 from tilework.core.work import DIFFUSE, Group, Start
 from tilework.policy.toolkit.demand import usable_degree
-from tilework.policy.toolkit.fixed_groups import WORKS_PER_LANE
+from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE
 
 _MOST_OFFENDERS = 2
 _SOON_NS = NS_PER_MS
@@ -123,7 +123,7 @@ class ReservationGuard:
     def _starts(self, what_if: WhatIf, known: FeasibilityProof) -> Iterator[Start]:
         """Not behind another job of which only the first piece is started: its other pieces would have to wait."""
         held: set[int] = set()
-        room = {device.device_id: WORKS_PER_LANE - len(device.works) for device in what_if.view.devices}
+        room = {device.device_id: WORKS_PER_DEVICE - len(device.works) for device in what_if.view.devices}
         num_near = known.num_near(what_if.view)
         for job, block in zip(what_if.view.promised()[:num_near], what_if.view.reserved()[:num_near], strict=True):
             cursor = what_if.cursor(job)

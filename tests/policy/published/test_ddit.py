@@ -12,7 +12,7 @@ from builders import CLIP_STEPS_S, clip, finished, groups, poisson, profile, req
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_S
 from tilework.core.work import Group
-from tilework.policy.toolkit.partition import divide, share
+from tilework.policy.published.partition.division import divide, share
 
 VIDEO, STEPS = profile(CLIP_STEPS_S, decode_s=0.5), profile(CLIP_STEPS_S)
 

@@ -23,16 +23,16 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
 from tilework.policy.published.tetriserve.policy import TetriServe
-from tilework.policy.published.tetriserve.rounds import Kind, RoundSearch, cheapest_ns, whole_steps
+from tilework.policy.published.tetriserve.round_length import ClassBudget, RoundSearch, cheapest_ns, whole_steps
 from tilework.policy.toolkit.demand import Segment, Speed, min_device_allocation, step_speeds
-from tilework.policy.toolkit.knapsack import Option, pack
+from tilework.policy.toolkit.knapsack import Option, solve_knapsack
 from tilework.policy.toolkit.order import DeadlineOrder
 
 MARGIN_NS = 10 * NS_PER_MS
 WIDE = table(degrees=(1, 2, 4))  # A step of 128 px takes 100, 62.5 and 39.1 ms; encode 10 ms, decode 50 ms.
 
 
-def choose_round_ns(kinds: Sequence[Kind], margin_ns: int) -> int:
+def choose_round_ns(kinds: Sequence[ClassBudget], margin_ns: int) -> int:
     """What the whole search finds."""
     search = RoundSearch(kinds, margin_ns)
     while not search.is_over:
@@ -100,14 +100,14 @@ def test_the_knapsack_against_every_choice(groups: list[list[Option]], capacity:
         return sum(option.value for option in taken), -sum(option.width for option in taken)
 
     every = product(*[[None, *range(len(options))] for options in groups])
-    chosen = pack(groups, capacity)
+    chosen = solve_knapsack(groups, capacity)
     assert -weigh(chosen)[1] <= capacity
     assert weigh(chosen) == max(weight for choice in every if -(weight := weigh(choice))[1] <= capacity)
 
 
 def test_whoever_comes_first_is_preferred() -> None:
     one = [Option(2, 1)]
-    assert pack([one, one, one], 5) == [0, 0, None]
+    assert solve_knapsack([one, one, one], 5) == [0, 0, None]
 
 
 # The length of a round.
@@ -120,11 +120,11 @@ def test_a_step_takes_its_share_of_the_tail() -> None:
     assert whole_steps(speeds, 100, 11) == (Speed(1, 200), Speed(2, 100), Speed(4, 50))
 
 
-def flux_kinds(scale: float) -> list[Kind]:
+def flux_kinds(scale: float) -> list[ClassBudget]:
     costs = TableCosts(flux_table())
     requests = {one.shape: one for one in flux_requests(50, 12, scale, seed=0)}
     return [
-        Kind(step_speeds(one, costs, 8), one.steps, (one.deadline_ns or 0) - one.arrival_ns)
+        ClassBudget(step_speeds(one, costs, 8), one.steps, (one.deadline_ns or 0) - one.arrival_ns)
         for one in requests.values()
     ]
 
@@ -272,8 +272,8 @@ def test_degrees_are_as_low_as_deadlines_allow() -> None:
     plan = in_a_round([tight, loose, free], num_devices=6)
     assert widths(plan) == {0: 4, 1: 1, 2: 1}
     assert {start.job_ids[0]: start.why for start in plan.starts} == {
-        0: "must run now; due in 1.00 s, needs 0.84 s of 4 GPUs; with 2 it would finish 0.31 s late",
-        1: "finds room; due in 3.00 s, needs 2.06 s of 1 GPU; if it waited a round, it would finish 1.66 s early",
+        0: "must run now; due in 1.00 s, needs 0.84 s of 4 devices; with 2 it would finish 0.31 s late",
+        1: "finds room; due in 3.00 s, needs 2.06 s of 1 device; if it waited a round, it would finish 1.66 s early",
         2: "finds room; no deadline",
     }
 

@@ -18,11 +18,12 @@ from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, Plan, StageId
 from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
+from tilework.policy.published.tridentserve.bids import LATE, MOST_SPEED, ON_TIME, read_bids
 from tilework.policy.published.tridentserve.ilp import solve, value_of
-from tilework.policy.published.tridentserve.policy import LATE, MOST_SPEED, ON_TIME, TridentServe, read_bids
+from tilework.policy.published.tridentserve.policy import TridentServe
 from tilework.policy.registry import UnknownPolicy, make_policy, policy_names
-from tilework.policy.toolkit import knapsack as packing
-from tilework.policy.toolkit.knapsack import Option, pack_quickly
+from tilework.policy.toolkit import knapsack
+from tilework.policy.toolkit.knapsack import Option, solve_knapsack_quickly
 from tilework.policy.toolkit.order import DeadlineOrder
 from tilework.policy.toolkit.tasks import TaskReader
 
@@ -60,7 +61,7 @@ def test_the_program_is_solved_as_by_trying_everything(options: list[list[Option
     assert (solved.value, solved.gap) == (best, pytest.approx(0.0, abs=1e-9))
     assert value_of(options, solved.chosen) == best
     assert width_of(options, solved.chosen) <= capacity
-    assert value_of(options, pack_quickly(options, capacity)) == best
+    assert value_of(options, solve_knapsack_quickly(options, capacity)) == best
 
 
 @settings(max_examples=300, deadline=None)
@@ -69,7 +70,7 @@ def test_the_greedy_core_loses_less_than_one_option_is_worth(options: list[list[
     """On few devices that may be all; see the next test for many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tilework.policy.toolkit.knapsack._MOST_CELLS", -1)
-        chosen = pack_quickly(options, capacity)
+        chosen = solve_knapsack_quickly(options, capacity)
     assert width_of(options, chosen) <= capacity
     dearest = max((option.value for group in options for option in group), default=0)
     assert value_of(options, chosen) >= by_hand(options, capacity) - dearest
@@ -88,7 +89,7 @@ def test_the_greedy_core_step_by_step(
     monkeypatch: pytest.MonkeyPatch, capacity: int, options: list[list[tuple[int, int]]], chosen: list[int | None]
 ) -> None:
     monkeypatch.setattr("tilework.policy.toolkit.knapsack._MOST_CELLS", -1)
-    assert pack_quickly([[Option(*one) for one in group] for group in options], capacity) == chosen
+    assert solve_knapsack_quickly([[Option(*one) for one in group] for group in options], capacity) == chosen
 
 
 def test_the_solver_is_not_misled_by_the_greedy_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,8 +104,8 @@ def test_on_many_devices_the_greedy_core_is_as_good_as_the_solver(per_device: fl
     rng, devices = Random(seed), 256
     requests = [any_flux(str(index), rng) for index in range(int(per_device * devices))]
     options = bids(requests, TableCosts(shipped("flux1dev_h100_eager")))
-    assert len(options) * devices > packing._MOST_CELLS
-    value = value_of(options, pack_quickly(options, devices))
+    assert len(options) * devices > knapsack._MOST_CELLS
+    value = value_of(options, solve_knapsack_quickly(options, devices))
     assert value >= 0.995 * solve(options, devices, max_nodes=1).bound
 
 
@@ -130,7 +131,7 @@ def test_a_search_that_is_cut_short_says_by_how_much_it_may_fall_short() -> None
     options = [[Option(2 * option.width, 2 * option.value) for option in group] for group in options]
     solved = solve(options, 50_001, max_nodes=1)
     assert 0 < solved.gap < 0.01
-    assert solved.value >= value_of(options, pack_quickly(options, 50_001))
+    assert solved.value >= value_of(options, solve_knapsack_quickly(options, 50_001))
     assert solved.bound >= solved.value
 
 

@@ -16,7 +16,7 @@ from tilework.policy.lookahead.node_jobs import CHUNKS, NodeJobs, group_of, num_
 from tilework.policy.lookahead.rollout import RolloutResult
 from tilework.policy.lookahead.selection import Selection
 from tilework.policy.toolkit.buddy_allocator import Allocator
-from tilework.policy.toolkit.order import explain
+from tilework.policy.toolkit.wording import devices_text, explain
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Dispatch:
         step_ns = round(self._node.step_time([member.job.request for member in batch.members]))
         most = self._most_steps(forecast, 1, step_ns, int(batch.ready_ns), min(then, 1))
         num_new = max(0, CHUNKS - max(map(num_chunks, running), default=0))
-        self.starts += batch.starts(group[0], num_new, most, self._node.chunk_ns, f"gets {_devices(1)}")
+        self.starts += batch.starts(group[0], num_new, most, self._node.chunk_ns, f"gets {devices_text(1)}")
 
     def _begin(self, job: JobView, forecast: JobForecast, degree: int, then: int) -> None:
         """Start a job that waits; a feasible one also on fewer devices than planned, if it is on time with these."""
@@ -148,7 +148,7 @@ def _shares_works(job: JobView) -> bool:
 
 
 def _verb(forecast: JobForecast, degree: int) -> str:
-    devices = _devices(degree)
+    devices = devices_text(degree)
     match forecast.claim:
         case Claim.FEASIBLE:
             return f"is on time with {devices}"
@@ -156,7 +156,3 @@ def _verb(forecast: JobForecast, degree: int) -> str:
             return f"gets {devices} that no other job needs; to be on time, it would have to make others late"
         case _:
             return f"gets {devices}"
-
-
-def _devices(degree: int) -> str:
-    return "1 device" if degree == 1 else f"{degree} devices"

@@ -10,8 +10,8 @@ from tilework.core.interfaces import DeviceView, JobView
 from tilework.core.request import Request
 from tilework.core.work import DIFFUSE, Group, Work
 from tilework.policy.lookahead.forecast import Claim, JobForecast
+from tilework.policy.toolkit.best_effort import drop_reason
 from tilework.policy.toolkit.demand import Speed
-from tilework.policy.toolkit.order import doom
 
 ONE_DEVICE = Speed(1, 0)
 CHUNKS = 2  # Committed to a group at a time, so that it never waits for the controller.
@@ -66,7 +66,7 @@ class NodeJobs:
     def hopeless(self) -> list[tuple[int, str]]:
         """The jobs that are late even at the widest degree from now on, and why."""
         found = [
-            (forecast, doom(self.jobs[forecast.job_id], self.now_ns + int(forecast.least_ns)))
+            (forecast, drop_reason(self.jobs[forecast.job_id], self.now_ns + int(forecast.least_ns)))
             for forecast in self.forecasts
         ]
         return [(forecast.job_id, why) for forecast, why in found if why is not None]

@@ -19,8 +19,8 @@ from tilework.policy.lookahead.node_assignment import NodeAssignment
 from tilework.policy.lookahead.node_table import NodeTable
 from tilework.policy.lookahead.request_costs import RequestCosts
 from tilework.policy.registry import policy
+from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
 from tilework.policy.toolkit.demand import demand_at
-from tilework.policy.toolkit.elastic import Elastic
 
 _MOST_WAITING = 24  # Per node: the most urgent.
 _MOST_CLASSES = 256
@@ -38,7 +38,7 @@ class ClassStats:
 
 @policy("tilework")
 @dataclass(slots=True, kw_only=True)
-class LookaheadPolicy(Elastic):
+class LookaheadPolicy(DeadlinePolicy):
     """Keep as many deadlines as possible, at every event.
 
     `NodeAssignment` decides which node serves a job, `Selection` which jobs a node serves, and `Dispatch` what the node
@@ -64,7 +64,7 @@ class LookaheadPolicy(Elastic):
         return urgency_ns + int(self.patience * (stats.device_ns if stats else 0) / request.weight)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        demand = Elastic.demand(self, request, left, costs)  # Dataclasses with slots know no super().
+        demand = DeadlinePolicy.demand(self, request, left, costs)  # Dataclasses with slots know no super().
         if left == Cursor.start(request):
             narrowest = demand_at(request, left, self.degrees(request, costs)[0], costs)
             slack_ns = (

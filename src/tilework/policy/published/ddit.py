@@ -1,4 +1,4 @@
-"""DDiT: first come first served on whatever is free, and wider later: who has starved most is promoted first."""
+"""DDiT: first come, first served on the devices that are free, and wider later; the most starved job comes first."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
 from tilework.core.work import Plan
 from tilework.policy.registry import policy
+from tilework.policy.toolkit.best_effort import late_jobs
 from tilework.policy.toolkit.degrees import all_speeds, best_doubling
 from tilework.policy.toolkit.demand import Speed, demand_at
-from tilework.policy.toolkit.elastic_groups import ONE_DEVICE, Placed, Pool
-from tilework.policy.toolkit.order import doom
+from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
 from tilework.policy.toolkit.tasks import Task
+from tilework.policy.toolkit.wording import devices_text
 
 
 @dataclass(frozen=True, slots=True)
 class _Grant:
-    """A job has had so many devices since it had so many steps left."""
+    """A job has had `degree` devices since `num_steps_left` of its steps were left."""
 
     degree: int
     num_steps_left: int
@@ -33,19 +34,23 @@ class DDiT:
 
     At each end of a chunk, and whenever devices come free:
 
-    1. who has a group keeps it;
-    2. of those with fewer than B devices, the hungry, the one that has starved longest gets more first. Devices are
-       held for one in the middle of a chunk;
-    3. then those that wait, in order of arrival, take B devices, or as many as there are.
+    1. a job that has a group keeps it;
+    2. of the *hungry* jobs, those with fewer than B devices, the one that has starved longest gets more first. Devices
+       are held for one in the middle of a chunk;
+    3. then waiting jobs, in order of arrival, take B devices, or as many as there are.
 
     Encode and decode run on one device; the others of the group are free by then. Deadlines are ignored, unless
-    `drops_to_best_effort`: then a request that cannot be on time any more comes ten minutes later in the order of
+    `drops_to_best_effort`: then a request that can no longer be on time comes ten minutes later in the order of
     arrival.
 
     Source: DDiT §4.2.3 and appendix B, Algorithm 2. B is eq. 4 without its trap (see `best_doubling`), the starvation
-    time eq. 5: the steps since the job last got devices, times what each takes longer than at B. The paper leaves open
-    what becomes of devices that a hungry job cannot have before its step ends (they are held here), and promotes to
-    any number up to B; here the degree is one that was profiled. It promotes after any step, this after a chunk.
+    time eq. 5: the steps since the job last got devices, times what each takes longer than at B.
+
+    Departures:
+
+    - Devices that a hungry job cannot have before its step ends are held for it; the paper leaves this open.
+    - The paper promotes to any number up to B; here the degree is one that was profiled.
+    - It promotes after any step, this policy after a chunk.
     """
 
     drops_to_best_effort: bool = False
@@ -62,18 +67,18 @@ class DDiT:
         return [speed.degree for speed in speeds if speed.degree <= best]
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        """At the degree that suits it, though it may begin with less; that is corrected by experience."""
+        """At the degree that suits it. It may begin with fewer devices; the correction of predictions learns that."""
         degree = best_doubling(all_speeds(request, costs)) if left.num_steps_left else 1
         return demand_at(request, left, degree, costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        """A plan that sets jobs aside starts nothing, and is asked for again in the new order."""
-        pool = Pool(view, costs, now_ns, self.chunk_ns)
+        """A plan that drops jobs to best effort starts nothing, and is asked for again in the new order."""
+        pool = DevicePool(view, costs, now_ns, self.chunk_ns)
         if not pool.allocator.num_free():
             return pool.plan(())
         tasks = pool.tasks()
-        if self.drops_to_best_effort and (doomed := _doomed(tasks)):
-            return Plan(dropped_to_best_effort=doomed)
+        if self.drops_to_best_effort and (late := late_jobs((task.job, task.earliest_ns) for task in tasks)):
+            return Plan(dropped_to_best_effort=late)
         running = [task for task in tasks if task.job.last_devices]
         placed = self._keep(pool, running)
         hungry = [task for task in running if self._starved_ns(task) is not None]
@@ -87,22 +92,22 @@ class DDiT:
         self._remember(tasks, placed)
         return pool.plan(placed.values())
 
-    # 1. Who has a group keeps it.
+    # 1. A job that has a group keeps it.
 
-    def _keep(self, pool: Pool, running: Sequence[Task]) -> dict[int, Placed]:
-        """Place those that stand at the end of a chunk on as many devices as they had, if they are still there."""
+    def _keep(self, pool: DevicePool, running: Sequence[Task]) -> dict[int, Placement]:
+        """Place jobs at the end of a chunk on as many devices as they had, if these are still there."""
         placed = {}
         for task in running:
             width, best = len(task.job.last_devices), _best(task)
-            widths = [speed.degree for speed in _speeds(task) if speed.degree <= min(width, best.degree)]
+            widths = [speed.degree for speed in task.group_speeds if speed.degree <= min(width, best.degree)]
             if widths and pool.is_ready(task) and (group := pool.allocator.take(widths[-1], task.job.last_devices)):
-                placed[task.job.job_id] = Placed(task, group, "keeps its group")
+                placed[task.job.job_id] = Placement(task, group, "keeps its group")
         return placed
 
-    # 2. Who has starved.
+    # 2. The job that has starved longest gets more devices.
 
     def _starved_ns(self, task: Task) -> int | None:
-        """Eq. 5; None for who has enough."""
+        """The starvation time, eq. 5; None for a job that has enough devices."""
         speeds = {speed.degree: speed for speed in task.speeds}
         best, grant = _best(task), self._grants.get(task.job.job_id)
         width = len(task.job.last_devices)
@@ -111,8 +116,8 @@ class DDiT:
         since = grant.num_steps_left if grant is not None and grant.degree == width else task.num_steps
         return (since - task.num_steps) * (speeds[width].step_ns - best.step_ns)
 
-    def _promote(self, pool: Pool, task: Task, placed: Placed | None) -> None:
-        """Widen a group; or hold what it could be widened by, if the job is in the middle of a chunk."""
+    def _promote(self, pool: DevicePool, task: Task, placed: Placement | None) -> None:
+        """Widen a group; if the job is in the middle of a chunk, hold the devices by which it could be widened."""
         starved_s = s_from_ns(self._starved_ns(task) or 0)
         width = len(task.job.last_devices) if placed is None else placed.degree
         for degree in [speed.degree for speed in reversed(task.speeds) if width < speed.degree <= _best(task).degree]:
@@ -120,22 +125,22 @@ class DDiT:
                 if not pool.is_ready(task) and pool.take_beside(task.job.last_devices, degree - width):
                     return
             elif pool.widen(placed, degree):
-                placed.why = f"is promoted from {width} GPUs, since it has starved for {starved_s:.2f} s"
+                placed.why = f"is promoted from {devices_text(width)}, since it has starved for {starved_s:.2f} s"
                 return
 
-    # 3. Who waits.
+    # 3. Waiting jobs.
 
-    def _admit(self, pool: Pool, task: Task) -> Placed | None:
-        """Place a newcomer on B devices or as many as there are; None if there are not enough for any degree."""
+    def _admit(self, pool: DevicePool, task: Task) -> Placement | None:
+        """Place a new job on B devices or as many as there are; None if there are not enough for any degree."""
         best = _best(task)
-        for speed in reversed(_speeds(task)):
+        for speed in reversed(task.group_speeds):
             if speed.degree <= best.degree and (group := pool.allocator.take(speed.degree, ())) is not None:
-                fewer = "" if speed.degree == best.degree else f", for want of the {best.degree} that suit it"
-                return Placed(task, group, f"has waited longest; begins on {speed.degree} GPUs{fewer}")
+                fewer = "" if speed.degree == best.degree else f"; {best.degree} would suit it, but fewer are free"
+                return Placement(task, group, f"has waited longest; begins on {devices_text(speed.degree)}{fewer}")
         return None
 
-    def _remember(self, tasks: Sequence[Task], placed: dict[int, Placed]) -> None:
-        """When each job at hand got the devices that it has."""
+    def _remember(self, tasks: Sequence[Task], placed: dict[int, Placement]) -> None:
+        """Remember when each job at hand got the devices that it has."""
         grants = {}
         for task in tasks:
             job_id, one = task.job.job_id, placed.get(task.job.job_id)
@@ -146,18 +151,10 @@ class DDiT:
         self._grants = grants
 
 
-def _speeds(task: Task) -> Sequence[Speed]:
-    return task.speeds or (ONE_DEVICE,)
-
-
 def _best(task: Task) -> Speed:
     """The speed at B; of a job without steps, that of one device."""
-    degree = best_doubling(_speeds(task))
-    return next(speed for speed in _speeds(task) if speed.degree == degree)
-
-
-def _doomed(tasks: Sequence[Task]) -> tuple[tuple[int, str], ...]:
-    return tuple((task.job.job_id, why) for task in tasks if (why := doom(task.job, task.earliest_ns)) is not None)
+    degree = best_doubling(task.group_speeds)
+    return next(speed for speed in task.group_speeds if speed.degree == degree)
 
 
 policy("ddit")(DDiT)

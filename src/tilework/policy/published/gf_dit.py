@@ -9,76 +9,72 @@ from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
 from tilework.policy.registry import policy
-from tilework.policy.toolkit.demand import Speed
-from tilework.policy.toolkit.elastic import Elastic
-from tilework.policy.toolkit.elastic_groups import ONE_DEVICE, Placed, Pool
-from tilework.policy.toolkit.order import doom, explain
+from tilework.policy.toolkit.best_effort import late_jobs
+from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
+from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
 from tilework.policy.toolkit.tasks import Task
+from tilework.policy.toolkit.wording import explain
 
 
 @dataclass(slots=True, kw_only=True)
-class BestFit(Elastic):
-    """Maximise the share of requests on time: at each end of a chunk, for the jobs and devices that stand there,
+class BestFit(DeadlinePolicy):
+    """Maximise the share of requests on time. At each end of a chunk, for the jobs and devices that are ready then:
 
-    1. earliest deadline first, each job takes the narrowest group with which all that is left of it meets the deadline;
+    1. earliest deadline first, each job takes the narrowest group with which all its remaining work meets the deadline;
        the quickest for which there is room, if none does or if it has no deadline;
-    2. what is left goes to the most urgent for which the next wider group is quicker, again and again;
+    2. remaining devices go to the most urgent job for which the next wider group is quicker, again and again;
     3. jobs keep their devices where the widths allow it.
 
-    Source: GF-DiT (arXiv 2606.13501), policy `edf_best_fit` of its published code. It serves hopeless requests in the
-    order of their deadlines, before those that it could save, and so does this one unless `drops_to_best_effort`: then
-    they come after those that can be on time. Departures: a chunk is as many steps as fit into `chunk_ns`, at least
-    one, where theirs is a number of steps; best effort has the patience of `DeadlineOrder`, where it came after all
-    that have a deadline, and could starve; groups do not span nodes.
+    Source: GF-DiT (arXiv 2606.13501), policy `edf_best_fit` of its published code. It serves requests that can no
+    longer be on time in the order of their deadlines, before those that it could save. So does this one unless
+    `drops_to_best_effort`: then they come after those that can be on time.
+
+    Departures:
+
+    - A chunk is as many steps as fit into `chunk_ns`, at least one; theirs is a number of steps.
+    - Best effort has the patience of `DeadlineOrder`; theirs comes after all that have a deadline, and can starve.
+    - Groups do not span nodes.
     """
 
     drops_to_best_effort: bool
     chunk_ns: int = 50 * NS_PER_MS
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        """A plan that sets jobs aside starts nothing, and is asked for again in the new order."""
-        pool = Pool(view, costs, now_ns, self.chunk_ns)
+        """A plan that drops jobs to best effort starts nothing, and is asked for again in the new order."""
+        pool = DevicePool(view, costs, now_ns, self.chunk_ns)
         if not pool.allocator.num_free():
             return pool.plan(())
         tasks = pool.tasks()
-        if self.drops_to_best_effort:
-            doomed = tuple(
-                (task.job.job_id, why) for task in tasks if (why := doom(task.job, task.earliest_ns)) is not None
-            )
-            if doomed:
-                return Plan(dropped_to_best_effort=doomed)
-        placed = [one for task in tasks if pool.is_ready(task) and (one := _narrowest(pool, task)) is not None]
-        while pool.allocator.num_free() and any(_grows(pool, one) for one in placed):
+        if self.drops_to_best_effort and (late := late_jobs((task.job, task.earliest_ns) for task in tasks)):
+            return Plan(dropped_to_best_effort=late)
+        placements = [one for task in tasks if pool.is_ready(task) and (one := _narrowest(pool, task)) is not None]
+        while pool.allocator.num_free() and any(_grows(pool, one) for one in placements):
             pass
-        return pool.plan(placed)
+        return pool.plan(placements)
 
 
-def _narrowest(pool: Pool, task: Task) -> Placed | None:
+def _narrowest(pool: DevicePool, task: Task) -> Placement | None:
     """Place a task on the narrowest group that meets its deadline; None if there is no room for any."""
     room = pool.allocator.widest()
-    speeds = [speed for speed in task.speeds or (ONE_DEVICE,) if speed.degree <= room]
+    speeds = [speed for speed in task.group_speeds if speed.degree <= room]
     if not speeds:
         return None
-    in_time = (speed for speed in speeds if _finish_ns(task, speed) <= task.due_ns)
+    in_time = (speed for speed in speeds if task.finish_ns(speed) <= task.due_ns)
     fit = next(in_time, None) if task.job.request.deadline_ns is not None else None
     speed = fit or min(speeds, key=lambda speed: (speed.step_ns, speed.degree))
     group = pool.allocator.take(speed.degree, task.job.last_devices)
     assert group is not None, "there was room"
     verb = "is quickest so" if fit is None else "meets its deadline so"
-    return Placed(task, group, explain(task.job, verb, pool.now_ns))
+    return Placement(task, group, explain(task.job, verb, pool.now_ns))
 
 
-def _finish_ns(task: Task, speed: Speed) -> int:
-    return task.ready_ns + task.encode_ns + task.num_steps * speed.step_ns + task.decode_ns
-
-
-def _grows(pool: Pool, placed: Placed) -> bool:
-    """Give a job the next wider group that is quicker, if there is room."""
+def _grows(pool: DevicePool, placement: Placement) -> bool:
+    """Give a job the next wider group that is quicker; returns whether there was room."""
     spare = pool.allocator.num_free()
-    for speed in placed.task.speeds:
-        is_quicker = speed.degree > placed.degree and speed.step_ns < placed.speed.step_ns
-        if is_quicker and speed.degree - placed.degree <= spare and pool.widen(placed, speed.degree):
-            placed.why = explain(placed.task.job, "is quicker so, on devices that would idle", pool.now_ns)
+    for speed in placement.task.speeds:
+        is_quicker = speed.degree > placement.degree and speed.step_ns < placement.speed.step_ns
+        if is_quicker and speed.degree - placement.degree <= spare and pool.widen(placement, speed.degree):
+            placement.why = explain(placement.task.job, "is quicker so, on devices that would idle", pool.now_ns)
             return True
     return False
 

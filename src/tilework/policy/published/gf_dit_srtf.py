@@ -17,7 +17,7 @@ class StaticShortestFirst(ShortestFirst):
 
     Source: GF-DiT (arXiv 2606.13501), policy `srtf` of its published code, which by default runs on one group of all
     devices, whatever it gains by it. Departures: aging, without which a long request can starve; where there are
-    several groups, a request goes to the one that is free, not to one to which it was bound when it came.
+    several groups, a request goes to the one that is free, not to one that was chosen at its arrival.
     """
 
     def degree_of(self, speeds: Sequence[Speed]) -> int:

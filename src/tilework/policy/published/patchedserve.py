@@ -10,29 +10,36 @@ from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.work import DIFFUSE, StageId
 from tilework.policy.registry import policy
-from tilework.policy.toolkit.continuous_batching import Batching, Choice, Crowd, may_join, together
+from tilework.policy.toolkit.best_effort import drop_reason, late_jobs
+from tilework.policy.toolkit.continuous_batching import (
+    BatchChoice,
+    ContinuousBatching,
+    DeviceQueue,
+    first_batch,
+    may_join,
+)
 from tilework.policy.toolkit.demand import demand_at
-from tilework.policy.toolkit.order import DeadlineOrder, doom
+from tilework.policy.toolkit.order import DeadlineOrder
 
 
 @policy("patchedserve")
 @dataclass(slots=True, kw_only=True)
-class PatchedServe(Batching):
-    """Algorithm 1: let requests into the batch of a device, one by one, as long as nobody in it is late by that.
+class PatchedServe(ContinuousBatching):
+    """Algorithm 1: requests enter the batch of a device, one by one, as long as no member is late by that.
 
-    A request's slack is the time to its deadline, less what is left of it; its score is that over what all of it
-    takes alone. Whoever has the lowest score among those that wait is next (*urgent* mode); if even that is at least
-    `relaxed` with it in the batch, another is next, the one with which the batch makes most pictures per second
-    (*throughput* mode). If with the next one a member would be late, nobody is let in any more (the schedulability
-    test; who has the lowest score is enough to look at). Who would be late even if it were let in now is discarded.
-    Members stay to their end. What is left of a request in a batch is predicted at the pace of that batch.
+    The slack of a request is the time to its deadline, less its remaining time; its score is the slack over the time
+    that all of it takes alone. The waiting request with the lowest score is next (*urgent* mode). If even that score is
+    at least `relaxed` in the batch, the next one is the request with which the batch makes most pictures per second
+    (*throughput* mode). If a member would be late with the next one, no more enter (the schedulability test; only the
+    member with the lowest score needs to be looked at). A request that would be late even if it entered now is
+    discarded. Members stay to their end. The remaining time of a request in a batch is predicted at the batch's pace.
 
-    Source: PatchedServe §6.2, §8.2. What the paper leaves open, or we do otherwise:
+    Source: PatchedServe §6.2, §8.2. Where the paper is silent, and departures:
 
-    - "Relatively relaxed" is a score of `relaxed` or more: so often its own time alone.
+    - "Relatively relaxed" is a score of `relaxed` or more: a slack of that many times its own time alone.
     - "Throughput" is members over the time of a step.
-    - Whoever is discarded is set aside: served when its device has nobody else, or when ten minutes have passed
-      (`DeadlineOrder`). So is a member that cannot be on time any more, which the paper cannot have.
+    - A discarded request is dropped to best effort: served when its device has no other job, or when ten minutes have
+      passed (`DeadlineOrder`). So is a member that can no longer be on time, which the paper does not have.
     - Requests without a deadline have the one of `DeadlineOrder`. Promises are not discarded.
     - The cache of patches is not modelled, and steps are chosen for `chunk_ns` at a time, not one by one.
     """
@@ -43,35 +50,34 @@ class PatchedServe(Batching):
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
         return self.order.urgency_ns(request, dropped_to_best_effort, delay_ns)
 
-    def choose(self, crowd: Crowd, costs: CostModel, begin_ns: int) -> Choice:
-        begun, waiting = ([job for job in jobs if _has_a_turn(job, begin_ns)] for jobs in (crowd.begun, crowd.waiting))
+    def choose(self, queue: DeviceQueue, costs: CostModel, begin_ns: int) -> BatchChoice:
+        begun, waiting = ([job for job in jobs if _has_a_turn(job, begin_ns)] for jobs in (queue.begun, queue.waiting))
         if not begun and not waiting:
-            return Choice(together(crowd.begun + crowd.waiting, costs))
-        late = [(job.job_id, why) for job in begun if (why := doom(job, begin_ns + job.demand.run_ns)) is not None]
-        if late:
-            return Choice((), tuple(late))
-        return _Admission(self, costs, begin_ns).run(together(begun, costs), waiting)
+            return BatchChoice(first_batch(queue.jobs, costs))
+        if late := late_jobs((job, begin_ns + job.demand.run_ns) for job in begun):
+            return BatchChoice((), late)
+        return _BatchAdmission(self, costs, begin_ns).run(first_batch(begun, costs), waiting)
 
 
 def _has_a_turn(job: JobView, now_ns: int) -> bool:
-    """Whether it is not set aside, or has been for long enough."""
+    """Whether a job is not dropped to best effort, or has been for long enough."""
     return not job.dropped_to_best_effort or job.urgency_ns <= now_ns
 
 
 @dataclass(slots=True)
-class _Admission:
+class _BatchAdmission:
     """Algorithm 1 for one device at one time."""
 
     policy: PatchedServe
     costs: CostModel
     begin_ns: int
 
-    def run(self, members: list[JobView], waiting: list[JobView]) -> Choice:
+    def run(self, members: list[JobView], waiting: list[JobView]) -> BatchChoice:
         late: list[tuple[int, str]] = []
         queue = sorted(waiting, key=lambda job: (self._score(job, job.demand.run_ns), job.job_id))
         while queue := [job for job in queue if may_join(members, job, self.costs)]:
             job = queue[0]
-            if (why := doom(job, self._finish_ns(job, [*members, job]))) is not None:
+            if (why := drop_reason(job, self._finish_ns(job, [*members, job]))) is not None:
                 late.append((job.job_id, why))
                 queue.remove(job)
                 continue
@@ -81,10 +87,10 @@ class _Admission:
                 break
             queue.remove(job)
             members.append(job)
-        return Choice(members, tuple(late))
+        return BatchChoice(members, tuple(late))
 
     def _best(self, members: Sequence[JobView], queue: Sequence[JobView]) -> JobView:
-        """With whom the batch makes most pictures per second; of those, the first of the queue."""
+        """The job with which the batch makes most pictures per second; of several, the first of the queue."""
         first = {(job.request.shape, job.request.guided): job for job in reversed(queue)}
         return min(first.values(), key=lambda job: (self._step_ns([*members, job]), queue.index(job)))
 
@@ -96,10 +102,10 @@ class _Admission:
     def _score_in(self, job: JobView, batch: Sequence[JobView]) -> float:
         return self._score(job, self._finish_ns(job, batch) - self.begin_ns)
 
-    def _score(self, job: JobView, left_ns: int) -> float:
-        """(DDL - C - P) / SA, P being what is left."""
+    def _score(self, job: JobView, remaining_ns: int) -> float:
+        """(DDL - C - P) / SA, P being the remaining time."""
         alone_ns = demand_at(job.request, Cursor.start(job.request), 1, self.costs).run_ns
-        return (job.urgency_ns - self.begin_ns - left_ns) / max(1, alone_ns)
+        return (job.urgency_ns - self.begin_ns - remaining_ns) / max(1, alone_ns)
 
     def _finish_ns(self, job: JobView, batch: Sequence[JobView]) -> int:
         """When a job ends if the batch stays as it is; encode and decode are its own."""

@@ -13,26 +13,25 @@ from tilework.core.work import Plan
 from tilework.policy.registry import policy
 from tilework.policy.toolkit.degrees import all_speeds, efficient_degree
 from tilework.policy.toolkit.demand import demand_at
-from tilework.policy.toolkit.elastic_groups import Placed, Pool
+from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
+from tilework.policy.toolkit.order import ArrivalOrdered
+from tilework.policy.toolkit.wording import devices_text
 
 
 @policy("rssp")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResolutionDegrees:
+class ResolutionDegrees(ArrivalOrdered):
     """Serve in order of arrival, each request at the degree that the profile says is best for its resolution.
 
-    A job keeps its group until its steps are done. The first that waits holds the devices that are free until there are
-    enough for it, and nobody goes before it. Deadlines, weights and tenants are ignored.
+    A job keeps its group until its steps are done. The first that waits holds the free devices until there are enough
+    for it, and no other goes before it. Deadlines, weights and tenants are ignored.
 
-    Source: RSSP in GF-DiT's comparisons, a fixed degree for each class of sizes, set by hand there, in groups that are
-    cut beforehand. Here the profile decides (the widest degree that is efficient, see `efficient_degree`), and groups
-    form on demand, so that no device idles only since it belongs to the wrong group.
+    Source: RSSP in GF-DiT's comparisons: a fixed degree for each class of sizes, set by hand, in groups that are cut
+    beforehand. Departures: here the profile decides (the widest degree that is efficient, see `efficient_degree`), and
+    groups form on demand, so that no device idles only because it belongs to the wrong group.
     """
 
     chunk_ns: int = 200 * NS_PER_MS
-
-    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
-        return request.arrival_ns
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         return (efficient_degree(all_speeds(request, costs)),)
@@ -42,21 +41,18 @@ class ResolutionDegrees:
         return demand_at(request, left, degree if left.num_steps_left else 1, costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        pool = Pool(view, costs, now_ns, self.chunk_ns)
+        pool = DevicePool(view, costs, now_ns, self.chunk_ns)
         if not pool.allocator.num_free():
             return pool.plan(())
-        placed: list[Placed] = []
-        for task in sorted(pool.tasks(), key=lambda task: not task.job.last_devices):  # Whoever has a group keeps it.
+        placements: list[Placement] = []
+        for task in sorted(pool.tasks(), key=lambda task: not task.job.last_devices):  # A job keeps the group it has.
             if not pool.is_ready(task):
                 continue
-            degree = efficient_degree(task.speeds) if task.speeds else 1
+            degree = efficient_degree(task.group_speeds)
             group = pool.allocator.take(degree, task.job.last_devices)
             if group is None:
                 break
-            why = (
-                f"keeps its {degree} GPUs"
-                if task.job.last_devices
-                else f"has waited longest; {degree} GPUs are its best"
-            )
-            placed.append(Placed(task, group, why))
-        return pool.plan(placed)
+            devices, has_group = devices_text(degree), bool(task.job.last_devices)
+            why = f"keeps its {devices}" if has_group else f"has waited longest; its best degree is {degree}"
+            placements.append(Placement(task, group, why))
+        return pool.plan(placements)

@@ -13,36 +13,36 @@ from tilework.core.work import Plan
 from tilework.policy.registry import policy
 from tilework.policy.toolkit.degrees import all_speeds, efficient_degree
 from tilework.policy.toolkit.demand import Speed, demand_at
-from tilework.policy.toolkit.elastic_groups import Placed, Pool
-from tilework.policy.toolkit.order import needs
+from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
 from tilework.policy.toolkit.tasks import Task
+from tilework.policy.toolkit.wording import needs
 
-_MOST_KINDS = 256
-_Kind = tuple[str, Shape, int, bool, int]
+_MOST_CLASSES = 256
+_ClassKey = tuple[str, Shape, int, bool, int]
 
 
 @policy("srtf")
 @dataclass(slots=True, kw_only=True)
 class ShortestFirst:
-    """Keep the mean latency low: whoever has the least time left goes first, and takes over at the end of a chunk.
+    """Keep the mean latency low: the job with the least remaining time is next, and takes over at the end of a chunk.
 
     Each job runs at the widest degree that is efficient (see `efficient_degree`), as the systems describe it that are
     compared with SRTF. Deadlines and tenants are ignored.
 
-    Aging: a job is passed by those that came up to `patience` times its own time later, or rather by that times the
-    difference of what is left of both, divided by the weight. It is a fixed point in time at which a job becomes
-    the first, so nobody starves. A stream of short jobs that fills all devices keeps a long one waiting until then.
+    Aging: a job is passed by later ones that come within `patience` times the difference of both jobs' remaining times,
+    divided by the weight. So there is a fixed point in time at which a job becomes the first, and no job starves. A
+    stream of short jobs that fills all devices keeps a long one waiting until then.
 
     A job that needs more devices than are free holds those, while shorter ones go on and longer ones make room.
     """
 
     chunk_ns: int = 200 * NS_PER_MS
     patience: int = 20
-    _run_ns: dict[_Kind, int] = field(default_factory=dict, init=False)
+    _run_ns: dict[_ClassKey, int] = field(default_factory=dict, init=False)
 
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
-        """What the request takes is known from `demand`, which admission asks for first."""
-        return request.arrival_ns + self._aged_ns(request, self._run_ns.get(_kind(request), 0))
+        """The time that a request takes is known from `demand`, which admission asks for first."""
+        return request.arrival_ns + self._aged_ns(request, self._run_ns.get(_class_key(request), 0))
 
     def _aged_ns(self, request: Request, run_ns: int) -> int:
         return int(self.patience * run_ns / request.weight)
@@ -57,41 +57,41 @@ class ShortestFirst:
         (degree,) = self.degrees(request, costs)
         demand = demand_at(request, left, degree if left.num_steps_left else 1, costs)
         if left == Cursor.start(request):
-            self._remember(_kind(request), demand.run_ns)
+            self._remember(_class_key(request), demand.run_ns)
         return demand
 
-    def _remember(self, kind: _Kind, run_ns: int) -> None:
-        self._run_ns.pop(kind, None)
-        self._run_ns[kind] = run_ns
-        if len(self._run_ns) > _MOST_KINDS:
+    def _remember(self, key: _ClassKey, run_ns: int) -> None:
+        self._run_ns.pop(key, None)
+        self._run_ns[key] = run_ns
+        if len(self._run_ns) > _MOST_CLASSES:
             del self._run_ns[next(iter(self._run_ns))]
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        pool = Pool(view, costs, now_ns, self.chunk_ns)
+        pool = DevicePool(view, costs, now_ns, self.chunk_ns)
         if not pool.allocator.num_free():
             return pool.plan(())
-        placed: list[Placed] = []
+        placements: list[Placement] = []
         for task in sorted(pool.tasks(), key=self._rank):
             if not pool.is_ready(task):
                 pool.keep(task.job.last_devices)
                 continue
-            degree = self.degree_of(task.speeds) if task.speeds else 1
+            degree = self.degree_of(task.group_speeds)
             if (group := pool.allocator.take(degree, task.job.last_devices)) is not None:
-                placed.append(Placed(task, group, self._why(task)))
+                placements.append(Placement(task, group, self._why(task)))
             else:
                 pool.hold(degree, task.job.last_devices)
-        return pool.plan(placed)
+        return pool.plan(placements)
 
     def _rank(self, task: Task) -> tuple[int, int]:
-        """The urgency as it is by now: what has been done of a job counts no more."""
+        """The urgency as of now: steps that a job has made no longer count."""
         job = task.job
-        done_ns = self._run_ns.get(_kind(job.request), job.demand.run_ns) - job.demand.run_ns
+        done_ns = self._run_ns.get(_class_key(job.request), job.demand.run_ns) - job.demand.run_ns
         return job.urgency_ns - self._aged_ns(job.request, max(0, done_ns)), job.job_id
 
     def _why(self, task: Task) -> str:
         verb = "continues" if task.job.last_devices else "is next"
-        return f"{verb}: of those that wait it has least left for its age, {needs(task.job.demand)}"
+        return f"{verb}: of the waiting jobs it has the least remaining time for its age, {needs(task.job.demand)}"
 
 
-def _kind(request: Request) -> _Kind:
+def _class_key(request: Request) -> _ClassKey:
     return request.pipeline, request.shape, request.steps, request.guided, request.preview_every

@@ -1,4 +1,4 @@
-"""Choosing the GPUs of a group among those that are free: a buddy allocator that prefers to leave a job where it is."""
+"""Which of the free devices make up a group: a buddy allocator that prefers to leave a job where it is."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from tilework.core.work import Group
 
 
 class Allocator:
-    """The free GPUs of some nodes.
+    """The free devices of some nodes.
 
     A block is *aligned* if it is a power of two of consecutive ids that begins at a multiple of its width: its buddy
     halves are blocks again, and two aligned blocks overlap only if one contains the other. Any subset of a node is a
     legal group; aligned ones are preferred because they leave wide blocks whole for wide groups.
 
     A *hole* is a free aligned block that no wider one contains. Holes are kept by width, and nodes by how many of their
-    GPUs are free, so that a group is found without looking at other nodes than those of the preferred GPUs.
+    devices are free, so that a group is found without looking at other nodes than those of the preferred devices.
 
     Source: buddy allocation of GPU groups, DDiT §5; placement preservation, TetriServe §4.2.3.
     """
 
     def __init__(self, nodes: Iterable[Sequence[int]]) -> None:
-        """`nodes`: the free GPUs of each node."""
+        """`nodes`: the free devices of each node."""
         self._free: list[set[int]] = [set(devices) for devices in nodes]
         self._room = {device_id: index for index, free in enumerate(self._free) for device_id in free}
         self._num_free = len(self._room)
-        self._holes, self._nodes = _Shelves(), _Shelves()  # By their lowest GPUs, which name them.
+        self._holes, self._nodes = _Shelves(), _Shelves()  # By their lowest devices, which name them.
         self._names: list[list[int]] = [[] for _ in self._free]  # Of the holes of each node as of the last `_tidy`.
         self._changed = set(range(len(self._free)))
 
@@ -36,37 +36,45 @@ class Allocator:
         return self._num_free
 
     def widest(self) -> int:
-        """The most free GPUs of a node."""
+        """The most free devices of a node."""
         self._tidy()
         return self._nodes.highest()
 
     def take(self, width: int, preferred: Group = ()) -> Group | None:
-        """Take `width` free GPUs of one node; None if no node has that many.
+        """Take `width` free devices of one node; None if no node has that many.
 
         The choice, in this order: the preferred group itself, where it has this width and is free; the aligned block
-        with the most preferred GPUs, among equals the one in the smallest hole, then the lowest; without a
-        free aligned block, the subset with the most preferred GPUs, of the node with the fewest free ones.
+        with the most preferred devices, among equals the one in the smallest hole, then the lowest; without a
+        free aligned block, the subset with the most preferred devices, of the node with the fewest free ones.
         """
-        assert width > 0, "a group has at least one GPU"
+        assert width > 0, "a group has at least one device"
         group = self._whole(width, preferred) or self._aligned(width, preferred) or self._subset(width, preferred)
         if group is not None:
             self._remove(group)
         return group
 
     def num_free_of(self, node: Sequence[int]) -> int:
-        """How many of these GPUs are free."""
+        """How many of these devices are free."""
         return sum([device_id in self._free_beside(device_id) for device_id in node])
 
     def take_some(self, node: Sequence[int], most: int) -> None:
-        """Take free GPUs among these, the lowest first, `most` at most."""
+        """Take free devices among these, the lowest first, `most` at most."""
         self._remove([device_id for device_id in node if device_id in self._free_beside(device_id)][:most])
 
     def give(self, group: Group) -> None:
-        """Take back what `take` gave."""
+        """Make the devices of a group free again."""
         index = self._room[group[0]]
         self._free[index].update(group)
         self._num_free += len(group)
         self._changed.add(index)
+
+    def exchange(self, group: Group, width: int, preferred: Group) -> Group | None:
+        """Give a group back for one of another width; None if no node has room for that, and the group stays taken."""
+        self.give(group)
+        other = self.take(width, preferred)
+        if other is None:
+            self._remove(group)
+        return other
 
     def _remove(self, devices: Sequence[int]) -> None:
         for device_id in devices:
@@ -76,12 +84,12 @@ class Allocator:
         self._num_free -= len(devices)
 
     def _free_beside(self, device_id: int) -> set[int]:
-        """The free GPUs of its node."""
+        """The free devices of its node."""
         index = self._room.get(device_id)
         return set() if index is None else self._free[index]
 
     def _tidy(self) -> None:
-        """Put the nodes that have changed, and their holes, where they belong now."""
+        """Sort the nodes that have changed, and their holes, onto their shelves."""
         for index in self._changed:
             free, names = self._free[index], self._names[index]
             for name in names:
@@ -142,7 +150,7 @@ class Allocator:
 class _Shelves:
     """Names, each a number, on numbered shelves.
 
-    A heap for each shelf; what was removed stays there until it comes to the top.
+    Each shelf is a heap; a removed name stays in it until it comes to the top.
     """
 
     _shelf_of: dict[int, int] = field(default_factory=dict)
@@ -186,7 +194,7 @@ def _buddy_width(free: set[int], first: int, width: int) -> int:
 
 
 def nodes(devices: Iterable[DeviceView]) -> list[list[int]]:
-    """The ids of GPUs by node."""
+    """The ids of devices by node."""
     by_node: dict[int, list[int]] = {}
     for device in devices:
         by_node.setdefault(device.node, []).append(device.device_id)

@@ -1,4 +1,4 @@
-"""Batches that are formed anew at the ends of chunks: what the policies share that run several requests per forward."""
+"""Batches that are formed anew at the ends of chunks, for policies that run several requests per forward pass."""
 
 from __future__ import annotations
 
@@ -11,54 +11,66 @@ from tilework.core.interfaces import ClusterView, CostModel, Demand, DeviceView,
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import DIFFUSE, ENCODE, Plan, StageId, Start
+from tilework.core.work import ENCODE, Plan, Start, stages_of
 from tilework.policy.toolkit.demand import demand_at
-from tilework.policy.toolkit.elastic_groups import is_open, next_open_ns
+from tilework.policy.toolkit.open_devices import is_open, next_open_ns
 from tilework.policy.toolkit.order import by_urgency, jobs_at_hand
+from tilework.policy.toolkit.starts import start_stage, start_steps, steps_in_chunk
 
-MOST_AHEAD = 4  # Works that an open device is told; the steps wait if those who begin and end are more.
+MOST_AHEAD = 4  # Works that an open device is told; if more jobs begin and end, the steps wait.
 
 
 @dataclass(slots=True)
-class Crowd:
-    """The jobs of one device: those that have begun there, and those that were sent there and wait; by urgency."""
+class DeviceQueue:
+    """The jobs of one device: those that have begun there, and those that are assigned to it and wait; by urgency."""
 
-    device_id: DeviceView
+    device: DeviceView
+    load_ns: int
     begun: list[JobView] = field(default_factory=list)
     waiting: list[JobView] = field(default_factory=list)
 
+    @property
+    def jobs(self) -> list[JobView]:
+        return self.begun + self.waiting
+
+    def add(self, job: JobView, has_begun: bool) -> None:
+        """A job that is dropped to best effort adds no load: it must wait for the others anyway."""
+        (self.begun if has_begun else self.waiting).append(job)
+        self.load_ns += 0 if job.dropped_to_best_effort else job.demand.run_ns
+
     def take_ended(self) -> list[JobView]:
-        """Take out those that have made all their steps; one whose device was lost then waits on another."""
-        ended = [job for job in self.begun + self.waiting if not job.num_steps_left]
+        """Take out the jobs that have made all their steps; after the loss of their device they wait on another."""
+        ended = [job for job in self.jobs if not job.num_steps_left]
         self.begun, self.waiting = ([job for job in jobs if job.num_steps_left] for jobs in (self.begun, self.waiting))
         return ended
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Who makes the next steps together, and who cannot be on time any more, each with the reason in words."""
+class BatchChoice:
+    """The jobs that make the next steps together, and those that can no longer be on time, each with the reason."""
 
     members: Sequence[JobView]
     late: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
-class Batching(ABC):
+class ContinuousBatching(ABC):
     """Each device has a batch of its own, which jobs join and leave between chunks of steps.
 
-    A newcomer is sent to the device that has the least left to do, and stays there (data parallelism, PatchedServe
-    §8.2). Who makes steps with whom, `choose` says. A chunk ends when its first member has made all steps.
+    A new job is assigned to the device that has the least remaining work, and stays there (data parallelism,
+    PatchedServe §8.2). `choose` says which jobs make steps together. A chunk ends when its first member has made all
+    its steps.
     """
 
     chunk_ns: int = 200 * NS_PER_MS
-    _homes: dict[int, int] = field(default_factory=dict, init=False)
+    _device_of: dict[int, int] = field(default_factory=dict, init=False)
 
     @abstractmethod
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int: ...
 
     @abstractmethod
-    def choose(self, crowd: Crowd, costs: CostModel, begin_ns: int) -> Choice:
-        """Who makes steps from `begin_ns` on, of a device that has somebody; nobody only if some are late."""
+    def choose(self, queue: DeviceQueue, costs: CostModel, begin_ns: int) -> BatchChoice:
+        """The jobs of a queue, which has some, that make steps from `begin_ns` on; none only if some are late."""
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         return (1,)
@@ -68,71 +80,68 @@ class Batching(ABC):
         return demand_at(request, left, 1, costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        """A plan that sets jobs aside starts nothing, and is asked for again."""
+        """A plan that drops jobs to best effort starts nothing, and is asked for again."""
         starts: list[Start] = []
         late: list[tuple[int, str]] = []
-        for crowd in self._crowds(view):
-            if not is_open(crowd.device_id, now_ns):
+        for queue in self._queues(view):
+            device = queue.device
+            if not is_open(device, now_ns):
                 continue
-            ended = crowd.take_ended()
+            ended = queue.take_ended()
             members: Sequence[JobView] = ()
-            if crowd.begun or crowd.waiting:
-                choice = self.choose(crowd, costs, max(now_ns, crowd.device_id.free_ns))
+            if queue.begun or queue.waiting:
+                choice = self.choose(queue, costs, max(now_ns, device.free_ns))
                 members, late = choice.members, late + list(choice.late)
-            starts += islice(self._starts(ended, members, crowd.device_id, costs), MOST_AHEAD)
+            starts += islice(self._starts(ended, members, device.device_id, costs), MOST_AHEAD)
         if late:
             return Plan(dropped_to_best_effort=tuple(late))
         return Plan(starts=tuple(starts), wake_ns=next_open_ns(view.devices, now_ns))
 
-    def _crowds(self, view: ClusterView) -> Sequence[Crowd]:
-        """Of each device, with everybody who is there and has something left that may be started."""
-        crowds = {device.device_id: Crowd(device) for device in view.devices}
-        loads_ns = {device.device_id: device.free_ns for device in view.devices}
-        newcomers: list[JobView] = []
-        homes, self._homes = self._homes, {}
+    def _queues(self, view: ClusterView) -> Sequence[DeviceQueue]:
+        """The queue of each device, with all its jobs that have remaining work and may be started."""
+        queues = {device.device_id: DeviceQueue(device, device.free_ns) for device in view.devices}
+        new: list[JobView] = []
+        former, self._device_of = self._device_of, {}
         for job in sorted(jobs_at_hand(view, None), key=by_urgency):
             if job.stage is None or job.is_stopping:
                 continue
-            if job.last_devices and job.last_devices[0] in crowds:
-                crowds[job.last_devices[0]].begun.append(job)
-                loads_ns[job.last_devices[0]] += _load_ns(job)
-            elif homes.get(job.job_id) in crowds:
-                self._homes[job.job_id] = home = homes[job.job_id]
-                crowds[home].waiting.append(job)
-                loads_ns[home] += _load_ns(job)
+            if job.last_devices and job.last_devices[0] in queues:
+                queues[job.last_devices[0]].add(job, has_begun=True)
+            elif former.get(job.job_id) in queues:
+                self._assign(job, queues[former[job.job_id]])
             else:
-                newcomers.append(job)
-        for job in newcomers if crowds else ():
-            self._homes[job.job_id] = home = min(loads_ns, key=lambda device_id: (loads_ns[device_id], device_id))
-            crowds[home].waiting.append(job)
-            loads_ns[home] += _load_ns(job)
-        return tuple(crowds.values())
+                new.append(job)
+        for job in new if queues else ():
+            self._assign(job, min(queues.values(), key=lambda queue: (queue.load_ns, queue.device.device_id)))
+        return tuple(queues.values())
+
+    def _assign(self, job: JobView, queue: DeviceQueue) -> None:
+        self._device_of[job.job_id] = queue.device.device_id
+        queue.add(job, has_begun=False)
 
     def _starts(
-        self, ended: Sequence[JobView], members: Sequence[JobView], device: DeviceView, costs: CostModel
+        self, ended: Sequence[JobView], members: Sequence[JobView], device_id: int, costs: CostModel
     ) -> Iterator[Start]:
-        """Decodes of those who have made all steps, encodes of those who begin, and then steps of all members."""
-        on = (device.device_id,)
+        """Decodes of the jobs that have made all steps, encodes of those that begin, then steps of all members."""
         for job in ended:
             assert job.stage is not None
-            yield Start(stage=job.stage, job_ids=(job.job_id,), devices=on, num_steps=1, why="has made all its steps")
+            yield start_stage(job.stage, job.job_id, device_id, "has made all its steps")
         for job in members:
             if job.stage is not None and job.stage.name == ENCODE:
-                yield Start(stage=job.stage, job_ids=(job.job_id,), devices=on, num_steps=1, why="joins the batch")
+                yield start_stage(job.stage, job.job_id, device_id, "joins the batch")
         if not members:
             return
         others = len(members) - 1
         why = f"makes steps with {others} other{'s' if others > 1 else ''}" if others else "makes steps alone"
-        stage, requests = StageId(members[0].request.pipeline, DIFFUSE), [job.request for job in members]
-        step_ns = costs.work_ns(stage, requests, 1)
-        num_steps = max(1, min(self.chunk_ns // max(1, step_ns), *(job.num_steps_left for job in members)))
-        yield Start(
-            stage=stage, job_ids=tuple([job.job_id for job in members]), devices=on, num_steps=num_steps, why=why
-        )
+        pipeline = members[0].request.pipeline
+        _, diffuse, _ = stages_of(pipeline)
+        step_ns = costs.work_ns(diffuse, [job.request for job in members], 1)
+        num_steps = steps_in_chunk(min(job.num_steps_left for job in members), step_ns, self.chunk_ns)
+        yield start_steps(pipeline, tuple([job.job_id for job in members]), (device_id,), num_steps, why)
 
 
-def together(jobs: Iterable[JobView], costs: CostModel) -> list[JobView]:
-    """The first of these jobs, and all that may make steps with those before them."""
+def first_batch(jobs: Iterable[JobView], costs: CostModel) -> list[JobView]:
+    """The first of these jobs, and all others that may make steps with those before them."""
     batch: list[JobView] = []
     for job in jobs:
         if may_join(batch, job, costs):
@@ -141,15 +150,10 @@ def together(jobs: Iterable[JobView], costs: CostModel) -> list[JobView]:
 
 
 def may_join(batch: Sequence[JobView], job: JobView, costs: CostModel) -> bool:
-    """Whether a job may make steps with a batch; with nobody it always may."""
+    """Whether a job may make steps with a batch; an empty batch takes any job."""
     if not batch:
         return True
     if job.request.pipeline != batch[0].request.pipeline or not (job.may_share and batch[0].may_share):
         return False
-    shapes = [member.request.shape for member in (*batch, job)]
-    return costs.fits_together(StageId(job.request.pipeline, DIFFUSE), shapes)
-
-
-def _load_ns(job: JobView) -> int:
-    """What the device has to do for a job; nothing for one that must wait for the others anyway."""
-    return 0 if job.dropped_to_best_effort else job.demand.run_ns
+    _, diffuse, _ = stages_of(job.request.pipeline)
+    return costs.fits_together(diffuse, [member.request.shape for member in (*batch, job)])

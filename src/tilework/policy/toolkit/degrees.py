@@ -1,4 +1,4 @@
-"""Degrees that follow from a profile alone: how many GPUs a request of some kind is worth."""
+"""Degrees that follow from a profile alone: how many devices a request of some size is worth."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tilework.cost.degrees import EFFICIENT
 from tilework.policy.toolkit.demand import Speed, step_speeds
 
 _LEAST_GAIN = 0.25
-_ANY = 1 << 30
+_ANY_DEGREE = 1 << 30
 
 
 def efficient_speeds(speeds: Sequence[Speed]) -> list[Speed]:
-    """Those of degrees k with T(1) / (k T(k)) at least EFFICIENT. `speeds` are ascending, and not empty.
+    """The speeds of degrees k with T(1) / (k T(k)) at least EFFICIENT. `speeds` are ascending, and not empty.
 
-    Where a request does not fit on one GPU, the narrowest degree stands for the first.
+    Where a request does not fit on one device, the narrowest degree stands for the first.
 
     Source: TridentServe's criterion of efficiency.
     """
@@ -33,8 +33,8 @@ def best_doubling(speeds: Sequence[Speed]) -> int:
     """The degree that DDiT calls B: up to it, each doubling pays. `speeds` are ascending, and not empty.
 
     Source: DDiT §4.2.3, eq. 4: z = 1 - T(k) / T(k / 2), and B the degree with the largest z. Taken literally, noise
-    decides where speed-up is nearly linear (z of .48, .46, .43 gives 2 GPUs), and where nothing is gained by any, one
-    is chosen all the same. So here B is the last doubling of an unbroken run of those that save a quarter of the
+    decides where speed-up is nearly linear (z of .48, .46, .43 gives 2 devices), and where no doubling gains anything,
+    one is chosen all the same. So here B is the last doubling of an unbroken run of those that save a quarter of the
     time; the narrowest degree if the first does not. It gives the paper's 1, 2 and 4 for its three sizes.
     """
     best = speeds[0]
@@ -47,4 +47,4 @@ def best_doubling(speeds: Sequence[Speed]) -> int:
 
 def all_speeds(request: Request, costs: CostModel) -> tuple[Speed, ...]:
     """The speeds of a request's steps on a node of any size. Raises UnknownCost."""
-    return step_speeds(request, costs, _ANY)
+    return step_speeds(request, costs, _ANY_DEGREE)

@@ -1,4 +1,4 @@
-"""What is left of a request as a block of GPUs x time, and the degrees that meet its deadline with the least of it."""
+"""The remaining work of a request as a block of devices x time, and the cheapest degrees that meet its deadline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilework.core.work import DIFFUSE, StageId, stages_of
 
 
 def demand_at(request: Request, left: Cursor, degree: int, costs: CostModel) -> Demand:
-    """What is left if it denoises at `degree`. Encode and decode run on one GPU, but the group is kept meanwhile.
+    """The remaining work at `degree`. Encode and decode run on one device, but the group is kept meanwhile.
 
     Raises UnknownCost.
     """
@@ -26,7 +26,7 @@ def demand_at(request: Request, left: Cursor, degree: int, costs: CostModel) -> 
 
 
 def reserved_at(request: Request, left: Cursor, degree: int, costs: CostModel) -> Demand:
-    """As `demand_at`, but a nanosecond at least while anything is left: what costs nothing must be started, too.
+    """As `demand_at`, but at least a nanosecond while any work remains: what costs nothing must be started, too.
 
     Raises UnknownCost.
     """
@@ -37,16 +37,16 @@ def reserved_at(request: Request, left: Cursor, degree: int, costs: CostModel) -
 def cheapest_in_time(
     request: Request, left: Cursor, degrees: Sequence[int], budget_ns: int, costs: CostModel
 ) -> Demand:
-    """What is left at the degree, of these, that takes the least GPU-time within a budget; the quickest if none does.
+    """The remaining work at the degree that takes the least device time within a budget; at the quickest if none does.
 
     Raises UnknownCost.
     """
     if not left.num_steps_left:
         return demand_at(request, left, 1, costs)
     (_, stage, _), one = stages_of(request.pipeline), (request,)
-    rest_ns = sum(costs.work_ns(other, one, 1) for other, _ in left.pieces() if other.name != DIFFUSE)
+    other_ns = sum(costs.work_ns(piece, one, 1) for piece, _ in left.pieces() if piece.name != DIFFUSE)
     num_steps = left.num_steps_left
-    blocks = [Demand(degree, rest_ns + costs.work_ns(stage, one, degree, num_steps)) for degree in degrees]
+    blocks = [Demand(degree, other_ns + costs.work_ns(stage, one, degree, num_steps)) for degree in degrees]
     in_time = [block for block in blocks if block.run_ns <= budget_ns]
     if in_time:
         return min(in_time, key=lambda block: (block.width * block.run_ns, block.width))
@@ -54,7 +54,7 @@ def cheapest_in_time(
 
 
 def usable_degree(stage: StageId, width: int, costs: CostModel) -> int:
-    """The widest profiled degree that `width` GPUs can run; 1 for a stage that was profiled at wider degrees only."""
+    """The widest profiled degree that `width` devices can run; 1 for a stage that was profiled at wider ones only."""
     for degree in reversed(costs.degrees(stage)):
         if degree <= width:
             return degree
@@ -73,7 +73,7 @@ def fitting_degrees(request: Request, costs: CostModel) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How long one step takes at a degree, and its GPU-time."""
+    """How long one step takes at a degree, and its device time."""
 
     degree: int
     step_ns: int
@@ -92,7 +92,7 @@ def step_speeds(request: Request, costs: CostModel, max_degree: int) -> tuple[Sp
 
 
 def worthwhile(speeds: Sequence[Speed]) -> list[Speed]:
-    """Those that are quicker than every narrower one, ascending: the others only take more devices."""
+    """The speeds that are quicker than every narrower one, ascending: the others only take more devices."""
     kept: list[Speed] = []
     for speed in sorted(speeds, key=lambda speed: speed.degree):
         if not kept or speed.step_ns < kept[-1].step_ns:
@@ -109,11 +109,11 @@ class Segment:
 
 
 def min_device_allocation(speeds: Sequence[Speed], num_steps: int, budget_ns: float) -> tuple[Segment, ...]:
-    """Choose the cheapest degrees, in GPU-time, at which `num_steps` steps take at most `budget_ns`.
+    """Choose the cheapest degrees, in device time, at which `num_steps` steps take at most `budget_ns`.
 
     Returns at most two segments, the slower first; empty if even the fastest degree takes longer. Among equally cheap
     ones the quicker is chosen, then the narrower. The slower comes first because the need for the faster one may pass:
-    whoever is early needs fewer steps of it, and it is easier to find room for few GPUs now than for many.
+    a request that is early needs fewer steps of it, and few devices are found now more easily than many.
 
     Source: TetriServe §4.2.1; unlike it, the caller charges encode and decode to the deadline, by the budget. A mix of
     two degrees is optimal but for the rounding to whole steps (it is a linear program with two constraints).

@@ -1,4 +1,4 @@
-"""Group knapsack: at most one option of each group, as much value as fits a number of GPUs."""
+"""Multiple-choice knapsack: at most one option of each group, with the most value that fits a number of devices."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _MOST_CELLS = 1 << 13
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """`width` GPUs bring `value`, of which taking none of a group's options brings 0."""
+    """`width` devices bring `value`; none of a group's options brings 0."""
 
     width: int
     value: int
 
 
-def pack(groups: Sequence[Sequence[Option]], capacity: int) -> list[int | None]:
-    """Choose one option, or none, per group: the most value, with it the fewest GPUs.
+def solve_knapsack(groups: Sequence[Sequence[Option]], capacity: int) -> list[int | None]:
+    """Choose one option, or none, per group: the most value, with it the fewest devices.
 
-    Returns the index of each group's option. Among equally good packings the one is chosen that gives a group its
-    option rather than a later one: whoever comes first is preferred. O(groups x options x capacity).
+    Returns the index of each group's option. Of equally good choices, an earlier group is given an option rather
+    than a later one. O(groups x options x capacity).
 
     Source: TetriServe §4.2.2, Algorithm 1, lines 13-22.
     """
@@ -47,18 +47,18 @@ def _read_back(groups: Sequence[Sequence[Option]], tables: list[list[int]], room
     return chosen
 
 
-def pack_quickly(groups: Sequence[Sequence[Option]], capacity: int) -> list[int | None]:
-    """As `pack` where its table is small; else in O(options x log options), and not always the most value.
+def solve_knapsack_quickly(groups: Sequence[Sequence[Option]], capacity: int) -> list[int | None]:
+    """As `solve_knapsack` where its table is small; else in O(options x log options), and not always the most value.
 
-    Each group moves from nothing to ever wider options, those with the most value per GPU first, as far as they fit.
+    Each group moves from nothing to ever wider options, those with the most value per device first, as far as they fit.
     That is the optimum without whole numbers, but for the one move that would be made in part: if each option fits
-    alone, less is lost than one is worth. What is left over goes to those that gain most by it. Groups that are one
-    object are looked at once.
+    alone, less is lost than one is worth. Remaining devices go to the groups that gain most by them. Groups that are
+    one object are looked at once.
 
     Source: the greedy method for the multiple-choice knapsack problem (Kellerer, Pferschy, Pisinger 2004, chapter 11).
     """
     if len(groups) * capacity <= _MOST_CELLS:
-        return pack(groups, capacity)
+        return solve_knapsack(groups, capacity)
     hulls: dict[int, list[tuple[float, int, int]]] = {}
     moves = []
     for group, options in enumerate(groups):
@@ -79,7 +79,7 @@ def pack_quickly(groups: Sequence[Sequence[Option]], capacity: int) -> list[int 
 def _hull(options: Sequence[Option]) -> list[tuple[float, int, int]]:
     """The moves along the upper convex hull, from nothing on.
 
-    Of each: the value that it gains per GPU, below 0; the GPUs that it adds; the index of its option.
+    Of each: minus the value that it gains per device, for sorting; the devices that it adds; the index of its option.
     """
     if len(options) == 1:
         (option,) = options
@@ -99,7 +99,7 @@ def _hull(options: Sequence[Option]) -> list[tuple[float, int, int]]:
 
 
 def _fill(groups: Sequence[Sequence[Option]], chosen: list[int | None], room: int) -> list[int | None]:
-    """Change options, each group's once, those that gain most first, until nothing fits `room` more GPUs."""
+    """Change options, each group's once, those that gain most first, until nothing fits `room` more devices."""
     changes = []
     for group, options in enumerate(groups):
         now = chosen[group]

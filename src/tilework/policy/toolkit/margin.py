@@ -25,7 +25,7 @@ class Margin:
         return now_ns + (due_ns - self.fixed_ns - now_ns) * 100 // (100 + self.percent)
 
     def latest_all_ns(self, blocks: Sequence[Block], now_ns: int) -> list[int]:
-        """`latest_ns` of each block: there may be thousands."""
+        """`latest_ns` of each block, at once: there may be thousands."""
         begin_ns, share = now_ns + self.fixed_ns, 100 + self.percent
         return [now_ns + (block.due_ns - begin_ns) * 100 // share for block in blocks]
 

@@ -1,25 +1,35 @@
-"""The order of service of policies that serve the earliest deadline first and let nobody starve."""
+"""The order of service: when the turn of a job comes, by its arrival or by its deadline."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
-from tilework.core.interfaces import ClusterView, Demand, JobView
+from tilework.core.interfaces import ClusterView, JobView
 from tilework.core.request import Request
-from tilework.core.time import NS_PER_S, s_from_ns
+from tilework.core.time import NS_PER_S
+
+
+class ArrivalOrdered:
+    """A base of policies: first come, first served. Deadlines, weights and tenants are ignored."""
+
+    __slots__ = ()
+
+    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
+        return request.arrival_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlineOrder:
-    """Earliest deadline first, with a deadline for everybody.
+    """Earliest deadline first, with a turn for requests that have no deadline or can no longer meet it.
 
-    A job that cannot be on time any more is set aside: it is served as if its deadline were `late_patience_ns` after
-    its arrival. A job without a deadline is served as if it had one after `patience_ns`. Both are divided by the weight
-    of the request, and both begin `delay_ns` after its arrival, so that tenants take turns (see `control.load`).
-    Deadlines of later arrivals pass these points in time, so nobody starves; under an overload that outlasts them, the
-    late displace those that could be on time, which only refusing requests (`on_miss: reject`) prevents.
+    A job that is dropped to best effort is served as if its deadline were `late_patience_ns` after its arrival. A job
+    without a deadline is served as if it had one after `patience_ns`. Both times are divided by the weight of the
+    request, and both begin `delay_ns` after its arrival, so that tenants take turns (see `control.load`).
+
+    Deadlines of later arrivals pass these points in time, so no job starves. Under an overload that outlasts them, late
+    jobs displace those that could be on time; only refusing requests (`on_miss: reject`) prevents that.
     """
 
     patience_ns: int = 60 * NS_PER_S
@@ -34,7 +44,18 @@ class DeadlineOrder:
         return max(request.deadline_ns, from_ns + int(self.late_patience_ns / request.weight))
 
 
+@dataclass(slots=True, kw_only=True)
+class DeadlineOrdered:
+    """A base of policies that serve the earliest deadline first."""
+
+    order: DeadlineOrder = field(default_factory=DeadlineOrder)
+
+    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
+        return self.order.urgency_ns(request, dropped_to_best_effort, delay_ns)
+
+
 def by_urgency(job: JobView) -> tuple[int, int]:
+    """The key by which jobs are sorted into the order of service."""
     return job.urgency_ns, job.job_id
 
 
@@ -46,29 +67,3 @@ def jobs_at_hand(view: ClusterView, num_waiting: int | None) -> Iterator[JobView
     ids = {job_id: None for device in view.devices for work in device.works for job_id in work.job_ids}
     ids |= {job.job_id: None for job in islice(view.waiting(), num_waiting)}
     yield from (job for job_id in ids if (job := view.job(job_id)) is not None)
-
-
-def doom(job: JobView, finish_ns: int) -> str | None:
-    """Why a job that is not yet set aside must be, if it must, since it ends at `finish_ns` at the earliest.
-
-    A promised one stays where it is: if its promise is broken, it is by as little as possible.
-    """
-    deadline_ns = job.request.deadline_ns
-    if deadline_ns is None or job.dropped_to_best_effort or job.request.is_promise or finish_ns <= deadline_ns:
-        return None
-    return f"even if nothing else ran, it would finish {s_from_ns(finish_ns - deadline_ns):.2f} s late"
-
-
-def explain(job: JobView, verb: str, now_ns: int) -> str:
-    """`verb` says what happens to the job; added is how urgent it is."""
-    if job.request.deadline_ns is None:
-        return f"{verb}; no deadline"
-    if job.dropped_to_best_effort:
-        return f"{verb}; it cannot be on time any more"
-    due_s = s_from_ns(job.request.deadline_ns - now_ns)
-    return f"{verb}; due in {due_s:.2f} s, needs {needs(job.demand)}"
-
-
-def needs(demand: Demand) -> str:
-    devices = "1 GPU" if demand.width == 1 else f"{demand.width} GPUs"
-    return f"{s_from_ns(demand.run_ns):.2f} s of {devices}"

@@ -1,4 +1,4 @@
-"""What is left of a job, timed: what policies that choose degrees compute for every job in every plan."""
+"""The remaining work of a job, timed at each degree: policies compute it for every job in every plan."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from dataclasses import dataclass, field
 
 from tilework.core.interfaces import ClusterView, CostModel, JobView
 from tilework.core.request import Request, Shape
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, Group, StageId, Start
+from tilework.core.work import DIFFUSE, ENCODE, Group, Start, stages_of
 from tilework.policy.toolkit.demand import Speed, step_speeds
 from tilework.policy.toolkit.order import by_urgency, jobs_at_hand
+from tilework.policy.toolkit.starts import start_stage, start_steps
 
-_NO_SPEED = Speed(1, 0)
+NO_STEPS = Speed(1, 0)
+"""The speed of a task without steps: one device, no time."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Task:
-    """A job's uncommitted rest: encode (0 once it is done), steps at each degree, decode; not before `ready_ns`.
+    """The remaining work of a job: encode (0 once it is done), steps at each degree, decode; not before `ready_ns`.
 
     `speeds` are ascending in degree, and empty when no steps are left; `fastest` is the narrowest of the quickest.
-    `earliest_ns` is when it ends if it runs at that degree from now on.
+    `earliest_ns` is when it ends if it runs at that degree from now on. `group_speeds` are the speeds at which it can
+    be given a group: `speeds`, or `NO_STEPS`.
     """
 
     job: JobView
@@ -30,38 +33,39 @@ class Task:
     decode_ns: int
     fastest: Speed = field(init=False)
     earliest_ns: int = field(init=False)
+    group_speeds: tuple[Speed, ...] = field(init=False)
 
     @property
     def due_ns(self) -> int:
         return self.job.urgency_ns
 
     def __post_init__(self) -> None:
-        self.fastest = min(self.speeds, key=lambda speed: (speed.step_ns, speed.degree), default=_NO_SPEED)
-        steps_ns = self.num_steps * self.fastest.step_ns
-        self.earliest_ns = self.ready_ns + self.encode_ns + steps_ns + self.decode_ns
+        self.group_speeds = self.speeds or (NO_STEPS,)
+        self.fastest = min(self.group_speeds, key=lambda speed: (speed.step_ns, speed.degree))
+        self.earliest_ns = self.finish_ns(self.fastest)
+
+    def finish_ns(self, speed: Speed) -> int:
+        """When it ends if it runs at this speed from `ready_ns` on."""
+        return self.ready_ns + self.encode_ns + self.num_steps * speed.step_ns + self.decode_ns
 
     def starts(self, group: Group, num_steps: int, why: str) -> Iterator[Start]:
         """Encode if it is due, `num_steps` steps on the group, and decode if these are the last."""
-        stage, jobs = self.job.stage, (self.job.job_id,)
-        assert stage is not None, f"job {self.job.job_id} has nothing left to start"
+        job_id, stage = self.job.job_id, self.job.stage
+        assert stage is not None, f"job {job_id} has nothing left to start"
+        encode, _, decode = stages_of(stage.pipeline)
         if stage.name == ENCODE:
-            yield Start(stage=stage, job_ids=jobs, devices=group[:1], num_steps=1, why=why)
+            yield start_stage(encode, job_id, group[0], why)
         if num_steps:
-            diffuse = StageId(stage.pipeline, DIFFUSE)
-            yield Start(stage=diffuse, job_ids=jobs, devices=group, num_steps=num_steps, why=why)
+            yield start_steps(stage.pipeline, (job_id,), group, num_steps, why)
         if num_steps == self.num_steps:
-            decode = StageId(stage.pipeline, DECODE)
-            yield Start(stage=decode, job_ids=jobs, devices=group[:1], num_steps=1, why=why)
+            yield start_stage(decode, job_id, group[0], why)
 
 
 class TaskReader:
-    """Reads the tasks of jobs at one time.
-
-    What requests of a shape cost is looked up once: there are many jobs, and few shapes.
-    """
+    """Reads the tasks of jobs at one time. The costs of a request class are looked up once: there are few classes."""
 
     def __init__(self, free_ns: Mapping[int, int], costs: CostModel, max_degree: int, now_ns: int) -> None:
-        """`free_ns` says when each device is free that is up."""
+        """`free_ns` is when each device that is up becomes free."""
         self._free_ns, self._costs, self._max_degree, self._now_ns = free_ns, costs, max_degree, now_ns
         self._prices: dict[tuple[str, Shape, bool, int], tuple[int, tuple[Speed, ...], int]] = {}
 
@@ -92,9 +96,8 @@ class TaskReader:
         """Times of the encode, of a step at each degree, and of the decode."""
         key = request.pipeline, request.shape, request.guided, request.preview_every
         if key not in self._prices:
-            encode_ns, decode_ns = (
-                self._costs.work_ns(StageId(request.pipeline, stage), (request,), 1) for stage in (ENCODE, DECODE)
-            )
+            encode, _, decode = stages_of(request.pipeline)
+            encode_ns, decode_ns = (self._costs.work_ns(stage, (request,), 1) for stage in (encode, decode))
             self._prices[key] = encode_ns, step_speeds(request, self._costs, self._max_degree), decode_ns
         return self._prices[key]
 

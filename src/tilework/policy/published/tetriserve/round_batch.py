@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tilework.core.interfaces import CostModel
 from tilework.core.work import Start, stages_of
+from tilework.policy.toolkit.starts import start_stage, start_steps
 from tilework.policy.toolkit.tasks import Task
 
 _LEAST_SAVING = 0.1  # Of a step's time: with less, requests that come later lose more than these gain.
@@ -16,8 +17,9 @@ _LEAST_SAVING = 0.1  # Of a step's time: with less, requests that come later los
 class RoundBatch:
     """Tasks that share forward passes from `ready_ns` on, by steps that end before `limit_ns`.
 
-    Their encodes come first, one by one. `parts` are the steps, each with those who make them: whoever has none left is
-    decoded, and the others go on. `ends_ns` is when a task ends here, and `left` how many steps it then has to go.
+    Their encodes come first, one by one. `parts` are the steps, each with the tasks that make them: a task whose last
+    step is made is decoded, and the others go on. `ends_ns` is when a task ends here, and `num_steps_left` how many of
+    its steps remain then.
 
     Source: TetriServe §5, selective continuous batching.
     """
@@ -27,41 +29,41 @@ class RoundBatch:
     limit_ns: int
     costs: CostModel
     parts: list[tuple[Sequence[Task], int]] = field(default_factory=list, init=False)
-    left: dict[int, int] = field(init=False)
+    num_steps_left: dict[int, int] = field(init=False)
     ends_ns: dict[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        riding = list(self.tasks)
-        now = max([self.ready_ns, *(task.ready_ns for task in riding)]) + sum(task.encode_ns for task in riding)
-        self.left = {task.job.job_id: task.num_steps for task in riding}
-        self.ends_ns = dict.fromkeys(self.left, now)
-        while riding:
-            step_ns = step_together_ns(riding, self.costs)
-            least = min(self.left[task.job.job_id] for task in riding)
+        members, left = list(self.tasks), {task.job.job_id: task.num_steps for task in self.tasks}
+        now = max([self.ready_ns, *(task.ready_ns for task in members)]) + sum(task.encode_ns for task in members)
+        self.num_steps_left, self.ends_ns = left, dict.fromkeys(left, now)
+        while members:
+            step_ns = step_together_ns(members, self.costs)
+            least = min(left[task.job.job_id] for task in members)
             num_steps = min(least, (self.limit_ns - now) // max(1, step_ns))
             if num_steps <= 0:
                 return
-            self.parts.append((riding, num_steps))
+            self.parts.append((members, num_steps))
             now += num_steps * step_ns
-            for task in riding:
-                self.left[task.job.job_id] -= num_steps
-                now += 0 if self.left[task.job.job_id] else task.decode_ns
+            for task in members:
+                left[task.job.job_id] -= num_steps
+                now += 0 if left[task.job.job_id] else task.decode_ns
                 self.ends_ns[task.job.job_id] = now
-            riding = [task for task in riding if self.left[task.job.job_id]]
+            members = [task for task in members if left[task.job.job_id]]
 
     def starts(self, device_id: int, why: str) -> Iterator[Start]:
-        encode, diffuse, decode = stages_of(self.tasks[0].job.request.pipeline)
+        pipeline = self.tasks[0].job.request.pipeline
+        encode, _, decode = stages_of(pipeline)
         left = {task.job.job_id: task.num_steps for task in self.tasks}
         for task in self.tasks:
             if task.job.stage == encode:
-                yield Start(stage=encode, job_ids=(task.job.job_id,), devices=(device_id,), num_steps=1, why=why)
-        for riding, num_steps in self.parts:
-            job_ids = tuple(task.job.job_id for task in riding)
-            yield Start(stage=diffuse, job_ids=job_ids, devices=(device_id,), num_steps=num_steps, why=why)
+                yield start_stage(encode, task.job.job_id, device_id, why)
+        for members, num_steps in self.parts:
+            job_ids = tuple(task.job.job_id for task in members)
+            yield start_steps(pipeline, job_ids, (device_id,), num_steps, why)
             for job_id in job_ids:
                 left[job_id] -= num_steps
                 if not left[job_id]:
-                    yield Start(stage=decode, job_ids=(job_id,), devices=(device_id,), num_steps=1, why=why)
+                    yield start_stage(decode, job_id, device_id, why)
 
 
 def may_share(tasks: Sequence[Task], task: Task, costs: CostModel) -> bool:
@@ -80,7 +82,7 @@ def may_share(tasks: Sequence[Task], task: Task, costs: CostModel) -> bool:
 
 
 def step_together_ns(tasks: Sequence[Task], costs: CostModel) -> int:
-    """What a step of these takes on one device. Raises UnknownCost."""
+    """The time of a step of these tasks together on one device. Raises UnknownCost."""
     requests = [task.job.request for task in tasks]
     _, diffuse, _ = stages_of(requests[0].pipeline)
     return costs.work_ns(diffuse, requests, 1)

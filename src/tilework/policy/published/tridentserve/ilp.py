@@ -1,6 +1,6 @@
-"""TridentServe's dispatch program, solved by HiGHS: yardstick of the greedy core, and the policy `tridentserve-ilp`.
+"""TridentServe's dispatch program, solved by HiGHS: the yardstick of the greedy solver, and `tridentserve-ilp`.
 
-Owns the only import of the solver in this package, made when a program is solved: all else works without it.
+This is the only import of the solver here, made when a program is solved: everything else works without it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilework.policy.registry import UnknownPolicy
-from tilework.policy.toolkit.knapsack import Option, pack_quickly
+from tilework.policy.toolkit.knapsack import Option, solve_knapsack_quickly
 
 MAX_NODES = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
-    """The index of each group's option, what they are worth together, and what no packing is worth more than."""
+class Solution:
+    """The index of each group's option, their value together, and a bound that no solution exceeds."""
 
     chosen: list[int | None]
     value: int
@@ -40,16 +40,16 @@ def require_solver() -> Any:
     return highspy
 
 
-def pack_by_ilp(groups: Sequence[Sequence[Option]], capacity: int) -> list[int | None]:
+def solve_by_ilp(groups: Sequence[Sequence[Option]], capacity: int) -> list[int | None]:
     return solve(groups, capacity).chosen
 
 
-def solve(groups: Sequence[Sequence[Option]], capacity: int, max_nodes: int = MAX_NODES) -> Packing:
-    """Choose one option, or none, per group: the most value within `capacity` GPUs, as in `packing.pack`.
+def solve(groups: Sequence[Sequence[Option]], capacity: int, max_nodes: int = MAX_NODES) -> Solution:
+    """Choose one option, or none, per group: the most value within `capacity` devices, as in `solve_knapsack`.
 
-    x[r, k] = 1 says that request r is dispatched with degree k: one row per request (C1), one for the GPUs (C2). One
+    x[r, k] = 1 says that request r is dispatched with degree k: one row per request (C1), one for the devices (C2). One
     thread, a fixed seed, and a limit of nodes in place of time: the same program has the same solution. If the search
-    is cut short and has not found what the greedy core finds, it is that.
+    is cut short and has not found what the greedy solver finds, the result is that.
 
     Raises UnknownPolicy if the solver is missing.
     """
@@ -64,11 +64,11 @@ def solve(groups: Sequence[Sequence[Option]], capacity: int, max_nodes: int = MA
     for (group, index, _), share in zip(columns, found, strict=False):
         if share > 0.5:
             chosen[group] = index
-    quick = pack_quickly(groups, capacity)
-    best = max((chosen, quick), key=lambda packing: value_of(groups, packing))
+    quick = solve_knapsack_quickly(groups, capacity)
+    best = max((chosen, quick), key=lambda found: value_of(groups, found))
     value = value_of(groups, best)
     most = sum(max([option.value for option in options], default=0) for options in groups)
-    return Packing(best, value, max(value, min(bound, most)))
+    return Solution(best, value, max(value, min(bound, most)))
 
 
 def value_of(groups: Sequence[Sequence[Option]], chosen: Sequence[int | None]) -> int:
@@ -84,14 +84,16 @@ def _highs(columns: Sequence[tuple[int, int, Option]], capacity: int, max_nodes:
         solver.setOptionValue(option, value)
     solver.passModel(_model(highspy, columns, capacity))
     solver.run()
-    info, kinds = solver.getInfo(), highspy.HighsModelStatus
+    info, statuses = solver.getInfo(), highspy.HighsModelStatus
     status = solver.getModelStatus()
-    assert status in (kinds.kOptimal, kinds.kSolutionLimit), f"HiGHS ends with {solver.modelStatusToString(status)}"
+    assert status in (statuses.kOptimal, statuses.kSolutionLimit), (
+        f"HiGHS ends with {solver.modelStatusToString(status)}"
+    )
     return list(solver.getSolution().col_value), -float(info.mip_dual_bound)
 
 
 def _model(highspy: Any, columns: Sequence[tuple[int, int, Option]], capacity: int) -> Any:
-    """As a minimisation, row by row: the GPUs, then each group that has a column."""
+    """As a minimisation, row by row: the devices, then each group that has a column."""
     rows: dict[int, list[int]] = {}
     for column, (group, _, _) in enumerate(columns):
         rows.setdefault(group, []).append(column)

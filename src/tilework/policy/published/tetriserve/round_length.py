@@ -1,4 +1,4 @@
-"""Time in rounds of fixed length: what a step costs in them, and how long they had better be."""
+"""The length of rounds: what a step costs in rounds of a length, and the search for the best length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHORTEST_NS, _LONGEST_NS = 100 * NS_PER_MS, 2 * NS_PER_S
 _WAIT, _MISSED_WEIGHT = 1.5, 2.0
 _NEARLY_AS_GOOD = 1.02
 _ROOM_FOR_ERRORS = 1.02
-_GRID, _TRIALS_AT_ONCE = 8, 64  # One length in eight is in the coarse grid; lengths x kinds tried at once.
+_GRID, _TRIALS_AT_ONCE = 8, 64  # One length in eight is in the coarse grid; lengths x classes tried at once.
 _BUCKETS_NS = [
     ceil(1.05 ** (index + 0.5))
     for index in range(round(log(_SHORTEST_NS) / log(1.05)), round(log(_LONGEST_NS) / log(1.05)))
@@ -22,8 +22,8 @@ _BUCKETS_NS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """Requests of one shape: `budget_ns` is what their deadlines leave for `num_steps` steps."""
+class ClassBudget:
+    """The steps of a request class, and the time `budget_ns` that deadlines leave for them."""
 
     speeds: tuple[Speed, ...]
     num_steps: int
@@ -31,9 +31,9 @@ class Kind:
 
 
 def whole_steps(speeds: Sequence[Speed], round_ns: int, margin_ns: int) -> tuple[Speed, ...]:
-    """What steps cost if only whole ones run in a round: the tail of the round is shared among them.
+    """The time of steps if only whole ones run in a round: the tail of the round is shared among them.
 
-    A step that is longer than a round keeps its GPUs to the end of the round in which it ends.
+    A step that is longer than a round keeps its devices to the end of the round in which it ends.
     """
     return tuple(Speed(speed.degree, _in_rounds_ns(speed.step_ns, round_ns, margin_ns)) for speed in speeds)
 
@@ -46,26 +46,27 @@ def _in_rounds_ns(step_ns: int, round_ns: int, margin_ns: int) -> int:
 
 
 class RoundSearch:
-    """The search for the best length of a round for these kinds of requests, between 0.1 and 2 s; 2 s for none.
+    """The search for the best length of a round for some request classes, between 0.1 and 2 s; 2 s for no class.
 
-    Two things are added up. One is the GPU-time of a request of each kind, in whole steps of whole rounds, at the
-    cheapest degrees that meet its deadline after a wait of one and a half rounds (half a one until the next begins,
-    and one without room); relative to the least that the steps can take. So the tails count that whole steps leave, at
-    the degrees that the deadlines ask for. The other is by how much of that wait the deadlines are missed even at the
-    fastest degrees, averaged over the kinds, twice. The shortest is chosen of those within 2% of the least sum.
+    The score of a length is the sum of two terms. The first is the device time of a request of each class, in whole
+    steps of whole rounds, at the cheapest degrees that meet its deadline after a wait of one and a half rounds (half a
+    round until the next begins, and one without room), relative to the least that the steps can take. So it counts the
+    tails that whole steps leave, at the degrees that the deadlines ask for. The second is the share of that wait by
+    which deadlines are missed even at the fastest degrees, averaged over the classes, twice. The shortest length within
+    2% of the least score is chosen.
 
     Source: TetriServe §4.2.2 ("adapts to the step execution times ... so that requests with heterogeneous step lengths
     can finish around the same round boundary"), which leaves the rule open.
 
-    It goes in pieces of about half a millisecond, since whoever decides must not keep others waiting: lengths are tried
-    in a coarse grid first, then in what it left out.
+    The search goes in pieces of about half a millisecond, so that no decision waits for it: lengths of a coarse grid
+    are tried first, then those between.
     """
 
-    def __init__(self, kinds: Sequence[Kind], margin_ns: int) -> None:
-        self._kinds = sorted(kinds, key=_least_device_ns, reverse=True)
-        self._least_ns = sum(map(_least_device_ns, kinds))
+    def __init__(self, budgets: Sequence[ClassBudget], margin_ns: int) -> None:
+        self._budgets = sorted(budgets, key=_least_device_ns, reverse=True)
+        self._least_ns = sum(map(_least_device_ns, budgets))
         self._margin_ns = margin_ns
-        lengths = sorted(_lengths(self._kinds, margin_ns)) if kinds else []
+        lengths = sorted(_lengths(self._budgets, margin_ns)) if budgets else []
         self._left = [length for first in range(_GRID) for length in lengths[first::_GRID]]
         self._scores: dict[int, float] = {}
 
@@ -75,7 +76,7 @@ class RoundSearch:
 
     def proceed(self) -> None:
         """Try some more lengths."""
-        count = max(1, _TRIALS_AT_ONCE // max(1, len(self._kinds)))
+        count = max(1, _TRIALS_AT_ONCE // max(1, len(self._budgets)))
         self._scores |= {round_ns: self._score(round_ns) for round_ns in self._left[:count]}
         del self._left[:count]
 
@@ -88,23 +89,23 @@ class RoundSearch:
 
     def _score(self, round_ns: int) -> float:
         total_ns, missed, wait_ns = 0, 0.0, _WAIT * round_ns
-        for kind in self._kinds:
+        for budget in self._budgets:
             steps = [
                 (step_ns := _in_rounds_ns(speed.step_ns, round_ns, self._margin_ns), speed.degree * step_ns)
-                for speed in kind.speeds
+                for speed in budget.speeds
             ]
             fastest_ns, fastest_device_ns = min(steps)
-            device_ns = cheapest_ns(steps, kind.num_steps, kind.budget_ns - wait_ns)
-            total_ns += kind.num_steps * fastest_device_ns if device_ns is None else device_ns
-            slack_ns = kind.budget_ns - kind.num_steps * fastest_ns
+            device_ns = cheapest_ns(steps, budget.num_steps, budget.budget_ns - wait_ns)
+            total_ns += budget.num_steps * fastest_device_ns if device_ns is None else device_ns
+            slack_ns = budget.budget_ns - budget.num_steps * fastest_ns
             missed += min(1.0, max(0.0, 1 - slack_ns / wait_ns))
-        return total_ns / self._least_ns + _MISSED_WEIGHT * missed / len(self._kinds)
+        return total_ns / self._least_ns + _MISSED_WEIGHT * missed / len(self._budgets)
 
 
 def cheapest_ns(steps: Sequence[tuple[int, int]], num_steps: int, budget_ns: float) -> int | None:
-    """The GPU-time of `min_device_allocation`, without naming the degrees, which takes several times as long.
+    """The device time of `min_device_allocation`, without naming the degrees, which takes several times as long.
 
-    `steps`: the time and the GPU-time of one step, for each degree.
+    `steps`: the time and the device time of one step, for each degree.
     """
     best = min((device_ns for step_ns, device_ns in steps if num_steps * step_ns <= budget_ns), default=None)
     best = None if best is None else num_steps * best
@@ -122,19 +123,19 @@ def cheapest_ns(steps: Sequence[tuple[int, int]], num_steps: int, budget_ns: flo
     return best
 
 
-def _least_device_ns(kind: Kind) -> int:
-    return max(1, kind.num_steps * min(speed.device_ns for speed in kind.speeds))
+def _least_device_ns(budget: ClassBudget) -> int:
+    return max(1, budget.num_steps * min(speed.device_ns for speed in budget.speeds))
 
 
-def _lengths(kinds: Iterable[Kind], margin_ns: int) -> Collection[int]:
-    """Lengths that some steps of some kind fill, one in every 5%, of the kind that comes first.
+def _lengths(budgets: Iterable[ClassBudget], margin_ns: int) -> Collection[int]:
+    """Lengths that some steps of some class fill, one in every 5%, of the class that comes first.
 
     Steps may take 2% longer than predicted before one less fits: a length without this room attains .75 instead of
     .86 when 5 ms pass between two works.
     """
     chosen = {bisect_right(_BUCKETS_NS, _LONGEST_NS): _LONGEST_NS}
-    for kind in kinds:
-        for speed in kind.speeds:
+    for budget in budgets:
+        for speed in budget.speeds:
             if len(chosen) > len(_BUCKETS_NS):
                 return chosen.values()
             step_ns = max(round(speed.step_ns * _ROOM_FOR_ERRORS), NS_PER_MS)

@@ -1,25 +1,20 @@
-"""What the policies share that go by deadlines and choose degrees."""
+"""The base of policies that go by deadlines and choose degrees."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tilework.core.interfaces import CostModel, Demand
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.policy.toolkit.demand import cheapest_in_time, fitting_degrees
-from tilework.policy.toolkit.order import DeadlineOrder
+from tilework.policy.toolkit.order import DeadlineOrdered
 
 
 @dataclass(slots=True, kw_only=True)
-class Elastic:
-    """The earliest deadline first, at any degree that fits, expected to be no more than the deadline asks for."""
-
-    order: DeadlineOrder = field(default_factory=DeadlineOrder)
-
-    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
-        return self.order.urgency_ns(request, dropped_to_best_effort, delay_ns)
+class DeadlinePolicy(DeadlineOrdered):
+    """The earliest deadline first, at any degree that fits; a request is expected at the cheapest one in time."""
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         return fitting_degrees(request, costs)

@@ -1,0 +1,24 @@
+"""Why a job is started, in words: for the decision log, and for the client that asked for it."""
+
+from __future__ import annotations
+
+from tilework.core.interfaces import Demand, JobView
+from tilework.core.time import s_from_ns
+
+
+def explain(job: JobView, verb: str, now_ns: int) -> str:
+    """`verb` says what happens to the job; how urgent the job is follows."""
+    if job.request.deadline_ns is None:
+        return f"{verb}; no deadline"
+    if job.dropped_to_best_effort:
+        return f"{verb}; it cannot be on time any more"
+    due_s = s_from_ns(job.request.deadline_ns - now_ns)
+    return f"{verb}; due in {due_s:.2f} s, needs {needs(job.demand)}"
+
+
+def needs(demand: Demand) -> str:
+    return f"{s_from_ns(demand.run_ns):.2f} s of {devices_text(demand.width)}"
+
+
+def devices_text(count: int) -> str:
+    return "1 device" if count == 1 else f"{count} devices"
