@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.time import NEVER_NS
 from tilework.core.work import Plan
 from tilework.policy.registry import policy
 from tilework.policy.toolkit.best_effort import late_jobs
@@ -12,8 +13,6 @@ from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
 from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
 from tilework.policy.toolkit.tasks import Task
 from tilework.policy.toolkit.wording import explain
-
-_TO_THE_END_NS = 1 << 62
 
 
 @policy("edf-narrowest")
@@ -28,7 +27,7 @@ class NarrowestFirst(DeadlinePolicy):
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         """A plan that drops jobs to best effort starts nothing, and is asked for again in the new order."""
-        pool = DevicePool(view, costs, now_ns, _TO_THE_END_NS)
+        pool = DevicePool(view, costs, now_ns, chunk_ns=NEVER_NS)
         if not pool.allocator.num_free():
             return pool.plan(())
         tasks = [task for task in pool.tasks() if not task.job.works]

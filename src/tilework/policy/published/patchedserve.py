@@ -91,6 +91,7 @@ class _BatchAdmission:
 
     def _best(self, members: Sequence[JobView], queue: Sequence[JobView]) -> JobView:
         """The job with which the batch makes most pictures per second; of several, the first of the queue."""
+        # Coarser than `step_key`: of jobs that differ in their previews alone, the first of the queue is tried.
         first = {(job.request.shape, job.request.guided): job for job in reversed(queue)}
         return min(first.values(), key=lambda job: (self._step_ns([*members, job]), queue.index(job)))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tilework.core.interfaces import ClusterView, CostModel, Demand
 from tilework.core.progress import Cursor
-from tilework.core.request import Request, Shape
+from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
 from tilework.policy.registry import policy
@@ -18,7 +18,6 @@ from tilework.policy.toolkit.tasks import Task
 from tilework.policy.toolkit.wording import needs
 
 _MOST_CLASSES = 256
-_ClassKey = tuple[str, Shape, int, bool, int]
 
 
 @policy("srtf")
@@ -38,11 +37,11 @@ class ShortestFirst:
 
     chunk_ns: int = 200 * NS_PER_MS
     patience: int = 20
-    _run_ns: dict[_ClassKey, int] = field(default_factory=dict, init=False)
+    _run_ns: dict[RequestClass, int] = field(default_factory=dict, init=False)
 
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
         """The time that a request takes is known from `demand`, which admission asks for first."""
-        return request.arrival_ns + self._aged_ns(request, self._run_ns.get(_class_key(request), 0))
+        return request.arrival_ns + self._aged_ns(request, self._run_ns.get(cost_key(request), 0))
 
     def _aged_ns(self, request: Request, run_ns: int) -> int:
         return int(self.patience * run_ns / request.weight)
@@ -57,10 +56,10 @@ class ShortestFirst:
         (degree,) = self.degrees(request, costs)
         demand = demand_at(request, left, degree if left.num_steps_left else 1, costs)
         if left == Cursor.start(request):
-            self._remember(_class_key(request), demand.run_ns)
+            self._remember(cost_key(request), demand.run_ns)
         return demand
 
-    def _remember(self, key: _ClassKey, run_ns: int) -> None:
+    def _remember(self, key: RequestClass, run_ns: int) -> None:
         self._run_ns.pop(key, None)
         self._run_ns[key] = run_ns
         if len(self._run_ns) > _MOST_CLASSES:
@@ -85,13 +84,9 @@ class ShortestFirst:
     def _rank(self, task: Task) -> tuple[int, int]:
         """The urgency as of now: steps that a job has made no longer count."""
         job = task.job
-        done_ns = self._run_ns.get(_class_key(job.request), job.demand.run_ns) - job.demand.run_ns
+        done_ns = self._run_ns.get(cost_key(job.request), job.demand.run_ns) - job.demand.run_ns
         return job.urgency_ns - self._aged_ns(job.request, max(0, done_ns)), job.job_id
 
     def _why(self, task: Task) -> str:
         verb = "continues" if task.job.last_devices else "is next"
         return f"{verb}: of the waiting jobs it has the least remaining time for its age, {needs(task.job.demand)}"
-
-
-def _class_key(request: Request) -> _ClassKey:
-    return request.pipeline, request.shape, request.steps, request.guided, request.preview_every

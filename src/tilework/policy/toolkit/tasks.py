@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tilework.core.interfaces import ClusterView, CostModel, JobView
-from tilework.core.request import Request, Shape
+from tilework.core.request import Request, StepClass, step_key
 from tilework.core.work import DIFFUSE, ENCODE, Group, Start, stages_of
 from tilework.policy.toolkit.demand import Speed, step_speeds
 from tilework.policy.toolkit.order import by_urgency, jobs_at_hand
@@ -62,12 +62,12 @@ class Task:
 
 
 class TaskReader:
-    """Reads the tasks of jobs at one time. The costs of a request class are looked up once: there are few classes."""
+    """Reads the tasks of jobs at one time. What requests of one class cost is looked up once: there are few classes."""
 
     def __init__(self, free_ns: Mapping[int, int], costs: CostModel, max_degree: int, now_ns: int) -> None:
         """`free_ns` is when each device that is up becomes free."""
         self._free_ns, self._costs, self._max_degree, self._now_ns = free_ns, costs, max_degree, now_ns
-        self._prices: dict[tuple[str, Shape, bool, int], tuple[int, tuple[Speed, ...], int]] = {}
+        self._prices: dict[StepClass, tuple[int, tuple[Speed, ...], int]] = {}
 
     def read(self, job: JobView) -> Task | None:
         """The task of a job; None if all of it is committed, or no degree up to `max_degree` was profiled.
@@ -94,7 +94,7 @@ class TaskReader:
 
     def _price(self, request: Request) -> tuple[int, tuple[Speed, ...], int]:
         """Times of the encode, of a step at each degree, and of the decode."""
-        key = request.pipeline, request.shape, request.guided, request.preview_every
+        key = step_key(request)
         if key not in self._prices:
             encode, _, decode = stages_of(request.pipeline)
             encode_ns, decode_ns = (self._costs.work_ns(stage, (request,), 1) for stage in (encode, decode))

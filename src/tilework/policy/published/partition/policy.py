@@ -9,7 +9,7 @@ from itertools import islice
 
 from tilework.core.interfaces import ClusterView, CostModel, Demand, JobView
 from tilework.core.progress import Cursor
-from tilework.core.request import Request, Shape
+from tilework.core.request import Request, StepClass, step_key
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import ENCODE, Group, Plan, stages_of
 from tilework.policy.published.partition.division import (
@@ -68,9 +68,7 @@ class Partition(ArrivalOrdered):
     _clusters: dict[Bucket, Cluster] = field(default_factory=dict, init=False)
     _groups: dict[Group, Cluster] = field(default_factory=dict, init=False)
     _divided_at: tuple[object, ...] = field(default=(), init=False)
-    _classes: dict[tuple[str, Shape, bool, int], tuple[Bucket, tuple[Speed, ...]]] = field(
-        default_factory=dict, init=False
-    )
+    _classes: dict[StepClass, tuple[Bucket, tuple[Speed, ...]]] = field(default_factory=dict, init=False)
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         bucket, speeds = self._class_of(request, costs)
@@ -85,7 +83,7 @@ class Partition(ArrivalOrdered):
 
     def _class_of(self, request: Request, costs: CostModel) -> tuple[Bucket, tuple[Speed, ...]]:
         """The bucket and the speeds of a request; remembered, so that learned costs do not change its bucket."""
-        key = request.pipeline, request.shape, request.guided, request.preview_every
+        key = step_key(request)
         found = self._classes.get(key)
         if found is None:
             speeds = all_speeds(request, costs)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tilework.core.interfaces import ClusterView, CostModel
-from tilework.core.request import Shape
+from tilework.core.request import RequestClass, cost_key
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
 from tilework.policy.published.tetriserve.round import Round
@@ -50,7 +50,7 @@ class TetriServe(DeadlinePolicy):
     _age: int = field(default=_LATEST, init=False)
     _search: RoundSearch | None = field(default=None, init=False)
     _has_news: bool = field(default=False, init=False)
-    _budgets: dict[tuple[str, Shape, int, bool, int], ClassBudget] = field(default_factory=dict, init=False)
+    _budgets: dict[RequestClass, ClassBudget] = field(default_factory=dict, init=False)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         is_over = now_ns >= self._end_ns or _is_abandoned(view) or (self.ends_early and _is_idle(view))
@@ -86,7 +86,7 @@ class TetriServe(DeadlinePolicy):
         is_news = False
         for task in tasks:
             request = task.job.request
-            key = (request.pipeline, request.shape, request.steps, request.guided, request.preview_every)
+            key = cost_key(request)
             old = self._budgets.get(key)
             is_changed = old is None or _differ(old.speeds, task.speeds)
             if not task.num_steps or (task.job.last_devices and not is_changed):

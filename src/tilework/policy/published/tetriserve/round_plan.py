@@ -186,5 +186,5 @@ class RoundPlan:
 
 
 def _batch_key(task: Task) -> tuple[str, Shape]:
-    """Tasks that may share forward passes: guidance and previews do not matter to a batch, other than to its cost."""
+    """What tasks of a batch have in common; coarser than `step_key`, as guidance and previews may differ in a batch."""
     return task.job.request.pipeline, task.job.request.shape
