@@ -89,8 +89,9 @@ class Subject:
             return "not a git checkout"
 
     def _policy(self, old: str) -> str:
+        """Its new name, unless the help of the command lists policies, as the old code's does, and has the old one."""
         new = self.names.policies.get(old, old)
-        return new if new in self._help_of("simulate").replace(",", " ").split() else old
+        return old if old in self._help_of("simulate").replace(",", " ").split() else new
 
     def _spelled(self, command: str, words: Sequence[str]) -> list[str]:
         known = self._help_of(command)
