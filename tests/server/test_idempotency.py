@@ -117,7 +117,7 @@ def test_call_may_be_joined_after_a_disconnect(server: Served, key: dict[str, st
     assert len(server.engine.requests) == 1
 
 
-def test_call_that_nobody_joins_again_is_cancelled_and_its_key_is_free(server: Served, key: dict[str, str]) -> None:
+def test_call_that_is_not_joined_again_is_cancelled_and_its_key_is_free(server: Served, key: dict[str, str]) -> None:
     server.engine.plan = HELD
     abandoned(server, key)
     assert server.engine.cancelled == {}

@@ -475,7 +475,7 @@ def test_slack_and_errors_of_the_foretold_end_have_signs() -> None:
 
 
 @given(st.lists(st.integers(0, 20), max_size=12), st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=8))
-def test_bubbles_are_the_gaps_in_which_somebody_waited(gaps: list[int], works: list[tuple[int, int]]) -> None:
+def test_bubbles_are_the_gaps_in_which_an_image_waited(gaps: list[int], works: list[tuple[int, int]]) -> None:
     """Against counting each tick; works are told when they have ended, after all that happened meanwhile."""
     flips = [sum(gaps[: index + 1]) for index in range(len(gaps))]
     waited = [sum(flip <= tick for flip in flips) % 2 for tick in range(400)]

@@ -278,7 +278,7 @@ def test_call_whose_record_cannot_be_written_ends_all_the_same(
     assert server.post({"prompt": "x"}, headers=headers).headers["x-request-id"] != uid
 
 
-def test_deleting_ends_a_call_that_somebody_waits_for(server: Served) -> None:
+def test_deleting_ends_a_call_that_a_client_waits_for(server: Served) -> None:
     """The waiting client sees a 409, and is told not to try again."""
     server.engine.plan = HELD
     with ThreadPoolExecutor(1) as pool:
@@ -291,13 +291,13 @@ def test_deleting_ends_a_call_that_somebody_waits_for(server: Served) -> None:
     assert answer.headers["x-should-retry"] == "false"
 
 
-def test_pictures_that_nobody_asked_to_keep_are_gone(server: Served) -> None:
+def test_pictures_that_no_call_asked_to_keep_are_gone(server: Served) -> None:
     uid = server.post({"prompt": "x"}).headers["x-request-id"]
     assert re.fullmatch("[0-9a-f]{32}", uid)
     assert get(server, f"/v1/requests/{uid}")["expires"] is None
     answer = server.http.get(f"/v1/requests/{uid}/content")
     assert refusal(answer) == (410, "result_expired")
-    assert "nobody had asked to keep them" in answer.json()["error"]["message"]
+    assert "did not ask to keep them" in answer.json()["error"]["message"]
 
 
 # Events.

@@ -154,7 +154,7 @@ def load(tmp_path: Path, text: str, **settings: str) -> object:
     return load_tenants(ServerConfig(tenants=str(file), **settings))
 
 
-def test_no_file_and_no_key_let_everybody_in() -> None:
+def test_no_file_and_no_key_let_every_call_in() -> None:
     tenants = load_tenants(ServerConfig())
     assert not tenants.has_keys
     tenant = tenants.find(None)

@@ -41,7 +41,7 @@ class JournalUnusable(RuntimeError):
 
 
 class NotWritten(Exception):
-    """There was no writing it, for instance since the disk is full: the journal is as it was before."""
+    """It could not be written, for instance because the disk is full: the journal is as it was before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ class TooLarge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unwritten:
-    """There was no writing it, for instance since the disk is full; nothing was stored or evicted."""
+    """It could not be written, for instance because the disk is full; nothing was stored or evicted."""
 
     reason: str
 
@@ -39,7 +39,7 @@ class ResultStore(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """What the store holds now, expired results that nobody has swept yet included."""
+        """What the store holds now, including expired results that were not swept yet."""
 
     def __len__(self) -> int:
         """How many results it holds."""

@@ -154,7 +154,7 @@ class RequestService:
             message = f"Request {uid} has no pictures: {status.error.message}"
             return PicturesGone(message, field="uid", code=status.error.code)
         if status.expires is None:
-            return gone(uid, "they were in the answer to it, and nobody had asked to keep them")
+            return gone(uid, "they were in the answer to it, and the request did not ask to keep them")
         return gone(
             uid, f"they were deleted, made room for newer ones, or were {self.config.result_ttl_s:g} seconds old"
         )

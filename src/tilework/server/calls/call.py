@@ -31,7 +31,7 @@ class Call:
     """`end` resolves exactly once, after the call_registry has taken the call over.
 
     `arrival_ns` is on the engine's clock, `arrived_s` the same as Unix time. `num_owners` counts the connections that
-    asked for this call and still wait for it; nobody need wait for one that `is_detached` (its answer was "later").
+    asked for this call and still wait for it; one that `is_detached` (its answer was "later") needs none.
     """
 
     uid: str
@@ -60,7 +60,7 @@ class Call:
 
     @property
     def is_kept(self) -> bool:
-        """Whether somebody may come for its pictures later."""
+        """Whether a client may fetch its pictures later."""
         return self.ask.as_url or self.is_detached or self.key is not None
 
 

@@ -29,7 +29,7 @@ logger = logging.getLogger("tilework.server")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finisher:
-    """Brings calls to their end; `store` keeps the pictures of those that somebody may come for later."""
+    """Brings calls to their end; `store` keeps the pictures that a client may fetch later."""
 
     engine: Engine
     store: ResultStore
@@ -39,7 +39,7 @@ class Finisher:
     async def finish(self, call: Call) -> None:
         """Resolve `call.end`, whatever happens, after the call_registry has let go of the open call.
 
-        A bug while the record is written costs the record, not the pictures: who waits for them gets them. A call that
+        A bug while the record is written costs the record, not the pictures: a client that waits gets them. A call that
         is left to the next start of the server stays open.
         """
         end, expires_ns = await self._end(call)
@@ -126,12 +126,12 @@ class Finisher:
         )
 
     def _must_be_fetched(self, call: Call) -> bool:
-        """Whether its pictures are gone when the server stops, and nobody has them then."""
+        """Whether its pictures would be lost when the server stops before they are fetched."""
         return call.is_detached and not self.call_registry.journal.is_durable
 
 
 def stored_name(tenant: str, uid: str) -> str:
-    """Under what a picture is kept: nobody finds another tenant's."""
+    """The name of a picture in the store; it holds the tenant, so that no other tenant finds it."""
     return f"{tenant}/{uid}"
 
 

@@ -51,12 +51,12 @@ _RECORD = TypeAdapter(Record)
 
 
 class CallJournal:
-    """Is told of every call that begins and ends, on the event loop. This one keeps nothing."""
+    """Records every call that begins or ends, on the event loop. This one keeps nothing."""
 
     is_durable = False
 
     def begin(self, call: KeptCall) -> None:
-        """Keep a call before its client is told that it is in.
+        """Keep a call before its client learns that it is accepted.
 
         Raises:
             NotReady: it cannot be kept.
@@ -76,8 +76,8 @@ class CallJournal:
 
 
 class DurableJournal(CallJournal):
-    """Keeps calls in the journal of a durable directory. What cannot be written of an end is logged, and no more:
-    who waits for pictures gets them."""
+    """Keeps calls in the journal of a durable directory. An end that cannot be written is only logged: a client that
+    waits for pictures gets them."""
 
     is_durable = True
 
@@ -137,8 +137,8 @@ class DurableJournal(CallJournal):
 
     def open_calls(self) -> list[tuple[KeptCall, tuple[Checkpoint, ...]]]:
         """In the order of their arrival, each with a checkpoint of every image. Raises JournalUnusable."""
-        told = [(_read(_CALL, call.document), call.checkpoints) for call in self._journal.open_calls()]
-        return [(call, tuple(checkpoints[uid] for uid in call.image_uids)) for call, checkpoints in told]
+        kept = [(_read(_CALL, call.document), call.checkpoints) for call in self._journal.open_calls()]
+        return [(call, tuple(checkpoints[uid] for uid in call.image_uids)) for call, checkpoints in kept]
 
     def records(self) -> list[tuple[Record, bool]]:
         """In the order of their ends, each with whether its key leads to it. Raises JournalUnusable."""

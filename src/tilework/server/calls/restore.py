@@ -1,4 +1,4 @@
-"""Goes on with the calls that a former start of the server had accepted, and remembers those that had ended."""
+"""Continues the calls that the previous start of the server accepted, and restores the records of ended ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilework.server.engine_protocol import Engine
 def restore(engine: Engine, journal: DurableJournal, submitter: CallSubmitter) -> int:
     """Take everything over, after the engine has started and before anything else; returns how many images are open.
 
-    Nobody is connected to these calls any more: they go on as asynchronous ones, for whoever comes back by uid or key.
+    No client is connected to these calls any more: they go on as asynchronous ones, to be joined by uid or key.
 
     Raises:
         JournalUnusable: there are open calls of another model, or what is there cannot be read.

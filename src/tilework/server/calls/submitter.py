@@ -87,7 +87,7 @@ class CallSubmitter:
         _go_on(call)
 
     def disown(self, call: Call) -> None:
-        """A call that nobody waits for is cancelled; if it has a key, its client may come back for a while."""
+        """A call that no connection waits for is cancelled; if it has a key, its client may come back for a while."""
         call.num_owners -= 1
         if call.num_owners or call.is_detached or call.end.done():
             return
@@ -192,7 +192,7 @@ class CallSubmitter:
 
 
 def _go_on(call: Call) -> None:
-    """Somebody has come back for the call before its time was up."""
+    """A client has come back for the call before its time was up."""
     if call.abandoned is not None:
         call.abandoned.cancel()
         call.abandoned = None

@@ -105,5 +105,5 @@ async def _wrong_parameter(request: Request, error: Exception) -> Response:
 
 
 async def _client_gone(_request: Request, _error: Exception) -> Response:
-    """Nobody reads this; 499 is what proxies log for it."""
+    """The client has gone and reads no answer; 499 is what proxies log for it."""
     return Response(status_code=499)

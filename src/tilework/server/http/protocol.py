@@ -1,7 +1,7 @@
 """uvicorn's HTTP protocol with limits on connections that are slow, or too many.
 
 uvicorn itself waits for ever: for the head of a request, for a client that takes nothing of its answer, and for the
-rest of a body that nobody reads. It always runs on h11, so that these limits hold on every machine.
+rest of a body that no route reads. It always runs on h11, so that these limits hold on every machine.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class LimitedProtocol(H11Protocol):
         self._head_timer = self.loop.call_later(self.limits.read_timeout_s, self._on_slow_head)
 
     def _on_slow_head(self) -> None:
-        """A connection that has sent nothing is closed without a word, as one that has been idle."""
+        """A connection that has sent nothing is closed without an answer, as an idle one is."""
         self._head_timer = None
         if self.conn.trailing_data[0]:
             self._refuse(_slow_head(self.limits.read_timeout_s))
@@ -145,7 +145,7 @@ class LimitedProtocol(H11Protocol):
             self._watch_stall()
 
     def _forgive(self) -> None:
-        """Who has taken everything was not slow: between two events of a stream there is nothing to take."""
+        """A client that has taken everything was not slow: between two events of a stream there is nothing to take."""
         if self._stall_timer is not None and self._count_taken() == self._num_written:
             self._stall_timer.cancel()
             self._stall_timer = None
@@ -181,7 +181,7 @@ class LimitedProtocol(H11Protocol):
         self._linger_timer = self.loop.call_later(LINGER_S, self._raw.abort)
         self._raw.resume_reading()
         if self._raw.can_write_eof():
-            with suppress(OSError):  # The client has gone; that is told in a moment.
+            with suppress(OSError):  # The client has gone; `connection_lost` follows.
                 self._raw.write_eof()
 
     def _discard(self, num_bytes: int) -> None:
