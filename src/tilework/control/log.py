@@ -21,7 +21,8 @@ from tilework.core.events import Event
 from tilework.cost.table import CostTable
 from tilework.cost.table_file import parse_table, table_json
 
-FORMAT = 1
+FORMAT = 2
+"""Format 1 had other names: GPUs for devices, SetAside for DropToBestEffort."""
 
 
 class BadLog(ValueError):
@@ -69,9 +70,13 @@ def read_log(lines: Iterable[str]) -> tuple[Header, Iterator[Entry]]:
     """Split a log into its header and its entries. Raises BadLog, for later lines while iterating."""
     iterator = iter(lines)
     first = _load(next(iterator, ""), 1)
-    if first.get("tilework_log") != FORMAT:
+    if "tilework_log" not in first:
+        raise BadLog("line 1 is not the header of a log; was this file written by `tilework serve`?")
+    if first["tilework_log"] != FORMAT:
         raise BadLog(
-            f"line 1 is not the header of a log of format {FORMAT}; was this file written by `tilework serve`?"
+            f"line 1 is the header of a log of format {first['tilework_log']!r}, "
+            f"and this Tilework reads format {FORMAT}; "
+            f"read the log with the version that wrote it ({first.get('version', 'unknown')})"
         )
     try:
         config, table = ControllerConfig(**first["config"]), parse_table(first["cost_table"])
