@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -143,3 +145,35 @@ def test_the_base_install_needs_no_torch_and_no_server(module: str) -> None:
     block = f"import sys; sys.modules.update(dict.fromkeys({sorted(HEAVY | {'sklearn'})!r})); import {module}"
     result = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_no_folder_has_more_than_20_files() -> None:
+    counts = Counter(path.parent for path in ROOT.rglob("*") if path.is_file() and path.parent.name != "__pycache__")
+    assert {str(folder.relative_to(ROOT)): count for folder, count in counts.items() if count > 20} == {}
+
+
+def test_half_of_the_files_have_at_most_120_lines() -> None:
+    assert median(len(path.read_text("utf-8").splitlines()) for path in ROOT.rglob("*.py")) <= 120
+
+
+def test_no_function_has_more_than_60_lines() -> None:
+    functions = [
+        (path, node)
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    lengths = {
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for path, node in functions
+    }
+    assert {name: length for name, length in lengths.items() if length > 60} == {}
+
+
+def test_the_page_on_architecture_shows_every_room() -> None:
+    page = (ROOT.parents[1] / "docs" / "architecture.md").read_text("utf-8")
+    tree = page.partition("## The rooms")[2].partition("## The arrows")[0]
+    rooms = {path.parent.name for path in ROOT.rglob("__init__.py")} - {"tilework"}
+    listed = {line.split()[0].removesuffix("/") for line in tree.splitlines() if line.startswith("  ")}
+    inner = {"tetriserve", "tridentserve", "partition"}  # One policy, or policies alike, in several files.
+    assert rooms - inner <= listed
