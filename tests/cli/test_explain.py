@@ -37,7 +37,7 @@ from tilework.core.actions import (
 from tilework.core.request import OnMiss, RefusalCode, Status
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import DECODE, DIFFUSE, StageId, Work
-from tilework.sim.device import Run, RunEnd
+from tilework.sim.runs import Run, RunEnd
 from tilework.sim.simulation import SimConfig
 
 

@@ -36,7 +36,7 @@ from tilework.core.wire import CostRow, Spec
 from tilework.core.work import DIFFUSE, StageId, Work
 from tilework.cost.table import CostTable
 from tilework.policy.registry import UnknownPolicy
-from tilework.sim.device import RunEnd
+from tilework.sim.runs import RunEnd
 from tilework.sim.simulation import SimConfig, Simulation, Trace
 
 HEADER = header_line("1.0", ControllerConfig(), table())

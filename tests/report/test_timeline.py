@@ -38,7 +38,7 @@ from tilework.report.perfetto import trace_events
 from tilework.report.schedule import RequestLine, Schedule, write_schedule
 from tilework.report.timeline import draw_timeline
 from tilework.report.timeline_html import page
-from tilework.sim.device import RunEnd
+from tilework.sim.runs import RunEnd
 from tilework.sim.simulation import SimConfig
 
 MOVE_S = 0.003  # A stopped work may have waited so long for its state, which a log does not tell.

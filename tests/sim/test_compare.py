@@ -27,7 +27,7 @@ from tilework.sim.compare.records import BadRecords, BoundFigures, Record, Recor
 from tilework.sim.compare.runs import Conditions, Failed, Task, config_of, given, run, run_all
 from tilework.sim.compare.summary import CellSummary, estimate, summary_of, t_quantile
 from tilework.sim.compare.sweeps import sweeps_of
-from tilework.sim.device import Run
+from tilework.sim.runs import Run
 from tilework.sim.simulation import Ending, SimConfig, Simulation, Trace
 from tilework.sim.workloads.parameters import BadParameter
 from tilework.sim.workloads.registry import UnknownWorkload

@@ -8,7 +8,9 @@ import pytest
 
 from builders import PIPELINE
 from tilework.core.work import DIFFUSE, ENCODE, StageId, Work
-from tilework.sim.device import Fleet, Run, RunEnd, State, StateBlob
+from tilework.sim.device import StateTransfer
+from tilework.sim.fleet import Fleet
+from tilework.sim.runs import Run, RunEnd, State
 
 
 def work(
@@ -42,7 +44,7 @@ class Told:
     def dispatch_ns(self, work: Work) -> int:
         return self.lost_ns.get(work.work_id, 0)
 
-    def run(self, work: Work) -> tuple[int, int, RunEnd | None]:
+    def run(self, work: Work) -> tuple[int, int, RunEnd]:
         self.ran.append(work.job_ids)
         return self.durations_ns[work.work_id], work.num_steps, RunEnd.DONE
 
@@ -57,20 +59,20 @@ class Devices(Fleet):
             self.join(device_id)
 
     def tell(self, one: Work, duration_ns: int, lost_ns: int = 0, *, knows: bool = True) -> None:
-        """Queue a work. Its devices have the state that it begins with, unless it comes by a blob."""
+        """Queue a work. Its devices have the state that it begins with, unless it comes by a transfer."""
         self.told.durations_ns[one.work_id] = duration_ns
         self.told.lost_ns[one.work_id] = lost_ns
         for device_id in one.devices:
             if knows and self.state(device_id, one.job_ids[0]) is None:
                 self._devices[device_id].states[one.job_ids[0]] = State()
-            self.enqueue(one, device_id)
+            self.enqueue(one, (device_id,))
 
-    def send(self, job_id: int, target: int, move_ns: int, left_ns: int | None = 0, *steps: int) -> StateBlob:
-        blob = StateBlob(job_id=job_id, move_ns=move_ns)
+    def send(self, job_id: int, target: int, move_ns: int, left_ns: int | None = 0, *steps: int) -> StateTransfer:
+        transfer = StateTransfer(job_id=job_id, move_ns=move_ns)
         if left_ns is not None:
-            blob.leave(state_after(*steps), left_ns)
-        self.expect(blob, target)
-        return blob
+            transfer.leave(state_after(*steps), left_ns)
+        self.expect(transfer, target)
+        return transfer
 
 
 def state_after(*chunks: int) -> State:
@@ -162,11 +164,11 @@ def test_a_group_waits_for_a_member_whom_its_command_has_not_reached() -> None:
     fleet.tell(work(9, 9, devices=(1,)), 5)
     fleet.told.durations_ns[1] = 40
     fleet._devices[0].states[0] = fleet._devices[1].states[0] = State()
-    fleet.enqueue(one, 0)
+    fleet.enqueue(one, (0,))
     assert begun(fleet, 0, (0, 1)).work.work_id == 9
     fleet.end(fleet.runs()[0])
     assert fleet.begin_next((0, 1), 5) == []
-    fleet.enqueue(one, 1)
+    fleet.enqueue(one, (1,))
     assert begun(fleet, 7, (1,)).start_ns == 7
 
 
@@ -201,12 +203,12 @@ def test_a_state_that_arrived_long_ago_is_not_waited_for() -> None:
 
 def test_a_state_that_has_not_left_is_waited_for() -> None:
     fleet = Devices()
-    blobs = [fleet.send(7, target, 5, None) for target in (1, 2)]
+    transfers = [fleet.send(7, target, 5, None) for target in (1, 2)]
     fleet.tell(work(3, job_id=7, devices=(1, 2)), 40, knows=False)
     assert fleet.begin_next((1, 2), 0) == []
-    blobs[0].leave(State(), 80)
+    transfers[0].leave(State(), 80)
     assert fleet.begin_next((1, 2), 80) == []
-    blobs[1].leave(State(), 80)
+    transfers[1].leave(State(), 80)
     assert begun(fleet, 80, (1, 2)).start_ns == 85
 
 
@@ -272,7 +274,7 @@ def test_what_is_to_be_forgotten_stays_until_the_works_before_have_ended() -> No
     for _ in range(2):
         assert fleet.state(0, 7) is not None
         fleet.end(run)
-        fleet.settle(run)
+        fleet.forget_after(run)
         run = next(iter(fleet.begin_next((0,), 40)), run)
     assert fleet.state(0, 7) is None
     fleet.forget(7, 0)

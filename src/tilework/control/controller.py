@@ -129,6 +129,11 @@ class Controller:
     def num_waiting(self) -> int:
         return self.tracker.num_waiting()
 
+    @property
+    def num_in_flight(self) -> int:
+        """Works that have not ended."""
+        return len(self.tracker.works)
+
     def occupancy(self, now_ns: int) -> Occupancy:
         """What waits and runs now; takes time in proportion to the open jobs."""
         return occupancy(self.tracker, now_ns)

@@ -338,13 +338,13 @@ class Absent:
     state_lost: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ended:
     """A work is done; or after `steps_done` steps it was `stopped`, `broken` off with its group, or `out_of_memory`.
 
     `blobs` are what the work brought about, by job: conditioning (encode) or states (denoise). The first of a group
     puts them down; when the group breaks, every survivor does. `absent` members, of several, had no part in it.
-    `memory_bytes` is what is in use on an accelerator then.
+    `memory_bytes` is what is in use on an accelerator then. Not frozen, since simulations make one per work.
     """
 
     work_id: int

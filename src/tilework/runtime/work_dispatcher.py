@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from tilework.control.controller import Controller
 from tilework.control.driver.core import DriverCore
@@ -12,7 +12,6 @@ from tilework.control.driver.effects import (
     BreakOff,
     Discard,
     Effect,
-    EndWork,
     Kill,
     Message,
     ReportStuck,
@@ -188,14 +187,14 @@ class WorkDispatcher:
     def _look(self) -> None:
         self._apply(self._core.look())
 
-    def _apply(self, effects: Iterator[Effect]) -> None:
+    def _apply(self, effects: Iterable[Effect]) -> None:
         """Do what the core wants, each before it goes on."""
         for effect in effects:
             match effect:
                 case Tell(event):
                     self._handle(event)
-                case EndWork(result):
-                    self._end(result)
+                case WorkResult():
+                    self._end(effect)
                 case Resolve(move):
                     self._resolve(move)
                 case BreakOff(work):

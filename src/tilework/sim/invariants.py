@@ -29,8 +29,8 @@ from tilework.core.work import DECODE, Work
 from tilework.cost.memory import FORGET_NS
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.demand import demand_at
-from tilework.sim.device import Run, State
 from tilework.sim.faults import Faults
+from tilework.sim.runs import Run, State
 from tilework.sim.simulation import Simulation, Trace
 
 # A mishap costs a victim at most so much: what a watchdog needs to find it, a restart, and what is run again.
@@ -278,6 +278,8 @@ class Invariants:
         if not _MESSAGES & self._faults.by_name.keys() and "hang" not in self._faults:
             kept = {device_id: fleet.num_states(device_id) for device_id in self._up if fleet.is_up(device_id)}
             _require(not any(kept.values()), f"devices keep states of jobs that have ended: {kept}")
+            left = self._simulation.cluster.leftovers
+            _require(not left, f"the driver keeps something of jobs that have ended: {left}")
 
 
 def _require(condition: bool, message: str) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Accept, Action, Finish, Reject, WakeAt
+from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import Cancelled, Event, Restored, Submitted, Woke
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_S
@@ -16,11 +17,12 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.sim.clock import Clock
 from tilework.sim.cluster import Cluster
-from tilework.sim.device import Run, State
 from tilework.sim.faults import Dice, Faults
+from tilework.sim.runs import Run, State
 from tilework.sim.works import SimulatedWorks
 
 _MOST_RESTARTS = 3  # Of the controller in one simulation.
+_NOTHING = Checkpoint()
 
 
 class Forgotten(AssertionError):
@@ -115,6 +117,7 @@ class Simulation:
         self._table = table
         self.config = config
         self._dice = Dice(config.faults, config.seed)
+        self._has_faults, self._is_logged = bool(config.faults), "replay" in config.faults
         self._clock = Clock()
         devices = devices or table
         costs = TableCosts(devices)
@@ -132,6 +135,7 @@ class Simulation:
             self._works,
             costs,
             self._dice,
+            self.controller,
             num_devices=config.num_devices,
             devices_per_node=devices.devices_per_node,
             stages=frozenset(StageId(row.pipeline, row.stage) for row in devices.rows),
@@ -144,6 +148,7 @@ class Simulation:
         self._accepted: dict[str, Accept] = {}
         self._endings: dict[str, Ending] = {}
         self._images: dict[str, State] = {}
+        self._checkpoints: dict[str, Checkpoint] = {}  # Of requests that are being restored.
         self._log: list[tuple[Event, int, tuple[Action, ...]]] = []
         self._num_restarts = 0
         self.num_servers = 1
@@ -180,8 +185,7 @@ class Simulation:
             Endless: it goes on beyond `limit_ns`.
         """
         requests, self._observe = list(requests), observe
-        self._take_over(self.controller)
-        self.cluster.start_all()
+        self.cluster.start()
         for request in requests:
             assert request.uid not in self._requests, f"two requests have the uid {request.uid}"
             self._requests[request.uid] = self._dated(request)
@@ -220,18 +224,18 @@ class Simulation:
             return
         self._num_events += 1
         actions = self.controller.handle(event, now_ns)
-        if "replay" in self.config.faults:
+        if self._is_logged:
             self._log.append((event, now_ns, actions))
         for action in actions:
             self._perform(action)
         if self._observe is not None:
             self._observe(event, actions, now_ns)
-        if self._num_restarts < _MOST_RESTARTS and self._is_in_danger(event):
+        if self._has_faults and self._num_restarts < _MOST_RESTARTS and self._is_in_danger(event):
             self._endanger()
 
     def _is_in_danger(self, event: Event) -> bool:
         """A server that is restored is told of everything at once."""
-        return bool(self.config.faults) and not isinstance(event, Restored) and not self._clock.is_asleep
+        return not isinstance(event, Restored) and not self._clock.is_asleep
 
     # Actions.
 
@@ -240,10 +244,11 @@ class Simulation:
             case Accept(job_id, uid):
                 self._accepted[uid] = action
                 self._jobs[job_id] = self._requests[uid]
+                self.cluster.begin(job_id, self._checkpoints.pop(uid, _NOTHING))
             case Reject(uid, reason):
                 self._end(uid, Status.REJECTED, reason)
             case Finish(job_id, uid, status, reason):
-                self.cluster.forget(job_id)
+                self.cluster.end(job_id)
                 self._end(uid, status, reason)
             case WakeAt(at_ns):
                 self._clock.at(at_ns, self._of_server(partial(self._handle, Woke())))
@@ -291,26 +296,22 @@ class Simulation:
         for index, (event, at_ns, actions) in enumerate(self._log):
             if controller.handle(event, at_ns) != actions:
                 raise Unfaithful(f"event {index} of the log, {event!r}, is answered otherwise when it is replayed")
-        self._take_over(controller)
+        self.controller = controller
+        self.cluster.serve(controller)
 
     def _restart(self) -> None:
         """A new controller is told of what had been accepted; everything else begins anew."""
         self.num_servers += 1
         self._is_given_up = False
-        last = {self._jobs[job_id].uid: state for job_id, state in self.cluster.lose_all().items()}
+        left = {self._jobs[job_id].uid: checkpoint for job_id, checkpoint in self.cluster.lose_all().items()}
         open_now = self.open
         self._log.clear()
-        self._take_over(Controller(self.controller.config, self._table))
+        self.controller = Controller(self.controller.config, self._table)
+        self.cluster.restart(self.controller)
         for uid in open_now:
-            state = last.get(uid)
-            self._handle(Restored(self._requests[uid], None if state is None else state.steps_done))
-            if state is not None:
-                self.cluster.restore(self._accepted[uid].job_id, state)
-        self.cluster.start_all()
-
-    def _take_over(self, controller: Controller) -> None:
-        self.controller = controller
-        self.cluster.attach(controller.tracker, controller.costs)
+            self._checkpoints[uid] = checkpoint = left.get(uid, _NOTHING)
+            self._handle(Restored(self._requests[uid], checkpoint.steps_done if checkpoint.blobs else None))
+        self.cluster.start()
 
     def _of_server(self, call: Callable[[], None]) -> Callable[[], None]:
         """The server that wanted this may be gone when its time comes."""

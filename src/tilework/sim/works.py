@@ -8,8 +8,8 @@ from random import Random
 from tilework.core.request import Request
 from tilework.core.work import DECODE, DIFFUSE, Group, Work
 from tilework.cost.table_costs import TableCosts
-from tilework.sim.device import RunEnd
 from tilework.sim.faults import Dice
+from tilework.sim.runs import RunEnd
 
 _SLICED = 0.5  # What a sliced decode needs of the memory of a whole one.
 
@@ -52,7 +52,7 @@ class SimulatedWorks:
             self._latest.update(dict.fromkeys(work.devices, now))
         return lost_ns
 
-    def run(self, work: Work) -> tuple[int, int, RunEnd | None]:
+    def run(self, work: Work) -> tuple[int, int, RunEnd]:
         requests = self._requests(work.job_ids)
         duration_ns = self._costs.work_ns(work.stage, requests, len(work.devices), work.num_steps)
         if self._jitter:
@@ -63,8 +63,8 @@ class SimulatedWorks:
             duration_ns = round(duration_ns * self._dice.extent("slow"))
         if not self.fits(work, requests):
             self._dice.strikes_by_name["memory"] += 1
-            return self._part(work, duration_ns, 0.0, RunEnd.STARVED)
-        for kind, end in (("error", RunEnd.FAILED), ("oom", RunEnd.STARVED)):
+            return self._part(work, duration_ns, 0.0, RunEnd.OUT_OF_MEMORY)
+        for kind, end in (("error", RunEnd.FAILED), ("oom", RunEnd.OUT_OF_MEMORY)):
             if self._dice.strikes(kind):
                 return self._part(work, duration_ns, self._dice.share(kind), end)
         return duration_ns, work.num_steps, RunEnd.DONE

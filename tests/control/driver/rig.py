@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 from tilework.control.driver.core import DriverCore
-from tilework.control.driver.effects import BreakOff, Discard, Effect, EndWork, Kill, ReportStuck, Resolve, Tell
+from tilework.control.driver.effects import BreakOff, Discard, Effect, Kill, ReportStuck, Resolve, Tell
+from tilework.control.driver.result import WorkResult
 from tilework.control.driver.state_registry import StateMove
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.actions import MoveState, RunSteps
@@ -100,15 +101,14 @@ class Rig:
         self.stuck.works = list(works)
         return list(map(short, self.core.look()))
 
-    def _followed(self, effects: Iterator[Effect], held: bool = False) -> Iterator[Effect]:
+    def _followed(self, effects: Iterable[Effect], held: bool = False) -> Iterator[Effect]:
         for effect in effects:
             yield effect
-            if isinstance(effect, EndWork) and not held:
-                result = effect.result
-                self.tracker.works.pop(result.work.work_id, None)
-                for job_id, first_step in result.members.items():
-                    if result.report is not None:
-                        self.tracker.jobs[job_id].steps_done = first_step + result.steps_done
+            if isinstance(effect, WorkResult) and not held:
+                self.tracker.works.pop(effect.work.work_id, None)
+                for job_id, first_step in effect.members.items():
+                    if effect.report is not None:
+                        self.tracker.jobs[job_id].steps_done = first_step + effect.steps_done
 
 
 def short(effect: Effect) -> Any:
@@ -116,8 +116,8 @@ def short(effect: Effect) -> Any:
     match effect:
         case Tell(event):
             return event
-        case EndWork(result):
-            return result.ending.value if result.event is None else result.event
+        case WorkResult():
+            return effect.ending.value if effect.event is None else effect.event
         case Resolve(move):
             state = move.state.name if move.state else "no state"
             return "move", move.targets, state if move.comes else "nothing"

@@ -22,7 +22,6 @@ from tilework.control.driver.effects import (
     BreakOff,
     Discard,
     Effect,
-    EndWork,
     Kill,
     Messages,
     ReportStuck,
@@ -34,7 +33,7 @@ from tilework.control.driver.result import Ending, WorkResult, end_event, ending
 from tilework.control.driver.state_registry import StateMove, StateRegistry
 from tilework.control.watchdog import Watchdog, WatchdogConfig
 from tilework.core.actions import Action, DropState, MoveState, RunStage, RunSteps, Stop
-from tilework.core.events import DeviceLost, LeftOut
+from tilework.core.events import DeviceLost, LeftOut, WorkFailed
 from tilework.core.wire import Absent, Ended, Failed, Forget, StateBlob, StopWork
 from tilework.core.work import DIFFUSE, Group, Work
 
@@ -67,8 +66,10 @@ class DriverCore:
         """Whether nothing is kept: of no work, no move and no job."""
         return not (self._in_flight or self._moves or self._latest) and self.states.is_empty
 
-    def is_in_flight(self, work_id: int) -> bool:
-        return work_id in self._in_flight
+    def work(self, work_id: int) -> Work | None:
+        """The work of this number, if it is in flight."""
+        in_flight = self._in_flight.get(work_id)
+        return None if in_flight is None else in_flight.work
 
     def members(self, work_id: int) -> Mapping[int, int]:
         """The jobs that a work in flight still belongs to, each with the steps that it had before; else none."""
@@ -142,26 +143,29 @@ class DriverCore:
         """A step of a work has ended."""
         self._watchdog.progressed(work_id)
 
-    def report(self, device_id: int, report: Ended | Failed) -> Iterator[Effect]:
+    def report(self, device_id: int, report: Ended | Failed) -> Iterable[Effect]:
         """A device has ended a work, or failed in it."""
         in_flight = self._in_flight.get(report.work_id)
         if in_flight is None:
-            yield from self._discard_strays(report)
-        elif device_id in in_flight.reports:  # It comes twice.
-            return
-        elif device_id in in_flight.lost:
-            yield from self._discard_strays(report)
-        elif isinstance(report, Failed):
-            yield from self._fail(in_flight, report)
-        else:
-            yield from self._take(in_flight, device_id, report)
+            return self._strays(report)
+        if device_id in in_flight.reports:  # It comes twice.
+            return ()
+        if device_id in in_flight.lost:
+            return self._strays(report)
+        if isinstance(report, Failed):
+            return self._fail(in_flight, report)
+        if report.absent or is_cut_off(report):
+            return self._take_partial(in_flight, device_id, report)
+        merged = in_flight.take(device_id, report)
+        return () if merged is None else self._end(in_flight, merged)
 
-    def _discard_strays(self, report: Ended | Failed) -> Iterator[Effect]:
+    def _strays(self, report: Ended | Failed) -> tuple[Discard, ...]:
         """Of a report that changes nothing, discard what it put down, unless an earlier copy of it was taken."""
-        if isinstance(report, Ended) and report.blobs:
-            yield from _discard(self.states.strays(report.blobs.values()))
+        blobs = self.states.strays(report.blobs.values()) if isinstance(report, Ended) and report.blobs else ()
+        return (Discard(blobs),) if blobs else ()
 
-    def _take(self, in_flight: InFlightWork, device_id: int, report: Ended) -> Iterator[Effect]:
+    def _take_partial(self, in_flight: InFlightWork, device_id: int, report: Ended) -> Iterator[Effect]:
+        """Take the report of a work that ran without some members, or was cut off."""
         if report.absent:
             yield from self._leave_out(in_flight.work, report.absent)
         if is_cut_off(report):  # The others must not wait for this device.
@@ -187,17 +191,20 @@ class DriverCore:
         work, ending = in_flight.work, ending_of(report)
         del self._in_flight[work.work_id]
         members = self._members(work)
-        spare = in_flight.blobs
-        for job_id, first_step in members.items():
-            if (blob := report.blobs.get(job_id)) is not None:
-                spare.remove(blob)
-                spare.update(self.states.adopt(job_id, work.stage.name, blob, first_step + report.steps_done))
-        yield from self._resolve(work, members if ending is Ending.DONE else {}, report.steps_done)
-        yield EndWork(WorkResult(work, ending, end_event(work, report), members, report))
-        yield from _discard(spare)
+        needless = in_flight.blobs_beside(report) if in_flight.reports else []
+        for job_id, blob in report.blobs.items():
+            if (first_step := members.get(job_id)) is None:
+                needless.append(blob)
+            else:
+                needless += self.states.adopt(job_id, work.stage.name, blob, first_step + report.steps_done)
+        if work.work_id in self._moves:
+            yield from self._resolve(work, members if ending is Ending.DONE else {}, report.steps_done)
+        yield WorkResult(work, ending, end_event(work, ending, report), members, report)
         for job_id in members:
             if job_id in self._tracker.jobs:
-                yield from _discard(self.states.advance(job_id, self._steps_done(job_id)))
+                needless += self.states.advance(job_id, self._steps_done(job_id))
+        if needless:
+            yield Discard(tuple(needless))
 
     def _fail(self, in_flight: InFlightWork, failed: Failed) -> Iterator[Effect]:
         yield from self._break_off(in_flight)
@@ -205,15 +212,14 @@ class DriverCore:
         if failed.state_lost:
             for job_id in self._members(in_flight.work):
                 yield from _discard(self.states.lose(job_id))
-        result = WorkResult(
-            in_flight.work, Ending.FAILED, end_event(in_flight.work, failed), self._members(in_flight.work)
-        )
-        yield from self._write_off(in_flight, result)
+        work = in_flight.work
+        event = WorkFailed(work.work_id, failed.reason, failed.state_lost)
+        yield from self._write_off(in_flight, WorkResult(work, Ending.FAILED, event, self._members(work)))
 
     def _write_off(self, in_flight: InFlightWork, result: WorkResult) -> Iterator[Effect]:
         """Nothing of a work is of use."""
         yield from self._resolve(in_flight.work, {}, 0)
-        yield EndWork(result)
+        yield result
         yield from _discard(in_flight.blobs)
 
     def _resolve(self, work: Work, members: Mapping[int, int], steps_done: int) -> Iterator[Effect]:

@@ -33,13 +33,6 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class EndWork:
-    """A work has ended: tell the controller `result.event`, if there is one."""
-
-    result: WorkResult
-
-
-@dataclass(frozen=True, slots=True)
 class Resolve:
     """A move that was sent unresolved is resolved now: its targets can go on."""
 
@@ -53,7 +46,7 @@ class BreakOff:
     work: Work
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Discard:
     """Remove blobs that are not needed any more."""
 
@@ -76,4 +69,5 @@ class Kill:
     limit_ns: int
 
 
-Effect = Tell | EndWork | Resolve | BreakOff | Discard | ReportStuck | Kill
+Effect = Tell | WorkResult | Resolve | BreakOff | Discard | ReportStuck | Kill
+"""A `WorkResult` says that a work has ended: tell the controller its `event`, if there is one."""

@@ -39,11 +39,15 @@ class InFlightWork:
         """What its devices have put down for it so far."""
         return {blob for report in self.reports.values() for blob in report.blobs.values()}
 
+    def blobs_beside(self, report: Ended) -> list[StateBlob]:
+        """What its devices have put down for it, without what is in one report."""
+        return list(self.blobs.difference(report.blobs.values()))
+
     def take(self, device_id: int, report: Ended) -> Ended | None:
         """Take a device's report; returns what counts in the end, None as long as others are awaited."""
-        self.reports[device_id] = report
         if device_id == self.work.devices[0] and not is_cut_off(report):
             return report
+        self.reports[device_id] = report
         return self.merged()
 
     def merged(self) -> Ended | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tilework.core.events import Broken, OutOfMemory, StageFinished, StepsFinished, Stopped, WorkFailed
-from tilework.core.wire import Ended, Failed
+from tilework.core.wire import Ended
 from tilework.core.work import DIFFUSE, Work
 
 
@@ -28,13 +28,13 @@ class Ending(StrEnum):
 EndEvent = StepsFinished | StageFinished | Stopped | WorkFailed | OutOfMemory | Broken
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WorkResult:
     """The end of a work.
 
     `members` are the jobs that it still belongs to, each with the steps that it had before. `report` is what counts of
     its devices' reports; None if the work failed or was lost. `event` is what the controller is told; None if the work
-    was lost, which the loss of its devices says.
+    was lost, which the loss of its devices says. Not frozen, since simulations make one per work.
     """
 
     work: Work
@@ -56,18 +56,12 @@ def ending_of(report: Ended) -> Ending:
     return Ending.STOPPED if report.stopped else Ending.DONE
 
 
-def end_event(work: Work, report: Ended | Failed) -> EndEvent:
-    """What the controller is told of a work's end."""
-    work_id = work.work_id
-    if isinstance(report, Failed):
-        return WorkFailed(work_id, report.reason, report.state_lost)
-    match ending_of(report):
-        case Ending.OUT_OF_MEMORY:
-            return OutOfMemory(work_id, report.steps_done)
-        case Ending.BROKEN:
-            return Broken(work_id, report.steps_done)
-        case Ending.STOPPED:
-            return Stopped(work_id, report.steps_done)
-        case _:
-            run_ns = report.end_ns - report.start_ns
-            return (StepsFinished if work.stage.name == DIFFUSE else StageFinished)(work_id, run_ns)
+def end_event(work: Work, ending: Ending, report: Ended) -> EndEvent:
+    """What the controller is told of a work that ended so."""
+    if ending is Ending.DONE:
+        finished = StepsFinished if work.stage.name == DIFFUSE else StageFinished
+        return finished(work.work_id, report.end_ns - report.start_ns)
+    early: type[OutOfMemory | Broken | Stopped] = Stopped
+    if ending is not Ending.STOPPED:
+        early = Broken if ending is Ending.BROKEN else OutOfMemory
+    return early(work.work_id, report.steps_done)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tilework.core.checkpoint import Checkpoint
@@ -68,6 +68,11 @@ class StateRegistry:
     def is_empty(self) -> bool:
         return not self._jobs and not self._held
 
+    @property
+    def job_ids(self) -> Sequence[int]:
+        """The jobs that have not ended."""
+        return tuple(self._jobs)
+
     def _blobs(self) -> Iterator[StateBlob]:
         for job in self._jobs.values():
             yield from job.blobs
@@ -112,6 +117,8 @@ class StateRegistry:
     def advance(self, job_id: int, steps_done: int) -> Blobs:
         """The controller believes a job to stand after so many steps: earlier states are superseded."""
         states = self._jobs[job_id].states
+        if len(states) < 2:
+            return ()
         old = [steps for steps in states if steps < steps_done]
         return tuple([states.pop(steps) for steps in old])
 

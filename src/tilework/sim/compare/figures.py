@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tilework.core.request import Status
 from tilework.core.time import s_from_ns
 from tilework.core.work import DIFFUSE
-from tilework.sim.device import Run
+from tilework.sim.runs import Run
 from tilework.sim.simulation import Ending, Trace
 
 NUM_QUANTILES = 100
