@@ -223,9 +223,12 @@ class Cluster:
                 self._mail.send(("from", device_id), hear)
 
     def _put_down(self, device_id: int, run: Run) -> dict[int, StateBlob]:
-        """What a device puts down at the end of a run: its leader, and every device of a group that was cut off."""
+        """What a device puts down at the end of a run: its leader, and every device of a group that was cut off.
+
+        Nothing without a step: the device may have another state of a job than that at which the work was to begin.
+        """
         blobs: dict[int, StateBlob] = {}
-        if run.end in FRUITLESS or (device_id != run.work.devices[0] and run.end not in CUT_OFF):
+        if not run.steps or run.end in FRUITLESS or (device_id != run.work.devices[0] and run.end not in CUT_OFF):
             return blobs
         for job_id in run.work.job_ids:
             state = self.fleet.state(device_id, job_id)

@@ -248,8 +248,8 @@ class Simulation:
             case Reject(uid, reason):
                 self._end(uid, Status.REJECTED, reason)
             case Finish(job_id, uid, status, reason):
-                self.cluster.end(job_id)
                 self._end(uid, status, reason)
+                self.cluster.end(job_id)
             case WakeAt(at_ns):
                 self._clock.at(at_ns, self._of_server(partial(self._handle, Woke())))
             case _:
