@@ -1,6 +1,6 @@
 """Policies against what is known to be best: the exact optimum of small cases, and optimal rules for one device.
 
-The optimum splits and moves requests between any two steps at no cost, and knows who will come. No policy can do that.
+The optimum splits and moves requests between any two steps at no cost, and knows all arrivals. No policy can do that.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def smalls() -> list[Small]:
 
 
 def test_the_small_cases_are_hard() -> None:
-    """In most of them not all can be on time, and in each somebody can."""
+    """In most of them not all can be on time, and in each at least one can."""
     assert sum(one.best < len(one.requests) for one in smalls()) >= 0.7 * NUM_CASES
     assert min(one.best for one in smalls()) >= 1
 
@@ -132,7 +132,7 @@ def lateness_s(requests: list[tuple[float, int, float]]) -> float:
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12), st.integers(1, 60)), min_size=1, max_size=6))
 def test_edf_keeps_all_deadlines_but_for_what_has_been_handed_out(drawn: list[tuple[int, int, int]]) -> None:
     """If serving the earliest deadline at every moment meets all deadlines (and it does if anything can), so does
-    `edf`, if there is room for the two chunks of 200 ms that a device may have been told when somebody comes.
+    `edf`, if there is room for the two chunks of 200 ms that a device may have been told when a request comes.
     """
     asked = sorted((arrival / 10, steps, (arrival + due) / 10) for arrival, steps, due in drawn)
     shift_s = lateness_s(asked) + 0.4 + 1e-6

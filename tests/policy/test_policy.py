@@ -101,14 +101,14 @@ def test_urgency_is_the_deadline_and_patience_without_one() -> None:
     due, patient = request("due", 5.0, slo_s=2.0), request("patient", 5.0)
     assert policy.urgency_ns(due, False) == 7 * NS_PER_S
     assert policy.urgency_ns(patient, False) == policy.urgency_ns(patient, True) == 65 * NS_PER_S
-    assert policy.urgency_ns(due, True) == 605 * NS_PER_S, "whoever is late anyway comes after the patient"
+    assert policy.urgency_ns(due, True) == 605 * NS_PER_S, "a late request comes after one without a deadline"
 
 
 # Weights.
 
 
 def served(*requests: Request, policy: str = "edf") -> list[str]:
-    """Who is done, in order, on one device."""
+    """The requests in the order in which they are done on one device."""
     endings = simulate(list(requests), policy, num_devices=1).endings
     return [ending.request.uid for ending in sorted(endings, key=lambda ending: ending.finish_ns)]
 
@@ -118,7 +118,7 @@ def test_patience_is_divided_by_the_weight() -> None:
     assert policy.urgency_ns(heavy, False) == (5 + 15) * NS_PER_S
     assert policy.urgency_ns(light, False) == (5 + 240) * NS_PER_S
     late = request("c", 5.0, slo_s=2.0, weight=4.0)
-    assert policy.urgency_ns(late, False) == 7 * NS_PER_S, "whoever can be on time needs no weight"
+    assert policy.urgency_ns(late, False) == 7 * NS_PER_S, "a request that can be on time needs no weight"
     assert policy.urgency_ns(late, True) == (5 + 150) * NS_PER_S
 
 
@@ -130,15 +130,15 @@ def test_of_those_without_a_deadline_the_heavier_is_served_first(policy: str) ->
 
 def test_a_weight_makes_up_for_arriving_later_but_not_for_ever() -> None:
     """Of weights 4 and 1, the heavier goes first if it comes within three quarters of the patience."""
-    crowd = [request(f"crowd{index}", slo_s=59 + index / 100) for index in range(55)]
+    others = [request(f"other{index}", slo_s=59 + index / 100) for index in range(55)]
     for arrival_s, order in ((44.0, ["heavy", "light"]), (46.0, ["light", "heavy"])):
         both = [request("light", 0.0), request("heavy", arrival_s, weight=4.0)]
-        done = served(*crowd, *both)
+        done = served(*others, *both)
         assert [uid for uid in done if uid in order] == order
 
 
 @pytest.mark.parametrize("policy", ["edf", "tetriserve"])
-def test_nobody_starves_under_a_stream_of_heavier_ones(policy: str) -> None:
+def test_no_job_starves_under_a_stream_of_heavier_ones(policy: str) -> None:
     """More of weight 4 than the device can do, for five minutes; one of weight 1 waits for its minute and a bit."""
     stream = [request(str(index), index * 0.9, weight=4.0) for index in range(330)]
     endings = simulate([request("light", 0.5), *stream], policy, num_devices=1).endings
@@ -146,16 +146,16 @@ def test_nobody_starves_under_a_stream_of_heavier_ones(policy: str) -> None:
     assert endings[0].latency_ns > 30 * NS_PER_S, "or the stream was no burden"
 
 
-@pytest.mark.parametrize(("slack_ns", "doomed"), [(0, ()), (-1, (0,))])
-def test_only_what_would_be_late_even_alone_is_dropped_to_best_effort(slack_ns: int, doomed: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("slack_ns", "dropped"), [(0, ()), (-1, (0,))])
+def test_only_what_would_be_late_even_alone_is_dropped_to_best_effort(slack_ns: int, dropped: tuple[int, ...]) -> None:
     asked = request("a", slo_s=(service_time_ns(request("a")) + slack_ns) / NS_PER_S)
     plan = planned(EarliestDeadlineFirst(), [asked])
-    assert tuple(job_id for job_id, _ in plan.dropped_to_best_effort) == doomed
-    assert bool(plan.starts) == (not doomed), "a plan that sets aside starts nothing"
+    assert tuple(job_id for job_id, _ in plan.dropped_to_best_effort) == dropped
+    assert bool(plan.starts) == (not dropped), "a plan that drops jobs starts nothing"
 
 
 def test_whatever_may_start_now_is_checked_not_only_the_head() -> None:
-    requests = [request("first", slo_s=2), request("doomed", steps=30, slo_s=2.1), request("third", slo_s=2.2)]
+    requests = [request("first", slo_s=2), request("late", steps=30, slo_s=2.1), request("third", slo_s=2.2)]
     plan = planned(EarliestDeadlineFirst(), requests, num_devices=2)
     assert plan.dropped_to_best_effort == ((1, "even if nothing else ran, it would finish 0.96 s late"),)
 

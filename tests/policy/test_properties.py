@@ -100,7 +100,7 @@ def test_every_schedule_keeps_the_laws(policy: str, case: Case) -> None:
     """Each request ends once; a device runs one work at a time, a group together and within a node; each step is run
     once, in order; works take what the table says; and twice the same question has twice the same answer.
 
-    Who wanted a promise may be refused; all others are done, and promises are kept (`Invariants`, `assert_legal`).
+    A request for a promise may be refused; all others are done, and promises are kept (`Invariants`, `assert_legal`).
     """
     trace = case.run(policy)
     may_be_refused = {one.uid for one in case.requests if one.is_promise}
@@ -114,7 +114,7 @@ def test_every_schedule_keeps_the_laws(policy: str, case: Case) -> None:
 
 
 def gaps_ns(trace: Trace) -> list[int]:
-    """How long at a time somebody is there and no device runs anything."""
+    """The intervals in which a request is in the system and no device runs anything."""
     found, busy_until_ns = list[int](), 0
     for run in sorted(trace.runs, key=lambda run: run.start_ns):
         there_ns = [ending.request.arrival_ns for ending in trace.endings if ending.finish_ns > busy_until_ns]
@@ -124,7 +124,7 @@ def gaps_ns(trace: Trace) -> list[int]:
 
 
 def test_gaps_are_found() -> None:
-    """Nothing runs from 1.06 to 5 s, and nobody is there; `tetriserve` lets the second wait for the next round."""
+    """Nothing runs from 1.06 to 5 s, and no request is there; `tetriserve` lets the second wait for the next round."""
     requests = [request("a"), request("b", 5.0), request("c", 5.1)]
     case = Case(requests=requests, costs=table(), num_devices=1, degrees=(1,))
     assert max(gaps_ns(case.run("edf"))) == 0
@@ -134,12 +134,12 @@ def test_gaps_are_found() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=30)
 @given(case=cases(promises=False))
-def test_nobody_waits_longer_than_all_works_take_one_after_another(policy: str, case: Case) -> None:
-    """As long as anybody is there, something runs, but for the moments in which a state moves. So nobody is there for
-    longer than all requests together take, each at its slowest degree, and a move before each work.
+def test_no_request_waits_longer_than_all_works_take_one_after_another(policy: str, case: Case) -> None:
+    """While a request is in the system, something runs, except while a state moves. So no request stays longer than all
+    requests together take, each at its slowest degree, with a move before each work.
 
     In plain rounds devices may idle: what is done early waits for the end of the round, which is 2 s at most. At least
-    half of a round is used but for those in which somebody ends, so it is twice that time and a round for each.
+    half of a round is used, except in those in which a request ends, so it is twice that time and a round for each.
     """
     trace = case.run(policy)
     serial_ns = sum(case.longest_ns(one) for one in case.requests)

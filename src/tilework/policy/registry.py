@@ -1,4 +1,4 @@
-"""Policies by name. A new policy is one new file in this package with a class that carries `@policy("name")`."""
+"""Policies by name. A new policy is a new file in a folder of this package, with a class under `@policy("name")`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _load_all() -> None:
 
 
 def policy_names() -> list[str]:
-    """Those that every installation can build: what a seed chooses among them is the same everywhere."""
+    """The policies that every installation can build: what a seed chooses among them is the same everywhere."""
     _load_all()
     return sorted(_REGISTRY.keys() - _EXTRA)
 

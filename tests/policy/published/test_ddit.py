@@ -23,7 +23,7 @@ def test_a_newcomer_takes_what_suits_it_and_no_more() -> None:
     assert [len(visited[0]) for visited in groups(trace).values()] == [1, 2, 4]
 
 
-def test_who_has_starved_longest_is_promoted_first() -> None:
+def test_the_most_starved_job_is_promoted_first() -> None:
     """Five devices: one request has two, the next gets two of its four, the third the last one.
 
     When the first is done, the third has lost more by far, though it came later: it takes one device more, since there
@@ -38,7 +38,7 @@ def test_who_has_starved_longest_is_promoted_first() -> None:
 def test_the_hungry_come_before_those_that_wait() -> None:
     """Six devices: when the steps of the first are done, three are released, and a fourth when it is decoded.
 
-    Two are held for the hungry one, which is in the middle of a step; who waits gets what is left.
+    Two are held for the hungry one, which is in the middle of a step; waiting ones get the remaining devices.
     """
     requests = [clip("first", 0.0, 4, steps=20), clip("hungry", 0.1, 4), clip("waits", 0.2, 2, steps=5)]
     trace = simulate(requests, "ddit", num_devices=6, costs=VIDEO)
@@ -63,7 +63,7 @@ def test_requests_that_are_late_anyway_may_be_dropped_to_best_effort(policy: str
 @pytest.mark.parametrize("policy", ["ddit", "ddit-drop", "bucketed", "spci", "dpci", "dp"])
 @settings(max_examples=8)
 @given(seed=st.integers(0, 1000), rate=st.floats(0.5, 4), num_devices=st.integers(1, 5))
-def test_everybody_is_served_and_each_simulation_is_the_same(
+def test_every_request_is_served_and_each_simulation_is_the_same(
     policy: str, seed: int, rate: float, num_devices: int
 ) -> None:
     requests, costs = poisson(12, rate, seed), table(degrees=(1, 2, 4))
@@ -86,7 +86,7 @@ def served(requests: Sequence[Request], policy: str) -> dict[str, list[Group]]:
 
 def widths(requests: Sequence[Request], policy: str) -> list[int]:
     visited = list(served(requests, policy).values())
-    assert all(len(found) == 1 for found in visited), "who has a group keeps it"
+    assert all(len(found) == 1 for found in visited), "a job that has a group keeps it"
     return [len(found[0]) for found in visited]
 
 
@@ -96,7 +96,7 @@ def clips(*bests: int) -> list[Request]:
 
 @given(weights=st.lists(st.integers(1, 50), min_size=1, max_size=6), more=st.integers(0, 20))
 def test_devices_are_divided_in_proportion(weights: list[int], more: int) -> None:
-    """All of them, at least one each; giving one of somebody's to another would not be fairer."""
+    """All of them, at least one each; giving one from one part to another would not be fairer."""
     parts = divide(weights, len(weights) + more)
     assert sum(parts) == len(weights) + more
     assert min(parts) >= 1
@@ -124,11 +124,11 @@ def test_dpci_gives_each_type_groups_of_its_own_degree() -> None:
     assert visited["6"][0] in ((6,), (7,))
 
 
-def test_dp_sends_whom_its_own_cluster_has_no_room_for_to_a_narrower_one() -> None:
+def test_dp_sends_a_request_without_room_in_its_cluster_to_a_narrower_one() -> None:
     """§6.1: "a B = 4 request facing resource saturation in its native cluster can be downgraded to a B = 2 cluster"."""
     assert widths(clips(4, 4, 4, 4), "dpci") == [4, 4, 4, 4]
     assert widths(clips(4, 4, 4, 4), "dp") == [4, 2, 1, 1]
-    assert widths(clips(2, 2, 2), "dp") == [2, 1, 1], "and nobody to a wider one"
+    assert widths(clips(2, 2, 2), "dp") == [2, 1, 1], "and none to a wider one"
     assert widths(clips(4), "dp") == [4], "nor without need"
 
 
@@ -164,7 +164,7 @@ def test_a_division_stays_as_it_is() -> None:
 
 
 def test_a_kind_that_comes_anew_gets_devices_at_once() -> None:
-    """And who has lost his keeps on, on what he has, until he is done."""
+    """And a job that has lost a device goes on with those that it has until it is done."""
     requests = [clip(str(index), index / 100, 4) for index in range(4)] + [clip("new", 1.0, 1, 1)]
     trace = simulate(requests, "dpci", num_devices=8, costs=VIDEO)
     assert trace.endings[4].latency_ns < 6 * NS_PER_S

@@ -43,13 +43,13 @@ def test_what_is_left_goes_to_the_most_urgent_again_and_again() -> None:
     assert widths([late, soon], 5) == [1, 4]
 
 
-def test_nobody_gets_devices_that_make_it_slower() -> None:
+def test_no_job_gets_devices_that_make_it_slower() -> None:
     costs = profile({128: {1: 0.1, 2: 0.12, 4: 0.15}})
-    assert widths([request("a", slo_s=9), request("hopeless", slo_s=0.1)], 8, costs) == [1, 1]
+    assert widths([request("a", slo_s=9), request("late", slo_s=0.1)], 8, costs) == [1, 1]
 
 
-def test_who_is_hopeless_or_has_no_deadline_is_as_quick_as_it_can_be() -> None:
-    assert widths([request("hopeless", slo_s=0.1), request("calm"), request("more")], 7) == [4, 2, 1]
+def test_a_late_request_or_one_without_a_deadline_is_as_quick_as_it_can_be() -> None:
+    assert widths([request("late", slo_s=0.1), request("free"), request("more")], 7) == [4, 2, 1]
 
 
 def test_a_job_gives_devices_up_and_gets_them_back_where_it_is() -> None:
@@ -58,11 +58,11 @@ def test_a_job_gives_devices_up_and_gets_them_back_where_it_is() -> None:
     assert groups(trace) == {"a": [(0, 1, 2, 3), (2, 3), (0, 1, 2, 3)], "b": [(0, 1)]}
 
 
-def test_strict_order_serves_the_hopeless_first_and_so_dooms_others() -> None:
-    requests = [request("hopeless", slo_s=0.3), request("good", 0.01, slo_s=1.3)]
-    strict, aside = (simulate(requests, policy, num_devices=1) for policy in (STRICT, DROP))
-    assert (finished(strict), on_time(strict)) == (["hopeless", "good"], 0.0)
-    assert (finished(aside), on_time(aside)) == (["good", "hopeless"], 0.5)
+def test_strict_order_serves_late_requests_first_and_so_makes_others_late() -> None:
+    requests = [request("late", slo_s=0.3), request("good", 0.01, slo_s=1.3)]
+    strict, drop = (simulate(requests, policy, num_devices=1) for policy in (STRICT, DROP))
+    assert (finished(strict), on_time(strict)) == (["late", "good"], 0.0)
+    assert (finished(drop), on_time(drop)) == (["good", "late"], 0.5)
 
 
 def test_a_hopeless_request_is_dropped_to_best_effort_with_its_reason() -> None:
@@ -76,10 +76,10 @@ def test_a_hopeless_request_is_dropped_to_best_effort_with_its_reason() -> None:
 @pytest.mark.parametrize(("policy", "bound_s"), [(STRICT, 130), (DROP, 62)])
 def test_best_effort_does_not_starve(policy: str, bound_s: int) -> None:
     """Twice what the device can do: strictly, all that is due within a minute is served first, in two minutes."""
-    crowd = [request(str(index), index * 0.5, slo_s=1.3) for index in range(400)]
-    trace = simulate([request("patient", steps=8), *crowd], policy, num_devices=1)
+    others = [request(str(index), index * 0.5, slo_s=1.3) for index in range(400)]
+    trace = simulate([request("patient", steps=8), *others], policy, num_devices=1)
     assert 5 * NS_PER_S < trace.endings[0].latency_ns < bound_s * NS_PER_S
-    assert trace.endings[-1].finish_ns > 300 * NS_PER_S, "or the crowd was no burden"
+    assert trace.endings[-1].finish_ns > 300 * NS_PER_S, "or the others was no burden"
 
 
 def test_no_bubble_opens_between_two_chunks() -> None:

@@ -1,4 +1,4 @@
-"""PatchedServe's Algorithm 1 and its baselines, decision by decision: who makes steps with whom."""
+"""PatchedServe's Algorithm 1 and its baselines, decision by decision: which jobs make steps together."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def large(uid: str, arrival_s: float = 0.0, slo_s: float | None = 30.0, steps: i
 
 
 def first_batch(policy: PatchedServe | MixedCache | Nirvana, *requests: Request, most: int = 12) -> list[str]:
-    """Who makes the first steps on one idle device, in the order in which they were let in."""
+    """The jobs that make the first steps on one idle device, in the order in which they entered the batch."""
     plan = planned(policy, list(requests), costs=TableCosts(PACKED, max_batch=most))
     # Those that begin are encoded first, which costs nothing here; with many, the steps wait for the next plan.
     ids = dict.fromkeys(job_id for start in plan.starts for job_id in start.job_ids)
@@ -59,7 +59,7 @@ def first_batch(policy: PatchedServe | MixedCache | Nirvana, *requests: Request,
 
 
 def batches(trace: Trace, device_id: int = 0) -> list[str]:
-    """Who makes steps together, work by work, in alphabetical order; the same ones in a row once."""
+    """The jobs that make steps together, work by work, in alphabetical order; the same ones in a row once."""
     uids = {ending.job_id: ending.request.uid for ending in trace.endings}
     found: list[str] = []
     for run in sorted(trace.runs, key=lambda run: (run.start_ns, run.work.work_id)):
@@ -77,17 +77,17 @@ def end_s(trace: Trace, uid: str) -> float:
     return next(one.finish_ns for one in trace.endings if one.request.uid == uid) / NS_PER_S
 
 
-# Algorithm 1: whom to let in.
+# Algorithm 1: which jobs enter a batch.
 
 
-def test_urgent_mode_takes_whoever_has_the_least_slack_for_its_size() -> None:
+def test_urgent_mode_takes_the_job_with_the_least_slack_for_its_size() -> None:
     """Both are due at 3 s: the large one has (3.0 - 2.2) / 2.2 = 0.36 of slack, the small one (3.0 - 1.0) / 1.0 = 2."""
     requests = small("a", slo_s=3.0), large("B", slo_s=3.0)
     assert first_batch(PatchedServe(), *requests, most=1) == ["B"]
     assert first_batch(PatchedServe(), *reversed(requests), most=1) == ["B"]
 
 
-def test_throughput_mode_takes_those_with_whom_the_batch_makes_most_pictures() -> None:
+def test_throughput_mode_takes_the_jobs_with_which_the_batch_makes_most_pictures() -> None:
     """The large one has least slack, but (20 - 2.2) / 2.2 = 8.1 is relaxed: two small ones make 2 / 0.14 s, with it
     2 / 0.26 s."""
     requests = large("A", slo_s=20.0), small("b"), small("c")
@@ -96,19 +96,19 @@ def test_throughput_mode_takes_those_with_whom_the_batch_makes_most_pictures() -
 
 
 def test_the_mode_is_chosen_anew_for_each_that_is_let_in() -> None:
-    """First the large one, which is urgent; who remains is relaxed, and the small one makes more of the batch."""
+    """First the large one, which is urgent; the others are relaxed, and the small one makes more of the batch."""
     requests = large("A", slo_s=4.0), large("B"), small("c")
     assert first_batch(PatchedServe(), *requests, most=2) == ["A", "c"]
 
 
 @pytest.mark.parametrize(("slo_s", "members"), [(2.2, "A"), (2.6, "Ab"), (2.99, "Ab"), (3.0, "Abc")])
-def test_the_schedulability_test_lets_in_as_many_as_make_nobody_late(slo_s: float, members: str) -> None:
+def test_the_schedulability_test_lets_in_as_many_as_make_none_late(slo_s: float, members: str) -> None:
     """Ten steps of the large one take 2.2 s alone, 2.6 s with a small one, 3.0 s with two."""
     requests = large("A", slo_s=slo_s), small("b"), small("c")
     assert first_batch(PatchedServe(), *requests) == list(members)
 
 
-def test_who_would_be_late_in_the_batch_is_discarded_and_served_when_nobody_else_is_there() -> None:
+def test_a_request_that_would_be_late_in_the_batch_is_served_when_no_other_waits() -> None:
     """Alone it would take 1 s, in the batch 2.6 s; members are not preempted. On another device it is in time."""
     requests = large("A"), small("b", 0.1, slo_s=1.5), small("c", 0.3, slo_s=9.0)
     trace = run("patchedserve", requests)
@@ -119,15 +119,15 @@ def test_who_would_be_late_in_the_batch_is_discarded_and_served_when_nobody_else
     assert all(ending.on_time for ending in both.endings)
 
 
-def test_whoever_is_let_in_stays_to_the_end() -> None:
+def test_a_member_stays_to_its_end() -> None:
     requests = [large("A"), *(small(uid, 0.1 + index / 4, slo_s=4.0) for index, uid in enumerate("bcd"))]
     trace = run("patchedserve", requests)
     assert batches(trace) == ["A", "Ab", "Abc", "Abcd", "bcd", "cd", "d"]
     assert preemptions(trace.runs) == (0, 0)
 
 
-def test_whoever_cannot_be_on_time_any_more_makes_room() -> None:
-    """The works take as long as they should; it is the deadline that was hopeless from the beginning."""
+def test_a_member_that_can_no_longer_be_on_time_makes_room() -> None:
+    """The works take as long as they should; the deadline could not be met from the beginning."""
     requests = large("A", slo_s=1.0), small("b", 0.5, slo_s=2.0)
     trace = run("patchedserve", requests)
     assert batches(trace) == ["A", "b", "A"]
@@ -139,7 +139,7 @@ def test_a_batch_has_twelve_members_at_most() -> None:
     assert max(map(len, batches(trace))) == 12
 
 
-def test_nobody_without_a_deadline_starves_and_the_late_come_after_ten_minutes() -> None:
+def test_no_job_without_a_deadline_starves_and_late_ones_come_after_ten_minutes() -> None:
     """A stream of small ones, of which a device can do more; each has a second to spare."""
     stream = [small(f"s{index}", 0.7 * index, slo_s=2.5) for index in range(900)]
     trace = run("patchedserve", [large("patient", slo_s=None), large("late", slo_s=1.0), *stream])
@@ -148,7 +148,7 @@ def test_nobody_without_a_deadline_starves_and_the_late_come_after_ten_minutes()
     assert sum(ending.on_time for ending in trace.endings[2:]) > 850
 
 
-# Who is where.
+# Which device serves which job.
 
 
 def test_a_newcomer_goes_to_the_device_with_the_least_to_do_and_stays_there() -> None:
@@ -174,7 +174,7 @@ def test_a_device_is_told_a_few_works_ahead_however_many_begin_at_once() -> None
     plan = planned(MixedCache(), [small(uid) for uid in "abcdefgh"], costs=TableCosts(PACKED))
     assert [start.stage.name for start in plan.starts] == ["encode"] * MOST_AHEAD
     trace = run("mixed-cache", [small(uid) for uid in "abcdefgh"])
-    assert batches(trace) == ["a", "abcdefgh", "bcdefgh"], "who comes first begins alone; the next steps wait for all"
+    assert batches(trace) == ["a", "abcdefgh", "bcdefgh"], "the first begins alone; the next steps wait for all"
 
 
 # The baselines.

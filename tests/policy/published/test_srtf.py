@@ -129,7 +129,7 @@ def test_a_job_that_needs_more_devices_than_are_free_gets_them() -> None:
     assert trace.endings[4].latency_ns < 1.5 * NS_PER_S, "a second of its own, and two chunks of the others"
 
 
-def test_devices_are_not_held_for_those_that_nobody_will_give_up() -> None:
+def test_devices_are_not_held_for_those_that_no_job_will_give_up() -> None:
     """Three short ones have three devices, and go before the wide one; a long one has the fourth meanwhile."""
     short = [request(str(index), side=64, steps=10) for index in range(3)]
     wide, narrow = request("wide", 0.05, side=192, steps=100), request("narrow", 0.1, side=64, steps=300)
@@ -140,7 +140,7 @@ def test_devices_are_not_held_for_those_that_nobody_will_give_up() -> None:
 
 @settings(max_examples=20)
 @given(seed=st.integers(0, 1000), rate=st.floats(0.5, 4))
-def test_everybody_is_served_and_each_simulation_is_the_same(seed: int, rate: float) -> None:
+def test_every_request_is_served_and_each_simulation_is_the_same(seed: int, rate: float) -> None:
     requests = poisson(12, rate, seed)
     trace = simulate(requests, "srtf", costs=table(degrees=(1, 2)))
     assert [ending.status for ending in trace.endings] == [Status.DONE] * 12
@@ -156,7 +156,7 @@ def test_each_size_has_its_degree() -> None:
     assert steps == {0: (0, 1, 2, 3), 1: (4,)}
 
 
-def test_nobody_goes_before_the_first_that_waits() -> None:
+def test_no_job_goes_before_the_first_that_waits() -> None:
     """The narrow one could run at once beside the one that runs: strictly first come, first served, it waits."""
     requests = [request("runs", side=64), request("wide", 0.1, side=192), request("narrow", 0.2, side=64)]
     trace = simulate(requests, "rssp", num_devices=4, costs=MIXED)

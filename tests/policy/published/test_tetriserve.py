@@ -93,7 +93,7 @@ GROUPS = st.lists(st.lists(st.builds(Option, st.integers(1, 8), st.integers(1, 9
 
 @given(groups=GROUPS, capacity=st.integers(0, 8))
 def test_the_knapsack_against_every_choice(groups: list[list[Option]], capacity: int) -> None:
-    """The most value; with it the fewest GPUs."""
+    """The most value; with it the fewest devices."""
 
     def weigh(choice: Sequence[int | None]) -> tuple[int, int]:
         taken = [options[index] for options, index in zip(groups, choice, strict=True) if index is not None]
@@ -105,7 +105,7 @@ def test_the_knapsack_against_every_choice(groups: list[list[Option]], capacity:
     assert weigh(chosen) == max(weight for choice in every if -(weight := weigh(choice))[1] <= capacity)
 
 
-def test_whoever_comes_first_is_preferred() -> None:
+def test_the_first_group_is_preferred() -> None:
     one = [Option(2, 1)]
     assert solve_knapsack([one, one, one], 5) == [0, 0, None]
 
@@ -148,7 +148,7 @@ def test_the_chosen_round_is_among_the_best_there_are(
 
 @pytest.mark.parametrize(("scale", "round_ms"), [(1.0, 2 * 1.02 * 181 + 10), (1.2, 1.02 * 98 + 10)])
 def test_deadlines_decide_which_steps_must_fill_a_round(scale: float, round_ms: float) -> None:
-    """2048 px on eight GPUs, 181 ms, if all of them must run so; else 1024 px on four, 98 ms."""
+    """2048 px on eight devices, 181 ms, if all of them must run so; else 1024 px on four, 98 ms."""
     assert choose_round_ns(flux_kinds(scale), MARGIN_NS) == round(round_ms * NS_PER_MS)
 
 
@@ -243,7 +243,7 @@ def test_only_whole_steps_before_the_margin_run_and_the_group_stays(monkeypatch:
     assert rounds.tell(Woke(), 1000) == [(DIFFUSE, 0, (0, 1, 2, 3), 6), (DECODE, 0, (0,), 1)]
 
 
-def test_an_arrival_waits_for_the_next_round_unless_everybody_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arrival_waits_for_the_next_round_unless_all_jobs_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = Rounds(monkeypatch)
     rounds.tell(Submitted(request("a", steps=14, slo_s=9)), 0)
     assert rounds.tell(Submitted(request("b", 0.1, steps=2, slo_s=9)), 100) == []
@@ -251,7 +251,7 @@ def test_an_arrival_waits_for_the_next_round_unless_everybody_is_gone(monkeypatc
     assert {start[1] for start in rounds.tell(Woke(), 500)} == {0, 1}
     for uid in "cd":
         assert rounds.tell(Submitted(request(uid, 0.7, steps=2, slo_s=9)), 700) == []
-    assert {start[1] for start in rounds.finish(800)} == {2, 3}, "nobody is left of the round"
+    assert {start[1] for start in rounds.finish(800)} == {2, 3}, "no job of the round is left"
 
 
 def in_a_round(
@@ -291,7 +291,7 @@ def test_those_that_can_be_on_time_are_widened_first() -> None:
     assert widths(in_a_round([late, good], num_devices=5, aside=(0,))) == {0: 1, 1: 4}
 
 
-def test_whoever_is_somewhere_stays_there() -> None:
+def test_a_job_stays_on_its_device() -> None:
     """The one that must run on two devices would find (0, 1), but the other one is on 1."""
     wide, narrow = request("wide", steps=14, slo_s=1.0), request("narrow", steps=14, slo_s=60)
     groups = {
@@ -310,10 +310,10 @@ def test_two_that_need_one_device_each_go_before_one_that_needs_all_four() -> No
     assert widths(in_a_round([wide, *narrow], num_devices=4)) == {0: 2, 1: 1, 2: 1}
 
 
-def test_who_cannot_be_on_time_comes_after_all_who_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_cannot_be_on_time_comes_after_all_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = Rounds(monkeypatch, num_devices=1, costs=table())
-    started = rounds.tell(Submitted(request("doomed", steps=10, slo_s=0.5)), 0)
-    assert {start[1] for start in started} == {0}, "with nobody else there it is served"
+    started = rounds.tell(Submitted(request("late", steps=10, slo_s=0.5)), 0)
+    assert {start[1] for start in started} == {0}, "it is served as no other is there"
     assert rounds.controller.tracker.jobs[0].dropped_to_best_effort
     rounds.tell(Submitted(request("good", 0.1, steps=10, slo_s=3.0)), 100)
     rounds.finish(490)
@@ -385,17 +385,17 @@ def test_it_beats_every_fixed_degree_and_edf(scale: float, alpha: float) -> None
 
 
 def test_best_effort_does_not_starve() -> None:
-    """One device that is always busy, as all who come can be on time: after a minute it is the patient one's turn."""
-    crowd = [request(str(index), float(index), slo_s=6.0) for index in range(95)]
+    """One device that is always busy, as all that come can be on time: after a minute it is the patient one's turn."""
+    others = [request(str(index), float(index), slo_s=6.0) for index in range(95)]
     trace = simulate(
-        [*crowd[:2], request("patient", 1.3, steps=8), *crowd[2:]], "tetriserve", num_devices=1, costs=WIDE
+        [*others[:2], request("patient", 1.3, steps=8), *others[2:]], "tetriserve", num_devices=1, costs=WIDE
     )
     (patient,) = [ending for ending in trace.endings if ending.request.uid == "patient"]
     assert patient.latency_ns < 75 * NS_PER_S
 
 
 def test_late_ones_do_not_starve_under_an_overload_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One device, twice the load that it can take: late ones are served past their patience, whoever comes then.
+    """One device, twice the load that it can take: late ones are served past their patience, whatever comes then.
 
     Their patience is two minutes here, not ten, so that the overload need not last longer.
     """
@@ -412,9 +412,9 @@ def test_late_ones_do_not_starve_under_an_overload_that_never_ends(monkeypatch: 
 
 def test_late_ones_take_nothing_from_those_that_can_be_on_time() -> None:
     good = [request(f"good{index}", 1.0 + index * 1.2, slo_s=2.0) for index in range(30)]
-    doomed = [request(f"doomed{index}", 0.5 + index * 0.7, slo_s=0.3) for index in range(40)]
+    late = [request(f"late{index}", 0.5 + index * 0.7, slo_s=0.3) for index in range(40)]
     alone = simulate(good, "tetriserve", num_devices=2)
-    crowded = simulate(sorted(good + doomed, key=lambda one: one.arrival_ns), "tetriserve", num_devices=2)
+    crowded = simulate(sorted(good + late, key=lambda one: one.arrival_ns), "tetriserve", num_devices=2)
     on_time = {ending.request.uid for ending in crowded.endings if ending.on_time}
     assert {ending.request.uid for ending in alone.endings if ending.on_time} <= on_time
     assert all(ending.status is Status.DONE for ending in crowded.endings)

@@ -1,4 +1,4 @@
-"""Selective continuous batching of TetriServe (§5): who shares the steps of a round, and that nobody is late by it."""
+"""Selective continuous batching of TetriServe (§5): which requests share steps, and that none is late by it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_only_requests_of_one_shape_share() -> None:
     assert steps(in_a_round([first, small])) == [((0,), (0,), 4)]
 
 
-def test_nobody_joins_who_would_make_somebody_late() -> None:
+def test_no_request_joins_that_would_make_another_late() -> None:
     """Four steps take 400 ms alone, and 560 ms together, but for three of them in the first round."""
     other = request("b", slo_s=9)
     assert steps(in_a_round([request("tight", steps=4, slo_s=0.45), other])) == [((0,), (0,), 4)]
@@ -58,7 +58,7 @@ def test_nobody_joins_who_would_make_somebody_late() -> None:
     assert steps(in_a_round([request("loose", steps=4, slo_s=0.65), other])) == [((0, 1), (0,), 3)]
 
 
-def test_who_has_made_all_steps_is_decoded_and_the_others_go_on() -> None:
+def test_a_request_that_has_made_all_steps_is_decoded_and_the_others_go_on() -> None:
     plan = in_a_round([request("short", steps=2, slo_s=8), request("long", slo_s=9)])
     assert steps(plan) == [((0, 1), (0,), 2), ((1,), (0,), 2)]
     assert [(start.stage.name, start.job_ids) for start in plan.starts[2:]] == [

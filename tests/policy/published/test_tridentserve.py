@@ -80,7 +80,7 @@ def test_the_greedy_core_loses_less_than_one_option_is_worth(options: list[list[
     ("capacity", "options", "chosen"),
     [
         (3, [[(1, 1), (2, 10)], [(1, 4)], [(1, 4)]], [1, 0, None]),  # An option that is not on the hull is skipped.
-        (6, [[(3, 60)], [(5, 50), (6, 51)]], [0, None]),  # Nobody moves on from where it has not come.
+        (6, [[(3, 60)], [(5, 50), (6, 51)]], [0, None]),  # No group skips an option.
         (3, [[(2, 20)], [(1, 1), (2, 15)]], [0, 0]),  # What is left over is not left.
         (2, [[(1, 6)], [(2, 10)]], [0, None]),  # Here it is wrong.
     ],
@@ -187,7 +187,7 @@ def test_the_sum_counts_and_not_the_most_urgent() -> None:
     assert widths(planned(TridentServe(), [wide, late, late], 2, COSTS)) == {0: 2}
 
 
-def test_a_request_gets_as_few_devices_as_its_deadline_allows_and_more_if_nobody_wants_them() -> None:
+def test_a_request_gets_as_few_devices_as_its_deadline_allows_and_more_if_they_would_idle() -> None:
     roomy = [request(str(n), slo_s=9.0) for n in range(5)]
     assert widths(planned(TridentServe(), roomy[:4], 4, COSTS)) == {0: 1, 1: 1, 2: 1, 3: 1}
     assert widths(planned(TridentServe(), roomy[:2], 4, COSTS)) == {0: 2, 1: 2}
@@ -234,8 +234,8 @@ def test_figure_6_nine_plans_of_three_requests() -> None:
     assert starts_s[1, DECODE] == starts_s[2, ENCODE] == pytest.approx(0.1 + 10 * 0.11, abs=0.01)
 
 
-def test_who_has_begun_is_not_disturbed() -> None:
-    """Neither by who is more urgent, nor by devices that come free."""
+def test_a_request_that_has_begun_is_not_disturbed() -> None:
+    """Neither by a more urgent one, nor by devices that come free."""
     long, short = request("long", steps=60, slo_s=99.0), request("short", side=64, steps=5)
     requests = [request("first", side=64, steps=2), *[replace(one, arrival_ns=1) for one in (long, short)]]
     requests += [request("urgent", 0.1, side=64, slo_s=4.0)]
@@ -245,7 +245,7 @@ def test_who_has_begun_is_not_disturbed() -> None:
     assert trace.endings[3].on_time
 
 
-def test_who_can_be_on_time_waits_for_enough_devices() -> None:
+def test_a_request_that_can_be_on_time_waits_for_enough_devices() -> None:
     """It needs two; on the one that is free it would be late for good."""
     requests = [request("a", side=64, steps=3), request("b", 0.1, slo_s=2.55)]
     trace = simulate(requests, "tridentserve", num_devices=2, costs=PROFILE)
@@ -254,7 +254,9 @@ def test_who_can_be_on_time_waits_for_enough_devices() -> None:
 
 
 @pytest.mark.parametrize("slo_s", [None, 2.0])
-def test_who_needs_several_devices_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, slo_s: float | None) -> None:
+def test_a_request_that_needs_several_devices_does_not_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch, slo_s: float | None
+) -> None:
     """The wide one runs on four devices only; narrow ones, which can be on time, take each that comes free."""
     order = DeadlineOrder(patience_ns=20 * NS_PER_S, late_patience_ns=30 * NS_PER_S)
     monkeypatch.setitem(registry._REGISTRY, "impatient", lambda: TridentServe(order=order))
