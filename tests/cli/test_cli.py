@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 
 import tilework
 from builders import PIPELINE, poisson, request, table
-from tilework.cli import console as output
-from tilework.cli import main
+from cli.command_line import invoke
 from tilework.cli.app import app
 from tilework.cli.commands import generate
 from tilework.cli.views.schedules import ServedRequest, served_in
@@ -33,6 +32,8 @@ from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.policy.registry import policy_names
 from tilework.report.schedule import read_schedule
 from tilework.sim.simulation import SimConfig, Simulation
+
+pytestmark = pytest.mark.usefixtures("plain_output")
 
 HEAVY = ("torch", "diffusers", "transformers", "fastapi", "uvicorn", "starlette", "prometheus_client")
 COMMANDS = (
@@ -51,19 +52,6 @@ COMMANDS = (
 )
 GROUPS = {"cost": ("list", "show", "export"), "workload": ("list", "make", "show")}  # Commands that have commands.
 NUM_REQUESTS = 30
-
-
-@pytest.fixture(autouse=True)
-def _plain_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No colours and 100 columns, also where the environment of the tests asks for others."""
-    monkeypatch.setenv("COLUMNS", "100")
-    for name in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("typer.rich_utils.FORCE_TERMINAL", None)
-    for console in (output.out, output.console):
-        monkeypatch.setattr(console, "_force_terminal", False)
-        monkeypatch.setattr(console, "_color_system", None)
-        monkeypatch.setattr(console, "width", 100)
 
 
 def workload_of(served: list[ServedRequest]) -> tuple[WorkloadRequest, ...]:
@@ -108,33 +96,8 @@ def write_log(path: Path, requests: list[Request], *, dispatch_ns: int = 0, num_
         return simulation.run(requests, observe=observe, **more)
 
 
-def invoke(*arguments: object) -> Result:
-    """A command that must succeed."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, result.output
-    return result
-
-
 def simulate(files: Path, *arguments: object) -> Result:
     return invoke("simulate", files / "requests.jsonl", "--cost", files / "costs.json", *arguments)
-
-
-@pytest.fixture
-def mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
-    """Run `tilework` with arguments that it must refuse; returns the one line that it says, without "error: "."""
-
-    def run(*arguments: object) -> str:
-        monkeypatch.setattr(sys, "argv", ["tilework", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_info:
-            main()
-        printed = capsys.readouterr()
-        assert exit_info.value.code == 2
-        assert printed.out == ""
-        (line,) = printed.err.splitlines()
-        assert line.startswith("error: ")
-        return line.removeprefix("error: ")
-
-    return run
 
 
 # Help.

@@ -17,7 +17,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from cli.test_cli import _plain_output, invoke, mistake  # noqa: F401
+from cli.command_line import invoke
 from tilework.cli.app import app
 from tilework.cli.console import UserError
 from tilework.core.request import Shape
@@ -37,6 +37,8 @@ from tilework.runtime.costs import (
     start_costs,
 )
 from tilework.worker.hardware import describe_hardware
+
+pytestmark = pytest.mark.usefixtures("plain_output")
 
 INFO = ModelInfo(
     name="toy",
@@ -333,7 +335,7 @@ def test_a_size_that_does_not_run_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 )
 @pytest.mark.usefixtures("measurers")
 def test_a_wish_that_cannot_be_met_is_told_with_the_remedy(
-    mistake: Callable[..., str],  # noqa: F811
+    mistake: Callable[..., str],
     arguments: list[str],
     said: str,
 ) -> None:
@@ -397,7 +399,7 @@ def test_shipped_tables_go_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("measurers")
-def test_mistakes_about_tables_are_told(mistake: Callable[..., str], tmp_path: Path) -> None:  # noqa: F811
+def test_mistakes_about_tables_are_told(mistake: Callable[..., str], tmp_path: Path) -> None:
     database = tmp_path / "cache" / "tilework" / "costs.sqlite"
     remedy = f"was measured in {database}; run tilework profile, or name a table: flux1_l20, "
     assert mistake("cost", "show").startswith(f"nothing {remedy}")

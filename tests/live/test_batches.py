@@ -10,7 +10,7 @@ import pytest
 
 import tiny
 from batching import batching  # noqa: F401
-from runtime.test_engine import Rig, assert_nothing_is_left, kill, until
+from runtime.rig import Rig, assert_nothing_is_left, kill, until
 from tilework.control.log import read_log, replay
 from tilework.core.actions import Accept
 from tilework.core.events import LeftOut, WorkFailed

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from patches.pictures import assert_all_close, draw
 from tilework.core.packing import IMAGE, TEXT, Size, choose_patch
 from tilework.patches.csp import DIRECTIONS, NOBODY, Csp
 from tilework.patches.layout import PatchLayout, pack
 
 CPU = torch.device("cpu")
-TOLERANCE = 2e-6
 MULTIPLE = 2
 
 sides = st.integers(1, 6).map(lambda side: MULTIPLE * side)
@@ -34,21 +34,6 @@ def _one_thread() -> None:
 
 def layout_of(sizes: tuple[Size, ...], cap: int | None = None) -> PatchLayout:
     return pack(sizes, MULTIPLE, CPU, cap)
-
-
-def draw(sizes: tuple[Size, ...], seed: int, channels: int = 4) -> list[Tensor]:
-    """Pictures that differ in mean and variance, and so do the parts of each."""
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.randn(channels, *size, generator=generator) * (1 + index) + torch.linspace(-2, 2, size[1]) * index
-        for index, size in enumerate(sizes)
-    ]
-
-
-def assert_all_close(results: list[Tensor], references: list[Tensor]) -> None:
-    for result, reference in zip(results, references, strict=True):
-        assert result.shape == reference.shape
-        assert (result - reference).abs().max() <= TOLERANCE * max(1.0, float(reference.abs().max()))
 
 
 @given(mixes, caps)

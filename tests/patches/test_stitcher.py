@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu
 
-from patches.test_patches import TOLERANCE, assert_all_close, draw
+from patches.pictures import TOLERANCE, assert_all_close, draw
 from tilework.core.packing import Size
 from tilework.patches import stitcher
 from tilework.patches.csp import Csp

@@ -2,52 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-import io
 import os
 import signal
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
 import tiny
-from builders import Idle
-from tilework.control.controller import ControllerConfig
+from runtime.rig import PingPong, Rig, assert_nothing_is_left, kill, until
 from tilework.control.log import replay
-from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.request import OnMiss, Status
 from tilework.core.time import NS_PER_MS
-from tilework.core.wire import ModelSource, Source, Spec
-from tilework.core.work import DIFFUSE, Plan, Start
+from tilework.core.wire import ModelSource, Spec
+from tilework.core.work import DIFFUSE
 from tilework.policy import registry
-from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.executor import LocalConfig, LocalExecutor, WorkerStartFailed
+from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.ticket import Outcome, Refusal, Ticket
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class PingPong(Idle):
-    """Runs every job one step at a time, on the other device each time: as many moves as there can be."""
-
-    def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        starts: list[Start] = []
-        idle = {device.device_id for device in view.devices if not device.works}
-        for job in view.waiting():
-            choices = sorted(idle - set(job.last_devices)) or sorted(idle if len(view.devices) == 1 else ())
-            if choices and job.stage is not None:
-                idle.discard(choices[0])
-                starts.append(
-                    Start(stage=job.stage, job_ids=(job.job_id,), devices=(choices[0],), num_steps=1, why="moves")
-                )
-        return Plan(starts=tuple(starts))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,46 +30,6 @@ def _registered() -> Iterator[None]:
     registry._REGISTRY["ping-pong"] = PingPong
     yield
     del registry._REGISTRY["ping-pong"]
-
-
-class Rig:
-    """An engine on a loop of its own, which runs only while a test waits for something."""
-
-    def __init__(self, source: Source, policy: str, num_workers: int = 2) -> None:
-        self.runner = asyncio.Runner()
-        self.log = io.StringIO()
-        self.executor = LocalExecutor(
-            LocalConfig(num_workers=num_workers, source=source, restart_delay_s=0.05, max_restarts=1, stop_grace_s=1.0)
-        )
-        self.engine = Engine(EngineConfig(controller=ControllerConfig(policy=policy)), self.executor, self.log)
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(asyncio.wait_for(work, 60))
-
-    def submit(self, spec: Spec, uid: str, **options: Any) -> Ticket | Refusal:
-        options = {"deadline_ns": None, "on_miss": OnMiss.BEST_EFFORT} | options
-        answer = self.engine.submit({uid: spec}, **options)
-        return answer if isinstance(answer, Refusal) else answer[0]
-
-    async def outcome(self, spec: Spec, uid: str) -> Outcome:
-        ticket = self.submit(spec, uid)
-        assert isinstance(ticket, Ticket)
-        return await ticket.outcome
-
-    def outcomes(self, specs: dict[str, Spec]) -> list[Outcome]:
-        async def all_of_them() -> list[Outcome]:
-            return await asyncio.gather(*(self.outcome(spec, uid) for uid, spec in specs.items()))
-
-        return self.run(all_of_them())
-
-    def close(self) -> None:
-        self.run(self.engine.stop())
-        self.runner.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 @pytest.fixture(scope="module")
@@ -231,12 +165,6 @@ def test_the_log_of_everything_so_far_replays(rig: Rig) -> None:
     assert "circle" not in rig.log.getvalue(), "prompts stay out of the log"
 
 
-def kill(rig: Rig, device_id: int) -> None:
-    pid = rig.executor.pid(device_id)
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_a_killed_worker_costs_time_but_no_picture(
     start: Callable[..., Rig], stock: Callable[[Spec], np.ndarray], seed: int
@@ -283,21 +211,6 @@ def test_a_worker_killed_while_states_move_costs_no_picture(
 
     assert_equal_to_stock(rig.run(scenario()), specs, stock)
     assert_nothing_is_left(rig.engine)
-
-
-def left_behind(executor: LocalExecutor) -> list[Path]:
-    """StateBlobs that nobody has removed."""
-    files = [path for path in executor._blobs.path.iterdir() if path.is_file()]
-    return [path for path in files if path.name != "lock"]
-
-
-def assert_nothing_is_left(engine: Engine) -> None:
-    """An engine that serves nobody remembers nobody: a leak would show here first."""
-    left = {name: value for name, value in vars(engine).items() if isinstance(value, dict) and value}
-    assert not left
-    assert not engine._control._incoming
-    assert engine._dispatcher.is_idle
-    assert not left_behind(engine._executor), "blobs of requests that have ended"
 
 
 def test_when_no_worker_can_be_started_again_open_requests_end(directory: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tilework.core.wire import (
 from tilework.pipelines import serialization
 from tilework.pipelines.family import Family, StepState
 from tilework.pipelines.sd3 import StableDiffusion3
-from worker.test_worker import Bench
+from worker.worker_bench import WorkerBench
 
 SPECS = {
     1: tiny.spec(height=96, width=64, steps=6, seed=1, guidance_scale=2.0),
@@ -49,9 +49,9 @@ def family() -> StableDiffusion3:
 
 
 @pytest.fixture
-def bench(family: Family, tmp_path: Path) -> Bench:
+def bench(family: Family, tmp_path: Path) -> WorkerBench:
     """One on which all are encoded."""
-    bench = Bench(family, tmp_path)
+    bench = WorkerBench(family, tmp_path)
     bench.run(*(Encode(100 + job_id, job_id, spec) for job_id, spec in SPECS.items()))
     return bench
 
@@ -73,13 +73,13 @@ def ended(reports: list[Report]) -> Ended:
     return reports[-1]
 
 
-def iterations(bench: Bench, end: Ended) -> dict[int, int]:
+def iterations(bench: WorkerBench, end: Ended) -> dict[int, int]:
     """Where the states that a work has put down stand."""
     taken = {job_id: bench.blobs.take(blob) for job_id, blob in end.blobs.items()}
     return {job_id: serialization.deserialize(load, torch.device("cpu"))[2] for job_id, load in taken.items()}
 
 
-def assert_drawn(bench: Bench, family: StableDiffusion3, specs: dict[int, Spec] = SPECS) -> None:
+def assert_drawn(bench: WorkerBench, family: StableDiffusion3, specs: dict[int, Spec] = SPECS) -> None:
     """The pictures are those of the stock pipeline, up to the rounding of a shared pass."""
     for job_id, spec in specs.items():
         image = ended(bench.run(Decode(200 + job_id, job_id))).image
@@ -89,7 +89,7 @@ def assert_drawn(bench: Bench, family: StableDiffusion3, specs: dict[int, Spec] 
 
 
 def test_members_join_and_leave_and_get_their_own_pictures(
-    bench: Bench, family: StableDiffusion3, monkeypatch: pytest.MonkeyPatch
+    bench: WorkerBench, family: StableDiffusion3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = passes(monkeypatch, family)
     bench.run(Denoise(1, ((1, 0),), 1))
@@ -103,7 +103,7 @@ def test_members_join_and_leave_and_get_their_own_pictures(
     assert_drawn(bench, family)
 
 
-def test_each_preview_names_its_job(bench: Bench) -> None:
+def test_each_preview_names_its_job(bench: WorkerBench) -> None:
     reports = bench.run(Denoise(1, ((1, 0), (3, 0)), 4))
     previews = [report for report in reports if isinstance(report, Preview)]
     assert [(one.job_id, one.steps_done) for one in previews] == [(3, 2)]
@@ -112,7 +112,7 @@ def test_each_preview_names_its_job(bench: Bench) -> None:
 def test_who_needs_fewer_iterations_for_a_step_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heun's last step has one iteration, the others two."""
     family = build("heun")
-    bench = Bench(family, tmp_path)
+    bench = WorkerBench(family, tmp_path)
     bench.run(*(Encode(100 + job_id, job_id, spec) for job_id, spec in SPECS.items()))
     bench.run(Denoise(1, ((1, 0),), 4))
     seen = passes(monkeypatch, family)
@@ -124,7 +124,7 @@ def test_who_needs_fewer_iterations_for_a_step_waits(tmp_path: Path, monkeypatch
     assert_drawn(bench, family)
 
 
-def test_a_stop_is_for_all(bench: Bench, family: StableDiffusion3) -> None:
+def test_a_stop_is_for_all(bench: WorkerBench, family: StableDiffusion3) -> None:
     bench.on_report = lambda report: bench.works.stop(1) if isinstance(report, Progress) else None
     end = ended(bench.run(Denoise(1, ((1, 0), (2, 0)), 3)))
     assert (end.steps_done, end.stopped) == (2, True)
@@ -134,7 +134,7 @@ def test_a_stop_is_for_all(bench: Bench, family: StableDiffusion3) -> None:
     assert_drawn(bench, family)
 
 
-def test_a_member_whose_state_is_lacking_is_left_out(bench: Bench, family: StableDiffusion3) -> None:
+def test_a_member_whose_state_is_lacking_is_left_out(bench: WorkerBench, family: StableDiffusion3) -> None:
     bench.run(Denoise(1, ((1, 0),), 2))
     end = ended(bench.run(Denoise(2, ((1, 0), (2, 0), (9, 4)), 3)))
     assert [(one.job_id, one.state_lost) for one in end.absent] == [(1, False), (9, False)]
@@ -144,20 +144,20 @@ def test_a_member_whose_state_is_lacking_is_left_out(bench: Bench, family: Stabl
     assert_drawn(bench, family)
 
 
-def test_a_work_of_which_nobody_is_left_ends_at_once(bench: Bench) -> None:
+def test_a_work_of_which_nobody_is_left_ends_at_once(bench: WorkerBench) -> None:
     bench.run(Forget(2))
     end = ended(bench.run(Denoise(1, ((1, 3), (2, 0)), 3)))
     assert (end.steps_done, end.stopped, [one.job_id for one in end.absent]) == (0, True, [1, 2])
 
 
-def test_a_state_that_is_gone_is_told_of_its_job_alone(bench: Bench) -> None:
+def test_a_state_that_is_gone_is_told_of_its_job_alone(bench: WorkerBench) -> None:
     bench.run(ImportState(1, SPECS[1], StateBlob("gone", 1), None))
     end = ended(bench.run(Denoise(1, ((1, 0), (2, 0)), 1)))
     assert [(one.job_id, one.state_lost) for one in end.absent] == [(1, True)]
 
 
 def test_an_error_costs_the_members_and_no_others(
-    bench: Bench, family: StableDiffusion3, monkeypatch: pytest.MonkeyPatch
+    bench: WorkerBench, family: StableDiffusion3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(family, "predict", lambda *_: 1 / 0)
@@ -171,7 +171,7 @@ def test_an_error_costs_the_members_and_no_others(
 
 @pytest.mark.parametrize(("part", "calls", "steps_done"), [("predict", 3, 2), ("advance", 6, 0), ("advance", 5, 0)])
 def test_what_several_have_done_is_kept_if_all_have_done_it(
-    bench: Bench,
+    bench: WorkerBench,
     family: StableDiffusion3,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -198,7 +198,7 @@ def test_what_several_have_done_is_kept_if_all_have_done_it(
     assert {path.name for path in set(tmp_path.iterdir()) - known} == {one.name for one in end.blobs.values()}
 
 
-def test_states_are_put_down_all_or_none(bench: Bench, family: StableDiffusion3, tmp_path: Path) -> None:
+def test_states_are_put_down_all_or_none(bench: WorkerBench, family: StableDiffusion3, tmp_path: Path) -> None:
     usual, known, num_puts = bench.blobs.put, set(tmp_path.iterdir()), 0
 
     def put(load: serialization.SerializedState) -> Any:

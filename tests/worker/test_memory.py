@@ -18,7 +18,7 @@ import torch
 import typer
 
 import tiny
-from runtime.test_engine import PingPong
+from runtime.rig import PingPong
 from tilework.cli.sizes import parse_bytes
 from tilework.comm.groups import Groups
 from tilework.control.controller import ControllerConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,10 @@ import pytest
 import torch
 
 import tiny
-from tilework.comm.groups import Groups
 from tilework.core.request import Shape
 from tilework.core.wire import (
     Calibrate,
     Calibrated,
-    Command,
     Decode,
     Denoise,
     Encode,
@@ -36,43 +34,9 @@ from tilework.core.wire import (
 from tilework.pipelines import serialization
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
-from tilework.worker.state_blobs import StateBlobs
-from tilework.worker.worker import Worker
-from tilework.worker.works import OpenWorks
+from worker.worker_bench import WorkerBench
 
 JOB = 5
-
-
-class Bench:
-    """A worker with the reports that it has made; `on_report` may react to one at once, as a receiver would."""
-
-    def __init__(
-        self, family: Family, directory: Path, on_report: Callable[[Report], None] = lambda report: None
-    ) -> None:
-        self.works = OpenWorks()
-        self.reports: list[Report] = []
-        self.on_report = on_report
-        self.blobs = StateBlobs(directory, 0)
-        self.worker = Worker(family, self.works, Groups(0, "", "cpu"), self.blobs, self._emit)
-
-    def run(self, *commands: Command) -> list[Report]:
-        """Receive all commands, then execute them; returns the reports that they made."""
-        known = len(self.reports)
-        for command in commands:
-            if isinstance(command, Encode | Denoise | Decode):
-                self.works.open(command.work_id)
-        for command in commands:
-            self.worker.execute(command)
-        return self.reports[known:]
-
-    def latest(self, work_ids: Container[int]) -> StateBlob | None:
-        """What the latest of these works has put down; None if none of them has run."""
-        ended = [report for report in self.reports if isinstance(report, Ended) and report.work_id in work_ids]
-        return next(iter(ended[-1].blobs.values()), None) if ended else None
-
-    def _emit(self, report: Report) -> None:
-        self.reports.append(report)
-        self.on_report(report)
 
 
 @pytest.fixture(scope="module")
@@ -100,12 +64,12 @@ def stock() -> Callable[..., np.ndarray]:
 
 
 @pytest.fixture
-def bench(family: Family, tmp_path: Path) -> Bench:
-    return Bench(family, tmp_path)
+def bench(family: Family, tmp_path: Path) -> WorkerBench:
+    return WorkerBench(family, tmp_path)
 
 
 @pytest.fixture
-def broken(bench: Bench, family: Family, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def broken(bench: WorkerBench, family: Family, monkeypatch: pytest.MonkeyPatch) -> WorkerBench:
     """A bench whose model breaks down in the second iteration of each job."""
 
     def predict(states: list[Any], *_: Any) -> list[torch.Tensor]:
@@ -133,7 +97,7 @@ def reason_of(report: Report) -> str:
     return report.reason
 
 
-def test_a_request_in_chunks_equals_the_stock_pipeline(bench: Bench, stock: Callable[..., np.ndarray]) -> None:
+def test_a_request_in_chunks_equals_the_stock_pipeline(bench: WorkerBench, stock: Callable[..., np.ndarray]) -> None:
     reports = bench.run(
         Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 3), Denoise(3, ((JOB, 3),), 1), Decode(4, JOB)
     )
@@ -143,14 +107,14 @@ def test_a_request_in_chunks_equals_the_stock_pipeline(bench: Bench, stock: Call
     assert np.array_equal(image_of(reports[-1]), stock())
 
 
-def test_times_are_of_the_work_alone(bench: Bench) -> None:
+def test_times_are_of_the_work_alone(bench: WorkerBench) -> None:
     reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 4), Decode(3, JOB))
     ended = [report for report in reports if isinstance(report, Ended)]
     assert all(report.start_ns < report.end_ns for report in ended)
     assert all(before.end_ns <= after.start_ns for before, after in pairwise(ended))
 
 
-def test_every_end_tells_the_memory_of_the_accelerator(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_end_tells_the_memory_of_the_accelerator(bench: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     def told() -> list[int | None]:
         reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 4), Decode(3, JOB))
         return [report.memory_bytes for report in reports if isinstance(report, Ended)]
@@ -160,7 +124,7 @@ def test_every_end_tells_the_memory_of_the_accelerator(bench: Bench, monkeypatch
     assert told() == [1 << 30] * 3
 
 
-def test_jobs_that_take_turns_do_not_touch_each_other(bench: Bench, stock: Callable[..., np.ndarray]) -> None:
+def test_jobs_that_take_turns_do_not_touch_each_other(bench: WorkerBench, stock: Callable[..., np.ndarray]) -> None:
     changes: list[dict[str, Any]] = [{}, {"width": 96, "steps": 3, "guidance_scale": 1.0, "seed": 2}]
     for job, change in enumerate(changes):
         bench.run(Encode(job, job, tiny.spec(**change)))
@@ -172,7 +136,7 @@ def test_jobs_that_take_turns_do_not_touch_each_other(bench: Bench, stock: Calla
 
 
 def test_a_stop_ends_a_work_between_steps_and_the_rest_can_follow(
-    bench: Bench, stock: Callable[..., np.ndarray]
+    bench: WorkerBench, stock: Callable[..., np.ndarray]
 ) -> None:
     bench.on_report = lambda report: bench.works.stop(2) if report == Progress(2, 1) else None
     reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 4))
@@ -181,7 +145,7 @@ def test_a_stop_ends_a_work_between_steps_and_the_rest_can_follow(
     assert np.array_equal(image_of(bench.run(Decode(4, JOB))[0]), stock())
 
 
-def test_a_work_that_was_stopped_in_the_queue_is_skipped(bench: Bench) -> None:
+def test_a_work_that_was_stopped_in_the_queue_is_skipped(bench: WorkerBench) -> None:
     bench.on_report = lambda report: [bench.works.stop(work) for work in (2, 3)] and None
     reports = bench.run(
         Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 4), Decode(3, JOB), Denoise(4, ((JOB, 0),), 4)
@@ -190,7 +154,7 @@ def test_a_work_that_was_stopped_in_the_queue_is_skipped(bench: Bench) -> None:
     assert end_of(reports[-1]) == (4, False)
 
 
-def test_a_stop_that_comes_too_late_or_for_nobody_leaves_nothing(bench: Bench) -> None:
+def test_a_stop_that_comes_too_late_or_for_nobody_leaves_nothing(bench: WorkerBench) -> None:
     bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 1))
     for work_id in range(100):
         bench.works.stop(work_id)
@@ -199,12 +163,12 @@ def test_a_stop_that_comes_too_late_or_for_nobody_leaves_nothing(bench: Bench) -
     assert len(bench.works) == 0
 
 
-def test_a_work_does_no_more_steps_than_its_request_has(bench: Bench) -> None:
+def test_a_work_does_no_more_steps_than_its_request_has(bench: WorkerBench) -> None:
     reports = bench.run(Encode(1, JOB, tiny.spec(steps=2)), Denoise(2, ((JOB, 0),), 9))
     assert [end_of(report) for report in reports if isinstance(report, Ended)] == [(1, False), (2, False)]
 
 
-def test_an_error_is_contained(broken: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_contained(broken: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     reports = broken.run(
         Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 4), Denoise(3, ((JOB, 4),), 1), Decode(4, JOB)
     )
@@ -217,24 +181,24 @@ def test_an_error_is_contained(broken: Bench, monkeypatch: pytest.MonkeyPatch) -
     assert image_of(again[-1]).shape == (64, 64, 3)
 
 
-def test_an_error_of_one_job_spares_the_others(broken: Bench) -> None:
+def test_an_error_of_one_job_spares_the_others(broken: WorkerBench) -> None:
     broken.run(Encode(1, 1, tiny.spec()), Denoise(2, ((1, 0),), 1), Encode(3, 2, tiny.spec()))
     assert isinstance(broken.run(Denoise(4, ((1, 1),), 1))[0], Failed)
     assert end_of(broken.run(Denoise(5, ((2, 0),), 1))[0]) == (1, False)
 
 
-def test_a_decode_before_the_last_step_fails(bench: Bench) -> None:
+def test_a_decode_before_the_last_step_fails(bench: WorkerBench) -> None:
     reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 3), Decode(3, JOB))
     assert "the state of job 5 here is after step 3, not 4" in reason_of(reports[-1])
 
 
-def test_a_work_does_not_begin_anywhere_but_where_it_was_meant_to(bench: Bench) -> None:
+def test_a_work_does_not_begin_anywhere_but_where_it_was_meant_to(bench: WorkerBench) -> None:
     reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 2), Denoise(3, ((JOB, 1),), 2))
     assert "is after step 2, not 1" in reason_of(reports[-1])
     assert end_of(bench.run(Denoise(4, ((JOB, 2),), 1))[-1]) == (1, False), "the state itself is as good as before"
 
 
-def test_works_of_a_job_that_was_never_here_fail(bench: Bench) -> None:
+def test_works_of_a_job_that_was_never_here_fail(bench: WorkerBench) -> None:
     for report in bench.run(Denoise(1, ((JOB, 0),), 1), Decode(2, JOB)):
         assert "job 5 is not on this worker: it was never encoded" in reason_of(report)
 
@@ -243,7 +207,7 @@ def test_works_of_a_job_that_was_never_here_fail(bench: Bench) -> None:
 def test_a_job_moves_between_workers(
     family: Family, twin: Family, stock: Callable[..., np.ndarray], tmp_path: Path, steps_before: int
 ) -> None:
-    source, target = Bench(family, tmp_path), Bench(twin, tmp_path)
+    source, target = WorkerBench(family, tmp_path), WorkerBench(twin, tmp_path)
     source.run(Encode(1, JOB, tiny.spec()))
     if steps_before:
         source.run(Denoise(2, ((JOB, 0),), steps_before))
@@ -256,7 +220,7 @@ def test_a_job_moves_between_workers(
 def test_a_job_comes_back_to_the_conditioning_it_left(
     family: Family, twin: Family, stock: Callable[..., np.ndarray], tmp_path: Path
 ) -> None:
-    here, there = Bench(family, tmp_path), Bench(twin, tmp_path)
+    here, there = WorkerBench(family, tmp_path), WorkerBench(twin, tmp_path)
     here.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 1))
     there.run(ImportState(JOB, tiny.spec(), here.latest({1}), here.latest({2})), Denoise(3, ((JOB, 1),), 1))
     here.run(ImportState(JOB, tiny.spec(), None, there.latest({3})), Denoise(4, ((JOB, 2),), 2))
@@ -271,14 +235,14 @@ def test_a_job_comes_back_to_the_conditioning_it_left(
 def test_a_stopped_work_puts_its_state_down_too(
     family: Family, twin: Family, stock: Callable[..., np.ndarray], tmp_path: Path
 ) -> None:
-    here, there = Bench(family, tmp_path), Bench(twin, tmp_path)
+    here, there = WorkerBench(family, tmp_path), WorkerBench(twin, tmp_path)
     here.on_report = lambda report: here.works.stop(2) if report == Progress(2, 1) else None
     here.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 4))
     there.run(ImportState(JOB, tiny.spec(), here.latest({1}), here.latest({2})), Denoise(3, ((JOB, 2),), 2))
     assert np.array_equal(image_of(there.run(Decode(4, JOB))[0]), stock())
 
 
-def test_a_blob_that_is_gone_loses_the_job_here(bench: Bench) -> None:
+def test_a_blob_that_is_gone_loses_the_job_here(bench: WorkerBench) -> None:
     bench.run(Encode(1, JOB, tiny.spec()), ImportState(JOB, tiny.spec(), None, StateBlob("gone", 1)))
     for report in bench.run(Denoise(2, ((JOB, 0),), 1), Decode(3, JOB)):
         assert "what had been put down of it is gone" in reason_of(report)
@@ -287,20 +251,20 @@ def test_a_blob_that_is_gone_loses_the_job_here(bench: Bench) -> None:
     assert end_of(bench.run(Encode(4, JOB, tiny.spec()), Denoise(5, ((JOB, 0),), 1))[-1]) == (1, False)
 
 
-def test_a_blob_that_is_no_state_loses_the_job_here(bench: Bench) -> None:
+def test_a_blob_that_is_no_state_loses_the_job_here(bench: WorkerBench) -> None:
     rubbish = bench.blobs.put(serialization.SerializedState(b"rubbish", []))
     bench.run(Encode(1, JOB, tiny.spec()), ImportState(JOB, tiny.spec(), None, rubbish))
     assert "its import failed with" in reason_of(bench.run(Denoise(2, ((JOB, 0),), 1))[0])
 
 
 def test_a_move_without_conditioning_to_a_stranger_loses_the_job(family: Family, twin: Family, tmp_path: Path) -> None:
-    source, target = Bench(family, tmp_path), Bench(twin, tmp_path)
+    source, target = WorkerBench(family, tmp_path), WorkerBench(twin, tmp_path)
     source.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 1))
     target.run(ImportState(JOB, tiny.spec(), None, source.latest({2})))
     assert "moved without its conditioning" in reason_of(target.run(Denoise(3, ((JOB, 1),), 1))[0])
 
 
-def test_a_state_that_cannot_be_put_down_fails_the_work(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_cannot_be_put_down_fails_the_work(bench: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.run(Encode(1, JOB, tiny.spec()))
 
     def full(_serialized: serialization.SerializedState) -> StateBlob:
@@ -310,7 +274,7 @@ def test_a_state_that_cannot_be_put_down_fails_the_work(bench: Bench, monkeypatc
     assert "No space left on device" in reason_of(bench.run(Denoise(2, ((JOB, 0),), 1))[0])
 
 
-def test_forget_frees_what_a_job_held(bench: Bench, family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forget_frees_what_a_job_held(bench: WorkerBench, family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[weakref.ref[Any]] = []
 
     def keep(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -333,7 +297,7 @@ def test_forget_frees_what_a_job_held(bench: Bench, family: Family, monkeypatch:
     assert bench.worker.num_jobs == 0
 
 
-def test_reasons_of_lost_jobs_are_bounded(bench: Bench) -> None:
+def test_reasons_of_lost_jobs_are_bounded(bench: WorkerBench) -> None:
     for job in range(3000):
         bench.run(ImportState(job, tiny.spec(), StateBlob("gone", 1), None))
     assert len(bench.worker._jobs._lost) == 1024
@@ -341,7 +305,7 @@ def test_reasons_of_lost_jobs_are_bounded(bench: Bench) -> None:
     assert "is not on this worker" in reason_of(bench.run(Decode(2, 0))[0])
 
 
-def test_calibration_times_every_stage_of_every_shape_and_steps_of_batches(bench: Bench) -> None:
+def test_calibration_times_every_stage_of_every_shape_and_steps_of_batches(bench: WorkerBench) -> None:
     shapes = (Shape(64, 64), Shape(64, 96), Shape(72, 72))
     [report] = bench.run(Calibrate((*((shape,) for shape in shapes), shapes[:2])))
     assert isinstance(report, Calibrated)
@@ -354,6 +318,6 @@ def test_calibration_times_every_stage_of_every_shape_and_steps_of_batches(bench
     assert bench.worker.num_jobs == 0
 
 
-def test_a_command_for_the_receiver_is_not_executed(bench: Bench) -> None:
+def test_a_command_for_the_receiver_is_not_executed(bench: WorkerBench) -> None:
     with pytest.raises(TypeError, match="does not execute Quit"):
         bench.run(Quit())
