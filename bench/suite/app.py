@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from suite.case import Case, CaseFailed
-from suite.cases.batch_model import Foretelling
+from suite.cases.batch_model import BatchModelCase
 from suite.cases.bubbles import Bubbles
 from suite.cases.chaos import Chaos
 from suite.cases.controller import ControllerTime
@@ -42,7 +42,7 @@ from suite.cases.together import Together
 from suite.cases.trident import Trident
 from suite.cases.yardsticks import Yardsticks
 from suite.environment import environment
-from suite.tell import Result, show, write
+from suite.results import Result, show, write
 
 RESULTS = Path(__file__).parents[1] / "results"
 CASES: dict[str, tuple[str, type[Case]]] = {
@@ -61,7 +61,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "patches": ("Requests of several sizes in one forward pass, against one by one", Patches),
     "patchsize": ("Smaller patches than necessary: throughput, and the pictures against one by one", PatchSize),
     "stitcher": ("Normalisation, SiLU and frames of patches in one pass, against several and a copy", Stitcher),
-    "batch_model": ("What batches take, foretold: how well, on a CPU and modelled, and how fast", Foretelling),
+    "batch_model": ("The predicted time of batches: how well, on a CPU and modelled, and how fast", BatchModelCase),
     "together": ("Mixed traffic on a live server, in batches and one by one", Together),
     "ready": ("Time from the start of the server to ready", Ready),
     "chaos": ("Workers killed under load: nothing lost, and how soon it goes on", Chaos),

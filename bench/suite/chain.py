@@ -52,7 +52,7 @@ class Chains:
         reports: list[Ended] = []
         for work in works:
             reports.append(await work.end)
-            self._discard(reports[-2:-1])  # Whoever needed it has begun, and ended, its next work.
+            self._discard(reports[-2:-1])  # The job that needed it has begun, and ended, its next work.
         self._discard([encoded, reports[-1]])
         self._works.clear()
         for device_id in self._devices:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
-from suite.modelled import LiveRun
+from suite.simulated_devices import LiveRun
 from tilework.report.chart import chart_of_schedule
 from tilework.report.palette import HUES, NEUTRAL
 from tilework.report.panels import COLOURS, FAINT, GRID, INK, Panel, draw_panels

@@ -1,4 +1,4 @@
-"""How well the time of a batch is foretold, on modelled tables and on models on this CPU, and how long that takes."""
+"""How well the time of a batch is predicted, on modelled tables and on models on this CPU, and how long that takes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STEP = StageId(PIPELINE, DIFFUSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foretelling:
+class BatchModelCase:
     """`combinations` of 2 to 12 requests of three sizes; a step of each is timed `runs` times, after three to warm up.
 
     Modelled tables, one for each of `seeds`, have errors of `noise` (standard deviation). Their forward pass takes
@@ -55,7 +55,7 @@ class Foretelling:
     questions: int = 1000
 
     @classmethod
-    def make(cls, quick: bool) -> Foretelling:
+    def make(cls, quick: bool) -> BatchModelCase:
         return cls(combinations=110, runs=1, sides=(("sdxl", (64, 96, 128)),), repeated=5) if quick else cls()
 
     def measure(self, note: Note) -> Finding:
@@ -82,7 +82,7 @@ class Foretelling:
         return Finding(
             checks=(check, *self._times(modelled[0], learned[0])),
             method=self._method(),
-            tables=(Table(title="Mean errors of what is foretold", columns=columns, rows=rows),),
+            tables=(Table(title="Mean errors of predictions", columns=columns, rows=rows),),
         )
 
     def _modelled(self, seed: int) -> list[CostRow]:
@@ -138,7 +138,7 @@ class Foretelling:
 
     def _method(self) -> tuple[str, ...]:
         return (
-            "Error: the mean of |foretold / measured - 1|. Learned: over the fifth of the batches that nothing was "
+            "Error: the mean of |predicted / measured - 1|. Learned: over the fifth of the batches that nothing was "
             "fitted to; the batch_model has learned from the others, of which none is dropped as an outlier.",
             "From a start's batches: what a table makes of single requests and the four batches that a server's start "
             "measures, over all other batches.",
@@ -147,7 +147,7 @@ class Foretelling:
             "sdxl: a U-Net of half a million random weights; shapes: the shipped model. Timed as by tilework profile "
             "--mixed (worker.calibrate): guided steps, the median of the runs, but in this process, on one thread.",
             "Measured again: how far the last batches are from what they took before, in the mean; what else the "
-            "machine does is part of it, and nothing can foretell better.",
+            "machine does is part of it, and nothing can predict better.",
             "One by one / together: median over all batches. A price is what a policy asks of a table, with the "
             "batch_model and without any row of a batch.",
         )

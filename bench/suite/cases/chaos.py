@@ -1,4 +1,4 @@
-"""Workers that are killed under load: nothing may be lost, and nobody may have to wait long."""
+"""Workers that are killed under load: nothing may be lost, and no request may wait long."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from random import Random
 from typing import Any
 
 from suite.case import CaseFailed, Check, Finding, Note, Table
+from suite.killed_workers import Kill, KillingDriver, killing_driver
 from suite.stats import bootstrap, exact, percentile
-from suite.trouble import Kill, Trouble, troubled
 from tilework.core.request import Status
 from tilework.core.wire import Spec
 from tilework.core.work import STAGES
@@ -49,17 +49,17 @@ class Chaos:
 
     async def _measure(self, note: Note) -> Finding:
         specs = self._specs()
-        async with troubled(self.workers) as trouble:
-            expected = {spec: _digest(await trouble.draw(spec)) for spec in specs}
+        async with killing_driver(self.workers) as driver:
+            expected = {spec: _digest(await driver.draw(spec)) for spec in specs}
             note(f"{len(specs)} references drawn, undisturbed")
-            undisturbed = trouble.num_submitted
-            load = _Load(trouble, expected, Random(self.seed))
+            undisturbed = driver.num_submitted
+            load = _Load(driver, expected, Random(self.seed))
             clients = [asyncio.create_task(load.run()) for _ in range(self.concurrency)]
-            await self._kill(trouble, Random(self.seed + 1), note)
+            await self._kill(driver, Random(self.seed + 1), note)
             load.is_over = True
             await asyncio.gather(*clients)
-            await _until_up(trouble)
-        return self._finding(trouble, load, trouble.num_submitted - undisturbed)
+            await _until_up(driver)
+        return self._finding(driver, load, driver.num_submitted - undisturbed)
 
     def _specs(self) -> list[Spec]:
         return [
@@ -67,26 +67,26 @@ class Chaos:
             for prompt, side, steps, seed in product(PROMPTS, self.sides, self.steps, self.seeds)
         ]
 
-    async def _kill(self, trouble: Trouble, rng: Random, note: Note) -> None:
-        while len(trouble.kills) < self.kills:
-            await _until_up(trouble)
+    async def _kill(self, driver: KillingDriver, rng: Random, note: Note) -> None:
+        while len(driver.kills) < self.kills:
+            await _until_up(driver)
             await asyncio.sleep(rng.expovariate(1 / self.gap_s))
-            if not trouble.all_up:
+            if not driver.all_up:
                 continue
             doomed = range(self.workers) if rng.random() < self.double else (rng.randrange(self.workers),)
             for device_id in doomed:
-                trouble.kill(device_id)
-            if len(trouble.kills) % 25 == 0:
-                note(f"{len(trouble.kills)} workers killed, {sum(trouble.ends.values())} requests ended")
-        await _until_up(trouble)
+                driver.kill(device_id)
+            if len(driver.kills) % 25 == 0:
+                note(f"{len(driver.kills)} workers killed, {sum(driver.ends.values())} requests ended")
+        await _until_up(driver)
 
-    def _finding(self, trouble: Trouble, load: _Load, num_submitted: int) -> Finding:
-        hits = [kill for kill in trouble.kills if kill.victim is not None]
+    def _finding(self, driver: KillingDriver, load: _Load, num_submitted: int) -> Finding:
+        hits = [kill for kill in driver.kills if kill.victim is not None]
         ended = [kill for kill in hits if kill.resumed_s is not None]
         if not ended:
             raise CaseFailed("no kill has hit a running work")
         resumed = [kill.resumed_s - kill.at_s for kill in ended if kill.resumed_s is not None]
-        hit_percent = exact(100 * len(hits) / len(trouble.kills))
+        hit_percent = exact(100 * len(hits) / len(driver.kills))
         return Finding(
             checks=(
                 Check(what="kills that hit a running work", measured=hit_percent, low=80, unit="%"),
@@ -103,9 +103,9 @@ class Chaos:
             method=_method(self),
             tables=(_times(ended),),
             facts={
-                "workers killed": len(trouble.kills),
+                "workers killed": len(driver.kills),
                 "of these, running a work": len(hits),
-                "workers started again": trouble.num_restarts,
+                "workers started again": driver.num_restarts,
                 "requests": num_submitted,
                 "steps done again": sum(kill.redone for kill in hits),
                 "steps done": load.num_steps,
@@ -117,8 +117,8 @@ class Chaos:
 class _Load:
     """Clients, one request after another, and what they got."""
 
-    def __init__(self, trouble: Trouble, expected: Mapping[Spec, str], rng: Random) -> None:
-        self._trouble, self._expected, self._rng = trouble, expected, rng
+    def __init__(self, driver: KillingDriver, expected: Mapping[Spec, str], rng: Random) -> None:
+        self._trouble, self._expected, self._rng = driver, expected, rng
         self.is_over = False
         self.num_lost = self.num_different = self.num_doubled = self.num_steps = 0
 
@@ -141,9 +141,9 @@ def _stages(outcome: Outcome) -> dict[str, int]:
     return {stage: sum(segment.num_steps for segment in outcome.segments if segment.stage == stage) for stage in STAGES}
 
 
-async def _until_up(trouble: Trouble) -> None:
+async def _until_up(driver: KillingDriver) -> None:
     async with asyncio.timeout(_PATIENCE_S):
-        while not trouble.all_up:
+        while not driver.all_up:
             await asyncio.sleep(0.005)
 
 

@@ -11,7 +11,7 @@ from typing import cast
 
 from suite.case import Check, Finding, Note, Table
 from suite.chain import Chains, chains
-from suite.haul import Haul, Load, hauling
+from suite.state_transfer import Load, StateTransfer, transferring
 from suite.stats import bootstrap, extremes, median, percentile
 from tilework.core.comm import Comm
 from tilework.core.wire import CostRow, ModelSource, SimulatedSource, Spec
@@ -56,12 +56,12 @@ class Elastic:
         return cls(works=12, repeats=2, moves=10, halves=4, halves_steps=3) if quick else cls()
 
     def measure(self, note: Note) -> Finding:
-        with hauling() as haul:
-            loads = self._measure_moves(haul, note)
+        with transferring() as transfer:
+            loads = self._measure_moves(transfer, note)
             changes, state_blob_bytes, halves = asyncio.run(self._measure_workers(note))
             note("states between modelled workers")
             between = asyncio.run(self._measure_between())
-            bare = [1e3 * haul.seconds(Load(state_blob_bytes, 1, bare=True)) for _ in range(self.moves)]
+            bare = [1e3 * transfer.seconds(Load(state_blob_bytes, 1, bare=True)) for _ in range(self.moves)]
         join_us = _join_us()
         checks = (*self._change_checks(changes), *self._move_checks(loads), self._halves_check(halves))
         return Finding(
@@ -148,7 +148,7 @@ class Elastic:
 
     # Bytes.
 
-    def _measure_moves(self, haul: Haul, note: Note) -> dict[str, list[tuple[float, float]]]:
+    def _measure_moves(self, transfer: StateTransfer, note: Note) -> dict[str, list[tuple[float, float]]]:
         """Seconds (ours, bare) of each move, by what is moved."""
         kinds = {f"state of {size:g} MB": (size, 1) for size in self.megabytes}
         kinds[f"{CONDITIONING} of {self.conditioning_mb:g} MB"] = (self.conditioning_mb, 2)
@@ -156,7 +156,7 @@ class Elastic:
         for what, (size, num_tensors) in kinds.items():
             note(f"moving a {what}")
             ours, bare = (Load(round(size * 1e6), num_tensors, bare) for bare in (False, True))
-            pairs = [(haul.seconds(ours), haul.seconds(bare)) for _ in range(NUM_WARMUPS + self.moves)]
+            pairs = [(transfer.seconds(ours), transfer.seconds(bare)) for _ in range(NUM_WARMUPS + self.moves)]
             moves[what] = pairs[NUM_WARMUPS:]
         return moves
 

@@ -78,12 +78,12 @@ class GroupTime:
 def _member(connection: Connection, device_id: int, size: int, address: str, config: GroupTime) -> None:
     torch.set_num_threads(1)
     groups = Groups(device_id, address)
-    everybody = tuple(range(size))
-    start_line = groups.open(GroupRef(0, everybody))
+    all_devices = tuple(range(size))
+    start_line = groups.open(GroupRef(0, all_devices))
     output, source = torch.zeros(2, size, int(config.megabytes * 1e6 / 4) // size)
     times: tuple[list[float], list[float], list[float]] = ([], [], [])
     for group_id in range(1, config.groups + 1):
-        ref = GroupRef(group_id, everybody)
+        ref = GroupRef(group_id, all_devices)
         _exchange(start_line, output, source)
         times[0].append(_milliseconds(groups.open, ref))
         times[1].extend(_milliseconds(groups.open, ref) for _ in range(config.cached))

@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from suite.case import Check, Finding, Note, Picture, Table
-from suite.modelled import LiveRun, faster, run, uniform_workload, write_table
 from suite.pictures import attainment_bars, timeline
+from suite.simulated_devices import LiveRun, faster, run, uniform_workload, write_table
 from suite.stats import Interval, extremes, fmean
 from tilework.cost.table_file import read_table
 
@@ -79,8 +79,8 @@ class Modelled:
         checks = []
         for index, seed in enumerate(self.seeds):
             live = {policy: done[index].seen["on_time"] for policy, done in runs.items()}
-            foretold = {policy: done[index].foretold["on_time"] for policy, done in runs.items()}
-            apart = [pair for pair in permutations(runs, 2) if foretold[pair[0]] - foretold[pair[1]] >= _APART]
+            predicted = {policy: done[index].predicted["on_time"] for policy, done in runs.items()}
+            apart = [pair for pair in permutations(runs, 2) if predicted[pair[0]] - predicted[pair[1]] >= _APART]
             swapped = [pair for pair in apart if live[pair[0]] <= live[pair[1]]]
             what = f"seed {seed}: pairs that rank otherwise live than in simulation, of {len(apart)}"
             checks.append(Check(what=what, measured=extremes([len(swapped)]), high=0))
@@ -101,7 +101,7 @@ class Modelled:
             "All policies get the same requests at the same times, open loop, without warm-up. Attainment and latency "
             "are the client's, from the planned arrival to the end of the answer.",
             "Simulated: `simulate --log` on what the run itself measured, against the live run by its log, where a "
-            "request ends with its last work. The deviation of a policy is the largest of its seeds. Foretold: "
+            "request ends with its last work. The deviation of a policy is the largest of its seeds. Predicted: "
             "`simulate` on the table alone, without anything measured.",
             f"Ranked are policies of which simulation foretells on time at least {_APART} requests more or fewer.",
         )
@@ -152,16 +152,16 @@ def _live_row(run: LiveRun) -> tuple[str, ...]:
 
 
 def _simulated_table(runs: Runs) -> Table:
-    columns = ("policy, seed", "live", "simulated", "foretold", "live mean", "simulated / live", "foretold / live")
+    columns = ("policy, seed", "live", "simulated", "predicted", "live mean", "simulated / live", "predicted / live")
     return Table(
-        title="Attainment and mean latency in s: live by the log, simulated on what the run measured, foretold",
+        title="Attainment and mean latency in s: live by the log, simulated on what the run measured, predicted",
         columns=columns,
         rows=tuple(_simulated_row(one) for done in runs.values() for one in done),
     )
 
 
 def _simulated_row(run: LiveRun) -> tuple[str, ...]:
-    shares = (f"{answer['attainment']:.1%}" for answer in (run.live, run.simulated, run.foretold))
-    live_s, foretold_s = (answer["latency_s"]["mean"] for answer in (run.live, run.foretold))
+    shares = (f"{answer['attainment']:.1%}" for answer in (run.live, run.simulated, run.predicted))
+    live_s, foretold_s = (answer["latency_s"]["mean"] for answer in (run.live, run.predicted))
     ratios = (f"{ratio:.3f}" for ratio in (run.latency_ratio, foretold_s / live_s))
     return f"{run.policy}, {run.seed}", *shares, f"{live_s:.3f}", *ratios

@@ -8,10 +8,14 @@ from pathlib import Path
 
 from suite.case import Finding, Note, Picture
 from suite.papers import ddit, patchedserve, tetriserve
-from suite.papers.shelf import Remade, Shelf
+from suite.papers.cached_runs import CachedRuns, RemadeFigure
 from tilework.sim.compare.records import Records
 
-FIGURES: dict[str, Callable[[Shelf], Remade]] = {**tetriserve.FIGURES, **ddit.FIGURES, **patchedserve.FIGURES}
+FIGURES: dict[str, Callable[[CachedRuns], RemadeFigure]] = {
+    **tetriserve.FIGURES,
+    **ddit.FIGURES,
+    **patchedserve.FIGURES,
+}
 RESULTS = Path(__file__).parents[3] / "out" / "papers"
 
 
@@ -34,7 +38,7 @@ class Papers:
         return cls(seeds=1, processes=1, out="", requests=24, brief=True) if quick else cls()
 
     def measure(self, note: Note) -> Finding:
-        shelf = Shelf(
+        cached = CachedRuns(
             records=Records(Path(self.out) / "results.jsonl" if self.out else None),
             num_seeds=self.seeds,
             num_processes=self.processes,
@@ -45,7 +49,7 @@ class Papers:
         remade = {}
         for name in self.figures:
             note(name)
-            remade[name] = FIGURES[name](shelf)
+            remade[name] = FIGURES[name](cached)
         return Finding(
             checks=tuple(
                 replace(check, what=f"{name} {check.what}") for name, one in remade.items() for check in one.checks

@@ -10,8 +10,8 @@ from random import Random
 import torch
 
 from suite import denoisers
+from suite.batch_choice import BatchChooser
 from suite.case import Check, Finding, Note, Picture, Table
-from suite.choosing import Chooser
 from suite.layouts import layout_png
 from suite.stats import bootstrap, extremes, median, percentile
 from tilework.core.packing import Size
@@ -31,8 +31,8 @@ class Patches:
 
     `repeats` pairs of eight requests of 128 px and two of 256 px; `mixes` random ones per family, of `mix_pairs` pairs
     each, with sides of `sides`; `share_repeats` steps at each of `share_sides`; U-Nets of `widths` times the channels.
-    Whom a policy would choose is asked of costs that were measured before, with `combinations` others of these sides,
-    each in `cost_passes` passes; the chosen run in `chosen_pairs`.
+    Which requests a policy would batch follows from costs that were measured before, with `combinations` others of
+    these sides, each in `cost_passes` passes; the chosen run in `chosen_pairs`.
     """
 
     repeats: int = 30
@@ -131,7 +131,7 @@ class Patches:
     def _mixes(self, name: str, note: Note) -> list[_Mix]:
         family, rng = denoisers.build(name), Random(self.seed)
         shapes = [Shape(height, width) for height in self.sides for width in self.sides]
-        chooser = Chooser.measured(family, shapes, self.combinations, self.cost_passes, note)
+        chooser = BatchChooser.measured(family, shapes, self.combinations, self.cost_passes, note)
         mixes = []
         for index in range(self.mixes):
             if index % 10 == 0:
@@ -170,7 +170,7 @@ class Patches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mix:
-    """Requests of these sizes, of whom a policy would let `num_chosen` share. None is the gain of nobody."""
+    """Requests of these sizes, of which a policy would let `num_chosen` share; a gain is None if none do."""
 
     sizes: list[Size]
     gain: float
@@ -188,7 +188,7 @@ class _Mix:
 
 
 def _checks(name: str, mixes: Sequence[_Mix]) -> list[Check]:
-    """None where nobody was chosen."""
+    """None where no request was chosen."""
     gains = [mix.chosen_gain for mix in mixes if mix.chosen_gain is not None]
     if not gains:
         return []

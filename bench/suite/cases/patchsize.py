@@ -12,7 +12,7 @@ import torch
 
 from suite import denoisers
 from suite.case import Check, Finding, Note, Table
-from suite.likeness import psnr_db, ssim
+from suite.similarity import psnr_db, ssim
 from suite.stats import extremes, median
 from tilework.core.packing import Pack, Size
 from tilework.patches.layout import PatchLayout, pack

@@ -119,7 +119,7 @@ class PolicyTime:
             f"{self.table}, with so many requests in the system at all times; garbage collection is on.",
             "Judged are plans upon which works were started: a round policy plans only at the end of a round, "
             "and most events are over at once. If the policy is asked several times in one event, the sum counts.",
-            "Everybody is let in without being asked when he would be done (see `queue` and `frontdoor`).",
+            "Every request is accepted without a predicted finish (see `queue` and `frontdoor`).",
             "Intervals: extremes over the seeds.",
         )
 

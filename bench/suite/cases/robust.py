@@ -144,7 +144,7 @@ class Robust:
 
 
 class _Dropping(Simulation):
-    """Whoever is set aside is cancelled at once."""
+    """Cancels at once each job that is dropped to best effort."""
 
     def _perform(self, action: Action) -> None:
         super()._perform(action)

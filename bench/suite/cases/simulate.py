@@ -44,7 +44,7 @@ class Simulate:
                 f"{self.workers} workers of one thread, and the two requests by which it measures the machine.",
                 "Simulated: `tilework simulate --log`: the same requests at the times of the log, on the median "
                 "costs that this very run measured, without jitter. It thus tests the model of what happens between "
-                "works, and not how well costs can be foretold.",
+                "works, and not how well costs can be predicted.",
                 "Latency is from arrival at the server to the end of the last work, in both.",
             ),
             tables=(

@@ -50,7 +50,7 @@ class Names:
         return {**renewed, **self.added.get(new, {})}
 
     def renewed_header(self, header: Mapping[str, Any]) -> dict[str, Any]:
-        """The first line of a log; raises nothing, whoever reads it may."""
+        """The first line of a log, unchecked: reading it may raise, this does not."""
         return {**self.renewed(dict(header), "header"), **self.header}
 
     def compared(self, value: Any) -> Any:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from suite.case import Check, Table
-from suite.papers.shelf import Remade, Runs, Shelf, least, mean_of, most, percent, range_of, traced
+from suite.papers.cached_runs import CachedRuns, RemadeFigure, Runs, least, mean_of, most, percent, range_of, traced
 from suite.pictures import BarPanel, grouped_bars
 from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
@@ -35,7 +35,7 @@ OUR_MIXES = ("1:1:1", "2:1:1", "1:2:1", "1:1:2", "1:1:4")  # Of the ten of the w
 READINGS = {"held": "until its own last work ends", "all": "until the last work of all ends"}
 MANY_POLICIES = ("ddit", "fixed-sp4", "spci", "dpci", "dp")
 
-# By how many % DDiT lowers a metric, as §6.2 says: loads, against whom, metric.
+# By how many % DDiT lowers a metric, as §6.2 says: loads, compared policy, metric.
 TOLD: tuple[tuple[tuple[str, ...], str, str, str], ...] = (
     (("0.25",), "fixed-sp4", "p99", "12.9"),
     (("0.5",), "fixed-sp2", "p99", "10.7"),
@@ -94,24 +94,24 @@ class _Sweep:
         ]
 
 
-def _swept(shelf: Shelf, names: Sequence[str]) -> _Sweep:
+def _swept(cached: CachedRuns, names: Sequence[str]) -> _Sweep:
     cells = {
-        (mix, load): _cell(shelf, mix, load, REQUESTS)
-        for mix in shelf.points(OUR_MIXES)
-        for load in shelf.points(LOADS)
+        (mix, load): _cell(cached, mix, load, REQUESTS)
+        for mix in cached.points(OUR_MIXES)
+        for load in cached.points(LOADS)
     }
-    return _Sweep(cells, shelf.runs(cells.values(), names))
+    return _Sweep(cells, cached.runs(cells.values(), names))
 
 
-def _cell(shelf: Shelf, mix: str, load: str, num_requests: int, num_devices: int | None = None) -> Cell:
+def _cell(cached: CachedRuns, mix: str, load: str, num_requests: int, num_devices: int | None = None) -> Cell:
     when = "arrivals=at_once" if load == "burst" else f"rate={load}"
-    count = f",num={num_requests}" if shelf.num_requests is None else ""  # Else the shelf says how many.
-    return shelf.cell(f"ddit,{when},mix={mix}{count}", num_devices)
+    count = f",num={num_requests}" if cached.num_requests is None else ""  # Else the cached says how many.
+    return cached.cell(f"ddit,{when},mix={mix}{count}", num_devices)
 
 
-def figure_10(shelf: Shelf) -> Remade:
+def figure_10(cached: CachedRuns) -> RemadeFigure:
     """One node: p99 and mean by arrival rate, for each of five mixes."""
-    sweep = _swept(shelf, POLICIES)
+    sweep = _swept(cached, POLICIES)
     beaten = [
         (mix, load, metric)
         for mix, load in sweep.cells
@@ -141,7 +141,7 @@ def figure_10(shelf: Shelf) -> Remade:
                 low=1.0,
             )
         )
-    return Remade(
+    return RemadeFigure(
         tables=(
             *(_latency_table(sweep, metric) for metric in METRICS),
             _told_table(sweep),
@@ -154,9 +154,9 @@ def figure_10(shelf: Shelf) -> Remade:
     )
 
 
-def figure_11(shelf: Shelf) -> Remade:
+def figure_11(cached: CachedRuns) -> RemadeFigure:
     """Eight nodes, all requests at once: p99 and mean."""
-    found = _on_many(shelf)
+    found = _on_many(cached)
     checks = []
     for metric, goal in (("p99", 0.304), ("mean", 0.30)):
         cuts = [
@@ -171,16 +171,16 @@ def figure_11(shelf: Shelf) -> Remade:
         checks.append(Check(what=f"p99 of {worse} over that of {better}", measured=range_of(ratios), low=1.0))
     tables = tuple(_many_table(f"{metric}, s", metric, found) for metric in METRICS)
     panels = [_many_panel(f"{metric}, s", metric, found) for metric in METRICS]
-    return Remade(
+    return RemadeFigure(
         tables=tables,
         checks=tuple(checks),
         png=grouped_bars(panels, MANY_POLICIES, "DDiT, figure 11, simulated: 64 devices, all requests at once"),
     )
 
 
-def figure_12(shelf: Shelf) -> Remade:
+def figure_12(cached: CachedRuns) -> RemadeFigure:
     """The same: device seconds from the burst on, by two readings of what a device is paid for."""
-    found = _on_many(shelf)
+    found = _on_many(cached)
     tables, checks = [], []
     for reading, what in READINGS.items():
         ratios = {
@@ -209,7 +209,7 @@ def figure_12(shelf: Shelf) -> Remade:
         checks.append(
             Check(what=f"paid {what}: cost of ddit over the cheapest baseline, most", measured=most(over), high=1.0)
         )
-    return Remade(
+    return RemadeFigure(
         tables=tuple(tables),
         checks=tuple(checks),
         png=grouped_bars(
@@ -220,10 +220,10 @@ def figure_12(shelf: Shelf) -> Remade:
     )
 
 
-def figure_14(shelf: Shelf) -> Remade:
+def figure_14(cached: CachedRuns) -> RemadeFigure:
     """Promotion on and off, one node."""
     names = ("ddit", "ddit-unpromoted")
-    sweep = _swept(shelf, names)
+    sweep = _swept(cached, names)
     rows, checks = [], []
     for metric, told in (("p99", 0.352), ("mean", 0.135)):
         for load in sweep.loads():
@@ -247,7 +247,7 @@ def figure_14(shelf: Shelf) -> Remade:
             )
         )
     columns = ("metric, load", "mean of mixes", "least", "most")
-    return Remade(
+    return RemadeFigure(
         tables=(Table(title="What promotion lowers, %", columns=columns, rows=tuple(rows)),),
         checks=tuple(checks),
         png=_normalised_bars(
@@ -308,12 +308,12 @@ def _normalised_bars(sweep: _Sweep, names: Sequence[str], title: str) -> bytes:
     return grouped_bars(panels, names, title)
 
 
-def _on_many(shelf: Shelf) -> dict[str, dict[str, dict[str, float]]]:
+def _on_many(cached: CachedRuns) -> dict[str, dict[str, dict[str, float]]]:
     """By mix and policy: p99, mean, busy and held. `optimum` has only what it is held for."""
     found = {}
-    for mix in shelf.points(OUR_MIXES):
-        shelf.note(f"64 devices, {mix}")
-        cell = _cell(shelf, mix, "burst", MANY_REQUESTS, MANY_GPUS)
+    for mix in cached.points(OUR_MIXES):
+        cached.note(f"64 devices, {mix}")
+        cell = _cell(cached, mix, "burst", MANY_REQUESTS, MANY_GPUS)
         found[mix] = {name: _held(cell, name) for name in MANY_POLICIES} | {"optimum": {"held": _optimum_s(cell)}}
     return found
 

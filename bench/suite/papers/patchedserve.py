@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement, pairwise
 
 from suite.case import Check, Table
-from suite.papers.shelf import (
-    Remade,
-    Shelf,
+from suite.papers.cached_runs import (
+    CachedRuns,
+    RemadeFigure,
     attainment,
     least,
     most,
@@ -53,23 +53,23 @@ class Point:
     scale: float = 1.0
     skipped: float = 0.0
 
-    def cell(self, shelf: Shelf) -> Cell:
+    def cell(self, cached: CachedRuns) -> Cell:
         num = ON_ONE if self.num_devices == 1 else max(FEWEST, round(self.rate * SECONDS))
-        count = f",num={num}" if shelf.num_requests is None else ""  # Else the shelf says how many.
+        count = f",num={num}" if cached.num_requests is None else ""  # Else the cached says how many.
         more = f",skipped={self.skipped}" if self.skipped else ""
         text = f"patchedserve-{self.model},rate={self.rate:g},mix={self.mix},scale={self.scale:g}{more}{count}"
-        return shelf.cell(text, self.num_devices)
+        return cached.cell(text, self.num_devices)
 
 
 Shares = Mapping[str, Sequence[float]]
 """On time by policy, point by point."""
 
 
-def _shares(shelf: Shelf, points: Sequence[Point], names: Sequence[str]) -> Shares:
-    cells = [point.cell(shelf) for point in points]
-    runs = shelf.runs(cells, [name for name in names if name != SKIPPING])
-    fewer = [replace(point, skipped=SKIPPED).cell(shelf) for point in points]
-    skipping = shelf.runs(fewer, ["nirvana"])
+def _shares(cached: CachedRuns, points: Sequence[Point], names: Sequence[str]) -> Shares:
+    cells = [point.cell(cached) for point in points]
+    runs = cached.runs(cells, [name for name in names if name != SKIPPING])
+    fewer = [replace(point, skipped=SKIPPED).cell(cached) for point in points]
+    skipping = cached.runs(fewer, ["nirvana"])
     return {
         name: [
             attainment(skipping[less.name, "nirvana"] if name == SKIPPING else runs[cell.name, name])
@@ -85,15 +85,15 @@ def _leads(shares: Shares, rivals: Sequence[str]) -> list[float]:
     return [mine - max(rest) for mine, *rest in zip(own, *others, strict=True)]
 
 
-def figure_12(shelf: Shelf) -> Remade:
+def figure_12(cached: CachedRuns) -> RemadeFigure:
     """One device, by arrival rate."""
     found = {
         model: _shares(
-            shelf, [Point(model=model, rate=rate, num_devices=1) for rate in shelf.points(RATES[model])], SINGLE
+            cached, [Point(model=model, rate=rate, num_devices=1) for rate in cached.points(RATES[model])], SINGLE
         )
         for model in MODELS
     }
-    rates = {model: shelf.points(RATES[model]) for model in MODELS}
+    rates = {model: cached.points(RATES[model]) for model in MODELS}
     checks = [
         Check(
             what="lead over mixed-cache and nirvana at each rate, least",
@@ -117,7 +117,7 @@ def figure_12(shelf: Shelf) -> Remade:
         ]
         what = f"requests per second at 90% on time over those of {name}, mean of both models; the paper has {told}"
         checks.append(Check(what=what, measured=range_of(ratios), low=told - 0.1, high=told + 0.1))
-    return Remade(
+    return RemadeFigure(
         tables=tuple(
             share_table(f"{MODELS[model]}: on time, %, by requests per second", rates[model], shares)
             for model, shares in found.items()
@@ -145,11 +145,11 @@ def _rate_at(rates: Sequence[float], shares: Sequence[float]) -> float:
     return points[-1][0]
 
 
-def figure_13(shelf: Shelf) -> Remade:
+def figure_13(cached: CachedRuns) -> RemadeFigure:
     """Eight devices, one size has half."""
-    mixes = shelf.points(tuple(SIDES))
+    mixes = cached.points(tuple(SIDES))
     found = {
-        model: _shares(shelf, [Point(model=model, rate=rate, mix=mix) for mix in mixes], SEVERAL)
+        model: _shares(cached, [Point(model=model, rate=rate, mix=mix) for mix in mixes], SEVERAL)
         for model, rate in STUDIED.items()
     }
     checks = [
@@ -166,7 +166,7 @@ def figure_13(shelf: Shelf) -> Remade:
             high=0.164,
         ),
     ]
-    return Remade(
+    return RemadeFigure(
         tables=tuple(
             Table(
                 title=f"{MODELS[model]}: on time, %, by the size that has half",
@@ -203,19 +203,19 @@ def _lead_check(found: Mapping[str, Shares]) -> Check:
     )
 
 
-def figure_14(shelf: Shelf) -> Remade:
+def figure_14(cached: CachedRuns) -> RemadeFigure:
     """Two, four and eight devices, by arrival rate."""
     found: dict[str, Shares] = {}
     rates: dict[str, Sequence[float]] = {}
     for model, label in MODELS.items():
-        for num_devices in shelf.points((2, 4, 8)):
+        for num_devices in cached.points((2, 4, 8)):
             name = f"{label} on {num_devices} devices"
-            each = shelf.points((LIGHT, *RATES[model][-NUM_LAST:]))
+            each = cached.points((LIGHT, *RATES[model][-NUM_LAST:]))
             rates[name] = [round(rate * num_devices, 6) for rate in each]
             points = [Point(model=model, rate=rate, num_devices=num_devices) for rate in rates[name]]
-            found[name] = _shares(shelf, points, SEVERAL)
+            found[name] = _shares(cached, points, SEVERAL)
     alone = [shares["distrifusion"] for shares in found.values()]
-    return Remade(
+    return RemadeFigure(
         tables=tuple(
             share_table(f"{name}: on time, %, by requests per second", rates[name], shares)
             for name, shares in found.items()
@@ -233,11 +233,11 @@ def figure_14(shelf: Shelf) -> Remade:
     )
 
 
-def figure_15(shelf: Shelf) -> Remade:
+def figure_15(cached: CachedRuns) -> RemadeFigure:
     """Eight devices, by SLO scale."""
-    scales = shelf.points(SCALES)
+    scales = cached.points(SCALES)
     found = {
-        model: _shares(shelf, [Point(model=model, rate=rate, scale=scale) for scale in scales], SEVERAL)
+        model: _shares(cached, [Point(model=model, rate=rate, scale=scale) for scale in scales], SEVERAL)
         for model, rate in STUDIED.items()
     }
     xs = [LATENCIES * scale for scale in scales]
@@ -251,7 +251,7 @@ def figure_15(shelf: Shelf) -> Remade:
         )
         for name in BASELINES[1:]
     ]
-    return Remade(
+    return RemadeFigure(
         tables=tuple(
             share_table(f"{MODELS[model]}: on time, %, by deadline over the latency alone", xs, shares)
             for model, shares in found.items()
@@ -292,7 +292,7 @@ _SHAPES = {name[0].upper(): Shape(side, side) for name, side in SIDES.items()}
 _NUMS = (1, 2, 3, 4)  # Requests of each size in a batch.
 
 
-def figure_6(shelf: Shelf) -> Remade:
+def figure_6(cached: CachedRuns) -> RemadeFigure:
     """Batches of three, by their sizes."""
     batches = ["".join(letters) for letters in combinations_with_replacement(_SHAPES, 3)]
     ratios = {
@@ -300,7 +300,7 @@ def figure_6(shelf: Shelf) -> Remade:
         for model, steps in ((model, _Steps.of(model)) for model in MODELS)
     }
     panel = BarPanel(title="batches of three", y_label="time over that of LLL", groups=tuple(batches), bars=ratios)
-    return Remade(
+    return RemadeFigure(
         tables=(_ratio_table("Time of a batch over that of LLL", batches, ratios),),
         checks=(
             Check(
@@ -314,7 +314,7 @@ def figure_6(shelf: Shelf) -> Remade:
     )
 
 
-def figure_16(shelf: Shelf) -> Remade:
+def figure_16(cached: CachedRuns) -> RemadeFigure:
     """What batches of mixed sizes gain over a batch of each size, one after another."""
     gains = {}
     for model, label in MODELS.items():
@@ -324,7 +324,7 @@ def figure_16(shelf: Shelf) -> Remade:
         )
     groups = [f"{3 * num}" for num in _NUMS]
     panel = BarPanel(title="mixed batches over batches of a size", y_label="gain", groups=tuple(groups), bars=gains)
-    return Remade(
+    return RemadeFigure(
         tables=(_ratio_table("More throughput by mixed batches, by batch size, as a share", groups, gains),),
         checks=(
             Check(
@@ -343,7 +343,7 @@ def figure_16(shelf: Shelf) -> Remade:
     )
 
 
-def figure_18(shelf: Shelf) -> Remade:
+def figure_18(cached: CachedRuns) -> RemadeFigure:
     """Eight devices: batches of all sizes on each, against one request after another on all."""
     ratios = {}
     for model, label in MODELS.items():
@@ -354,7 +354,7 @@ def figure_18(shelf: Shelf) -> Remade:
     panel = BarPanel(
         title="throughput of patched batches over DistriFusion's", y_label="ratio", groups=tuple(groups), bars=ratios
     )
-    return Remade(
+    return RemadeFigure(
         tables=(_ratio_table("Throughput of patched batches over DistriFusion's, by batch size", groups, ratios),),
         checks=(
             Check(

@@ -7,10 +7,10 @@ from functools import partial
 from statistics import fmean, pstdev
 
 from suite.case import Check, Table
-from suite.papers.shelf import (
-    Remade,
+from suite.papers.cached_runs import (
+    CachedRuns,
+    RemadeFigure,
     Runs,
-    Shelf,
     attainment,
     least,
     most,
@@ -56,18 +56,18 @@ for _steps in GRAINS:
     policy(_grain(_steps))(partial(TetriServe, round_ns=_round_ns, margin_ns=_MARGIN_NS))
 
 
-def figure_3(shelf: Shelf) -> Remade:
+def figure_3(cached: CachedRuns) -> RemadeFigure:
     """Fixed degrees, uniform mix, SLO scale 1.0: (a) by arrival rate, (b) by size at 12 per minute."""
-    rates = shelf.points(RATES)
-    cells = {rate: shelf.cell(f"tetriserve,rpm={rate}") for rate in dict.fromkeys((*rates, 12))}
-    runs = shelf.runs(cells.values(), FIXED)
+    rates = cached.points(RATES)
+    cells = {rate: cached.cell(f"tetriserve,rpm={rate}") for rate in dict.fromkeys((*rates, 12))}
+    runs = cached.runs(cells.values(), FIXED)
     at_12 = {one: runs[cells[12].name, one] for one in FIXED}
     largest, smallest = _sizes()[-1], _sizes()[0]
     panels = (
         _curves("(a) uniform mix, SLO scale 1.0", "requests per minute", [cells[rate] for rate in rates], rates, runs),
         _radar("(b) by size, 12 per minute", at_12),
     )
-    return Remade(
+    return RemadeFigure(
         tables=(
             _sweep_table("(a) On time, %, by requests per minute", rates, [cells[rate] for rate in rates], runs),
             _size_table("(b) On time, %, by size, 12 per minute", at_12),
@@ -108,22 +108,23 @@ def figure_3(shelf: Shelf) -> Remade:
     )
 
 
-def figure_6(shelf: Shelf) -> Remade:
+def figure_6(cached: CachedRuns) -> RemadeFigure:
     """Uniform mix at 12 per minute: (a) by SLO scale, (b, c) by size at scales 1.0 and 1.5."""
-    return _by_scale(shelf, "uniform", mean_lead=0.10, led=(1.1, 0.28), number=6)
+    return _by_scale(cached, "uniform", mean_lead=0.10, led=(1.1, 0.28), number=6)
 
 
-def figure_7(shelf: Shelf) -> Remade:
+def figure_7(cached: CachedRuns) -> RemadeFigure:
     """The same with the skewed mix."""
-    return _by_scale(shelf, "skewed", mean_lead=0.15, led=(1.2, 0.32), number=7)
+    return _by_scale(cached, "skewed", mean_lead=0.15, led=(1.2, 0.32), number=7)
 
 
-def _by_scale(shelf: Shelf, mix: str, mean_lead: float, led: tuple[float, float], number: int) -> Remade:
-    scales = shelf.points(SCALES)
+def _by_scale(cached: CachedRuns, mix: str, mean_lead: float, led: tuple[float, float], number: int) -> RemadeFigure:
+    scales = cached.points(SCALES)
     cells = {
-        scale: shelf.cell(f"tetriserve,rpm=12,mix={mix},scale={scale}") for scale in sorted({*scales, 1.0, 1.5, led[0]})
+        scale: cached.cell(f"tetriserve,rpm=12,mix={mix},scale={scale}")
+        for scale in sorted({*scales, 1.0, 1.5, led[0]})
     }
-    runs = shelf.runs(cells.values(), POLICIES)
+    runs = cached.runs(cells.values(), POLICIES)
     leads = [_lead(cell, runs) for cell in cells.values()]
     tight, loose = ({one: runs[cells[scale].name, one] for one in POLICIES} for scale in (1.0, 1.5))
     tables = (
@@ -137,7 +138,7 @@ def _by_scale(shelf: Shelf, mix: str, mean_lead: float, led: tuple[float, float]
         _radar("(b) by size, SLO scale 1.0", tight),
         _radar("(c) by size, SLO scale 1.5", loose),
     )
-    return Remade(
+    return RemadeFigure(
         tables=tables,
         checks=(
             Check(what="(a) lead over the best fixed degree at each scale, least", measured=least(leads), low=0.0),
@@ -168,13 +169,13 @@ def _by_scale(shelf: Shelf, mix: str, mean_lead: float, led: tuple[float, float]
     )
 
 
-def figure_8(shelf: Shelf) -> Remade:
+def figure_8(cached: CachedRuns) -> RemadeFigure:
     """Uniform mix at 12 per minute, SLO scale 1.5: on time by the time of the arrival, in windows of 2.5 minutes."""
-    window_s, cell = 150.0, shelf.cell("tetriserve,rpm=12,scale=1.5")
+    window_s, cell = 150.0, cached.cell("tetriserve,rpm=12,scale=1.5")
     shares: dict[str, list[float]] = {}
     ends: list[float] = []
     for name in POLICIES:
-        shelf.note(name)
+        cached.note(name)
         windows: dict[int, list[bool]] = {}
         for one in traced(cell, name, seed=0).endings:
             windows.setdefault(int(one.request.arrival_ns / NS_PER_S // window_s), []).append(one.on_time)
@@ -193,7 +194,7 @@ def figure_8(shelf: Shelf) -> Remade:
         (name, percent(fmean(found)), percent(min(found)), f"{100 * spread[name]:.1f}")
         for name, found in shares.items()
     )
-    return Remade(
+    return RemadeFigure(
         tables=(
             Table(
                 title="On time in windows of 2.5 minutes, %",
@@ -217,15 +218,15 @@ def figure_8(shelf: Shelf) -> Remade:
     )
 
 
-def figure_10(shelf: Shelf) -> Remade:
+def figure_10(cached: CachedRuns) -> RemadeFigure:
     """A stand-in for SD3 on four A40, of which nothing is known: FLUX.1-dev on four H100 at half the rate."""
-    scales, fixed = shelf.points(STAND_IN_SCALES), FIXED[:3]
+    scales, fixed = cached.points(STAND_IN_SCALES), FIXED[:3]
     names = ("tetriserve", *fixed, "tilework")
     mixes = {
-        mix: [shelf.cell(f"tetriserve,rpm=6,mix={mix},scale={scale}", num_devices=4) for scale in scales]
+        mix: [cached.cell(f"tetriserve,rpm=6,mix={mix},scale={scale}", num_devices=4) for scale in scales]
         for mix in ("uniform", "skewed")
     }
-    runs = shelf.runs([cell for cells in mixes.values() for cell in cells], names)
+    runs = cached.runs([cell for cells in mixes.values() for cell in cells], names)
     panels, tables, checks = [], [], []
     for part, (mix, cells) in zip("ab", mixes.items(), strict=True):
         panels.append(_curves(f"({part}) {mix} mix, 6 per minute", "SLO scale", cells, scales, runs, names))
@@ -241,19 +242,19 @@ def figure_10(shelf: Shelf) -> Remade:
                 low=0.0,
             ),
         ]
-    return Remade(
+    return RemadeFigure(
         tables=tuple(tables),
         checks=tuple(checks),
         png=panels_png(panels, names, "TetriServe, figure 10: a stand-in on four devices, simulated"),
     )
 
 
-def figure_11(shelf: Shelf) -> Remade:
+def figure_11(cached: CachedRuns) -> RemadeFigure:
     """Uniform mix, SLO scale 1.0, by arrival rate."""
-    rates = shelf.points(RATES)
-    cells = [shelf.cell(f"tetriserve,rpm={rate}") for rate in rates]
-    runs = shelf.runs(cells, POLICIES)
-    return Remade(
+    rates = cached.points(RATES)
+    cells = [cached.cell(f"tetriserve,rpm={rate}") for rate in rates]
+    runs = cached.runs(cells, POLICIES)
+    return RemadeFigure(
         tables=(_sweep_table("On time, %, by requests per minute", rates, cells, runs, POLICIES),),
         checks=(
             Check(
@@ -270,11 +271,11 @@ def figure_11(shelf: Shelf) -> Remade:
     )
 
 
-def figure_12(shelf: Shelf) -> Remade:
+def figure_12(cached: CachedRuns) -> RemadeFigure:
     """Workloads of one size at 12 per minute, SLO scale 1.5."""
-    sides = shelf.points(SIDES)
-    cells = [shelf.cell(f"tetriserve,rpm=12,mix={side},scale=1.5") for side in sides]
-    runs = shelf.runs(cells, POLICIES)
+    sides = cached.points(SIDES)
+    cells = [cached.cell(f"tetriserve,rpm=12,mix={side},scale=1.5") for side in sides]
+    runs = cached.runs(cells, POLICIES)
     bars = {name: tuple(attainment(runs[cell.name, name]) for cell in cells) for name in POLICIES}
     panel = BarPanel(
         title="one size alone, 12 per minute, SLO scale 1.5",
@@ -283,7 +284,7 @@ def figure_12(shelf: Shelf) -> Remade:
         bars=bars,
         is_share=True,
     )
-    return Remade(
+    return RemadeFigure(
         tables=(_sweep_table("On time, %, by the side of all pictures", sides, cells, runs, POLICIES),),
         checks=tuple(
             Check(what=f"lead over the best fixed degree at {side} px", measured=_lead_interval(cell, runs), low=0.0)
@@ -293,11 +294,11 @@ def figure_12(shelf: Shelf) -> Remade:
     )
 
 
-def figure_13(shelf: Shelf) -> Remade:
+def figure_13(cached: CachedRuns) -> RemadeFigure:
     """Uniform mix, SLO scale 1.0: rounds of 1, 2, 5 and 10 steps of the largest size, by arrival rate."""
-    rates, names = shelf.points(RATES), tuple(map(_grain, GRAINS))
-    cells = [shelf.cell(f"tetriserve,rpm={rate}") for rate in rates]
-    losses = {loss: shelf.runs(cells, names, Conditions(switch_ns=loss * NS_PER_MS)) for loss in LOSSES_MS}
+    rates, names = cached.points(RATES), tuple(map(_grain, GRAINS))
+    cells = [cached.cell(f"tetriserve,rpm={rate}") for rate in rates]
+    losses = {loss: cached.runs(cells, names, Conditions(switch_ns=loss * NS_PER_MS)) for loss in LOSSES_MS}
     panels = [
         _curves(f"a move costs {loss} ms, uniform mix, scale 1.0", "requests per minute", cells, rates, runs, names)
         for loss, runs in losses.items()
@@ -313,7 +314,7 @@ def figure_13(shelf: Shelf) -> Remade:
                 low=0.0,
             )
         )
-    return Remade(
+    return RemadeFigure(
         tables=tuple(
             _sweep_table(
                 f"On time, %, by requests per minute; a move costs {loss} ms", rates, cells, losses[loss], names

@@ -1,4 +1,4 @@
-"""Which requests a policy lets share a forward pass, by costs that were measured before as a server measures them."""
+"""Which requests a policy puts into one forward pass, by costs that were measured as a server measures them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tilework.worker.calibrate import calibrate
 
 
 @dataclass(frozen=True, slots=True)
-class Chooser:
+class BatchChooser:
     """Puts requests together that save LEAST_SAVED of a step, as the lookahead policy does with one device."""
 
     family: Family
     costs: TableCosts
 
     @staticmethod
-    def measured(family: Family, shapes: Sequence[Shape], combinations: int, passes: int, note: Note) -> Chooser:
+    def measured(family: Family, shapes: Sequence[Shape], combinations: int, passes: int, note: Note) -> BatchChooser:
         """With what `tilework profile --mixed` would measure, in this process.
 
         A batch costs the median of all `passes`, in each of which it runs once, warm: the machine may be slower for
@@ -49,7 +49,7 @@ class Chooser:
             replace(of_all[0], seconds=median([row.seconds for row in of_all]), p99_seconds=None, num_runs=passes)
             for of_all in zip(*measured, strict=True)
         )
-        chooser = Chooser(family, TableCosts(CostTable(hardware="", rows=rows)))
+        chooser = BatchChooser(family, TableCosts(CostTable(hardware="", rows=rows)))
         for shape in shapes if family.info.two_passes else ():
             chooser._learn_unguided(begin(family, shape.height, shape.width, 1.0, 0), passes)
         return chooser
@@ -63,7 +63,7 @@ class Chooser:
             self.costs.observe(step, [self._request(0, state)], 1, 1, time.perf_counter_ns() - start_ns)
 
     def chosen(self, states: Sequence[StepState]) -> list[StepState]:
-        """Those that share with the first of them, in their order; nobody unless there are two."""
+        """The requests that share with the first one, in their order; empty unless there are two."""
         members = [self._member(index, state) for index, state in enumerate(states)]
         sharing = [member for member in members if member.forecast.shares]
         if not sharing:

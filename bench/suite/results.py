@@ -1,4 +1,4 @@
-"""How a result is told: as tables on a terminal, as one JSON object, and as a Markdown file."""
+"""The result of a case, as tables on a terminal, as a JSON object, and as a Markdown file."""
 
 from __future__ import annotations
 

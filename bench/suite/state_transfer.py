@@ -1,4 +1,4 @@
-"""What moving a state costs, against its bytes by the same transport: two processes that hand things over.
+"""The time to move a state between two processes, and that of as many plain bytes by the same transport.
 
 One side packs a state, puts the blob down and reports it; this process passes the report on as a command; the other
 side takes the blob and unpacks it. Bare, it is a file of as many bytes, written and read at once, in the same
@@ -30,15 +30,15 @@ SPEC = Spec(prompt="", negative_prompt="", height=8, width=8, steps=1, guidance_
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is to be handed over next: tensors of `num_bytes` in all, or as many bytes bare."""
+    """What is transferred next: tensors of `num_bytes` in all, or as many bytes bare."""
 
     num_bytes: int
     num_tensors: int
     bare: bool
 
 
-class Haul:
-    """The two processes, ready. `seconds` may be called again and again."""
+class StateTransfer:
+    """Two running processes. `seconds` may be called any number of times."""
 
     def __init__(self, source: Connection, target: Connection, blobs: StateBlobDirectory) -> None:
         self._source, self._target, self._blobs = source, target, blobs
@@ -56,7 +56,7 @@ class Haul:
 
 
 @contextmanager
-def hauling() -> Iterator[Haul]:
+def transferring() -> Iterator[StateTransfer]:
     blobs = StateBlobDirectory()
     pipes = [multiprocessing.Pipe() for _ in range(2)]
     context = forkserver_context()
@@ -67,7 +67,7 @@ def hauling() -> Iterator[Haul]:
     for member in members:
         member.start()
     try:
-        yield Haul(pipes[0][0], pipes[1][0], blobs)
+        yield StateTransfer(pipes[0][0], pipes[1][0], blobs)
     finally:
         for ours, _ in pipes:
             ours.send(None)

@@ -1,4 +1,4 @@
-"""An engine whose workers are killed under load, and what became of the requests."""
+"""An engine whose workers are killed under load, and the outcomes of its requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Kill:
 
 
 class _Watched(Engine):
-    """Tells of every report before it is handled."""
+    """Passes every report on before it is handled."""
 
     def __init__(self, config: EngineConfig, executor: LocalExecutor) -> None:
         super().__init__(config, executor)
@@ -51,7 +51,7 @@ class _Watched(Engine):
         super().on_report(device_id, report)
 
 
-class Trouble(Observer):
+class KillingDriver(Observer):
     """Drives the engine: `draw` for requests, `kill` for workers."""
 
     def __init__(self, engine: _Watched, executor: LocalExecutor) -> None:
@@ -129,15 +129,15 @@ def _begun(ticket: Ticket) -> list[tuple[int, Work]]:
 
 
 @asynccontextmanager
-async def troubled(workers: int) -> AsyncIterator[Trouble]:
+async def killing_driver(workers: int) -> AsyncIterator[KillingDriver]:
     """The shipped model on so many workers of one thread, measured anew. Raises CaseFailed if they do not start."""
     executor = LocalExecutor(LocalConfig(num_workers=workers, source=ModelSource(path="shapes")))
     engine = _Watched(EngineConfig(), executor)
-    trouble = Trouble(engine, executor)
+    driver = KillingDriver(engine, executor)
     try:
         await engine.start()
-        trouble.num_restarts = 0
-        yield trouble
+        driver.num_restarts = 0
+        yield driver
     except WorkerStartFailed as error:
         raise CaseFailed(str(error)) from error
     finally:

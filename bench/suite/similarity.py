@@ -1,4 +1,4 @@
-"""How alike two tensors of latents are, as two pictures would be compared; values are floats of any range."""
+"""The similarity of two tensors of latents, measured as for pictures; values are floats of any range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that figures ask for, each run once and kept; and what a figure is made of."""
+"""Simulated runs for figures, each run once and kept in a file; and the parts of a figure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Runs = Mapping[tuple[str, str], Sequence[Figures]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remade:
+class RemadeFigure:
     """A figure: `checks` are what the paper says of it, as far as runs can agree or disagree with it."""
 
     tables: tuple[Table, ...]
@@ -33,7 +33,7 @@ class Remade:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shelf:
+class CachedRuns:
     """Runs by `num_seeds` seeds from 0 on, in `num_processes`, kept in the file of `records`.
 
     `num_requests` None leaves each workload's own number. `brief` leaves out most points of every sweep.
@@ -88,7 +88,7 @@ def traced(cell: Cell, policy: str, seed: int) -> Trace:
 
 
 def mean_of(runs: Sequence[Figures], read: Callable[[Figures], float | None]) -> float:
-    """Over the seeds; of what every run has."""
+    """The mean over the seeds of a value that every run has."""
     return fmean(value for one in runs if (value := read(one)) is not None)
 
 
@@ -97,7 +97,7 @@ def attainment(runs: Sequence[Figures]) -> float:
 
 
 def size_attainment(runs: Sequence[Figures], size: str) -> float:
-    """Of the requests of one size, of all seeds together."""
+    """The attainment of the requests of one size, over all seeds together."""
     found = [one.by_size[size] for one in runs if size in one.by_size]
     return sum(one.num_on_time for one in found) / max(1, sum(one.num_due for one in found))
 

@@ -53,8 +53,8 @@ def uniform_workload(
 class LiveRun:
     """What clients saw (`records`, `seen`), what the event log says of it (`live`), and two simulations of it.
 
-    `simulated` is on the costs and the dispatch time that the run itself measured (`simulate --log`), `foretold` on the
-    cost table alone. All are summaries of `report.tables`.
+    `simulated` is on the costs and the dispatch time that the run itself measured (`simulate --log`), `predicted` on
+    the cost table alone. All are summaries of `report.tables`.
     """
 
     policy: str
@@ -62,7 +62,7 @@ class LiveRun:
     records: Sequence[Record]
     live: Mapping[str, Any]
     simulated: Mapping[str, Any]
-    foretold: Mapping[str, Any]
+    predicted: Mapping[str, Any]
     latency_ratio: float
 
     @property
@@ -104,6 +104,6 @@ def run(
         records=records,
         live=on_log["live"],
         simulated=on_log["result"],
-        foretold=on_table["result"],
+        predicted=on_table["result"],
         latency_ratio=on_log["mean_latency_ratio"],
     )
