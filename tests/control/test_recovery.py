@@ -120,7 +120,7 @@ def test_what_fits_in_no_way_fails_and_is_refused_until_that_is_forgotten() -> N
     assert (end.status, end.reason) == (Status.FAILED, "there was not enough memory (attempt 2 of 2)")
     [refusal] = only(Reject, it.describe(Submitted(request("b", steps=2))))
     assert refusal.code is RefusalCode.MEMORY
-    assert "128x128 needs more memory than there is on one of the GPUs" in refusal.reason
+    assert "128x128 needs more memory than there is on one of the devices" in refusal.reason
     assert only(Accept, it.describe(Submitted(request("small", side=64, steps=2))))
     it.finish()
     it.now_ns += FORGET_NS

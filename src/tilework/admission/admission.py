@@ -110,5 +110,5 @@ def _too_large(request: Request, policy: Policy, costs: CostModel, widest: int) 
     degrees = [degree for degree in policy.degrees(request, costs) if degree <= widest] or [1]
     if any(costs.fits(stage, shape, degree) for degree in degrees) and costs.fits(decode, shape, 1):
         return None
-    devices = "one of the GPUs" if max(degrees) == 1 else f"{max(degrees)} of the GPUs"
+    devices = "one of the devices" if max(degrees) == 1 else f"{max(degrees)} of the devices"
     return Refused(f"{shape} needs more memory than there is on {devices}", None, RefusalCode.MEMORY)

@@ -368,7 +368,7 @@ class Controller:
         assert job.promised is not None
         stage, width = StageId(job.request.pipeline, DIFFUSE), job.promised.demand.width
         if not self.costs.fits(stage, job.request.shape, width):
-            self.tracker.reserve(job, min(self._policy.degrees(job.request, self.costs)), home=())
+            self.tracker.reserve(job, min(self._policy.degrees(job.request, self.costs)), group=())
             self._guard.recheck()
 
     def _lose(self, device_id: int, why: str, now_ns: int) -> list[Action]:

@@ -331,11 +331,11 @@ class Tracker:
             if (job := self.jobs.get(job_id)) is not None and job.attempt == attempt
         ]
 
-    def reserve(self, job: Job, width: int, home: Group) -> None:
+    def reserve(self, job: Job, width: int, group: Group) -> None:
         """Keep a block of this width on these devices for the rest of a promised job; () if they are to be chosen."""
         assert job.request.deadline_ns is not None
         demand = reserved_at(job.request, job.committed, width, self._costs)
-        job.promised = self._reserved[self._rank(job)] = Block(job.request.deadline_ns, 0, demand, home)
+        job.promised = self._reserved[self._rank(job)] = Block(job.request.deadline_ns, 0, demand, group)
 
     def _release(self, job: Job) -> None:
         """Give up what is reserved for a job."""

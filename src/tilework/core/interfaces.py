@@ -23,7 +23,7 @@ class Demand:
 class Block:
     """What is reserved for the rest of a promised job: `demand`, not before `ready_ns`, due at `due_ns`.
 
-    `devices` are its home: the devices on which it is to run; none if it has none yet.
+    `devices` is its group, on which the job is to run; empty if it has none yet.
     """
 
     due_ns: int
