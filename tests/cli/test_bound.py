@@ -31,7 +31,7 @@ def files(directory: Path, *lines: WorkloadRequest) -> list[str]:
 TWO_OF_FOUR = (line(0.0, 1.2), line(0.1, 1.2), line(0.2, 1.2, side=192), line(5.0, 3.0), line(6.0, None))
 
 
-def test_it_tells_how_many_and_of_which_sizes(tmp_path: Path) -> None:
+def test_it_says_how_many_and_of_which_sizes(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, files(tmp_path, *TWO_OF_FOUR))
     assert result.exit_code == 0, result.output
     words = " ".join(result.stdout.split())
@@ -43,7 +43,7 @@ def test_it_tells_how_many_and_of_which_sizes(tmp_path: Path) -> None:
 def test_json_says_the_same_and_more_devices_help(tmp_path: Path) -> None:
     arguments = [*files(tmp_path, *TWO_OF_FOUR), "--json"]
     alone, pair = (json.loads(CliRunner().invoke(app, [*arguments, "--devices", n]).stdout) for n in ("1", "2"))
-    assert (alone["num_due"], alone["most_on_time"], alone["share"], alone["num_hopeless"]) == (4, 2, 0.5, 1)
+    assert (alone["num_due"], alone["most_on_time"], alone["share"], alone["num_unreachable"]) == (4, 2, 0.5, 1)
     assert (pair["devices"], pair["most_on_time"]) == (2, 3)
     assert [size["size"] for size in alone["by_size"]] == ["128x128", "192x192"]
 
@@ -53,7 +53,7 @@ def test_with_batches_it_says_that_more_may_be_on_time(tmp_path: Path) -> None:
     assert "batches" not in CliRunner().invoke(app, arguments).stdout
     pair = replace(alone, rows=(*alone.rows, replace(alone.rows[1], batch=2)))
     (tmp_path / "costs.json").write_text(json.dumps(table_json(pair)))
-    assert "who forms batches" in CliRunner().invoke(app, arguments).stdout
+    assert "has batches" in CliRunner().invoke(app, arguments).stdout
 
 
 def told(arguments: list[str]) -> str:
@@ -62,7 +62,7 @@ def told(arguments: list[str]) -> str:
     return str(error)
 
 
-def test_mistakes_are_told_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_reported_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "add slo_s" in told(files(tmp_path, line(0.0, None)))
     assert "No such file" in told(["bound", "--requests", str(tmp_path / "none"), "--cost", "flux1dev_h100_eager"])
     foreign = files(tmp_path, line(0.0, 1.0))[:-1]

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import POLICIES, finished, profile, request, simulate, table
+from exact_optimum import exact_optimum
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.registry import policy_names
-from tilework.sim.optimum.exact import exact_optimum
 
 # Against the exact optimum. Times are whole tenths of a second, so that it is quickly found.
 

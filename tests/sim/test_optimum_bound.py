@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from builders import PIPELINE, POLICIES, flux_requests, poisson, promise_mix, request, simulate, table
+from exact_optimum import Optimum, TooLarge, exact_optimum
 from tilework.core.request import Request
 from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, ENCODE
@@ -23,7 +24,6 @@ from tilework.cost.table_file import read_table
 from tilework.cost.tabled import UnknownCost
 from tilework.policy.toolkit.demand import Speed, worthwhile
 from tilework.sim.optimum.bound import Bound, on_time_bound
-from tilework.sim.optimum.exact import Optimum, TooLarge, exact_optimum
 from tilework.sim.optimum.solver import Program, SolverMissing, solve_relaxed, solve_whole
 
 UNIT_S = 0.1
@@ -69,7 +69,7 @@ def test_encode_and_decode_take_their_part_of_the_window_and_of_the_devices() ->
     requests = [asked("a", 0, 6, steps=2), asked("b", 0, 6, steps=2)]
     assert bound(requests, priced(0, 0, {1: 1})).value == 2
     assert bound(requests, priced(1, 1, {1: 1})).value == 1
-    assert bound([asked("a", 0, 3, steps=2)], priced(1, 1, {1: 1})).hopeless == {"a"}
+    assert bound([asked("a", 0, 3, steps=2)], priced(1, 1, {1: 1})).unreachable == {"a"}
 
 
 def test_nothing_runs_beside_a_group_of_all_devices() -> None:
@@ -87,14 +87,14 @@ def test_groups_of_some_devices_run_side_by_side() -> None:
 def test_no_group_is_wider_than_a_node() -> None:
     requests, costs = [asked("a", 0, 1)], priced(0, 0, {1: 2, 2: 1})
     assert bound(requests, costs, num_devices=2, per_node=2).value == 1
-    assert bound(requests, costs, num_devices=2, per_node=1).hopeless == {"a"}
+    assert bound(requests, costs, num_devices=2, per_node=1).unreachable == {"a"}
     assert optimum(requests, costs, num_devices=2, per_node=1).on_time == frozenset()
 
 
-def test_who_has_no_deadline_takes_nothing_and_counts_for_nothing() -> None:
+def test_a_request_without_a_deadline_takes_nothing_and_does_not_count() -> None:
     found = bound([asked("a", 0, 3, steps=3), asked("b", 0, None, steps=50)], priced(0, 0, {1: 1}))
     assert (found.value, found.shares) == (1.0, {"a": pytest.approx(1.0)})
-    assert bound([], priced(0, 0, {1: 1})) == Bound(value=0.0, shares={}, hopeless=frozenset())
+    assert bound([], priced(0, 0, {1: 1})) == Bound(value=0.0, shares={}, unreachable=frozenset())
 
 
 def test_what_just_fits_fits_and_a_nanosecond_less_does_not() -> None:
@@ -124,7 +124,7 @@ def test_fewer_cuts_keep_it_a_bound() -> None:
     assert values[0] > values[-1]
 
 
-def test_unknown_costs_and_large_cases_are_told() -> None:
+def test_unknown_costs_and_large_cases_are_refused() -> None:
     with pytest.raises(UnknownCost, match="degree 1"):
         bound([asked("a", 0, 9)], priced(0, 0, {2: 1}))
     with pytest.raises(TooLarge, match="divisor above 1000000 ns"):

@@ -13,8 +13,9 @@ from tilework.control.controller import ControllerConfig
 from tilework.report.panels import Curve, CurvePanel
 from tilework.sim.compare.cells import Cell, Devices, cell_of
 from tilework.sim.compare.figures import Figures
+from tilework.sim.compare.pool import Failed, run_all
 from tilework.sim.compare.records import Records, key_of
-from tilework.sim.compare.runs import Conditions, Failed, Task, config_of, given, run_all
+from tilework.sim.compare.runs import Conditions, Task, config_of, given
 from tilework.sim.simulation import SimConfig, Simulation, Trace
 from tilework.sim.workloads.requests import to_requests
 

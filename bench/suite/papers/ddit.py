@@ -10,6 +10,7 @@ from statistics import fmean
 
 from suite.case import Check, Table
 from suite.papers.cached_runs import CachedRuns, RemadeFigure, Runs, least, mean_of, most, percent, range_of, traced
+from suite.papers.ddit_allocation import RequestClass, batch_s, optimal_allocation
 from suite.pictures import BarPanel, grouped_bars
 from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
@@ -21,7 +22,6 @@ from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
 from tilework.policy.toolkit.tasks import Task
 from tilework.sim.compare.cells import Cell
 from tilework.sim.compare.figures import figures_of
-from tilework.sim.optimum.ddit import Kind, batch_s, optimal_allocation
 from tilework.sim.workloads.ddit import SHAPES
 from tilework.sim.workloads.requests import to_requests
 
@@ -336,8 +336,8 @@ def _held(cell: Cell, name: str) -> dict[str, float]:
 def _optimum_s(cell: Cell) -> float:
     """Algorithm 1 with the batch model: device seconds of the best division, the mix being known."""
     table, requests = cell.costs(), to_requests(cell.requests(0))
-    kinds = [
-        Kind(
+    classes = [
+        RequestClass(
             name=str(shape),
             amount=sum(one.shape == shape for one in requests),
             service_s={
@@ -348,7 +348,7 @@ def _optimum_s(cell: Cell) -> float:
         for shape in SHAPES
     ]
     return optimal_allocation(
-        kinds, num_devices=cell.num_devices, devices_per_node=table.devices_per_node, model=batch_s
+        classes, num_devices=cell.num_devices, devices_per_node=table.devices_per_node, model=batch_s
     ).cost
 
 

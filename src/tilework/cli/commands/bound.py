@@ -28,16 +28,16 @@ from tilework.sim.workloads.requests import to_requests
 EXAMPLE = examples(
     "tilework bound --requests requests.jsonl \\\n  --cost flux1dev_h100_eager --devices 8",
 )
-BATCHES = "One request per work: who forms batches, which this table has, may have more on time."
+BATCHES = "This table has batches: a policy that forms them may have more requests on time than the bound says."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SizeLine:
-    """What the bound says of one size: requests due, those that cannot be on time even alone, and those on time."""
+    """The bound for one size: requests with a deadline, those that cannot meet it even alone, and those on time."""
 
     size: Shape
     due: int
-    hopeless: int
+    unreachable: int
     on_time: float
 
 
@@ -47,10 +47,10 @@ def command(
     devices: Annotated[int, typer.Option(min=1, help="Number of devices.")] = 1,
     json: AsJson = False,
 ) -> None:
-    """Tell how many requests could be on time at most, for whoever knows the whole workload beforehand.
+    """Compute how many requests could be on time at most, for a scheduler that knows the whole workload beforehand.
 
-    No policy can do better on these devices at these costs, unless it forms batches; whether any can do as well is not
-    said. Needs the extra `solve`. See docs/yardsticks.md.
+    No policy can do better on these devices at these costs, unless it forms batches; it may be that none can do as
+    well. Needs the extra `solve`. See docs/yardsticks.md.
     """
     with user_errors(BadLine, BadCostTable, UnknownCost, SolverMissing, OSError):
         asked, table = to_requests(read_workload(requests)), read_table(cost)
@@ -58,7 +58,7 @@ def command(
         if not due:
             raise UserError(f"{requests} holds no request with a deadline; add slo_s to its lines (docs/formats.md)")
         if len({one.uid for one in due}) < len(due):
-            raise UserError(f"{requests}: an id stands there once as text and once as a number; use other names")
+            raise UserError(f"{requests}: an id occurs once as text and once as a number; use other names")
         bound = on_time_bound(due, TableCosts(table), num_devices=devices, devices_per_node=table.devices_per_node)
     lines = _by_size(due, bound)
     if json:
@@ -75,19 +75,19 @@ def _by_size(due: Sequence[Request], bound: Bound) -> list[_SizeLine]:
     found = []
     for size in sorted({one.shape for one in due}, key=lambda shape: (shape.pixels, shape)):
         uids = [one.uid for one in due if one.shape == size]
-        hopeless, on_time = sum(uid in bound.hopeless for uid in uids), sum(bound.shares[uid] for uid in uids)
-        found.append(_SizeLine(size=size, due=len(uids), hopeless=hopeless, on_time=on_time))
+        unreachable, on_time = sum(uid in bound.unreachable for uid in uids), sum(bound.shares[uid] for uid in uids)
+        found.append(_SizeLine(size=size, due=len(uids), unreachable=unreachable, on_time=on_time))
     return found
 
 
 def _table(lines: Sequence[_SizeLine]) -> Table:
-    title = "by size, in one way to attain it"
+    title = "by size, in one way to reach the bound"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("size")
     for heading in ("due", "impossible alone", "on time", "lost"):
         table.add_column(heading, justify="right", no_wrap=True)
     for line in lines:
-        counts = (f"{line.due}", f"{line.hopeless}", f"{line.on_time:.1f}", f"{line.due - line.on_time:.1f}")
+        counts = (f"{line.due}", f"{line.unreachable}", f"{line.on_time:.1f}", f"{line.due - line.on_time:.1f}")
         table.add_row(str(line.size), *counts)
     return table
 
@@ -98,9 +98,9 @@ def _document(due: Sequence[Request], bound: Bound, lines: Sequence[_SizeLine], 
         "num_due": len(due),
         "most_on_time": int(bound.value),
         "share": bound.value / len(due),
-        "num_hopeless": len(bound.hopeless),
+        "num_unreachable": len(bound.unreachable),
         "by_size": [
-            {"size": str(line.size), "due": line.due, "hopeless": line.hopeless, "on_time": line.on_time}
+            {"size": str(line.size), "due": line.due, "unreachable": line.unreachable, "on_time": line.on_time}
             for line in lines
         ],
     }

@@ -1,4 +1,4 @@
-"""Owns yardsticks: how much anybody could achieve on a workload who knows all of it beforehand.
+"""Owns the yardstick of `tilework bound`: how many requests could be on time for a scheduler that knows the future.
 
-A bound for any size, the optimum of small cases, and DDiT's theoretical allocation. Knows no policy and no controller.
+Knows no policy and no controller.
 """

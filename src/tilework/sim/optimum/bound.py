@@ -1,4 +1,4 @@
-"""How many requests could be on time at most, for whoever knows all of them beforehand: a relaxation of scheduling.
+"""The most requests that could be on time for a scheduler that knows the future: a relaxation of scheduling.
 
 Time is cut into intervals at arrivals and deadlines. For each request r there is a variable x[r], between 0 and 1: it
 is on time; and for each of its pieces (encode, steps, decode), each degree k at which that may run and each interval i
@@ -16,21 +16,21 @@ let y[r, k, i] be the time in interval i in which r runs at degree k and the wor
 degree that is no quicker than a narrower one counts as that one, for as much less time as that is quicker. (1) holds
 because part of a unit's time does that part of the unit, however works are interrupted and change their degree. (2)
 holds because the pieces of a request follow each other between its arrival and its deadline, (3) because those before
-and after a piece take at least their time at the fastest degree, (4) because a work occupies its devices while it
-runs, (5) because nothing else runs beside a group of all devices. So the schedule is a point of the program, whose
-value is the number of requests on time, and the maximum is not less. What is not demanded would only take more time:
+and after a piece take at least their time at the fastest degree, (4) because a work occupies its devices while it runs,
+(5) because nothing else runs beside a group of all devices. So the schedule is a point of the program, whose value is
+the number of requests on time, and the maximum is not less. What the program leaves out would only take more time:
 switching, moving, loading, previews, memory, whole steps, and groups within nodes (but no group is wider than a node).
 
 What it rests on: durations are those of the cost table (in a simulation: no jitter); a work is of one request (batches
 that are cheaper than their members one by one could beat the bound); encode and decode run on one device.
 
-What makes it tighter. Requests whose windows hang together are a cluster, and clusters do not meet; each is bounded
-alone. If all requests count the same, only a whole number of a cluster can be on time. And x may be demanded to be
-whole: a cluster of up to `max_whole` requests is searched so, and what the search has not excluded at its end counts
-as possible.
+What makes it tighter. Requests whose windows overlap, directly or through others, are a cluster; each cluster is
+bounded alone. If all requests count the same, only a whole number of a cluster can be on time. And x may have to
+be whole: a cluster of up to `max_whole` requests is searched with whole x, and what the search has not excluded when it
+ends counts as possible.
 
-What makes it quicker. A cut that is left out weakens 2 to 5, which are then demanded of a longer interval as a whole:
-a bound it remains. If windows are cut into more than `max_cuts` intervals on average, every second, third... cut is
+What makes it quicker. A cut that is left out weakens 2 to 5, which then hold for a longer interval as a whole: it
+remains a bound. If windows are cut into more than `max_cuts` intervals on average, every second, third... cut is
 used. By default they are cut into 12 intervals, or 4 in a cluster of more than 400 requests.
 """
 
@@ -60,13 +60,13 @@ class Bound:
     """No schedule has more than `value` requests on time, or requests of more weight.
 
     `shares` is the point of the relaxation that attains it, by uid: 1 for a request that is on time there, 0 for one
-    that is not, between for part of one. Others may be as good. `hopeless` cannot be on time even alone on all
-    devices. Requests without a deadline do not occur.
+    that is not, between for part of one. Others may be as good. `unreachable` are the requests that cannot
+    be on time even alone on all devices. Requests without a deadline are left out.
     """
 
     value: float
     shares: Mapping[str, float] = field(repr=False)
-    hopeless: frozenset[str] = field(repr=False)
+    unreachable: frozenset[str] = field(repr=False)
 
 
 def on_time_bound(
@@ -101,12 +101,12 @@ def on_time_bound(
             part, points = _bound_cluster(_Relaxation(cluster, gains, num_devices, max_cuts), len(cluster) <= max_whole)
         value += part
         shares.update((due.request.uid, point) for due, point in zip(cluster, points, strict=True))
-    hopeless = frozenset(due.request.uid for due in all_due if due.slack_ns < 0)
-    return Bound(value=value, shares=shares, hopeless=hopeless)
+    unreachable = frozenset(due.request.uid for due in all_due if due.slack_ns < 0)
+    return Bound(value=value, shares=shares, unreachable=unreachable)
 
 
 def _clusters(all_due: Sequence[Due]) -> Iterator[list[Due]]:
-    """Requests whose windows hang together, in order of arrival."""
+    """The clusters: requests whose windows overlap, directly or through others, in order of arrival."""
     cluster: list[Due] = []
     end_ns = 0
     for due in sorted(all_due, key=lambda due: due.arrival_ns):
@@ -188,12 +188,12 @@ class _Relaxation:
 
 def _bound_cluster(relaxation: _Relaxation, is_searched: bool) -> tuple[float, list[float]]:
     """The bound, and x of each request."""
-    counts_heads = bool(np.all(relaxation.gains == 1.0))
+    counts_requests = bool(np.all(relaxation.gains == 1.0))
     solution = solve_relaxed(relaxation.program)
-    bound = _rounded(solution.bound) if counts_heads else solution.bound
+    bound = _rounded(solution.bound) if counts_requests else solution.bound
     if is_searched and bound < relaxation.gains.sum() - _TOLERANCE:
         solution = solve_whole(relaxation.program, relaxation.chosen, max_nodes=_MAX_NODES)
-        bound = min(bound, _rounded(solution.bound) if counts_heads else solution.bound + _TOLERANCE)
+        bound = min(bound, _rounded(solution.bound) if counts_requests else solution.bound + _TOLERANCE)
     shares: list[float] = np.clip(solution.point[relaxation.chosen], 0.0, 1.0).tolist()
     return bound, shares
 

@@ -1,4 +1,4 @@
-"""What yardsticks know of a request: the pieces of work that it needs one after another, and its time for them."""
+"""A request as the bound sees it: the pieces of work that it needs one after another, and the time that it has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilework.policy.toolkit.demand import Speed
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """So many units of work of one stage: steps, or one encode or decode. `speeds` say how long a unit takes."""
+    """Units of work of one stage: steps, or one encode or decode. `speeds` say how long a unit takes, by degree."""
 
     stage: str
     units: int
@@ -38,7 +38,7 @@ class Due:
 
     @property
     def slack_ns(self) -> int:
-        """What is left of its time if it has all devices to itself; below 0: it cannot be on time."""
+        """The time that is left if it has all devices to itself; below 0 if it cannot be on time."""
         return self.deadline_ns - self.arrival_ns - sum(piece.shortest_ns for piece in self.pieces)
 
     def windows(self) -> Iterable[tuple[Piece, int, int]]:
@@ -51,20 +51,20 @@ class Due:
 
 
 def due_requests(requests: Sequence[Request], costs: TableCosts, max_degree: int) -> list[Due]:
-    """Those that have a deadline, in the order given.
+    """The requests that have a deadline, in the order given, as their pieces.
 
     Encode and decode run on one device, steps on every profiled degree up to `max_degree`. Pieces that cost nothing
-    are left out, and previews, which only add to a request's time. Raises UnknownCost.
+    are left out, and so are previews, which only add to the time of a request. Raises UnknownCost.
     """
     known: dict[object, tuple[Piece, ...]] = {}
     found = []
     for one in requests:
         if one.deadline_ns is None:
             continue
-        kind = one.pipeline, one.shape, one.steps, one.guided
-        if kind not in known:
-            known[kind] = tuple(_pieces(one, costs, max_degree))
-        found.append(Due(request=one, deadline_ns=one.deadline_ns, pieces=known[kind]))
+        key = one.pipeline, one.shape, one.steps, one.guided
+        if key not in known:
+            known[key] = tuple(_pieces(one, costs, max_degree))
+        found.append(Due(request=one, deadline_ns=one.deadline_ns, pieces=known[key]))
     return found
 
 
@@ -72,7 +72,7 @@ def _pieces(request: Request, costs: TableCosts, max_degree: int) -> Iterable[Pi
     for name, units in ((ENCODE, 1), (DIFFUSE, request.steps), (DECODE, 1)):
         stage = StageId(request.pipeline, name)
         known = costs.degrees(stage) if name == DIFFUSE else (1,)
-        degrees = [degree for degree in known if degree <= max_degree] or [max_degree]  # Nobody knows what that takes.
+        degrees = [degree for degree in known if degree <= max_degree] or [max_degree]  # Raises UnknownCost below.
         units_ns = [costs.run_ns(stage, (request.shape,), degree, 1, request.guided) for degree in degrees]
         if all(units_ns):
             yield Piece(name, units, tuple(map(Speed, degrees, units_ns)))

@@ -142,10 +142,10 @@ def _run(program: Program, options: Mapping[str, float], whole: Ints | None = No
         solver.setOptionValue(option, value)
     solver.passModel(_model(highspy, program, whole))
     solver.run()
-    status, kinds = solver.getModelStatus(), highspy.HighsModelStatus
-    if status not in (kinds.kOptimal, kinds.kSolutionLimit):
+    status, statuses = solver.getModelStatus(), highspy.HighsModelStatus
+    if status not in (statuses.kOptimal, statuses.kSolutionLimit):
         raise Unsolved(f"HiGHS ends with {solver.modelStatusToString(status)}")
-    return solver, status == kinds.kOptimal
+    return solver, status == statuses.kOptimal
 
 
 def _model(highspy: Any, program: Program, whole: Ints | None) -> Any:
@@ -163,8 +163,8 @@ def _model(highspy: Any, program: Program, whole: Ints | None) -> Any:
     model.a_matrix_.index_ = program.columns[order]
     model.a_matrix_.value_ = program.values[order]
     if whole is not None:
-        kinds = [highspy.HighsVarType.kContinuous] * num_columns
+        types = [highspy.HighsVarType.kContinuous] * num_columns
         for column in whole:
-            kinds[column] = highspy.HighsVarType.kInteger
-        model.integrality_ = kinds
+            types[column] = highspy.HighsVarType.kInteger
+        model.integrality_ = types
     return model

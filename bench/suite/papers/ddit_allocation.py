@@ -1,14 +1,14 @@
-"""DDiT's theoretical optimum: which devices for which kind of request, and how wide its groups, if the mix is known.
+"""DDiT's theoretical optimum: the devices of each request class, and the degree of its groups, for a known mix.
 
-Devices are dealt out to kinds of requests for good, in order. Each kind runs on groups of one degree, which lie within
-nodes. A dynamic program finds the best such partition by what a group is taken to cost its kind: by the batch model,
-how long a backlog takes; by the queue model, how long a request is in the system if requests arrive at random.
+Each class gets devices of its own, in order, and runs on groups of one degree, which lie within nodes. A dynamic
+program finds the best such partition. The cost of a group for its class is, by the batch model, how long a backlog
+takes; by the queue model, how long a request is in the system if requests arrive at random.
 
 Source: DDiT §4.2.2, Algorithm 1, and appendix A. Unlike them:
 - Equation 7 as printed halves the service time together with the wait. Half of what M/M/c waits is the approximation
   of M/D/c, so time in the system is 1/mu + Wq/2; with one group that is equation 6.
 - Line 19 as printed forgets what earlier k and p have found; the smallest is kept.
-- Erlang's recursion takes the place of Stirling's formula, which is 8% off at 1!.
+- Erlang's recursion replaces Stirling's formula, which is 8% off at 1!.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from math import ceil, inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class RequestClass:
     """Requests that cost the same: `service_s` is the time of one, by degree.
 
     `amount` is how many there are to do (batch model), or how many arrive per second (queue model).
@@ -62,17 +62,17 @@ def _erlang_c(offered: float, num_servers: int) -> float:
 
 
 class Objective(StrEnum):
-    """What is added up over the kinds."""
+    """What is added up over the classes."""
 
     OCCUPANCY = "occupancy"  # Devices times seconds, as Algorithm 1 does.
-    LATENCY = "latency"  # Seconds times the kind's share of the requests: the mean over all requests.
+    LATENCY = "latency"  # Seconds times the class's share of the requests: the mean over all requests.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What a kind gets, the devices from `first` to before `end`, and what the model makes of it."""
+    """The devices of a class, from `first` to before `end`, and the seconds that the model predicts."""
 
-    kind: str
+    name: str
     first: int
     end: int
     degree: int
@@ -82,7 +82,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """The best partition, one share per kind in the order given. Infinite and without shares if none keeps up."""
+    """The best partition, one share per class in the order given. Infinite and without shares if none keeps up."""
 
     cost: float
     shares: tuple[Share, ...]
@@ -98,29 +98,29 @@ def groups_within_nodes(first: int, end: int, degree: int, devices_per_node: int
 
 
 def optimal_allocation(
-    kinds: Sequence[Kind],
+    classes: Sequence[RequestClass],
     *,
     num_devices: int,
     devices_per_node: int,
     model: Model = queue_s,
     objective: Objective = Objective.OCCUPANCY,
 ) -> Allocation:
-    """Deal out devices to kinds, in the order of the kinds, such that the sum of the objective is smallest.
+    """The partition of the devices among the classes, in their order, with the smallest sum of the objective.
 
-    The first devices may be left to nobody. Of equally good allocations, the last kind gets the fewest devices, in
-    groups of the degree that comes first; then the one before it. O(devices^2 x kinds x degrees x nodes).
+    The first devices may stay unused. Of equally good allocations, the last class gets the fewest devices, in
+    groups of the degree that comes first; then the one before it. O(devices^2 x classes x degrees x nodes).
 
     Source: DDiT §4.2.2, Algorithm 1.
     """
-    total = sum(kind.amount for kind in kinds)
+    total = sum(one.amount for one in classes)
     best: list[Allocation] = [Allocation(cost=0.0, shares=())] * (num_devices + 1)
-    for kind in kinds:
+    for one in classes:
         after = []
         for end in range(num_devices + 1):
             found = Allocation(cost=inf, shares=())
             for first in reversed(range(end)):
-                for share in _shares(kind, first, end, devices_per_node, model):
-                    weight = end - first if objective is Objective.OCCUPANCY else kind.amount / total
+                for share in _shares(one, first, end, devices_per_node, model):
+                    weight = end - first if objective is Objective.OCCUPANCY else one.amount / total
                     cost = best[first].cost + weight * share.seconds
                     if cost < found.cost:
                         found = Allocation(cost=cost, shares=(*best[first].shares, share))
@@ -129,14 +129,14 @@ def optimal_allocation(
     return best[num_devices]
 
 
-def _shares(kind: Kind, first: int, end: int, devices_per_node: int, model: Model) -> list[Share]:
-    """What a kind can do with these devices, by degree."""
+def _shares(one: RequestClass, first: int, end: int, devices_per_node: int, model: Model) -> list[Share]:
+    """The shares that a class can have of these devices, one per degree."""
     found = []
-    for degree, service_s in kind.service_s.items():
+    for degree, service_s in one.service_s.items():
         num_groups = groups_within_nodes(first, end, degree, devices_per_node)
         if num_groups:
-            seconds = model(kind.amount, service_s, num_groups)
+            seconds = model(one.amount, service_s, num_groups)
             found.append(
-                Share(kind=kind.name, first=first, end=end, degree=degree, num_groups=num_groups, seconds=seconds)
+                Share(name=one.name, first=first, end=end, degree=degree, num_groups=num_groups, seconds=seconds)
             )
     return found

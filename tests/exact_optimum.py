@@ -1,13 +1,14 @@
 """How many requests can be on time, exactly: for a handful of requests on a few devices.
 
 An integer program over slots of time. A slot is the greatest common divisor of all durations and of the times between
-arrivals, which loses nothing: in a schedule that is shifted to the left, every unit of work begins at an arrival, or
-when another one ends. For each unit of a piece (a step, the encode, the decode), each degree, node and slot there is a
+arrivals, which loses nothing: in a schedule in which every unit is moved as early as it can be, every unit of work
+begins at an arrival, or when another one ends. For each unit of a piece (a step, the encode, the decode), each degree,
+node and slot there is a
 variable: one begins there. Units of a piece are alike, so they need no variables of their own.
 
 Assumptions: works last as long as the cost table says; steps run through, but between two of them a request may pause,
 change its degree and go elsewhere at no cost; a group is any set of devices of one node; a work is of one request;
-encode and decode run on one device. Requests without a deadline do not occur: they can wait.
+encode and decode run on one device. Requests without a deadline are left out: they can wait.
 """
 
 from __future__ import annotations

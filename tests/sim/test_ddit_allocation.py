@@ -8,11 +8,10 @@ from math import factorial, inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tilework.sim.optimum.ddit import (
+from suite.papers.ddit_allocation import (
     Allocation,
-    Kind,
     Objective,
+    RequestClass,
     Share,
     batch_s,
     groups_within_nodes,
@@ -21,9 +20,9 @@ from tilework.sim.optimum.ddit import (
 )
 
 
-def kind(name: str, amount: float, **service_s: float) -> Kind:
+def request_class(name: str, amount: float, **service_s: float) -> RequestClass:
     """`service_s` by degree, as p1=2.0."""
-    return Kind(name=name, amount=amount, service_s={int(key[1:]): value for key, value in service_s.items()})
+    return RequestClass(name=name, amount=amount, service_s={int(key[1:]): value for key, value in service_s.items()})
 
 
 # The models.
@@ -50,7 +49,7 @@ def test_several_groups_wait_half_as_long_as_m_m_c_and_serve_in_full(num_groups:
     assert queue_s(load / service_s, service_s, num_groups) == pytest.approx(service_s + wait_s / 2)
 
 
-def test_who_comes_seldom_waits_little_and_takes_the_whole_service_time() -> None:
+def test_rare_requests_wait_little_and_take_the_whole_service_time() -> None:
     assert queue_s(1e-9, 2.0, 4) == pytest.approx(2.0)
 
 
@@ -87,7 +86,7 @@ def test_no_group_crosses_nodes(first: int, end: int, degree: int, num_groups: i
 
 # The dynamic program.
 
-SMALL, LARGE = kind("small", 6, p1=1.0, p2=0.9), kind("large", 2, p1=8.0, p2=4.2, p4=2.2)
+SMALL, LARGE = request_class("small", 6, p1=1.0, p2=0.9), request_class("large", 2, p1=8.0, p2=4.2, p4=2.2)
 
 
 def test_a_backlog_on_eight_devices_by_hand() -> None:
@@ -96,8 +95,8 @@ def test_a_backlog_on_eight_devices_by_hand() -> None:
     assert found == Allocation(
         cost=22.0,
         shares=(
-            Share(kind="small", first=6, end=7, degree=1, num_groups=1, seconds=6.0),
-            Share(kind="large", first=7, end=8, degree=1, num_groups=1, seconds=16.0),
+            Share(name="small", first=6, end=7, degree=1, num_groups=1, seconds=6.0),
+            Share(name="large", first=7, end=8, degree=1, num_groups=1, seconds=16.0),
         ),
     )
 
@@ -114,19 +113,19 @@ def test_the_best_mean_latency_by_hand() -> None:
     assert [(share.end - share.first, share.degree) for share in found.shares] == [(3, 1), (4, 2)]
 
 
-def test_too_few_devices_keep_nobody_up() -> None:
-    found = optimal_allocation([kind("a", 1.0, p1=3.0)], num_devices=3, devices_per_node=8)
+def test_too_few_devices_keep_up_with_no_class() -> None:
+    found = optimal_allocation([request_class("a", 1.0, p1=3.0)], num_devices=3, devices_per_node=8)
     assert found == Allocation(cost=inf, shares=())
 
 
-def every_cost(kinds, num_devices, devices_per_node, model, objective):
+def every_cost(classes, num_devices, devices_per_node, model, objective):
     """The cost of every partition into consecutive ranges, the first of which is nobody's."""
-    total = sum(one.amount for one in kinds)
-    for cuts in combinations(range(num_devices), len(kinds)):
+    total = sum(one.amount for one in classes)
+    for cuts in combinations(range(num_devices), len(classes)):
         ranges = list(zip(cuts, (*cuts[1:], num_devices), strict=True))
-        for degrees in product(*(one.service_s for one in kinds)):
+        for degrees in product(*(one.service_s for one in classes)):
             cost = 0.0
-            for one, degree, (first, end) in zip(kinds, degrees, ranges, strict=True):
+            for one, degree, (first, end) in zip(classes, degrees, ranges, strict=True):
                 crossing = [device_id // devices_per_node for device_id in range(first, end)]
                 groups = sum(crossing.count(node) // degree for node in set(crossing))
                 seconds = model(one.amount, one.service_s[degree], groups) if groups else inf
@@ -134,21 +133,21 @@ def every_cost(kinds, num_devices, devices_per_node, model, objective):
             yield cost
 
 
-KINDS = st.lists(
+CLASSES = st.lists(
     st.tuples(st.floats(0.05, 2.0), st.lists(st.floats(0.2, 3.0), min_size=1, max_size=3)), min_size=1, max_size=3
 ).map(
     lambda drawn: [
-        Kind(name=str(index), amount=amount, service_s={2**power: s for power, s in enumerate(times)})
+        RequestClass(name=str(index), amount=amount, service_s={2**power: s for power, s in enumerate(times)})
         for index, (amount, times) in enumerate(drawn)
     ]
 )
 
 
-@given(KINDS, st.integers(1, 7), st.integers(1, 5), st.sampled_from([batch_s, queue_s]), st.sampled_from(Objective))
-def test_it_finds_the_best_of_all_partitions(kinds, num_devices, devices_per_node, model, objective) -> None:
+@given(CLASSES, st.integers(1, 7), st.integers(1, 5), st.sampled_from([batch_s, queue_s]), st.sampled_from(Objective))
+def test_it_finds_the_best_of_all_partitions(classes, num_devices, devices_per_node, model, objective) -> None:
     found = optimal_allocation(
-        kinds, num_devices=num_devices, devices_per_node=devices_per_node, model=model, objective=objective
+        classes, num_devices=num_devices, devices_per_node=devices_per_node, model=model, objective=objective
     )
-    best = min(every_cost(kinds, num_devices, devices_per_node, model, objective), default=inf)
+    best = min(every_cost(classes, num_devices, devices_per_node, model, objective), default=inf)
     assert found.cost == pytest.approx(best)
     assert (found.cost == inf) == (not found.shares)
