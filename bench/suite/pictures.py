@@ -13,7 +13,7 @@ from suite.simulated_devices import LiveRun
 from tilework.report.chart import chart_of_schedule
 from tilework.report.palette import HUES, NEUTRAL
 from tilework.report.panels import COLOURS, FAINT, GRID, INK, Panel, draw_panels
-from tilework.report.served import schedule_of_stories
+from tilework.report.served import schedule_of_timelines
 from tilework.report.timeline import draw_timeline
 
 _GROUP_WIDTH = 0.84  # Of the distance between two groups of bars.
@@ -110,7 +110,7 @@ def timeline(run: LiveRun, num_devices: int) -> bytes:
     """Device x time of a live run."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "timeline.png"
-        schedule = schedule_of_stories((record.index, record) for record in run.records)
+        schedule = schedule_of_timelines((record.index, record) for record in run.records)
         chart = chart_of_schedule(schedule, [record.request for record in run.records], num_devices)
         draw_timeline(path, chart, title=f"{run.policy}, seed {run.seed}: {run.seen['attainment']:.0%} on time")
         return path.read_bytes()

@@ -21,7 +21,7 @@ from tilework.client.record import Ending
 from tilework.core.request import OnMiss
 from tilework.formats.workload import WorkloadRequest
 
-STORY = {"uid": "u-1", "eta_s": 0.2, "on_time": True, "segments": []}
+TIMELINE = {"uid": "u-1", "eta_s": 0.2, "on_time": True, "segments": []}
 seen: list[tuple[dict, dict]] = []
 busy = {"now": 0, "peak": 0}
 held: set[str] = set()  # Prompts that are not answered until a test takes them out.
@@ -40,7 +40,7 @@ async def answer(request: Request):
     picture = {"b64_json": base64.b64encode(b"png").decode()}
     match body["prompt"].split()[0]:
         case "draw":
-            return {"data": [picture | {"tilework": STORY}]}
+            return {"data": [picture | {"tilework": TIMELINE}]}
         case "plain":
             return {"data": [picture]}
         case "refuse":
@@ -80,14 +80,14 @@ def request(prompt, arrival_s=0.0, **values):
     return WorkloadRequest(arrival_s=arrival_s, prompt=prompt, **(size | values))
 
 
-def test_every_kind_of_end_is_told_apart(server):
+def test_every_ending_is_distinguished(server):
     kinds = ["draw", "plain", "refuse", "fail", "bare"]
     told = []
     workload = [request(f"{kind} 0", slo_s=5.0) for kind in kinds]
     records = asyncio.run(drive(server, workload, on_result=told.append))
     endings = [Ending.DONE, Ending.DONE, Ending.REJECTED, Ending.FAILED, Ending.ERROR]
     assert [record.status for record in records] == endings
-    assert [record.story for record in records] == [STORY, None, None, None, None]
+    assert [record.timeline for record in records] == [TIMELINE, None, None, None, None]
     assert [record.image for record in records] == [b"png", b"png", None, None, None]
     assert [record.on_time for record in records] == [True, True, False, False, False]
     assert "deadline_unreachable: earliest is 9 s" in records[2].detail
@@ -253,7 +253,7 @@ def test_waiting_ends_at_the_timeout_counted_from_the_planned_arrival(server):
 
 def test_pictures_are_dropped_on_request_and_urls_are_taken_where_they_were_asked_for(server):
     (record,) = asyncio.run(drive(server, [request("draw 0")], keep_images=False))
-    assert (record.status, record.image, record.story) == (Ending.DONE, None, STORY)
+    assert (record.status, record.image, record.timeline) == (Ending.DONE, None, TIMELINE)
     (bare,) = asyncio.run(drive(server, [request("bare 0")], dialect=Dialect(response_format="url")))
     assert (bare.status, bare.image) == (Ending.DONE, None)
     assert seen[-1][0]["response_format"] == "url"

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tilework.core.request import Shape
+from tilework.formats.schedule import RequestLine, Schedule
 from tilework.formats.workload import WorkloadRequest
 from tilework.report.chart import chart_of_schedule
 from tilework.report.compare import comparison, differences
 from tilework.report.lanes import pack
 from tilework.report.latency import draw_latency
-from tilework.report.schedule import RequestLine, Schedule
-from tilework.report.served import schedule_of_stories, served_figures
+from tilework.report.served import schedule_of_timelines, served_figures
 from tilework.report.tables import summary
 from tilework.report.timeline import draw_timeline
 
@@ -32,7 +32,7 @@ class Seen:
     latency_s: float = 1.0
     slo_s: float | None = 2.0
     on_time: bool | None = True
-    story: dict[str, Any] | None = field(default=None)
+    timeline: dict[str, Any] | None = field(default=None)
 
 
 def segment(stage="diffuse", devices=(0,), steps=2, start_s=0.1, end_s=0.3):
@@ -40,9 +40,9 @@ def segment(stage="diffuse", devices=(0,), steps=2, start_s=0.1, end_s=0.3):
 
 
 def test_a_segment_lies_where_the_client_sent_its_request():
-    late = Seen(arrival_s=5.0, lag_s=0.5, story={"segments": [segment(devices=(3, 1))]})
-    early = Seen(arrival_s=1.0, story={"segments": [segment(stage="encode", steps=1)]})
-    schedule = schedule_of_stories([("late", late), ("early", early)])
+    late = Seen(arrival_s=5.0, lag_s=0.5, timeline={"segments": [segment(devices=(3, 1))]})
+    early = Seen(arrival_s=1.0, timeline={"segments": [segment(stage="encode", steps=1)]})
+    schedule = schedule_of_timelines([("late", late), ("early", early)])
     assert [(w.work, w.requests, w.devices, w.start_s, w.end_s) for w in schedule.works] == [
         (0, ("early",), (0,), 1.1, 1.3),
         (1, ("late",), (1, 3), 5.6, 5.8),
@@ -50,7 +50,7 @@ def test_a_segment_lies_where_the_client_sent_its_request():
     assert [(r.request, r.finish_s) for r in schedule.requests] == [("late", 6.0), ("early", 2.0)]
 
 
-def test_those_who_shared_a_work_tell_of_one():
+def test_requests_that_shared_a_work_show_one_work():
     """Each a little off; what another work, or a third of two, tells is another one."""
     shared = {"batch": 2}
     told = {
@@ -60,7 +60,7 @@ def test_those_who_shared_a_work_tell_of_one():
         "d": [segment(start_s=0.13, end_s=0.33)],
         "e": [segment(start_s=0.31, end_s=0.51) | shared],
     }
-    schedule = schedule_of_stories([(name, Seen(story={"segments": segments})) for name, segments in told.items()])
+    schedule = schedule_of_timelines([(name, Seen(timeline={"segments": segments})) for name, segments in told.items()])
     works = [(w.requests, w.devices, w.start_s) for w in schedule.works]
     assert works == [
         (("a", "b"), (0,), 0.1),
@@ -69,20 +69,20 @@ def test_those_who_shared_a_work_tell_of_one():
         (("d",), (0,), 0.13),
         (("a", "e"), (0,), 0.3),
     ]
-    figures = served_figures([Seen(story={"segments": told["a"]})])
+    figures = served_figures([Seen(timeline={"segments": told["a"]})])
     assert figures is not None
     assert figures["device_s"]["mean"] == pytest.approx(0.2), "half of what the device worked"
 
 
-def test_ends_without_stories_keep_their_kind():
+def test_ends_without_timelines_keep_their_status():
     kinds = [("done", "done"), ("rejected", "dropped"), ("failed", "failed"), ("error", "failed")]
-    schedule = schedule_of_stories([(i, Seen(status=status)) for i, (status, _) in enumerate(kinds)])
+    schedule = schedule_of_timelines([(i, Seen(status=status)) for i, (status, _) in enumerate(kinds)])
     assert schedule.works == ()
     assert [line.status for line in schedule.requests] == [status for _, status in kinds]
 
 
 @pytest.mark.parametrize(
-    "story",
+    "timeline",
     [
         {},
         {"segments": None},
@@ -93,18 +93,18 @@ def test_ends_without_stories_keep_their_kind():
         {"segments": [segment() | {"steps": "4"}]},
     ],
 )
-def test_a_story_that_cannot_be_read_is_left_out_and_not_counted(story):
-    assert schedule_of_stories([(0, Seen(story=story))]).works == ()
+def test_a_timeline_that_cannot_be_read_is_left_out_and_not_counted(timeline):
+    assert schedule_of_timelines([(0, Seen(timeline=timeline))]).works == ()
     good = {"queue_s": 0.2, "segments": [segment()]}
-    told = served_figures([Seen(story=story), Seen(story=good)])
+    told = served_figures([Seen(timeline=timeline), Seen(timeline=good)])
     assert told is not None
-    assert (told["stories"], told["queue_s"]["mean"]) == (1, 0.2)
-    assert served_figures([Seen(story=story)]) is None
+    assert (told["timelines"], told["queue_s"]["mean"]) == (1, 0.2)
+    assert served_figures([Seen(timeline=timeline)]) is None
 
 
 def test_degree_is_weighed_by_steps_and_device_time_by_devices():
     wide = [segment("encode", (0,), 1, 0.0, 0.1), segment(devices=(0, 1, 2, 3), steps=6, start_s=0.1, end_s=0.2)]
-    told = served_figures([Seen(story={"segments": wide}), Seen(story={"segments": [segment(steps=2)]})])
+    told = served_figures([Seen(timeline={"segments": wide}), Seen(timeline={"segments": [segment(steps=2)]})])
     assert told is not None
     assert told["steps_by_degree"] == {"1": 2, "4": 6}
     assert told["mean_degree"] == (2 + 24) / 8

@@ -10,11 +10,11 @@ import pytest
 from PIL import Image, ImageFont
 
 from tilework.core.request import Shape
+from tilework.formats.schedule import RequestLine, Schedule, WorkLine
 from tilework.formats.workload import WorkloadRequest
 from tilework.report.chart import busy_shares, chart_of_schedule
 from tilework.report.contact_sheet import BAD, GAP, GOOD, MAT, Frame, draw_contact_sheet, wrap
 from tilework.report.palette import class_hues, ink_on, request_colours, size_classes
-from tilework.report.schedule import RequestLine, Schedule, WorkLine
 from tilework.report.timeline import draw_timeline
 
 
@@ -61,7 +61,7 @@ def test_sizes_share_a_class_with_their_transpose_and_stay_few():
     assert many[Shape(8, 8)] == "8x8 to 32x32"
 
 
-def test_neighbours_have_different_colours_and_a_colour_does_not_depend_on_who_comes_later():
+def test_neighbours_have_different_colours_and_a_colour_does_not_depend_on_later_requests():
     shapes = dict.fromkeys(range(6), Shape(64, 64))
     colours = request_colours(range(6), shapes)
     assert all(colours[i] != colours[i + 1] for i in range(5))

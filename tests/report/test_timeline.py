@@ -31,11 +31,11 @@ from tilework.core.events import LeftOut
 from tilework.core.request import OnMiss, Shape, Status
 from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.cost.table_file import table_json
+from tilework.formats.schedule import RequestLine, Schedule, write_schedule
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.report.chart import OPEN, Chart, ChartRequest, ChartWork, Outage, chart_of_schedule
 from tilework.report.palette import BAD, request_colours
 from tilework.report.perfetto import trace_events
-from tilework.report.schedule import RequestLine, Schedule, write_schedule
 from tilework.report.timeline import draw_timeline
 from tilework.report.timeline_html import page
 from tilework.sim.runs import RunEnd
@@ -115,7 +115,7 @@ def test_a_log_and_a_schedule_of_the_same_run_agree(mixed: Recorded, chart: Char
     assert other.nodes == chart.nodes
 
 
-def test_who_was_left_out_of_a_shared_work_is_not_in_its_bar() -> None:
+def test_a_request_left_out_of_a_shared_work_is_not_in_its_bar() -> None:
     """Nobody's steps are named there: each began at another one."""
     requests = [request(str(index), 0.01 * index, steps=8) for index in range(6)]
     cancels = ((NS_PER_S, "2"), (2 * NS_PER_S, "3"))
@@ -213,7 +213,7 @@ def test_counters_count(chart: Chart) -> None:
     """Against a count of what holds at each time; at the end nothing is left."""
     start_s = chart.start_s
     events = [event for event in trace_events(chart) if event["ph"] == "C"]
-    busy = {event["ts"]: event["args"]["busy"] for event in events if event["name"] == "busy GPUs"}
+    busy = {event["ts"]: event["args"]["busy"] for event in events if event["name"] == "busy devices"}
     jobs = {event["ts"]: event["args"] for event in events if event["name"] == "requests"}
     works = [(round((w.start_s - start_s) * 1e6), round((w.end_s - start_s) * 1e6), w) for w in chart.works]
     lives = [
@@ -231,7 +231,7 @@ def test_counters_count(chart: Chart) -> None:
     assert busy[max(busy)] == jobs[max(jobs)]["queued"] == 0
 
 
-def test_who_was_refused_does_not_wait_and_nodes_are_processes() -> None:
+def test_a_refused_request_does_not_wait_and_nodes_are_processes() -> None:
     """A schedule may know of a refusal only some time after the arrival."""
     refused = ChartRequest(id="r", arrival_s=0.1, finish_s=0.9, status="dropped")
     events = trace_events(small(requests=(*small().requests, refused), nodes={0: 0, 1: 1, 2: 1}))
@@ -239,7 +239,7 @@ def test_who_was_refused_does_not_wait_and_nodes_are_processes() -> None:
     assert queued == {0: 0, 500_000: 1, 1_000_000: 1, 2_000_000: 0, 4_000_000: 0}
     named = {(event["pid"], event["tid"], event["args"]["name"]) for event in events if event["ph"] == "M"}
     processes = {(0, 0, "cluster"), (1, 0, "node 0"), (2, 0, "node 1")}
-    assert named == processes | {(1, 0, "GPU 0"), (2, 1, "GPU 1"), (2, 2, "GPU 2")}
+    assert named == processes | {(1, 0, "device 0"), (2, 1, "device 1"), (2, 2, "device 2")}
 
 
 def test_a_work_says_why_and_a_lost_device_when() -> None:
@@ -249,7 +249,7 @@ def test_a_work_says_why_and_a_lost_device_when() -> None:
     assert {event["tid"] for event in lost} == {0, 1, 2, 3}
     assert lost[0]["args"]["degree"] == 4
     assert lost[0]["args"]["why"]
-    (outage,) = [event for event in events if event["name"] == "GPU 3 lost"]
+    (outage,) = [event for event in events if event["name"] == "device 3 lost"]
     assert (outage["ph"], outage["s"], outage["args"]) == ("i", "t", {"reason": "killed by signal 9"})
 
 
@@ -417,7 +417,7 @@ def test_a_log_becomes_all_three_files(mixed: Recorded, chart: Chart, tmp_path: 
         assert image.size[0] == 1650
 
 
-def test_a_schedule_is_told_from_a_log_and_takes_its_requests_from_a_file(mixed: Recorded, tmp_path: Path) -> None:
+def test_a_schedule_is_not_taken_for_a_log_and_its_requests_come_from_a_file(mixed: Recorded, tmp_path: Path) -> None:
     plan = schedule_of_trace(mixed.trace, {one.request.uid: one.request.uid for one in mixed.trace.endings})
     write_schedule(tmp_path / "schedule.jsonl", plan)
     lines = [

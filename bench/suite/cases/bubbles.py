@@ -184,10 +184,10 @@ def _pieces(records: list[Record], arrivals_s: dict[str, float]) -> list[Piece]:
     """Raises CaseFailed if a request got no picture."""
     pieces = []
     for record in records:
-        if record.story is None:
+        if record.timeline is None:
             raise CaseFailed(f"request {record.index} got no picture: {record.detail}")
-        arrival_s = arrivals_s[record.story["uid"]]
-        for segment in record.story["segments"]:
+        arrival_s = arrivals_s[record.timeline["uid"]]
+        for segment in record.timeline["segments"]:
             (device,) = segment["devices"]
             pieces.append(
                 Piece(

@@ -134,7 +134,7 @@ def _steps(records: Sequence[Record]) -> Counter[int]:
     """How many steps were made in batches of each size."""
     counts: Counter[int] = Counter()
     for record in records:
-        for segment in (record.story or {}).get("segments", ()):
+        for segment in (record.timeline or {}).get("segments", ()):
             if segment["stage"] == "diffuse":
                 counts[segment["batch"]] += segment["steps"]
     return counts

@@ -1,4 +1,4 @@
-"""What a server says of itself before it is measured."""
+"""What a server says of itself, asked before it is measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIMEOUT_S = 10.0
 
 
 class ServerUnusable(Exception):
-    """Nothing at the address can be measured; the message says what to change."""
+    """The server at the address cannot be measured; the message says what to change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

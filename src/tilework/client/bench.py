@@ -1,4 +1,4 @@
-"""One measurement of one server: what is asked of it, what its idle latencies are, and what came back under load."""
+"""One measurement of one server: the workload, its latencies when idle, and its answers under load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilework.core.shares import skewed
 from tilework.formats.trace import paced, read_trace
 from tilework.formats.workload import WorkloadRequest
 
-OTHERS_SIZE, OTHERS_STEPS = "1024", 50  # For servers that do not say what they like.
+OTHERS_SIZE, OTHERS_STEPS = "1024", 50  # For servers that do not name defaults.
 NUM_REQUESTS = 100
 OnProbe = Callable[[Shape], None]
 
@@ -28,7 +28,7 @@ OnProbe = Callable[[Shape], None]
 class BenchConfig:
     """The options of `tilework bench`, under the names and with the meaning that its help gives them.
 
-    None means: to be found out (`model`, `plain`, `steps`, `sizes`), or not limited, or not given.
+    None means taken from the server (`model`, `plain`, `steps`, `sizes`), or no limit, or not given.
     """
 
     url: str
@@ -66,7 +66,7 @@ class BenchConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """A measurement that is ready to run: `config` has no open ends, `workload` no deadlines of the rule yet."""
+    """A measurement that is ready to run: `config` is complete; `workload` does not have the deadlines of `slo` yet."""
 
     config: BenchConfig
     server: ServerInfo
@@ -133,25 +133,25 @@ class Bench:
 
 
 async def prepare(config: BenchConfig, api_key: str | None = None) -> Bench:
-    """Ask the server what it is, settle what `config` leaves open, and make the workload.
+    """Ask the server what it is, complete `config` with that, and make the workload.
 
     Raises:
         ServerUnusable: nothing answers at the URL, or not to this key.
-        ValueError, OSError: an option or a file is of no use.
+        ValueError, OSError: an option or a file cannot be used.
     """
     if config.slo is not None:
         parse_slo(config.slo)
     server = await ask_server(config.url, api_key, config.model)
-    settled = _settled(config, server)
-    bench = Bench(config=settled, server=server, workload=make_workload(settled), api_key=api_key)
+    completed = _completed(config, server)
+    bench = Bench(config=completed, server=server, workload=make_workload(completed), api_key=api_key)
     if not bench.workload:
         raise ValueError("there are no requests to send; raise --num-requests, --duration or the rate")
     bench.due(dict.fromkeys(bench.shapes, 1.0))
     return bench
 
 
-def _settled(config: BenchConfig, server: ServerInfo) -> BenchConfig:
-    """`config` with what it leaves open taken from the server, else from the defaults."""
+def _completed(config: BenchConfig, server: ServerInfo) -> BenchConfig:
+    """`config`, completed with what the server says, else with defaults."""
     if config.model is None and not server.models:
         raise ValueError("there is no model and the server lists none; give --model")
     made = config.requests is None
@@ -167,10 +167,10 @@ def _settled(config: BenchConfig, server: ServerInfo) -> BenchConfig:
 
 
 def make_workload(config: BenchConfig) -> tuple[WorkloadRequest, ...]:
-    """The requests of a settled `config` in order of arrival, by a trace or by chance, without the rule's deadlines.
+    """The requests of a complete `config` in order of arrival, from a trace or drawn, without the deadlines of `slo`.
 
     Raises:
-        ValueError, OSError: an option or a file is of no use.
+        ValueError, OSError: an option or a file cannot be used.
     """
     if config.requests is not None:
         return _traced(config, config.requests)
@@ -194,7 +194,7 @@ def make_workload(config: BenchConfig) -> tuple[WorkloadRequest, ...]:
 
 
 def _traced(config: BenchConfig, path: str) -> tuple[WorkloadRequest, ...]:
-    """The trace at the pace, of the length and with the steps that were asked for; seeds and prompts are filled in."""
+    """The trace with the asked pace, length and steps; seeds and prompts are filled in."""
     trace = read_trace(path, config.model or "")
     if trace and config.rate_per_s is not None:
         trace = paced(trace, config.rate_per_s)

@@ -1,4 +1,4 @@
-"""How one request reads on the wire and what its answer came to: OpenAI's images API, and ours on top of it."""
+"""Requests and answers on the wire: OpenAI's images API, and our fields on top of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Dialect:
 
     `model` replaces the requests' `pipeline`. `response_format` "none" leaves the field out. `plain` leaves out
     `slo_s`, `on_miss` and `priority`, which only Tilework knows. `extra_body` is laid over each body; a value of None
-    takes the field out, whoever put it there (OpenAI's own service refuses `num_inference_steps` and `seed`).
+    takes the field out (OpenAI's own service refuses `num_inference_steps` and `seed`).
     """
 
     model: str | None = None
@@ -52,20 +52,20 @@ class Dialect:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one HTTP answer came to. `cause` and `detail` as in `Record`; `image` only if it was wanted and sent."""
+    """The meaning of one HTTP answer. `cause` and `detail` are as in `Record`; `image` only if it was asked for."""
 
     status: Ending
     image: bytes | None = None
-    story: Mapping[str, Any] | None = None
+    timeline: Mapping[str, Any] | None = None
     cause: str = ""
     detail: str = ""
 
 
 def read_answer(status_code: int, content: bytes, *, response_format: str = "b64_json", decode: bool = True) -> Answer:
-    """Judge an HTTP answer; one that is not what the API promises is an error, whatever its status code.
+    """The meaning of an HTTP answer; one that does not have the API's form is an error, whatever its status code.
 
     With `response_format` "b64_json" the first of `data` must hold a picture under that name, else a picture or a
-    `url`. Without `decode` the picture is taken on trust and dropped.
+    `url`. Without `decode` the picture is not checked, and dropped.
     """
     try:
         values = json.loads(content)
@@ -77,11 +77,11 @@ def read_answer(status_code: int, content: bytes, *, response_format: str = "b64
     try:
         first = values["data"][0]
         image = _picture(first, response_format, decode)
-        story = first.get("tilework")
+        timeline = first.get("tilework")
     except (TypeError, LookupError, ValueError, AttributeError) as error:
         wanted = "b64_json" if response_format == "b64_json" else "b64_json or url"
         return Answer(Ending.ERROR, cause="answer", detail=f"the answer holds no data[0].{wanted} ({error!r})")
-    return Answer(Ending.DONE, image=image, story=story if isinstance(story, dict) else None)
+    return Answer(Ending.DONE, image=image, timeline=timeline if isinstance(timeline, dict) else None)
 
 
 def _picture(first: Any, response_format: str, decode: bool) -> bytes | None:

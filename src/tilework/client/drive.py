@@ -1,4 +1,4 @@
-"""Send a workload to a server as users would: each request at its own time, whatever became of the others."""
+"""Sends a workload to a server as users would: each request at its own time, independent of the others."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ async def drive(
 ) -> list[Record]:
     """Send every request at its planned arrival and wait for all answers; records in the order of the workload.
 
-    Open loop: no answer holds back a request, and the client sets no limit on connections. A request whose answer is
-    not there `timeout_s` after its planned arrival is given up; None waits for ever. Arrivals are multiplied by
+    Open loop: a request never waits for an answer, and the client sets no limit on connections. A request is given up
+    `timeout_s` after its planned arrival; None waits for ever. Arrivals are multiplied by
     `time_scale` (2 is half the pace); deadlines are not. Without `keep_images` pictures are dropped as they come.
     `on_result` is called as each request ends. What a server or the network does becomes a record, never an
     exception. Any server of OpenAI's images API will do. Proxy settings of the environment are not used.
@@ -44,17 +44,17 @@ async def drive(
     _check(workload, time_scale)
     async with open_client(base_url, api_key) as http, asyncio.TaskGroup() as tasks:
         loop = asyncio.get_running_loop()
-        user = _User(http, dialect, timeout_s, keep_images, on_result, loop.time())
+        sender = _Sender(http, dialect, timeout_s, keep_images, on_result, loop.time())
         sent: dict[int, asyncio.Task[Record]] = {}
         for index in sorted(range(len(workload)), key=lambda index: workload[index].arrival_s):
             arrival_s = workload[index].arrival_s * time_scale
-            await asyncio.sleep(user.start_s + arrival_s - loop.time())
-            sent[index] = tasks.create_task(user.serve(index, workload[index], arrival_s))
+            await asyncio.sleep(sender.start_s + arrival_s - loop.time())
+            sent[index] = tasks.create_task(sender.serve(index, workload[index], arrival_s))
     return [sent[index].result() for index in range(len(workload))]
 
 
 def open_client(base_url: str, api_key: str | None = None) -> httpx.AsyncClient:
-    """A client of one server, with no bound on connections nor, but for connecting, on waiting.
+    """A client of one server, with no limit on connections, and none on waiting except for connecting.
 
     Raises:
         ValueError: `base_url` is no address of a server.
@@ -74,8 +74,8 @@ def open_client(base_url: str, api_key: str | None = None) -> httpx.AsyncClient:
 
 
 @dataclass(frozen=True, slots=True)
-class _User:
-    """Everybody who sends requests; `start_s` is the loop's time at which the workload's clock began."""
+class _Sender:
+    """Sends single requests; `start_s` is the loop's time at which the workload's clock began."""
 
     http: httpx.AsyncClient
     dialect: Dialect
@@ -97,7 +97,7 @@ class _User:
             latency_s=loop.time() - planned_s,
             lag_s=max(0.0, lag_s),
             image=answer.image,
-            story=answer.story,
+            timeline=answer.timeline,
             cause=answer.cause,
             detail=answer.detail,
         )

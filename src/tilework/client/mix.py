@@ -1,4 +1,4 @@
-"""Which sizes are asked for, how often, and by when: the options `--sizes`, `--mix` and `--slo` as numbers."""
+"""Sizes, their shares and their deadlines: the options `--sizes`, `--mix` and `--slo` as numbers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def mixed_workload(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloRule:
-    """How a size gets its deadline: by name, else `others_s`; or `factor` times its latency on the idle server."""
+    """The deadline of a size: by name, else `others_s`; or `factor` times its latency on the idle server."""
 
     by_shape: Mapping[Shape, float] = field(default_factory=dict)
     others_s: float | None = None
@@ -94,8 +94,8 @@ def parse_slo(text: str) -> SloRule:
     Raises:
         ValueError: an entry is none of these, or its seconds are not above 0.
     """
-    kind, _, factor = text.strip().partition(":")
-    if kind == "auto":
+    rule, _, factor = text.strip().partition(":")
+    if rule == "auto":
         return SloRule(factor=_positive(f"the factor in slo {text!r}", factor or str(AUTO_FACTOR)))
     by_shape: dict[Shape, float] = {}
     others_s = None

@@ -16,7 +16,7 @@ class Connections(httpx.AsyncBaseTransport):
 
     Taking and returning a connection costs the same with one open as with thousands. httpx's own pool walks over all
     its connections at each request: 5 s answers at 200 requests per second, so 1000 open ones, cost it 25 ms of CPU
-    per request, and its users saw latencies of up to 53 s.
+    per request, and measured latencies rose to 53 s.
     """
 
     def __init__(self, tls: ssl.SSLContext) -> None:

@@ -1,4 +1,4 @@
-"""Texts to ask for when nobody says otherwise; of several lengths, since encoders pad or not."""
+"""The prompts that are sent by default; of several lengths, because some encoders pad and others do not."""
 
 from __future__ import annotations
 

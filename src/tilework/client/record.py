@@ -25,11 +25,11 @@ class Ending(StrEnum):
 class Record:
     """One request and its end, on the client's clock.
 
-    `arrival_s` is when it was planned to be sent, counted from the start of the drive; `latency_s` counts from there
-    to the end of the answer, whatever the answer, so a client that falls behind flatters nobody. `lag_s` of it is the
-    client's own: from the planned arrival until it began to send. `story` is the server's own `tilework` object, if it
-    sends one. `cause` says in a word or two why there is no picture ("http 503", "timeout", "connection", "answer"),
-    `detail` in a sentence; both are empty for one that is done.
+    `arrival_s` is when it was planned to be sent, counted from the start of the drive; `latency_s` counts from there to
+    the end of the answer, whatever the answer, so a client that falls behind makes latencies longer, not shorter.
+    `lag_s` of it is the client's own: from the planned arrival until it began to send. `timeline` is the server's
+    `tilework` object, if it sends one. `cause` says in a word or two why there is no picture ("http 503", "timeout",
+    "connection", "answer"), `detail` in a sentence; both are empty for one that is done.
     """
 
     index: int
@@ -39,7 +39,7 @@ class Record:
     latency_s: float
     lag_s: float = 0.0
     image: bytes | None = field(default=None, repr=False)
-    story: Mapping[str, Any] | None = None
+    timeline: Mapping[str, Any] | None = None
     cause: str = ""
     detail: str = ""
 

@@ -1,1 +1,1 @@
-"""Owns the file formats that several packages read and write: workloads and arrival traces."""
+"""Owns the file formats that several packages read and write: workloads, arrival traces and schedules."""

@@ -1,4 +1,4 @@
-"""What a timeline shows, whatever it was read from and whatever it is drawn as. All seconds are on one clock."""
+"""What a timeline shows, from any source and for any file format. All seconds are on one clock."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from tilework.core.request import Shape, Status
 from tilework.formats.json_lines import RequestId
+from tilework.formats.schedule import RequestLine, Schedule
 from tilework.formats.workload import WorkloadRequest, by_id
-from tilework.report.schedule import RequestLine, Schedule
 
 OPEN = "open"
-"""The status of a request whose end nobody knows, as in a log that was cut off."""
+"""The status of a request whose end is unknown, as in a log that was cut off."""
 
 
 _KEEP_OR_MISS = {Status.DONE, Status.FAILED}  # Other ends neither keep nor miss a deadline.
@@ -23,7 +23,7 @@ class ChartWork:
 
     Requests that share a work each begin at a step of their own: then `first_step` is None.
 
-    `lost` says why what it did does not count; "" for a work that ended well.
+    `lost` is the reason why its steps do not count; "" for a work that ended well.
     """
 
     work: int
@@ -50,10 +50,10 @@ class ChartDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartRequest:
-    """One request, as far as it is known: a bare schedule knows no size, and takes its first work for the arrival.
+    """One request, as far as it is known. A schedule without a workload has no size, and its arrival is its first work.
 
-    `status` is one of `report.schedule.STATUSES` or OPEN; then `finish_s` is None. `on_time` is None without a deadline
-    and where there is no saying: for one that is open, was refused or was cancelled (see `Request.met_deadline`).
+    `status` is one of `formats.schedule.STATUSES` or OPEN; then `finish_s` is None. `on_time` is None without a
+    deadline and for a request that is open, was refused or was cancelled (see `Request.met_deadline`).
     """
 
     id: RequestId
@@ -83,7 +83,7 @@ class ChartRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """A device was away from `start_s` to `end_s`, the end of the chart if it did not come back."""
+    """A device was lost from `start_s` to `end_s`, the end of the chart if it did not come back."""
 
     device_id: int
     start_s: float

@@ -27,7 +27,7 @@ class RequestBar:
 
 
 def pack(spans: Sequence[tuple[float, float]]) -> list[int]:
-    """Give each span the lowest lane that is free from its start on; as many lanes as spans overlap at most.
+    """The lane of each span: the lowest one that is free from its start on. Lanes are as few as overlaps allow.
 
     Spans are in order of start; one that starts where another ends may follow it in its lane.
     """
@@ -67,7 +67,7 @@ def draw_requests(axes: Any, bars: Sequence[RequestBar]) -> None:
         marker, ink, _ = mark
         at = [(bar.finish_s, row) for bar, row in zip(bars, rows, strict=True) if bar.mark == mark]
         size, edge = (5.5, 1.6) if not shared else (3, 0.8) if len(bars) <= DENSE else (2, 0.6)
-        above = 4 if ink == BAD else 3  # What went wrong must not hide behind what did not.
+        above = 4 if ink == BAD else 3  # Bad ends are drawn over good ones.
         axes.plot(*zip(*at, strict=True), marker, color=ink, markersize=size, markeredgewidth=edge, zorder=above)
     if shared:
         axes.set_ylabel("requests in flight")

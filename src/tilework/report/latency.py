@@ -57,13 +57,13 @@ def _draw_shares(axes: Any, records: Sequence[Served]) -> None:
 
 
 def _draw_course(axes: Any, records: Sequence[Served]) -> None:
-    kinds = {
+    groups = {
         "on time": (GOOD, "o", [r for r in records if r.status == DONE and r.on_time is True]),
         "done (no deadline)": (NEUTRAL, "D", [r for r in records if r.status == DONE and r.on_time is None]),
         "late": (BAD, "x", [r for r in records if r.status == DONE and r.on_time is False]),
         "not served": (BAD, "s", [r for r in records if r.status != DONE]),
     }
-    for name, (colour, marker, members) in kinds.items():
+    for name, (colour, marker, members) in groups.items():
         if members:
             arrivals_s, times_s = [r.arrival_s for r in members], [_seconds(r) for r in members]
             axes.plot(arrivals_s, times_s, marker, color=colour, markersize=4, alpha=0.7, linestyle="", label=name)

@@ -1,4 +1,4 @@
-"""Which colour a request has: the hue says its size, the shade tells it from its neighbours of that size."""
+"""The colours of requests: the hue is that of the size, the shade distinguishes neighbours of the same size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilework.formats.json_lines import RequestId
 
 Rgb = tuple[float, float, float]
 
-# Okabe and Ito's colours, which most colour-blind people can tell apart; small sizes get the light ones.
+# Okabe and Ito's colours, which most colour-blind people can distinguish; small sizes get the light ones.
 HUES = ("#56B4E9", "#009E73", "#F0C419", "#E69F00", "#D55E00", "#CC79A7", "#0072B2")
 SHADES = (0.0, 0.38, 0.2)
 PLAIN_HUE = "#999999"

@@ -16,7 +16,7 @@ LINES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 PANEL_INCHES = (4.7, 3.7)
 MOST_COLUMNS = 3
 LOWEST_SHOWN = 0.02
-_LONG_TAIL = 20.0  # Longest over shortest time, above which times are drawn in proportion.
+_LONG_TAIL = 20.0  # Longest over shortest time, above which an axis is logarithmic.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ def _draw_curves(axes: Any, panel: CurvePanel, styles: Mapping[str, dict[str, An
 
 
 def _limit(axes: Any, panel: CurvePanel) -> None:
-    """Shares up to 100%; a distribution as far as nearly all of the finite latencies go."""
+    """Set the limits of the axes: shares up to 100%; a distribution up to its longest finite latency."""
     if panel.is_share:
         axes.yaxis.set_major_formatter("{x:.0%}")
         ys = [y for curve in panel.curves.values() for y in curve.ys]
@@ -163,7 +163,7 @@ def _limit_values(axes: Any, ys: Sequence[float]) -> None:
 
 
 def _limit_times(axes: Any, times_s: Sequence[float]) -> None:
-    """From the shortest to the longest; in proportion where a tail would squeeze the rest."""
+    """Set the time axis from the shortest to the longest; logarithmic where a tail would squeeze the rest."""
     shortest, longest = min(times_s, default=1.0), max(times_s, default=1.0)
     if longest <= _LONG_TAIL * shortest:
         axes.set_xlim(0, 1.02 * longest)
@@ -179,7 +179,7 @@ def _limit_times(axes: Any, times_s: Sequence[float]) -> None:
 
 
 def _draw_radar(figure: Any, box: Any, panel: RadarPanel, styles: Mapping[str, dict[str, Any]]) -> None:
-    """`box` is the place of the panel; names of axes stand around the circle, which leaves room for them in it."""
+    """`box` is the place of the panel; the circle leaves room in it for the names of the axes."""
     inset = (box.x0 + 0.14 * box.width, box.y0, 0.72 * box.width, 0.86 * box.height)
     axes = figure.add_axes(inset, projection="polar")
     axes.set_theta_zero_location("N")
@@ -208,7 +208,7 @@ def _draw_legend(figure: Any, styles: Mapping[str, dict[str, Any]], columns: int
 
     handles = [Line2D([], [], label=policy, **style, markeredgecolor="white") for policy, style in styles.items()]
     if has_bound:
-        label = "bound: nobody can do better"
+        label = "bound: no policy can do better"
         handles.append(Line2D([], [], color=INK, linewidth=1.4, linestyle=(0, (4, 2)), label=label))
     figure.legend(
         handles=handles,

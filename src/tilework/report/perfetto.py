@@ -18,8 +18,8 @@ from typing import Any
 from tilework.core.request import Status
 from tilework.core.work import DIFFUSE
 from tilework.formats.json_lines import RequestId
+from tilework.formats.schedule import DROPPED
 from tilework.report.chart import Chart, ChartRequest, ChartWork
-from tilework.report.schedule import DROPPED
 
 CLUSTER = 0
 _INSTANTS = {"set aside", "moved"}
@@ -87,11 +87,13 @@ class _Tracks:
         names += [
             _named("process", {"pid": node + 1, "tid": 0}, f"node {node}") for node in sorted({*self._nodes.values()})
         ]
-        return names + [_named("thread", self.of(device_id), f"GPU {device_id}") for device_id in sorted(self._nodes)]
+        return names + [
+            _named("thread", self.of(device_id), f"device {device_id}") for device_id in sorted(self._nodes)
+        ]
 
 
-def _named(kind: str, track: dict[str, int], name: str) -> _Event:
-    return {"ph": "M", "name": f"{kind}_name", "ts": 0, **track, "args": {"name": name}}
+def _named(track_type: str, track: dict[str, int], name: str) -> _Event:
+    return {"ph": "M", "name": f"{track_type}_name", "ts": 0, **track, "args": {"name": name}}
 
 
 def _slices(work: ChartWork, spans: _Spans, tracks: _Tracks) -> Iterable[_Event]:
@@ -166,7 +168,7 @@ def _life(request: ChartRequest, number: int, tracks: _Tracks) -> Iterable[_Even
 
 
 def _life_us(request: ChartRequest, tracks: _Tracks) -> tuple[int, int]:
-    """From arrival to end; to the end of the chart, if nobody knows the request's."""
+    """From arrival to end; to the end of the chart if the request's is unknown."""
     arrival_us = tracks.us(request.arrival_s)
     return arrival_us, tracks.end_us if request.finish_s is None else max(arrival_us, tracks.us(request.finish_s))
 
@@ -177,7 +179,7 @@ def _after(at_s: float | None, request: ChartRequest) -> float | None:
 
 
 def _instants(chart: Chart, tracks: _Tracks) -> Iterable[_Event]:
-    """What is not work: refusals, what was set aside or moved, requests that were not served, devices lost."""
+    """Marks at one time: refusals, drops to best effort, moves, requests that were not served, lost devices."""
     cluster = {"pid": CLUSTER, "tid": 0, "s": "p"}
     for request in chart.requests:
         for decision in request.decisions:
@@ -189,7 +191,7 @@ def _instants(chart: Chart, tracks: _Tracks) -> Iterable[_Event]:
             yield _instant(f"{request.id} {request.status}", tracks.us(request.finish_s), args) | cluster
     for outage in chart.outages:
         track = tracks.of(outage.device_id) | {"s": "t"}
-        yield _instant(f"GPU {outage.device_id} lost", tracks.us(outage.start_s), {"reason": outage.reason}) | track
+        yield _instant(f"device {outage.device_id} lost", tracks.us(outage.start_s), {"reason": outage.reason}) | track
 
 
 def _instant(name: str, at_us: int, args: _Event) -> _Event:
@@ -197,13 +199,13 @@ def _instant(name: str, at_us: int, args: _Event) -> _Event:
 
 
 def _counters(chart: Chart, tracks: _Tracks) -> Iterable[_Event]:
-    """Requests that wait and that run, and devices that work, at each time at which one of these numbers changes."""
+    """The numbers of waiting and running requests and of busy devices, at each time at which one of them changes."""
     changes: dict[int, Counter[str]] = {}
 
-    def count(kind: str, start_us: int, end_us: int, by: int) -> None:
+    def count(state: str, start_us: int, end_us: int, by: int) -> None:
         if start_us < end_us:
-            changes.setdefault(start_us, Counter())[kind] += by
-            changes.setdefault(end_us, Counter())[kind] -= by
+            changes.setdefault(start_us, Counter())[state] += by
+            changes.setdefault(end_us, Counter())[state] -= by
 
     lives = {request.id: _life_us(request, tracks) for request in chart.requests}
     for request in chart.requests:
@@ -221,4 +223,4 @@ def _counters(chart: Chart, tracks: _Tracks) -> Iterable[_Event]:
         track = {"ph": "C", "ts": at_us, "pid": CLUSTER, "tid": 0}
         args = {"queued": levels["queued"], "running": levels["running"]}
         yield track | {"name": "requests", "args": args}
-        yield track | {"name": "busy GPUs", "args": {"busy": levels["busy"]}}
+        yield track | {"name": "busy devices", "args": {"busy": levels["busy"]}}

@@ -1,8 +1,8 @@
-"""What a server tells of its own work with each answer (`tilework` in the response): a schedule, and figures of it.
+"""The timelines that a server sends with its answers (`tilework` in a response): their schedule, and figures of it.
 
-The server counts from the arrival of each request there, which the client does not see: it is taken to be when the
-client began to send. Bars may thus be off by the network's delay. A story that is not as `docs/serving.md` says, from a
-server of another version, is left out and not counted.
+The server counts from the arrival of each request there, which the client does not see. Here it is the time at which
+the client began to send. So bars may be off by the network's delay. A timeline that is not as `docs/serving.md` says,
+from a server of another version, is left out and not counted.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any, Protocol, TypeGuard
 from tilework.core.request import Shape, Status
 from tilework.core.work import DIFFUSE
 from tilework.formats.json_lines import RequestId
-from tilework.report.schedule import DROPPED, RequestLine, Schedule, WorkLine
+from tilework.formats.schedule import DROPPED, RequestLine, Schedule, WorkLine
 from tilework.report.tables import DONE, percentile
 
 REFUSED = "rejected"
 Segment = Mapping[str, Any]
 
 
-class Told(Protocol):
-    """One request as the client saw it; `story` is the server's object, None if it sent none."""
+class Answered(Protocol):
+    """A request as the client saw it; `timeline` is the server's own, None if it sent none."""
 
     @property
     def shape(self) -> Shape: ...
@@ -38,44 +38,48 @@ class Told(Protocol):
     @property
     def on_time(self) -> bool | None: ...
     @property
-    def story(self) -> Mapping[str, Any] | None: ...
+    def timeline(self) -> Mapping[str, Any] | None: ...
 
 
-def schedule_of_stories(records: Iterable[tuple[RequestId, Told]]) -> Schedule:
-    """Works numbered by start, each with all requests that tell of it; ends of requests are the client's.
+def schedule_of_timelines(records: Iterable[tuple[RequestId, Answered]]) -> Schedule:
+    """The works of all timelines, numbered by start, each with the requests that shared it. Ends are the client's.
 
-    Without a single story the schedule has ends only.
+    Without any timeline the schedule has ends only.
     """
     records = list(records)
-    told = [
+    lines = [
         (_work(request, record.arrival_s + record.lag_s, segment), _batch(segment))
         for request, record in records
         for segment in segments(record)
     ]
-    works = _joined(sorted(told, key=lambda one: one[0].start_s))
+    works = _joined(sorted(lines, key=lambda one: one[0].start_s))
     return Schedule(
         works=tuple(replace(work, work=number) for number, work in enumerate(works)),
         requests=tuple(_end(request, record) for request, record in records),
     )
 
 
-def segments(record: Told) -> Sequence[Segment]:
-    """The segments of a story that can be read; none of one that cannot."""
-    found = None if record.story is None else record.story.get("segments")
+def segments(record: Answered) -> Sequence[Segment]:
+    """The segments of a timeline; none if it cannot be read."""
+    found = None if record.timeline is None else record.timeline.get("segments")
     return found if isinstance(found, list) and all(_is_segment(segment) for segment in found) else ()
 
 
-def served_figures(records: Sequence[Told]) -> dict[str, Any] | None:
-    """What the servers' stories add to the client's view, over the pictures that came; None without any story.
+def served_figures(records: Sequence[Answered]) -> dict[str, Any] | None:
+    """What the timelines add to the client's view, over the pictures that came; None without any timeline.
 
     `queue_s` {"mean", "p50", "p99"}: from arrival to the first work. `device_s` {"mean"}: device seconds of one
-    picture. `mean_degree`: devices per denoising step. `steps_by_degree`: steps done on so many devices.
+    picture. `mean_degree`: devices per denoising step. `steps_by_degree`: steps by the number of their devices.
     """
-    told = [record for record in records if record.status == DONE and segments(record)]
-    if not told:
+    readable = [record for record in records if record.status == DONE and segments(record)]
+    if not readable:
         return None
-    queue_s = [record.story["queue_s"] for record in told if record.story and _is_number(record.story.get("queue_s"))]
-    all_segments = [segment for record in told for segment in segments(record)]
+    queue_s = [
+        record.timeline["queue_s"]
+        for record in readable
+        if record.timeline and _is_number(record.timeline.get("queue_s"))
+    ]
+    all_segments = [segment for record in readable for segment in segments(record)]
     degrees: dict[int, int] = {}
     for segment in all_segments:
         if segment["stage"] == DIFFUSE:
@@ -84,16 +88,16 @@ def served_figures(records: Sequence[Told]) -> dict[str, Any] | None:
     steps = sum(degrees.values())
     device_s = math.fsum((s["end_s"] - s["start_s"]) * len(s["devices"]) / _batch(s) for s in all_segments)
     return {
-        "stories": len(told),
+        "timelines": len(readable),
         "queue_s": _latency(queue_s) if queue_s else None,
-        "device_s": {"mean": device_s / len(told)},
+        "device_s": {"mean": device_s / len(readable)},
         "mean_degree": sum(degree * number for degree, number in degrees.items()) / steps if steps else None,
         "steps_by_degree": {str(degree): degrees[degree] for degree in sorted(degrees)},
     }
 
 
 def _batch(segment: Segment) -> int:
-    """How many images shared it; servers of earlier versions do not say, and let none share."""
+    """How many images shared a segment's work; 1 where the server does not say."""
     batch = segment.get("batch", 1)
     return batch if isinstance(batch, int) and batch > 0 else 1
 
@@ -114,11 +118,11 @@ def _work(request: RequestId, origin_s: float, segment: Segment) -> WorkLine:
     )
 
 
-def _joined(told: Iterable[tuple[WorkLine, int]]) -> list[WorkLine]:
-    """Works by start, of which several requests may tell, each a little off: a device runs one at a time."""
+def _joined(lines: Iterable[tuple[WorkLine, int]]) -> list[WorkLine]:
+    """Works by start. Several requests may list the same work, each at a slightly different time; they become one."""
     works: list[WorkLine] = []
-    latest: dict[tuple[int, ...], int] = {}  # Of each group, by its place among the works.
-    for line, batch in told:
+    latest: dict[tuple[int, ...], int] = {}  # By group: the place of its latest work among the works.
+    for line, batch in lines:
         place = latest.get(line.devices)
         if place is not None and batch > 1 and _is_one(works[place], line, batch):
             works[place] = replace(works[place], requests=works[place].requests + line.requests)
@@ -133,7 +137,7 @@ def _is_one(work: WorkLine, line: WorkLine, batch: int) -> bool:
     return has_room and work.steps == line.steps and 2 * line.start_s < work.start_s + work.end_s
 
 
-def _end(request: RequestId, record: Told) -> RequestLine:
+def _end(request: RequestId, record: Answered) -> RequestLine:
     status = DONE if record.status == DONE else DROPPED if record.status == REFUSED else str(Status.FAILED)
     finish_s = round(record.arrival_s + record.latency_s, 6)
     return RequestLine(request=request, finish_s=finish_s, status=status, on_time=record.on_time)

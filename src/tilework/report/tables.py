@@ -15,9 +15,9 @@ DONE = "done"
 
 
 class Served(Protocol):
-    """What the report needs to know of a request, wherever it was served: live or simulated.
+    """A served request as the reports read it, live or simulated.
 
-    `status` is "done", or any other word for a request that got no picture. `latency_s` counts from the planned
+    `status` is "done", or another word for a request that got no picture. `latency_s` counts from the planned
     arrival to the end. `on_time` is read only where `slo_s` is set.
     """
 
@@ -49,9 +49,9 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def attainment(records: Sequence[Served]) -> float | None:
-    """On time / all with a deadline; one that was refused or failed counts as a miss. None without deadlines."""
-    promised = [record for record in records if record.slo_s is not None]
-    return sum(_is_on_time(record) for record in promised) / len(promised) if promised else None
+    """On time / all with a deadline; a refused or failed request counts as a miss. None without deadlines."""
+    due = [record for record in records if record.slo_s is not None]
+    return sum(_is_on_time(record) for record in due) / len(due) if due else None
 
 
 def latencies_s(records: Sequence[Served]) -> list[float]:
@@ -65,7 +65,7 @@ def throughput_per_s(records: Sequence[Served]) -> float | None:
 
 
 def summary(records: Sequence[Served]) -> dict[str, Any]:
-    """The whole story as plain JSON: counts, attainment, latency, rates, and the same `by_size`.
+    """All figures as plain JSON: counts, attainment, latency, rates, and the same `by_size`.
 
     `latency_s` is None without a picture, else {"mean", "p50", "p95", "p99"}; see `percentile`. Rates, also those of
     one size, are per second of the whole run, from its first arrival to its last picture: `throughput_per_s` and
@@ -137,10 +137,10 @@ def _length_s(records: Sequence[Served]) -> float:
 
 def _rates(records: Sequence[Served], length_s: float) -> dict[str, float | None]:
     done = [record for record in records if record.status == DONE]
-    promised = any(record.slo_s is not None for record in records)
+    due = any(record.slo_s is not None for record in records)
     amounts = {
         "throughput_per_s": len(done),
-        "goodput_per_s": sum(_is_on_time(record) for record in records) if promised else None,
+        "goodput_per_s": sum(_is_on_time(record) for record in records) if due else None,
         "megapixels_per_s": sum(record.shape.pixels for record in done) / 1e6,
     }
     return {

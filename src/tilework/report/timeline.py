@@ -1,4 +1,4 @@
-"""The device x time picture: who ran where and when, and which requests came out on time, as PNG."""
+"""The device x time picture: what ran where and when, and which requests were on time, as PNG."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def _request_bar(request: ChartRequest, picture: _Picture) -> RequestBar:
 
 
 def _mark(request: ChartRequest) -> tuple[str, str, str]:
-    """Marker, colour and meaning of how a request ended; the marker alone tells them apart."""
+    """Marker, colour and meaning of how a request ended; the marker alone is enough to distinguish them."""
     if request.status != Status.DONE:
         return "s", BAD, "not served"
     if request.on_time is None:
@@ -239,7 +239,7 @@ def _draw_legend(figure: Any, chart: Chart, ended: Sequence[ChartRequest]) -> No
     if any(len(work.requests) > 1 for work in chart.works):
         handles.append(Line2D([], [], color="none", label="stripes: shared by several"))
     if chart.outages:
-        handles.append(Patch(**AWAY, label="device away"))
+        handles.append(Patch(**AWAY, label="device lost"))
     marks = dict.fromkeys(_mark(request) for request in ended)
     handles += [Line2D([], [], marker=m, color=ink, linestyle="", label=text) for m, ink, text in sorted(marks)]
     slacks_s = [request.slack_s for request in ended if request.slack_s is not None]

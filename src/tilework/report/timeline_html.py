@@ -1,4 +1,4 @@
-"""A chart as one self-contained page: lanes to zoom and move in, what was decided about each request, and a table."""
+"""A chart as one self-contained page: lanes to zoom and move in, the decisions about each request, and a table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEMPLATE = "timeline.html"
 
 
 def write_page(path: Path | str, chart: Chart, *, title: str = "") -> None:
-    """Write the page. It loads nothing from anywhere, and shows what clients sent as text only.
+    """Write the page. It loads nothing over the network, and shows texts from clients as text only.
 
     Raises:
         OSError: the file cannot be written.
@@ -32,7 +32,7 @@ def page(chart: Chart, title: str) -> str:
 
 
 def _script_safe(document: dict[str, Any]) -> str:
-    """JSON in which no text can end the script element that it stands in."""
+    """JSON in which no text can end the script element around it."""
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -73,7 +73,7 @@ def _summary(chart: Chart, shares: list[float], num_devices: int) -> str:
     if timed:
         parts.insert(1, f"{sum(timed) / len(timed):.0%} on time")
     if shares:
-        parts.append(f"GPUs {sum(shares) / num_devices:.0%} busy")
+        parts.append(f"devices {sum(shares) / num_devices:.0%} busy")
     latencies_s = [request.finish_s - request.arrival_s for request in chart.requests if request.finish_s is not None]
     if latencies_s:
         parts.append(f"latency p50 {percentile(latencies_s, 50):.2f} s, p99 {percentile(latencies_s, 99):.2f} s")

@@ -30,8 +30,8 @@ def draw_workload(
 
     `device_s` is the least device time of each request; the load of an interval is what arrives in it over what
     `num_devices` can do meanwhile. Without it, the lower panel is requests per second. Marks are spread over the height
-    of their row, so that those that come together can be told apart; hollow ones have no deadline. If all arrive at
-    once, there is one panel: how much is asked for in each size.
+    of their row, so that those that arrive together can be distinguished; hollow ones have no deadline. If all arrive
+    at once, there is one panel: how much is asked for in each size.
 
     Raises:
         ValueError: there are no requests.
@@ -110,7 +110,7 @@ def _draw_sums(
 
 
 def _weights(requests: Sequence[WorkloadRequest], device_s: Sequence[float] | None, num_devices: int) -> list[float]:
-    """What each request counts: its share of the devices' time in seconds, or 1 where nobody knows."""
+    """What each request counts: its share of the devices' time in seconds, or 1 where that is unknown."""
     return [1.0] * len(requests) if device_s is None else [seconds / num_devices for seconds in device_s]
 
 

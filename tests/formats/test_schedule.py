@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tilework.formats.json_lines import BadLine
-from tilework.report.schedule import (
+from tilework.formats.schedule import (
     MoveLine,
     RequestLine,
     Schedule,
@@ -34,7 +34,7 @@ def test_the_design_s_lines_read_and_come_back(tmp_path):
         (WorkLine(work=7, stage="diffuse", requests=(3,), devices=(0, 1), start_s=1.25, end_s=1.56, steps=10),),
         (RequestLine(request=3, finish_s=2.9, status="done", on_time=True),),
         (MoveLine(request=3, source=0, target=1, start_s=1.0, end_s=1.1),),
-        (WeightsLine(kind="load", device_id=0, pipeline="shapes", stage="decode", start_s=0.0, end_s=0.4),),
+        (WeightsLine(change="load", device_id=0, pipeline="shapes", stage="decode", start_s=0.0, end_s=0.4),),
     )
     write_schedule(path, schedule)
     assert [json.loads(line) for line in path.read_text().splitlines()] == [WORK, END, MOVE, LOAD]

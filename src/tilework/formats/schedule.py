@@ -1,4 +1,4 @@
-"""What ran where and when: the JSON-lines format of a schedule (design section 10).
+"""What ran where and when: the JSON-lines format of a schedule (docs/formats.md).
 
 Its lines are told apart by their first word: `work`, `request`, `move`, `load` or `drop`. The seconds of one file are
 on one clock, that of the workload's `arrival_s`.
@@ -44,7 +44,7 @@ class RequestLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveLine:
-    """The state of a request went from one device to another."""
+    """The state of a request moved from one device to another."""
 
     request: RequestId
     source: int
@@ -55,9 +55,9 @@ class MoveLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsLine:
-    """A device got (`load`) or gave up (`drop`) the weights of a stage."""
+    """A device loaded (`load`) or dropped (`drop`) the weights of a stage."""
 
-    kind: str
+    change: str
     device_id: int
     pipeline: str
     stage: str
@@ -70,7 +70,7 @@ ScheduleLine = WorkLine | RequestLine | MoveLine | WeightsLine
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A file's lines by kind, each kind in the order of the file."""
+    """The lines of a file by type, each type in the order of the file."""
 
     works: tuple[WorkLine, ...] = ()
     requests: tuple[RequestLine, ...] = ()
@@ -86,7 +86,7 @@ def read_schedule(path: Path | str) -> Schedule:
     """Read and check a schedule line by line.
 
     Raises:
-        BadLine: a line is of no known kind, or a field is missing, unknown or of the wrong kind, or a work or the
+        BadLine: a line is of no known type, or a field is missing, unknown or of the wrong type, or a work or the
             end of a request comes twice. Whether the schedule makes sense as a whole is not checked here.
         OSError: the file cannot be read.
     """
@@ -120,10 +120,10 @@ def dump_lines(lines: Iterable[ScheduleLine]) -> str:
 
 
 def _parse(line: JsonLine) -> ScheduleLine:
-    kind = next((kind for kind in _PARSERS if kind in line.values), None)
-    if kind is None:
+    word = next((word for word in _PARSERS if word in line.values), None)
+    if word is None:
         line.fail("", line.values, f"start the line with one of {', '.join(_PARSERS)}")
-    return _PARSERS[kind](line)
+    return _PARSERS[word](line)
 
 
 def _work(line: JsonLine) -> WorkLine:
@@ -166,12 +166,12 @@ def _move(line: JsonLine) -> MoveLine:
 
 
 def _weights(line: JsonLine) -> WeightsLine:
-    kind = "load" if "load" in line.values else "drop"
-    line.allow((kind, "pipeline", "stage", "start_s", "end_s"))
+    change = "load" if "load" in line.values else "drop"
+    line.allow((change, "pipeline", "stage", "start_s", "end_s"))
     start_s, end_s = _interval(line)
     return WeightsLine(
-        kind=kind,
-        device_id=line.integer(kind, least=0),
+        change=change,
+        device_id=line.integer(change, least=0),
         pipeline=line.text("pipeline"),
         stage=line.text("stage"),
         start_s=start_s,
@@ -210,4 +210,4 @@ def _values_of(line: ScheduleLine) -> dict[str, Any]:
         case MoveLine():
             return {"move": line.request, "from": line.source, "to": line.target} | interval
         case WeightsLine():
-            return {line.kind: line.device_id, "pipeline": line.pipeline, "stage": line.stage} | interval
+            return {line.change: line.device_id, "pipeline": line.pipeline, "stage": line.stage} | interval
