@@ -23,8 +23,9 @@ from tilework.sim.compare.cells import BadCell, Cell, Devices, cell_of, check_re
 from tilework.sim.compare.figures import figures_of, jain, nearest_rank, preemptions
 from tilework.sim.compare.grid import BATCHING, POLICIES, grid, patchedserve_grid
 from tilework.sim.compare.overall import bound_overall, overall_of
+from tilework.sim.compare.pool import Failed, run_all
 from tilework.sim.compare.records import BadRecords, BoundFigures, Record, Records, parse_record
-from tilework.sim.compare.runs import Conditions, Failed, Task, config_of, given, run, run_all
+from tilework.sim.compare.runs import Conditions, Task, config_of, given, run
 from tilework.sim.compare.summary import CellSummary, estimate, summary_of, t_quantile
 from tilework.sim.compare.sweeps import sweeps_of
 from tilework.sim.runs import Run
@@ -97,7 +98,7 @@ def test_without_deadlines_there_is_latency_and_no_attainment() -> None:
     assert (found.mean_s, found.p95_s, found.p99_s) == (pytest.approx(50.5), 95.0, 99.0)
 
 
-def test_nobody_on_time_makes_device_time_infinite() -> None:
+def test_no_request_on_time_makes_device_time_infinite() -> None:
     found = figures_of(trace(ended(request("a", slo_s=1.0), 5.0), runs=(ran(1, 0.0, 1.0, 0),)))
     assert (found.attainment, found.device_s_each) == (0.0, math.inf)
 
@@ -147,7 +148,7 @@ def test_nearest_rank_is_one_of_the_values() -> None:
     assert [nearest_rank([1.0, 2.0, 4.0], percent) for percent in (1, 33, 34, 67, 99, 100)] == [1, 1, 2, 4, 4, 4]
 
 
-def test_an_edf_that_never_pauses_is_told_from_one_that_does() -> None:
+def test_an_edf_that_never_pauses_differs_from_one_that_does() -> None:
     """On one device, of two that come together neither is interrupted, unless an urgent one comes between."""
     calm = [request("a", 0.0, slo_s=9.0), request("b", 0.0, slo_s=9.0)]
     urgent = [*calm, request("c", 0.3, side=64, slo_s=0.9)]
@@ -295,7 +296,7 @@ def test_a_text_names_a_workload_with_parameters() -> None:
         ("r.jsonl", BadCell, "give --cost"),
     ],
 )
-def test_a_text_that_names_nothing_is_told(text: str, kind: type[Exception], words: str) -> None:
+def test_a_text_that_names_nothing_is_refused(text: str, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         cell_of(text, Devices())
 
@@ -398,7 +399,7 @@ def test_the_key_knows_all_that_decides_a_result(small: Cell, tmp_path: Path) ->
     assert jittered[0] != jittered[1], "a seed decides what jitters, also of requests that are the same"
 
 
-def test_a_policy_that_breaks_is_told_and_the_others_go_on(small: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_that_breaks_is_reported_and_the_others_continue(small: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(Idle):
         def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
             raise ZeroDivisionError("by zero")
@@ -410,7 +411,7 @@ def test_a_policy_that_breaks_is_told_and_the_others_go_on(small: Cell, monkeypa
     assert isinstance(found[tasks[1]], Record)
 
 
-def test_who_stops_asking_ends_what_is_running(small: Cell) -> None:
+def test_closing_the_results_ends_what_is_running(small: Cell) -> None:
     tasks = [Task(cell=small, seed=seed, policy="edf") for seed in range(6)]
     begun: list[Task] = []
     runs = run_all(tasks, NO_CONDITIONS, 2, begun.append)

@@ -1,4 +1,4 @@
-"""The controller on modelled clusters where things go wrong; and that the invariants would notice if it went wrong."""
+"""The controller on simulated clusters where things go wrong; and that the invariants notice injected bugs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tilework.sim.scenarios import Scenario, scenario
 from tilework.sim.simulation import Simulation, Trace
 
 SEEDS = range(40)
-# Where one kind of fault is on, and nothing else goes wrong: how often, and that it then happens often.
+# Each fault alone, so often that it happens in a few scenarios.
 OFTEN = {
     "crash": "crash=0.05:2",
     "hang": "hang=0.03:2",
@@ -98,16 +98,16 @@ def test_a_seed_is_one_scenario_and_one_course() -> None:
 
 
 @pytest.mark.parametrize("seed", [149, 201, 229])
-def test_whose_work_has_failed_shares_with_nobody(seed: int) -> None:
-    """In these, one that has failed is left alone on a device on which others had shared their steps."""
+def test_a_job_whose_work_has_failed_shares_with_none(seed: int) -> None:
+    """In these scenarios a job that has failed runs alone on a device on which others had shared their steps."""
     verdict = judge_seed(seed, "tilework", parse_faults(["error=0.1:0.5"]))
     assert not verdict.violation
     assert verdict.strikes["error"] > 0
 
 
 @pytest.mark.parametrize("kind", OFTEN)
-def test_whatever_goes_wrong_clients_get_their_pictures(kind: str) -> None:
-    """No request fails that does not fit nowhere: the others are all done, each image of all its steps in order."""
+def test_clients_get_their_pictures_with_any_fault(kind: str) -> None:
+    """Only requests that fit nowhere fail: the others are all done, each image with all its steps in order."""
     num_strikes = 0
     for seed, policy in enumerate((*ONE_OF_EACH, "fixed-sp4")):
         one, trace, simulation = run([OFTEN[kind]], seed, policy)
@@ -130,7 +130,7 @@ def test_whatever_goes_wrong_clients_get_their_pictures(kind: str) -> None:
 
 
 def test_devices_that_are_too_small_are_used_together_or_in_slices() -> None:
-    """What half of a device's need fills is decoded in slices; steps that do not fit on one go to two."""
+    """A decode that does not fit as a whole is done in slices; steps that do not fit on one device go to two."""
     num_wide = num_sliced = 0
     for seed in range(12):
         one, trace, _ = run(["memory=1:0.6"], seed, "tetriserve")
@@ -146,7 +146,7 @@ def test_devices_that_are_too_small_are_used_together_or_in_slices() -> None:
     assert num_sliced > 5
 
 
-def test_a_load_failure_only_delays_and_no_device_at_all_is_said() -> None:
+def test_a_load_failure_only_delays_and_no_device_at_all_is_an_error() -> None:
     num_strikes = 0
     for seed in range(6):
         _, trace, simulation = run(["load=0.3:1"], seed)
@@ -168,14 +168,14 @@ def repeated_steps(seeds: range) -> int:
     return repeated
 
 
-def test_a_server_that_is_lost_goes_on_from_what_was_put_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_server_continues_from_the_serialized_states(monkeypatch: pytest.MonkeyPatch) -> None:
     with_states = repeated_steps(range(8))
     lose_all = Cluster.lose_all
     monkeypatch.setattr(Cluster, "lose_all", lambda self: lose_all(self) and {})
     assert with_states < 0.6 * repeated_steps(range(8))
 
 
-# The invariants notice.
+# Injected bugs.
 
 
 def lose_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def fail_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forget_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a mishap a job is taken to be one step farther than it is."""
+    """After a mishap a job counts as one step further than it is."""
     real = Job.restart
 
     def restart(self: Job, from_start: bool) -> None:
@@ -235,7 +235,7 @@ def go_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def starve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has no deadline is served last."""
+    """A request without a deadline is served last."""
     real = DeadlineOrder.urgency_ns
 
     def urgency_ns(self: DeadlineOrder, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
@@ -246,7 +246,7 @@ def starve(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _with_true_urgency(real: Callable[..., int]) -> Callable[..., None]:
-    """The bound is that of the order that was meant."""
+    """The bound is that of the true order."""
     from tilework.sim.invariants import Invariants
 
     accept = Invariants._accept
@@ -263,12 +263,12 @@ def forget_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pile_works_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The guard starts promised work on devices that have more than enough."""
+    """The guard starts promised work on devices that have enough works already."""
     monkeypatch.setattr("tilework.admission.reservation_guard.WORKS_PER_DEVICE", 1000)
 
 
 def draw_lots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Something that is not in the log decides."""
+    """A decision depends on something that is not in the log."""
     real, count = Tracker.commit, iter(range(10**9))
 
     def commit(self: Tracker, start: object) -> Work:
@@ -289,11 +289,11 @@ def draw_lots(monkeypatch: pytest.MonkeyPatch) -> None:
         (go_back, "", ["crash=0.1:1", "reordered=0.2:0.5"], "edf"),
         (starve, "waits", [], "edf"),
         (forget_what_does_not_fit, "did not fit", ["memory=1:0.6"], "tetriserve"),
-        (pile_works_up, "is told", [], "tetriserve"),
+        (pile_works_up, " works", [], "tetriserve"),
         (draw_lots, "replayed", ["replay=0.02:1"], "edf"),
     ],
 )
-def test_what_is_broken_on_purpose_is_found(
+def test_an_injected_bug_is_found(
     breakage: Callable[[pytest.MonkeyPatch], None],
     words: str,
     texts: list[str],
@@ -311,7 +311,7 @@ def short_scenario(seed: int) -> Scenario:
     return one.keeping([request.uid for request in one.requests[:12]])
 
 
-def test_what_fails_is_made_smaller_and_fails_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_scenario_is_made_smaller_and_fails_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     lose_a_request(monkeypatch)
     whole = next(one for one in map(short_scenario, range(200)) if "never ended" in judge(one).violation)
     small = shrink(whole)
@@ -340,7 +340,7 @@ def test_the_command_says_what_was_tried() -> None:
     assert "No invariant was violated" in text
 
 
-def test_the_command_prints_one_that_fails_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_a_command_that_fails_again(monkeypatch: pytest.MonkeyPatch) -> None:
     lose_a_request(monkeypatch)
     code, text = tilework("--seeds", "6", "--processes", "1", "--policy", "edf", "--fault", "crash=0.1:1")
     assert code == 1
@@ -381,7 +381,7 @@ def test_the_faults_are_listed() -> None:
         (("--seed", "1", "--without", "x"), "--without x: seed 1 does not have this fault"),
     ],
 )
-def test_mistakes_are_told(words: tuple[str, ...], message: str) -> None:
+def test_mistakes_are_reported(words: tuple[str, ...], message: str) -> None:
     result = CliRunner().invoke(app, ["fuzz", *words])
     assert result.exit_code == 1
     assert message in str(result.exception).replace("\\", "")

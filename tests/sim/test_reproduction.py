@@ -56,7 +56,7 @@ def small(args: list[str]) -> list[str]:
     return [*kept, "--seeds", "1", "--processes", "1", "--json"]
 
 
-def test_the_page_has_commands_of_both_kinds_only() -> None:
+def test_the_page_has_commands_of_the_two_forms_only() -> None:
     found = commands()
     others = [one for one in found if tuple(one[:2]) != BENCH and one[:2] != ["tilework", "compare"]]
     assert others == []
@@ -74,7 +74,7 @@ def test_a_comparison_runs(command: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_every_figure_is_told_and_can_be_remade() -> None:
+def test_every_figure_is_on_the_page_and_can_be_remade() -> None:
     asked = [command[len(BENCH) :] for command in commands() if tuple(command[:2]) == BENCH]
     figures = sorted({figure for command in asked for figure in figures_of(command)})
     env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'bench'}", "PATH": "/usr/bin:/bin"}

@@ -95,7 +95,7 @@ def test_requests_of_cycles_that_overlap_come_in_order_too() -> None:
 
 
 def test_each_purpose_has_its_own_stream() -> None:
-    purposes = ("arrivals", "items", "deadlines", "hopeless", "blocks")
+    purposes = ("arrivals", "items", "deadlines", "unreachable", "blocks")
     assert len({stream(1, purpose).random() for purpose in purposes}) == len(purposes)
 
 
@@ -108,7 +108,7 @@ def test_a_workload_survives_its_file(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", workload_names())
 def test_the_scale_of_deadlines_changes_deadlines_and_nothing_else(name: str) -> None:
-    values = {"deadlines": True} if name == "ddit" else {"share": 0.0} if name == "hopeless" else {}
+    values = {"deadlines": True} if name == "ddit" else {"share": 0.0} if name == "unreachable" else {}
     once, twice = short(name, **values), short(name, scale=2.0, **values)
     assert arrivals(once) == arrivals(twice)
     assert items(once) == items(twice)
@@ -136,8 +136,8 @@ def test_how_requests_arrive_changes_nothing_else(name: str) -> None:
 
 def test_which_sizes_come_does_not_change_when() -> None:
     uniform = arrivals(made("tetriserve"))
-    assert uniform == arrivals(made("tetriserve", mix="skewed")) == arrivals(made("hopeless", rate_per_s=0.2))
-    assert items(made("tetriserve")) == items(made("hopeless")) == items(made("flood"))
+    assert uniform == arrivals(made("tetriserve", mix="skewed")) == arrivals(made("unreachable", rate_per_s=0.2))
+    assert items(made("tetriserve")) == items(made("unreachable")) == items(made("flood"))
 
 
 @pytest.mark.parametrize("name", workload_names())
@@ -299,7 +299,7 @@ def test_patchedserve_has_equal_shares_or_one_size_with_half_and_five_times_the_
     assert all(request.slo_s == pytest.approx(5 * alone_s(request, 1, table), abs=1e-3) for request in requests)
 
 
-def test_who_skips_steps_has_the_same_deadlines_and_the_share_is_a_mean() -> None:
+def test_skipped_steps_keep_the_deadlines_and_the_share_is_a_mean() -> None:
     """NIRVANA's 21% of 50 steps: none to 21 of them."""
     whole, less = (made("patchedserve-sd3", num_requests=2000, skipped=share) for share in (0.0, 0.21))
     assert (slos(whole), sides(whole), arrivals(whole)) == (slos(less), sides(less), arrivals(less))
@@ -339,17 +339,17 @@ def test_wide_after_narrow_fills_the_devices_and_then_asks_for_all_of_them() -> 
         assert alone_s(narrow[0], 1) > 1.0 + wide.slo_s - alone_s(wide, 8)
 
 
-def test_hopeless_requests_cannot_be_on_time_even_alone_and_the_others_can() -> None:
-    requests = made("hopeless", num_requests=2000)
+def test_unreachable_requests_cannot_be_on_time_even_alone_and_the_others_can() -> None:
+    requests = made("unreachable", num_requests=2000)
     fastest = [min(alone_s(request, degree) for degree in (1, 2, 4, 8)) for request in requests]
     late = [(request.slo_s or 0) < least_s for request, least_s in zip(requests, fastest, strict=True)]
     assert sum(late) / 2000 == pytest.approx(0.5, rel=0.08)
     assert all(one or request.slo_s == SLOS_S[request.height] for one, request in zip(late, requests, strict=True))
-    scaled = made("hopeless", num_requests=2000, scale=1.5)
+    scaled = made("unreachable", num_requests=2000, scale=1.5)
     assert [r.slo_s for r, one in zip(scaled, late, strict=True) if one] == pytest.approx(
         [r.slo_s for r, one in zip(requests, late, strict=True) if one], abs=2e-6
     )
-    assert not any(request.slo_s != SLOS_S[request.height] for request in made("hopeless", share=0.0))
+    assert not any(request.slo_s != SLOS_S[request.height] for request in made("unreachable", share=0.0))
 
 
 def test_one_degree_leaves_no_narrower_one() -> None:
@@ -424,7 +424,7 @@ def test_a_wrong_value_is_named_with_its_remedy(name: str, parameter: str, value
     assert str(caught.value) == f"{name}: {parameter} is {value!r}; {remedy}"
 
 
-def test_texts_become_the_kind_that_a_parameter_has() -> None:
+def test_texts_become_the_type_of_the_parameter() -> None:
     texts = {"scale": "1.5", "num_requests": "7", "deadlines": "true", "mix": "2:1:1", "trace": "t.csv"}
     expected = {"scale": 1.5, "num_requests": 7, "deadlines": True, "mix": "2:1:1", "trace": Path("t.csv")}
     assert values_of("ddit", texts) == expected

@@ -1,4 +1,4 @@
-"""Runs scenarios under the eyes of the invariants, and makes one that fails as small as it can."""
+"""Runs scenarios and checks the invariants; makes a scenario that fails as small as possible."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilework.sim.invariants import Invariants
 from tilework.sim.scenarios import Scenario, scenario
 from tilework.sim.simulation import Observe, Simulation
 
-# Far more than any scenario needs, after its last arrival; beyond them something goes round in a circle.
+# Far more than any scenario needs after its last arrival: beyond them, it makes no progress.
 MOST_EVENTS = 100_000
 LONGEST_NS = 2 * 3600 * NS_PER_S
 _MOST_TRIALS = 150
@@ -27,7 +27,7 @@ _PER_TASK = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of a scenario. `violation` is empty if all held; `where` is then, too.
+    """The result of a scenario. `violation` and `where` are empty if all invariants held.
 
     `strikes` counts how often each fault happened, `endings` how requests ended.
     """
@@ -41,7 +41,7 @@ class Verdict:
 
 
 def judge(one: Scenario, observe: Observe | None = None) -> Verdict:
-    """Run a scenario. Whatever the controller or the simulation raises is a violation, too."""
+    """Run a scenario. An exception of the controller or the simulation is a violation, too."""
     simulation = Simulation(one.controller, one.table, one.config)
     invariants = Invariants(simulation, one.controller, one.faults, TableCosts(one.table))
     num_events = 0
@@ -69,8 +69,8 @@ def judge(one: Scenario, observe: Observe | None = None) -> Verdict:
     return Verdict(seed=one.seed, num_events=num_events, strikes=simulation.strikes, endings=endings)
 
 
-def shrink(one: Scenario, tell: Callable[[Scenario], None] | None = None) -> Scenario:
-    """The smallest scenario that is found to fail alike: without faults that do not matter, and with fewer requests."""
+def shrink(one: Scenario, report: Callable[[Scenario], None] | None = None) -> Scenario:
+    """The smallest scenario found that fails alike: without faults that do not matter, and with fewer requests."""
     trials, wanted = 0, _signature(judge(one))
 
     def fails(smaller: Scenario) -> bool:
@@ -82,8 +82,8 @@ def shrink(one: Scenario, tell: Callable[[Scenario], None] | None = None) -> Sce
         found: Scenario | None = one
         while found is not None:
             one = found
-            if tell is not None:
-                tell(one)
+            if report is not None:
+                report(one)
             found = next((smaller for smaller in candidates(one) if fails(smaller)), None)
     return one
 
@@ -99,7 +99,7 @@ def _without_faults(one: Scenario) -> Iterator[Scenario]:
 
 
 def _with_fewer_requests(one: Scenario) -> Iterator[Scenario]:
-    """Halves, quarters and so on taken out, down to single requests."""
+    """The scenario without halves, quarters and so on of its requests, down to single ones."""
     uids = [request.uid for request in one.requests]
     size = len(uids) // 2
     while size:
@@ -126,7 +126,7 @@ def _judge_all(task: _Task) -> list[Verdict]:
 def judge_many(
     seeds: Iterable[int], policy: str | None, faults: Faults | None, num_processes: int
 ) -> Iterator[Verdict]:
-    """The verdicts of many seeds, in the order of the seeds; the seeds are asked for as processes become free."""
+    """The verdicts of many seeds, in the order of the seeds; seeds are taken as processes become free."""
     tasks = _tasks(iter(seeds), policy, faults)
     if num_processes == 1:
         for task in tasks:

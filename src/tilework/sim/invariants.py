@@ -33,23 +33,23 @@ from tilework.sim.faults import Faults
 from tilework.sim.runs import Run, State
 from tilework.sim.simulation import Simulation, Trace
 
-# A mishap costs a victim at most so much: what a watchdog needs to find it, a restart, and what is run again.
+# The most time that a mishap costs a request: finding a stuck worker, a restart, and steps that run again.
 MISHAP_NS = 120 * NS_PER_S
 _SELDOM = 64
-_MOST_WORKS = 5  # That a device is told ahead of one job.
+_MOST_WORKS = 5  # That are sent ahead to a device for one job.
 _MORE_WORKS = 3  # For each other that shares the device: an encode, the steps until it ends, and a decode.
 _MESSAGES = frozenset({"lost", "delayed", "doubled", "reordered"})
 _STATELESS = _MESSAGES | {"checkpoint", "restart", "replay"}
 
 
 class Violation(AssertionError):
-    """Something that must hold does not; the message says what, where and when."""
+    """An invariant does not hold; the message says which, where and when."""
 
 
 class Invariants:
     """Watches one simulation: pass `check` as its observer, and its trace to `finish`. Both raise Violation.
 
-    It keeps books of its own of what was asked and answered, and compares them with the controller's.
+    It keeps its own account of requests and answers, and compares it with the controller's.
     """
 
     def __init__(self, simulation: Simulation, config: ControllerConfig, faults: Faults, costs: TableCosts) -> None:
@@ -79,10 +79,10 @@ class Invariants:
         self._num_events += 1
         if self._simulation.num_servers != self._num_servers:
             self._begin_anew()
-        self._take(event, actions, now_ns)
+        self._record(event, actions, now_ns)
         for action in actions:
-            self._see(action, event, now_ns)
-        if not isinstance(event, Restored):  # Others may not be back yet.
+            self._check_action(action, event, now_ns)
+        if not isinstance(event, Restored):  # Other requests may not be restored yet.
             self._compare(now_ns)
 
     def _begin_anew(self) -> None:
@@ -93,14 +93,14 @@ class Invariants:
         for table in (self._uids, self._works, self._attempts, self._mishaps, self._up, self._too_large):
             table.clear()
 
-    def _take(self, event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
+    def _record(self, event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
         match event:
             case Submitted() as submitted:
                 self._requests |= {request.uid: request for request in submitted.requests}
             case Restored(request):
                 self._requests[request.uid] = request
             case DeviceJoined(device_id, node):
-                _require(device_id not in self._up, f"GPU {device_id} joins twice")
+                _require(device_id not in self._up, f"device {device_id} joins twice")
                 self._up[device_id] = node
             case DeviceLost(device_id):
                 self._up.pop(device_id, None)
@@ -122,7 +122,7 @@ class Invariants:
                 pass
 
     def _starve(self, work: Work, actions: tuple[Action, ...], now_ns: int) -> None:
-        """From now on decodes as large as this one are to be made in slices, if its job was still of interest."""
+        """Decodes of this size must now run in slices, if a job of this one is still open."""
         is_wanted = any(set(work.job_ids) & set(jobs_of(action)) for action in actions)
         if work.stage.name == DECODE and not work.sliced and is_wanted:
             self._too_large[self._pixels(work)] = now_ns + FORGET_NS
@@ -139,7 +139,7 @@ class Invariants:
         for work in works:
             self._mishaps.update(work.job_ids)
 
-    def _see(self, action: Action, event: Event, now_ns: int) -> None:
+    def _check_action(self, action: Action, event: Event, now_ns: int) -> None:
         match action:
             case Accept(job_id, uid, eta_ns):
                 self._accept(job_id, uid, eta_ns, event, now_ns)
@@ -155,7 +155,7 @@ class Invariants:
                 self._run(work, now_ns)
             case MoveState(job_id, targets):
                 _require(self._uids.get(job_id) not in self._ended, f"a state of job {job_id}, which has ended, moves")
-                _require(set(targets) <= self._up.keys(), f"a state of job {job_id} goes to a GPU that is down")
+                _require(set(targets) <= self._up.keys(), f"a state of job {job_id} goes to a device that is down")
             case _:
                 pass
 
@@ -181,9 +181,11 @@ class Invariants:
         _require(number > self._last_work_id, f"work {number} comes after work {self._last_work_id}")
         self._last_work_id = number
         nodes = {self._up.get(device_id, -1) for device_id in work.devices}
-        _require(-1 not in nodes, f"work {number} is for a GPU that is down: {work.devices}")
+        _require(-1 not in nodes, f"work {number} is for a device that is down: {work.devices}")
         _require(len(nodes) == 1, f"the group {work.devices} of work {number} spans nodes")
-        _require(len(work.devices) == 1 or len(work.job_ids) == 1, f"work {number} has several jobs and several GPUs")
+        _require(
+            len(work.devices) == 1 or len(work.job_ids) == 1, f"work {number} has several jobs and several devices"
+        )
         for job_id, attempt in zip(work.job_ids, work.attempts, strict=True):
             uid = self._uids.get(job_id)
             _require(uid is not None and uid not in self._ended, f"work {number} is for job {job_id}, which has ended")
@@ -196,48 +198,49 @@ class Invariants:
         self._check_memory(work, now_ns)
 
     def _check_memory(self, work: Work, now_ns: int) -> None:
-        """What has been seen not to fit is not tried again, as long as that is remembered. (Late reports aside.)"""
+        """A decode that did not fit is not tried again while that is remembered, unless reports may be late."""
         if work.stage.name == DECODE and not work.sliced and not _MESSAGES & self._faults.by_name.keys():
             pixels = self._pixels(work)
             known = [too for too, until_ns in self._too_large.items() if too <= pixels and now_ns < until_ns]
             _require(not known, f"a decode of {pixels} pixels is tried as a whole, and one of {known} did not fit")
 
     def _check_residents(self, work: Work) -> None:
-        """A device is told no more than it can do soon, and keeps something of so many jobs at most."""
+        """A device gets a bounded number of works ahead, and keeps states of a bounded number of jobs."""
         for device_id in work.devices:
             device = self._simulation.controller.tracker.device(device_id)
             _require(device is not None, f"device {device_id} is up and unknown to the controller")
             assert device is not None
             num_jobs = len({job_id for work in device.works for job_id in work.job_ids})
             limit = _MOST_WORKS + _MORE_WORKS * (num_jobs - 1)
-            _require(len(device.works) <= limit, f"GPU {device_id} is told {len(device.works)} works")
+            _require(len(device.works) <= limit, f"device {device_id} has {len(device.works)} works")
             residents = device.residents
             most = max(self._config.max_residents, sum(bool(job.works) for job in residents.values()))
-            _require(len(residents) <= most, f"GPU {device_id} keeps {len(residents)} jobs, and may keep {most}")
+            _require(len(residents) <= most, f"device {device_id} keeps {len(residents)} jobs, and may keep {most}")
 
     def _compare(self, now_ns: int) -> None:
         tracker = self._simulation.controller.tracker
-        _require(len(tracker.devices) == len(self._up), f"the controller counts {len(tracker.devices)} GPUs")
+        _require(len(tracker.devices) == len(self._up), f"the controller counts {len(tracker.devices)} devices")
         if self._num_events % _SELDOM == 0:
             open_uids = self._job_ids.keys() - self._ended
             _require(tracker.job_ids.keys() == open_uids, f"at {now_ns} ns a request is forgotten, or kept too long")
         if self._simulation.cluster.num_refused and not _STATELESS & self._faults.by_name.keys():
-            raise Violation(f"at {now_ns} ns a device is told to go on from a state that it does not have")
+            raise Violation(f"at {now_ns} ns a device is sent a work whose state it does not have")
 
     # At the end.
 
     @property
-    def _is_calm(self) -> bool:
+    def _is_exact(self) -> bool:
         """Whether works take the time that is predicted, so that promises can be kept."""
         config = self._simulation.config
         return not self._faults and not config.jitter and config.dispatch_ns_at(1) < NS_PER_MS
 
     def finish(self, trace: Trace) -> None:
+        """Check what holds at the end of a run."""
         for ending in trace.endings:
             uid = ending.request.uid
             if ending.status is Status.DONE:
                 _check_image(uid, ending.image, ending.request.steps)
-            if self._is_calm and ending.request.is_promise and ending.status is Status.DONE:
+            if self._is_exact and ending.request.is_promise and ending.status is Status.DONE:
                 _require(ending.on_time, f"the promise to {uid} is broken, and nothing went wrong")
         _require(self._job_ids.keys() <= self._ended, "an accepted request has not ended")
         for device_id in {device_id for run in trace.runs for device_id in run.devices}:
@@ -263,10 +266,10 @@ class Invariants:
                 _require(waited_s <= bound_s, f"{uid} waits {waited_s:.1f} s, and at most {bound_s:.1f} s")
 
     def _delays_ns(self) -> int:
-        """What late messages may have cost."""
-        kinds = [kind for kind in ("delayed", "reordered", "skew", "replay") if kind in self._faults]
+        """The time that late messages may have cost."""
+        names = [name for name in ("delayed", "reordered", "skew", "replay") if name in self._faults]
         strikes = self._simulation.strikes
-        return round(sum(2 * strikes[kind] * self._faults.size(kind) for kind in kinds) * NS_PER_S)
+        return round(sum(2 * strikes[name] * self._faults.size(name) for name in names) * NS_PER_S)
 
     def _alone_ns(self, request: Request) -> int:
         return demand_at(request, Cursor.start(request), 1, self._costs).run_ns
@@ -301,4 +304,4 @@ def _check_image(uid: str, image: State | None, steps: int) -> None:
 def _check_alone(device_id: int, runs: list[Run]) -> None:
     ordered = sorted((run.start_ns, run.end_ns, run.work.work_id) for run in runs)
     for before, after in pairwise(ordered):
-        _require(before[1] <= after[0], f"GPU {device_id} runs works {before[2]} and {after[2]} at a time")
+        _require(before[1] <= after[0], f"device {device_id} runs works {before[2]} and {after[2]} at a time")

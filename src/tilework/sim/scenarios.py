@@ -26,7 +26,7 @@ _SPEEDUP = 1.6  # Of each doubling of the degree.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """`cancels` are (time in ns, uid)."""
+    """A cluster, a workload and faults to run the controller on. `cancels` are (time in ns, uid)."""
 
     seed: int
     controller: ControllerConfig
@@ -36,7 +36,7 @@ class Scenario:
     cancels: tuple[tuple[int, str], ...] = field(default=())
 
     def keeping(self, uids: Collection[str]) -> Scenario:
-        """Only these of its requests."""
+        """The scenario with only these of its requests."""
         requests = tuple(request for request in self.requests if request.uid in uids)
         cancels = tuple(cancel for cancel in self.cancels if cancel[1] in uids)
         return replace(self, requests=requests, cancels=cancels)
@@ -50,10 +50,10 @@ class Scenario:
 
 
 def scenario(seed: int, policy: str | None = None, faults: Faults | None = None) -> Scenario:
-    """The scenario of a seed; `policy` and `faults` overrule what the seed would choose.
+    """The scenario of a seed; `policy` and `faults` replace what the seed would choose.
 
-    Which faults are on is chosen by a swarm: each with even odds of being out, so that some scenarios have few, which
-    then are not hidden by others.
+    Each fault is on at random, independent of the others, so that some scenarios have few faults, whose effects
+    others would hide.
 
     Source: Groce et al., Swarm Testing, ISSTA 2012.
     """
@@ -128,7 +128,9 @@ def _table(degrees: tuple[int, ...], devices_per_node: int, saving: float) -> Co
 
 
 def _requests(random: Random, num_requests: int, rate_per_s: float, is_siege: bool) -> tuple[Request, ...]:
-    """Poisson arrivals. In a siege, of minutes, all but a few of the first have deadlines: the few could starve."""
+    """Poisson arrivals. In a siege, which lasts minutes, all but a few of the first have deadlines: those few could
+    starve.
+    """
     arrival_s, requests = 0.0, []
     no_deadline = 0.3 if is_siege else random.choice((0.0, 0.3, 1.0))
     promised = random.choice((0.0, 0.3, 1.0))

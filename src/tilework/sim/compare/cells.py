@@ -1,4 +1,4 @@
-"""What policies are compared on: a workload on so many devices, under a name."""
+"""What policies are compared on: a workload on a number of devices, under a name."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tilework.sim.workloads.family import Family
 from tilework.sim.workloads.registry import family, make_workload, values_of, workload_names
 
 SHORT = {"rate": "rate_per_s", "num": "num_requests"}
-"""What parameters may be called, as in the options of `tilework workload make`; and `rpm`, requests per minute."""
+"""Short names of parameters, as in the options of `tilework workload make`; `rpm`, requests per minute, is one too."""
 
 
 class BadCell(ValueError):
-    """A text names nothing that policies can be compared on; says what is wrong with it and what to write."""
+    """A text does not name a cell; the message says what is wrong with it and what to write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A workload, by name or as a file, on modelled devices.
+    """A workload, by name or as a file, on simulated devices.
 
     `table` is a place for `read_table`; `devices_per_node` None leaves the table's. `section` is the part of the grid.
     """
@@ -67,7 +67,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """What somebody asks for; None leaves what the workload is meant for."""
+    """The devices that were asked for; None leaves those of the workload."""
 
     table: str | None = None
     num_devices: int | None = None
@@ -87,9 +87,9 @@ def cell_of(text: str, devices: Devices) -> Cell:
         workload: Family | Path = Path(text)
         own = Devices(table=devices.table, num_devices=1)
     else:
-        kind = family(name)
+        named = family(name)
         workload = make_workload(name, values_of(name, _texts(name, pairs)))
-        own = Devices(table=kind.table, num_devices=kind.num_devices)
+        own = Devices(table=named.table, num_devices=named.num_devices)
     return Cell(
         name=text,
         workload=workload,
@@ -100,7 +100,7 @@ def cell_of(text: str, devices: Devices) -> Cell:
 
 
 def chosen(cells: Sequence[Cell], pattern: str) -> tuple[Cell, ...]:
-    """Those whose names match, as names of files do in a shell. Raises BadCell if none does."""
+    """The cells whose names match a pattern as in a shell. Raises BadCell if none does."""
     found = tuple(cell for cell in cells if fnmatchcase(cell.name, pattern))
     if not found:
         raise BadCell(f"no cell of the grid is called {pattern!r}; it has {', '.join(cell.name for cell in cells)}")
@@ -108,11 +108,11 @@ def chosen(cells: Sequence[Cell], pattern: str) -> tuple[Cell, ...]:
 
 
 def check_requests(cell: Cell, requests: Sequence[WorkloadRequest], table: CostTable) -> None:
-    """Raises BadCell for what cannot be simulated."""
+    """Raises BadCell for requests that cannot be simulated."""
     if not requests:
         raise BadCell(f"{cell.source} holds no requests; write one JSON object per line")
     if len({str(one.id) for one in requests}) < len(requests):
-        raise BadCell(f"{cell.source}: an id stands there once as text and once as a number; use other names")
+        raise BadCell(f"{cell.source}: an id occurs once as text and once as a number; use other names")
     known = {row.pipeline for row in table.rows}
     for one in requests:
         if one.pipeline not in known:

@@ -1,4 +1,4 @@
-"""The figures of one run: of a trace, in numbers that can be written down and compared."""
+"""The figures of one run: a trace in numbers that can be kept and compared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_QUANTILES = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeFigures:
-    """Of the requests of one size: how many, with a deadline, of these on time; and their mean latency."""
+    """The requests of one size: all, those with a deadline, those of them on time; and the mean latency of all."""
 
     num_requests: int
     num_due: int
@@ -27,7 +27,7 @@ class SizeFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What became of the requests of one run. Latency counts from the arrival; without a picture it is infinite.
+    """The ends of the requests of one run. Latency counts from the arrival; without a picture it is infinite.
 
     `num_on_time` are those of the `num_due` with a deadline that were done by it, `num_good` these and what was done
     without a deadline, `num_unserved` those that were refused, dropped or failed. `device_s` is device time in works,
@@ -64,7 +64,7 @@ class Figures:
 
 
 def figures_of(trace: Trace, dispatch_ns: int = 0) -> Figures:
-    """`dispatch_ns` is what devices lose before every work, which is no interruption."""
+    """The figures of a trace. `dispatch_ns` is lost before every work, and does not count as an interruption."""
     endings = trace.endings
     latencies_s = sorted(map(_latency_s, endings))
     num_preempted, num_moved = preemptions(trace.runs, dispatch_ns)
@@ -89,7 +89,7 @@ def figures_of(trace: Trace, dispatch_ns: int = 0) -> Figures:
 
 
 def preemptions(runs: Iterable[Run], dispatch_ns: int = 0) -> tuple[int, int]:
-    """How often jobs were interrupted between two steps; and how often of these they went on on other devices.
+    """How often jobs were interrupted between two steps, and how often they then went on on other devices.
 
     Take the works of one job that did steps, in order of their starts. It is interrupted between two of them if the
     later one runs on another set of devices than the earlier, or begins more than `dispatch_ns` after its end. So a job

@@ -1,4 +1,4 @@
-"""The grids: cells to compare policies on, and whom to compare there. docs/compare.md says why these."""
+"""The grids: cells to compare policies on, and the policies to compare. docs/compare.md has the reasons."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ POLICIES = (
     "ddit-drop",
     "fixed-sp8",
 )
-"""Who is compared if nobody says otherwise: ours, and the best of each kind of published policy and of habit.
+"""The policies that are compared by default: ours, and the best of each group of published policies and of habits.
 
 Without `edf`: on one device each, half of the requests of most cells can never be on time, whatever the load.
 """
 
 BATCHING = ("tilework", "patchedserve", "mixed-cache", "nirvana", "distrifusion", "edf")
-"""Who is compared on PatchedServe's grid: ours, its policy and its baselines, and `edf`, which has no batches."""
+"""The policies on PatchedServe's grid: ours, its policy and its baselines, and `edf`, which has no batches."""
 
 FEW_SEEDS, FULL_SEEDS = 3, 10
 
@@ -52,14 +52,14 @@ _PATCHED_S, _FEWEST = 120, 200  # How long a workload is, and how many requests 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`cells` in the order of their sections, with unique names; `policies` are compared if nobody says otherwise."""
+    """`cells` in the order of their sections, with unique names; `policies` are compared by default."""
 
     cells: Callable[[], tuple[Cell, ...]]
     policies: tuple[str, ...]
 
 
 def grid() -> tuple[Cell, ...]:
-    """56 cells, from loads that everybody can serve to loads that nobody can."""
+    """56 cells, from loads that every policy can serve to loads that none can."""
     return (*_tight(), *_rates(), *_overload(), *_bursts(), *_nodes(), *_videos(), *_stages(), *_mixed())
 
 
@@ -134,27 +134,27 @@ def patchedserve_grid() -> tuple[Cell, ...]:
 
 
 def _patched_rates() -> Iterator[Cell]:
-    for kind, rates in _PATCHED.items():
+    for workload, rates in _PATCHED.items():
         for num_devices in (1, 2, 4, 8):
             for rate in rates:
-                yield _patched_cell("rates", kind, rate, num_devices)
+                yield _patched_cell("rates", workload, rate, num_devices)
 
 
 def _patched_scales() -> Iterator[Cell]:
-    for kind, rates in _PATCHED.items():
+    for workload, rates in _PATCHED.items():
         for scale in _PATCHED_SCALES:
-            yield _patched_cell("deadlines", kind, rates[_STUDIED], scale=scale)
+            yield _patched_cell("deadlines", workload, rates[_STUDIED], scale=scale)
 
 
 def _patched_mixes() -> Iterator[Cell]:
-    for kind, rates in _PATCHED.items():
+    for workload, rates in _PATCHED.items():
         for mix in SIDES:
-            yield _patched_cell("mixes", kind, rates[_STUDIED], mix=mix)
+            yield _patched_cell("mixes", workload, rates[_STUDIED], mix=mix)
 
 
 def _patched_cell(
     section: str,
-    kind: type[PatchedServe],
+    workload_type: type[PatchedServe],
     rate_per_s: float,
     num_devices: int = 8,
     mix: str = "equal",
@@ -162,8 +162,10 @@ def _patched_cell(
 ) -> Cell:
     """`rate_per_s` is that of each device."""
     total = round(rate_per_s * num_devices, 6)
-    workload = kind(rate_per_s=total, num_requests=max(_FEWEST, round(total * _PATCHED_S)), mix=mix, scale=scale)
-    name = f"{kind.pipeline}x{num_devices}-{mix}-s{scale}-r{total:g}"
+    workload = workload_type(
+        rate_per_s=total, num_requests=max(_FEWEST, round(total * _PATCHED_S)), mix=mix, scale=scale
+    )
+    name = f"{workload_type.pipeline}x{num_devices}-{mix}-s{scale}-r{total:g}"
     return _cell(section, name, workload, num_devices)
 
 

@@ -17,7 +17,7 @@ class Overall:
 
     `attainment` and `of_bound` are means over cells of each seed, then over seeds; `by_section` the former by section.
     `worst` is the lowest attainment of a cell, `worst_cell` that cell. `slowdown` is its mean latency over that of the
-    best policy of each cell without deadlines, on average; `num_best` in how many cells nobody was better.
+    best policy of each cell without deadlines, on average; `num_best` in how many cells no other was better.
     """
 
     policy: str

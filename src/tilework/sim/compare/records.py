@@ -1,4 +1,4 @@
-"""Results as they are kept: one per run, under a key that says what was run; a file of them, to go on with later."""
+"""The results that are kept, one per run, under a key of its configuration, so that a comparison can be continued."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class BadRecords(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """What the wall clock said, which no seed repeats: of each call of `Policy.plan`, and of the whole run.
+    """Wall-clock times, which no seed repeats: of the calls of `Policy.plan`, and of the whole run.
 
-    `num_processes` were at work on the machine.
+    `num_processes` were running on the machine.
     """
 
     num_plans: int
@@ -46,7 +46,7 @@ class BoundFigures:
 class Record:
     """The result of one run of a policy, or the bound of one workload and seed.
 
-    `config` is all that decides it; `cell` and `code`, a digest of the program, are told and decide nothing.
+    `config` is all that decides it. `cell` and `code`, a digest of the program, are kept for information.
     """
 
     config: Mapping[str, Any]
@@ -60,9 +60,9 @@ class Record:
         return key_of(self.config)
 
     def to_json(self) -> dict[str, Any]:
-        kind = "bound" if isinstance(self.result, BoundFigures) else "run"
+        field = "bound" if isinstance(self.result, BoundFigures) else "run"
         document = {"format": FORMAT, "key": self.key, "cell": self.cell, "code": self.code, "config": self.config}
-        document[kind] = _finite(asdict(self.result))
+        document[field] = _finite(asdict(self.result))
         return document | ({} if self.timing is None else {"timing": asdict(self.timing)})
 
 
@@ -71,7 +71,7 @@ def key_of(config: Mapping[str, Any]) -> str:
 
 
 def parse_record(document: Mapping[str, Any]) -> Record:
-    """Raises KeyError, TypeError, ValueError: it is not one."""
+    """The record of a JSON object. Raises KeyError, TypeError or ValueError if it is not one."""
     if document["format"] != FORMAT:
         raise ValueError(f"format {document['format']}")
     timing = Timing(**document["timing"]) if "timing" in document else None
@@ -80,10 +80,10 @@ def parse_record(document: Mapping[str, Any]) -> Record:
 
 
 class Records:
-    """What has been run so far; with a file, each result is there as soon as it is known."""
+    """The results so far; with a file, each is written as soon as it is known."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Read what the file holds. A last line that was cut off while it was written is taken away.
+        """Read what the file holds. A last line that was cut off while it was written is removed.
 
         Raises:
             BadRecords: a line is not what this class writes.
@@ -124,7 +124,7 @@ def _read(path: Path) -> Iterator[Record]:
         try:
             yield parse_record(json.loads(line))
         except (ValueError, LookupError, TypeError) as error:
-            remedy = "give another --out, or take the line away"
+            remedy = "give another --out, or remove the line"
             raise BadRecords(f"{path}:{index + 1}: no result of tilework compare ({error}); {remedy}") from error
 
 

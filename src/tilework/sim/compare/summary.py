@@ -20,10 +20,11 @@ _T = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean over seeds; `half` is half of the 95% interval of it, None where one cannot be given.
+    """A mean over seeds; `half` is half of the 95% interval of it, None if there is one seed.
 
-    The interval is Student's t, which takes seeds for independent and their values for normal. With 3 seeds it is wide,
-    as it should be: 2.5 standard deviations of a value.
+    The interval is Student's t, which assumes independent seeds and normal values. With 3 seeds it is wide, as it
+    should
+    be: 2.5 standard deviations of a value.
     """
 
     mean: float
@@ -33,9 +34,10 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One column: what it is called, how it is read from a run and the bound there, and which end is the better one.
+    """One column: its name, how it is read from a run and its bound, and whether more or less is better.
 
-    `better` is 1 if more is better, -1 if less is, 0 if neither. `read` returns None where there is nothing to say.
+    `better` is 1 if more is better, -1 if less is, 0 if neither. `read` returns None where a run does not have the
+    figure.
     """
 
     name: str
@@ -45,7 +47,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySummary:
-    """`estimates` by the names of FIGURES; None where a run has nothing to say.
+    """`estimates` by the names of FIGURES; None where a run does not have the figure.
 
     `lead` is the difference to `rival`, the best of the others, in the cell's leading figure, seed by seed; it is
     None for a policy that is alone. `error`: why a run failed, if one did; there are no estimates then.
@@ -77,7 +79,7 @@ class CellSummary:
         return "attainment" if self.num_due else "mean_s"
 
     def best(self, name: str) -> list[str]:
-        """The policies with the best mean of a figure, as far as three digits tell."""
+        """The policies with the best mean of a figure, to three digits."""
         better = _BY_NAME[name].better
         means = {one.policy: estimate.mean * better for one in self.policies if (estimate := one.estimates.get(name))}
         top = max(means.values(), default=0.0)
@@ -114,7 +116,7 @@ _BY_NAME = {figure.name: figure for figure in FIGURES}
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Of values that are drawn independently, at least one of them."""
+    """The estimate of values that are drawn independently; there is at least one."""
     mean = math.inf if math.inf in values else fmean(values)
     half = None
     if len(values) > 1 and math.isfinite(mean):
@@ -123,7 +125,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def t_quantile(freedom: int) -> float:
-    """At 97.5%; beyond the table by Cornish and Fisher's expansion, to four digits."""
+    """The quantile at 97.5% of Student's t; beyond the table by Cornish and Fisher's expansion, to four digits."""
     if freedom <= len(_T):
         return _T[freedom - 1]
     z = NormalDist().inv_cdf(0.975)
@@ -138,8 +140,10 @@ def summary_of(
     bounds: Sequence[BoundFigures | None],
     errors: Mapping[str, str],
 ) -> CellSummary:
-    """`records` of each policy, seed by seed, as many as there are `bounds`; none of those in `errors`, but one at
-    least of some policy."""
+    """The summary of a cell. `records` are those of each policy, seed by seed, as many as there are `bounds`.
+
+    Policies in `errors` have no estimates; at least one policy is not in it.
+    """
     drawn = {
         policy: {figure.name: _estimated(figure, runs, bounds) for figure in FIGURES}
         for policy, runs in records.items()
@@ -179,7 +183,7 @@ def _estimated(figure: Figure, runs: Sequence[Record], bounds: Sequence[BoundFig
 def _lead(
     policy: str, leading: Figure, drawn: Mapping[str, Mapping[str, Estimate | None]]
 ) -> tuple[str, Estimate | None]:
-    """The best of the others, and the differences to it seed by seed."""
+    """The best of the other policies, and the difference to it, seed by seed."""
     found = {name: one for name, figures in drawn.items() if (one := figures[leading.name]) is not None}
     own, others = found.get(policy), [name for name in found if name != policy]
     if own is None or not others:

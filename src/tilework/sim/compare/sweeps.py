@@ -1,4 +1,4 @@
-"""Which cells are the same but for one parameter: what lines of a picture go through."""
+"""Sweeps: cells that differ in one parameter only. Each is a line of a picture."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tilework.sim.compare.summary import CellSummary
 
 SWEPT = ("scale", "rate_per_s")
 _A_PAIR = 2
-# Parameters that say how long a workload is, not what it is like.
+# Parameters that change the length of a workload, not its character.
 _LENGTHS = {"num_requests"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """Cells in ascending order of `parameter`, all else equal; `fixed` is what tells this sweep from its like."""
+    """Cells in ascending order of `parameter`, all else equal."""
 
     parameter: str
     cells: tuple[CellSummary, ...]
@@ -49,7 +49,7 @@ def sweeps_of(cells: Sequence[CellSummary]) -> list[Sweep]:
 
 
 def _others(one: CellSummary, parameter: str) -> str:
-    """What two cells of one sweep have in common. Without deadlines their scale says nothing."""
+    """A digest of all that the cells of one sweep have in common. Without deadlines their scale has no meaning."""
     cell, ignored = one.cell, {parameter} | _LENGTHS | (set() if one.num_due else {"scale"})
     rest: dict[str, Any] = {name: value for name, value in cell.parameters.items() if name not in ignored}
     return digest([cell.source, cell.table, cell.num_devices, cell.devices_per_node, bool(one.num_due), rest])

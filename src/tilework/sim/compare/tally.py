@@ -1,4 +1,4 @@
-"""From what was run to summaries: the results of each cell, policy by policy and seed by seed."""
+"""From results to summaries: those of each cell, policy by policy and seed by seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def summaries_of(
 
     Args:
         found: the result of a cell, seed and policy (None: the bound), if there is one.
-        errors: by name of the cell and policy, one for each policy that lacks a result.
+        errors: by cell name and policy, one for each policy that lacks a result.
     """
     return [one for cell in seeds if (one := _summary(cell, seeds[cell], policies, found, errors)) is not None]
 

@@ -22,7 +22,7 @@ class CoServing(RatedFamily):
     A share of the requests are videos; pictures and videos are each equally often of every size, and their deadlines
     are 2.5 times the latency at the optimal degree (TridentServe's rule).
 
-    Ours is all but the idea: we have neither the paper's models nor its figures. The devices are L20, whose tables of
+    All but the idea is ours: we have neither the paper's models nor its figures. The devices are L20, whose tables of
     FLUX.1 and HunyuanVideo are joined.
     """
 

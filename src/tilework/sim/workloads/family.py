@@ -1,4 +1,4 @@
-"""What all workloads share: parameters, independent streams of chance, and arrivals at a rate."""
+"""What all workloads share: parameters, independent random streams, and arrivals at a rate."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Family(ABC):
         """In order of arrival, known by their places. The same parameters and seed give the same requests.
 
         Raises:
-            BadParameter, BadLine, OSError: a file that a parameter names is of no use.
+            BadParameter, BadLine, OSError: a file that a parameter names cannot be used.
         """
 
     def parameters(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class RatedFamily(Family):
     period_s: float = parameter(120.0, "Of bursts and diurnal arrivals.", above=0)
     peak: float = parameter(4.0, "Of bursts and diurnal arrivals: highest rate over lowest.", least=1)
     trace: Path | None = parameter(  # noqa: RUF009 - a field, whose default is None
-        None, "A file whose arrivals are taken instead, at rate_per_s.", kind=Path
+        None, "A file whose arrivals are taken instead, at rate_per_s.", type_=Path
     )
 
     @abstractmethod
@@ -153,7 +153,7 @@ def diurnal(peak: float) -> list[float]:
 
 
 def stream(seed: int, purpose: str) -> Random:
-    """The generator of one purpose; what others draw does not move it."""
+    """The random generator of one purpose; other purposes draw from their own."""
     return Random(f"{purpose} {seed}")
 
 
@@ -170,7 +170,7 @@ def request_of(arrival_s: float, item: Item, slo_s: float | None) -> WorkloadReq
 
 
 def numbered(requests: Iterable[WorkloadRequest]) -> tuple[WorkloadRequest, ...]:
-    """In order of arrival, with their places as ids; of requests that come together, the one made first is first."""
+    """In order of arrival, with their places as ids; requests that arrive together keep their order."""
     ordered = sorted(requests, key=lambda request: request.arrival_s)
     return tuple(replace(request, id=index) for index, request in enumerate(ordered))
 

@@ -15,8 +15,8 @@ from tilework.sim.workloads.tetriserve import TetriServe
 class Flood(TetriServe):
     """More best-effort work than the devices can do, and one request in ten with TetriServe's deadline.
 
-    The deadlines alone are a light load: all can be kept by who starts best effort only where nobody urgent will need
-    the devices. And the flood must move on meanwhile. Ours altogether.
+    The deadlines alone are a light load: all can be kept by a policy that starts best effort only on devices that no
+    urgent request will need. The best-effort requests must still make progress. All of it is ours.
     """
 
     name: ClassVar[str] = "flood"

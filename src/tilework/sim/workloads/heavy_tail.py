@@ -14,13 +14,13 @@ from tilework.sim.workloads.parameters import parameter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeavyTail(RatedFamily):
-    """Device time after a Pareto distribution: whoever draws 4096 px takes 400 times what most take.
+    """Device times of a Pareto distribution: a picture of 4096 px takes 400 times as long as most.
 
     Each request draws its device time, at least that of the smallest size, and gets the largest size that takes no
     more. Deadlines are 2.5 times the latency at the optimal degree. Small requests behind a huge one are the test: a
     policy must neither let them wait for it nor starve it.
 
-    Ours altogether; sizes and costs are those of TridentServe's FLUX.1.
+    All of it is ours; sizes and costs are those of TridentServe's FLUX.1.
     """
 
     name: ClassVar[str] = "heavy-tail"

@@ -15,7 +15,7 @@ from tilework.sim.workloads.tetriserve import SIDES, square
 class InPhase(Family):
     """Bursts of TetriServe's pictures, a whole number of rounds apart, each `offset_s` after a round's beginning.
 
-    Who decides at fixed times lets every one of these requests wait for nearly a whole round. Ours altogether.
+    A policy that decides at fixed times makes each of these requests wait for nearly a whole round. All of it is ours.
     """
 
     name: ClassVar[str] = "in-phase"

@@ -15,8 +15,8 @@ from tilework.sim.workloads.tetriserve import square
 class Ladder(Family):
     """Runs of 1024 px requests, each with an earlier deadline than the one before it.
 
-    The last of a run is due `last_s` after its arrival, the one before it `rung_s` later, and so on. Who always runs
-    the nearest deadline sets work aside at every arrival, and pays for each change. Ours altogether.
+    The last of a run is due `last_s` after its arrival, the one before it `rung_s` later, and so on. A policy that
+    always runs the nearest deadline preempts at every arrival, and pays for each change. All of it is ours.
     """
 
     name: ClassVar[str] = "ladder"

@@ -1,4 +1,4 @@
-"""How much a workload asks of its devices."""
+"""The load that a workload is for its devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deadlines that each leave one degree to choose."""
+"""Deadlines for each of which one degree is right."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tilework.sim.workloads.tetriserve import TetriServe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneDegree(TetriServe):
-    """TetriServe's pictures, each with a deadline that a degree just makes if it starts almost at once.
+    """TetriServe's pictures, each with a deadline that one degree just meets if it starts almost at once.
 
     The degree is drawn among those that are faster than all narrower ones; the deadline is its latency plus `margin`.
-    Narrower is late, wider wastes devices that the next one needs. Ours altogether.
+    A narrower degree is late; a wider one wastes devices that the next request needs. All of it is ours.
     """
 
     name: ClassVar[str] = "one-degree"
     source: ClassVar[str] = "ours"
-    about: ClassVar[str] = "deadlines that one degree just makes"
+    about: ClassVar[str] = "deadlines that one degree just meets"
 
     rate_per_s: float = parameter(0.15, "Requests per second on average.", above=0)
-    margin: float = parameter(0.08, "What is left of the latency at that degree.", above=0, most=10)
+    margin: float = parameter(0.08, "Time to spare, as a share of the latency at that degree.", above=0, most=10)
 
     def slos_s(self, items: Sequence[Item], seed: int) -> Iterable[float | None]:
         rng, costs = stream(seed, "deadlines"), costs_of(self.table)

@@ -1,4 +1,4 @@
-"""PatchedServe's workloads: many small pictures with loose deadlines, which live on batches."""
+"""PatchedServe's workloads: many small pictures with loose deadlines, which gain from batches."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class PatchedServe(RatedFamily):
     `equal` has equally many of each size; under `low`, `medium` and `high` that size is half of the requests. The
     default rate is that of its workflow study on 8 H100.
 
-    Ours: the number of requests; and `skipped`, for systems that begin a picture where a similar one that they drew
-    before stood (NIRVANA saves 21% of its steps so): how many steps a request skips is drawn evenly from none to twice
+    Ours: the number of requests; and `skipped`, for systems that begin a picture from a stored step of a similar
+    one (NIRVANA saves 21% of its steps so): how many steps a request skips is drawn evenly from none to twice
     that share. Deadlines stay.
     """
 
@@ -32,7 +32,7 @@ class PatchedServe(RatedFamily):
 
     num_requests: int = parameter(1000, "How many requests.", least=1)
     mix: str = parameter("equal", "Equal shares, or the size that has half.", choices=("equal", *SIDES))
-    skipped: float = parameter(0.0, "Share of the steps that need not be made, on average.", least=0, most=0.45)
+    skipped: float = parameter(0.0, "Share of the steps that are skipped, on average.", least=0, most=0.45)
 
     def items(self, arrivals_s: Sequence[float], seed: int) -> Iterable[Item]:
         steps, rng = steps_of(self.table), stream(seed, "skipped")

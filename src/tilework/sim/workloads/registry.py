@@ -12,7 +12,6 @@ from tilework.sim.workloads.ddit import DDiT
 from tilework.sim.workloads.family import Family
 from tilework.sim.workloads.flood import Flood
 from tilework.sim.workloads.heavy_tail import HeavyTail
-from tilework.sim.workloads.hopeless import Hopeless
 from tilework.sim.workloads.in_phase import InPhase
 from tilework.sim.workloads.ladder import Ladder
 from tilework.sim.workloads.one_degree import OneDegree
@@ -20,6 +19,7 @@ from tilework.sim.workloads.parameters import parsed, unknown
 from tilework.sim.workloads.patchedserve import PatchedServeSd3, PatchedServeSdxl
 from tilework.sim.workloads.tetriserve import TetriServe
 from tilework.sim.workloads.tridentserve import TridentServeFlux, TridentServeHunyuanVideo
+from tilework.sim.workloads.unreachable import Unreachable
 from tilework.sim.workloads.wide_after_narrow import WideAfterNarrow
 
 _FAMILIES: tuple[type[Family], ...] = (
@@ -32,7 +32,7 @@ _FAMILIES: tuple[type[Family], ...] = (
     CoServing,
     HeavyTail,
     WideAfterNarrow,
-    Hopeless,
+    Unreachable,
     OneDegree,
     Flood,
     InPhase,
@@ -41,27 +41,27 @@ _FAMILIES: tuple[type[Family], ...] = (
 
 
 class UnknownWorkload(ValueError):
-    """There is no workload of this name; says which there are."""
+    """There is no workload of this name; the message lists those that there are."""
 
 
 def workload_names() -> tuple[str, ...]:
     """Published evaluations first."""
-    return tuple(kind.name for kind in _FAMILIES)
+    return tuple(each.name for each in _FAMILIES)
 
 
 def family(name: str) -> type[Family]:
     """Raises UnknownWorkload."""
-    for kind in _FAMILIES:
-        if kind.name == name:
-            return kind
+    for each in _FAMILIES:
+        if each.name == name:
+            return each
     near = get_close_matches(name, workload_names(), n=1)
     remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(workload_names())}"
     raise UnknownWorkload(f"there is no workload {name!r}; {remedy}")
 
 
-def parameters_of(kind: type[Family]) -> dict[str, Field[Any]]:
+def parameters_of(workload: type[Family]) -> dict[str, Field[Any]]:
     """By name, those that all workloads share first."""
-    return {one.name: one for one in fields(kind)}
+    return {one.name: one for one in fields(workload)}
 
 
 def make_workload(name: str, values: Mapping[str, Any] | None = None) -> Family:
@@ -69,23 +69,23 @@ def make_workload(name: str, values: Mapping[str, Any] | None = None) -> Family:
 
     Raises:
         UnknownWorkload: there is none of this name.
-        BadParameter: it has no such parameter, or the value is not what that may be.
+        BadParameter: it has no such parameter, or the value is not allowed.
     """
-    kind, values = family(name), values or {}
-    _check_names(kind, values)
-    return kind(**values)
+    workload, values = family(name), values or {}
+    _check_names(workload, values)
+    return workload(**values)
 
 
 def values_of(name: str, texts: Mapping[str, str]) -> dict[str, Any]:
-    """What texts mean as parameters of this workload. Raises UnknownWorkload and BadParameter."""
-    kind = family(name)
-    _check_names(kind, texts)
-    known = parameters_of(kind)
+    """The values that texts mean as parameters of this workload. Raises UnknownWorkload and BadParameter."""
+    workload = family(name)
+    _check_names(workload, texts)
+    known = parameters_of(workload)
     return {key: parsed(name, known[key], text) for key, text in texts.items()}
 
 
-def _check_names(kind: type[Family], names: Iterable[str]) -> None:
-    known = parameters_of(kind)
+def _check_names(workload: type[Family], names: Iterable[str]) -> None:
+    known = parameters_of(workload)
     for name in names:
         if name not in known:
-            raise unknown(kind.name, name, known)
+            raise unknown(workload.name, name, known)

@@ -21,11 +21,11 @@ from tilework.sim.workloads.family import (
 )
 from tilework.sim.workloads.parameters import parameter
 
-# How many times as often a size comes as the next larger one.
+# How many times as frequent a size is as the next larger one.
 LEAN = {"light": 1.5, "medium": 1.2, "heavy": 1.0}
 STEADY = tuple(LEAN)
 LOADS = (*STEADY, "dynamic", "diurnal", "trace")
-BLOCKS_PER_KIND = 3
+BLOCKS_PER_MIX = 3
 DOMINANT = 0.8
 SLO_FACTOR = 2.5
 
@@ -35,12 +35,12 @@ class TridentServe(RatedFamily):
     """TridentServe §8.1 and D.1: half an hour at a fixed rate, deadlines 2.5 times the latency at the optimal degree.
 
     `light`, `medium` and `heavy` are steady. `dynamic` interleaves them at random: nine equal blocks, in each of which
-    one kind makes up four fifths of the requests. `diurnal` is the medium mix while the rate goes through one day; the
+    one mix makes up four fifths of the requests. `diurnal` is the medium mix while the rate goes through one day; the
     lowest rate comes first. `trace` takes sizes and steps, too, from the file.
 
-    Ours: all weights, which our text of the paper has lost (see LEAN; heavy has equally many of each size, as have the
-    traces that were published with its code); the blocks; the day, a sine in place of a proprietary trace. Arrivals are
-    evenly spaced, as in the published traces.
+    Ours: all weights, which are missing in our text of the paper (see LEAN; heavy has equally many of each size, as
+    have the traces that were published with its code); the blocks; the day, a sine in place of a proprietary trace.
+    Arrivals are evenly spaced, as in the published traces.
     """
 
     table: ClassVar[str]
@@ -75,33 +75,33 @@ class TridentServe(RatedFamily):
         rng = stream(seed, "items")
         if self.load != "dynamic":
             return dealt(self._shares("medium" if self.load == "diurnal" else self.load), len(arrivals_s), rng)
-        kinds = list(STEADY) * BLOCKS_PER_KIND
-        stream(seed, "blocks").shuffle(kinds)
-        bounds = [len(arrivals_s) * i // len(kinds) for i in range(len(kinds) + 1)]
+        mixes = list(STEADY) * BLOCKS_PER_MIX
+        stream(seed, "blocks").shuffle(mixes)
+        bounds = [len(arrivals_s) * i // len(mixes) for i in range(len(mixes) + 1)]
         return [
             item
-            for index, kind in enumerate(kinds)
-            for item in dealt(self._blend(kind), bounds[index + 1] - bounds[index], rng)
+            for index, mix in enumerate(mixes)
+            for item in dealt(self._blend(mix), bounds[index + 1] - bounds[index], rng)
         ]
 
     def slo_s(self, item: Item) -> float:
         return SLO_FACTOR * self.optimal_s(item)
 
-    def _shares(self, kind: str) -> dict[Item, float]:
+    def _shares(self, mix: str) -> dict[Item, float]:
         table = table_of(self.table)
         shapes = {row.shape for row in table.rows}
         ordered = sorted(shapes, key=lambda shape: (shape.pixels, shape))
-        weights = [LEAN[kind] ** -place for place in range(len(ordered))]
+        weights = [LEAN[mix] ** -place for place in range(len(ordered))]
         return {
             Item(self.pipeline, shape, steps_of(self.table)): weight / sum(weights)
             for shape, weight in zip(ordered, weights, strict=True)
         }
 
     def _blend(self, dominant: str) -> Mapping[Item, float]:
-        others = [kind for kind in STEADY if kind != dominant]
+        others = [mix for mix in STEADY if mix != dominant]
         shares = {item: DOMINANT * share for item, share in self._shares(dominant).items()}
-        for kind in others:
-            for item, share in self._shares(kind).items():
+        for mix in others:
+            for item, share in self._shares(mix).items():
                 shares[item] += (1 - DOMINANT) / len(others) * share
         return shares
 

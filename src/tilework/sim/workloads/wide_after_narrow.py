@@ -19,9 +19,10 @@ WIDEST = 8
 class WideAfterNarrow(Family):
     """Cycles of narrow long requests (1024 px, 40 steps), as many as devices, and then one of 2048 px in a hurry.
 
-    The wide one can be on time only on all eight devices, and only if they are cleared at once: its deadline is its
-    latency there plus `margin`. The narrow ones have time for it: their deadline is twice their latency on one device.
-    Who does not preempt loses the wide one, who preempts without need loses the others. Ours altogether.
+    The wide request can be on time only on all eight devices, and only if they are freed at once: its deadline is its
+    latency there plus `margin`. The narrow ones can wait for it: their deadline is twice their latency on one device.
+    A policy that does not preempt loses the wide one; one that preempts without need loses the others. All of it is
+    ours.
     """
 
     name: ClassVar[str] = "wide-after-narrow"
@@ -33,8 +34,8 @@ class WideAfterNarrow(Family):
     cycles: int = parameter(20, "How many times.", least=1)
     period_s: float = parameter(20.0, "From one cycle to the next.", above=0)
     narrow: int = parameter(8, "Narrow requests per cycle.", least=0)
-    delay_s: float = parameter(1.0, "The wide one comes at most so long after them.", least=0)
-    margin: float = parameter(0.15, "What is left of the wide one's fastest latency.", above=0)
+    delay_s: float = parameter(1.0, "The wide one arrives at most this long after them.", least=0)
+    margin: float = parameter(0.15, "Time to spare, as a share of the wide one's fastest latency.", above=0)
 
     def requests(self, seed: int) -> tuple[WorkloadRequest, ...]:
         rng, costs = stream(seed, "arrivals"), costs_of(self.table)

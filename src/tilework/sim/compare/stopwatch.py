@@ -1,0 +1,73 @@
+"""How long the decisions of a run take: a controller that measures its policy's plans."""
+
+from __future__ import annotations
+
+import gc
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from tilework.control.controller import Controller, ControllerConfig
+from tilework.core.interfaces import ClusterView, CostModel, Demand, Policy
+from tilework.core.progress import Cursor
+from tilework.core.request import Request
+from tilework.core.time import NS_PER_MS
+from tilework.core.work import Plan
+from tilework.cost.table import CostTable
+from tilework.sim.compare.figures import nearest_rank
+from tilework.sim.compare.records import Timing
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Collect garbage between runs only: it takes an eighth of a run, and would be counted in single decisions."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class TimedController(Controller):
+    """A controller that measures the time of its policy."""
+
+    def __init__(self, config: ControllerConfig, table: CostTable) -> None:
+        super().__init__(config, table)
+        self.stopwatch = self._policy = Stopwatch(self._policy)
+
+
+class Stopwatch:
+    """A policy with the durations of its plans."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.calls_ns = array("q")
+
+    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
+        return self._policy.urgency_ns(request, dropped_to_best_effort, delay_ns)
+
+    def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
+        return self._policy.degrees(request, costs)
+
+    def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
+        return self._policy.demand(request, left, costs)
+
+    def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
+        started_ns = time.perf_counter_ns()
+        plan = self._policy.plan(view, costs, now_ns)
+        self.calls_ns.append(time.perf_counter_ns() - started_ns)
+        return plan
+
+
+def timing_of(calls_ns: Sequence[int], wall_s: float, num_processes: int) -> Timing:
+    ordered = [call_ns / NS_PER_MS for call_ns in sorted(calls_ns)] or [0.0]
+    return Timing(
+        num_plans=len(calls_ns),
+        plan_p50_ms=round(nearest_rank(ordered, 50), 6),
+        plan_p99_ms=round(nearest_rank(ordered, 99), 6),
+        wall_s=round(wall_s, 3),
+        num_processes=num_processes,
+    )
