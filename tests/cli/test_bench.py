@@ -25,8 +25,8 @@ from typer.testing import CliRunner
 from tilework.cli import console as output
 from tilework.cli.app import app
 from tilework.core.request import Shape
+from tilework.formats.schedule import read_schedule
 from tilework.formats.workload import WorkloadRequest, read_workload, write_workload
-from tilework.report.schedule import read_schedule
 
 CARD = {"id": "fake", "tilework": {"default_size": "96x64", "default_steps": 7}}
 PICTURE = "cGljdHVyZQ=="
@@ -72,8 +72,8 @@ class Fake:
             case "hang":
                 await asyncio.sleep(5)
         picture = {"url": "http://x/1"} if body.get("response_format") == "url" else {"b64_json": PICTURE}
-        story = {"queue_s": 0.01, "segments": self.segments()} if "tilework" in self.cards[0] else None
-        return {"data": [picture | ({} if story is None else {"tilework": story})]}
+        timeline = {"queue_s": 0.01, "segments": self.segments()} if "tilework" in self.cards[0] else None
+        return {"data": [picture | ({} if timeline is None else {"tilework": timeline})]}
 
     def segments(self) -> list[dict[str, Any]]:
         return [
@@ -162,7 +162,7 @@ def test_a_queue_in_the_server_shows_in_latency(fake):
     assert latency["mean"] == pytest.approx(sum(0.1 * (i + 1) - 0.02 * i for i in range(10)) / 10, abs=0.15)
 
 
-def test_every_failure_is_counted_by_its_kind_and_counts_as_late(fake, tmp_path):
+def test_every_failure_is_counted_by_its_cause_and_counts_as_late(fake, tmp_path):
     faults = ("busy", "broken", "garbage", "cut", "hang", "hang")
     path = trace(tmp_path / "t.jsonl", *faults, "fine", "fine", slo_s=5.0)
     result = measured(fake.url, "--requests", path, "--timeout", 0.5, "--warmup", 0)
@@ -186,7 +186,7 @@ def test_the_seed_decides_what_is_sent_and_the_file_of_requests_sends_it_again(f
     assert {r.shape for r in read_workload(tmp_path / "a" / "requests.jsonl")} == {Shape(64, 64), Shape(64, 96)}
 
 
-def test_a_tilework_server_is_told_the_deadline_and_asked_for_its_defaults(fake, tmp_path):
+def test_a_tilework_server_gets_the_deadline_and_is_asked_for_its_defaults(fake, tmp_path):
     fake.cards = [CARD]
     arguments = [fake.url + "/v1", "--rpm", 12000, "--num-requests", 4, "--slo", 2, "--slo-scale", 1.5]
     result = measured(*arguments, "--on-miss", "reject", "--out", tmp_path)
@@ -213,7 +213,7 @@ def test_a_tilework_server_is_told_the_deadline_and_asked_for_its_defaults(fake,
     assert [line.on_time for line in schedule.requests] == [True] * 4
 
 
-def test_another_server_is_told_nothing_that_only_tilework_knows(fake, tmp_path):
+def test_another_server_gets_no_field_that_only_tilework_knows(fake, tmp_path):
     arguments = [fake.url, "--rate", 100, "--num-requests", 2, "--sizes", 64, "--slo", 2, "--warmup", 0]
     result = measured(*arguments, "--out", tmp_path)
     assert result["config"]["plain"] is True
@@ -308,7 +308,7 @@ def test_a_mistake_is_named_with_its_remedy(fake, arguments, words):
     assert fake.seen == []
 
 
-def test_no_url_no_server_and_no_picture_are_told(fake, tmp_path):
+def test_no_url_no_server_and_no_picture_are_reported(fake, tmp_path):
     assert "there is no URL" in refused("--rate", 1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -28,9 +28,9 @@ from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.core.request import OnMiss, Request
 from tilework.cost.table_file import table_json
+from tilework.formats.schedule import read_schedule
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.policy.registry import policy_names
-from tilework.report.schedule import read_schedule
 from tilework.sim.simulation import SimConfig, Simulation
 
 pytestmark = pytest.mark.usefixtures("plain_output")
@@ -457,7 +457,7 @@ def test_a_bad_cost_table_is_named(files: Path, tmp_path: Path, mistake: Callabl
         ("CUT", "cut off while it was written"),
     ],
 )
-def test_a_bad_log_is_told(
+def test_a_bad_log_is_reported(
     files: Path,
     tmp_path: Path,
     mistake: Callable[..., str],
@@ -470,7 +470,7 @@ def test_a_bad_log_is_told(
     assert complaint in mistake(*command, path)
 
 
-def test_a_log_without_events_is_told(files: Path, tmp_path: Path, mistake: Callable[..., str]) -> None:
+def test_a_log_without_events_is_reported(files: Path, tmp_path: Path, mistake: Callable[..., str]) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text((files / "events.jsonl").read_text().splitlines()[0] + "\n")
     for flags in ((), ("--json",)):
@@ -478,7 +478,7 @@ def test_a_log_without_events_is_told(files: Path, tmp_path: Path, mistake: Call
         assert mistake("simulate", "--log", path, *flags) == f"{path} holds no finished request; serve something first"
 
 
-def test_a_log_of_a_policy_that_is_gone_is_told(files: Path, tmp_path: Path, mistake: Callable[..., str]) -> None:
+def test_a_log_of_an_unknown_policy_is_reported(files: Path, tmp_path: Path, mistake: Callable[..., str]) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text((files / "events.jsonl").read_text().replace('"policy":"fixed-sp1"', '"policy":"edg"'))
     for command in (("replay",), ("simulate", "--log")):

@@ -79,7 +79,7 @@ def shown(result: Result) -> str:
 # What it prints.
 
 
-def test_a_table_tells_shares_latency_and_cost_of_each_policy() -> None:
+def test_a_table_has_shares_latency_and_cost_of_each_policy() -> None:
     text = shown(invoke(*SMALL, "--seeds", 2))
     assert "tetriserve,num=12,rpm=30: 12 requests on 8 devices, 2 seeds, simulated; at most" in text
     found = document(*SMALL, "--seeds", 2)["cells"][0]["policies"]
@@ -200,7 +200,7 @@ def test_what_is_there_is_not_run_again(tmp_path: Path, begun: list[Task]) -> No
     assert [(task.seed, task.policy) for task in begun[11:]] == [(2, "edf"), (2, "tetriserve")]
 
 
-def test_results_of_another_state_of_the_program_are_told(tmp_path: Path) -> None:
+def test_results_of_another_state_of_the_program_are_reported(tmp_path: Path) -> None:
     given, path = (*SMALL, "--seeds", 1, "--out", tmp_path), tmp_path / "results.jsonl"
     assert "another state" not in invoke(*given).stderr
     path.write_text(re.sub('"code": "[0-9a-f]+"', '"code": "older"', path.read_text(), count=2))
@@ -227,7 +227,7 @@ def test_an_interruption_keeps_what_is_done_and_says_how_to_go_on(
     assert len(begun) == 6
 
 
-def test_a_policy_that_breaks_is_told_and_the_others_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_that_breaks_is_reported_and_the_others_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(Idle):
         def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
             raise ZeroDivisionError("by zero")
@@ -318,7 +318,7 @@ def test_mistakes_name_the_option_the_value_and_the_remedy(
     assert words in mistake(*arguments)
 
 
-def test_a_directory_with_something_else_in_it_is_told(tmp_path: Path, mistake: Callable[..., str]) -> None:
+def test_a_directory_with_something_else_in_it_is_reported(tmp_path: Path, mistake: Callable[..., str]) -> None:
     (tmp_path / "results.jsonl").write_text("hello\n")
     assert "results.jsonl:1: no result of tilework compare" in mistake(*SMALL, "--out", tmp_path)
     assert "Not a directory" in mistake(*SMALL, "--out", tmp_path / "results.jsonl" / "deeper")

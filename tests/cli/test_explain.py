@@ -112,7 +112,7 @@ def test_every_decision_is_a_sentence_with_numbers(action: Action, kind: str, te
     assert str(decision) == f"+0.213 s  {text}"
 
 
-def test_what_decides_nothing_about_a_request_is_not_told() -> None:
+def test_actions_that_decide_nothing_about_a_request_are_not_described() -> None:
     assert describe(0, WakeAt(5), ASKED) is None
     assert describe(0, DropState(5, (0,)), ASKED) is None
     told = [(0, WakeAt(5)), (1, Stop(7)), (2, DropState(5, (0,)))]
@@ -257,29 +257,29 @@ def test_the_summary_counts_what_the_run_did(mixed: Recorded, log: Path) -> None
     assert "promises: 1 kept, 0 broken\n" in text
     later = "later" if middle >= 0 else "earlier"
     assert (
-        f"ends: {span_text(ns_from_s(abs(summary['eta_error_median_s'])))} {later} than foretold in the median" in text
+        f"ends: {span_text(ns_from_s(abs(summary['eta_error_median_s'])))} {later} than predicted in the median" in text
     )
     assert f", {summary['attainment']:.1%} of deadlines were kept\n" in text
 
 
-def test_a_story_has_decisions_works_and_the_end(mixed: Recorded, log: Path) -> None:
+def test_a_request_has_decisions_works_and_the_end(mixed: Recorded, log: Path) -> None:
     past = next(past for past in mixed.history.requests if past.on_time is False and past.status is Status.DONE)
-    story = document(log, past.request.uid)
+    found = document(log, past.request.uid)
     runs = runs_of(mixed, past)
-    assert [one["work"] for one in story["works"]] == [run.work.work_id for run in runs]
-    assert [one["predicted_s"] is not None for one in story["works"]] == [True] * len(runs)
-    assert story["slack_s"] < 0
-    assert story["ran_s"] + story["waited_s"] == pytest.approx(story["finish_s"], abs=1e-5)
-    assert story["decisions"] == [d.to_json() for d in describe_all(past.told, past.request, past.job_id)]
+    assert [one["work"] for one in found["works"]] == [run.work.work_id for run in runs]
+    assert [one["predicted_s"] is not None for one in found["works"]] == [True] * len(runs)
+    assert found["slack_s"] < 0
+    assert found["ran_s"] + found["waited_s"] == pytest.approx(found["finish_s"], abs=1e-5)
+    assert found["decisions"] == [d.to_json() for d in describe_all(past.told, past.request, past.job_id)]
     text = explain(log, past.request.uid).output
-    for decision in story["decisions"]:
+    for decision in found["decisions"]:
         assert decision["text"] in text
     assert "late because: " in text
-    assert " than foretold\n" in text
+    assert " than predicted\n" in text
     assert "promise" not in text, "it has none"
 
 
-def test_a_story_says_why_there_was_no_picture(mixed: Recorded, log: Path) -> None:
+def test_a_request_says_why_there_was_no_picture(mixed: Recorded, log: Path) -> None:
     ends = {past.status: past.request.uid for past in mixed.history.requests}
     for status, words in ((Status.REJECTED, "refused (deadline_unreachable): "), (Status.CANCELLED, "cancelled: ")):
         text = explain(log, ends[status]).output
@@ -294,7 +294,7 @@ def test_a_request_is_found_by_its_name_or_near_ones_are_named(log: Path) -> Non
     assert "6 requests" in (said := refusal(log, "stri"))
     assert "strict0, strict1" in said
     assert "near ones: strict5" in refusal(log, "strct5")
-    assert "names the latest ones" in refusal(log, "zzz")
+    assert "lists the latest ones" in refusal(log, "zzz")
 
 
 def test_a_beginning_that_only_one_request_has_is_enough_and_so_is_the_job_number(tmp_path: Path) -> None:
@@ -312,16 +312,16 @@ def test_a_call_is_all_its_images(tmp_path: Path) -> None:
     path = recorded([*(request(uid) for uid in uids), *others]).write(tmp_path / "log.jsonl")
     told = document(path, "abc")
     assert told["uid"] == "abc"
-    assert [story["uid"] for story in told["images"]] == uids[:3]
+    assert [found["uid"] for found in told["images"]] == uids[:3]
     text = explain(path, "abc").output
     assert [line.split()[0] for line in text.splitlines() if "(job " in line] == uids[:3]
-    assert [story["uid"] for story in document(path, "x")["images"]] == uids[5:], "the only call that begins so"
+    assert [found["uid"] for found in document(path, "x")["images"]] == uids[5:], "the only call that begins so"
     assert document(path, "abc-1")["uid"] == "abc-1", "an image of its own"
     assert "5 requests" in refusal(path, "ab")
     assert "3 requests" in refusal(path, "img"), "they came one after another"
 
 
-def test_a_log_without_requests_and_another_file_are_told(tmp_path: Path) -> None:
+def test_a_log_without_requests_and_another_file_are_refused(tmp_path: Path) -> None:
     path = recorded([]).write(tmp_path / "log.jsonl")
     assert "holds no requests" in refusal(path)
     path.write_text('{"work": 7}\n')
@@ -403,12 +403,12 @@ def test_a_running_server_is_asked(server: Server) -> None:
         (200, b"hello", "is it a tilework server?"),
     ],
 )
-def test_what_a_server_answers_otherwise_is_told(server: Server, status: int, body: bytes, words: str) -> None:
+def test_other_answers_of_a_server_are_reported(server: Server, status: int, body: bytes, words: str) -> None:
     server.status, server.body = status, body
     assert words in refusal("x", "--url", server.url)
 
 
-def test_a_server_that_is_not_there_is_told(server: Server) -> None:
+def test_a_server_that_does_not_answer_is_reported(server: Server) -> None:
 
     assert "does not answer" in refusal("x", "--url", "http://127.0.0.1:9")
     assert "leave out 'y'" in refusal("x", "y", "--url", server.url)

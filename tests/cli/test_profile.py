@@ -218,7 +218,7 @@ def test_a_refresh_measures_again_and_its_rows_count_from_then_on(cache: CostCac
     assert set(asyncio.run(start(FakeMeasurer(), (1,), cache)).values()) == {9.0}
 
 
-def test_what_cannot_run_is_left_out_and_nothing_at_all_is_told(cache: CostCache) -> None:
+def test_what_cannot_run_is_left_out_and_nothing_at_all_is_reported(cache: CostCache) -> None:
     some, none = FakeMeasurer(), FakeMeasurer(key=replace(KEY, model="other@1"))
     some.too_large, none.too_large = {SHAPES[-1]}, set(SHAPES)
     assert {shape for _, shape, _ in asyncio.run(start(some, (1, 2), cache))} == set(SHAPES[:-1])
@@ -265,6 +265,7 @@ def measurers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[FakeMeasu
         return made[-1]
 
     monkeypatch.setattr("tilework.runtime.executor.LocalExecutor", make)
+    monkeypatch.setattr("tilework.pipelines.model_index.read_model_index", lambda path: None)  # Models are made up.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("TILEWORK_PROFILES", raising=False)
     return made
@@ -308,7 +309,7 @@ def test_a_profile_without_wishes_takes_the_models_sizes_and_all_its_degrees(
 
 
 @pytest.mark.usefixtures("measurers")
-def test_a_size_that_does_not_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_that_does_not_run_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeMeasurer, "too_large", {LARGE})
     result = invoke("profile", "--workers", 1, "--sizes", "64,128")
     assert "128x128 does not run at degree 1 here" in result.stderr
@@ -484,12 +485,12 @@ def test_a_mixed_profile_learns_from_all_batches_that_are_known(packing: list[Fa
     learned = table.batch_models["toy"]
     assert 150 < learned.num_rows <= 80 + 90 + 6
     assert learned.error < 0.05
-    assert f"was learned from {learned.num_rows} batches" in second.stdout
+    assert f"learned from {learned.num_rows} batches" in second.stdout
     assert "mixed batches: one by one / together is 1.0" in second.stdout
     known = Profiles(tmp_path / "costs.sqlite").latest(KEY)
     assert known is not None
     assert known.batch_models == table.batch_models
-    assert f"was learned from {learned.num_rows} batches" in invoke("cost", "show", tmp_path / "toy.json").stdout
+    assert f"learned from {learned.num_rows} batches" in invoke("cost", "show", tmp_path / "toy.json").stdout
 
 
 def test_without_scikit_learn_batches_are_measured_and_nothing_is_learned(

@@ -13,8 +13,9 @@ from tilework.cli.console import UserError, console, user_errors
 from tilework.cost.table import BadCostTable
 from tilework.formats.json_lines import BadLine
 from tilework.sim.compare.cells import BadCell, Cell
+from tilework.sim.compare.pool import Failed, run_all
 from tilework.sim.compare.records import BadRecords, Record, Records, key_of
-from tilework.sim.compare.runs import Conditions, Failed, Task, code_digest, config_of, given, run_all
+from tilework.sim.compare.runs import Conditions, Task, code_digest, config_of, given
 from tilework.sim.compare.summary import CellSummary
 from tilework.sim.compare.tally import summaries_of
 from tilework.sim.workloads.parameters import BadParameter

@@ -1,4 +1,4 @@
-"""What the commands share: where output goes, and how a mistake of the user is told."""
+"""What the commands share: where output goes, and how mistakes of the user are reported."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ out = Console(emoji=False)
 
 
 class UserError(Exception):
-    """The user can put this right; the message says how."""
+    """A mistake that the user can correct; the message says how."""
 
     def __init__(self, message: object) -> None:
         super().__init__(escape(str(message)))
 
 
 @contextmanager
-def user_errors(*kinds: type[Exception]) -> Iterator[None]:
-    """Tell these exceptions to the user as they are; they are all typed and name field, value and remedy."""
+def user_errors(*types: type[Exception]) -> Iterator[None]:
+    """Turn these exceptions into UserError; their messages name field, value and remedy."""
     try:
         yield
-    except kinds as error:
+    except types as error:
         raise UserError(error) from error
 
 

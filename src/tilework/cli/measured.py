@@ -1,4 +1,4 @@
-"""What the commands about costs share: sizes, the place of the profile database, the table that is shown."""
+"""What the commands about costs share: sizes, the profile database, and the table of costs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def batch_json(row: CostRow) -> int | list[str]:
 def cost_table(rows: Sequence[CostRow], title: str, origins: Sequence[str] = ()) -> Table:
     """One line per row in the order given; `origins`, one word per row, says how each is known. Fits 80 columns.
 
-    Stages are named with their pipeline if there are several; a column that tells nothing is left out.
+    Stages are named with their pipeline if there are several; an empty column is left out.
     """
     scaling, several = Scaling(rows), len({row.pipeline for row in rows}) > 1
     lines = [_cells(row, scaling, several) for row in rows]
@@ -91,7 +91,7 @@ def cost_table(rows: Sequence[CostRow], title: str, origins: Sequence[str] = ())
 
 
 def print_costs(table: CostTable, title: str) -> None:
-    """All rows, but of mixed batches, which are many, only what they come to; and how good the batch_models are."""
+    """Print all rows, a summary of the mixed batches, which are many, and the errors of the batch models."""
     rows = in_order(table.rows)
     shown = [row for row in rows if isinstance(row.batch, int)]
     if shown:
@@ -100,18 +100,18 @@ def print_costs(table: CostTable, title: str) -> None:
         scaling = Scaling(rows)
         mixed = [scaling.speedup(row) for row in rows if not isinstance(row.batch, int)]
         gains = [gain for gain in mixed if gain is not None]
-        told = ""
+        summary = ""
         if gains:
             low, high = percentile(gains, 10), percentile(gains, 90)
-            told = f": one by one / together is {median(gains):.2f}, and {low:.2f} to {high:.2f} in 80%"
-        out.print(f"{len(mixed)} mixed batches{told} (--json lists them)", soft_wrap=True)
+            summary = f": one by one / together is {median(gains):.2f}, and {low:.2f} to {high:.2f} in 80%"
+        out.print(f"{len(mixed)} mixed batches{summary} (--json lists them)", soft_wrap=True)
     for batch_model in table.batch_models.values():
-        told = f"foretells those that it has not seen with a mean error of {batch_model.error:.1%}"
-        out.print(f"what was learned from {batch_model.num_rows} batches {told}", soft_wrap=True)
+        error = f"a mean error of {batch_model.error:.1%} on batches that it has not seen"
+        out.print(f"the batch model learned from {batch_model.num_rows} batches has {error}", soft_wrap=True)
 
 
 def row_json(row: CostRow, scaling: Scaling) -> dict[str, Any]:
-    """A row with what it amounts to, for --json."""
+    """A row with its speed-up and efficiency, for --json."""
     return {
         "pipeline": row.pipeline,
         "stage": row.stage,

@@ -12,7 +12,8 @@ from tilework.cli.compare_run import Comparison, Runs, prepare, run_missing
 from tilework.cli.console import UserError, console, print_json, user_errors
 from tilework.cli.options import compare as options
 from tilework.cli.options.common import AsJson, DevicesPerNode, Jitter, Processes, SwitchMs, examples
-from tilework.cli.views.compare import document_of, print_tables
+from tilework.cli.views.compare import print_tables
+from tilework.cli.views.compare_document import document_of
 from tilework.cli.views.compare_plot import plot
 from tilework.core.time import NS_PER_MS
 from tilework.cost.table import BadCostTable

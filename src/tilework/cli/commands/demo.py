@@ -24,11 +24,11 @@ from tilework.client.record import Record
 from tilework.control.history import read_history
 from tilework.control.log import replay
 from tilework.core.time import s_from_ns
+from tilework.formats.schedule import Schedule, write_schedule
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.policy.registry import DEFAULT_POLICY
 from tilework.report.chart import chart_of_schedule
 from tilework.report.contact_sheet import Frame, draw_contact_sheet
-from tilework.report.schedule import Schedule, write_schedule
 from tilework.report.tables import attainment_table, summary
 from tilework.report.timeline import draw_timeline
 
@@ -47,7 +47,9 @@ def command(
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
     json: AsJson = False,
 ) -> None:
-    """Serve the shipped model on this machine's CPU, send pictures of many sizes with deadlines, draw what happened."""
+    """Serve the shipped model on this machine's CPU, request pictures of many sizes with deadlines, and draw what
+    happened.
+    """
     require_serve_extra()
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "events.jsonl"
@@ -85,7 +87,7 @@ def _server(workers: int, policy: str, log: Path) -> Iterator[str]:
         with console.status(f"starting a server with {workers} workers"):
             line = process.stdout.readline()
         if not line:
-            raise UserError("the server did not start; its message stands above")
+            raise UserError("the server did not start; see its message above")
         ready = jsonlib.loads(line)
         console.print(f"server ready in {ready['ready_s']:.1f} s at {ready['url']}", style="dim")
         yield ready["url"]
@@ -99,7 +101,7 @@ def _server(workers: int, policy: str, log: Path) -> Iterator[str]:
 
 
 def _workload(url: str, seed: int, count: int, workers: int) -> tuple[WorkloadRequest, ...]:
-    """Ask for a small and a large picture on an idle server first, so that the load suits this machine."""
+    """A workload whose load suits this machine: a small and a large picture are measured on the idle server first."""
     probes = [
         WorkloadRequest(arrival_s=0.0, pipeline="shapes", height=side, width=side, steps=STEPS, prompt="a red circle")
         for side in PROBE_SIDES
@@ -148,10 +150,10 @@ def _frame(record: Record) -> Frame:
 
 
 def _schedule(records: list[Record], log: Path) -> Schedule:
-    """What the server's log says of our requests, on the clock of the workload."""
+    """The schedule of the workload's requests in the server's log, on the clock of the workload."""
     with log.open(encoding="utf-8") as lines:
         history = read_history(lines)
-    ids = {record.story["uid"]: record.index for record in records if record.story is not None}
+    ids = {record.timeline["uid"]: record.index for record in records if record.timeline is not None}
     arrivals_s = {past.request.uid: s_from_ns(past.request.arrival_ns) for past in history.requests}
     shifts_s = [records[index].arrival_s - arrivals_s[uid] for uid, index in ids.items()]
     return schedule_of_history(history, ids, median(shifts_s) if shifts_s else 0.0)

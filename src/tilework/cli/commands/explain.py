@@ -13,14 +13,8 @@ import typer
 from tilework.cli.console import UserError, out, print_json, user_errors
 from tilework.cli.logs import is_log, load_history
 from tilework.cli.options.common import AsJson, examples
-from tilework.cli.views.explanation import (
-    print_decisions,
-    print_line,
-    print_story,
-    print_summary,
-    story_document,
-    summary_document,
-)
+from tilework.cli.views.explanation import request_document, summary_document
+from tilework.cli.views.explanation_text import print_decisions, print_line, print_request, print_summary
 from tilework.control.history import History, PastRequest
 
 EXAMPLE = examples(
@@ -45,7 +39,7 @@ def command(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Tell why a request was served as it was: each decision with its reason, each work with what was expected of it.
+    """Show why a request was served as it was: each decision with its reason, each work with its predicted time.
 
     Without UID: how the requests of the log ended, and why the latest ones were late.
     """
@@ -65,8 +59,8 @@ def command(
             raise UserError(f"{log} is no event log; decisions are in those of serve --log and simulate --events")
     history = load_history(log, quiet=json)
     if uid is not None:
-        stories = [story_document(history, past) for past in _find(history, uid, log)]
-        _print_stories(stories, json)
+        documents = [request_document(history, past) for past in _find(history, uid, log)]
+        _print_requests(documents, json)
         return
     if not history.requests:
         raise UserError(f"{log} holds no requests; was anything served?")
@@ -74,19 +68,19 @@ def command(
     print_json(summary) if json else print_summary(summary, log)
 
 
-def _print_stories(stories: list[dict[str, Any]], json: bool) -> None:
-    """One as it is; those of a call under the call's name."""
+def _print_requests(documents: list[dict[str, Any]], json: bool) -> None:
+    """One request as it is; several of a call under the call's name."""
     if json:
-        print_json(stories[0] if len(stories) == 1 else {"uid": _call(stories[0]["uid"]), "images": stories})
+        print_json(documents[0] if len(documents) == 1 else {"uid": _call(documents[0]["uid"]), "images": documents})
         return
-    for number, story in enumerate(stories):
+    for number, document in enumerate(documents):
         if number:
             out.print()
-        print_story(story)
+        print_request(document)
 
 
 def _find(history: History, name: str, log: Path) -> list[PastRequest]:
-    """The request of this uid, else of this job number, else the only one or the only call whose uid begins so.
+    """The request of this uid, else of this job number, else the only one, or the only call, whose uid begins so.
 
     Raises UserError.
     """
@@ -105,7 +99,7 @@ def _find(history: History, name: str, log: Path) -> list[PastRequest]:
         more = ", ..." if len(begun) > _NAMED else ""
         raise UserError(f"{len(begun)} requests of {log} begin with {name!r}: {', '.join(begun[:_NAMED])}{more}")
     near = get_close_matches(name, by_uid, n=_NAMED, cutoff=0.5)
-    remedy = f"near ones: {', '.join(near)}" if near else f"tilework explain {log} names the latest ones"
+    remedy = f"near ones: {', '.join(near)}" if near else f"tilework explain {log} lists the latest ones"
     raise UserError(f"no request of {log} is called {name!r}; {remedy}")
 
 
@@ -132,7 +126,7 @@ def _ask(url: str, uid: str, api_key: str | None) -> dict[str, Any]:
 
 
 def _message(answer: httpx.Response) -> str:
-    """The message of an OpenAI-style error, or the beginning of whatever came."""
+    """The message of an OpenAI-style error, or the beginning of the answer."""
     document = _decoded(answer)
     error = document.get("error") if isinstance(document, dict) else None
     message = error.get("message") if isinstance(error, dict) else None

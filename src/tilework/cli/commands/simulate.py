@@ -27,9 +27,9 @@ from tilework.core.time import NS_PER_MS
 from tilework.cost.table import BadCostTable, CostTable
 from tilework.cost.table_file import read_table
 from tilework.formats.json_lines import BadLine, RequestId
+from tilework.formats.schedule import write_schedule
 from tilework.formats.workload import read_workload
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, make_policy
-from tilework.report.schedule import write_schedule
 from tilework.report.tables import attainment_table, summary
 from tilework.report.words import counted_devices
 from tilework.sim.simulation import SimConfig, Simulation, Trace

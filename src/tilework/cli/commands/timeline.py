@@ -12,9 +12,9 @@ from tilework.cli.logs import is_log, load_history
 from tilework.cli.options.common import AsJson, examples
 from tilework.cli.views.charts import chart_of_history, check_timeline_files, draw_chart
 from tilework.formats.json_lines import BadLine
+from tilework.formats.schedule import read_schedule
 from tilework.formats.workload import read_workload
 from tilework.report.chart import Chart, busy_shares, chart_of_schedule
-from tilework.report.schedule import read_schedule
 from tilework.report.words import counted_devices
 
 EXAMPLE = examples(
@@ -38,10 +38,10 @@ def command(
     title: Annotated[str | None, typer.Option(help="Title; default the policy of a log, or the file's name.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Draw who ran where and when, from the event log of a server or a simulation, or from a schedule.
+    """Draw what ran where and when, from the event log of a server or a simulation, or from a schedule.
 
-    Open .html in a browser, .json at https://ui.perfetto.dev. An event log tells more than a schedule: why each work
-    was started, what was expected of it, and what was decided about each request.
+    Open .html in a browser, .json at https://ui.perfetto.dev. An event log has more than a schedule: the reason and
+    predicted time of each work, and the decisions about each request.
     """
     files = check_timeline_files(out_files or [])
     if not files:

@@ -51,12 +51,12 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A parameter of the workload (workload list NAME); repeatable."),
 ]
-Seed = Annotated[int, typer.Option(help="Decides all that is drawn.")]
+Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Wish:
-    """What the options ask of a workload; None leaves its default."""
+class _Changes:
+    """The options that change a workload; None leaves its default."""
 
     rate: float | None
     rpm: float | None
@@ -85,7 +85,7 @@ class _Wish:
     def _options(self) -> list[tuple[str, str, Any]]:
         """(option, parameter, value) of those that were given."""
         if self.rate is not None and self.rpm is not None:
-            raise UserError("--rate and --rpm say the same; give one of them")
+            raise UserError("--rate and --rpm set the same parameter; give one of them")
         rows = [
             ("--rate", "rate_per_s", self.rate),
             ("--rpm", "rate_per_s", None if self.rpm is None else self.rpm / 60),
@@ -114,14 +114,14 @@ def list_(
 ) -> None:
     """List the workloads, or what one of them is and which parameters it has."""
     with user_errors(UnknownWorkload):
-        kinds = [family(each) for each in (workload_names() if name is None else (name,))]
+        families = [family(each) for each in (workload_names() if name is None else (name,))]
     if json:
-        print_json({"workloads": [described(kind) for kind in kinds]})
+        print_json({"workloads": [described(each) for each in families]})
         return
     if name is None:
-        out.print(overview(kinds))
+        out.print(overview(families))
     else:
-        print_one(kinds[0])
+        print_one(families[0])
 
 
 @app.command("make", epilog=MAKE_EXAMPLE)
@@ -138,7 +138,7 @@ def make(
     json: AsJson = False,
 ) -> None:
     """Write the requests of a workload to a file, for `simulate` and `bench --requests`."""
-    workload = _Wish(rate=rate, rpm=rpm, scale=scale, num=num, trace=trace, set_=set_).workload(name)
+    workload = _Changes(rate=rate, rpm=rpm, scale=scale, num=num, trace=trace, set_=set_).workload(name)
     with user_errors(BadParameter, BadLine, OSError):
         requests = workload.requests(seed)
         write_workload(output, requests)
@@ -174,14 +174,14 @@ def show(
     set_: Set = None,
     json: AsJson = False,
 ) -> None:
-    """Show what a workload or a file of requests asks for, and how much of the devices that is.
+    """Show the requests of a workload or a file, and the load that they are for the devices.
 
-    The load is the least device time that arrives per second over what the devices can do in a second: at 100% they are
-    busy without a break even if every request ran at its most economical degree.
+    The load is the least device time that arrives per second, over the number of devices. At 100% the devices are
+    always busy even if every request runs at its most economical degree.
     """
-    wish = _Wish(rate=rate, rpm=rpm, scale=scale, num=num, trace=trace, set_=set_)
+    changes = _Changes(rate=rate, rpm=rpm, scale=scale, num=num, trace=trace, set_=set_)
     with user_errors(BadParameter, BadLine, BadCostTable, UnknownCost, OSError):
-        shown = _find(place, wish, seed, cost, devices)
+        shown = _find(place, changes, seed, cost, devices)
         if png is not None:
             if png.suffix.lower() != ".png":
                 raise UserError(f"{png} ends in {png.suffix!r}; the picture is a .png")
@@ -195,17 +195,19 @@ def show(
     out.print(sentence(shown), soft_wrap=True)
 
 
-def _find(place: str, wish: _Wish, seed: int, cost: str | None, devices: int | None) -> Shown:
+def _find(place: str, changes: _Changes, seed: int, cost: str | None, devices: int | None) -> Shown:
     if place in workload_names():
-        workload = wish.workload(place)
+        workload = changes.workload(place)
         requests, title = workload.requests(seed), f"{place}, seed {seed}"
         cost, num_devices = cost or workload.table, devices or workload.num_devices
     else:
         if not Path(place).exists():
             with user_errors(UnknownWorkload):
                 family(place)
-        if not wish.is_empty():
-            raise UserError(f"{place} is a file, whose requests are what they are; leave out what changes a workload")
+        if not changes.is_empty():
+            raise UserError(
+                f"{place} is a file, whose requests are fixed; leave out the options that change a workload"
+            )
         requests = tuple(sorted(read_workload(place), key=lambda request: request.arrival_s))
         title, num_devices = Path(place).name, devices or 1
     if not requests:

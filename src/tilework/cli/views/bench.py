@@ -15,11 +15,11 @@ import tilework
 from tilework.cli.bench_run import Run
 from tilework.cli.console import out
 from tilework.client.record import Record
+from tilework.formats.schedule import Schedule, write_schedule
 from tilework.formats.workload import write_workload
 from tilework.report.chart import chart_of_schedule
 from tilework.report.latency import draw_latency
-from tilework.report.schedule import Schedule, write_schedule
-from tilework.report.served import schedule_of_stories, served_figures
+from tilework.report.served import schedule_of_timelines, served_figures
 from tilework.report.tables import attainment_table, percentile, summary, throughput_table
 from tilework.report.timeline import draw_timeline
 
@@ -27,7 +27,7 @@ LAG_WARNING_S = 0.05
 
 
 def document(run: Run, command: list[str]) -> dict[str, Any]:
-    """All that the run came to, as plain JSON: what was asked, of whom, by what, and the figures."""
+    """The whole run as plain JSON: the command, the server, the versions and the figures."""
     records = run.records
     served = served_figures(records)
     by_size = {shape: [record for record in records if record.shape == shape] for shape in run.bench.shapes}
@@ -72,7 +72,7 @@ def write_files(directory: Path, run: Run, result: Mapping[str, Any]) -> None:
 
 
 def print_report(run: Run, result: Mapping[str, Any], directory: Path | None) -> None:
-    """Tables, and a line each for what failed, what the server told of itself, and the client's own lag."""
+    """Print tables, a line for each cause of failure, the server's own figures, and the client's lag."""
     out.print(attainment_table(run.records, title=run.title))
     out.print(throughput_table(run.records))
     for cause, number in result["causes"].items():
@@ -89,7 +89,7 @@ def print_report(run: Run, result: Mapping[str, Any], directory: Path | None) ->
 
 
 def _client(run: Run) -> dict[str, Any]:
-    """How the client itself kept pace: lag of sending behind the plan, and the rates planned and sent."""
+    """Whether the client kept pace: lag of sending behind the plan, and the rates planned and sent."""
     lags_s = [record.lag_s for record in run.records]
     planned_s = [record.arrival_s for record in run.records]
     sent_s = [record.arrival_s + record.lag_s for record in run.records]
@@ -106,7 +106,7 @@ def _per_s(times_s: list[float]) -> float | None:
 
 
 def _line(record: Record) -> dict[str, Any]:
-    """One request in records.jsonl; `story` is the server's own."""
+    """One request in records.jsonl; `timeline` is the server's own."""
     return {
         "request": record.index if record.request.id is None else record.request.id,
         "size": str(record.shape),
@@ -118,12 +118,12 @@ def _line(record: Record) -> dict[str, Any]:
         "on_time": record.on_time,
         "cause": record.cause,
         "detail": record.detail,
-        "story": record.story,
+        "timeline": record.timeline,
     }
 
 
 def _schedule(run: Run) -> Schedule:
-    return schedule_of_stories((r.index if r.request.id is None else r.request.id, r) for r in run.records)
+    return schedule_of_timelines((r.index if r.request.id is None else r.request.id, r) for r in run.records)
 
 
 def _served_text(served: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""From event logs to what `report` draws, and to files of each kind."""
+"""From event logs to the charts that `report` draws, and to files in each of its formats."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tilework.control.history import History, LostWork, PastRequest, PastWork
 from tilework.core.request import Request, Status
 from tilework.core.time import s_from_ns
 from tilework.formats.json_lines import RequestId
+from tilework.formats.schedule import DROPPED
 from tilework.report.chart import OPEN, Chart, ChartDecision, ChartRequest, ChartWork, Outage, by_arrival
 from tilework.report.perfetto import write_trace
-from tilework.report.schedule import DROPPED
 from tilework.report.timeline import draw_timeline
 from tilework.report.timeline_html import write_page
 
@@ -21,7 +21,7 @@ _WRITERS: dict[str, Callable[..., None]] = {".html": write_page, ".png": draw_ti
 
 
 def check_timeline_files(paths: Iterable[Path]) -> list[Path]:
-    """The same paths; before anything is read or run. Raises UserError for a suffix that says nothing."""
+    """The same paths, checked before anything is read or run. Raises UserError for an unknown suffix."""
     paths = list(paths)
     for path in paths:
         if path.suffix.lower() not in _WRITERS:
@@ -30,13 +30,13 @@ def check_timeline_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def draw_chart(path: Path, chart: Chart, *, title: str) -> None:
-    """Write the kind of file that the suffix says. Raises UserError."""
+    """Write the chart in the format of the suffix. Raises UserError."""
     with user_errors(OSError, ValueError):
         _WRITERS[path.suffix.lower()](path, chart, title=title)
 
 
 def chart_of_history(history: History, ids: Mapping[str, RequestId] | None = None) -> Chart:
-    """Everything that the log tells, on its own clock; `ids` names requests otherwise than by their uid."""
+    """All that a log records, on its own clock; `ids` has other names of requests, by uid."""
     names = {past.request.uid: past.request.uid if ids is None else ids[past.request.uid] for past in history.requests}
     jobs = {past.job_id: past.request for past in history.requests if past.job_id is not None}
     ended: list[PastWork | LostWork] = [*history.works, *history.lost]

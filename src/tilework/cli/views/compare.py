@@ -1,25 +1,19 @@
-"""What `tilework compare` prints: tables of each cell and of all, and the same as one document."""
+"""The tables of `tilework compare`: of each cell and of all."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-import tilework
 from tilework.cli.console import out
-from tilework.core.time import NS_PER_MS
-from tilework.cost.table_file import read_table
 from tilework.report.words import counted_devices
-from tilework.sim.compare.figures import Figures
 from tilework.sim.compare.overall import Overall, bound_overall, overall_of
 from tilework.sim.compare.runs import Conditions
-from tilework.sim.compare.summary import FIGURES, CellSummary, Estimate, PolicySummary
+from tilework.sim.compare.summary import CellSummary, Estimate, PolicySummary
 
 _NOTHING = "-"
 _WIDE = 150
@@ -50,7 +44,7 @@ _COLUMNS: dict[str, tuple[str, _Format, bool]] = {
     "mean_s": ("mean\ns", seconds, True),
     "p95_s": ("p95\ns", seconds, False),
     "p99_s": ("p99\ns", seconds, False),
-    "device_s_each": ("GPU s\nper good", seconds, False),
+    "device_s_each": ("device s\nper good", seconds, False),
     "num_preempted": ("preempted", _count, False),
     "fairness": ("fair", lambda value: f"{value:.3f}", False),
     "plan_p50_ms": ("plan ms\np50", _milliseconds, False),
@@ -67,7 +61,7 @@ _EFFORT = ("device_s_each", "num_preempted", "fairness", "plan_p50_ms", "plan_p9
 
 
 def print_tables(cells: Sequence[CellSummary], num_processes: int, conditions: Conditions, *, has_bound: bool) -> None:
-    """One table per cell, or two where the terminal is narrow; then, of several cells, what they have in common."""
+    """Print one table per cell, or two where the terminal is narrow; then, if there are several cells, one of all."""
     for cell in cells:
         parts = [_OUTCOME + _EFFORT] if out.width >= _WIDE else [_OUTCOME, _EFFORT]
         out.print(_title(cell), style="italic", markup=False, highlight=False, soft_wrap=True)
@@ -214,80 +208,3 @@ def _print_notes(cells: Sequence[CellSummary], num_processes: int, conditions: C
         notes.append("With jitter works may take less time than the bound supposes, so its share may exceed 100%.")
     for note in notes:
         out.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
-
-
-# JSON.
-
-
-def document_of(cells: Sequence[CellSummary], conditions: Conditions, num_processes: int) -> dict[str, Any]:
-    """All of it; docs/compare.md names the fields. What is infinite, or not known, is null."""
-    return {
-        "simulated": True,
-        "version": tilework.__version__,
-        "jitter": conditions.jitter,
-        "switch_ms": conditions.switch_ns / NS_PER_MS,
-        "processes": num_processes,
-        "cells": [_cell_document(cell) for cell in cells],
-        "overall": [_overall_document(one) for one in overall_of(cells)] if cells else [],
-    }
-
-
-def _cell_document(summary: CellSummary) -> dict[str, Any]:
-    cell = summary.cell
-    return {
-        "name": cell.name,
-        "section": cell.section,
-        "workload": cell.source,
-        "parameters": cell.parameters,
-        "cost": cell.table,
-        "devices": cell.num_devices,
-        "devices_per_node": cell.devices_per_node or read_table(cell.table).devices_per_node,
-        "requests": summary.num_requests,
-        "with_deadline": summary.num_due,
-        "bound": _estimate_document(summary.bound),
-        "leading": summary.leading,
-        "policies": {one.policy: _policy_document(summary, one) for one in summary.policies},
-    }
-
-
-def _policy_document(summary: CellSummary, one: PolicySummary) -> dict[str, Any]:
-    if one.error:
-        return {"error": one.error}
-    document: dict[str, Any] = {figure.name: _estimate_document(one.estimates.get(figure.name)) for figure in FIGURES}
-    runs = [record.result for record in summary.records[one.policy] if isinstance(record.result, Figures)]
-    return document | {
-        "lead": None if one.lead is None else {"over": one.rival} | (_estimate_document(one.lead) or {}),
-        "unserved": [run.num_unserved for run in runs],
-        "moved": [run.num_moved for run in runs],
-        "by_size": [
-            {size: {name: _finite(value) for name, value in asdict(of).items()} for size, of in run.by_size.items()}
-            for run in runs
-        ],
-    }
-
-
-def _estimate_document(found: Estimate | None) -> dict[str, Any] | None:
-    """`low` and `high` are the 95% interval, null with one seed."""
-    if found is None:
-        return None
-    low, high = (None, None) if found.half is None else (found.mean - found.half, found.mean + found.half)
-    return {"mean": _finite(found.mean), "low": low, "high": high, "values": [_finite(one) for one in found.values]}
-
-
-def _overall_document(one: Overall) -> dict[str, Any]:
-    return {
-        "policy": one.policy,
-        "attainment": _estimate_document(one.attainment),
-        "of_bound": _estimate_document(one.of_bound),
-        "worst": one.worst,
-        "worst_cell": one.worst_cell,
-        "slowdown": None if one.slowdown is None else _finite(one.slowdown),
-        "best_in": one.num_best,
-        "plan_p50_ms": one.plan_p50_ms,
-        "plan_p99_ms": one.plan_p99_ms,
-        "by_section": one.by_section,
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

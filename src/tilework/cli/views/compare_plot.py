@@ -1,4 +1,4 @@
-"""Which panels the picture of a comparison has, and what is on each."""
+"""The panels of the picture of a comparison."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilework.sim.compare.sweeps import Sweep, sweeps_of
 MOST_SWEEPS = 7  # Two more panels make nine.
 _LEAST_ON_RADAR = 3  # Sizes: fewer are no area.
 _PER_MINUTE = 60
-_FAST_PER_S = 4.0  # Rates up to this are told per minute.
+_FAST_PER_S = 4.0  # Rates up to this are shown per minute.
 
 
 def plot(path: Path, cells: Sequence[CellSummary]) -> None:
@@ -35,14 +35,14 @@ def plot(path: Path, cells: Sequence[CellSummary]) -> None:
         panels.append(_latencies(free or cells[0], is_alone=len(cells) == 1))
     policies = [one.policy for one in cells[0].policies]
     seeds = max(len(runs) for cell in cells for runs in cell.records.values())
-    who = "1 policy" if len(policies) == 1 else f"{len(policies)} policies"
+    policies_text = "1 policy" if len(policies) == 1 else f"{len(policies)} policies"
     what = cells[0].cell.name if len(cells) == 1 else f"{len(cells)} workloads"
-    title = f"{who} on {what}, {seeds} seed{'s' if seeds > 1 else ''}: simulated"
+    title = f"{policies_text} on {what}, {seeds} seed{'s' if seeds > 1 else ''}: simulated"
     draw_panels(path, panels, policies, title=title)
 
 
 def _busiest(free: Sequence[CellSummary], sweeps: Sequence[Sweep]) -> CellSummary | None:
-    """The last of those that a sweep goes through, or the first."""
+    """The last cell of a sweep among these, or the first of all."""
     swept = [cell for sweep in sweeps for cell in sweep.cells if cell in free]
     return swept[-1] if swept else next(iter(free), None)
 
@@ -84,25 +84,25 @@ def _curve(sweep: Sweep, xs: tuple[float, ...], policy: str, figure: str) -> Cur
 
 
 def _title(sweep: Sweep, others: Sequence[Sweep]) -> str:
-    """What it is of, and what is different in the others of its kind."""
+    """The workload of a sweep, and the parameters in which it differs from other sweeps of that workload."""
     cell = sweep.cells[0].cell
-    told = [f"{cell.source} on {counted_devices(cell.num_devices)}"]
+    parts = [f"{cell.source} on {counted_devices(cell.num_devices)}"]
     for name, value in sorted(
         cell.parameters.items(), key=lambda item: not isinstance(item[1], str)
     ):  # Such as the mix first.
         if name != sweep.parameter and _has_meaning(name, sweep, others):
-            told.append(_told(name, value))
-    return ", ".join(told)
+            parts.append(_parameter_text(name, value))
+    return ", ".join(parts)
 
 
 def _has_meaning(name: str, sweep: Sweep, others: Sequence[Sweep]) -> bool:
-    """Whether a parameter tells this sweep from others of its workload."""
+    """Whether a parameter distinguishes this sweep from others of its workload."""
     source = sweep.cells[0].cell.source
     alike = [other.cells[0].cell.parameters[name] for other in others if other.cells[0].cell.source == source]
     return name != "num_requests" and any(value != alike[0] for value in alike)
 
 
-def _told(name: str, value: Any) -> str:
+def _parameter_text(name: str, value: Any) -> str:
     if name == "rate_per_s":
         return f"{_PER_MINUTE * value:g} per minute"
     if name == "scale":

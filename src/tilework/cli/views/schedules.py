@@ -1,4 +1,4 @@
-"""From simulations and event logs to what `report` draws: schedules and records of service."""
+"""From simulations and event logs to the schedules and served requests that `report` reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tilework.control.history import History
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import s_from_ns
 from tilework.formats.json_lines import RequestId
-from tilework.report.schedule import DROPPED, RequestLine, Schedule, WorkLine
+from tilework.formats.schedule import DROPPED, RequestLine, Schedule, WorkLine
 from tilework.sim.simulation import Trace
 
 

@@ -20,7 +20,7 @@ from tilework.sim.workloads.registry import parameters_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """Requests, and what they are meant for: `device_s` is the least device time of each, None without a cost table."""
+    """Requests and their devices: `device_s` is the least device time of each request, None without a cost table."""
 
     title: str
     requests: tuple[WorkloadRequest, ...]
@@ -42,22 +42,22 @@ class Shown:
         return sum(self.device_s) / self.span_s / self.num_devices if self.device_s and self.span_s > 0 else None
 
 
-def described(kind: type[Family]) -> dict[str, Any]:
+def described(workload: type[Family]) -> dict[str, Any]:
     return {
-        "name": kind.name,
-        "about": kind.about,
-        "source": kind.source,
-        "cost": kind.table,
-        "devices": kind.num_devices,
+        "name": workload.name,
+        "about": workload.about,
+        "source": workload.source,
+        "cost": workload.table,
+        "devices": workload.num_devices,
         "parameters": {
             name: {"default": one.default, "about": one.metadata["about"]}
             | ({"choices": list(one.metadata["choices"])} if one.metadata["choices"] else {})
-            for name, one in parameters_of(kind).items()
+            for name, one in parameters_of(workload).items()
         },
     }
 
 
-def overview(kinds: Sequence[type[Family]]) -> Table:
+def overview(workloads: Sequence[type[Family]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("name", "what it is", "source", "cost", "devices", "requests", "per s"):
         table.add_column(
@@ -66,10 +66,10 @@ def overview(kinds: Sequence[type[Family]]) -> Table:
             no_wrap=heading == "name",
             justify="right" if heading in ("devices", "requests", "per s") else "left",
         )
-    for kind in kinds:
-        known = parameters_of(kind)
+    for each in workloads:
+        known = parameters_of(each)
         defaults = (_default(known, "num_requests"), _default(known, "rate_per_s"))
-        table.add_row(kind.name, kind.about, kind.source, kind.table, str(kind.num_devices), *defaults)
+        table.add_row(each.name, each.about, each.source, each.table, str(each.num_devices), *defaults)
     return table
 
 
@@ -77,25 +77,25 @@ def _default(known: dict[str, Field[Any]], name: str) -> str:
     return f"{known[name].default:g}" if name in known else "-"
 
 
-def print_one(kind: type[Family]) -> None:
-    out.print(f"{kind.name}: {kind.about} ({kind.source})", markup=False, highlight=False)
-    for paragraph in _story(kind):
+def print_one(workload: type[Family]) -> None:
+    out.print(f"{workload.name}: {workload.about} ({workload.source})", markup=False, highlight=False)
+    for paragraph in _paragraphs(workload):
         out.print(paragraph, markup=False, highlight=False, style="dim")
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("parameter", "default", "what it is"):
         table.add_column(heading, overflow="fold", no_wrap=heading == "parameter")
-    for name, one in parameters_of(kind).items():
+    for name, one in parameters_of(workload).items():
         choices = one.metadata["choices"]
         about = f"{one.metadata['about']} One of {', '.join(choices)}." if choices else one.metadata["about"]
         table.add_row(name, "-" if one.default is None else str(plain(one.default)), about)
     out.print(table)
-    out.print(f"for --cost {kind.table} --devices {kind.num_devices}")
+    out.print(f"for --cost {workload.table} --devices {workload.num_devices}")
 
 
-def _story(kind: type[Family]) -> list[str]:
-    """The paragraphs that say what it is, those of the workload that it derives from after its own."""
-    kinds = [each for each in kind.__mro__ if issubclass(each, Family) and each not in (Family, RatedFamily)]
-    texts = [inspect.cleandoc(each.__doc__ or "") for each in kinds]
+def _paragraphs(workload: type[Family]) -> list[str]:
+    """The paragraphs that describe a workload: its own, then those of the workload that it derives from."""
+    families = [each for each in workload.__mro__ if issubclass(each, Family) and each not in (Family, RatedFamily)]
+    texts = [inspect.cleandoc(each.__doc__ or "") for each in families]
     return [" ".join(paragraph.split()) for text in texts for paragraph in text.split("\n\n")]
 
 
