@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tilework.core.packing import Size, choose_patch
-from tilework.patches.csp import NOBODY, Csp
+from tilework.patches.csp import NO_PATCH, Csp
 from tilework.report.palette import HUES
 from tilework.report.panels import FAINT, INK
 
@@ -80,7 +80,7 @@ def _run_patches(csp: Csp) -> list[int]:
 def _square(axes: Any, csp: Csp, patch: int, left: float, bottom: float, shown: int) -> None:
     from matplotlib.patches import Rectangle
 
-    around = [neighbour for neighbour in csp.neighbours[shown].tolist() if neighbour != NOBODY]
+    around = [neighbour for neighbour in csp.neighbours[shown].tolist() if neighbour != NO_PATCH]
     marked = patch == shown or patch in around
     axes.add_patch(
         Rectangle(

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from patches.pictures import assert_all_close, draw
 from tilework.core.packing import IMAGE, TEXT, Size, choose_patch
-from tilework.patches.csp import DIRECTIONS, NOBODY, Csp
+from tilework.patches.csp import DIRECTIONS, NO_PATCH, Csp
 from tilework.patches.layout import PatchLayout, pack
 
 CPU = torch.device("cpu")
@@ -90,8 +90,8 @@ def test_neighbours_see_each_other_and_are_where_they_should_be(sizes: tuple[Siz
         owner, row, column = places[patch]
         for direction, neighbour in enumerate(around):
             down, right = DIRECTIONS[direction]
-            assert neighbour == found.get((owner, row + down, column + right), NOBODY)
-            if neighbour != NOBODY:
+            assert neighbour == found.get((owner, row + down, column + right), NO_PATCH)
+            if neighbour != NO_PATCH:
                 assert csp.neighbours[neighbour, 7 - direction] == patch
 
 

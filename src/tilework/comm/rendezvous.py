@@ -44,8 +44,8 @@ class Meeting:
         return self._member(device_id).exists()
 
     def end(self) -> None:
-        """Leave nothing; all are connected, or never will be."""
+        """Remove the meeting: all members are connected, or never will be."""
         shutil.rmtree(self._path, ignore_errors=True)
 
     def _member(self, device_id: int) -> Path:
-        return self._path / f"device_id-{device_id}"
+        return self._path / f"device-{device_id}"

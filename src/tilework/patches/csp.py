@@ -1,4 +1,4 @@
-"""The Compressed Sparse Patch format: which picture each patch is of, and who lies around it."""
+"""The Compressed Sparse Patch format: the picture of each patch, and the patches around it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tilework.core.packing import Size
 
 DIRECTIONS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0), (1, 1))
 """Rows and columns to each of the eight neighbours; the opposite of direction i is 7 - i."""
-NOBODY = -1
+NO_PATCH = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Csp:
     """The pictures of a batch as patches (P of them, all of one size), sorted so that equals lie together.
 
-    Pictures lie by their number of patches, then by size, then as given. `order` has the given index of each picture
-    in the batch; all else is in the batch's order. `picture_offsets` has the first patch of each picture, and P;
+    Pictures lie by their number of patches, then by size, then as given. `order` has the given index of each picture in
+    the batch; all else is in the batch's order. `picture_offsets` has the first patch of each picture, and P;
     `resolution_offsets` the first picture of each size, and their number; `run_offsets` the same for each number of
-    patches. `owners` (P) is the picture of each patch, `neighbours` (P, 8) the patches around it by DIRECTIONS, NOBODY
-    outside of the picture. `sources` has the latter's columns, with P for NOBODY, for who keeps zeros there; `averages`
-    (pictures, P), of float64, takes the mean over each picture's patches.
+    patches. `owners` (P) is the picture of each patch, `neighbours` (P, 8) the patches around it by DIRECTIONS,
+    NO_PATCH outside of the picture. `sources` has the latter's columns, with P for NO_PATCH, where an operator may keep
+    zeros; `averages` (pictures, P), of float64, takes the mean over each picture's patches.
 
     Source: PatchedServe section 4.1, whose request offsets are `picture_offsets`. Added: runs, since attention does
     not care how patches lie in a picture.
@@ -54,7 +54,7 @@ class Csp:
         counts = [math.prod(grid) for grid in arranged]
         offsets = tuple(accumulate(counts, initial=0))
         neighbours = torch.cat([_around(grid, first) for grid, first in zip(arranged, offsets, strict=False)])
-        sources = neighbours.where(neighbours != NOBODY, offsets[-1]).T.contiguous().to(device)
+        sources = neighbours.where(neighbours != NO_PATCH, offsets[-1]).T.contiguous().to(device)
         numbers = torch.arange(len(sizes))
         owners = numbers.repeat_interleave(torch.tensor(counts))
         return cls(
@@ -128,7 +128,7 @@ def _around(grid: Size, first: int) -> Tensor:
     """The neighbours of the patches of one picture, which lie row by row from `first` on; (patches, 8)."""
     rows, columns = grid
     numbers = torch.arange(first, first + rows * columns).view(rows, columns)
-    framed = pad(numbers, (1, 1, 1, 1), value=NOBODY)
+    framed = pad(numbers, (1, 1, 1, 1), value=NO_PATCH)
     moved = [framed[1 + down : 1 + down + rows, 1 + right : 1 + right + columns] for down, right in DIRECTIONS]
     return torch.stack(moved, dim=-1).flatten(0, 1)
 

@@ -13,7 +13,7 @@ from tilework.core.packing import Size, choose_patch
 from tilework.patches import operators, stitcher
 from tilework.patches.csp import Csp
 
-_KEPT = 64  # Layouts; a mix stays the same for as long as nobody joins or leaves.
+_MAX_CACHED = 64  # Layouts; a mix stays the same until a request joins or leaves.
 
 
 class PatchLayout:
@@ -24,8 +24,8 @@ class PatchLayout:
         self.csp = csp
         self.is_plain = csp.is_plain
 
-    def arrange(self, things: Sequence[Any]) -> list[Any]:
-        return [things[index] for index in self.csp.order]
+    def arrange(self, items: Sequence[Any]) -> list[Any]:
+        return [items[index] for index in self.csp.order]
 
     def split(self, pictures: Sequence[Tensor]) -> Tensor:
         return self.csp.split(pictures)
@@ -57,7 +57,7 @@ class PatchLayout:
         return operators.attend(query, key, value, scale, self.csp, queries, keys)
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_MAX_CACHED)
 def pack(sizes: tuple[Size, ...], multiple: int, device: torch.device, cap: int | None = None) -> PatchLayout:
     """See `core.packing.Pack`; patches are as large as the sizes and `cap` allow (`choose_patch`).
 

@@ -1,4 +1,5 @@
-"""The operators of a denoiser that look beyond a patch. All others (linear layers, activations, 1x1) know no pictures.
+"""The operators of a denoiser that look beyond a patch. All others (linear layers, activations, 1x1) work on patches
+unchanged.
 
 Exact up to rounding, unlike PatchedServe's: every value that crosses an edge is of the same layer and the same step.
 """
@@ -25,7 +26,7 @@ def with_halo(patches: Tensor, csp: Csp) -> Tensor:
     """
     count, channels, rows, columns = patches.shape
     wide = patches.new_empty(count + 1, channels, rows + 2, columns + 2)
-    wide[-1] = 0  # What NOBODY has.
+    wide[-1] = 0  # Read for NO_PATCH.
     result = wide[:-1]
     result[:, :, 1:-1, 1:-1] = patches
     result[:, :, 1:-1, 0] = wide[:, :, 1:-1, -2].index_select(0, csp.sources[_LEFT])

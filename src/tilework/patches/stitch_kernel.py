@@ -44,7 +44,7 @@ def stitch(
     return result
 
 
-# Sizes are not specialised on: a mix that nobody has seen before must not wait for the compiler.
+# Sizes are not specialised on: a new mix must not wait for the compiler.
 @triton.jit(do_not_specialize=["num_channels", "num_groups", "rows", "columns"])  # type: ignore[untyped-decorator]
 def _stitch(  # type: ignore[no-untyped-def]
     patches,

@@ -41,7 +41,7 @@ def stitch(norm: nn.GroupNorm, patches: Tensor, csp: Csp, *, silu: bool) -> Tens
 
 @cache
 def _kernel() -> ModuleType | None:
-    """Imported when it is needed first: not everybody has Triton."""
+    """Imported on first use: Triton is optional."""
     if find_spec("triton") is None:
         return None
     from tilework.patches import stitch_kernel

@@ -89,9 +89,9 @@ class Detour(TorchFunctionMode):
         self._num_calls = 0
         self._answer = attend
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        if kind is None and self._num_calls != 1:
+    def __exit__(self, error_type: Any, error: Any, trace: Any) -> None:
+        super().__exit__(error_type, error, trace)  # type: ignore[no-untyped-call]
+        if error_type is None and self._num_calls != 1:
             raise RuntimeError(
                 f"an attention processor calls torch's scaled_dot_product_attention {self._num_calls} times, not once, "
                 "so what it attends to cannot be shared or packed; unset DIFFUSERS_ATTN_BACKEND, or use degree 1 and "

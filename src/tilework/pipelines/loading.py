@@ -1,4 +1,4 @@
-"""From a `ModelSource` to a loaded family: find the model, check it, load it without surprises."""
+"""Loads the family of a `ModelSource`: finds the model, checks it, and loads it."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def load(source: ModelSource) -> Family:
     pipeline = _load_pipeline(index, dtype).to(device)
     for part in pipeline.components.values():
         if isinstance(part, torch.nn.Module):
-            _settle(part)
+            _copy_weights(part)
     name = source.path if index.directory is None else index.directory.resolve().name
     family: Family = pkgutil.resolve_name(index.adapter)(pipeline, name, overrides, library_versions())
     return family
 
 
 def quiet() -> None:
-    """Keep diffusers and transformers from writing progress bars and advice to a terminal that is not theirs."""
+    """Turn off the progress bars and advice of diffusers and transformers."""
     for logging in (diffusers.utils.logging, transformers.utils.logging):
         logging.set_verbosity_error()
         logging.disable_progress_bar()
 
 
 def library_versions() -> str:
-    """The libraries that decide the pixels."""
+    """The versions of the libraries that compute the pixels."""
     return f"torch {torch.__version__}, diffusers {diffusers.__version__}, transformers {transformers.__version__}"
 
 
@@ -85,8 +85,8 @@ def _load_pipeline(index: ModelIndex, dtype: torch.dtype) -> Any:
 
 
 @torch.no_grad()
-def _settle(module: torch.nn.Module) -> None:
-    """Give every weight memory of its own.
+def _copy_weights(module: torch.nn.Module) -> None:
+    """Copy every weight into memory of its own.
 
     Safetensors are mapped from the file, where weights lie unaligned; kernels then round differently, by 6e-7. The
     weights are not marked as frozen: convolutions in float16 on CPUs then round differently from stock, by 8e-3.

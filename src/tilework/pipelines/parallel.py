@@ -26,7 +26,7 @@ class Parallel:
     A stop is agreed upon without a collective of its own: `wants_stop` is what this rank asks for, set before a
     forward pass; `stop_agreed` is what rank 0 asked for in the latest one, the same on all ranks.
 
-    Source: design section 7; DeepSpeed-Ulysses, with uneven pieces. Rejected: sub-groups for the halves, which would
+    Source: DeepSpeed-Ulysses, with uneven pieces. Rejected: sub-groups for the halves, which would
     have to be formed for every change of the degree.
     """
 
@@ -102,7 +102,7 @@ class Parallel:
             [(3, batch, mine, length, width) for length in lengths],
         )
         query, key, value = torch.cat(traded, dim=3)
-        # Kernels are not asked what they do with nothing.
+        # A rank without heads calls no kernel.
         attended = scaled_dot_product_attention(query, key, value, scale=scale) if query.numel() else query
         returned = self._exchange(
             attended.split_with_sizes(lengths, dim=2), [(batch, count, num_tokens, width) for count in heads]
@@ -112,7 +112,8 @@ class Parallel:
     def gather(self, output: Tensor, sequence: str | None) -> Tensor:
         """The whole output, all rows and all tokens, of which each rank has its rows and its piece of `sequence`.
 
-        With `sequence` None the pieces are whole, and spare ranks have repeated what the first of their half did.
+        With `sequence` None the pieces are whole, and spare ranks have repeated the work of the first rank of their
+        half.
         """
         lengths = [output.shape[1]] if sequence is None else self._lengths[sequence]
         pieces = self._gather_flat(output, max(lengths))
@@ -125,7 +126,7 @@ class Parallel:
         return torch.cat([torch.cat(half, dim=1) for half in passes])
 
     def _gather_flat(self, output: Tensor, longest: int) -> Tensor:
-        """One row per rank: its output, padded as if it had `longest` tokens, and its wish to stop."""
+        """One row per rank: its output, padded to `longest` tokens, and whether it wants to stop."""
         assert self._comm is not None
         source = output.new_zeros(longest * output.shape[0] * math.prod(output.shape[2:]) + 1)
         source[: output.numel()] = output.reshape(-1)
@@ -137,7 +138,7 @@ class Parallel:
         return rows
 
     def _exchange(self, pieces: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """Give the i-th piece to the i-th rank of this half; returns what they gave, of these shapes."""
+        """Send the i-th piece to the i-th rank of this half; returns the pieces received, of these shapes."""
         assert self._comm is not None
         source = torch.cat([piece.reshape(-1) for piece in pieces])
         sizes = [math.prod(shape) for shape in shapes]

@@ -1,4 +1,4 @@
-"""Tensors and samplers as bytes, from one worker's device to another's, bit for bit."""
+"""Tensors and samplers as bytes, bit for bit, to move them from one worker's device to another's."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _IN_BAND_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class SerializedState:
-    """What `pack` made: a small pickle, and beside it the memory of the large tensors, which is not copied again."""
+    """The result of `serialize`: a small pickle, and the memory of the large tensors, which is not copied again."""
 
     head: bytes
     buffers: Sequence[memoryview]
 
 
 def serialize(contents: Any) -> SerializedState:
-    """Take `contents` down; nothing of it may be written to while the result is in use."""
+    """Serialize `contents`, which must not be modified while the result is in use."""
     file = io.BytesIO()
     buffers: list[memoryview] = []
 
@@ -39,16 +39,17 @@ def serialize(contents: Any) -> SerializedState:
 
 
 def deserialize(serialized: SerializedState, device: torch.device) -> Any:
-    """Undo `serialize`. What was on an accelerator lands on `device`; what a sampler keeps on the CPU stays there.
+    """The contents of a serialized state. Tensors of an accelerator are placed on `device`, those of the CPU stay
+    there.
 
-    The tensors use the memory of `serialized.buffers`. Runs code from `serialized` where it holds a sampler, so it must
+    The tensors use the memory of `serialized.buffers`. A sampler is unpickled, which runs code, so `serialized` must
     come from a worker.
     """
     return _Unpickler(io.BytesIO(serialized.head), device, serialized.buffers).load()
 
 
 def room(num_bytes: int) -> memoryview:
-    """Memory to read a buffer into, aligned as torch aligns its own: unaligned inputs may round differently."""
+    """Memory to read a buffer into, aligned like torch's own: unaligned inputs may round differently."""
     memory: Any = torch.empty(num_bytes, dtype=torch.uint8).numpy()
     return memoryview(memory)
 

@@ -141,7 +141,7 @@ class StagedPipeline(ABC):
             return [self._predict_one(state) for state in states]
         batches: dict[Hashable, list[int]] = {}
         for index, state in enumerate(states):
-            batches.setdefault(self._kind(state), []).append(index)
+            batches.setdefault(self._packing_key(state), []).append(index)
         predictions: dict[int, Tensor] = {}
         for batch in batches.values():
             members = [states[index] for index in batch]
@@ -218,8 +218,8 @@ class StagedPipeline(ABC):
             prediction = _guide(negative, positive, state.spec.guidance_scale)
         return prediction
 
-    def _kind(self, state: StepState) -> Hashable:
-        """States of one kind can share a forward pass."""
+    def _packing_key(self, state: StepState) -> Hashable:
+        """States with equal keys can share a forward pass."""
         tensors = state.conditioning.tensors
         size = self._size(state)
         return (

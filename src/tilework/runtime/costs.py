@@ -89,7 +89,7 @@ async def measure(
 ) -> AsyncIterator[tuple[CostRow, ...]]:
     """Measure batches at degrees, one after another: the rows of each, made from those of all groups.
 
-    None of one that does not run. Whoever is cancelled while he waits for the next ones has all before.
+    A batch that does not run has no rows. A caller that is cancelled while it waits keeps all rows before.
     """
     for batch, degree in wanted:
         yield merge_rows(await measurer.calibrate((batch,), degree, num_runs))

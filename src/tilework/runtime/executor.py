@@ -45,7 +45,7 @@ class WorkerStartFailed(RuntimeError):
 
 
 class Listener(Protocol):
-    """Whom an executor tells; always on the event loop's thread."""
+    """Receives the reports of an executor, always on the event loop's thread."""
 
     def on_loading(self, num_ready: int) -> None:
         """While the devices start: so many have loaded the model."""
@@ -82,19 +82,19 @@ class Executor(Protocol):
         """The group of these devices, for commands that are sent next."""
 
     def break_off(self, ref: GroupRef) -> None:
-        """End a group of which a member does not go on as the others do."""
+        """End a group, one member of which does not continue with the others."""
 
     def kill(self, device_id: int, reason: str) -> None:
         """End a device's worker, whatever it does; its loss, with this reason, follows."""
 
     def inherit(self, blobs: Collection[StateBlob]) -> set[StateBlob]:
-        """Take over what a former server's workers have put down; returns what is still there and fits the model.
+        """Take over the blobs of a former server; returns those that still exist and fit the model.
 
-        Once, before anything is put down; everything else of that server is removed.
+        Call it once, before any blob is written; all other blobs of that server are removed.
         """
 
     def discard(self, blob: StateBlob) -> None:
-        """Remove what nobody needs any more."""
+        """Remove a blob that is no longer needed."""
 
     async def stop(self) -> None: ...
 

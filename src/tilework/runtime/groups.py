@@ -13,8 +13,8 @@ MAX_PER_WORKER = 32
 class GroupTable:
     """Gives ids to groups, and says which to close so that no worker holds more than `max_per_worker`.
 
-    The least recently used one is closed, by all its members alike: were each to choose for itself, one member could
-    wait in a group that another has forgotten. Ids are never used again.
+    The least recently used one is closed, by all its members alike: if each member chose by itself, one could wait
+    in a group that another has closed. Ids are never used again.
     """
 
     def __init__(self, max_per_worker: int = MAX_PER_WORKER) -> None:
@@ -32,7 +32,7 @@ class GroupTable:
         return ref, [old for old in closed if old is not None]
 
     def unique(self, devices: Group) -> GroupRef:
-        """A group that nobody else is told of, and that `use` does not return."""
+        """A new group that `use` does not return."""
         self._next_id += 1
         return GroupRef(self._next_id - 1, devices)
 

@@ -1,4 +1,4 @@
-"""The directory where the workers of this node put their blobs down."""
+"""The directory of the blobs of all workers of this node."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class StateBlobDirectory:
     killed, and are removed here; the process id would not do, since containers may share the memory but not the ids.
 
     With an `owner`, the directory of a durable server, what lies here may outlive the process: the server's next start
-    finds it by the owner's path, and so does not make a new one. As long as the owner exists, nobody else removes it.
+    finds it by the owner's path, and so does not make a new one. As long as the owner exists, no other server removes
+    it.
     """
 
     def __init__(self, root: Path | None = None, owner: Path | None = None) -> None:
@@ -52,7 +53,7 @@ class StateBlobDirectory:
         return inherited
 
     def _clear(self) -> None:
-        """Remove all blobs that nobody knows."""
+        """Remove all unknown blobs."""
         for path in self.path.iterdir():
             if path.is_file() and path.name not in self._known | {_LOCK, _OWNER, _MODEL}:
                 path.unlink(missing_ok=True)
@@ -62,7 +63,7 @@ class StateBlobDirectory:
         self._known.add(blob.name)
 
     def sweep(self, device_id: int, pid: int | None) -> None:
-        """Remove what a worker that has ended put down and did not live to report."""
+        """Remove the blobs that an ended worker has written and not reported."""
         for pattern in (f"{device_id}-{pid}-*", f".{device_id}-{pid}-*"):  # The latter are not complete.
             for path in self.path.glob(pattern):
                 if path.name not in self._known:

@@ -1,4 +1,4 @@
 """Owns the process that has one device: its command queue, step loop and the states of its jobs.
 
-Knows no scheduling: it does what it is told, first in, first out.
+Knows no scheduling: it executes its commands first in, first out.
 """

@@ -39,13 +39,14 @@ def calibrate(
 ) -> tuple[CostRow, ...]:
     """Time the stages for every batch, with guidance; rows in the order of `batches`.
 
-    Alone: a denoising step, and of what is no batch but a single output encode and decode, too. What cannot run here
-    (no memory for it, say) is left out.
-    With a `comm`: a step of single outputs at the degree of the group, whose members all call this alike and get rows
-    of their own. What cannot run on one of them breaks the group, since the others wait for it; the rows so far are
-    returned.
+    Without a `comm`: a denoising step of each batch; for a single output also encode and decode. A batch that cannot
+    run here (for lack of memory, for example) is left out.
 
-    `num_runs` runs follow three to warm up; None means one to warm up and then up to five within a second.
+    With a `comm`: a step of single outputs at the degree of the group. All ranks make the same call, and each returns
+    rows of its own. A batch that cannot run on one rank breaks the group, since the others wait for that rank; the rows
+    so far are returned.
+
+    `num_runs` runs follow three warm-up runs; None means one warm-up run and then up to five within a second.
     """
     rows: list[CostRow] = []
     for batch in batches:
@@ -90,7 +91,7 @@ def _joined(family: Family, comm: Comm) -> Iterator[None]:
 
 
 def _step(family: Family, states: Sequence[StepState]) -> None:
-    """One step of each, which is as many iterations as the sampler takes for it; alike for all."""
+    """One step of each state: as many iterations as the sampler takes for it, the same number for all."""
     steps_done = states[0].steps_done
     while states[0].steps_done == steps_done:
         predictions = family.predict(states, pack if len(states) > 1 else None)
@@ -116,7 +117,7 @@ def _num_warmups(num_runs: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    """Times one thing after another, with the same number of runs on every member of a group."""
+    """Times calls, with the same number of runs on every rank of a group."""
 
     device: torch.device
     comm: Comm | None
@@ -140,7 +141,7 @@ class _Clock:
         return time.monotonic_ns() - start_ns
 
     def _agreed_num_runs(self, run_ns: int) -> int:
-        """As many as fit into the budget by the first member's clock: else one would wait for another for ever."""
+        """As many as fit into the budget by the clock of rank 0: with different numbers, ranks would wait forever."""
         num_runs = min(_MAX_RUNS, max(1, _BUDGET_NS // max(1, run_ns)))
         if self.comm is None:
             return num_runs
@@ -150,7 +151,7 @@ class _Clock:
 
 
 def _p99(values: list[int]) -> int:
-    """By nearest rank; the largest of fewer than 100."""
+    """The 99th percentile by nearest rank; of fewer than 100 values the largest."""
     return sorted(values)[math.ceil(0.99 * len(values)) - 1]
 
 

@@ -1,4 +1,4 @@
-"""What kind of device a worker has, in words that tell two kinds of machine apart."""
+"""Describes a worker's device, so that different hardware has different names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def describe_hardware(device: torch.device) -> str:
 
 
 def memory_in_use(device: torch.device) -> int | None:
-    """Bytes in use on an accelerator, by whomever; None for a CPU, whose memory the process's own tells."""
+    """Bytes in use on an accelerator, by all processes; None for a CPU."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -27,7 +27,7 @@ def memory_in_use(device: torch.device) -> int | None:
 
 
 def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
-    """The first "model name" that the kernel tells; without one (ARM, for instance) the architecture."""
+    """The first "model name" in /proc/cpuinfo; if there is none (ARM, for example), the architecture."""
     try:
         lines = cpuinfo.read_text("utf-8", errors="replace").splitlines()
     except OSError:

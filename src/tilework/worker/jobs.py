@@ -11,7 +11,7 @@ _MAX_LOST = 1024
 
 
 class JobMissing(Exception):
-    """A command needs a job, or its state, that this worker does not have; with `state_lost` no other has it."""
+    """A command needs a job, or its state, that this worker does not have; with `state_lost` no other worker has it."""
 
     def __init__(self, reason: str, state_lost: bool = False) -> None:
         super().__init__(reason)
@@ -20,7 +20,7 @@ class JobMissing(Exception):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
-    """A job after its encode. `state` is None before its first step; when the job goes on elsewhere, it grows old."""
+    """A job after its encode. `state` is None before its first step, and outdated once the job continues elsewhere."""
 
     spec: Spec
     conditioning: Conditioning
@@ -68,7 +68,7 @@ class Jobs:
         self._lost.pop(job_id, None)
 
     def lose(self, job_id: int, reason: str, *, state_lost: bool = False) -> None:
-        """Drop a job whose state cannot be trusted any more; `state_lost`: nor is there another that was put down."""
+        """Drop a job whose state is no longer valid; `state_lost` says that no blob has another state."""
         self.forget(job_id)
         self._lost[job_id] = reason, state_lost
         if len(self._lost) > _MAX_LOST:

@@ -1,4 +1,4 @@
-"""How much memory a work may take, and what is done when that was not enough."""
+"""Limits the memory of a work, and frees memory after a work that exceeded it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import torch
 _STATUS = Path("/proc/self/status")
 _M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 1 << 20
 _SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed", "bad_alloc")
-"""How torch, its allocators, cuDNN and cuBLAS say it, in lower case; most do so by a plain RuntimeError."""
+"""Parts of the messages of torch, its allocators, cuDNN and cuBLAS, in lower case; most raise a RuntimeError."""
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether `error` says that memory was missing: the computer's or an accelerator's."""
+    """Whether `error` reports a lack of memory, of the host or of an accelerator."""
     match error:
         case MemoryError() | torch.OutOfMemoryError():
             return True
@@ -32,11 +32,11 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 class Budget:
-    """What a work may take beside what the worker has when the work begins; None: what the device has.
+    """The memory that a work may take beyond what the worker has when the work begins; None: all of the device.
 
-    On a CPU the kernel holds the process to it (RLIMIT_DATA), on an accelerator torch's allocator does. Memory that an
-    allocator keeps from earlier works does not count. With a budget, glibc is told to give large tensors back at once:
-    left to itself it keeps them, in pieces that the next ones do not fit into.
+    On a CPU the kernel enforces it (RLIMIT_DATA), on an accelerator torch's allocator does. Memory that an
+    allocator keeps from earlier works does not count. With a budget, glibc is told to return large tensors at once;
+    otherwise it keeps them, in pieces that are too small for the next ones.
 
     Raises:
         OSError: there is no /proc, so that the budget of a CPU worker cannot be held.
@@ -50,7 +50,7 @@ class Budget:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """While entered, what needs more than the budget raises an error that `is_out_of_memory`."""
+        """While entered, allocations beyond the budget raise an error that `is_out_of_memory`."""
         if self._memory_bytes is None:
             yield
         elif self._device.type == "cuda":
@@ -68,7 +68,7 @@ class Budget:
                 resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
     def release(self) -> None:
-        """Give back what a work that ran out of memory has left."""
+        """Return the memory that a work that ran out of memory has left allocated."""
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -81,7 +81,7 @@ class Budget:
 
 
 def _glibc(name: str, *arguments: int) -> None:
-    """Call a function of malloc's that other C libraries lack; there nothing happens."""
+    """Call a malloc function of glibc; does nothing with other C libraries."""
     if function := getattr(ctypes.CDLL(None), name, None):
         function(*arguments)
 

@@ -1,4 +1,4 @@
-"""A job's way from one worker to another: its conditioning and its state, as blobs."""
+"""Moves a job between workers: its conditioning and its state, as blobs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from tilework.core.wire import ImportState, StateBlob
 from tilework.pipelines.family import Conditioning, Family
 from tilework.worker.jobs import Job, JobMissing, Jobs
 from tilework.worker.state_blobs import StateBlobs
-from tilework.worker.steps import Member
+from tilework.worker.steps import WorkJob
 
 
 def put_conditioning(family: Family, blobs: StateBlobs, conditioning: Conditioning) -> StateBlob:
     return blobs.put(family.export_conditioning(conditioning))
 
 
-def put_states(family: Family, blobs: StateBlobs, members: Iterable[Member]) -> dict[int, StateBlob]:
+def put_states(family: Family, blobs: StateBlobs, members: Iterable[WorkJob]) -> dict[int, StateBlob]:
     """By job; of one that has not begun its first step there is none. All or none: an error leaves nothing behind."""
     put: dict[int, StateBlob] = {}
     try:

@@ -58,7 +58,7 @@ def serve(connection: Connection, source: Source, site: Site) -> None:
     try:
         _prepare(source, site.device_id)
         family = load(source) if isinstance(source, ModelSource) else SimulatedFamily(source)
-        # A modelled device's memory is pretended, too.
+        # A simulated device's memory is simulated by its family.
         budget = Budget(family.device, source.memory_bytes if isinstance(source, ModelSource) else None)
     except Exception as error:
         link.send(LoadFailed(describe(error)))
@@ -101,7 +101,7 @@ class _Link:
         Thread(target=self._receive, name="receiver", daemon=True).start()
 
     def send(self, report: Report) -> None:
-        # If nobody is left to hear it, the receiver has seen the same and ends the process.
+        # If the pipe is closed, the receiver sees it, too, and ends the process.
         with suppress(BrokenPipeError, ConnectionResetError):
             self._connection.send(report)
 

@@ -1,4 +1,4 @@
-"""A family without a model: each stage and step takes as long as a cost table says, and computes nothing."""
+"""A family without a model: each stage and step takes the time of a cost table and computes nothing."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _LATENT_CHANNELS, _PIXELS_PER_LATENT = 16, 8
 class SimulatedFamily:
     """A `Family` that sleeps. Groups, messages and blobs are real; states are as large as FLUX's in half precision.
 
-    Within a work the steps follow the table's clock: what the worker does between two steps is hidden in the sleep, as
-    it would be behind an accelerator. What it does between two works is not. In a group this is the clock of its first
-    member, which may have to draw previews.
+    Within a work the steps end when the table says: what the worker does between two steps overlaps the sleep, as it
+    would overlap an accelerator's work. What it does between two works does not. A group follows the clock of rank 0,
+    which may have to draw previews.
     """
 
     def __init__(self, source: SimulatedSource) -> None:
@@ -91,13 +91,13 @@ class SimulatedFamily:
         state.iteration_index += 1
 
     def preview(self, state: StepState, prediction: Tensor) -> Image:
-        """The decoded picture, only smaller."""
+        """The decoded picture, but smaller."""
         shape = preview_shape(state.spec.shape)
         self._parallel.take(self._run_ns(DECODE, [shape], 1))
         return _flat(shape, state.spec.seed)
 
     def decode(self, state: StepState, sliced: bool = False) -> Image:
-        """A picture of one colour, which the seed chooses."""
+        """A picture of one colour, which depends on the seed."""
         self._check_memory(DECODE, [state.spec.shape], 1, share=0.5 if sliced else 1.0)
         self._sleep(DECODE, state.spec)
         return _flat(state.spec.shape, state.spec.seed)
@@ -149,20 +149,20 @@ def _flat(shape: Shape, seed: int) -> Image:
 
 
 class _Clocked(Parallel):
-    """A `Parallel` that knows until when the running work is busy."""
+    """A `Parallel` that knows until when the running work lasts."""
 
     def leave(self) -> None:
         super().leave()
         self._due_ns: int | None = None
 
     def take(self, run_ns: int) -> None:
-        """Be busy for as long as this, from the end of what was taken before."""
+        """Sleep for `run_ns`, counted from the end of the previous sleep."""
         self._sleep_until(self._due_after(run_ns))
 
     def take_step(self, run_ns: int) -> None:
-        """The same in lockstep, until the first member's step ends: the others wait for it as long as it takes."""
+        """The same in lockstep, until the step of rank 0 ends."""
         due_ns = self._due_after(run_ns)
-        if self.degree > 1:  # The table's step time contains what the ranks say to each other.
+        if self.degree > 1:  # The table's step time contains the communication.
             due_ns = int(self.gather(torch.tensor([[due_ns]], dtype=torch.float64), None).item())
         self._sleep_until(due_ns)
 

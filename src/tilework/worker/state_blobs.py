@@ -1,4 +1,4 @@
-"""StateBlobs: serialized that lies in a directory of the node's shared memory until the runtime removes it."""
+"""State blobs: serialized states as files in the node's shared memory, which the runtime removes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _LENGTH = struct.Struct("<Q")
 
 
 class TruncatedStateBlob(Exception):
-    """A blob is not whole any more."""
+    """The file of a blob is shorter than it was written."""
 
 
 class StateBlobs:
-    """One worker's way to put blobs down and to read its own and others'.
+    """Writes the blobs of one worker, and reads those of all workers of the node.
 
-    A file holds the number of pieces, their lengths, and the pieces: the head of the serialized and its buffers. It
-    appears under its name only when it is complete. The name is never used again, also not by a worker of a later start
-    of the server that happens to have the same process id.
+    A file holds the number of pieces, their lengths, and the pieces: the head of the serialized state and its buffers.
+    It appears under its name only when it is complete. A name is never used again, not even by a worker of a later
+    server that has the same process id.
 
-    Where there is no room, a worker waits for `patience_s`: others' requests end and leave theirs.
+    When the memory is full, a worker waits for up to `patience_s`: other requests end and free theirs.
     """
 
     def __init__(self, directory: Path, device_id: int, patience_s: float = 10.0) -> None:
@@ -41,7 +41,7 @@ class StateBlobs:
         self._numbers = count()
 
     def put(self, serialized: SerializedState) -> StateBlob:
-        """Raises OSError, for instance when the memory is full and stays so."""
+        """Write a blob. Raises OSError, for instance when the memory stays full."""
         name = f"{self._prefix}-{next(self._numbers)}"
         pieces = [memoryview(serialized.head), *serialized.buffers]
         head = _COUNT.pack(len(pieces)) + b"".join(_LENGTH.pack(len(piece)) for piece in pieces)
@@ -53,12 +53,12 @@ class StateBlobs:
                 if error.errno not in _FULL or waited_s > begin_s + self._patience_s:
                     raise
             if waited_s == begin_s:
-                _log.warning("there is no room for a state in %s: waiting for it", self._directory)
+                _log.warning("there is no room for a state in %s: waiting for room", self._directory)
             time.sleep(_POLL_S)
             waited_s = time.monotonic()
 
     def _write(self, name: str, pieces: list[memoryview]) -> int:
-        """Returns the number of bytes."""
+        """Write a file; returns its number of bytes."""
         hidden = self._directory / f".{name}"
         try:
             with hidden.open("wb", buffering=0) as file:
@@ -70,14 +70,14 @@ class StateBlobs:
         return num_bytes
 
     def take_back(self, blob: StateBlob) -> None:
-        """Remove what this worker has put down and nobody has been told of."""
+        """Remove a blob that this worker has written and not reported."""
         (self._directory / blob.name).unlink(missing_ok=True)
 
     def take(self, blob: StateBlob) -> SerializedState:
         """Read a blob, which stays where it is.
 
         Raises:
-            FileNotFoundError: the runtime has removed it, or somebody else has.
+            FileNotFoundError: the blob was removed.
             TruncatedStateBlob: it ends too early.
         """
         with (self._directory / blob.name).open("rb", buffering=0) as file:

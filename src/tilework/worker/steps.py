@@ -16,8 +16,8 @@ from tilework.worker.works import OpenWorks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Member:
-    """A job that takes part in a work, which begins when `first_step` of its steps are done."""
+class WorkJob:
+    """A job of a work, which starts after `first_step` steps of it."""
 
     job_id: int
     first_step: int
@@ -25,47 +25,46 @@ class Member:
 
     @property
     def num_steps_left(self) -> int:
-        """When the work begins."""
+        """The steps that are left when the work begins."""
         return self.job.spec.steps - self.first_step
 
 
 class Steps:
-    """Steps of the `members`, which share forward passes if they are several; a group has one, in lockstep.
+    """Runs the steps of the `jobs` of a work. Several jobs share forward passes; a group runs one job, in lockstep.
 
-    Whoever `leads` its group tells of progress and previews.
+    A worker that `leads` (alone, or rank 0 of its group) reports progress and previews.
     """
 
     def __init__(
         self,
         family: Family,
-        members: Sequence[Member],
+        jobs: Sequence[WorkJob],
         work_id: int,
         leads: bool,
         works: OpenWorks,
         emit: Callable[[Report], None],
     ) -> None:
         self._family = family
-        self._members = members
+        self._jobs = jobs
         self._work_id = work_id
         self._leads = leads
         self._works = works
         self._emit = emit
-        self._pack = pack if len(members) > 1 else None
+        self._pack = pack if len(jobs) > 1 else None
         self._previews = {
-            member.job_id: Previews(family, work_id, member.job_id, member.first_step, _every(member, leads), emit)
-            for member in members
+            job.job_id: Previews(family, work_id, job.job_id, job.first_step, _every(job, leads), emit) for job in jobs
         }
 
     def run(self, most: int) -> int:
-        """Returns how many steps were done: so many, or fewer if a stop came before the last of them."""
-        members = [(member, self._begun(member.job)) for member in self._members]
+        """Run up to `most` steps; returns how many were done, which is fewer after a stop."""
+        begun = [(job, self._begun(job.job)) for job in self._jobs]
         parallel = self._family.parallel
         for steps_done in count(1):
-            self._step(members)
+            self._step(begun)
             if steps_done == most:
                 break
             synchronize(self._family.device)
-            parallel.wants_stop = self._works.is_stopped(self._work_id)  # Alone, this is what counts.
+            parallel.wants_stop = self._works.is_stopped(self._work_id)  # At degree 1 this decides.
             if parallel.stop_agreed:
                 break
             if self._leads:
@@ -76,23 +75,23 @@ class Steps:
         state = job.state = job.state or self._family.begin(job.spec, job.conditioning)
         return state
 
-    def _step(self, members: Sequence[tuple[Member, StepState]]) -> None:
-        """One step of each, which may take several iterations; those who need fewer than others wait."""
-        before = [state.steps_done for _, state in members]
+    def _step(self, jobs: Sequence[tuple[WorkJob, StepState]]) -> None:
+        """One step of each job, which may take several iterations; jobs that need fewer wait for the others."""
+        before = [state.steps_done for _, state in jobs]
         while True:
-            pairs = zip(members, before, strict=True)
-            behind = [member for member, steps_done in pairs if member[1].steps_done == steps_done]
+            pairs = zip(jobs, before, strict=True)
+            behind = [one for one, steps_done in pairs if one[1].steps_done == steps_done]
             if not behind:
                 return
             self._family.parallel.wants_stop = self._works.is_stopped(self._work_id)
             predictions = self._family.predict([state for _, state in behind], self._pack)
-            for (member, state), prediction in zip(behind, predictions, strict=True):
-                self._previews[member.job_id].show(state, prediction)
-                # A step that fails half way leaves no state: the job goes on from what was put down.
-                member.job.state = None
+            for (job, state), prediction in zip(behind, predictions, strict=True):
+                self._previews[job.job_id].show(state, prediction)
+                # A step that fails half way leaves no state: the job continues from its latest blob.
+                job.job.state = None
                 self._family.advance(state, prediction)
-                member.job.state = state
+                job.job.state = state
 
 
-def _every(member: Member, leads: bool) -> int:
-    return member.job.spec.preview_every if leads else 0
+def _every(job: WorkJob, leads: bool) -> int:
+    return job.job.spec.preview_every if leads else 0

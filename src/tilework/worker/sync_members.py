@@ -1,4 +1,4 @@
-"""Before a work begins: which jobs take part in it, and whether every worker of its group can, and is to."""
+"""The check before a work begins: which of its jobs are present, and whether every rank of its group can start."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ import torch
 from tilework.core.comm import Comm, GroupBroken
 from tilework.core.wire import Absent, Denoise
 from tilework.worker.jobs import JobMissing, Jobs
-from tilework.worker.steps import Member
+from tilework.worker.steps import WorkJob
 
 _READY, _STOPPED, _ABSENT = range(3)
 
 
 @dataclass(frozen=True, slots=True)
 class MemberCheck:
-    """Who is `present` at a work, each in the state in which it begins. Nobody is if it was stopped in the queue."""
+    """The jobs that are `present`, each in the state in which the work begins; none if it was stopped in the queue."""
 
-    present: tuple[Member, ...] = ()
+    present: tuple[WorkJob, ...] = ()
     absent: tuple[Absent, ...] = ()
 
 
 def sync_members(jobs: Jobs, command: Denoise, comm: Comm | None, device: torch.device, stopped: bool) -> MemberCheck:
-    """Call the members of a work. Of several, those are absent of which this worker does not have the state.
+    """Check the jobs of a work. Of several jobs, those whose state this worker lacks are absent.
 
-    The workers of a group hear of a stop at different times: what the first of them knows counts. They wait here for
-    each other, so that nobody waits inside the model.
+    The ranks of a group learn of a stop at different times; rank 0 decides. The ranks wait for each other here, so that
+    none waits inside the model.
 
     Raises:
-        JobMissing: this worker does not have the state of the only member.
-        GroupBroken: another worker does not have it, or is lost.
+        JobMissing: this worker does not have the state of the only job.
+        GroupBroken: another rank does not have it, or is lost.
     """
     if comm is None:
-        return MemberCheck() if stopped else _call(jobs, command)
-    assert len(command.members) == 1, f"work {command.work_id} of a group has {len(command.members)} members"
+        return MemberCheck() if stopped else _check(jobs, command)
+    assert len(command.members) == 1, f"work {command.work_id} of a group has {len(command.members)} jobs"
     missing: JobMissing | None = None
     check = MemberCheck()
     try:
-        check = _call(jobs, command)
+        check = _check(jobs, command)
     except JobMissing as error:
         missing = error
     flags = _exchange(comm, device, _ABSENT if missing else _STOPPED if stopped else _READY)
@@ -49,12 +49,12 @@ def sync_members(jobs: Jobs, command: Denoise, comm: Comm | None, device: torch.
     return MemberCheck() if flags[0] == _STOPPED else check
 
 
-def _call(jobs: Jobs, command: Denoise) -> MemberCheck:
-    present: list[Member] = []
+def _check(jobs: Jobs, command: Denoise) -> MemberCheck:
+    present: list[WorkJob] = []
     absent: list[Absent] = []
     for job_id, first_step in command.members:
         try:
-            present.append(Member(job_id, first_step, jobs.at_step(job_id, first_step)))
+            present.append(WorkJob(job_id, first_step, jobs.at_step(job_id, first_step)))
         except JobMissing as error:
             if len(command.members) == 1:
                 raise

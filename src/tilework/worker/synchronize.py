@@ -4,9 +4,9 @@ import torch
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until `device` has done what it was told; the CPU always has.
+    """Wait until `device` has finished all queued operations; on a CPU this returns at once.
 
-    Between steps this keeps the host from running ahead of an accelerator, where a stop would come too late.
+    Between steps this keeps the host from running ahead of an accelerator, so that a stop takes effect in time.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""What a worker does, command by command; no process, thread or pipe in here."""
+"""Executes the commands of a worker; knows no process, thread or pipe."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tilework.worker.jobs import Job, JobMissing, Jobs
 from tilework.worker.memory import Budget, is_out_of_memory
 from tilework.worker.moving import put_conditioning, put_states, take_job
 from tilework.worker.state_blobs import StateBlobs, TruncatedStateBlob
-from tilework.worker.steps import Member, Steps
+from tilework.worker.steps import Steps, WorkJob
 from tilework.worker.sync_members import sync_members
 from tilework.worker.synchronize import synchronize
 from tilework.worker.works import OpenWorks
@@ -46,13 +46,13 @@ _T = TypeVar("_T", bound=WorkCommand)
 
 
 class Worker:
-    """Executes one command after another on one model, and says through `emit` how each work ended.
+    """Executes one command after another on one model, and reports through `emit` how each work ended.
 
-    `works` knows the works that were received; `execute` closes those that it ends. A denoise work of a group runs in
-    lockstep with the other members, whose first decides when to stop. An error in a work is contained: the work answers
-    `Failed`, its jobs are lost here, and so are their later works; in a group the others' work breaks off. A group that
-    breaks leaves the state intact where it was. So does a work that needs more memory than `budget` allows: it gives
-    back what it had taken, and says how far it came.
+    `works` holds the works that were received; `execute` closes those that it ends. A denoise work of a group runs in
+    lockstep with the other ranks; rank 0 decides when to stop. An error in a work is contained: the work answers
+    `Failed`, its jobs are lost here, and their later works fail; in a group the work of the other ranks breaks off. A
+    group that breaks leaves each rank's state intact. So does a work that needs more memory than `budget` allows: it
+    frees its memory and reports how many steps were done.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Worker:
         self._emit = emit
         self._budget = budget or Budget(family.device, None)
         self._jobs = Jobs()
-        self._absent: tuple[Absent, ...] = ()  # Who has no part in the running work.
+        self._absent: tuple[Absent, ...] = ()  # The jobs that have no part in the running work.
 
     @property
     def num_jobs(self) -> int:
@@ -79,7 +79,7 @@ class Worker:
         return len(self._jobs)
 
     def execute(self, command: Command) -> None:
-        """Do what `command` says; `StopWork`, `BreakGroup` and `Quit` are the receiver's affair."""
+        """Execute a command; the receiver handles `StopWork`, `BreakGroup` and `Quit`."""
         match command:
             case Encode():
                 self._work(command, self._encode)
@@ -103,14 +103,14 @@ class Worker:
     def _work(self, command: _T, run: Callable[[_T], Ended]) -> None:
         """Run a work and report its end."""
         report = self._attempt(command, run)
-        if report is None:  # Only now nothing refers to what it had taken: an error holds the frames it came through.
+        if report is None:  # Only now its memory is unreferenced: an error holds its frames.
             self._budget.release()
             report = self._attempt(command, self._starved) or _without_memory(command.work_id)
         self._works.close(command.work_id)
         self._emit(report)
 
     def _attempt(self, command: _T, run: Callable[[_T], Ended]) -> Report | None:
-        """None if there was not enough memory."""
+        """The report of a work; None if there was not enough memory."""
         try:
             return replace(run(command), memory_bytes=memory_in_use(self._family.device))
         except JobMissing as error:
@@ -125,7 +125,7 @@ class Worker:
             return Failed(command.work_id, describe(error))
 
     def _starved(self, command: WorkCommand) -> Ended:
-        """There was not enough memory for it. Encode and decode begin nothing; steps may have been done before."""
+        """The end of a work that ran out of memory. Only a denoise work may have done some steps before."""
         if isinstance(command, Denoise):
             return replace(self._cut_off(command), out_of_memory=True)
         return _without_memory(command.work_id)
@@ -180,14 +180,14 @@ class Worker:
         return replace(ended, blobs=blobs, absent=check.absent)
 
     def _cut_off(self, command: Denoise) -> Ended:
-        """How far this worker came; its state may be ahead of the rest of its group's by one step.
+        """The steps that this worker has done; its state may be one step ahead of the other ranks.
 
-        Nothing is kept of several members some of which were ahead of others.
+        No state is kept of several jobs if some are ahead of others.
         """
         now_ns = time.monotonic_ns()
         absent = {one.job_id for one in self._absent}
         members = [
-            Member(job_id, first_step, self._jobs.get(job_id))
+            WorkJob(job_id, first_step, self._jobs.get(job_id))
             for job_id, first_step in command.members
             if job_id in self._jobs and job_id not in absent
         ]
