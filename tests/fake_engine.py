@@ -15,13 +15,13 @@ from typing import Any
 import httpx
 
 from clock import SkippingLoop
-from tilework.core.actions import Accept
+from tilework.core.actions import Accept, Reject
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.request import OnMiss, RefusalCode, Request, Status
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire import Image, ModelInfo, Spec
 from tilework.runtime.observer import Observer, Usage
-from tilework.runtime.ticket import Outcome, Preview, Refusal, Segment, Ticket, Wanted
+from tilework.runtime.ticket import Outcome, Preview, Segment, Ticket, Wanted
 from tilework.server.config import ServerConfig
 from tilework.server.main import StopSignals, serve
 from tilework.store.durable import DurableDirectory
@@ -109,7 +109,7 @@ class FakeEngine:
         weight: float = 1.0,
         tenant_weight: float = 1.0,
         room: float = 1.0,
-    ) -> tuple[Ticket, ...] | Refusal:
+    ) -> tuple[Ticket, ...] | Reject:
         now_ns = self.now_ns()
         requests = [
             Request(
@@ -206,10 +206,10 @@ class FakeEngine:
         for uid in self.tickets:
             self.cancel(uid, "the engine has stopped")
 
-    def _refuse(self, requests: list[Request], reason: str, earliest_ns: int | None, code: RefusalCode) -> Refusal:
+    def _refuse(self, requests: list[Request], reason: str, earliest_ns: int | None, code: RefusalCode) -> Reject:
         for request in requests:
             self.observer.on_refused(request, code)
-        return Refusal(uid=requests[0].uid, reason=reason, earliest_ns=earliest_ns, code=code)
+        return Reject(uid=requests[0].uid, reason=reason, earliest_ns=earliest_ns, code=code)
 
     def _ticket(self, spec: Spec, request: Request) -> Ticket:
         self.specs.append(spec)

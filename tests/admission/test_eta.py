@@ -14,7 +14,7 @@ from tilework.admission.admission_limits import AdmissionLimits
 from tilework.control.device import Device, Now
 from tilework.core.actions import Accept, Finish, Reject, RunStage
 from tilework.core.events import Cancelled, StageFinished, Submitted
-from tilework.core.interfaces import Admitted, Ahead, Block, CostModel, Demand, EtaPrediction, Held, Refused
+from tilework.core.interfaces import Admitted, Ahead, Block, CostModel, Demand, EtaPrediction, Held
 from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, RefusalCode, Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
@@ -75,7 +75,7 @@ class Backlog:
         return []
 
 
-def answer(asked: Request, policy: Any = None, backlog: Any = None, now_ns: int = 0) -> Admitted | Refused:
+def answer(asked: Request, policy: Any = None, backlog: Any = None, now_ns: int = 0) -> Admitted | Reject:
     limits = AdmissionLimits(max_jobs=10, max_backlog_ns=100 * NS_PER_S)
     return Admission(limits=limits).admit(asked, policy or Idle(), COSTS, backlog or Backlog(), now_ns)
 
@@ -105,7 +105,7 @@ def test_a_promise_is_given_with_a_margin_before_the_deadline() -> None:
     eta_ns = ns_from_s(1 + SERVICE_S)
     due_ns = ADMISSION_MARGIN.due_ns(eta_ns, 0)
 
-    def asked(due_ns: int, on_miss: OnMiss = OnMiss.REJECT) -> Admitted | Refused:
+    def asked(due_ns: int, on_miss: OnMiss = OnMiss.REJECT) -> Admitted | Reject:
         return answer(request("a", slo_s=due_ns / NS_PER_S, on_miss=on_miss), backlog=NoneAhead())
 
     accepted = asked(due_ns)
@@ -114,9 +114,9 @@ def test_a_promise_is_given_with_a_margin_before_the_deadline() -> None:
     assert (accepted.eta_ns, accepted.promised) == (eta_ns, block)
     assert accepted.why == "it needs 1.06 s of 1 device, beside 3 other requests; its deadline is promised"
     scarce = "it would end 0.20 s before its deadline, and a promise needs 0.20 s to spare"
-    assert asked(due_ns - 1) == Refused(scarce, due_ns, RefusalCode.DEADLINE)
+    assert asked(due_ns - 1) == Reject("a", scarce, due_ns, RefusalCode.DEADLINE)
     late = "it would be 0.00 s late behind 3 other requests"
-    assert asked(eta_ns - 1) == Refused(late, due_ns, RefusalCode.DEADLINE)
+    assert asked(eta_ns - 1) == Reject("a", late, due_ns, RefusalCode.DEADLINE)
     assert isinstance(asked(NS_PER_S, OnMiss.BEST_EFFORT), Admitted)
 
 
@@ -127,7 +127,7 @@ def test_without_devices_only_a_promise_is_refused() -> None:
     assert answer(request("a", slo_s=9), backlog=nothing, now_ns=now_ns) == Admitted(
         now_ns + service_ns, why, EtaPrediction(service_ns, 0, 1.0)
     )
-    refused = Refused("no device is up", None, RefusalCode.NO_DEVICE)
+    refused = Reject("b", "no device is up", None, RefusalCode.NO_DEVICE)
     assert answer(promise("b", 0, slo_s=9), backlog=nothing, now_ns=now_ns) == refused
 
 

@@ -199,7 +199,7 @@ class HostileDriver(RuleBasedStateMachine):
 
     def alone_ns(self, uid: str, side: int, steps: int) -> int:
         alone = request(uid, side=side, steps=steps)
-        return self.controller._policy.demand(alone, Cursor.start(alone), self.controller.costs).run_ns
+        return self.controller.policy.demand(alone, Cursor.start(alone), self.controller.costs).run_ns
 
     @precondition(lambda self: any(self.queues.values()))
     @rule(data=st.data(), run_ms=st.integers(1, 900))
@@ -267,7 +267,7 @@ class HostileDriver(RuleBasedStateMachine):
         self.requests[uid] = steps
         if kept is not None:
             chain = [(ENCODE, 1, 0), (DIFFUSE, kept, 0)]
-            self.chains[self.controller._next_job_id] = [piece for piece in chain if piece[1]]
+            self.chains[self.controller._admit._next_job_id] = [piece for piece in chain if piece[1]]
         self.describe(Restored(request(uid, self.now_ns / 1e9, side=side, steps=steps), kept))
         assert uid in self.job_of, "it is in, whatever admission would say"
 

@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 from builders import Idle
 from tilework.control.controller import ControllerConfig
+from tilework.core.actions import Reject
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.request import OnMiss
 from tilework.core.wire import Source, Spec
 from tilework.core.work import Plan, Start
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor
-from tilework.runtime.ticket import Outcome, Refusal, Ticket
+from tilework.runtime.ticket import Outcome, Ticket
 
 T = TypeVar("T")
 
@@ -55,10 +56,10 @@ class Rig:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(asyncio.wait_for(work, 60))
 
-    def submit(self, spec: Spec, uid: str, **options: Any) -> Ticket | Refusal:
+    def submit(self, spec: Spec, uid: str, **options: Any) -> Ticket | Reject:
         options = {"deadline_ns": None, "on_miss": OnMiss.BEST_EFFORT} | options
         answer = self.engine.submit({uid: spec}, **options)
-        return answer if isinstance(answer, Refusal) else answer[0]
+        return answer if isinstance(answer, Reject) else answer[0]
 
     async def outcome(self, spec: Spec, uid: str) -> Outcome:
         ticket = self.submit(spec, uid)

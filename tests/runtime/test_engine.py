@@ -15,13 +15,14 @@ import pytest
 import tiny
 from runtime.rig import PingPong, Rig, assert_nothing_is_left, kill, until
 from tilework.control.log import replay
+from tilework.core.actions import Reject
 from tilework.core.request import OnMiss, Status
 from tilework.core.time import NS_PER_MS
 from tilework.core.wire import ModelSource, Spec
 from tilework.core.work import DIFFUSE
 from tilework.policy import registry
 from tilework.runtime.executor import WorkerStartFailed
-from tilework.runtime.ticket import Outcome, Refusal, Ticket
+from tilework.runtime.ticket import Outcome, Ticket
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -147,12 +148,12 @@ def test_a_cancelled_request_ends_at_once_and_frees_its_device_at_the_next_step(
 
 
 def test_a_deadline_out_of_reach_is_refused_at_once(rig: Rig) -> None:
-    async def scenario() -> Ticket | Refusal:
+    async def scenario() -> Ticket | Reject:
         deadline_ns = rig.engine.now_ns() + NS_PER_MS
         return rig.submit(tiny.spec(steps=50), "hopeless", deadline_ns=deadline_ns, on_miss=OnMiss.REJECT)
 
     refusal = rig.run(scenario())
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, Reject)
     assert refusal.earliest_ns is not None
     assert refusal.earliest_ns > rig.engine.now_ns()
     assert rig.engine.health().num_jobs == 0

@@ -24,9 +24,10 @@ from typing import Any
 import pytest
 
 from fake_engine import FakeEngine, Plan, Served, eventually, serving
+from tilework.core.actions import Reject
 from tilework.core.request import RefusalCode
 from tilework.core.wire import Spec
-from tilework.runtime.ticket import Refusal, Ticket
+from tilework.runtime.ticket import Ticket
 from tilework.server.calls.call import Call
 from tilework.server.schema.chat_request import EXAMPLE as CHAT
 from tilework.server.schema.image_request import EXAMPLE as IMAGES
@@ -269,11 +270,11 @@ class Counting(FakeEngine):
     num_accepted: int = 0
     num_ended: int = 0
 
-    def submit(self, specs: Mapping[str, Spec], **options: Any) -> tuple[Ticket, ...] | Refusal:
+    def submit(self, specs: Mapping[str, Spec], **options: Any) -> tuple[Ticket, ...] | Reject:
         is_held = any(spec.prompt == HELD for spec in specs.values())
         self.script = [Plan(is_held=True) if is_held else self.rng.choice(PLANS) for _ in specs]
         answer = super().submit(specs, **options)
-        for ticket in () if isinstance(answer, Refusal) else answer:
+        for ticket in () if isinstance(answer, Reject) else answer:
             self.num_accepted += 1
             ticket.outcome.add_done_callback(self._count)
         return answer

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from builders import ONE_OF_EACH
 from tilework.cli.app import app
-from tilework.control.controller import Controller
 from tilework.control.job import Job
 from tilework.control.log import replay
+from tilework.control.recovery import Recovery
 from tilework.control.tracker import Tracker
 from tilework.core.actions import Action
 from tilework.core.events import Event
@@ -184,13 +184,13 @@ def lose_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fail_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Controller._retry
+    real = Recovery.retry
 
-    def retry(self: Controller, job: Job, reason: str, state_lost: bool = False) -> list[Action]:
-        job.failures = self.config.max_attempts
-        return real(self, job, reason, state_lost)
+    def retry(self: Recovery, job: Job, reason: str, **options: bool) -> list[Action]:
+        job.failures = self._max_attempts
+        return real(self, job, reason, **options)
 
-    monkeypatch.setattr(Controller, "_retry", retry)
+    monkeypatch.setattr(Recovery, "retry", retry)
 
 
 def forget_progress(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,13 +210,13 @@ def take_early_reports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def end_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Controller._end
+    real = Recovery.end
 
-    def end(self: Controller, job: Job, status: Status, reason: str) -> list[Action]:
+    def end(self: Recovery, job: Job, status: Status, reason: str) -> list[Action]:
         actions = real(self, job, status, reason)
         return [*actions, actions[-1]]
 
-    monkeypatch.setattr(Controller, "_end", end)
+    monkeypatch.setattr(Recovery, "end", end)
 
 
 def keep_everything(monkeypatch: pytest.MonkeyPatch) -> None:

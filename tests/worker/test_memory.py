@@ -23,7 +23,7 @@ from tilework.cli.sizes import parse_bytes
 from tilework.comm.groups import Groups
 from tilework.control.controller import ControllerConfig
 from tilework.control.driver.result import Ending
-from tilework.core.actions import RunStage
+from tilework.core.actions import Reject, RunStage
 from tilework.core.request import OnMiss, RefusalCode, Shape, Status
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import (
@@ -48,7 +48,7 @@ from tilework.policy import registry
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor
 from tilework.runtime.observer import EndedWork, Observer
-from tilework.runtime.ticket import Outcome, Refusal
+from tilework.runtime.ticket import Outcome
 from tilework.worker.memory import Budget, is_out_of_memory
 from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.worker import Worker
@@ -342,12 +342,12 @@ class Rig:
     def submit(self, uid: str, spec: Spec) -> Any:
         return self.engine.submit({uid: spec}, deadline_ns=None, on_miss=OnMiss.BEST_EFFORT)
 
-    def refusal(self, spec: Spec) -> Refusal:
+    def refusal(self, spec: Spec) -> Reject:
         async def ask() -> Any:
             return self.submit("refused", spec)
 
         answer = self.runner.run(ask())
-        assert isinstance(answer, Refusal)
+        assert isinstance(answer, Reject)
         return answer
 
     def close(self) -> None:

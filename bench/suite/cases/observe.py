@@ -16,6 +16,7 @@ from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.stats import bootstrap, extremes
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import Entry, entry_line, read_log
+from tilework.core.actions import Reject
 from tilework.core.request import OnMiss, Status
 from tilework.core.wire import CostRow, SimulatedSource, Spec
 from tilework.core.work import DIFFUSE
@@ -23,7 +24,7 @@ from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor
 from tilework.runtime.observer import EndedWork, Observer
-from tilework.runtime.ticket import Outcome, Refusal, Ticket
+from tilework.runtime.ticket import Outcome, Ticket
 from tilework.server.garbage import rare_collections
 from tilework.server.metrics.metrics import Metrics
 from tilework.store.memory import MemoryStore
@@ -151,7 +152,7 @@ class Observe:
             deadline_ns = engine.now_ns() + 60 * 10**9
             uid = f"request-{next(_uids)}"
             answer = engine.submit({uid: spec}, deadline_ns=deadline_ns, on_miss=OnMiss.BEST_EFFORT)
-            if isinstance(answer, Refusal) or (await answer[0].outcome).status is not Status.DONE:
+            if isinstance(answer, Reject) or (await answer[0].outcome).status is not Status.DONE:
                 raise CaseFailed(f"{uid} was not served")
 
     def _method(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from random import Random
 from suite.case import Check, Finding, Note, Table
 from suite.stats import Interval, median, over_repeats, p99
 from tilework.admission.admission import Admission
+from tilework.admission.admission_limits import AdmissionLimits
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action, RunStage, RunSteps
 from tilework.core.events import Event, Submitted
@@ -22,6 +23,7 @@ from tilework.core.time import ns_from_s
 from tilework.core.work import DIFFUSE, Plan
 from tilework.cost.table import CostTable
 from tilework.cost.table_file import read_table
+from tilework.policy.registry import make_policy
 from tilework.sim.simulation import SimConfig, Simulation
 
 
@@ -179,9 +181,9 @@ def _shifted(request: Request, by_ns: int) -> Request:
 
 class _Timed(Controller):
     def __init__(self, config: ControllerConfig, table: CostTable) -> None:
-        super().__init__(config, table)
-        self._policy = self._watched = _Watched(self._policy)
-        self._admission = _Open(limits=self._admission.limits)
+        self._watched = _Watched(make_policy(config.policy))
+        limits = AdmissionLimits(max_jobs=config.max_jobs, max_backlog_ns=config.max_backlog_ns)
+        super().__init__(config, table, policy=self._watched, rule=_Open(limits=limits))
         self.thoughts: list[Thought] = []
 
     def handle(self, event: Event, now_ns: int) -> tuple[Action, ...]:

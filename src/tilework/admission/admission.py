@@ -10,6 +10,7 @@ from tilework.admission.eta_correction import EtaCorrection
 from tilework.admission.list_schedule import place
 from tilework.admission.promise_query import PromiseQuery
 from tilework.admission.reservations import Reservations
+from tilework.core.actions import Reject
 from tilework.core.interfaces import (
     Admitted,
     Backlog,
@@ -18,7 +19,6 @@ from tilework.core.interfaces import (
     EtaPrediction,
     JobView,
     Policy,
-    Refused,
 )
 from tilework.core.progress import Cursor
 from tilework.core.request import RefusalCode, Request
@@ -43,14 +43,14 @@ class Admission:
 
     def admit(
         self, request: Request, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int
-    ) -> Admitted | Refused:
+    ) -> Admitted | Reject:
         """Raises UnknownCost."""
         demand = policy.demand(request, Cursor.start(request), costs)
         if (no_room := self.limits.refusal(request, backlog, now_ns)) is not None:
             return _with_earliest(no_room, request, demand, policy, backlog, now_ns)
         if not backlog.devices:
             if request.is_promise:
-                return Refused("no device is up", None, RefusalCode.NO_DEVICE)
+                return Reject(request.uid, "no device is up", None, RefusalCode.NO_DEVICE)
             why = "no device is up; the time counts from now"
             return Admitted(now_ns + demand.run_ns, why, EtaPrediction(demand.run_ns, 0, 1.0))
         if (too_large := _too_large(request, policy, costs, backlog.widest)) is not None:
@@ -92,8 +92,8 @@ class Admission:
 
 
 def _with_earliest(
-    no_room: Refused, request: Request, demand: Demand, policy: Policy, backlog: Backlog, now_ns: int
-) -> Refused:
+    no_room: Reject, request: Request, demand: Demand, policy: Policy, backlog: Backlog, now_ns: int
+) -> Reject:
     """The refusal with the earliest finish, as if the request were in: there will be room when other jobs have ended.
 
     A promise would need room and a place among the reservations, and when there is both, cannot be known.
@@ -104,11 +104,11 @@ def _with_earliest(
     return replace(no_room, earliest_ns=max(end_ns, now_ns + no_room.retry_ns + demand.run_ns))
 
 
-def _too_large(request: Request, policy: Policy, costs: CostModel, widest: int) -> Refused | None:
+def _too_large(request: Request, policy: Policy, costs: CostModel, widest: int) -> Reject | None:
     """The refusal of a request that is known not to fit into the memory of the devices that the policy may give it."""
     stage, decode, shape = StageId(request.pipeline, DIFFUSE), StageId(request.pipeline, DECODE), request.shape
     degrees = [degree for degree in policy.degrees(request, costs) if degree <= widest] or [1]
     if any(costs.fits(stage, shape, degree) for degree in degrees) and costs.fits(decode, shape, 1):
         return None
     devices = "one of the devices" if max(degrees) == 1 else f"{max(degrees)} of the devices"
-    return Refused(f"{shape} needs more memory than there is on {devices}", None, RefusalCode.MEMORY)
+    return Reject(request.uid, f"{shape} needs more memory than there is on {devices}", None, RefusalCode.MEMORY)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from tilework.core.interfaces import Backlog, Refused
+from tilework.core.actions import Reject
+from tilework.core.interfaces import Backlog
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import s_from_ns
 
@@ -33,7 +34,7 @@ class AdmissionLimits:
     max_jobs: int
     max_backlog_ns: int
 
-    def refusal(self, request: Request, backlog: Backlog, now_ns: int) -> Refused | None:
+    def refusal(self, request: Request, backlog: Backlog, now_ns: int) -> Reject | None:
         """Why a request may not come in; None if it may."""
         room = 1.0 if request.is_promise else request.room
         for bound in self._bounds(request, backlog, room, now_ns):
@@ -74,14 +75,15 @@ class _Bound:
     each_ns: float | None
     in_time: bool = False
 
-    def refusal(self, request: Request) -> Refused | None:
+    def refusal(self, request: Request) -> Reject | None:
         is_exempt = self.in_time and request.is_promise
         if self.used >= self.limit and not is_exempt:
-            return Refused(self._full(request), None, RefusalCode.QUEUE, self._retry_ns(self.used - self.limit, 1.0))
+            retry_ns = self._retry_ns(self.used - self.limit, 1.0)
+            return Reject(request.uid, self._full(request), None, RefusalCode.QUEUE, retry_ns)
         most_own = ceil(min(self.share, _MOST_OF_ONE) * self.limit)
         if self.used >= _SHARES_FROM * self.limit and self.own >= most_own:
             retry_ns = self._retry_ns(self.own - most_own, self.share)
-            return Refused(self._over_share(most_own), None, RefusalCode.TENANT, retry_ns)
+            return Reject(request.uid, self._over_share(most_own), None, RefusalCode.TENANT, retry_ns)
         return None
 
     def _retry_ns(self, excess: int, speed: float) -> int | None:

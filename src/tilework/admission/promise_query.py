@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from tilework.admission.eta import free_before
 from tilework.admission.list_schedule import FreeTimes, place
 from tilework.admission.reservations import Reservations
-from tilework.core.interfaces import Backlog, Block, CostModel, Demand, Policy, Refused
+from tilework.core.actions import Reject
+from tilework.core.interfaces import Backlog, Block, CostModel, Demand, Policy
 from tilework.core.progress import Cursor
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import s_from_ns
@@ -83,7 +84,7 @@ class PromiseQuery:
             due_ns = end_ns
         return due_ns
 
-    def refusal(self, deadline_ns: int, beside: str) -> Refused:
+    def refusal(self, deadline_ns: int, beside: str) -> Reject:
         """Why the deadline cannot be promised; `beside` names the jobs that are present."""
         end_ns = min(self.ends_ns)
         needed_ns = ADMISSION_MARGIN.due_ns(end_ns, self.now_ns) - end_ns
@@ -94,7 +95,7 @@ class PromiseQuery:
             reason = f"it would end {spare_s:.2f} s before its deadline, and a promise needs {needed_s:.2f} s to spare"
         else:
             reason = f"what is promised to others leaves no room for it beside {beside}"
-        return Refused(reason, self.earliest_ns(), RefusalCode.DEADLINE)
+        return Reject(self.request.uid, reason, self.earliest_ns(), RefusalCode.DEADLINE)
 
 
 def _run_ns(block: Demand) -> int:

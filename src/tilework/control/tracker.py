@@ -20,7 +20,7 @@ from tilework.policy.toolkit.demand import reserved_at
 class Tracker:
     """A `ClusterView` to policies and a `Backlog` to admission.
 
-    A job is in `waiting` exactly when none of its works is in flight and it is not set back. A work stays in flight
+    A job is in `waiting` exactly when none of its works is in flight and it is not parked. A work stays in flight
     until its devices have reported on it or are all lost, even when its job has ended or begun another attempt
     meanwhile.
     """
@@ -158,7 +158,8 @@ class Tracker:
         self._load.leave(job)
         del self.jobs[job.job_id], self.job_ids[job.request.uid]
 
-    def dropped_to_best_effort(self, job: Job, urgency_ns: int, delay_ns: int) -> None:
+    def drop_to_best_effort(self, job: Job, urgency_ns: int, delay_ns: int) -> None:
+        """Serve a job from now on in the order of those that cannot be on time; its reservation is given up."""
         was_waiting = job in self._waiting
         if was_waiting:
             self._waiting.remove(job)
@@ -180,7 +181,7 @@ class Tracker:
         return len(self._parked)
 
     def unpark(self) -> None:
-        """Things have changed: who was set back waits like others again."""
+        """Devices or what is known of memory have changed: parked jobs wait like others again."""
         for job in tuple(self._parked.values()):
             self._leave(job)
             self._wait(job)
@@ -332,7 +333,7 @@ class Tracker:
         ]
 
     def reserve(self, job: Job, width: int, group: Group) -> None:
-        """Keep a block of this width on these devices for the rest of a promised job; () if they are to be chosen."""
+        """Reserve a block of this width on this group for what a promised job still needs; () if none is chosen."""
         assert job.request.deadline_ns is not None
         demand = reserved_at(job.request, job.committed, width, self._costs)
         job.promised = self._reserved[self._rank(job)] = Block(job.request.deadline_ns, 0, demand, group)

@@ -23,9 +23,10 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Tell the client no. `earliest_ns` is the earliest deadline that could be met, if there is one.
+    """The request does not come in, with the reason and what would help.
 
-    `retry_ns` is after how long there will be room, if it is room that there is not.
+    `earliest_ns` is the earliest deadline that could be met, if there is one; `retry_ns` is after how long there is
+    predicted to be room, if room is what was lacking. Admission answers with it, and the client is told it.
     """
 
     uid: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tilework.core.progress import Cursor
-from tilework.core.request import RefusalCode, Request, Shape
+from tilework.core.request import Request, Shape
 from tilework.core.work import Group, Plan, StageId, Work
 
 
@@ -192,7 +192,7 @@ class Admitted:
     """The request may come in and is expected to finish at `eta_ns`; `why` says what that is made of.
 
     `promised` is the block of the plane with which its deadline is promised, if it is; `eta_prediction` what the
-    prediction was made of, for `Admission.learn`.
+    prediction was made of, for what admission learns of it.
     """
 
     eta_ns: int
@@ -208,19 +208,6 @@ class EtaPrediction:
     predicted_ns: int
     num_jobs: int
     ratio: float
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The request may not come in; `earliest_ns` is the earliest deadline that could be met, if there is one.
-
-    After `retry_ns` there is room for it, as far as can be foretold, if there was none.
-    """
-
-    reason: str
-    earliest_ns: int | None
-    code: RefusalCode
-    retry_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

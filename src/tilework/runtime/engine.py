@@ -28,7 +28,7 @@ from tilework.runtime.executor import Executor, WorkerStartFailed
 from tilework.runtime.log_file import LogFile
 from tilework.runtime.observer import Observer, Usage
 from tilework.runtime.request_table import RequestTable
-from tilework.runtime.ticket import Refusal, Ticket, Wanted
+from tilework.runtime.ticket import Ticket, Wanted
 from tilework.runtime.work_dispatcher import WorkDispatcher
 
 
@@ -212,7 +212,7 @@ class Engine:
         weight: float = 1.0,
         tenant_weight: float = 1.0,
         room: float = 1.0,
-    ) -> tuple[Ticket, ...] | Refusal:
+    ) -> tuple[Ticket, ...] | Reject:
         """Bring requests in, all of them or none. Their uids must be new; `deadline_ns` is on the engine's clock."""
         arrival_ns = self.now_ns()
         incoming: list[Incoming] = []
@@ -234,13 +234,7 @@ class Engine:
         first, *others = (one.request for one in incoming)
         answer = self._control.submit(Submitted(first, tuple(others)), incoming, arrival_ns)
         if isinstance(answer, Reject):
-            return Refusal(
-                uid=answer.uid,
-                reason=answer.reason,
-                earliest_ns=answer.earliest_ns,
-                code=answer.code,
-                retry_ns=answer.retry_ns,
-            )
+            return answer
         return tuple(self._requests.ticket(uid) for uid in specs)
 
     def restore(self, kept: Sequence[tuple[Wanted, Checkpoint]]) -> tuple[Ticket, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tilework.core.actions import Action, RunStage, RunSteps
-from tilework.core.request import OnMiss, RefusalCode, Request, Status
+from tilework.core.request import OnMiss, Request, Status
 from tilework.core.wire import Image, ModelInfo, Spec
 from tilework.core.work import DIFFUSE, Group
 
@@ -75,20 +75,6 @@ class Outcome:
     finished_ns: int
     image: Image | None
     segments: tuple[Segment, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """The request did not come in; `earliest_ns` is the earliest deadline that could be met, if there is one.
-
-    `retry_ns` is after how long there will be room, if it is room that there is not.
-    """
-
-    uid: str
-    reason: str
-    earliest_ns: int | None
-    code: RefusalCode
-    retry_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from tilework.core.actions import Reject
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.priority import DEFAULT_CLASS
 from tilework.core.request import OnMiss
 from tilework.core.wire import ModelInfo, Spec
 from tilework.runtime.observer import Observer, Usage
-from tilework.runtime.ticket import Refusal, Ticket, Wanted
+from tilework.runtime.ticket import Ticket, Wanted
 
 
 class Health(Protocol):
@@ -52,7 +53,7 @@ class Engine(Protocol):
         weight: float = 1.0,
         tenant_weight: float = 1.0,
         room: float = 1.0,
-    ) -> tuple[Ticket, ...] | Refusal:
+    ) -> tuple[Ticket, ...] | Reject:
         """Submit requests, all of them or none; `specs` by their uids, which are new."""
 
     def restore(self, kept: Sequence[tuple[Wanted, Checkpoint]]) -> tuple[Ticket, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from tilework.core.actions import Reject
 from tilework.core.request import RefusalCode
 from tilework.core.time import NS_PER_S
-from tilework.runtime.ticket import Refusal
 from tilework.server.calls.deadlines import Deadline
 from tilework.server.calls.errors import CallError, Refused, invalid, not_ready
 from tilework.server.calls.parsing import ImageCall
@@ -16,7 +16,7 @@ from tilework.server.text import shown
 RETRY_BUSY_S = 5  # Used when no time can be predicted, since no device is up.
 
 
-def refused(refusal: Refusal, ask: ImageCall, arrival_ns: int) -> CallError:
+def refused(refusal: Reject, ask: ImageCall, arrival_ns: int) -> CallError:
     """The error for a call that the engine has refused."""
     match refusal.code:
         case RefusalCode.DEADLINE:
@@ -45,7 +45,7 @@ def too_many_open(tenant: Tenant, num_open: int, num_asked: int, retry_s: int) -
     return Refused(message, field="n", code="too_many_open", retry_s=retry_s)
 
 
-def _unreachable(refusal: Refusal, deadline: Deadline, arrival_ns: int) -> CallError:
+def _unreachable(refusal: Reject, deadline: Deadline, arrival_ns: int) -> CallError:
     """`retry_s` says after how long the deadline that was asked for could be met."""
     if refusal.earliest_ns is None:
         return not_ready(refusal.reason)
@@ -67,7 +67,7 @@ def _unreachable(refusal: Refusal, deadline: Deadline, arrival_ns: int) -> CallE
     )
 
 
-def _no_room(message: str, refusal: Refusal, arrival_ns: int) -> Refused:
+def _no_room(message: str, refusal: Reject, arrival_ns: int) -> Refused:
     """`retry_s` says when the queue is predicted to be short enough; `earliest_s` when the call would then be done."""
     earliest_s = None if refusal.earliest_ns is None else _ceil_ms(refusal.earliest_ns - arrival_ns)
     retry_s = RETRY_BUSY_S if refusal.retry_ns is None else max(1, math.ceil(refusal.retry_ns / NS_PER_S))

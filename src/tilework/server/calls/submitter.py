@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from uuid import uuid4
 
+from tilework.core.actions import Reject
 from tilework.core.time import ns_from_s, s_from_ns
-from tilework.runtime.ticket import Refusal, Ticket
+from tilework.runtime.ticket import Ticket
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.errors import CallError, gone
 from tilework.server.calls.finish import Finisher, stored_name
@@ -155,7 +156,7 @@ class CallSubmitter:
             tenant_weight=ask.tenant_weight,
             room=ask.room,
         )
-        if isinstance(answer, Refusal):
+        if isinstance(answer, Reject):
             raise refused(answer, ask, arrival_ns)
         return answer
 

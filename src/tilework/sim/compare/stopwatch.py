@@ -15,6 +15,7 @@ from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
 from tilework.cost.table import CostTable
+from tilework.policy.registry import make_policy
 from tilework.sim.compare.figures import nearest_rank
 from tilework.sim.compare.records import Timing
 
@@ -35,8 +36,8 @@ class TimedController(Controller):
     """A controller that measures the time of its policy."""
 
     def __init__(self, config: ControllerConfig, table: CostTable) -> None:
-        super().__init__(config, table)
-        self.stopwatch = self._policy = Stopwatch(self._policy)
+        self.stopwatch = Stopwatch(make_policy(config.policy))
+        super().__init__(config, table, policy=self.stopwatch)
 
 
 class Stopwatch:

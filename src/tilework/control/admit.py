@@ -1,0 +1,130 @@
+"""New requests: let in with an ETA, or refused, those that come together all or none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilework.admission.admission import Admission
+from tilework.admission.reservation_guard import ReservationGuard
+from tilework.control.job import Job
+from tilework.control.tracker import Tracker
+from tilework.core.actions import Accept, Action, Reject
+from tilework.core.interfaces import Admitted, EtaPrediction, Policy
+from tilework.core.progress import Cursor
+from tilework.core.request import RefusalCode, Request
+from tilework.cost.table_costs import TableCosts
+from tilework.cost.tabled import UnknownCost
+
+_MORE_TRIALS = 16  # Than there are requests, to find a deadline with which all of them would be let in.
+
+
+class Admit:
+    """Turns requests into jobs by the rule of admission."""
+
+    def __init__(
+        self, rule: Admission, policy: Policy, costs: TableCosts, tracker: Tracker, guard: ReservationGuard
+    ) -> None:
+        self._rule = rule
+        self._policy = policy
+        self._costs = costs
+        self._tracker = tracker
+        self._guard = guard
+        self._next_job_id = 0
+
+    def admit(self, requests: Sequence[Request], now_ns: int) -> list[Action]:
+        """Let all requests in, or none."""
+        jobs: list[Job] = []
+        accepts: list[Action] = []
+        for request in requests:
+            answer = self._ask(request, now_ns)
+            if isinstance(answer, Reject):
+                self._take_back(jobs)
+                return self._reject(requests, len(jobs), answer, now_ns)
+            jobs.append(self._enter(request, answer, len(jobs)))
+            accepts.append(Accept(jobs[-1].job_id, request.uid, answer.eta_ns, answer.why))
+        self._next_job_id += len(jobs)
+        if any(job.promised is not None for job in jobs):
+            self._guard.recheck()
+        return accepts
+
+    def restore(self, request: Request, steps_done: int | None, now_ns: int) -> list[Action]:
+        """Take in a request that was accepted before a restart, even if admission would refuse it now.
+
+        Then it comes in without a promise. It is refused only if its cost is not known.
+        """
+        answer = self._ask(request, now_ns)
+        if isinstance(answer, Reject) and answer.code is RefusalCode.UNKNOWN_COST:
+            return [answer]
+        if isinstance(answer, Reject):
+            run_ns = self._policy.demand(request, Cursor.start(request), self._costs).run_ns
+            answer = Admitted(now_ns + run_ns, answer.reason, EtaPrediction(run_ns, self._tracker.num_jobs(), 1.0))
+        job = self._enter(request, answer, 0, _reached(request, steps_done))
+        self._next_job_id += 1
+        self._guard.recheck()
+        return [Accept(job.job_id, request.uid, answer.eta_ns, f"it had been accepted before; {answer.why}")]
+
+    def _ask(self, request: Request, now_ns: int) -> Admitted | Reject:
+        try:
+            return self._rule.admit(request, self._policy, self._costs, self._tracker, now_ns)
+        except UnknownCost as error:
+            return Reject(request.uid, str(error), None, RefusalCode.UNKNOWN_COST)
+
+    def _enter(self, request: Request, answer: Admitted, index: int, done: Cursor | None = None) -> Job:
+        delay_ns = self._tracker.delay_ns(request)
+        job = Job(
+            job_id=self._next_job_id + index,
+            request=request,
+            urgency_ns=self._policy.urgency_ns(request, False, delay_ns),
+            delay_ns=delay_ns,
+            promised=answer.promised,
+            eta_prediction=answer.eta_prediction,
+            done=done or Cursor.start(request),
+        )
+        self._tracker.add_job(job)
+        return job
+
+    def _take_back(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self._tracker.remove_job(job)
+
+    def _reject(self, requests: Sequence[Request], index: int, answer: Reject, now_ns: int) -> list[Action]:
+        """Refuse all requests, since the one with this index finds no place."""
+        if len(requests) > 1:
+            earliest_ns = answer.earliest_ns
+            if earliest_ns is not None and answer.code is RefusalCode.DEADLINE:
+                earliest_ns = self._earliest_ns(requests, earliest_ns, now_ns)
+            reason = f"{answer.reason} (request {index + 1} of {len(requests)} that come together)"
+            answer = replace(answer, reason=reason, earliest_ns=earliest_ns)
+        return [replace(answer, uid=request.uid) for request in requests]
+
+    def _earliest_ns(self, requests: Sequence[Request], due_ns: int, now_ns: int) -> int:
+        """A deadline, from `due_ns` on, with which all would be let in together: the earliest, or nearly so.
+
+        Each time the first request that finds no place says which deadline it needs. That may be earlier than the one
+        just refused, since a later deadline can break a promise that an earlier one does not. For several requests the
+        deadline then has to be later, by steps that double.
+        """
+        step_ns = (due_ns - now_ns) // 32
+        for _ in range(len(requests) + _MORE_TRIALS):
+            jobs, answer = list[Job](), None
+            for request in requests:
+                later = replace(request, deadline_ns=due_ns)
+                answer = self._ask(later, now_ns)
+                if isinstance(answer, Reject):
+                    break
+                jobs.append(self._enter(later, answer, len(jobs)))
+            self._take_back(jobs)
+            if not isinstance(answer, Reject) or answer.earliest_ns is None:
+                break
+            if answer.earliest_ns > due_ns:
+                due_ns = answer.earliest_ns
+            else:
+                due_ns, step_ns = due_ns + step_ns, 2 * step_ns
+        return due_ns
+
+
+def _reached(request: Request, steps_done: int | None) -> Cursor:
+    """Where a request stands of which the state after so many steps is kept; None: nothing is kept."""
+    start = Cursor.start(request)
+    return start if steps_done is None else start.advanced(1).advanced(steps_done)

@@ -1,0 +1,69 @@
+"""Works that ran out of memory: they run on more devices, in slices or with fewer jobs from then on."""
+
+from __future__ import annotations
+
+from tilework.admission.reservation_guard import ReservationGuard
+from tilework.control.job import Job
+from tilework.control.recovery import Recovery
+from tilework.control.tracker import Tracker
+from tilework.core.actions import Action
+from tilework.core.interfaces import Policy
+from tilework.core.work import DIFFUSE, StageId, Work
+from tilework.cost.table_costs import TableCosts
+from tilework.policy.toolkit.demand import usable_degree
+
+
+class MemoryShortage:
+    """Tells the costs what did not fit, and retries the jobs so that it does not happen again."""
+
+    def __init__(
+        self, policy: Policy, costs: TableCosts, tracker: Tracker, guard: ReservationGuard, recovery: Recovery
+    ) -> None:
+        self._policy = policy
+        self._costs = costs
+        self._tracker = tracker
+        self._guard = guard
+        self._recovery = recovery
+
+    def out_of_memory(self, work: Work, steps_done: int, reason: str, now_ns: int) -> list[Action]:
+        """End a work that did not fit, and retry its jobs.
+
+        That it did not fit counts as no failure of its jobs, unless that was known before. If a job of it has ended
+        meanwhile, it is not known what did not fit. A job that would fit on more devices than are up waits for them,
+        outside the queue, or until the costs forget that it did not fit.
+        """
+        actions: list[Action] = []
+        jobs = self._tracker.end_work(work, steps_done)
+        shapes = [job.request.shape for job in jobs]
+        is_whole = len(jobs) == len(work.job_ids)
+        is_excused = not is_whole or self._costs.observe_memory(work, shapes, fitted=False, now_ns=now_ns)
+        for job in jobs:
+            lacks_devices = self._lacks_devices(job)
+            counts_as_failure = lacks_devices or not is_excused
+            actions += self._recovery.retry(job, reason, counts_as_failure=counts_as_failure)
+            if job.job_id in self._tracker.jobs and lacks_devices:
+                self._tracker.park(job)
+            elif job.promised is not None:
+                self._widen_reservation(job)
+        return actions
+
+    def _lacks_devices(self, job: Job) -> bool:
+        """Whether the steps of a job would fit on more devices of a node than are up now, as many as were up before.
+
+        Not if nothing is known against those that are up: it may have been another stage that did not fit, of which
+        nothing will be forgotten that could bring the job back.
+        """
+        stage, shape = StageId(job.request.pipeline, DIFFUSE), job.request.shape
+        if self._costs.fits(stage, shape, usable_degree(stage, self._tracker.widest_now, self._costs)):
+            return False
+        degrees = [one for one in self._policy.degrees(job.request, self._costs) if one <= self._tracker.widest]
+        fitting = [degree for degree in degrees if self._costs.fits(stage, shape, degree)]
+        return bool(fitting) and min(fitting) > self._tracker.widest_now
+
+    def _widen_reservation(self, job: Job) -> None:
+        """Reserve a block that is wide enough for the memory that a promised job needs."""
+        assert job.promised is not None
+        stage, width = StageId(job.request.pipeline, DIFFUSE), job.promised.demand.width
+        if not self._costs.fits(stage, job.request.shape, width):
+            self._tracker.reserve(job, min(self._policy.degrees(job.request, self._costs)), group=())
+            self._guard.recheck()

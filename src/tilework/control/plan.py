@@ -1,0 +1,118 @@
+"""From the policy's plan to actions: works to start and to stop, what is reserved, and when to wake up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tilework.admission.reservation_guard import ReservationGuard
+from tilework.control.tracker import Tracker
+from tilework.core.actions import Action, DropState, DropToBestEffort, MoveState, RunStage, RunSteps, Stop, WakeAt
+from tilework.core.interfaces import Block, Policy
+from tilework.core.work import DIFFUSE, ENCODE, Group, Plan, Start
+from tilework.cost.table_costs import TableCosts
+
+_MOST_PLANS = 3  # In answer to one event.
+
+
+class Planner:
+    """Asks the policy, lets the guard review its plan, and commits what passes to the tracker.
+
+    A device keeps something of at most `max_residents` jobs, unless more have works there.
+    """
+
+    def __init__(
+        self, policy: Policy, costs: TableCosts, tracker: Tracker, guard: ReservationGuard, max_residents: int
+    ) -> None:
+        self._policy = policy
+        self._costs = costs
+        self._tracker = tracker
+        self._guard = guard
+        self._max_residents = max_residents
+        self._wakes_ns: list[int] = []  # Asked for and not come yet, ascending.
+
+    def woke(self, now_ns: int) -> None:
+        """A time that was asked for has come."""
+        self._wakes_ns = [at_ns for at_ns in self._wakes_ns if at_ns > now_ns]
+
+    def plan(self, now_ns: int) -> list[Action]:
+        """Ask the policy until it starts no more.
+
+        Works that promises force to start may leave room for others, so the policy is asked again after them.
+        """
+        actions: list[Action] = []
+        for _ in range(_MOST_PLANS):
+            plan = self._policy.plan(self._tracker, self._costs, now_ns)
+            while plan.dropped_to_best_effort:
+                actions += self._drop_to_best_effort(plan)
+                plan = self._policy.plan(self._tracker, self._costs, now_ns)
+            actions += self._stop(plan.stops)
+            self._update_proof(now_ns)
+            review = self._guard.review(plan.starts, self._tracker, self._costs, now_ns)
+            actions += [action for start in review.starts for action in self._start(start)]
+            self._reserve(review.blocks)
+            self._update_proof(now_ns)
+            forced = self._guard.forced(self._tracker, self._costs, now_ns)
+            actions += [action for start in forced for action in self._start(start)]
+            if not forced:
+                break
+        unpark_ns = self._costs.forgets_ns if self._tracker.num_parked else None
+        return actions + self._wake(plan.wake_ns, self._guard.wake_ns(self._tracker, now_ns), unpark_ns)
+
+    def _drop_to_best_effort(self, plan: Plan) -> list[Action]:
+        for job_id, _ in plan.dropped_to_best_effort:
+            job = self._tracker.jobs[job_id]
+            assert not job.dropped_to_best_effort, f"job {job_id} is dropped to best effort twice"
+            delay_ns = self._tracker.delay_ns(job.request, dropped_to_best_effort=True)
+            self._tracker.drop_to_best_effort(job, self._policy.urgency_ns(job.request, True, delay_ns), delay_ns)
+        return [DropToBestEffort(job_id, why) for job_id, why in plan.dropped_to_best_effort]
+
+    def _stop(self, job_ids: Sequence[int]) -> list[Action]:
+        actions: list[Action] = []
+        for job in map(self._tracker.jobs.__getitem__, job_ids):
+            jobs = self._tracker.sharing(job)
+            if all(one.may_stop for one in jobs):
+                actions += [Stop(work.work_id) for work in self._tracker.stop(jobs)]
+        return actions
+
+    def _update_proof(self, now_ns: int) -> None:
+        """Let the guard bring its proof up to date."""
+        self._reserve(self._guard.update(self._tracker, self._costs, self._policy.degrees, now_ns))
+
+    def _reserve(self, blocks: Mapping[int, Block]) -> None:
+        for job_id, block in blocks.items():
+            self._tracker.reserve(self._tracker.jobs[job_id], block.demand.width, block.devices)
+
+    def _wake(self, *wanted_ns: int | None) -> list[Action]:
+        """Ask for the earliest of these times, unless a wake-up by then has been asked for already."""
+        at_ns = min((wanted for wanted in wanted_ns if wanted is not None), default=None)
+        if at_ns is None or (self._wakes_ns and self._wakes_ns[0] <= at_ns):
+            return []
+        self._wakes_ns.insert(0, at_ns)
+        return [WakeAt(at_ns)]
+
+    def _start(self, start: Start) -> list[Action]:
+        moves = [move for job_id in start.job_ids for move in self._moves(job_id, start)]
+        work = self._tracker.commit(start)
+        run = RunSteps(work) if work.stage.name == DIFFUSE else RunStage(work)
+        return [*moves, run, *self._make_room(start.devices)]
+
+    def _moves(self, job_id: int, start: Start) -> list[Action]:
+        """Move a job's state to those devices of the start that will lack it; the encode stage needs none."""
+        job = self._tracker.jobs[job_id]
+        moves: list[Action] = []
+        if start.stage.name != ENCODE and start.devices != job.last_devices:
+            targets = [device_id for device_id in start.devices if device_id not in job.last_devices]
+            new = tuple([device_id for device_id in targets if device_id not in job.holders])
+            known = tuple([device_id for device_id in targets if device_id in job.holders])
+            moves = [MoveState(job_id, devices, devices is new) for devices in (new, known) if devices]
+        self._tracker.hold(job, start.devices)
+        return moves
+
+    def _make_room(self, devices: Group) -> list[Action]:
+        """Drop the states of jobs that have been idle there longest; their state blobs bring them back."""
+        drops: list[Action] = []
+        for device_id in devices:
+            for job in self._tracker.residents_beyond(device_id, self._max_residents):
+                self._tracker.let_go(job, device_id)
+                drops.append(DropState(job.job_id, (device_id,)))
+        return drops

@@ -1,0 +1,71 @@
+"""Jobs that lose a work: they go on from what completed works left, begin again, or fail; and how every job ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilework.admission.reservation_guard import ReservationGuard
+from tilework.control.job import Job
+from tilework.control.tracker import Tracker
+from tilework.core.actions import Action, DropState, Finish, Stop
+from tilework.core.request import Status
+from tilework.core.work import Work
+
+
+class Recovery:
+    """A job fails when it has lost `max_attempts` works in a row without progress."""
+
+    def __init__(self, tracker: Tracker, guard: ReservationGuard, max_attempts: int) -> None:
+        self._tracker = tracker
+        self._guard = guard
+        self._max_attempts = max_attempts
+
+    def device_lost(self, device_id: int, lost: Sequence[Work], why: str) -> list[Action]:
+        """Retry the jobs of works that only the lost device had.
+
+        A job whose first work has lost only this device of its group goes on from what the other devices have: their
+        report, `Broken`, follows.
+        """
+        victims = {job.job_id: job for work in lost for job in self._tracker.members(work)}
+        ended = [job for job in victims.values() if not self._will_break(job.works[0], device_id)]
+        return [action for job in ended for action in self.retry(job, why)]
+
+    def retry_without_next_work(self, work: Work) -> list[Action]:
+        """Retry the jobs of an ended work whose next work was lost meanwhile.
+
+        They were left alone until now, since this work, which had lost a device of its group, could bring them further.
+        """
+        works = self._tracker.works
+        jobs = [job for job in self._tracker.members(work) if job.works and job.works[0].work_id not in works]
+        return [action for job in jobs for action in self.retry(job, "the device of its next work was lost")]
+
+    def retry(self, job: Job, reason: str, *, state_lost: bool = False, counts_as_failure: bool = True) -> list[Action]:
+        """Go on from where completed works brought a job, or from its beginning; fail it if it makes no progress."""
+        if counts_as_failure:
+            job.failures += 1
+        if job.failures >= self._max_attempts:
+            return self.end(job, Status.FAILED, f"{reason} (attempt {job.failures} of {self._max_attempts})")
+        actions = self._abandon(job)
+        self._tracker.restart(job, from_start=state_lost)
+        self._guard.recheck()
+        return actions
+
+    def end(self, job: Job, status: Status, reason: str) -> list[Action]:
+        """The one end of a job."""
+        actions = self._abandon(job)
+        self._tracker.remove_job(job)
+        return [*actions, Finish(job.job_id, job.request.uid, status, reason)]
+
+    def _will_break(self, work: Work, device_id: int) -> bool:
+        """Whether `Broken` follows the loss of this device of a group."""
+        return device_id in work.devices and work.work_id in self._tracker.works
+
+    def _abandon(self, job: Job) -> list[Action]:
+        """Stop what is in flight of a job alone, and free what devices hold of it. Works with other jobs run on."""
+        own = [
+            work for work in job.works if work.work_id in self._tracker.works and self._tracker.members(work) == [job]
+        ]
+        actions: list[Action] = [Stop(work.work_id) for work in own]
+        if job.holders:
+            actions.append(DropState(job.job_id, tuple(sorted(job.holders))))
+        return actions

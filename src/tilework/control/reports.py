@@ -1,0 +1,122 @@
+"""Reports on works: each takes effect once, in the order of a job's works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tilework.admission.admission import Admission
+from tilework.control.job import Job
+from tilework.control.memory import MemoryShortage
+from tilework.control.recovery import Recovery
+from tilework.control.tracker import Tracker
+from tilework.core.actions import Action, DropState
+from tilework.core.events import (
+    Broken,
+    LeftOut,
+    OutOfMemory,
+    StageFinished,
+    StepsFinished,
+    Stopped,
+    WorkFailed,
+)
+from tilework.core.request import Status
+from tilework.core.work import Work
+from tilework.cost.table_costs import TableCosts
+
+WorkEnd = StepsFinished | StageFinished | Stopped | WorkFailed | OutOfMemory | Broken
+Report = LeftOut | WorkEnd
+
+
+class Reports:
+    """Takes reports from devices; one that overtakes that of an earlier work of its job waits for it."""
+
+    def __init__(
+        self, rule: Admission, costs: TableCosts, tracker: Tracker, recovery: Recovery, memory: MemoryShortage
+    ) -> None:
+        self._rule = rule
+        self._costs = costs
+        self._tracker = tracker
+        self._recovery = recovery
+        self._memory = memory
+        self._early: dict[int, list[Report]] = {}  # By the number of the work whose report they wait for.
+
+    @property
+    def early_work_ids(self) -> set[int]:
+        """The works whose reports have come and wait."""
+        return {report.work_id for early in self._early.values() for report in early}
+
+    def take(self, report: Report, now_ns: int) -> list[Action]:
+        """Take a report, and those that waited for it. A report on a work that is not in flight changes nothing."""
+        work = self._tracker.works.get(report.work_id)
+        if work is None:  # From a device that was declared lost, or a report that comes twice.
+            return []
+        before = self._tracker.awaited(work)
+        if before is not None:
+            self._early.setdefault(before.work_id, []).append(report)
+            return []
+        if isinstance(report, LeftOut):
+            left_out = [job for job in self._tracker.members(work) if job.job_id == report.job_id]
+            return self._retry(left_out, report.reason, report.state_lost)
+        actions = self._ended(work, report, now_ns)
+        return actions + self._recovery.retry_without_next_work(work) + self.catch_up([work], now_ns)
+
+    def catch_up(self, works: Iterable[Work], now_ns: int) -> list[Action]:
+        """These works have ended, or are lost: take the reports that waited for theirs."""
+        actions: list[Action] = []
+        for work in works:
+            for report in self._early.pop(work.work_id, ()):
+                actions += self.take(report, now_ns)
+        return actions
+
+    def _ended(self, work: Work, report: WorkEnd, now_ns: int) -> list[Action]:
+        match report:
+            case StepsFinished(_, run_ns) | StageFinished(_, run_ns):
+                return self._complete(work, run_ns, now_ns)
+            case Stopped(_, steps_done):
+                jobs = self._tracker.end_work(work, steps_done)
+                return [] if steps_done else self._drop_unused(jobs, work)
+            case WorkFailed(_, reason, state_lost):
+                return self._retry(self._tracker.end_work(work, 0), reason, state_lost)
+            case Broken(_, steps_done):
+                return self._retry(self._tracker.end_work(work, steps_done), report.why)
+            case OutOfMemory(_, steps_done):
+                return self._memory.out_of_memory(work, steps_done, report.why, now_ns)
+
+    def _retry(self, jobs: Sequence[Job], reason: str, state_lost: bool = False) -> list[Action]:
+        return [action for job in jobs for action in self._recovery.retry(job, reason, state_lost=state_lost)]
+
+    def _complete(self, work: Work, run_ns: int, now_ns: int) -> list[Action]:
+        jobs = self._tracker.end_work(work, work.num_steps)
+        self._learn(work, jobs, run_ns, now_ns)
+        finished = [job for job in jobs if job.done.stage is None]
+        for job in finished:
+            self._rule.learn(job.request, job.eta_prediction, now_ns - job.request.arrival_ns)
+        return [action for job in finished for action in self._recovery.end(job, Status.DONE, "")]
+
+    def _learn(self, work: Work, jobs: list[Job], run_ns: int, now_ns: int) -> None:
+        """Correct the costs, unless a job of the work has ended or begun again: it may not have been part of it."""
+        if len(jobs) != len(work.job_ids):
+            return
+        requests = [job.request for job in jobs]
+        self._costs.observe(work.stage, requests, len(work.devices), work.num_steps, run_ns)
+        shapes = [request.shape for request in requests]
+        if self._costs.observe_memory(work, shapes, fitted=True, now_ns=now_ns):
+            self._tracker.unpark()  # What is known of memory now may not keep them from running any more.
+
+    def _drop_unused(self, jobs: Sequence[Job], work: Work) -> list[Action]:
+        """A work was revoked: drop what its devices have of jobs of which nothing has run there.
+
+        Their state may not have come there.
+        """
+        drops: list[Action] = []
+        for job in jobs:
+            unused = tuple(
+                device_id
+                for device_id in work.devices
+                if device_id in job.holders and device_id not in job.done_devices
+            )
+            for device_id in unused:
+                self._tracker.let_go(job, device_id)
+            if unused:
+                drops.append(DropState(job.job_id, unused))
+        return drops
