@@ -18,8 +18,8 @@ from tilework.core.comm import GroupBroken
 
 CONNECT_S = 10.0
 
-# gloo sometimes forgets to wake whoever waits for a sending when the connection breaks at that moment. Once all pieces
-# have been received, whom we have heard is ready for ours, so this is long enough for members in lockstep.
+# gloo sometimes forgets to wake a thread that waits for a sending when the connection breaks at that moment. Once all
+# pieces have been received, whom we have heard is ready for ours, so this is long enough for members in lockstep.
 _SEND_LIMIT = timedelta(seconds=10)
 
 
@@ -27,7 +27,7 @@ class GlooComm(ExchangeComm):
     """core.comm.Comm for CPU tensors of any type. Made by the members alone; there is no world that they belong to.
 
     Two members of a group of `size` may not be the same process. The constructor returns when all are connected, and
-    raises GroupBroken if they are not within CONNECT_S. Nobody may need `store` any more once `meet` has returned.
+    raises GroupBroken if they are not within CONNECT_S. No member needs `store` any more once `meet` has returned.
 
     What is lost is seen by a broken connection: at once by those that wait for the lost member, by the others when
     one of these, having aborted, is waited for, or by `abort`. All methods but `abort` belong to one thread.

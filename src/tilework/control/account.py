@@ -39,7 +39,7 @@ class Account:
 
     @property
     def eta_error_ns(self) -> int | None:
-        """How much later than foretold it was done; None for one that was not done."""
+        """How much later than predicted it was done; None for one that was not done."""
         past = self.past
         if past.status is not Status.DONE or past.eta_ns is None or past.finish_ns is None:
             return None

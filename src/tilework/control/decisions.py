@@ -1,7 +1,7 @@
 """What was decided about a request, in words: one sentence with numbers for each action that concerns it.
 
-Whoever wants to answer later keeps the actions as they are, with their times; nothing is put into words before
-somebody asks.
+To answer later, keep the actions as they are, with their times; nothing is put into words before
+a client asks.
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ class Recorder:
         )
 
     def _leave_out(self, work_id: int, job_id: int, reason: str) -> None:
-        """The work goes on without a member, for whom it is lost."""
+        """The work goes on without a member, which loses it."""
         flight = self._flights.get(work_id)
         if flight is not None and len(flight.work.job_ids) > 1 and job_id in flight.work.job_ids:
             others = [other for other in flight.work.job_ids if other != job_id]

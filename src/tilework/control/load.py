@@ -11,7 +11,8 @@ from tilework.core.request import Request
 
 @dataclass(slots=True)
 class _Line:
-    """Jobs of one tenant and weight that go by their arrivals: all without a deadline, or all that were set aside.
+    """Jobs of one tenant and weight that go by their arrivals: all without a deadline, or all that were dropped to best
+    effort.
 
     `until_ns` is the arrival and the delay of the last of them together.
     """
@@ -23,7 +24,7 @@ class _Line:
 
 @dataclass(slots=True)
 class _Holding:
-    """What one tenant has in the system; `lines` are by weight and by whether its jobs were set aside."""
+    """What one tenant has in the system; `lines` are by weight and by whether its jobs were dropped."""
 
     weight: float
     num_jobs: int = 0
@@ -39,7 +40,7 @@ class Load:
     system, and at most half, since another may come at any time. So the many of one tenant are spread over the time
     that they take, and the few of another go in between. The jobs of one line stay in order. As in Virtual Clock
     (Zhang, 1990) the share is that at the arrival; unlike there, it is what still waits that counts, so that a tenant
-    that was served while nobody else came does not pay for it.
+    that was served while no other came does not pay for it.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class Load:
         return sum(holding.weight for name, holding in self._tenants.items() if name != tenant)
 
     def delay_ns(self, request: Request, dropped_to_best_effort: bool, num_devices: int) -> int:
-        """The fair delay of a request that comes in now, or is set aside now."""
+        """The fair delay of a request that comes in now, or is dropped to best effort now."""
         holding = self._tenants.get(request.tenant)
         if holding is None or not (dropped_to_best_effort or request.deadline_ns is None):
             return 0
@@ -72,7 +73,7 @@ class Load:
         last = lines.get((request.weight, dropped_to_best_effort))
         if (
             last is None or dropped_to_best_effort
-        ):  # Jobs are set aside in any order: the last one may have arrived long after this.
+        ):  # Jobs are dropped in any order: the last one may have arrived long after this.
             return delay_ns
         return max(delay_ns, last.until_ns - request.arrival_ns)
 
@@ -94,7 +95,7 @@ class Load:
         self._add(job, _device_ns(demand) - _device_ns(job.demand))
 
     def leave(self, job: Job) -> None:
-        """A job has come to its end, or is going to be set aside, whereupon it enters again."""
+        """A job has come to its end, or will be dropped, whereupon it enters again."""
         self._add(job, -_device_ns(job.demand))
         self._num_jobs -= 1
         holding = self._tenants[job.request.tenant]

@@ -36,7 +36,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The client does not want `uid` any more; `reason` is shown to whoever asks about it."""
+    """The client does not want `uid` any more; `reason` is shown to clients that ask about it."""
 
     uid: str
     reason: str

@@ -1,4 +1,4 @@
-"""Pictures of several sizes in one forward pass, as a model family sees it (design section 8), and how they are cut."""
+"""Pictures of several sizes in one forward pass, as a model family sees it, and how they are cut."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def choose_patch(sizes: Sequence[Size], multiple: int, cap: int | None = None) -
     """The largest patch that tiles pictures of all `sizes`, with sides that are multiples of `multiple`.
 
     Pictures of one size are patches themselves, whatever their sides. With `cap` no side is longer than that, but
-    at least `multiple`: the smaller, the finer can somebody choose among patches, and the slower is the batch.
+    at least `multiple`: the smaller, the finer is the choice among patches, and the slower is the batch.
 
     Raises:
         ValueError: the sizes differ, and a side is not a multiple of `multiple`.

@@ -1,6 +1,6 @@
 """Classes of requests and what they weigh against each other.
 
-A weight says how much a request counts where not everybody can be served in time: one that waits without a deadline
+A weight says how much a request counts where not all can be served in time: one that waits without a deadline
 (or past it) ages that many times as fast. A request that can be on time needs no weight for it.
 
 When the queue fills, the light classes are refused first: each may come in only up to its `room`.

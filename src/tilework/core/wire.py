@@ -3,7 +3,7 @@
 A worker executes commands first in, first out; only `StopWork` and `BreakGroup` overtake.
 
 A job's state travels as a blob: a worker puts it down where all workers of the node can read it, and names it in its
-report; whoever needs it is told the name.
+report; a worker that needs it is told the name.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedSource:
-    """A pretended device: a worker that sleeps for as long as `rows` say, and returns pictures of one colour.
+    """A simulated device: a worker that sleeps for as long as `rows` say, and returns pictures of one colour.
 
     It has `memory_bytes`: a work for which they say a higher peak runs out of it.
     """
@@ -113,7 +113,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class GroupRef:
-    """A group that can communicate. An id is never used again, so nobody can meet a former member under it."""
+    """A group that can communicate. An id is never used again, so no worker can meet a former member under it."""
 
     group_id: int
     devices: Group
@@ -133,7 +133,7 @@ Batch = tuple[Shape, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRow:
-    """One line of a cost table (design section 10): seconds per step (diffuse) or per request (other stages).
+    """One line of a cost table: seconds per step (diffuse) or per request (other stages).
 
     `seconds` is the median of `num_runs` runs. Below 100 of them `p99_seconds` is the longest.
 

@@ -91,7 +91,7 @@ class Plan:
 
     `stops` names jobs whose works are to end at their next step boundary, and not to begin if they have not. They may
     be started again when they have ended. Only those count that `JobView.may_stop`. Jobs that share works with them are
-    stopped with them, since their later works would begin at other steps; if one of these may not, nobody is.
+    stopped with them, since their later works would begin at other steps; if one of these may not, none is.
 
     `dropped_to_best_effort` names jobs that cannot be on time any more, each with the reason in words: they are served
     after those that can, and never starve.

@@ -21,7 +21,7 @@ from tilework.pipelines.serialization import SerializedState
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditioning:
-    """What the text and the size say, for all steps: inputs of the denoiser by name. Nobody writes to it.
+    """What the text and the size say, for all steps: inputs of the denoiser by name. It is never written to.
 
     With guidance on, the negative half comes first along the batch dimension, as in the stock pipelines.
     """

@@ -1,4 +1,4 @@
-"""How long devices idled while somebody was waiting for one."""
+"""How long devices idled while a request was waiting for one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _MOST_FLIPS = 1024  # Between the beginning of a work and the report of its end;
 
 
 class Bubbles:
-    """Is told when works ran and when somebody began or ceased to wait, and measures the gaps between works.
+    """Is told when works ran and when requests began or ceased to wait, and measures the gaps between works.
 
-    Only the part of a gap in which somebody waited is a bubble. Times are of one clock, in nanoseconds; the end of a
+    Only the part of a gap in which a request waited is a bubble. Times are of one clock, in nanoseconds; the end of a
     work may be told long after what happened meanwhile.
     """
 
@@ -20,7 +20,7 @@ class Bubbles:
         self._is_waited = False
 
     def see(self, is_waited: bool, now_ns: int) -> None:
-        """Whether somebody waits from now on."""
+        """Whether a request waits from now on."""
         if is_waited != self._is_waited:
             self._flips.append((now_ns, self._waited_ns(now_ns)))
             self._is_waited = is_waited
@@ -36,7 +36,7 @@ class Bubbles:
         return max(0, self._waited_ns(start_ns) - self._waited_ns(idle_since_ns))
 
     def _waited_ns(self, at_ns: int) -> int:
-        """For how long in all somebody had waited by then."""
+        """For how long in all requests had waited by then."""
         is_waited = self._is_waited
         for since_ns, waited_ns in reversed(self._flips):
             if since_ns <= at_ns:

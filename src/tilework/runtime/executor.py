@@ -45,7 +45,11 @@ class WorkerStartFailed(RuntimeError):
 
 
 class Listener(Protocol):
+<<<<<<< HEAD
     """Receives the reports of an executor, always on the event loop's thread."""
+=======
+    """What an executor reports to; always on the event loop's thread."""
+>>>>>>> 11428b5 (words: a test of the vocabulary, and the last prose of the old dialect in files that no other change touches)
 
     def on_loading(self, num_ready: int) -> None:
         """While the devices start: so many have loaded the model."""
@@ -94,7 +98,11 @@ class Executor(Protocol):
         """
 
     def discard(self, blob: StateBlob) -> None:
+<<<<<<< HEAD
         """Remove a blob that is no longer needed."""
+=======
+        """Remove what is not needed any more."""
+>>>>>>> 11428b5 (words: a test of the vocabulary, and the last prose of the old dialect in files that no other change touches)
 
     async def stop(self) -> None: ...
 
@@ -243,7 +251,7 @@ class LocalExecutor:
             case LoadFailed(reason):
                 self._workers[device_id].explain(reason)
             case Calibrated(rows):
-                if not self._calibrated[device_id].done():  # Nobody waits any more, if who asked was cancelled.
+                if not self._calibrated[device_id].done():  # Nothing waits any more if the caller was cancelled.
                     self._calibrated[device_id].set_result(rows)
             case _:
                 if isinstance(report, Ended):

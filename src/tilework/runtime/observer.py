@@ -1,4 +1,4 @@
-"""What happens in an engine, for whoever counts it, and what it holds at a moment."""
+"""What happens in an engine, for those that count it, and what it holds at a moment."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ class Endless(RuntimeError):
 class Clock:
     """What is to be done when, ordered by time and then by when it was asked for.
 
-    While somebody `sleeps_until` a time, what is due for him waits; what happens of itself (`is_nature`) does not.
+    While a caller `sleeps_until` a time, what is due for it waits; what happens of itself (`is_nature`) does not.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Clock:
         return self.now_ns < self.back_ns
 
     def sleep_until(self, back_ns: int, then: Callable[[], None]) -> None:
-        """Let him sleep, and do this before anything else when he is back."""
+        """Let the caller sleep, and do this before anything else when it is back."""
         self.back_ns = back_ns
         heappush(self._heap, (back_ns, -1, True, then))
 

@@ -200,7 +200,7 @@ class Simulation:
         return Trace(runs=tuple(self.cluster.runs), endings=endings, num_events=self._num_events)
 
     def _dated(self, request: Request) -> Request:
-        """A request as whoever received it dates it, whose clock may be off."""
+        """A request as its receiver dates it, whose clock may be off."""
         if not self._dice.strikes("skew"):
             return request
         skew_ns = round((self._dice.share("skew") * 2 - 1) * self._dice.faults.size("skew") * NS_PER_S)

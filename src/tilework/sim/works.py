@@ -86,5 +86,5 @@ class SimulatedWorks:
         return need <= self._dice.faults.size("memory") * self._largest_pixels
 
     def expect(self, request: Request) -> None:
-        """Somebody asks for this one."""
+        """This one is asked for."""
         self._largest_pixels = max(self._largest_pixels, request.shape.pixels)

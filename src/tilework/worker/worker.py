@@ -215,7 +215,7 @@ class Worker:
         try:
             self._jobs.put(job_id, take_job(self._family, self._blobs, self._jobs, command))
         except (FileNotFoundError, TruncatedStateBlob) as error:
-            # Either it went on without this worker, and nobody asks for it any more; or what was put down is lost.
+            # Either it went on without this worker, and it is not asked for any more; or what was put down is lost.
             self._jobs.lose(job_id, f"what had been put down of it is gone ({describe(error)})", state_lost=True)
         except Exception as error:
             _log.exception("import of job %d failed", job_id)
