@@ -1,8 +1,4 @@
-<<<<<<< HEAD:src/tilework/formats/schedule.py
 """What ran where and when: the JSON-lines format of a schedule (docs/formats.md).
-=======
-"""What ran where and when: the JSON-lines format of a schedule.
->>>>>>> 11428b5 (words: a test of the vocabulary, and the last prose of the old dialect in files that no other change touches):src/tilework/report/schedule.py
 
 Its lines are told apart by their first word: `work`, `request`, `move`, `load` or `drop`. The seconds of one file are
 on one clock, that of the workload's `arrival_s`.

@@ -13,11 +13,7 @@ from tilework.core.packing import Size, choose_patch
 from tilework.patches import operators, stitcher
 from tilework.patches.csp import Csp
 
-<<<<<<< HEAD
 _MAX_CACHED = 64  # Layouts; a mix stays the same until a request joins or leaves.
-=======
-_KEPT = 64  # Layouts; a mix stays the same for as long as no request joins or leaves.
->>>>>>> 11428b5 (words: a test of the vocabulary, and the last prose of the old dialect in files that no other change touches)
 
 
 class PatchLayout:

@@ -44,11 +44,7 @@ def stitch(
     return result
 
 
-<<<<<<< HEAD
 # Sizes are not specialised on: a new mix must not wait for the compiler.
-=======
-# Sizes are not specialised on: a mix that is new must not wait for the compiler.
->>>>>>> 11428b5 (words: a test of the vocabulary, and the last prose of the old dialect in files that no other change touches)
 @triton.jit(do_not_specialize=["num_channels", "num_groups", "rows", "columns"])  # type: ignore[untyped-decorator]
 def _stitch(  # type: ignore[no-untyped-def]
     patches,

@@ -41,11 +41,7 @@ def stitch(norm: nn.GroupNorm, patches: Tensor, csp: Csp, *, silu: bool) -> Tens
 
 @cache
 def _kernel() -> ModuleType | None:
-<<<<<<< HEAD
     """Imported on first use: Triton is optional."""
-=======
-    """Imported when it is needed first: not every installation has Triton."""
->>>>>>> 11428b5 (words: a test of the vocabulary, and the last prose of the old dialect in files that no other change touches)
     if find_spec("triton") is None:
         return None
     from tilework.patches import stitch_kernel

@@ -89,11 +89,7 @@ async def measure(
 ) -> AsyncIterator[tuple[CostRow, ...]]:
     """Measure batches at degrees, one after another: the rows of each, made from those of all groups.
 
-<<<<<<< HEAD
     A batch that does not run has no rows. A caller that is cancelled while it waits keeps all rows before.
-=======
-    None of one that does not run. A caller that is cancelled while it waits for the next ones has all before.
->>>>>>> 11428b5 (words: a test of the vocabulary, and the last prose of the old dialect in files that no other change touches)
     """
     for batch, degree in wanted:
         yield merge_rows(await measurer.calibrate((batch,), degree, num_runs))

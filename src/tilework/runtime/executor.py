@@ -45,11 +45,7 @@ class WorkerStartFailed(RuntimeError):
 
 
 class Listener(Protocol):
-<<<<<<< HEAD
     """Receives the reports of an executor, always on the event loop's thread."""
-=======
-    """What an executor reports to; always on the event loop's thread."""
->>>>>>> 11428b5 (words: a test of the vocabulary, and the last prose of the old dialect in files that no other change touches)
 
     def on_loading(self, num_ready: int) -> None:
         """While the devices start: so many have loaded the model."""
@@ -98,11 +94,7 @@ class Executor(Protocol):
         """
 
     def discard(self, blob: StateBlob) -> None:
-<<<<<<< HEAD
         """Remove a blob that is no longer needed."""
-=======
-        """Remove what is not needed any more."""
->>>>>>> 11428b5 (words: a test of the vocabulary, and the last prose of the old dialect in files that no other change touches)
 
     async def stop(self) -> None: ...
 

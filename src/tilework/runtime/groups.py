@@ -32,11 +32,7 @@ class GroupTable:
         return ref, [old for old in closed if old is not None]
 
     def unique(self, devices: Group) -> GroupRef:
-<<<<<<< HEAD
         """A new group that `use` does not return."""
-=======
-        """A group that no other caller is told of, and that `use` does not return."""
->>>>>>> 11428b5 (words: a test of the vocabulary, and the last prose of the old dialect in files that no other change touches)
         self._next_id += 1
         return GroupRef(self._next_id - 1, devices)
 

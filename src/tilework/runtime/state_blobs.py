@@ -53,11 +53,7 @@ class StateBlobDirectory:
         return inherited
 
     def _clear(self) -> None:
-<<<<<<< HEAD
         """Remove all unknown blobs."""
-=======
-        """Remove all blobs that are unknown here."""
->>>>>>> 11428b5 (words: a test of the vocabulary, and the last prose of the old dialect in files that no other change touches)
         for path in self.path.iterdir():
             if path.is_file() and path.name not in self._known | {_LOCK, _OWNER, _MODEL}:
                 path.unlink(missing_ok=True)

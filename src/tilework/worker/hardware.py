@@ -19,11 +19,7 @@ def describe_hardware(device: torch.device) -> str:
 
 
 def memory_in_use(device: torch.device) -> int | None:
-<<<<<<< HEAD
     """Bytes in use on an accelerator, by all processes; None for a CPU."""
-=======
-    """Bytes in use on an accelerator, by all processes; None for a CPU, whose memory the process's own tells."""
->>>>>>> 11428b5 (words: a test of the vocabulary, and the last prose of the old dialect in files that no other change touches)
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)

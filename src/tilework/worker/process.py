@@ -58,11 +58,7 @@ def serve(connection: Connection, source: Source, site: Site) -> None:
     try:
         _prepare(source, site.device_id)
         family = load(source) if isinstance(source, ModelSource) else SimulatedFamily(source)
-<<<<<<< HEAD
         # A simulated device's memory is simulated by its family.
-=======
-        # A modelled device's memory is simulated, too.
->>>>>>> 11428b5 (words: a test of the vocabulary, and the last prose of the old dialect in files that no other change touches)
         budget = Budget(family.device, source.memory_bytes if isinstance(source, ModelSource) else None)
     except Exception as error:
         link.send(LoadFailed(describe(error)))
@@ -105,11 +101,7 @@ class _Link:
         Thread(target=self._receive, name="receiver", daemon=True).start()
 
     def send(self, report: Report) -> None:
-<<<<<<< HEAD
         # If the pipe is closed, the receiver sees it, too, and ends the process.
-=======
-        # If no runtime is left to hear it, the receiver has seen the same and ends the process.
->>>>>>> 11428b5 (words: a test of the vocabulary, and the last prose of the old dialect in files that no other change touches)
         with suppress(BrokenPipeError, ConnectionResetError):
             self._connection.send(report)
 

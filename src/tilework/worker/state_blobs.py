@@ -70,22 +70,14 @@ class StateBlobs:
         return num_bytes
 
     def take_back(self, blob: StateBlob) -> None:
-<<<<<<< HEAD
         """Remove a blob that this worker has written and not reported."""
-=======
-        """Remove what this worker has put down and that was never reported."""
->>>>>>> 11428b5 (words: a test of the vocabulary, and the last prose of the old dialect in files that no other change touches)
         (self._directory / blob.name).unlink(missing_ok=True)
 
     def take(self, blob: StateBlob) -> SerializedState:
         """Read a blob, which stays where it is.
 
         Raises:
-<<<<<<< HEAD
             FileNotFoundError: the blob was removed.
-=======
-            FileNotFoundError: the runtime has removed it, or another process has.
->>>>>>> 11428b5 (words: a test of the vocabulary, and the last prose of the old dialect in files that no other change touches)
             TruncatedStateBlob: it ends too early.
         """
         with (self._directory / blob.name).open("rb", buffering=0) as file:

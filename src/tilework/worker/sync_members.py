@@ -16,11 +16,7 @@ _READY, _STOPPED, _ABSENT = range(3)
 
 @dataclass(frozen=True, slots=True)
 class MemberCheck:
-<<<<<<< HEAD
     """The jobs that are `present`, each in the state in which the work begins; none if it was stopped in the queue."""
-=======
-    """Who is `present` at a work, each in the state in which it begins. None is if it was stopped in the queue."""
->>>>>>> 11428b5 (words: a test of the vocabulary, and the last prose of the old dialect in files that no other change touches)
 
     present: tuple[WorkJob, ...] = ()
     absent: tuple[Absent, ...] = ()
@@ -29,13 +25,8 @@ class MemberCheck:
 def sync_members(jobs: Jobs, command: Denoise, comm: Comm | None, device: torch.device, stopped: bool) -> MemberCheck:
     """Check the jobs of a work. Of several jobs, those whose state this worker lacks are absent.
 
-<<<<<<< HEAD
     The ranks of a group learn of a stop at different times; rank 0 decides. The ranks wait for each other here, so that
     none waits inside the model.
-=======
-    The workers of a group hear of a stop at different times: what the first of them knows counts. They wait here for
-    each other, so that none waits inside the model.
->>>>>>> 11428b5 (words: a test of the vocabulary, and the last prose of the old dialect in files that no other change touches)
 
     Raises:
         JobMissing: this worker does not have the state of the only job.
