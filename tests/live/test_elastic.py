@@ -272,7 +272,7 @@ def test_a_killed_member_costs_its_group_no_more_than_a_chunk(rig: Rig, seed: in
         steps, device_id = random.randrange(2, 9), random.randrange(NUM_WORKERS)
         await until(lambda: tickets[0].steps_done >= steps)
         rig.kill(device_id)
-        done = {rig.engine._roster.job_id(t.request.uid): t.steps_done for t in tickets if not t.outcome.done()}
+        done = {rig.engine._requests.job_id(t.request.uid): t.steps_done for t in tickets if not t.outcome.done()}
         place = rig.log.tell()
         outcomes = [await ticket.outcome for ticket in tickets]
         await until(lambda: rig.engine.health().num_devices_up == NUM_WORKERS)
@@ -290,7 +290,7 @@ def test_a_killed_member_costs_its_group_no_more_than_a_chunk(rig: Rig, seed: in
         assert sum(s.num_steps for s in outcome.segments if s.stage == DIFFUSE) == STEPS, (
             "no step that counts is redone"
         )
-    assert not rig.engine._floor._flights._flights
+    assert rig.engine._dispatcher.is_idle
     assert not left_behind(rig.executor), "blobs of requests that have ended"
     assert replay(rig.log.getvalue().splitlines())[1] is None
 
@@ -314,7 +314,7 @@ def test_a_member_that_fails_does_not_leave_the_others_waiting(rig: Rig, monkeyp
     def spoil(device_id: int, outgoing: Any) -> None:
         if device_id == 3 and isinstance(outgoing, ImportState | asyncio.Future) and not spoiled:
             spoiled.append(outgoing)
-            outgoing = Forget(max(rig.engine._roster._entries))
+            outgoing = Forget(max(rig.engine._requests._job_ids.values()))
         send(device_id, outgoing)
 
     monkeypatch.setattr(rig.executor, "send", spoil)

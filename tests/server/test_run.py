@@ -62,6 +62,7 @@ def test_request_longer_than_the_drain_ends_with_503() -> None:
     with serving(FakeEngine(plan=Plan(delay_s=9999)), drain_s=600) as server:
         caller = Caller(server)
         server.stop()
+        eventually(lambda: server.engine.draining)
         server.skip(500)
         assert "stopped" not in server.engine.log
         server.skip(150)
@@ -114,6 +115,7 @@ def test_drain_does_not_wait_for_pictures_without_end() -> None:
     with serving(FakeEngine(), drain_s=600) as server:
         server.post({"prompt": "x"}, headers={"Prefer": "respond-async"})
         server.stop()
+        eventually(lambda: server.engine.draining)
         server.skip(500)
         assert "stopped" not in server.engine.log
         server.skip(150)
@@ -125,8 +127,10 @@ ASYNC = {"Prefer": "respond-async"}
 
 def test_drain_does_not_wait_for_pictures_that_have_expired() -> None:
     with serving(FakeEngine(), drain_s=6000, result_ttl_s=600) as server:
-        server.post({"prompt": "x"}, headers=ASYNC)
+        url = f"{server.url}/v1/requests/{server.post({'prompt': 'x'}, headers=ASYNC).json()['uid']}"
+        eventually(lambda: httpx.get(url).json()["status"] == "done")
         server.stop()
+        eventually(lambda: server.engine.draining)
         server.skip(500)
         assert "stopped" not in server.engine.log, "it can still be fetched"
         server.skip(150)
@@ -166,6 +170,7 @@ def test_head_has_no_effects() -> None:
         server.on_loop(server.engine.finish, f"{uid}-0")
         eventually(lambda: httpx.head(f"{url}/content").status_code == 200)
         server.stop()
+        eventually(lambda: server.engine.draining)
         server.skip(500)
         assert "stopped" not in server.engine.log, "the picture has not been fetched yet"
         assert httpx.get(f"{url}/content").status_code == 200

@@ -66,8 +66,8 @@ class ControllerTime:
             best_effort=self.best_effort,
         )
         config = SimConfig(num_devices=num_devices, seed=seed, jitter=self.jitter)
-        simulation = Simulation(ControllerConfig(policy=policy), COSTS, config)
-        timed = simulation.controller = _Timed(ControllerConfig(policy=policy))
+        timed = _Timed(ControllerConfig(policy=policy))
+        simulation = Simulation(timed.config, COSTS, config, make_controller=lambda *_: timed)
         simulation.run(requests)
         return [nanoseconds / 1e6 for nanoseconds in timed.times_ns]
 

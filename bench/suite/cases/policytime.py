@@ -93,8 +93,8 @@ class PolicyTime:
         table = read_table(self.table)
         requests = self._requests(table, Random(seed))
         config = SimConfig(num_devices=size.devices, seed=seed, jitter=self.jitter)
-        simulation = _Steady(ControllerConfig(policy=size.policy), table, config, requests, size.requests)
-        timed = simulation.controller = _Timed(ControllerConfig(policy=size.policy), table)
+        timed = _Timed(ControllerConfig(policy=size.policy), table)
+        simulation = _Steady(timed, table, config, requests, size.requests)
         with suppress(_Enough):
             simulation.run([next(requests) for _ in range(size.jobs)])
         return [thought for thought in timed.thoughts if thought.num_jobs >= size.jobs - 1]
@@ -145,13 +145,13 @@ class _Steady(Simulation):
 
     def __init__(
         self,
-        controller: ControllerConfig,
+        controller: Controller,
         table: CostTable,
         config: SimConfig,
         supply: Iterator[Request],
         num_requests: int,
     ) -> None:
-        super().__init__(controller, table, config)
+        super().__init__(controller.config, table, config, make_controller=lambda *_: controller)
         self._supply, self._num_requests = supply, num_requests
         self._begun: set[str] = set()
 

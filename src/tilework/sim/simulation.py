@@ -105,15 +105,22 @@ class Simulation:
     """One run of the controller on modelled devices. Same arguments, same trace. `run` may be called once."""
 
     def __init__(
-        self, controller: ControllerConfig, table: CostTable, config: SimConfig, devices: CostTable | None = None
+        self,
+        controller: ControllerConfig,
+        table: CostTable,
+        config: SimConfig,
+        devices: CostTable | None = None,
+        make_controller: Callable[[ControllerConfig, CostTable], Controller] = Controller,
     ) -> None:
         """Raises UnknownPolicy.
 
         Args:
             table: what the controller believes at first; its costs drift with what it observes.
-            devices: what work truly costs on the modelled devices; the same by default.
+            devices: what work truly costs on the simulated devices; the same by default.
+            make_controller: makes each server's controller, for callers that measure or replace parts of it.
         """
-        self.controller = Controller(controller, table)
+        self.controller = make_controller(controller, table)
+        self._make_controller = make_controller
         self._table = table
         self.config = config
         self._dice = Dice(config.faults, config.seed)
@@ -292,7 +299,7 @@ class Simulation:
 
     def _replay(self) -> None:
         """The controller of the log takes over where the former one was; devices have gone on meanwhile."""
-        controller = Controller(self.controller.config, self._table)
+        controller = self._make_controller(self.controller.config, self._table)
         for index, (event, at_ns, actions) in enumerate(self._log):
             if controller.handle(event, at_ns) != actions:
                 raise Unfaithful(f"event {index} of the log, {event!r}, is answered otherwise when it is replayed")
@@ -306,7 +313,7 @@ class Simulation:
         left = {self._jobs[job_id].uid: checkpoint for job_id, checkpoint in self.cluster.lose_all().items()}
         open_now = self.open
         self._log.clear()
-        self.controller = Controller(self.controller.config, self._table)
+        self.controller = self._make_controller(self.controller.config, self._table)
         self.cluster.restart(self.controller)
         for uid in open_now:
             self._checkpoints[uid] = checkpoint = left.get(uid, _NOTHING)

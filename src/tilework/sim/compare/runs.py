@@ -5,26 +5,27 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import tilework
-from tilework.control.controller import ControllerConfig
+from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest
+from tilework.policy.registry import make_policy
 from tilework.sim.compare.cells import Cell, check_requests, digest, digest_of_requests
 from tilework.sim.compare.figures import figures_of
 from tilework.sim.compare.records import BoundFigures, Record
-from tilework.sim.compare.stopwatch import TimedController, timing_of, without_collections
+from tilework.sim.compare.stopwatch import Stopwatch, timing_of, without_collections
 from tilework.sim.optimum.bound import on_time_bound
 from tilework.sim.simulation import SimConfig, Simulation
 from tilework.sim.workloads.requests import to_requests
 
-_DECIDING = ("core", "cost", "policy", "control", "sim")
+_DECIDING = ("core", "cost", "admission", "policy", "control", "sim")
 _JUDGING = "compare"  # The part of sim that decides nothing, but for the file that reads figures from a trace.
 _LONGEST_NS = 30 * 24 * 3600 * NS_PER_S  # After the last arrival: a run that takes longer makes no progress.
 
@@ -87,15 +88,17 @@ def run(task: Task, conditions: Conditions, num_processes: int = 1) -> Record:
     sim = SimConfig(
         num_devices=task.cell.num_devices, seed=task.seed, jitter=conditions.jitter, switch_ns=conditions.switch_ns
     )
-    simulation = Simulation(ControllerConfig(policy=task.policy), table, sim)
-    timed = simulation.controller = TimedController(simulation.controller.config, table)
+    stopwatch = Stopwatch(make_policy(task.policy))
+    simulation = Simulation(
+        ControllerConfig(policy=task.policy), table, sim, make_controller=partial(Controller, policy=stopwatch)
+    )
     last_ns = max(one.arrival_ns for one in requests)
     with without_collections():
         trace = simulation.run(requests, limit_ns=last_ns + _LONGEST_NS)
     return Record(
         config=config,
         result=figures_of(trace),
-        timing=timing_of(timed.stopwatch.calls_ns, time.monotonic() - started_s, num_processes),
+        timing=timing_of(stopwatch.calls_ns, time.monotonic() - started_s, num_processes),
         cell=task.cell.name,
         code=code_digest(),
     )

@@ -1,4 +1,4 @@
-"""How long the decisions of a run take: a controller that measures its policy's plans."""
+"""How long the decisions of a run take: a policy that measures its plans."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.interfaces import ClusterView, CostModel, Demand, Policy
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
-from tilework.cost.table import CostTable
-from tilework.policy.registry import make_policy
 from tilework.sim.compare.figures import nearest_rank
 from tilework.sim.compare.records import Timing
 
@@ -30,14 +27,6 @@ def without_collections() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-class TimedController(Controller):
-    """A controller that measures the time of its policy."""
-
-    def __init__(self, config: ControllerConfig, table: CostTable) -> None:
-        self.stopwatch = Stopwatch(make_policy(config.policy))
-        super().__init__(config, table, policy=self.stopwatch)
 
 
 class Stopwatch:
