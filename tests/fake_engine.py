@@ -17,7 +17,7 @@ import httpx
 from clock import SkippingLoop
 from tilework.core.actions import Accept, Reject
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.request import OnMiss, RefusalCode, Request, Status
+from tilework.core.request import DEFAULT_TERMS, RefusalCode, Request, Status, Terms
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire import Image, ModelInfo, Spec
 from tilework.runtime.observer import Observer, Usage
@@ -102,32 +102,12 @@ class FakeEngine:
         self,
         specs: Mapping[str, Spec],
         *,
-        deadline_ns: int | None,
-        on_miss: OnMiss,
-        tenant: str = "default",
-        priority: str = "standard",
-        weight: float = 1.0,
-        tenant_weight: float = 1.0,
-        room: float = 1.0,
+        deadline_ns: int | None = None,
+        terms: Terms = DEFAULT_TERMS,
     ) -> tuple[Ticket, ...] | Reject:
         now_ns = self.now_ns()
         requests = [
-            Request(
-                uid=uid,
-                pipeline=INFO.name,
-                shape=spec.shape,
-                steps=spec.steps,
-                arrival_ns=now_ns,
-                seed=spec.seed,
-                deadline_ns=deadline_ns,
-                on_miss=on_miss,
-                tenant=tenant,
-                priority=priority,
-                weight=weight,
-                tenant_weight=tenant_weight,
-                room=room,
-                preview_every=spec.preview_every,
-            )
+            Wanted(uid=uid, spec=spec, arrival_ns=now_ns, deadline_ns=deadline_ns, terms=terms).request(INFO)
             for uid, spec in specs.items()
         ]
         plans = [self.script.pop(0) if self.script else self.plan for _ in requests]

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from suite.case import CaseFailed
 from tilework.control.driver.result import Ending
 from tilework.core.actions import RunStage, RunSteps
-from tilework.core.request import OnMiss
 from tilework.core.time import s_from_ns
 from tilework.core.wire import Ended, ModelSource, Progress, Report, Spec
 from tilework.core.work import Work
@@ -68,7 +67,7 @@ class KillingDriver(Observer):
         """One request, from its submission to its end. Raises CaseFailed if it is refused."""
         uid = str(self.num_submitted)
         self.num_submitted += 1
-        answer = self._engine.submit({uid: spec}, deadline_ns=None, on_miss=OnMiss.BEST_EFFORT)
+        answer = self._engine.submit({uid: spec})
         if not isinstance(answer, tuple):
             raise CaseFailed(f"a request was refused: {answer.reason}")
         (self._tickets[uid],) = answer

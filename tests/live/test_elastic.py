@@ -25,7 +25,7 @@ from tilework.control.controller import ControllerConfig
 from tilework.control.log import replay
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.progress import Cursor
-from tilework.core.request import OnMiss, Status
+from tilework.core.request import Status
 from tilework.core.wire import Ended, Forget, ImportState, ModelSource, Spec, StateBlob
 from tilework.core.work import DIFFUSE, Group, Plan, Start
 from tilework.pipelines import serialization
@@ -121,7 +121,7 @@ class Rig:
         return self.runner.run(asyncio.wait_for(work, 60))
 
     def submit(self, spec: Spec, uid: str) -> Ticket:
-        answer = self.engine.submit({uid: spec}, deadline_ns=None, on_miss=OnMiss.BEST_EFFORT)
+        answer = self.engine.submit({uid: spec})
         assert isinstance(answer, tuple)
         return answer[0]
 

@@ -14,7 +14,7 @@ from tilework.cli.commands.serve import simulated_source
 from tilework.cli.console import UserError
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import replay
-from tilework.core.request import OnMiss, Shape, Status
+from tilework.core.request import Shape, Status
 from tilework.core.wire import CostRow, SimulatedSource
 from tilework.core.work import DIFFUSE
 from tilework.cost.table import CostTable
@@ -58,7 +58,7 @@ class Rig:
 
     async def outcome(self, uid: str, **changes: Any) -> Outcome:
         spec = tiny.spec(**({"height": 512, "width": 512, "steps": 5, "guidance_scale": 1.0} | changes))
-        answer = self.engine.submit({uid: spec}, deadline_ns=None, on_miss=OnMiss.BEST_EFFORT)
+        answer = self.engine.submit({uid: spec})
         assert isinstance(answer, tuple)
         return await answer[0].outcome
 

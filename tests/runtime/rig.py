@@ -15,7 +15,6 @@ from builders import Idle
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Reject
 from tilework.core.interfaces import ClusterView, CostModel
-from tilework.core.request import OnMiss
 from tilework.core.wire import Source, Spec
 from tilework.core.work import Plan, Start
 from tilework.runtime.engine import Engine, EngineConfig
@@ -57,7 +56,6 @@ class Rig:
         return self.runner.run(asyncio.wait_for(work, 60))
 
     def submit(self, spec: Spec, uid: str, **options: Any) -> Ticket | Reject:
-        options = {"deadline_ns": None, "on_miss": OnMiss.BEST_EFFORT} | options
         answer = self.engine.submit({uid: spec}, **options)
         return answer if isinstance(answer, Reject) else answer[0]
 

@@ -16,7 +16,7 @@ import tiny
 from runtime.rig import PingPong, Rig, assert_nothing_is_left, kill, until
 from tilework.control.log import replay
 from tilework.core.actions import Reject
-from tilework.core.request import OnMiss, Status
+from tilework.core.request import OnMiss, Status, Terms
 from tilework.core.time import NS_PER_MS
 from tilework.core.wire import ModelSource, Spec
 from tilework.core.work import DIFFUSE
@@ -150,7 +150,9 @@ def test_a_cancelled_request_ends_at_once_and_frees_its_device_at_the_next_step(
 def test_a_deadline_out_of_reach_is_refused_at_once(rig: Rig) -> None:
     async def scenario() -> Ticket | Reject:
         deadline_ns = rig.engine.now_ns() + NS_PER_MS
-        return rig.submit(tiny.spec(steps=50), "hopeless", deadline_ns=deadline_ns, on_miss=OnMiss.REJECT)
+        return rig.submit(
+            tiny.spec(steps=50), "unreachable", deadline_ns=deadline_ns, terms=Terms(on_miss=OnMiss.REJECT)
+        )
 
     refusal = rig.run(scenario())
     assert isinstance(refusal, Reject)

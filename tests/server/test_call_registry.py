@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilework.core.request import OnMiss
+from tilework.core.request import DEFAULT_TERMS, Terms
 from tilework.core.wire import Spec
 from tilework.server.calls.call import Call
 from tilework.server.calls.errors import KeyReused
@@ -24,11 +25,7 @@ SPEC = Spec(prompt="x", negative_prompt="", height=16, width=16, steps=2, guidan
 ASK = ImageCall(
     specs=(SPEC,),
     deadline=None,
-    on_miss=OnMiss.BEST_EFFORT,
-    priority="standard",
-    weight=1.0,
-    tenant_weight=1.0,
-    room=1.0,
+    terms=DEFAULT_TERMS,
     as_url=False,
     output_format="png",
     quality=90,
@@ -48,8 +45,7 @@ def call(uid: str, tenant: str = "t", key: str | None = None, body: bytes = b"b"
     unused: Any = None
     return Call(
         uid=uid,
-        tenant=tenant,
-        ask=ASK,
+        ask=replace(ASK, terms=Terms(tenant=tenant)),
         key=None if key is None else Key(tenant, key, body),
         arrival_ns=0,
         arrived_s=float(sum(uid.encode())),
@@ -61,7 +57,6 @@ def call(uid: str, tenant: str = "t", key: str | None = None, body: bytes = b"b"
 def record(of: Call, now_ns: int, ttl_ns: int = 100, size: int = 10, unfetched: int = 0) -> Record:
     return Record(
         uid=of.uid,
-        tenant=of.tenant,
         key=of.key,
         ask=of.ask,
         arrived_s=of.arrived_s,

@@ -180,20 +180,16 @@ def test_documents_of_version_2_can_be_read(tmp_path: Path) -> None:
             }
         ],
         "deadline": {"slo_s": 2.0, "field": "slo_s", "value": 2},
-        "on_miss": "reject",
-        "priority": "standard",
-        "weight": 1.0,
-        "tenant_weight": 1.0,
-        "room": 1.0,
+        "terms": {"on_miss": "reject", "tenant": "t"},
         "as_url": False,
         "output_format": "png",
         "quality": 90,
         "user": None,
     }
     key = {"tenant": "t", "text": "k", "fingerprint": "ab"}
-    call = {"uid": "a", "tenant": "t", "key": key, "ask": ask, "arrival_ns": 5, "arrived_s": 7.5}
+    call = {"uid": "a", "key": key, "ask": ask, "arrival_ns": 5, "arrived_s": 7.5}
     texts = {"status_json": '{"a": "é"}', "decisions_json": "{}", "unfetched": [0]}
-    record = {"uid": "b", "tenant": "t", "key": None, "ask": ask, "arrived_s": 1.5, "fresh_until_ns": 9, **texts}
+    record = {"uid": "b", "key": None, "ask": ask, "arrived_s": 1.5, "fresh_until_ns": 9, **texts}
     with closing(Journal(tmp_path / "j")) as journal:
         journal.begin(opened(document=json.dumps(call).encode(), checkpoints={"a-0": Checkpoint()}))
         journal.end(Ended(uid="b", has_key=True, document=json.dumps(record).encode()))

@@ -27,7 +27,7 @@ from tilework.control.controller import ControllerConfig
 from tilework.control.driver.result import Ending
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.priority import DEFAULT_CLASSES
-from tilework.core.request import OnMiss, RefusalCode, Request, Shape, Status
+from tilework.core.request import DEFAULT_TERMS, OnMiss, RefusalCode, Request, Shape, Status, Terms
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire import CostRow, Ended, SimulatedSource
 from tilework.core.work import DECODE, DIFFUSE, Group, StageId, Work
@@ -130,11 +130,10 @@ class Rig:
     async def post(self, **body: Any) -> int:
         return (await self.http.post("/v1/images/generations", json={"prompt": "x"} | body)).status_code
 
-    def submit(self, uid: str, steps: int, slo_s: float | None = None, **options: Any) -> Ticket:
+    def submit(self, uid: str, steps: int, slo_s: float | None = None, terms: Terms = DEFAULT_TERMS) -> Ticket:
         spec = tiny.spec(height=SIDE, width=SIDE, steps=steps, guidance_scale=1.0)
         deadline_ns = None if slo_s is None else self.engine.now_ns() + ns_from_s(slo_s)
-        options = {"on_miss": OnMiss.BEST_EFFORT} | options
-        answer = self.engine.submit({uid: spec}, deadline_ns=deadline_ns, **options)
+        answer = self.engine.submit({uid: spec}, deadline_ns=deadline_ns, terms=terms)
         assert isinstance(answer, tuple)
         return answer[0]
 
@@ -166,7 +165,7 @@ class Rig:
 
     async def lost(self) -> None:
         """A worker is killed, and the request that it ran fails, although it was promised."""
-        ticket = self.submit("promised", 50, slo_s=60, on_miss=OnMiss.REJECT)
+        ticket = self.submit("promised", 50, slo_s=60, terms=Terms(on_miss=OnMiss.REJECT))
         await until(lambda: ticket.steps_done > 0)
         pid = self.executor.pid(
             next(device.device_id for device in self.engine._controller.tracker.devices if device.works)

@@ -24,7 +24,7 @@ from tilework.comm.groups import Groups
 from tilework.control.controller import ControllerConfig
 from tilework.control.driver.result import Ending
 from tilework.core.actions import Reject, RunStage
-from tilework.core.request import OnMiss, RefusalCode, Shape, Status
+from tilework.core.request import RefusalCode, Shape, Status
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import (
     CostRow,
@@ -340,7 +340,7 @@ class Rig:
         return self.runner.run(asyncio.wait_for(all_of_them(), 120))
 
     def submit(self, uid: str, spec: Spec) -> Any:
-        return self.engine.submit({uid: spec}, deadline_ns=None, on_miss=OnMiss.BEST_EFFORT)
+        return self.engine.submit({uid: spec})
 
     def refusal(self, spec: Spec) -> Reject:
         async def ask() -> Any:

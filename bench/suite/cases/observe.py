@@ -17,7 +17,7 @@ from suite.stats import bootstrap, extremes
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import Entry, entry_line, read_log
 from tilework.core.actions import Reject
-from tilework.core.request import OnMiss, Status
+from tilework.core.request import Status
 from tilework.core.wire import CostRow, SimulatedSource, Spec
 from tilework.core.work import DIFFUSE
 from tilework.cost.table import CostTable
@@ -151,7 +151,7 @@ class Observe:
             )
             deadline_ns = engine.now_ns() + 60 * 10**9
             uid = f"request-{next(_uids)}"
-            answer = engine.submit({uid: spec}, deadline_ns=deadline_ns, on_miss=OnMiss.BEST_EFFORT)
+            answer = engine.submit({uid: spec}, deadline_ns=deadline_ns)
             if isinstance(answer, Reject) or (await answer[0].outcome).status is not Status.DONE:
                 raise CaseFailed(f"{uid} was not served")
 

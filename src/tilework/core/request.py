@@ -43,13 +43,37 @@ class OnMiss(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Terms:
+    """The terms on which a request is accepted and ordered among others: all images of a call have the same.
+
+    Attributes:
+        on_miss: what to do if the deadline cannot be met at admission.
+        tenant: who pays.
+        priority: name of the priority class (see `core.priority`).
+        weight: weight of the request, the product of its tenant's and its class's.
+        tenant_weight: the tenant's part of it.
+        room: how full the queue may be, from 0 to 1, for the request to be accepted.
+    """
+
+    on_miss: OnMiss = OnMiss.BEST_EFFORT
+    tenant: str = "default"
+    priority: str = DEFAULT_CLASS
+    weight: float = 1.0
+    tenant_weight: float = 1.0
+    room: float = 1.0
+
+
+DEFAULT_TERMS = Terms()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request(Terms):
     """One picture (or clip) to make.
 
-    `deadline_ns` is absolute on the controller's clock; None means best effort. `guided` says that classifier-free
-    guidance doubles each step; cost tables describe guided steps. `priority` names its class and `weight` is what class
-    and tenant make it weigh, of which `tenant_weight` is the tenant's part; `room` is how full the queue may be when it
-    still comes in (see `core.priority`). After every `preview_every` steps a preview is decoded (0: never).
+    Attributes:
+        deadline_ns: absolute, on the controller's clock; None means best effort.
+        guided: whether classifier-free guidance doubles each step. Cost tables describe guided steps.
+        preview_every: a preview is decoded after every so many steps; 0 means never.
     """
 
     uid: str
@@ -59,12 +83,6 @@ class Request:
     arrival_ns: int
     seed: int = 0
     deadline_ns: int | None = None
-    on_miss: OnMiss = OnMiss.BEST_EFFORT
-    tenant: str = "default"
-    priority: str = DEFAULT_CLASS
-    weight: float = 1.0
-    tenant_weight: float = 1.0
-    room: float = 1.0
     guided: bool = True
     preview_every: int = 0
 

@@ -17,8 +17,7 @@ from tilework.control.watchdog import WatchdogConfig
 from tilework.core.actions import Reject
 from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
 from tilework.core.events import Cancelled, DeviceJoined, Restored, Submitted
-from tilework.core.priority import DEFAULT_CLASS
-from tilework.core.request import OnMiss, Status
+from tilework.core.request import DEFAULT_TERMS, Status, Terms
 from tilework.core.wire import ModelInfo, Report, Spec
 from tilework.core.work import STAGES, StageId
 from tilework.cost.table import CostTable
@@ -205,31 +204,15 @@ class Engine:
         self,
         specs: Mapping[str, Spec],
         *,
-        deadline_ns: int | None,
-        on_miss: OnMiss,
-        tenant: str = "default",
-        priority: str = DEFAULT_CLASS,
-        weight: float = 1.0,
-        tenant_weight: float = 1.0,
-        room: float = 1.0,
+        deadline_ns: int | None = None,
+        terms: Terms = DEFAULT_TERMS,
     ) -> tuple[Ticket, ...] | Reject:
         """Bring requests in, all of them or none. Their uids must be new; `deadline_ns` is on the engine's clock."""
         arrival_ns = self.now_ns()
         incoming: list[Incoming] = []
         for uid, spec in specs.items():
             assert self._requests.job_id(uid) is None, f"two requests have the uid {uid}"
-            wanted = Wanted(
-                uid=uid,
-                spec=spec,
-                arrival_ns=arrival_ns,
-                deadline_ns=deadline_ns,
-                on_miss=on_miss,
-                tenant=tenant,
-                priority=priority,
-                weight=weight,
-                tenant_weight=tenant_weight,
-                room=room,
-            )
+            wanted = Wanted(uid=uid, spec=spec, arrival_ns=arrival_ns, deadline_ns=deadline_ns, terms=terms)
             incoming.append(Incoming(wanted.request(self.info), spec))
         first, *others = (one.request for one in incoming)
         answer = self._control.submit(Submitted(first, tuple(others)), incoming, arrival_ns)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from tilework.core.actions import Action, RunStage, RunSteps
-from tilework.core.request import OnMiss, Request, Status
+from tilework.core.request import Request, Status, Terms
 from tilework.core.wire import Image, ModelInfo, Spec
 from tilework.core.work import DIFFUSE, Group
 
@@ -20,12 +20,7 @@ class Wanted:
     spec: Spec
     arrival_ns: int
     deadline_ns: int | None
-    on_miss: OnMiss
-    tenant: str
-    priority: str
-    weight: float
-    tenant_weight: float
-    room: float
+    terms: Terms
 
     def request(self, info: ModelInfo) -> Request:
         """What scheduling needs to know of it."""
@@ -38,14 +33,9 @@ class Wanted:
             arrival_ns=self.arrival_ns,
             seed=spec.seed,
             deadline_ns=self.deadline_ns,
-            on_miss=self.on_miss,
-            tenant=self.tenant,
-            priority=self.priority,
-            weight=self.weight,
-            tenant_weight=self.tenant_weight,
-            room=self.room,
             preview_every=spec.preview_every,
             guided=spec.guidance_scale > 1 or not info.two_passes,
+            **asdict(self.terms),
         )
 
 

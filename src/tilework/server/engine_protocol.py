@@ -7,8 +7,7 @@ from typing import Protocol
 
 from tilework.core.actions import Reject
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.priority import DEFAULT_CLASS
-from tilework.core.request import OnMiss
+from tilework.core.request import DEFAULT_TERMS, Terms
 from tilework.core.wire import ModelInfo, Spec
 from tilework.runtime.observer import Observer, Usage
 from tilework.runtime.ticket import Ticket, Wanted
@@ -46,13 +45,8 @@ class Engine(Protocol):
         self,
         specs: Mapping[str, Spec],
         *,
-        deadline_ns: int | None,
-        on_miss: OnMiss,
-        tenant: str = "default",
-        priority: str = DEFAULT_CLASS,
-        weight: float = 1.0,
-        tenant_weight: float = 1.0,
-        room: float = 1.0,
+        deadline_ns: int | None = None,
+        terms: Terms = DEFAULT_TERMS,
     ) -> tuple[Ticket, ...] | Reject:
         """Submit requests, all of them or none; `specs` by their uids, which are new."""
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from tilework.core.priority import DEFAULT_CLASS, DEFAULT_CLASSES, LARGEST_WEIGHT, LEAST_WEIGHT, room
+from tilework.core.request import OnMiss, Terms
 from tilework.server.config import ConfigError, ServerConfig
 
 DEFAULT_TENANT = "default"
@@ -66,9 +67,16 @@ class Tenants:
     def weight(self, tenant: Tenant, name: str) -> float:
         return tenant.weight * self.classes[name]
 
-    def room(self, name: str) -> float:
-        """How full the queue may be for a request of a class to be admitted."""
-        return room(self.classes[name], max(self.classes.values()))
+    def terms(self, tenant: Tenant, name: str, on_miss: OnMiss) -> Terms:
+        """The terms of a tenant's requests of the class `name`."""
+        return Terms(
+            on_miss=on_miss,
+            tenant=tenant.name,
+            priority=name,
+            weight=self.weight(tenant, name),
+            tenant_weight=tenant.weight,
+            room=room(self.classes[name], max(self.classes.values())),
+        )
 
 
 def _checked_key(key: str) -> str:

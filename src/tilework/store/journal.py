@@ -19,7 +19,7 @@ from tilework.core.wire import StateBlob
 
 _log = logging.getLogger(__name__)
 _APPLICATION_ID = 0x746A726E  # "tjrn"; marks the file as ours.
-_VERSION = 2  # Since 2 the records name an image's `timeline` and a call's `unfetched` pictures so.
+_VERSION = 3  # Since 3 the `terms` of a call are one object.
 _MOST_WAL_PAGES = 16_384  # 64 MiB, should `tidy` not get round to it.
 _BUSY_S = 10.0
 _SCHEMA = """

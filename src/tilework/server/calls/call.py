@@ -35,7 +35,6 @@ class Call:
     """
 
     uid: str
-    tenant: str
     ask: ImageCall
     key: Key | None
     arrival_ns: int
@@ -47,11 +46,14 @@ class Call:
     cancel_reason: str | None = None
     abandoned: asyncio.TimerHandle | None = None
 
+    @property
+    def tenant(self) -> str:
+        return self.ask.terms.tenant
+
     def kept(self) -> KeptCall:
         """What a later start of the server needs to go on with it."""
         return KeptCall(
             uid=self.uid,
-            tenant=self.tenant,
             key=self.key,
             ask=self.ask,
             arrival_ns=self.arrival_ns,

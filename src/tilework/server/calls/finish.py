@@ -115,7 +115,6 @@ class Finisher:
         decisions = Decisions(uid=call.uid, status=status.status, decisions=call_decisions(call))
         return Record(
             uid=call.uid,
-            tenant=call.tenant,
             key=call.key,
             ask=call.ask.without_texts(),
             arrived_s=call.arrived_s,

@@ -30,7 +30,6 @@ class KeptCall:
     """All that has to be known of an open call to go on with it; times as in `Call`."""
 
     uid: str
-    tenant: str
     key: Key | None
     ask: ImageCall
     arrival_ns: int

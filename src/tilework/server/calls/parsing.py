@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from tilework.core.request import OnMiss, Shape
+from tilework.core.request import OnMiss, Shape, Terms
 from tilework.core.wire import ModelInfo, Spec
 from tilework.server.calls.deadlines import Deadline, asked_deadline
 from tilework.server.calls.errors import InvalidValue, UnknownModel, invalid
@@ -45,11 +45,7 @@ class ImageCall:
 
     specs: tuple[Spec, ...]
     deadline: Deadline | None
-    on_miss: OnMiss
-    priority: str
-    weight: float
-    tenant_weight: float
-    room: float
+    terms: Terms
     as_url: bool
     output_format: OutputFormat
     quality: int
@@ -89,18 +85,13 @@ def image_call(body: Mapping[str, object], rules: Rules, rng: Random, *, slo_ms:
     _check_negative(ask, info)
     _check_limits(ask, config, rules.tenant)
     _check_stream(ask)
-    priority = _priority(ask.priority, rules)
     steps = info.default_steps if ask.num_inference_steps is None else ask.num_inference_steps
     return ImageCall(
         specs=_specs(ask, rules, steps, rng),
         deadline=asked_deadline(
             slo_s=ask.slo_s, slo_ms=slo_ms, deadline=ask.deadline, now=rules.now, most_s=config.max_slo_s
         ),
-        on_miss=OnMiss(ask.on_miss),
-        priority=priority,
-        weight=rules.tenants.weight(rules.tenant, priority),
-        tenant_weight=rules.tenant.weight,
-        room=rules.tenants.room(priority),
+        terms=rules.tenants.terms(rules.tenant, _priority(ask.priority, rules), OnMiss(ask.on_miss)),
         as_url=ask.response_format == "url",
         output_format=ask.output_format,
         quality=_quality(ask),

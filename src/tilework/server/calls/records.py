@@ -23,7 +23,6 @@ class Record:
     """
 
     uid: str
-    tenant: str
     key: Key | None
     ask: ImageCall
     arrived_s: float
@@ -31,6 +30,10 @@ class Record:
     status_json: bytes = field(repr=False)
     decisions_json: bytes = field(repr=False)
     unfetched: set[int] = field(default_factory=set)
+
+    @property
+    def tenant(self) -> str:
+        return self.ask.terms.tenant
 
     @property
     def num_bytes(self) -> int:

@@ -26,7 +26,6 @@ def restore(engine: Engine, journal: DurableJournal, submitter: CallSubmitter) -
     calls = [
         Call(
             uid=call.uid,
-            tenant=call.tenant,
             ask=call.ask,
             key=call.key,
             arrival_ns=call.arrival_ns,
@@ -51,12 +50,7 @@ def _wanted(call: KeptCall) -> list[Wanted]:
             spec=spec,
             arrival_ns=call.arrival_ns,
             deadline_ns=call.deadline_ns,
-            on_miss=call.ask.on_miss,
-            tenant=call.tenant,
-            priority=call.ask.priority,
-            weight=call.ask.weight,
-            tenant_weight=call.ask.tenant_weight,
-            room=call.ask.room,
+            terms=call.ask.terms,
         )
         for uid, spec in zip(call.image_uids, call.ask.specs, strict=True)
     ]

@@ -51,7 +51,7 @@ def call_status(
         status=_state_of_call(images, end),
         created=int(call.arrived_s),
         arrived=time_text(call.arrived_s),
-        priority=call.ask.priority,
+        priority=call.ask.terms.priority,
         slo_s=call.ask.slo_s,
         eta_s=last and last.eta_s,
         eta=last and last.eta,

@@ -108,7 +108,7 @@ class CallSubmitter:
         num_open = self.call_registry.num_open(tenant.name)
         if tenant.max_open is None or num_open + len(ask.specs) <= tenant.max_open:
             return
-        self.metrics.count_too_many_open(ask.priority)
+        self.metrics.count_too_many_open(ask.terms.priority)
         etas_ns = [ticket.eta_ns for call in self.call_registry.open_calls(tenant.name) for ticket in call.tickets]
         wait_s = s_from_ns(min(etas_ns, default=0) - self.engine.now_ns())
         raise too_many_open(tenant, num_open, len(ask.specs), max(1, math.ceil(wait_s)))
@@ -118,12 +118,11 @@ class CallSubmitter:
         logger.info("call %s: %d images for user %s of %s", uid, len(ask.specs), shown(ask.user), tenant.name)
         call = Call(
             uid=uid,
-            tenant=tenant.name,
             ask=ask,
             key=key,
             arrival_ns=arrival_ns,
             arrived_s=time.time(),
-            tickets=self._submit(ask, tenant, uid, arrival_ns),
+            tickets=self._submit(ask, uid, arrival_ns),
             end=asyncio.get_running_loop().create_future(),
         )
         try:
@@ -140,7 +139,7 @@ class CallSubmitter:
         self.tasks.add(task)  # The loop alone would not keep it.
         task.add_done_callback(self.tasks.discard)
 
-    def _submit(self, ask: ImageCall, tenant: Tenant, call_uid: str, arrival_ns: int) -> tuple[Ticket, ...]:
+    def _submit(self, ask: ImageCall, call_uid: str, arrival_ns: int) -> tuple[Ticket, ...]:
         """Submit every image.
 
         Raises:
@@ -149,12 +148,7 @@ class CallSubmitter:
         answer = self.engine.submit(
             {f"{call_uid}-{index}": spec for index, spec in enumerate(ask.specs)},
             deadline_ns=None if ask.slo_s is None else arrival_ns + ns_from_s(ask.slo_s),
-            on_miss=ask.on_miss,
-            tenant=tenant.name,
-            priority=ask.priority,
-            weight=ask.weight,
-            tenant_weight=ask.tenant_weight,
-            room=ask.room,
+            terms=ask.terms,
         )
         if isinstance(answer, Reject):
             raise refused(answer, ask, arrival_ns)
@@ -182,7 +176,6 @@ class CallSubmitter:
         )
         return Call(
             uid=record.uid,
-            tenant=record.tenant,
             ask=record.ask,
             key=record.key,
             arrival_ns=0,
