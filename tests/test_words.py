@@ -102,8 +102,9 @@ PENDING: dict[str, list[str]] = {}
 """By banned word: files that still use it. Shorten this list; nothing is added to it."""
 
 
-def python_files() -> list[Path]:
-    return sorted(SRC.rglob("*.py"))
+@cache
+def python_files() -> tuple[Path, ...]:
+    return tuple(sorted(SRC.rglob("*.py")))
 
 
 def pages() -> list[Path]:
@@ -117,13 +118,19 @@ def is_allowed(word: str, path: Path) -> bool:
     return str(place) in PENDING.get(word, ()) or any(place.match(glob) for glob in ALLOWED.get(word, {}))
 
 
-def words_of(identifier: str) -> list[str]:
+@cache
+def words_of(identifier: str) -> tuple[str, ...]:
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", identifier)
-    return [word for word in spaced.lower().split("_") if word]
+    return tuple(word for word in spaced.lower().split("_") if word)
 
 
-def identifiers(path: Path) -> Iterator[tuple[int, str]]:
-    """Names that the file defines or assigns; what it only uses is defined elsewhere."""
+@cache
+def identifiers(path: Path) -> tuple[tuple[int, str], ...]:
+    """Names that the file defines or assigns, by line; what it only uses is defined elsewhere."""
+    return tuple(_identifiers(path))
+
+
+def _identifiers(path: Path) -> Iterator[tuple[int, str]]:
     yield 1, path.stem
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         match node:
