@@ -86,17 +86,17 @@ ASKED = request("img-1", 10.0, steps=28, slo_s=2.0)
         (
             RunSteps(work()),
             "started",
-            "steps 4-9 of 28 on GPUs 0-1 (degree 2): with 1 it would finish 0.31 s late",
+            "steps 4-9 of 28 on devices 0-1 (degree 2): with 1 it would finish 0.31 s late",
         ),
-        (RunSteps(work(num_steps=1, devices=(3,), why="")), "started", "step 4 of 28 on GPU 3"),
-        (RunStage(work(DECODE, devices=(3,), why="must run now")), "started", "decode on GPU 3: must run now"),
-        (MoveState(5, (2, 3, 6), True), "moved", "its state goes to GPUs 2-3, 6, with its conditioning"),
-        (MoveState(5, (2,), False), "moved", "its state goes to GPU 2"),
+        (RunSteps(work(num_steps=1, devices=(3,), why="")), "started", "step 4 of 28 on device 3"),
+        (RunStage(work(DECODE, devices=(3,), why="must run now")), "started", "decode on device 3: must run now"),
+        (MoveState(5, (2, 3, 6), True), "moved", "its state goes to devices 2-3, 6, with its conditioning"),
+        (MoveState(5, (2,), False), "moved", "its state goes to device 2"),
         (Stop(7), "stopped", "work 7 is to end at its next step boundary"),
         (
-            DropToBestEffort(5, "0.02 s late even on 8 GPUs"),
-            "set aside",
-            "set aside, behind those that can still be on time: 0.02 s late even on 8 GPUs",
+            DropToBestEffort(5, "0.02 s late even on 8 devices"),
+            "dropped to best effort",
+            "dropped to best effort, after those that can still be on time: 0.02 s late even on 8 devices",
         ),
         (
             Finish(5, "img-1", Status.FAILED, "out of memory"),
@@ -125,7 +125,7 @@ def test_a_decision_as_json() -> None:
     assert decision.to_json() == {
         "at_s": 0.5,
         "kind": "started",
-        "text": "steps 4-9 of 28 on GPUs 0-1 (degree 2): with 1 it would finish 0.31 s late",
+        "text": "steps 4-9 of 28 on devices 0-1 (degree 2): with 1 it would finish 0.31 s late",
         "devices": [0, 1],
         "degree": 2,
         "steps": [4, 9],
@@ -138,15 +138,15 @@ def test_a_decision_as_json() -> None:
 def test_a_member_of_a_batch_has_its_own_steps() -> None:
     batch = RunSteps(work(job_ids=(5, 9, 11), attempts=(0, 0, 0), first_steps=(3, 0, 8), why=""))
     texts = [decision.text for job_id in (5, 9, 11) if (decision := describe(0, batch, ASKED, job_id)) is not None]
-    ending = "of 28 on GPUs 0-1 (degree 2), together with 2 others"
+    ending = "of 28 on devices 0-1 (degree 2), together with 2 others"
     assert texts == [f"steps 4-9 {ending}", f"steps 1-6 {ending}", f"steps 9-14 {ending}"]
 
 
 def test_short_words() -> None:
     assert [devices_text(devices) for devices in ((3,), (0, 1, 2), (0, 2, 3, 7))] == [
-        "GPU 3",
-        "GPUs 0-2",
-        "GPUs 0, 2-3, 7",
+        "device 3",
+        "devices 0-2",
+        "devices 0, 2-3, 7",
     ]
     times_ns = (0, 4_000_000, 99_900_000, 100_000_000, 1_250_000_000)
     assert [span_text(time_ns) for time_ns in times_ns] == ["0.0 ms", "4.0 ms", "99.9 ms", "0.10 s", "1.25 s"]
@@ -384,7 +384,7 @@ def test_a_running_server_is_asked(server: Server) -> None:
     result = explain("a/b", "--url", server.url + "/v1/", "--api-key", "secret")
     assert result.exit_code == 0, result.output
     assert "a/b: running" in result.output
-    assert "+0.213 s  steps 4-9 of 28 on GPUs 0-1 (degree 2): with 1 it would finish 0.31 s late" in result.output
+    assert "+0.213 s  steps 4-9 of 28 on devices 0-1 (degree 2): with 1 it would finish 0.31 s late" in result.output
     assert server.asked == [("/v1/requests/a%2Fb/decisions", "Bearer secret")]
     assert document("a/b", "--url", server.url) == told
     both = [{**decision.to_json(), "uid": uid} for uid in ("a/b-0", "a/b-1")]

@@ -111,12 +111,12 @@ def test_time_in_which_its_devices_had_no_work_is_idle() -> None:
         (
             [request("a", steps=20, slo_s=2.2), request("b", 0.5, steps=10, slo_s=2.0)],
             1.0,
-            r"waited 1\.56 s beside 1\.06 s of work, longest for a \(1\.56 s\)",
+            r"waited 1\.56 s and ran 1\.06 s; waited longest for a \(1\.56 s\)",
         ),
         (
             [request("a", steps=20, slo_s=2.2), request("b", 0.5, side=64, steps=40, slo_s=1.5)],
             1.1,  # It was longer than predicted, but not by as much as it was late.
-            r"waited 1\.\d\d s beside 1\.12 s of work, longest for a \(1\.\d\d s\)",
+            r"waited 1\.\d\d s and ran 1\.12 s; waited longest for a \(1\.\d\d s\)",
         ),
         (
             [request("b", steps=10, slo_s=0.5)],

@@ -314,7 +314,7 @@ def test_progress_forgives_former_failures() -> None:
 def test_a_lost_device_fails_a_request_that_had_its_attempts() -> None:
     control = controller(max_attempts=1)
     control.handle(Submitted(request("a")), 0)
-    failed = Finish(0, "a", Status.FAILED, "GPU 0 was lost: it burns (attempt 1 of 1)")
+    failed = Finish(0, "a", Status.FAILED, "device 0 was lost: it burns (attempt 1 of 1)")
     assert control.handle(DeviceLost(0, "it burns"), 1) == (failed,)
 
 
@@ -366,14 +366,14 @@ def test_a_wake_up_is_asked_for_once_unless_an_earlier_one_is_needed(scripted: S
     assert control.handle(Woke(), 100) == (WakeAt(150),)
 
 
-def test_setting_aside_asks_for_a_new_plan_in_the_new_order(scripted: Scripted) -> None:
-    aside = (Plan(dropped_to_best_effort=((0, "too late"),)), Plan(dropped_to_best_effort=((1, "later still"),)))
-    control = scripted(Plan(), Plan(), Plan(), *aside, run(start(ENCODE, 0, job=2)))
+def test_dropping_to_best_effort_asks_for_a_new_plan_in_the_new_order(scripted: Scripted) -> None:
+    drops = (Plan(dropped_to_best_effort=((0, "too late"),)), Plan(dropped_to_best_effort=((1, "later still"),)))
+    control = scripted(Plan(), Plan(), Plan(), *drops, run(start(ENCODE, 0, job=2)))
     for uid in ("a", "b", "c"):
         control.handle(Submitted(request(uid)), 0)
     assert [job.job_id for job in control.tracker.waiting()] == [0, 1, 2]
     told = control.handle(Woke(), 1)
-    assert ran(told) == [(1, ENCODE, 1, (0,))], "asked until nobody else is set aside"
+    assert ran(told) == [(1, ENCODE, 1, (0,))], "the policy is asked until it drops no other job"
     assert told[:2] == (DropToBestEffort(0, "too late"), DropToBestEffort(1, "later still"))
     assert [(job.job_id, job.dropped_to_best_effort) for job in control.tracker.waiting()] == [(0, True), (1, True)]
     control.handle(Submitted(request("d")), 2)

@@ -186,7 +186,7 @@ def measured(number: int, noise: float = 0.02, seed: int = 1) -> list[CostRow]:
     return [together(modelled_s(batch) * rng.gauss(1, noise), *batch) for batch in sorted(batches)]
 
 
-def test_without_noise_and_with_two_percent_it_foretells_batches_that_it_has_not_seen() -> None:
+def test_without_noise_and_with_two_percent_it_predicts_batches_that_it_has_not_seen() -> None:
     pytest.importorskip("sklearn", exc_type=ImportError)
     exact, noisy = learn(measured(200, noise=0.0), PIPELINE), learn(measured(200), PIPELINE)
     assert exact is not None

@@ -214,7 +214,7 @@ def test_what_a_forward_pass_costs_whatever_is_in_it_is_found_exactly(fixed: flo
 
 
 def test_what_a_measured_mix_took_beyond_that_other_mixes_take_as_a_share_of_their_members() -> None:
-    """By what batches of one size saved 4.6 s were foretold of the mix, and it took a fifth of 5 s more."""
+    """The savings of batches of one size predict 4.6 s for the mix; it took a fifth of 5 s more."""
     model = costs(*UNIFORM, together(5.6, *thin(10, 30)))
     assert batch_s(model, *thin(10, 30)) == 5.6
     assert batch_s(model, *thin(10, 10, 30)) == pytest.approx(6.0 - 0.8 + 6.0 / 5)

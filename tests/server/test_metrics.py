@@ -460,7 +460,7 @@ def test_a_deadline_is_kept_missed_or_given_up(
     assert slacks == (status is Status.DONE)
 
 
-def test_slack_and_errors_of_the_foretold_end_have_signs() -> None:
+def test_slack_and_errors_of_the_predicted_end_have_signs() -> None:
     told, now = metrics()
     for finished_s, eta_s in ((4.0, 2.5), (1.0, 3.0)):
         told.on_ended(ticket_of(request("a", slo_s=3.0), eta_s), outcome_of(Status.DONE, finished_s))

@@ -19,7 +19,7 @@ from tilework.core.comm import GroupBroken
 CONNECT_S = 10.0
 
 # gloo sometimes forgets to wake a thread that waits for a sending when the connection breaks at that moment. Once all
-# pieces have been received, whom we have heard is ready for ours, so this is long enough for members in lockstep.
+# pieces have been received, all ranks are known to be ready for ours: long enough for members in lockstep.
 _SEND_LIMIT = timedelta(seconds=10)
 
 

@@ -103,11 +103,11 @@ def _why_late(account: Account) -> str:
         had_ns = past.request.deadline_ns - past.request.arrival_ns
         text = f"its works took {span_text(account.ran_ns)}, and it had {span_text(had_ns)}"
         return f"{text}; it also waited {span_text(account.waited_ns)}" if account.waited_ns else text
-    text = f"waited {span_text(account.waited_ns)} beside {span_text(account.ran_ns)} of work"
+    text = f"waited {span_text(account.waited_ns)} and ran {span_text(account.ran_ns)}"
     uid, blocked_ns = account.blockers[0] if account.blockers else ("", 0)
     if account.idle_ns > blocked_ns:
-        return f"{text}; its GPUs had none for {span_text(account.idle_ns)} of it"
-    return f"{text}, longest for {uid} ({span_text(blocked_ns)})"
+        return f"{text}; its devices were idle for {span_text(account.idle_ns)} of the wait"
+    return f"{text}; waited longest for {uid} ({span_text(blocked_ns)})"
 
 
 def _waits(past: PastRequest, own: list[EndedWork], last_ns: int, all_devices: Group) -> list[tuple[int, int, Group]]:

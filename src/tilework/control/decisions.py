@@ -23,7 +23,7 @@ class DecisionKind(StrEnum):
     STARTED = "started"
     MOVED = "moved"
     STOPPED = "stopped"
-    SET_ASIDE = "set aside"
+    DROPPED = "dropped to best effort"
     FINISHED = "finished"
 
 
@@ -81,8 +81,8 @@ def describe(at_ns: int, action: Action, request: Request, job_id: int | None = 
         case Stop(work_id):
             kind, text = DecisionKind.STOPPED, f"work {work_id} is to end at its next step boundary"
         case DropToBestEffort(late_id, why):
-            kind, job_ids = DecisionKind.SET_ASIDE, (late_id,)
-            text = f"set aside, behind those that can still be on time{_because(why)}"
+            kind, job_ids = DecisionKind.DROPPED, (late_id,)
+            text = f"dropped to best effort, after those that can still be on time{_because(why)}"
         case Finish(ended_id, _, status, reason):
             kind, job_ids = DecisionKind.FINISHED, (ended_id,)
             text = f"{status} {_ending(at_ns, request)}{_because(reason)}"
@@ -107,7 +107,7 @@ def describe_all(told: Iterable[tuple[int, Action]], request: Request, job_id: i
 
 
 def work_text(work: Work, request: Request, job_id: int | None = None) -> str:
-    """ "steps 4-9 of 28 on GPUs 0-1 (degree 2)", or "decode on GPU 3"."""
+    """ "steps 4-9 of 28 on devices 0-1 (degree 2)", or "decode on device 3"."""
     steps = steps_of(work, job_id)
     what = work.stage.name
     if steps is not None:
@@ -128,7 +128,7 @@ def steps_of(work: Work, job_id: int | None = None) -> tuple[int, int] | None:
 
 
 def devices_text(devices: Group) -> str:
-    """ "GPU 3", "GPUs 0-1, 4"."""
+    """ "device 3", "devices 0-1, 4"."""
     runs: list[tuple[int, int]] = []
     for device_id in sorted(devices):
         if runs and device_id == runs[-1][1] + 1:
@@ -136,7 +136,7 @@ def devices_text(devices: Group) -> str:
         else:
             runs.append((device_id, device_id))
     texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
-    return f"GPU{'s' if len(devices) != 1 else ''} {', '.join(texts) or 'none'}"
+    return f"device{'s' if len(devices) != 1 else ''} {', '.join(texts) or 'none'}"
 
 
 def span_text(duration_ns: int) -> str:

@@ -126,7 +126,7 @@ def read_history(lines: Iterable[str]) -> History:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Flight:
+class _InFlight:
     """A work that has not ended; `carriers` are the devices that still have it."""
 
     work: Work
@@ -145,7 +145,7 @@ class Recorder:
         self._requests: dict[str, PastRequest] = {}
         self._told: dict[str, list[tuple[int, Action]]] = {}
         self._jobs: dict[int, Request] = {}
-        self._flights: dict[int, _Flight] = {}
+        self._in_flight: dict[int, _InFlight] = {}
         self._begun: dict[int, Work] = {}
         self._free_ns: dict[int, int] = {}
         self._nodes: dict[int, int] = {}
@@ -232,26 +232,26 @@ class Recorder:
         except UnknownCost:
             predicted_ns = None
         self._begun[work.work_id] = work
-        self._flights[work.work_id] = _Flight(
+        self._in_flight[work.work_id] = _InFlight(
             work=work, issued_ns=self._now_ns, predicted_ns=predicted_ns, carriers=set(work.devices)
         )
 
-    def _land(self, work_id: int) -> tuple[_Flight, int] | None:
+    def _land(self, work_id: int) -> tuple[_InFlight, int] | None:
         """A work that ends now and the earliest it can have begun; None for one that has ended before."""
-        flight = self._flights.pop(work_id, None)
-        if flight is None:
+        one = self._in_flight.pop(work_id, None)
+        if one is None:
             _ = self._begun[work_id]
             return None
-        start_ns = max(flight.issued_ns, *(self._free_ns.get(device_id, 0) for device_id in flight.work.devices))
-        self._free_ns.update(dict.fromkeys(flight.work.devices, self._now_ns))
-        return flight, start_ns
+        start_ns = max(one.issued_ns, *(self._free_ns.get(device_id, 0) for device_id in one.work.devices))
+        self._free_ns.update(dict.fromkeys(one.work.devices, self._now_ns))
+        return one, start_ns
 
     def _finish(self, work_id: int, run_ns: int) -> None:
         landed = self._land(work_id)
         if landed is None:
             return
-        flight, _ = landed
-        work = flight.work
+        one, _ = landed
+        work = one.work
         requests = [self._jobs[job_id] for job_id in work.job_ids]
         if all(self._requests[request.uid].status is None for request in requests):
             self._costs.observe(work.stage, requests, len(work.devices), work.num_steps, run_ns)
@@ -262,7 +262,7 @@ class Recorder:
                 end_ns=self._now_ns,
                 steps=work.num_steps,
                 run_ns=run_ns,
-                predicted_ns=flight.predicted_ns,
+                predicted_ns=one.predicted_ns,
             )
         )
 
@@ -270,32 +270,32 @@ class Recorder:
         landed = self._land(work_id)
         if landed is None:
             return
-        flight, start_ns = landed
+        one, start_ns = landed
         self._works.append(
             PastWork(
-                work=flight.work,
+                work=one.work,
                 start_ns=start_ns if steps else self._now_ns,
                 end_ns=self._now_ns,
                 steps=steps,
                 run_ns=None,
-                predicted_ns=flight.predicted_ns,
+                predicted_ns=one.predicted_ns,
             )
         )
 
     def _leave_out(self, work_id: int, job_id: int, reason: str) -> None:
         """The work goes on without a member, which loses it."""
-        flight = self._flights.get(work_id)
-        if flight is not None and len(flight.work.job_ids) > 1 and job_id in flight.work.job_ids:
-            others = [other for other in flight.work.job_ids if other != job_id]
-            lost, flight.work = flight.work.without(others), flight.work.without((job_id,))
+        one = self._in_flight.get(work_id)
+        if one is not None and len(one.work.job_ids) > 1 and job_id in one.work.job_ids:
+            others = [other for other in one.work.job_ids if other != job_id]
+            lost, one.work = one.work.without(others), one.work.without((job_id,))
             self._lost.append(LostWork(work=lost, start_ns=self._now_ns, end_ns=self._now_ns, steps=0, reason=reason))
 
     def _lose(self, work_id: int, steps: int, reason: str) -> None:
         landed = self._land(work_id)
         if landed is not None:
-            flight, start_ns = landed
+            one, start_ns = landed
             self._lost.append(
-                LostWork(work=flight.work, start_ns=start_ns, end_ns=self._now_ns, steps=steps, reason=reason)
+                LostWork(work=one.work, start_ns=start_ns, end_ns=self._now_ns, steps=steps, reason=reason)
             )
 
     def _lose_device(self, lost: DeviceLost) -> None:
@@ -304,7 +304,7 @@ class Recorder:
         self._devices.append(
             PastDevice(at_ns=self._now_ns, device_id=lost.device_id, node=node, is_up=False, reason=lost.reason)
         )
-        for work_id, flight in list(self._flights.items()):
-            flight.carriers.discard(lost.device_id)
-            if not flight.carriers:
+        for work_id, one in list(self._in_flight.items()):
+            one.carriers.discard(lost.device_id)
+            if not one.carriers:
                 self._lose(work_id, 0, lost.why)

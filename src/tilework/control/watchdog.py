@@ -35,8 +35,8 @@ class Watchdog:
     """Names works that should run and have done no step for too long.
 
     A work should run when it is the first on every device that still has it, and the earlier works of its jobs have
-    ended. Time is counted in looks, never by a clock: while a machine is suspended, or the driver is blocked, nobody
-    grows suspicious. An alarm may be false where steps take far longer than predicted; it costs a chunk of steps.
+    ended. Time is counted in ticks, never by a clock: while a machine is suspended, or the driver is blocked, no work
+    becomes suspicious. An alarm may be false where steps take far longer than predicted; it costs a chunk of steps.
     """
 
     def __init__(self, tracker: Tracker, costs: CostModel, config: WatchdogConfig) -> None:

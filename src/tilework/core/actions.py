@@ -38,7 +38,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class DropToBestEffort:
-    """Tell whoever asks that a job cannot be on time any more; it is served after those that can."""
+    """A job cannot be on time any more; it is served after the jobs that can. The client is told if it asks."""
 
     job_id: int
     why: str

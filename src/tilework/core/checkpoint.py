@@ -1,4 +1,4 @@
-"""How far a request has come as far as it is put down, and whoever keeps that beyond the life of the server."""
+"""How much of a request is serialized, and the interface that keeps it beyond the life of the server."""
 
 from __future__ import annotations
 

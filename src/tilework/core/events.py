@@ -140,7 +140,7 @@ class DeviceLost:
     @property
     def why(self) -> str:
         """What it is to the jobs that only this device worked on, in words."""
-        return f"GPU {self.device_id} was lost: {self.reason}"
+        return f"device {self.device_id} was lost: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The contracts between the controller and its parts (design section 12)."""
+"""The contracts between the controller and its parts: policies, cost models, admission."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class CostModel(Protocol):
         """Whether it would fit in slices only."""
 
     def knows(self, stage: StageId, request: Request) -> bool:
-        """Whether what such a work takes alone on one device has been measured, and is not only foretold."""
+        """Whether the time of such a work alone on one device was measured; otherwise it is interpolated."""
 
     def prediction_error(self, stage: StageId) -> float:
         """How far the times of batches were from their predictions lately, in the mean, over these."""
@@ -172,10 +172,10 @@ class Policy(Protocol):
     """
 
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
-        """Place of a request in the order of service; asked once, and again when it is set aside.
+        """The place of a request in the order of service; asked once, and again when it is dropped to best effort.
 
-        `delay_ns` is what its tenant's own requests before it take at the tenant's share (see `Backlog.delay_ns`): for
-        policies that are fair to tenants, where they do not go by deadlines.
+        `delay_ns` is what its tenant's own requests before it take at the tenant's share (see `Backlog.delay_ns`).
+        Policies that are fair to tenants add it where they do not go by deadlines.
         """
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
@@ -212,7 +212,7 @@ class EtaPrediction:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """How many requests somebody has in the system, and the GPU-time of what no work covers yet of them."""
+    """How many requests of a tenant, or of all tenants, have not ended, and the device time of their remaining work."""
 
     num_jobs: int
     device_ns: int

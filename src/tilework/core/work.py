@@ -34,10 +34,10 @@ def stages_of(pipeline: str) -> tuple[StageId, StageId, StageId]:
 class Start:
     """A policy's wish: a Work that is not yet numbered.
 
-    `num_steps` is 1 for stages without steps. On a GPU that has work it is queued behind it, so that no bubble opens
-    between them. Encode and decode run on one GPU, for one job. Steps may have several jobs, the *members*, which share
-    forward passes on one GPU; each makes `num_steps`, from wherever it is. `why` is the reason in words, for the
-    decision log and for whoever asked for the job: it names no other one, which may be another tenant's.
+    `num_steps` is 1 for stages without steps. On a device that has work it is queued behind it, so that no bubble opens
+    between them. Encode and decode run on one device, for one job. Steps may have several jobs, the *members*, which
+    share forward passes on one device; each makes `num_steps`, from wherever it is. `why` is the reason in words, for
+    the decision log and for the client of the job. It names no other job, which may be another tenant's.
     """
 
     stage: StageId

@@ -22,7 +22,7 @@ from tilework.formats.schedule import DROPPED
 from tilework.report.chart import Chart, ChartRequest, ChartWork
 
 CLUSTER = 0
-_INSTANTS = {"set aside", "moved"}
+_INSTANTS = {"dropped to best effort", "moved"}
 _Event = dict[str, Any]
 _Spans = dict[tuple[int, int], tuple[int, int]]
 

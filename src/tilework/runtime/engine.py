@@ -271,7 +271,7 @@ class Engine:
             self._dispatcher.lose(device_id, reason)
 
     def on_given_up(self) -> None:
-        """Nobody is left to serve what is in."""
+        """No worker is left to serve the open requests: fail them."""
         self._end_all("every worker was lost, and none could be started again")
 
     def on_report(self, device_id: int, report: Report) -> None:

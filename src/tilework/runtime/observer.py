@@ -15,8 +15,8 @@ from tilework.runtime.ticket import Outcome, Ticket
 class EndedWork:
     """A work that has ended; `requests` are those that it was begun for, also if they have ended since.
 
-    It was predicted to take `predicted_ns` and ran from `start_ns` to `end_ns` on the engine's clock. Of one that did
-    not come to its own end or to a stop nobody knows when it began: both are then the time at which that was known.
+    It was predicted to take `predicted_ns` and ran from `start_ns` to `end_ns` on the engine's clock. If it neither
+    finished nor was stopped, its start is unknown: both are then the time at which its end was known.
     `correction` is measured over tabled time of such works, as the controller has it now.
     """
 
@@ -35,8 +35,8 @@ class Usage:
     """What an engine holds. `waiting` and `running` count open requests by class.
 
     `backlog_ns` is the GPU time that all of them are predicted to take from now on, and `state_blob_bytes` what their
-    states take in memory that the workers share. By GPU: `memory_bytes` is what was in use on an accelerator, by
-    whomever, when its latest work ended; `pids` are the workers' processes.
+    states take in memory that the workers share. By device: `memory_bytes` is what any process had in use on an
+    accelerator when its latest work ended; `pids` are the workers' processes.
     """
 
     waiting: Mapping[str, int]

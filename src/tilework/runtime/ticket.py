@@ -79,7 +79,7 @@ class Preview:
 class Ticket:
     """An accepted request. `outcome` resolves exactly once; `steps_done` follows the running work.
 
-    `eta_ns` is what admission foretold, `history` every action that concerned the request, with its time, and
+    `eta_ns` is what admission predicted, `history` every action that concerned the request, with its time, and
     `preview` the latest.
     """
 

@@ -212,7 +212,7 @@ class Cluster:
         if run.steps:
             self.runs.append(run)
         speakers = run.devices[:1] if self._mail.is_safe and run.end not in CUT_OFF else run.devices
-        reports = [(device_id, report_of(run, self._put_down(device_id, run))) for device_id in speakers]
+        reports = [(device_id, report_of(run, self._serialize(device_id, run))) for device_id in speakers]
         self.fleet.forget_after(run)
         self._begin_next(run.devices)
         for device_id, report in reports:
@@ -222,10 +222,10 @@ class Cluster:
                 hear = self._workers.of_era(partial(self._hear, device_id, run, report))
                 self._mail.send(("from", device_id), hear)
 
-    def _put_down(self, device_id: int, run: Run) -> dict[int, StateBlob]:
-        """What a device puts down at the end of a run: its leader, and every device of a group that was cut off.
+    def _serialize(self, device_id: int, run: Run) -> dict[int, StateBlob]:
+        """The blobs that a device writes at the end of a run, by job. The leader does, and all of a group cut off.
 
-        Nothing without a step: the device may have another state of a job than that at which the work was to begin.
+        None without a step: the device may have another state of a job than that at which the work was to begin.
         """
         blobs: dict[int, StateBlob] = {}
         if not run.steps or run.end in FRUITLESS or (device_id != run.work.devices[0] and run.end not in CUT_OFF):

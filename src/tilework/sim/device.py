@@ -11,7 +11,7 @@ from tilework.sim.runs import Run, State
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StateTransfer:
-    """The state of a job on its way to devices: it leaves at `left_ns`, when whoever sends it knows it (None: not yet).
+    """The state of a job on its way to devices: it leaves at `left_ns`, when the sender has it (None: not yet).
 
     Without a state it is a message that nothing comes; `lost` says that what should have come is gone.
     """

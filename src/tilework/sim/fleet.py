@@ -30,7 +30,7 @@ class Fleet:
     does not have the state; one of several members it runs for those whose states it has. A work that was broken off
     ends on each of its devices by itself.
 
-    Whoever drives the fleet asks `begin_next` after each change, and calls `end` when the virtual clock reaches a run's
+    The caller asks `begin_next` after each change, and calls `end` when the virtual clock reaches a run's
     `end_ns`; a stop or a loss replaces a run by a shorter one, so one that is not `is` the current run is out of date.
     """
 

@@ -144,7 +144,7 @@ class Invariants:
             case Accept(job_id, uid, eta_ns):
                 self._accept(job_id, uid, eta_ns, event, now_ns)
             case Reject(uid):
-                _require(uid in self._requests and uid not in self._job_ids, f"{uid} is refused after it was let in")
+                _require(uid in self._requests and uid not in self._job_ids, f"{uid} is refused after it was accepted")
                 self._end(uid)
             case Finish(job_id, uid, status):
                 _require(self._job_ids.get(uid) == job_id, f"{uid} ends as job {job_id}, which it is not")
@@ -161,8 +161,8 @@ class Invariants:
 
     def _accept(self, job_id: int, uid: str, eta_ns: int, event: Event, now_ns: int) -> None:
         is_restored = isinstance(event, Restored)
-        _require(uid not in self._ended, f"{uid} is let in after its end")
-        _require(is_restored or uid not in self._job_ids, f"{uid} is let in twice")
+        _require(uid not in self._ended, f"{uid} is accepted after its end")
+        _require(is_restored or uid not in self._job_ids, f"{uid} is accepted twice")
         _require(job_id not in self._uids, f"job {job_id} is two requests")
         _require(eta_ns >= now_ns or "skew" in self._faults, f"{uid} is expected to be done before now")
         self._job_ids[uid], self._uids[job_id] = job_id, uid
