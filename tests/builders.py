@@ -16,12 +16,12 @@ from tilework.control.controller import Controller, ControllerConfig
 from tilework.control.job import Job
 from tilework.control.tracker import Tracker
 from tilework.core.actions import Action
+from tilework.core.cost_row import CostRow
 from tilework.core.events import DeviceJoined
 from tilework.core.interfaces import ClusterView, CostModel, Demand, EtaPrediction
 from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, Request, Shape, Status
 from tilework.core.time import ns_from_s
-from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, Group, Plan, StageId
 from tilework.cost.shipped import shipped_path
 from tilework.cost.table import CostTable

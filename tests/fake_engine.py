@@ -17,9 +17,10 @@ import httpx
 from clock import SkippingLoop
 from tilework.core.actions import Accept, Reject
 from tilework.core.checkpoint import Checkpoint
+from tilework.core.model import ModelInfo
 from tilework.core.request import DEFAULT_TERMS, RefusalCode, Request, Status, Terms
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.wire import Image, ModelInfo, Spec
+from tilework.core.wire import Image, Spec
 from tilework.runtime.observer import Observer, Usage
 from tilework.runtime.ticket import Outcome, Preview, Segment, Ticket, Wanted
 from tilework.server.config import ServerConfig

@@ -29,7 +29,8 @@ from diffusers import (
 from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 
 from model import build_text_encoder, build_tokenizer
-from tilework.core.wire import Image, ModelSource, Spec
+from tilework.core.model import ModelSource
+from tilework.core.wire import Image, Spec
 from tilework.pipelines.family import Conditioning, Family, StepState
 from tilework.pipelines.loading import quiet
 from tilework.pipelines.model_index import INDEX, shipped_directory

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from itertools import count
 
 from suite.case import CaseFailed
-from tilework.core.wire import Command, Denoise, Encode, Ended, Failed, Forget, ImportState, Report, Source, Spec
+from tilework.core.model import Source
+from tilework.core.wire import Command, Denoise, Encode, Ended, Failed, Forget, ImportState, Report, Spec
 from tilework.core.work import Group
 from tilework.runtime.executor import LocalConfig, LocalExecutor
 

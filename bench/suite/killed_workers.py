@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from suite.case import CaseFailed
 from tilework.control.driver.result import Ending
 from tilework.core.actions import RunStage, RunSteps
+from tilework.core.model import ModelSource
 from tilework.core.time import s_from_ns
-from tilework.core.wire import Ended, ModelSource, Progress, Report, Spec
+from tilework.core.wire import Ended, Progress, Report, Spec
 from tilework.core.work import Work
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor, WorkerStartFailed

@@ -20,8 +20,10 @@ from typer.testing import CliRunner
 from cli.command_line import invoke
 from tilework.cli.app import app
 from tilework.cli.console import UserError
+from tilework.core.cost_row import Batch, CostRow
+from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.request import Shape
-from tilework.core.wire import Batch, CostRow, Loaded, ModelInfo, ModelSource
+from tilework.core.wire import Loaded
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, StageId
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles

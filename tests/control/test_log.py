@@ -20,6 +20,7 @@ from tilework.control.history import PastWork, read_history
 from tilework.control.log import BadLog, Difference, entry_line, header_line, read_log, replay
 from tilework.control.measured import dispatch_ns, profiled_table
 from tilework.core.actions import Action, Reject
+from tilework.core.cost_row import CostRow
 from tilework.core.events import (
     DeviceJoined,
     DeviceLost,
@@ -32,7 +33,7 @@ from tilework.core.events import (
 )
 from tilework.core.request import OnMiss, RefusalCode, Request, Shape, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S
-from tilework.core.wire import CostRow, Spec
+from tilework.core.wire import Spec
 from tilework.core.work import DIFFUSE, StageId, Work
 from tilework.cost.table import CostTable
 from tilework.policy.registry import UnknownPolicy

@@ -14,9 +14,9 @@ import pytest
 from builders import PIPELINE
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import header_line, read_log
+from tilework.core.cost_row import CostRow
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, StageId
 from tilework.cost.batch_latency import BatchLatencyModel, Layer
 from tilework.cost.learning import MIN_MIXED, learn

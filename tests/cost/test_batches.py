@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import PIPELINE, costs, row, sized
+from tilework.core.cost_row import CostRow
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.wire import CostRow
 from tilework.core.work import DIFFUSE, StageId
 from tilework.cost.rows import merge_rows, missing_batches, row_key
 from tilework.cost.table import BadCostTable, CostTable

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from builders import PIPELINE
+from tilework.core.cost_row import CostRow
 from tilework.core.request import Shape
-from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES
 from tilework.cost import profiles as profiles_module
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin

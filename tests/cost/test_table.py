@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import PIPELINE, SIDES, costs, row, sized, table
+from tilework.core.cost_row import CostRow
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, ns_from_s, s_from_ns
-from tilework.core.wire import CostRow
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, StageId
 from tilework.cost.degrees import least_device_ns, optimal_latency_ns, useful_degrees
 from tilework.cost.shipped import shipped_names

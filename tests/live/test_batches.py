@@ -13,9 +13,11 @@ from batching import batching  # noqa: F401
 from runtime.rig import Rig, assert_nothing_is_left, kill, until
 from tilework.control.log import read_log, replay
 from tilework.core.actions import Accept
+from tilework.core.cost_row import CostRow
 from tilework.core.events import LeftOut, WorkFailed
+from tilework.core.model import ModelSource, SimulatedSource
 from tilework.core.request import Shape, Status
-from tilework.core.wire import CostRow, ModelSource, SimulatedSource, Spec
+from tilework.core.wire import Spec
 from tilework.core.work import DIFFUSE, STAGES, StageId
 from tilework.runtime.ticket import Outcome, Ticket
 

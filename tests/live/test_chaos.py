@@ -30,8 +30,8 @@ from builders import table
 from fake_engine import eventually
 from tilework.control.controller import ControllerConfig
 from tilework.control.watchdog import WatchdogConfig
+from tilework.core.model import ModelSource
 from tilework.core.time import NS_PER_MS
-from tilework.core.wire import ModelSource
 from tilework.core.work import DIFFUSE
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor

@@ -24,9 +24,10 @@ from builders import Idle, table
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import replay
 from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.model import ModelSource
 from tilework.core.progress import Cursor
 from tilework.core.request import Status
-from tilework.core.wire import Ended, Forget, ImportState, ModelSource, Spec, StateBlob
+from tilework.core.wire import Ended, Forget, ImportState, Spec, StateBlob
 from tilework.core.work import DIFFUSE, Group, Plan, Start
 from tilework.pipelines import serialization
 from tilework.pipelines.model_index import shipped_directory

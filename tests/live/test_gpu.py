@@ -11,7 +11,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 import tiny
-from tilework.core.wire import ModelSource
+from tilework.core.model import ModelSource
 from tilework.pipelines.loading import load
 from tilework.worker.hardware import memory_in_use
 

@@ -14,8 +14,9 @@ from tilework.cli.commands.serve import simulated_source
 from tilework.cli.console import UserError
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import replay
+from tilework.core.cost_row import CostRow
+from tilework.core.model import SimulatedSource
 from tilework.core.request import Shape, Status
-from tilework.core.wire import CostRow, SimulatedSource
 from tilework.core.work import DIFFUSE
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig

@@ -24,7 +24,7 @@ from PIL import Image
 import tiny
 from judge import judge
 from tilework.control.log import replay
-from tilework.core.wire import ModelSource
+from tilework.core.model import ModelSource
 from tilework.pipelines.loading import load
 
 PROMPT = "a large red circle on a blue background"

@@ -12,7 +12,8 @@ import torch
 from diffusers import StableDiffusion3Pipeline, StableDiffusionXLPipeline
 
 import tiny
-from tilework.core.wire import ModelSource, Spec
+from tilework.core.model import ModelSource
+from tilework.core.wire import Spec
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
 from tilework.pipelines.model_index import shipped_directory

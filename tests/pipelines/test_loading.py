@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import tiny
-from tilework.core.wire import ModelSource
+from tilework.core.model import ModelSource
 from tilework.pipelines import loading, model_index
 from tilework.pipelines.errors import (
     InvalidDefaults,

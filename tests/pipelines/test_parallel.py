@@ -14,7 +14,8 @@ from torch import Tensor
 import tiny
 from ranks import Ranks
 from tilework.core.comm import Comm
-from tilework.core.wire import ModelSource, Spec
+from tilework.core.model import ModelSource
+from tilework.core.wire import Spec
 from tilework.pipelines.family import Family
 from tilework.pipelines.flux import Flux
 from tilework.pipelines.loading import load

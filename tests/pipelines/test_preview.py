@@ -20,11 +20,12 @@ from ranks import Ranks
 from tilework.comm.groups import Groups
 from tilework.core import preview
 from tilework.core.comm import Comm
+from tilework.core.cost_row import CostRow
+from tilework.core.model import ModelSource, SimulatedSource
 from tilework.core.preview import preview_shape
 from tilework.core.request import Shape
 from tilework.core.wire import (
     Command,
-    CostRow,
     Decode,
     Denoise,
     Encode,
@@ -32,11 +33,9 @@ from tilework.core.wire import (
     GroupRef,
     Image,
     ImportState,
-    ModelSource,
     Preview,
     Progress,
     Report,
-    SimulatedSource,
     StateBlob,
 )
 from tilework.pipelines.family import Family, StepState

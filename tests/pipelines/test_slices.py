@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tiny
-from tilework.core.wire import ModelSource
+from tilework.core.model import ModelSource
 from tilework.pipelines import slices
 from tilework.pipelines.loading import load
 

@@ -15,7 +15,8 @@ from builders import Idle
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Reject
 from tilework.core.interfaces import ClusterView, CostModel
-from tilework.core.wire import Source, Spec
+from tilework.core.model import Source
+from tilework.core.wire import Spec
 from tilework.core.work import Plan, Start
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import LocalConfig, LocalExecutor

@@ -19,21 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tilework.core.cost_row import CostRow
+from tilework.core.model import ModelSource, SimulatedSource, Source
 from tilework.core.request import Shape
-from tilework.core.wire import (
-    Command,
-    CostRow,
-    Decode,
-    Encode,
-    Ended,
-    Forget,
-    ModelSource,
-    Report,
-    SimulatedSource,
-    Source,
-    Spec,
-    StopWork,
-)
+from tilework.core.wire import Command, Decode, Encode, Ended, Forget, Report, Spec, StopWork
 from tilework.core.work import DIFFUSE
 from tilework.pipelines.model_index import shipped_directory
 from tilework.runtime.engine import Engine, EngineConfig

@@ -26,10 +26,12 @@ from fake_engine import FakeEngine, Plan, serving
 from tilework.control.controller import ControllerConfig
 from tilework.control.driver.result import Ending
 from tilework.control.watchdog import WatchdogConfig
+from tilework.core.cost_row import CostRow
+from tilework.core.model import SimulatedSource
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import DEFAULT_TERMS, OnMiss, RefusalCode, Request, Shape, Status, Terms
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.wire import CostRow, Ended, SimulatedSource
+from tilework.core.wire import Ended
 from tilework.core.work import DECODE, DIFFUSE, Group, StageId, Work
 from tilework.cost.table import CostTable
 from tilework.runtime.bubbles import Bubbles

@@ -25,8 +25,8 @@ import pytest
 from PIL import Image
 
 from fake_engine import INFO, FakeEngine, Plan, Served, eventually, serving
+from tilework.core.model import ModelInfo
 from tilework.core.request import OnMiss
-from tilework.core.wire import ModelInfo
 from tilework.server.api.app import create_app
 from tilework.server.api.chat import image_part
 from tilework.server.calls.readiness import Readiness

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from tilework.core.comm import GroupBroken
+from tilework.core.cost_row import Batch, CostRow
+from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.request import Shape
-from tilework.core.wire import Batch, CostRow, ModelInfo, ModelSource
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES
 from tilework.pipelines.identity import model_identity
 from tilework.worker import calibrate as calibrate_module

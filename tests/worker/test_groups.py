@@ -12,18 +12,8 @@ from torch import Tensor
 
 import tiny
 from tilework.core.comm import GroupBroken
-from tilework.core.wire import (
-    Command,
-    Denoise,
-    Encode,
-    Ended,
-    Failed,
-    GroupRef,
-    ModelSource,
-    Progress,
-    Report,
-    StateBlob,
-)
+from tilework.core.model import ModelSource
+from tilework.core.wire import Command, Denoise, Encode, Ended, Failed, GroupRef, Progress, Report, StateBlob
 from tilework.pipelines import serialization
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load

@@ -24,21 +24,11 @@ from tilework.comm.groups import Groups
 from tilework.control.controller import ControllerConfig
 from tilework.control.driver.result import Ending
 from tilework.core.actions import Reject, RunStage
+from tilework.core.cost_row import CostRow
+from tilework.core.model import ModelSource, SimulatedSource
 from tilework.core.request import RefusalCode, Shape, Status
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import (
-    CostRow,
-    Decode,
-    Denoise,
-    Encode,
-    Ended,
-    Failed,
-    ImportState,
-    ModelSource,
-    Report,
-    SimulatedSource,
-    Spec,
-)
+from tilework.core.wire import Decode, Denoise, Encode, Ended, Failed, ImportState, Report, Spec
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
 from tilework.cost.memory import FORGET_NS, MemoryLimits
 from tilework.cost.table import CostTable

@@ -16,6 +16,7 @@ import pytest
 
 import tiny
 from birth import report_birth
+from tilework.core.model import ModelSource
 from tilework.core.wire import (
     Command,
     Decode,
@@ -24,7 +25,6 @@ from tilework.core.wire import (
     Ended,
     Loaded,
     LoadFailed,
-    ModelSource,
     Progress,
     Quit,
     Report,

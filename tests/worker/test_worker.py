@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import tiny
+from tilework.core.model import ModelSource
 from tilework.core.request import Shape
 from tilework.core.wire import (
     Calibrate,
@@ -25,7 +26,6 @@ from tilework.core.wire import (
     Failed,
     Forget,
     ImportState,
-    ModelSource,
     Progress,
     Quit,
     Report,

@@ -13,9 +13,10 @@ import torch
 from suite import denoisers
 from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.stats import extremes, fmean, median, over_repeats, p99
+from tilework.core.cost_row import Batch, CostRow
+from tilework.core.model import ModelSource
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import Batch, CostRow, ModelSource
 from tilework.core.work import DIFFUSE, StageId
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.learning import can_learn, learn

@@ -14,7 +14,9 @@ from suite.chain import Chains, chains
 from suite.state_transfer import Load, StateTransfer, transferring
 from suite.stats import bootstrap, extremes, median, percentile
 from tilework.core.comm import Comm
-from tilework.core.wire import CostRow, ModelSource, SimulatedSource, Spec
+from tilework.core.cost_row import CostRow
+from tilework.core.model import ModelSource, SimulatedSource
+from tilework.core.wire import Spec
 from tilework.core.work import DIFFUSE, Group
 from tilework.pipelines.parallel import Parallel
 

@@ -17,8 +17,10 @@ from suite.stats import bootstrap, extremes
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import Entry, entry_line, read_log
 from tilework.core.actions import Reject
+from tilework.core.cost_row import CostRow
+from tilework.core.model import SimulatedSource
 from tilework.core.request import Status
-from tilework.core.wire import CostRow, SimulatedSource, Spec
+from tilework.core.wire import Spec
 from tilework.core.work import DIFFUSE
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tilework.cli.console import UserError, out
+from tilework.core.cost_row import CostRow
 from tilework.core.request import Shape
-from tilework.core.wire import CostRow
 from tilework.core.work import STAGES
 from tilework.cost.profiles import Profiles
 from tilework.cost.table import CostTable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilework.cli.console import user_errors
-from tilework.core.wire import ModelSource
+from tilework.core.model import ModelSource
 
 
 def model_source(

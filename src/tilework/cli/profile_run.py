@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from tilework.cli.console import UserError, console, progress
 from tilework.cli.measured import in_order
+from tilework.core.cost_row import Batch, CostRow
+from tilework.core.model import ModelInfo
 from tilework.core.request import Shape
-from tilework.core.wire import Batch, CostRow, ModelInfo, Report
+from tilework.core.wire import Report
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.profile import ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles

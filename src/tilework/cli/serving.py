@@ -20,8 +20,8 @@ from tilework.cli.console import console, out, print_json, user_errors
 from tilework.cli.measured import open_profiles
 from tilework.control.controller import ControllerConfig
 from tilework.control.watchdog import WatchdogConfig
+from tilework.core.model import SimulatedSource, Source
 from tilework.core.time import ns_from_s
-from tilework.core.wire import SimulatedSource, Source
 from tilework.cost.table import CostTable
 from tilework.runtime.costs import CostCache
 from tilework.runtime.engine import Engine, EngineConfig

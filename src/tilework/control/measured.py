@@ -6,8 +6,8 @@ from dataclasses import replace
 from statistics import fmean, median
 
 from tilework.control.history import History
+from tilework.core.cost_row import Batch, CostRow
 from tilework.core.time import s_from_ns
-from tilework.core.wire import Batch, CostRow
 from tilework.cost.rows import ShapeKey, batch_key
 from tilework.cost.table import CostTable
 

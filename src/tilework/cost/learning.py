@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from operator import mul
 from statistics import fmean, pstdev
 
+from tilework.core.cost_row import CostRow
 from tilework.core.request import Shape
-from tilework.core.wire import CostRow
 from tilework.core.work import DIFFUSE
 from tilework.cost.batch_latency import BatchLatencyModel, Layer, input_indices, inputs_of
 from tilework.cost.prices import Prices

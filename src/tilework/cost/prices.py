@@ -10,8 +10,8 @@ from math import fsum
 from statistics import fmean
 from typing import TypeVar
 
+from tilework.core.cost_row import CostRow
 from tilework.core.request import Shape
-from tilework.core.wire import CostRow
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.rows import ShapeKey, batch_key
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tilework.core.wire import CostRow
+from tilework.core.cost_row import CostRow
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.rows import RowKey, row_key
 from tilework.cost.table import CostTable

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, fields
 from typing import Any
 
+from tilework.core.cost_row import CostRow
 from tilework.core.request import Shape
-from tilework.core.wire import CostRow
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from statistics import fmean
 from typing import TypeVar
 
+from tilework.core.cost_row import Batch, CostRow
 from tilework.core.request import Shape
-from tilework.core.wire import Batch, CostRow
 from tilework.core.work import DIFFUSE, STAGES
 
 RowKey = tuple[str, str, Shape, int, int | Batch, str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilework.core.wire import CostRow
+from tilework.core.cost_row import CostRow
 from tilework.cost.batch_latency import BatchLatencyModel
 
 

@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from tilework.core.cost_row import CostRow
 from tilework.core.request import Shape
-from tilework.core.wire import CostRow
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.shipped import shipped_path
 from tilework.cost.table import BadCostTable, CostTable, merged

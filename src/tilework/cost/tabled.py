@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tilework.core.cost_row import CostRow
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import CostRow
 from tilework.core.work import DIFFUSE, StageId
 from tilework.cost.prices import Prices
 from tilework.cost.table import CostTable

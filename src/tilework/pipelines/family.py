@@ -13,8 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tilework.core.model import ModelInfo
 from tilework.core.packing import Pack
-from tilework.core.wire import Image, ModelInfo, Spec
+from tilework.core.wire import Image, Spec
 from tilework.pipelines.parallel import Parallel
 from tilework.pipelines.serialization import SerializedState
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 from pathlib import Path
 
-from tilework.core.wire import ModelSource
+from tilework.core.model import ModelSource
 from tilework.pipelines.model_index import INDEX, SHIPPED, shipped_directory
 
 _READ = (".json", ".txt", ".model")

@@ -10,7 +10,7 @@ import torch
 import transformers
 from diffusers import DiffusionPipeline
 
-from tilework.core.wire import ModelSource
+from tilework.core.model import ModelSource
 from tilework.pipelines.defaults import read_overrides
 from tilework.pipelines.errors import InvalidSource, ModelNotFound
 from tilework.pipelines.family import Family

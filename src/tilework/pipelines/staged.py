@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from tilework.core.model import ModelInfo
 from tilework.core.packing import Layout, Pack, Size
 from tilework.core.preview import preview_shape
-from tilework.core.wire import Image, ModelInfo, Spec
+from tilework.core.wire import Image, Spec
 from tilework.pipelines import serialization
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel

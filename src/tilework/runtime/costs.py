@@ -11,8 +11,10 @@ from random import Random
 from typing import Protocol
 
 import tilework
+from tilework.core.cost_row import Batch, CostRow
+from tilework.core.model import ModelInfo, ModelSource, Source
 from tilework.core.request import Shape
-from tilework.core.wire import Batch, CostRow, Loaded, ModelInfo, ModelSource, Source
+from tilework.core.wire import Loaded
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles, ProfilesUnavailable
 from tilework.cost.rows import merge_rows, missing_batches, row_key

@@ -17,8 +17,9 @@ from tilework.control.watchdog import WatchdogConfig
 from tilework.core.actions import Reject
 from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
 from tilework.core.events import Cancelled, DeviceJoined, Restored, Submitted
+from tilework.core.model import ModelInfo
 from tilework.core.request import DEFAULT_TERMS, Status, Terms
-from tilework.core.wire import ModelInfo, Report, Spec
+from tilework.core.wire import Report, Spec
 from tilework.core.work import STAGES, StageId
 from tilework.cost.table import CostTable
 from tilework.runtime.control_loop import ControlLoop, Incoming

@@ -12,22 +12,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tilework.comm.rendezvous import Rendezvous
+from tilework.core.cost_row import Batch, CostRow
+from tilework.core.model import ModelInfo, Source
 from tilework.core.wire import (
-    Batch,
     BreakGroup,
     Calibrate,
     Calibrated,
     CloseGroup,
-    CostRow,
     Ended,
     EnterNode,
     GroupRef,
     Loaded,
     LoadFailed,
-    ModelInfo,
     Report,
     Site,
-    Source,
     StateBlob,
 )
 from tilework.core.work import Group

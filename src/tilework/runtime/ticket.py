@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from tilework.core.actions import Action, RunStage, RunSteps
+from tilework.core.model import ModelInfo
 from tilework.core.request import Request, Status, Terms
-from tilework.core.wire import Image, ModelInfo, Spec
+from tilework.core.wire import Image, Spec
 from tilework.core.work import DIFFUSE, Group
 
 

@@ -16,7 +16,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
-from tilework.core.wire import BreakGroup, Command, Decode, Denoise, Encode, Quit, Report, Site, Source, StopWork
+from tilework.core.model import Source
+from tilework.core.wire import BreakGroup, Command, Decode, Denoise, Encode, Quit, Report, Site, StopWork
 from tilework.runtime.frames import Frames, framed
 
 PRELOAD = "tilework.worker.preload"

@@ -7,8 +7,9 @@ from typing import Protocol
 
 from tilework.core.actions import Reject
 from tilework.core.checkpoint import Checkpoint
+from tilework.core.model import ModelInfo
 from tilework.core.request import DEFAULT_TERMS, Terms
-from tilework.core.wire import ModelInfo, Spec
+from tilework.core.wire import Spec
 from tilework.runtime.observer import Observer, Usage
 from tilework.runtime.ticket import Ticket, Wanted
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from tilework.control.controller import ControllerConfig
+from tilework.core.cost_row import CostRow
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import OnMiss, Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.wire import CostRow
 from tilework.core.work import DIFFUSE, STAGES
 from tilework.cost.table import CostTable
 from tilework.policy.registry import policy_names

@@ -13,9 +13,10 @@ from statistics import median
 import torch
 
 from tilework.core.comm import Comm
+from tilework.core.cost_row import Batch, CostRow
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, s_from_ns
-from tilework.core.wire import Batch, CostRow, Spec
+from tilework.core.wire import Spec
 from tilework.core.work import DECODE, DIFFUSE, ENCODE
 from tilework.patches.layout import pack
 from tilework.pipelines.family import Family, StepState

@@ -15,6 +15,7 @@ import torch
 from setproctitle import setproctitle
 
 from tilework.comm.groups import Groups
+from tilework.core.model import ModelSource, SimulatedSource, Source
 from tilework.core.wire import (
     BreakGroup,
     Command,
@@ -23,12 +24,9 @@ from tilework.core.wire import (
     Encode,
     Loaded,
     LoadFailed,
-    ModelSource,
     Quit,
     Report,
-    SimulatedSource,
     Site,
-    Source,
     StopWork,
 )
 from tilework.pipelines.family import Family

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from tilework.core.model import ModelInfo, SimulatedSource
 from tilework.core.packing import Pack
 from tilework.core.preview import preview_shape
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import Image, ModelInfo, SimulatedSource, Spec
+from tilework.core.wire import Image, Spec
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts

@@ -10,13 +10,13 @@ from typing import TypeVar
 
 from tilework.comm.groups import Groups
 from tilework.core.comm import Comm, GroupBroken
+from tilework.core.cost_row import CostRow
 from tilework.core.wire import (
     Absent,
     Calibrate,
     Calibrated,
     CloseGroup,
     Command,
-    CostRow,
     Decode,
     Denoise,
     Encode,

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from builders import PIPELINE, finished, groups, planned, request, simulate
+from tilework.core.cost_row import CostRow
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import CostRow
 from tilework.core.work import DIFFUSE
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts

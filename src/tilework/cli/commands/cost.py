@@ -23,9 +23,9 @@ from tilework.cli.measured import (
     row_json,
 )
 from tilework.cli.options.common import AsJson, ProfilesFile, examples
+from tilework.core.cost_row import CostRow
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, s_from_ns
-from tilework.core.wire import CostRow
 from tilework.core.work import StageId
 from tilework.cost.profile import Profile
 from tilework.cost.profiles import Profiles, ProfilesUnavailable

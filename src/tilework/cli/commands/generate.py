@@ -13,7 +13,8 @@ import typer
 from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
 from tilework.cli.models import model_source
 from tilework.cli.options.common import AsJson, examples
-from tilework.core.wire import ModelInfo, ModelSource, Spec
+from tilework.core.model import ModelInfo, ModelSource
+from tilework.core.wire import Spec
 
 EXAMPLE = examples(
     'tilework generate "a red circle on a blue background" -o out.png',

@@ -9,8 +9,8 @@ from tilework.cli.models import model_source
 from tilework.cli.options import serve as options
 from tilework.cli.options.common import Device, Dtype, ProfilesFile, WorkerThreads, examples
 from tilework.control.watchdog import WatchdogConfig
+from tilework.core.model import SimulatedSource, Source
 from tilework.core.time import s_from_ns
-from tilework.core.wire import SimulatedSource, Source
 from tilework.core.work import DIFFUSE
 from tilework.cost.table import BadCostTable, CostTable
 from tilework.cost.table_file import read_table

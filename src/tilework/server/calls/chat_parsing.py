@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from random import Random
 
-from tilework.core.wire import ModelInfo
+from tilework.core.model import ModelInfo
 from tilework.server.calls.errors import invalid
 from tilework.server.calls.parsing import ImageCall, Rules, image_call, parsed
 from tilework.server.schema.chat_request import AS_IN_IMAGES, ChatRequest, Part

@@ -11,8 +11,9 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from tilework.core.model import ModelInfo
 from tilework.core.request import OnMiss, Shape, Terms
-from tilework.core.wire import ModelInfo, Spec
+from tilework.core.wire import Spec
 from tilework.server.calls.deadlines import Deadline, asked_deadline
 from tilework.server.calls.errors import InvalidValue, UnknownModel, invalid
 from tilework.server.config import ServerConfig

@@ -1,0 +1,53 @@
+"""One measured duration: a line of a cost table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilework.core.request import Shape
+
+Batch = tuple[Shape, ...]
+"""The shapes of the outputs that are made together; one shape for a single output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostRow:
+    """One line of a cost table: seconds per step (diffuse) or per request (other stages).
+
+    `seconds` is the median of `num_runs` runs. With fewer than 100 runs `p99_seconds` is the longest of them.
+
+    `batch` is how many outputs of this shape are made together. For a mixed batch it holds the shapes of all, by
+    pixels; height, width and frames are then those of the last one. `CostRow.of` makes rows of any batch.
+    """
+
+    pipeline: str
+    stage: str
+    height: int
+    width: int
+    frames: int = 1
+    degree: int = 1
+    batch: int | Batch = 1
+    link: str = "none"
+    seconds: float
+    p99_seconds: float | None = None
+    peak_bytes: int | None = None
+    num_runs: int | None = None
+
+    @classmethod
+    def of(cls, shapes: Sequence[Shape], **fields: Any) -> CostRow:
+        """The row of a batch of these shapes, given in any order."""
+        arranged = tuple(sorted(shapes, key=lambda shape: (shape.pixels, shape)))
+        last, batch = arranged[-1], arranged if len(set(arranged)) > 1 else len(arranged)
+        return cls(height=last.height, width=last.width, frames=last.frames, batch=batch, **fields)
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the largest output."""
+        return Shape(self.height, self.width, self.frames)
+
+    @property
+    def shapes(self) -> Batch:
+        """The shapes of all outputs that are made together."""
+        return (self.shape,) * self.batch if isinstance(self.batch, int) else self.batch

@@ -1,0 +1,66 @@
+"""The model of a worker: where it comes from, and what clients may ask of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilework.core.cost_row import CostRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """Where a worker finds its model and how it runs it. `path` is a diffusers directory or a hub id.
+
+    `memory_bytes` is how much memory a work may take in addition to the loaded model; None: what the device has.
+    """
+
+    path: str
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int = 1
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedSource:
+    """A simulated device: a worker that sleeps for the time that `rows` predict, and returns pictures of one colour.
+
+    It has `memory_bytes`: a work whose peak in `rows` is higher runs out of memory.
+    """
+
+    pipeline: str
+    hardware: str
+    steps: int
+    rows: tuple[CostRow, ...] = field(repr=False)
+    device: str = "cpu"
+    threads: int = 1
+    memory_bytes: int | None = None
+
+
+Source = ModelSource | SimulatedSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What the server and the command line need to know of a loaded model: its limits and the defaults of a request.
+
+    Sides are in pixels, multiples of `side_multiple`, at most `max_side`. `two_passes` says that a guidance scale
+    above 1 adds a second pass to each step (classifier-free guidance); otherwise guidance is an input of the model.
+    `max_degree` is how many devices can share one request's steps. `path` is the directory that the model was loaded
+    from, or its hub id; empty if there is no model. If it `packs`, requests of any sizes can share a forward pass.
+    """
+
+    name: str
+    family: str
+    side_multiple: int
+    max_side: int
+    default_height: int
+    default_width: int
+    default_steps: int
+    default_guidance_scale: float
+    parameters: int
+    library: str
+    two_passes: bool = True
+    max_degree: int = 1
+    packs: bool = False
+    path: str = ""
