@@ -82,7 +82,7 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class Denoise:
-    """Run `num_steps` steps of each member, (job, first step), from its state on this worker; with a group, in lockstep.
+    """Run `num_steps` steps of each member, (job, first step), from its state on this worker; a group in lockstep.
 
     Several members share forward passes; a member whose state is missing is left out. A group has one member only, and
     the group's first worker decides whether and where it stops.
