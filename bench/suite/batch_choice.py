@@ -101,7 +101,7 @@ class BatchChooser:
         forecast = JobForecast(
             job_id=index,
             claim=Claim.BEST_EFFORT,
-            due_ns=0.0,
+            order_key=0.0,
             speeds=known.speeds,
             usual=known.usual,
             num_steps=float(request.steps),

@@ -46,7 +46,8 @@ def member(index: int, steps: int, due_ms: float = inf, *, encode_ms: int = 0, d
     forecast = JobForecast(
         job_id=index,
         claim=Claim.FEASIBLE if is_due else Claim.BEST_EFFORT,
-        due_ns=due_ms * MS if is_due else 0.0,
+        order_key=due_ms * MS if is_due else 0.0,
+        due_ns=due_ms * MS,
         speeds=(Speed(1, (FIXED_MS + EACH_MS) * MS),),
         usual=0,
         num_steps=float(steps),
@@ -54,7 +55,7 @@ def member(index: int, steps: int, due_ms: float = inf, *, encode_ms: int = 0, d
         tail_ns=0.0,
     )
     waiting = job(index, request(str(index), steps=steps))
-    return Member(waiting, forecast, encode_ms * MS, steps, decode_ms * MS, forecast.due_ns if is_due else inf)
+    return Member(waiting, forecast, encode_ms * MS, steps, decode_ms * MS, forecast.due_ns)
 
 
 def batch(*members: Member) -> Batch:

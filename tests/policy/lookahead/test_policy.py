@@ -36,7 +36,20 @@ def forecast(due_ms: float = inf, steps: int = 10, claim: Claim = Claim.FEASIBLE
     due_ns, weight = due_ms * MS, more.get("weight", 1.0)
     rank = next((rank for rank, speed in enumerate(SPEEDS) if speed.degree == more.get("degree")), -1)
     head_ns, hold_ns = more.get("head_ms", 0.0) * MS, more.get("hold_ms", 0.0) * MS
-    return JobForecast(0, claim, due_ns, SPEEDS, 1, float(steps), head_ns, 0.0, weight, rank, hold_ns)
+    return JobForecast(
+        job_id=0,
+        claim=claim,
+        order_key=due_ns,
+        due_ns=due_ns,
+        speeds=SPEEDS,
+        usual=1,
+        num_steps=float(steps),
+        head_ns=head_ns,
+        tail_ns=0.0,
+        weight=weight,
+        rank=rank,
+        hold_ns=hold_ns,
+    )
 
 
 # Rollouts.

@@ -159,11 +159,13 @@ class Batch:
         if may_split and len(self.members) > 1:
             two_ns = max(max(half.ends_ns) - half.ready_ns for half in self.split())
             speeds += [Speed(2, round(two_ns))] if two_ns < one_ns else []
-        first = min(self.members, key=lambda member: (member.forecast.claim, member.forecast.due_ns))
+        first = min(self.members, key=lambda member: (member.forecast.claim, member.forecast.order_key))
+        due_ns = max(self.ends_ns) + self.slack_ns if feasible else inf
         return JobForecast(
             job_id=self.members[0].job.job_id,
             claim=Claim.FEASIBLE if feasible else first.forecast.claim,
-            due_ns=max(self.ends_ns) + self.slack_ns if feasible else first.forecast.due_ns,
+            order_key=due_ns if feasible else first.forecast.order_key,
+            due_ns=due_ns,
             speeds=tuple(speeds),
             usual=0,
             num_steps=1.0,

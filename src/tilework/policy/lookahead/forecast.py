@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from math import inf
 
 from tilework.policy.toolkit.demand import Speed
+
+NO_JOB = -1  # Numbers of jobs begin at 0.
 
 
 class Claim(IntEnum):
@@ -23,7 +26,7 @@ class Claim(IntEnum):
     """It has no deadline, or none that it can meet."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class JobForecast:
     """What is left of a job, works under way included, as a rollout sees it.
 
@@ -31,8 +34,8 @@ class JobForecast:
     `tail_ns` after them. `speeds` are ascending in degree, each faster than those before it, and never empty: a job
     without steps has that of one device.
 
-    `due_ns` is the deadline of a feasible job. For other jobs it is only their place among those of the same claim:
-    the smallest is served first.
+    `job_id` is `NO_JOB` for a device whose works belong to no job that can be planned. `order_key` orders jobs of the
+    same claim: the smallest is served first. `due_ns` is the deadline that the job is to meet; inf if there is none.
 
     `usual` is the index in `speeds` of the degree at which the job runs when no deadline says otherwise. `rank` is the
     index of the degree at which it runs now, -1 if it does not run. Its devices cannot be taken from it before
@@ -41,12 +44,13 @@ class JobForecast:
 
     job_id: int
     claim: Claim
-    due_ns: float
+    order_key: float
     speeds: tuple[Speed, ...]
     usual: int
     num_steps: float
     head_ns: float
     tail_ns: float
+    due_ns: float = inf
     weight: float = 1.0
     rank: int = -1
     hold_ns: float = 0.0
@@ -69,7 +73,7 @@ class JobForecast:
 
     def place(self) -> tuple[int, float, int]:
         """Its place in the order of service, for sorting."""
-        return self.claim, self.due_ns, self.job_id
+        return self.claim, self.order_key, self.job_id
 
     def needed_degree(self, now_ns: int) -> int:
         """The fewest devices with which it is on time from now on; 0 if it need not be served.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from tilework.core.interfaces import CostModel, DeviceView, JobView
 from tilework.core.time import NS_PER_MS
@@ -38,10 +39,12 @@ class Forecaster:
             speeds, usual = (ONE_DEVICE,), 0
         elif not speeds:
             return None
+        is_due = job.request.deadline_ns is not None and not job.dropped_to_best_effort
         forecast = JobForecast(
             job_id=job.job_id,
             claim=Claim.FEASIBLE,
-            due_ns=float(job.urgency_ns),
+            order_key=float(job.urgency_ns),
+            due_ns=float(job.urgency_ns) if is_due else inf,
             speeds=speeds,
             usual=usual,
             num_steps=float(job.num_steps_left),
@@ -52,10 +55,10 @@ class Forecaster:
         )
         if job.works:
             self._add_works(forecast, job, steps, node)
-        if job.request.deadline_ns is None or job.dropped_to_best_effort:
+        if not is_due:
             forecast.claim = Claim.OVERDUE if job.urgency_ns <= self.now_ns else Claim.BEST_EFFORT
         if job.request.deadline_ns is None:
-            forecast.due_ns = -self._priority(job, forecast)
+            forecast.order_key = -self._priority(job, forecast)
         return forecast
 
     def _add_works(self, forecast: JobForecast, job: JobView, steps: Work | None, node: NodeJobs) -> None:

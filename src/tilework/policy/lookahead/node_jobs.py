@@ -9,7 +9,7 @@ from math import inf
 from tilework.core.interfaces import DeviceView, JobView
 from tilework.core.request import Request
 from tilework.core.work import DIFFUSE, Group, Work
-from tilework.policy.lookahead.forecast import Claim, JobForecast
+from tilework.policy.lookahead.forecast import NO_JOB, Claim, JobForecast
 from tilework.policy.toolkit.best_effort import drop_reason
 from tilework.policy.toolkit.demand import Speed
 
@@ -87,7 +87,16 @@ class NodeJobs:
     def busy(self, device: DeviceView) -> JobForecast:
         """A device as a job that keeps it until its committed works have ended."""
         head_ns = float(device.free_ns - self.now_ns)
-        return JobForecast(-1, Claim.PINNED, inf, (ONE_DEVICE,), 0, 0.0, head_ns, 0.0)
+        return JobForecast(
+            job_id=NO_JOB,
+            claim=Claim.PINNED,
+            order_key=0.0,
+            speeds=(ONE_DEVICE,),
+            usual=0,
+            num_steps=0.0,
+            head_ns=head_ns,
+            tail_ns=0.0,
+        )
 
 
 def num_chunks(job: JobView) -> int:
