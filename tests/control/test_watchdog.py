@@ -1,4 +1,4 @@
-"""The watchdog: whom it suspects, and when."""
+"""The watchdog: which works it suspects, and when."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG = WatchdogConfig(tick_ns=NS_PER_S, least_ns=3 * NS_PER_S, factor=10)
 
 
 class Rig:
-    """A controller whose devices do what a test says, and a watchdog over it. A step of 128 px takes 0.1 s."""
+    """A controller and a watchdog over it; tests report for the devices. A step of 128 px takes 0.1 s."""
 
     def __init__(self, policy: str = "edf", num_devices: int = 1) -> None:
         self.controller = controller(policy, num_devices, degrees=(1, 2))
@@ -33,55 +33,55 @@ class Rig:
         self.works += [action.work for action in actions if isinstance(action, RunStage | RunSteps)]
 
     def begin_steps(self, uid: str = "a", **fields: int) -> Work:
-        """Bring a request through its encode; its first chunk of steps."""
+        """Submit a request and end its encode; returns its first chunk of steps."""
         count = len(self.works)
         self.handle(Submitted(request(uid, **fields)))
         self.handle(StageFinished(self.works[count].work_id, NS_PER_MS))
         return next(work for work in self.works[count:] if work.stage.name == DIFFUSE)
 
-    def looks(self, count: int) -> list[list[int]]:
-        """The ids of the works that were stuck at each of so many looks."""
-        return [[work.work_id for work in self.watchdog.look()] for _ in range(count)]
+    def checks(self, count: int) -> list[list[int]]:
+        """The ids of the stuck works at each of `count` checks."""
+        return [[work.work_id for work in self.watchdog.check()] for _ in range(count)]
 
 
 def test_a_quiet_work_is_named_once_and_again_after_another_limit() -> None:
     rig = Rig()
     work = rig.begin_steps()
-    assert rig.looks(9) == [[], [], [], [], [work.work_id], [], [], [], [work.work_id]]
+    assert rig.checks(9) == [[], [], [], [], [work.work_id], [], [], [], [work.work_id]]
 
 
 def test_progress_begins_the_limit_anew() -> None:
     rig = Rig()
     work = rig.begin_steps()
     for _ in range(5):
-        assert rig.looks(4) == [[]] * 4
-        rig.watchdog.progressed(work.work_id)
-    assert rig.looks(5)[-1] == [work.work_id]
+        assert rig.checks(4) == [[]] * 4
+        rig.watchdog.on_progress(work.work_id)
+    assert rig.checks(5)[-1] == [work.work_id]
 
 
 def test_a_quiet_encode_is_named_too() -> None:
     rig = Rig()
     rig.handle(Submitted(request("a")))
-    assert rig.looks(5) == [[], [], [], [], [rig.works[0].work_id]]
+    assert rig.checks(5) == [[], [], [], [], [rig.works[0].work_id]]
 
 
-def test_a_long_step_has_its_time_also_when_its_request_has_been_cancelled() -> None:
-    """At 1280 px a step takes 10 s, so it has 100."""
+def test_the_limit_of_a_long_step_stays_when_its_request_is_cancelled() -> None:
+    """At 1280 px a step takes 10 s, so its limit is 100 s."""
     rig = Rig()
     work = rig.begin_steps(side=1280)
-    assert rig.looks(50) == [[]] * 50
+    assert rig.checks(50) == [[]] * 50
     rig.handle(Cancelled("a", "not wanted"))
-    assert rig.looks(52) == [*[[]] * 51, [work.work_id]]
+    assert rig.checks(52) == [*[[]] * 51, [work.work_id]]
 
 
 def test_a_work_behind_another_is_not_suspected() -> None:
-    """Its time begins when the other's has ended."""
+    """Its limit begins when the other work has ended."""
     rig = Rig()
     first = rig.begin_steps()
-    assert rig.looks(4) == [[]] * 4
+    assert rig.checks(4) == [[]] * 4
     rig.handle(StepsFinished(first.work_id, first.num_steps * 100 * NS_PER_MS))
     second = rig.controller.tracker.devices[0].works[0]
-    assert rig.looks(5) == [[], [], [], [], [second.work_id]]
+    assert rig.checks(5) == [[], [], [], [], [second.work_id]]
 
 
 ROUTES: dict[str, tuple[Group, ...]] = {"single": ((1,),), "pair": ((0, 1),), "moving": ((0,), (1,))}
@@ -89,8 +89,10 @@ ROUTES: dict[str, tuple[Group, ...]] = {"single": ((1,),), "pair": ((0, 1),), "m
 
 @dataclass(frozen=True)
 class ByName(Idle):
-    """Runs one step at a time, queued ahead: of "single" on device 1, of "pair" on both, of "moving" first on device 0,
-    then on 1. The rest is done by device 0."""
+    """Queues single steps ahead: of "single" on device 1, of "pair" on both, of "moving" on device 0, then on device 1.
+
+    Encode and decode run on device 0.
+    """
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         starts = []
@@ -109,44 +111,44 @@ def rig_of_two(monkeypatch: pytest.MonkeyPatch) -> Rig:
     return Rig("by-name", num_devices=2)
 
 
-def test_a_group_should_run_when_all_its_members_have_come_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_should_run_when_it_is_first_on_all_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = rig_of_two(monkeypatch)
     single, pair = rig.begin_steps("single", steps=1), rig.begin_steps("pair")
     assert pair.devices == (0, 1)
-    for looks in rig.looks(9):
-        assert pair.work_id not in looks, "its second member is still busy with another work"
+    for checks in rig.checks(9):
+        assert pair.work_id not in checks, "its second member is still busy with another work"
     rig.handle(StepsFinished(single.work_id, NS_PER_S))
     rig.handle(StageFinished(rig.works[-1].work_id, NS_PER_S))
-    assert rig.looks(5)[-1] == [pair.work_id]
+    assert rig.checks(5)[-1] == [pair.work_id]
 
 
 def test_a_work_on_an_idle_device_waits_for_the_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = rig_of_two(monkeypatch)
     first = rig.begin_steps("moving", steps=2)
     for _ in range(3):
-        assert rig.looks(4) == [[]] * 4, "the second chunk is the first work of its device, but has no state yet"
-        rig.watchdog.progressed(first.work_id)
+        assert rig.checks(4) == [[]] * 4, "the second chunk is the first work of its device, but has no state yet"
+        rig.watchdog.on_progress(first.work_id)
     rig.handle(StepsFinished(first.work_id, 100 * NS_PER_MS))
-    assert rig.looks(5)[-1] == [first.work_id + 1]
+    assert rig.checks(5)[-1] == [first.work_id + 1]
 
 
 def test_the_survivors_of_a_group_may_be_stuck_too(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = rig_of_two(monkeypatch)
     pair = rig.begin_steps("pair")
     rig.handle(DeviceLost(1, "killed"))
-    assert rig.looks(5)[-1] == [pair.work_id]
+    assert rig.checks(5)[-1] == [pair.work_id]
 
 
-def test_idle_devices_are_not_suspected_and_ended_works_forgotten() -> None:
+def test_idle_devices_are_not_suspected_and_ended_works_are_forgotten() -> None:
     rig = Rig()
     rig.begin_steps(steps=1)
-    rig.looks(3)
+    rig.checks(3)
     while works := rig.controller.tracker.devices[0].works:
         kind = StepsFinished if works[0].stage.name == DIFFUSE else StageFinished
         rig.handle(kind(works[0].work_id, NS_PER_S))
-    assert rig.looks(9) == [[]] * 9
+    assert rig.checks(9) == [[]] * 9
     assert not rig.watchdog._quiet
-    rig.watchdog.progressed(rig.works[0].work_id)
+    rig.watchdog.on_progress(rig.works[0].work_id)
 
 
 def test_time_is_counted_in_looks_not_by_a_clock() -> None:
@@ -156,4 +158,4 @@ def test_time_is_counted_in_looks_not_by_a_clock() -> None:
     for _ in range(4):
         rig.now_ns += 3600 * NS_PER_S
         rig.controller.tracker.at(rig.now_ns)
-        assert rig.watchdog.look() == []
+        assert rig.watchdog.check() == []

@@ -1,4 +1,4 @@
-"""Which works have stopped without having ended."""
+"""Detects works that make no progress."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tilework.core.work import Work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchdogConfig:
-    """A driver looks every `tick_ns`. A step may take `factor` times as long as predicted, and `least_ns` in any case.
+    """A driver checks every `tick_ns`. A step may take `factor` times as long as predicted, and at least `least_ns`.
 
-    The least is more than the ten seconds that a group takes to give up connecting or sending, and than a first step
-    takes that allocates or compiles.
+    `least_ns` is more than the ten seconds after which a group gives up connecting or sending, and more than a first
+    step that allocates or compiles.
     """
 
     tick_ns: int = NS_PER_S
@@ -25,14 +25,14 @@ class WatchdogConfig:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Quiet:
-    """How many looks ago the work began to be awaited, or did a step; -1 until the first look after that."""
+    """The number of ticks since a work began to run or finished a step; -1 until the first tick after that."""
 
     limit_ns: int
-    looks: int = -1
+    ticks: int = -1
 
 
 class Watchdog:
-    """Names works that should run and have done no step for too long.
+    """Finds works that should run and have finished no step for too long.
 
     A work should run when it is the first on every device that still has it, and the earlier works of its jobs have
     ended. Time is counted in ticks, never by a clock: while a machine is suspended, or the driver is blocked, no work
@@ -45,13 +45,16 @@ class Watchdog:
         self._config = config
         self._quiet: dict[int, _Quiet] = {}
 
-    def progressed(self, work_id: int) -> None:
+    def on_progress(self, work_id: int) -> None:
         """A step of this work has ended."""
         if quiet := self._quiet.get(work_id):
-            quiet.looks = -1
+            quiet.ticks = -1
 
-    def look(self) -> list[Work]:
-        """To be called once per tick; the works that have been quiet for too long, each again after further limits."""
+    def check(self) -> list[Work]:
+        """The works without progress for longer than their limit, each again after every further limit.
+
+        To be called once per tick.
+        """
         running = self._running()
         self._quiet = {
             work.work_id: self._quiet.get(work.work_id) or _Quiet(limit_ns=self.limit_ns(work)) for work in running
@@ -59,7 +62,7 @@ class Watchdog:
         return [work for work in running if self._is_stuck(self._quiet[work.work_id])]
 
     def limit_ns(self, work: Work) -> int:
-        """For how long it may be quiet; of a work whose jobs have all ended nothing can be predicted."""
+        """How long a work may make no progress; `least_ns` if all its jobs have ended, so that nothing is predicted."""
         requests = [job.request for job in self._tracker.members(work)]
         step_ns = self._costs.work_ns(work.stage, requests, len(work.devices)) if requests else 0
         return max(self._config.least_ns, self._config.factor * step_ns)
@@ -70,16 +73,16 @@ class Watchdog:
         return [work for work in heads.values() if self._should_run(work)]
 
     def _should_run(self, work: Work) -> bool:
-        mine = [
+        queues = [
             device.works
             for device in self._tracker.devices
             if device.device_id in work.devices and work in device.works
         ]
-        return all(works[0] is work for works in mine) and self._tracker.awaited(work) is None
+        return all(works[0] is work for works in queues) and self._tracker.awaited(work) is None
 
     def _is_stuck(self, quiet: _Quiet) -> bool:
-        quiet.looks += 1
-        is_stuck = quiet.looks * self._config.tick_ns > quiet.limit_ns
+        quiet.ticks += 1
+        is_stuck = quiet.ticks * self._config.tick_ns > quiet.limit_ns
         if is_stuck:
-            quiet.looks = 0
+            quiet.ticks = 0
         return is_stuck

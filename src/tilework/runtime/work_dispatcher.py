@@ -12,11 +12,11 @@ from tilework.control.driver.effects import (
     BreakOff,
     Discard,
     Effect,
+    HandleEvent,
     Kill,
     Message,
     ReportStuck,
     Resolve,
-    Tell,
 )
 from tilework.control.driver.result import WorkResult
 from tilework.control.driver.state_registry import StateMove
@@ -101,12 +101,12 @@ class WorkDispatcher:
 
     def end(self, job_id: int) -> None:
         """A job has ended: nothing of it is needed any more."""
-        self._core.end(job_id)
+        self._core.end_job(job_id)
         self._discard(self._core.states.end(job_id))
 
     def hold(self, job_id: int, uid: str) -> None:
         """A job has ended, but its picture may have to be made again, until it is released."""
-        self._core.end(job_id)
+        self._core.end_job(job_id)
         self._core.states.hold(job_id, uid)
 
     def release(self, uid: str) -> None:
@@ -168,30 +168,30 @@ class WorkDispatcher:
         self.up.remove(device_id)
         self.memory_bytes.pop(device_id, None)
         self._recorder.observer.on_lost(device_id)
-        self._apply(self._core.lose(device_id, reason))
+        self._apply(self._core.on_device_lost(device_id, reason))
 
     def report(self, device_id: int, report: Report) -> None:
         match report:
             case Progress(work_id, steps_done):
-                self._core.progressed(work_id)
+                self._core.on_progress(work_id)
                 self._recorder.progress(self._core.members(work_id), steps_done)
             case Preview():
                 self._recorder.preview(self._core.members(report.work_id), report)
             case Ended() | Failed():
                 if isinstance(report, Ended) and report.memory_bytes is not None:
                     self.memory_bytes[device_id] = report.memory_bytes
-                self._apply(self._core.report(device_id, report))
+                self._apply(self._core.on_report(device_id, report))
             case _:
                 raise AssertionError(f"unexpected report {report!r}")
 
     def _look(self) -> None:
-        self._apply(self._core.look())
+        self._apply(self._core.check_stuck())
 
     def _apply(self, effects: Iterable[Effect]) -> None:
         """Do what the core wants, each before it goes on."""
         for effect in effects:
             match effect:
-                case Tell(event):
+                case HandleEvent(event):
                     self._handle(event)
                 case WorkResult():
                     self._end(effect)
@@ -219,7 +219,7 @@ class WorkDispatcher:
                 self._recorder.observer.on_preempted(job_id)
 
     def _resolve(self, move: StateMove) -> None:
-        self._moves.pop(move).set_result(self._import(move) if move.comes else None)
+        self._moves.pop(move).set_result(self._import(move) if move.delivers else None)
 
     def _stuck(self, work: Work, limit_ns: int) -> None:
         self._recorder.observer.on_stuck(work)

@@ -7,7 +7,7 @@ from functools import partial
 
 from tilework.control.controller import Controller
 from tilework.control.driver.core import DriverCore
-from tilework.control.driver.effects import BreakOff, Discard, Effect, Kill, Resolve, Tell
+from tilework.control.driver.effects import BreakOff, Discard, Effect, HandleEvent, Kill, Resolve
 from tilework.control.driver.result import Ending, WorkResult, end_event, ending_of
 from tilework.control.driver.state_registry import StateMove
 from tilework.control.watchdog import WatchdogConfig
@@ -92,7 +92,7 @@ class Cluster:
     def serve(self, controller: Controller) -> None:
         """The controller was built again from its log; all else goes on."""
         self._controller = controller
-        self._core.serve(controller)
+        self._core.attach(controller)
 
     def restart(self, controller: Controller) -> None:
         """The next server: it has the blobs that the former one's jobs could go on from, and no device."""
@@ -123,7 +123,7 @@ class Cluster:
 
     def end(self, job_id: int) -> None:
         """A job has come to its end."""
-        self._core.end(job_id)
+        self._core.end_job(job_id)
         self._blobs.discard(self._core.states.end(job_id))
 
     @property
@@ -243,7 +243,7 @@ class Cluster:
                 self._tell_late(work, report)
             elif run.left_out:
                 self.num_refused += self._num_refused(run)
-        self._apply(self._core.report(device_id, report))
+        self._apply(self._core.on_report(device_id, report))
 
     def _tell_late(self, work: Work, report: Ended | Failed) -> None:
         """The core drops a report that is late or comes twice. The controller must bear it all the same."""
@@ -268,7 +268,7 @@ class Cluster:
                     self._end_work(effect)
                 case Discard(blobs):
                     self._blobs.discard(blobs)
-                case Tell(event):
+                case HandleEvent(event):
                     self._tell(event)
                 case Resolve(move):
                     self._leave(move, self._transfers.pop(move))
@@ -305,7 +305,7 @@ class Cluster:
         self._tell(DeviceJoined(device_id, device_id // self._devices_per_node, self._stages))
 
     def _lose(self, device_id: int, why: str) -> None:
-        self._apply(self._core.lose(device_id, why))
+        self._apply(self._core.on_device_lost(device_id, why))
 
     def _tick(self) -> None:
         """Look after works that make no progress."""
@@ -313,8 +313,8 @@ class Cluster:
             steps = run.steps_by(self._clock.now_ns)
             if steps > self._seen_steps.get(run.work.work_id, 0):
                 self._seen_steps[run.work.work_id] = steps
-                self._core.progressed(run.work.work_id)
-        self._apply(self._core.look())
+                self._core.on_progress(run.work.work_id)
+        self._apply(self._core.check_stuck())
         self._is_ticking = bool(self._controller.num_in_flight)
         if self._is_ticking:
             self._workers.after(NS_PER_S, self._tick)

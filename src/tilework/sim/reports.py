@@ -51,7 +51,7 @@ class BlobStore:
         A simulated state holds its conditioning. Without either blob the target has the conditioning already.
         """
         blob = move.state or move.conditioning
-        if not move.comes:
+        if not move.delivers:
             return None, False
         if blob is None:
             return State(), False

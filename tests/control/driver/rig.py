@@ -1,4 +1,4 @@
-"""A driver core over a controller of which tests say what it believes."""
+"""A driver core over a fake controller whose beliefs the tests set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tilework.control.driver.core import DriverCore
-from tilework.control.driver.effects import BreakOff, Discard, Effect, Kill, ReportStuck, Resolve, Tell
+from tilework.control.driver.effects import BreakOff, Discard, Effect, HandleEvent, Kill, ReportStuck, Resolve
 from tilework.control.driver.result import WorkResult
 from tilework.control.driver.state_registry import StateMove
 from tilework.control.watchdog import WatchdogConfig
@@ -44,12 +44,12 @@ class FakeTracker:
 
 
 class StuckWorks:
-    """A watchdog that names what it is told to."""
+    """A watchdog that returns the works that a test gives it."""
 
     def __init__(self) -> None:
         self.works: list[Work] = []
 
-    def look(self) -> list[Work]:
+    def check(self) -> list[Work]:
         return self.works
 
     def limit_ns(self, work: Work) -> int:
@@ -57,7 +57,7 @@ class StuckWorks:
 
 
 class Rig:
-    """Jobs are encoded; the controller believes what `jobs` say, unless a test tells otherwise."""
+    """Jobs are encoded. The controller believes what `jobs` say."""
 
     def __init__(self, *job_ids: int) -> None:
         self.tracker = FakeTracker({job_id: FakeJob() for job_id in job_ids or (1,)})
@@ -91,15 +91,15 @@ class Rig:
         return move
 
     def report(self, device_id: int, report: Ended | Failed, *, late: bool = False) -> list[Any]:
-        """What comes of a report, in short. The controller counts an end when it is told, unless it is too `late`."""
-        return list(map(short, self._followed(self.core.report(device_id, report), late)))
+        """The effects of a report, in short. The controller counts a work's end when it handles it, unless `late`."""
+        return list(map(short, self._followed(self.core.on_report(device_id, report), late)))
 
     def lose(self, device_id: int) -> list[Any]:
-        return list(map(short, self._followed(self.core.lose(device_id, "killed"))))
+        return list(map(short, self._followed(self.core.on_device_lost(device_id, "killed"))))
 
-    def look(self, *works: Work) -> list[Any]:
+    def check_stuck(self, *works: Work) -> list[Any]:
         self.stuck.works = list(works)
-        return list(map(short, self.core.look()))
+        return list(map(short, self.core.check_stuck()))
 
     def _followed(self, effects: Iterable[Effect], held: bool = False) -> Iterator[Effect]:
         for effect in effects:
@@ -112,15 +112,15 @@ class Rig:
 
 
 def short(effect: Effect) -> Any:
-    """An effect as tests compare it: events as they are, other effects as (what, with what)."""
+    """An effect as tests compare it: events unchanged, other effects as tuples of a word and its arguments."""
     match effect:
-        case Tell(event):
+        case HandleEvent(event):
             return event
         case WorkResult():
             return effect.ending.value if effect.event is None else effect.event
         case Resolve(move):
             state = move.state.name if move.state else "no state"
-            return "move", move.targets, state if move.comes else "nothing"
+            return "move", move.targets, state if move.delivers else "nothing"
         case BreakOff(work):
             return "break off", work.work_id
         case Discard(blobs):

@@ -1,4 +1,4 @@
-"""The reports of a group's members become one end, of which the controller is told once."""
+"""The reports of a group's members are merged into one end, which the controller handles once."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LOST = DeviceLost(0, "killed")
         ({"out_of_memory": True, "steps": 3}, OutOfMemory(1, 0)),
     ],
 )
-def test_a_device_alone_speaks_for_itself(fields: dict[str, Any], event: object) -> None:
+def test_the_report_of_a_single_device_counts(fields: dict[str, Any], event: object) -> None:
     rig = Rig()
     work = rig.run(0)
     assert rig.report(0, ended(work, **fields))[0] == event
     assert not rig.core.work_ids
 
 
-def test_the_leader_speaks_for_its_group() -> None:
+def test_the_report_of_the_leader_counts_for_its_group() -> None:
     rig = Rig()
     work = rig.run(0, 1, 2)
     assert rig.report(1, ended(work)) == []
@@ -38,7 +38,7 @@ def test_the_leader_speaks_for_its_group() -> None:
     assert rig.core.states.checkpoint(1).steps_done == 4
 
 
-# What each device reports: steps, whether it has put them down, whether it ran out of memory. None: it is lost.
+# What each device reports: steps, whether it wrote a blob, whether it ran out of memory. None: it is lost.
 @pytest.mark.parametrize(
     ("devices", "event", "kept"),
     [
@@ -64,7 +64,7 @@ def test_of_a_group_that_is_cut_off_the_farthest_survivor_counts(
         else:
             steps, has_state, no_memory = said
             state = f"state{device_id}" if has_state else ""
-            # Devices that have done all steps when the leader is lost do not know that it is.
+            # A device that has done all steps when the leader is lost does not know of the loss.
             report = ended(work, steps, state, broken=not no_memory and steps < 4, out_of_memory=no_memory)
             seen += rig.report(device_id, report)
     assert [one for one in seen if isinstance(one, Broken | OutOfMemory)] == [event]
@@ -75,8 +75,8 @@ def test_of_a_group_that_is_cut_off_the_farthest_survivor_counts(
     assert (state and state.name) == kept
 
 
-def test_what_others_put_down_is_spare_when_the_leader_is_done() -> None:
-    """A group that is broken off by a false alarm, just when its leader is done."""
+def test_blobs_of_other_members_are_discarded_when_the_leader_is_done() -> None:
+    """A group is broken off by a false alarm just when its leader is done."""
     rig = Rig()
     work = rig.run(0, 1)
     assert rig.report(1, ended(work, 3, "behind", broken=True)) == [("break off", 1)]
@@ -87,7 +87,7 @@ def test_a_work_is_lost_with_the_last_of_its_devices() -> None:
     rig = Rig()
     work = rig.run(0, 1)
     assert rig.report(1, ended(work, 2, "state", broken=True)) == [("break off", 1)]
-    assert rig.lose(1) == [DeviceLost(1, "killed")], "what it said counts, and device 0 may have come farther"
+    assert rig.lose(1) == [DeviceLost(1, "killed")], "its report counts, and device 0 may have done more steps"
     assert rig.lose(0) == [LOST, "lost", ("discard", {"state"})]
     assert not rig.core.work_ids
 
@@ -108,7 +108,7 @@ def test_a_work_fails_by_any_of_its_devices(device_id: int) -> None:
     assert rig.report(1 - device_id, ended(work, 2, "state", broken=True)) == [("discard", {"state"})]
 
 
-def test_what_was_put_down_goes_with_a_lost_state() -> None:
+def test_all_blobs_of_a_job_are_discarded_when_its_state_is_lost() -> None:
     rig = Rig()
     rig.report(0, ended(rig.run(0), state="four"))
     rig.run(0, first_step=4)
@@ -121,7 +121,7 @@ def test_what_was_put_down_goes_with_a_lost_state() -> None:
 # Reports that change nothing.
 
 
-def test_a_report_that_comes_twice_changes_nothing_and_its_blob_stays() -> None:
+def test_a_repeated_report_changes_nothing_and_its_blob_stays() -> None:
     rig = Rig()
     work = rig.run(0, 1)
     broken = ended(work, 3, "state", broken=True)
@@ -132,7 +132,7 @@ def test_a_report_that_comes_twice_changes_nothing_and_its_blob_stays() -> None:
     assert rig.core.states.checkpoint(1).steps_done == 3
 
 
-def test_a_report_that_comes_after_its_device_was_lost_changes_nothing() -> None:
+def test_a_report_from_a_lost_device_changes_nothing() -> None:
     rig = Rig()
     work = rig.run(0, 1)
     rig.lose(0)

@@ -1,4 +1,4 @@
-"""Where states are: what is adopted, what a move brings and when, what is superseded."""
+"""The blobs of jobs: which are adopted, what a move delivers and when, which are superseded."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from tilework.core.wire import Absent, Failed
 
 
 def after_four() -> Rig:
-    """A job that has four steps done, whose state is "four"."""
+    """A job with four steps done and the state "four"."""
     rig = Rig()
     assert rig.report(0, ended(rig.run(0), state="four")) == [StepsFinished(1, 5)]
     return rig
 
 
-def test_a_move_of_an_idle_job_brings_what_was_put_down_last() -> None:
+def test_a_move_of_an_idle_job_delivers_its_latest_state() -> None:
     rig = after_four()
     known, new = rig.move(1, 1), rig.move(1, 2, conditioning=True)
-    assert (known.is_resolved, known.comes, known.source) == (True, True, (0,))
+    assert (known.is_resolved, known.delivers, known.source) == (True, True, (0,))
     assert (known.conditioning, known.state) == (None, blob("four"))
     assert (new.conditioning, new.state) == (blob("text1"), blob("four"))
 
 
-def test_a_job_that_was_only_encoded_has_no_state_to_bring() -> None:
+def test_a_move_of_a_job_without_steps_delivers_only_its_conditioning() -> None:
     move = Rig().move(1, 2, conditioning=True)
-    assert (move.comes, move.conditioning, move.state, move.source) == (True, blob("text1"), None, ())
+    assert (move.delivers, move.conditioning, move.state, move.source) == (True, blob("text1"), None, ())
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_job_that_was_only_encoded_has_no_state_to_bring() -> None:
     ],
 )
 def test_a_move_waits_for_the_end_of_the_latest_work(report: dict[str, Any], expected: list[Any]) -> None:
-    """It is resolved before the controller is told; what is superseded goes only afterwards."""
+    """It is resolved before the controller handles the end; superseded states are discarded only afterwards."""
     rig = after_four()
     work = rig.run(0, first_step=4)
     move = rig.move(1, 1)
@@ -54,25 +54,27 @@ def test_a_move_waits_for_the_end_of_the_latest_work(report: dict[str, Any], exp
 
 
 @pytest.mark.parametrize("failure", ["lost", "failed", "cancelled"])
-def test_nothing_comes_of_a_work_that_brings_nothing(failure: str) -> None:
+def test_a_move_after_a_work_without_result_delivers_nothing(failure: str) -> None:
     rig = after_four()
     work = rig.run(0, first_step=4)
     move = rig.move(1, 1)
     if failure == "lost":
-        assert rig.lose(0) == [DeviceLost(0, "killed"), ("move", (1,), "nothing"), "lost"], "so the rest can be revoked"
+        assert rig.lose(0) == [DeviceLost(0, "killed"), ("move", (1,), "nothing"), "lost"], (
+            "so later works can be revoked"
+        )
     elif failure == "failed":
         assert rig.report(0, Failed(2, "a bug")) == [("move", (1,), "nothing"), WorkFailed(2, "a bug")]
     else:
         del rig.tracker.jobs[1]
-        rig.core.end(1)
+        rig.core.end_job(1)
         assert set(rig.core.states.end(1)) == {blob("text1"), blob("four")}
         stopped = ended(work, 1, "five", stopped=True)
         assert rig.report(0, stopped) == [("move", (1,), "nothing"), Stopped(2, 1), ("discard", {"five"})]
         assert rig.core.is_idle
-    assert not move.comes
+    assert not move.delivers
 
 
-def test_a_job_that_began_anew_does_not_take_what_its_former_attempt_left() -> None:
+def test_a_restarted_job_ignores_the_state_of_its_former_attempt() -> None:
     rig = after_four()
     work = rig.run(0, first_step=4)
     rig.tracker.jobs[1].attempt += 1
@@ -82,11 +84,11 @@ def test_a_job_that_began_anew_does_not_take_what_its_former_attempt_left() -> N
     assert rig.move(1, 1).state == blob("four")
 
 
-# Reports of one job that overtake each other: they come from different devices.
+# Reports of one job from different devices may overtake each other.
 
 
 def overtaken() -> tuple[Rig, Any]:
-    """Steps 4 to 8 are in flight on devices 0 and 1; the report of 8 to 12, on device 1, has come."""
+    """Steps 4 to 8 are in flight on devices 0 and 1; steps 8 to 12 were reported by device 1."""
     rig = after_four()
     first = rig.run(0, 1, first_step=4)
     second = rig.run(1, first_step=8)
@@ -94,7 +96,7 @@ def overtaken() -> tuple[Rig, Any]:
     return rig, first
 
 
-def test_a_report_that_overtakes_an_earlier_one_supersedes_nothing_until_that_has_come() -> None:
+def test_a_report_supersedes_nothing_until_the_earlier_one_has_arrived() -> None:
     rig, first = overtaken()
     assert rig.move(1, 2).state == blob("twelve"), "the next work begins there"
     rig.report(0, ended(first, state="eight"))
@@ -103,7 +105,7 @@ def test_a_report_that_overtakes_an_earlier_one_supersedes_nothing_until_that_ha
     assert rig.move(1, 2).state == blob("twelve"), "the earlier state does not replace it"
 
 
-def test_when_the_earlier_work_is_lost_the_job_goes_on_from_before() -> None:
+def test_when_the_earlier_work_is_lost_the_job_resumes_from_the_state_before_it() -> None:
     rig, _ = overtaken()
     rig.tracker.jobs[1].attempt += 1
     rig.lose(0)
@@ -111,9 +113,9 @@ def test_when_the_earlier_work_is_lost_the_job_goes_on_from_before() -> None:
     assert rig.move(1, 2).state == blob("four")
 
 
-def test_all_that_is_superseded_goes_when_the_controller_counts_both() -> None:
+def test_superseded_states_are_discarded_when_the_controller_counts_both_works() -> None:
     rig, first = overtaken()
-    effects = iter(rig.core.report(0, ended(first, state="eight")))
+    effects = iter(rig.core.on_report(0, ended(first, state="eight")))
     next(effects)
     rig.tracker.jobs[1].steps_done = 12
     assert [set(effect.blobs) for effect in effects] == [{blob("four"), blob("eight")}]  # type: ignore[union-attr]
@@ -134,22 +136,22 @@ def test_a_member_that_was_left_out_gets_nothing_and_the_others_their_states(sta
     rig = Rig(1, 2)
     work = rig.run(0, jobs=(1, 2))
     moves = rig.move(1, 1), rig.move(2, 1)
-    effects = rig.core.report(0, ended(work, blobs={2: blob("two")}, absent=(Absent(1, "gone", state_lost),)))
+    effects = rig.core.on_report(0, ended(work, blobs={2: blob("two")}, absent=(Absent(1, "gone", state_lost),)))
     seen = []
     for effect in effects:
         seen.append(effect)
         if getattr(effect, "event", None) == LeftOut(1, 1, "gone", state_lost):
-            assert rig.core.work(1) is not None, "what the controller moves now still waits for this work"
+            assert rig.core.work(1) is not None, "a move made now still waits for this work"
             rig.tracker.jobs[1].attempt += 1
-    assert [move.comes for move in moves] == [False, True]
+    assert [move.delivers for move in moves] == [False, True]
     assert moves[1].state == blob("two")
     assert rig.core.states.checkpoint(1).conditioning == (None if state_lost else blob("text1"))
 
 
-# Jobs come and go.
+# Jobs begin and end.
 
 
-def test_a_restored_job_goes_on_from_its_checkpoint() -> None:
+def test_a_restored_job_resumes_from_its_checkpoint() -> None:
     rig = Rig()
     rig.tracker.jobs[1].steps_done = 6
     rig.core.states.begin(1, Checkpoint(conditioning=blob("text"), state=blob("six"), steps_done=6))
@@ -158,15 +160,15 @@ def test_a_restored_job_goes_on_from_its_checkpoint() -> None:
     assert rig.core.states.num_bytes == 2
 
 
-def test_what_is_held_stays_until_it_is_released() -> None:
+def test_held_blobs_stay_until_they_are_released() -> None:
     rig = after_four()
-    rig.core.end(1)
+    rig.core.end_job(1)
     rig.core.states.hold(1, "uid")
     assert not rig.core.is_idle
     work = rig.run(0)
     late = ended(work, state="four")
     del rig.tracker.jobs[1]
     rig.lose(0)
-    assert rig.report(0, late) == [], "a copy of what is held"
+    assert rig.report(0, late) == [], "a copy of the held blob"
     assert set(rig.core.states.release("uid")) == {blob("text1"), blob("four")}
     assert rig.core.states.release("uid") == ()

@@ -1,8 +1,8 @@
-"""What the driver core wants done.
+"""What the driver core asks the driver to do.
 
-`perform` answers an action with messages for devices: (devices, message), which each of these devices gets. Everything
-else is answered with effects, which the driver performs in order, each before it asks for the next: what the
-controller answers to one may change what the next one is.
+`perform` answers an action with messages: (devices, message), sent to each of these devices. Everything else is
+answered with effects. The driver performs them in order, each before it asks for the next: how the controller answers
+one effect may change the next one.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from tilework.core.wire import Forget, StateBlob, StopWork
 from tilework.core.work import Group, Work
 
 Message = Work | StopWork | StateMove | Forget
-"""A work to run, a work to stop, a state to take over, a job to forget.
+"""A work to run, a work to stop, a state to import, a job to forget.
 
-Works and moves become wire commands in the driver that has a wire: what these carry besides (prompts, groups of
-processes) decides nothing here.
+A driver that has a wire turns works and moves into wire commands. What it adds to them (prompts, groups of processes)
+has no effect on decisions.
 """
 
 Messages = tuple[tuple[Group, Message], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Tell the controller."""
+class HandleEvent:
+    """Let the controller handle an event."""
 
     event: LeftOut | DeviceLost
 
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """A move that was sent unresolved is resolved now: its targets can go on."""
+    """A move that was sent unresolved is resolved now: works queued for it on its targets can begin."""
 
     move: StateMove
 
@@ -48,14 +48,14 @@ class BreakOff:
 
 @dataclass(slots=True)
 class Discard:
-    """Remove blobs that are not needed any more."""
+    """Remove blobs that are no longer needed."""
 
     blobs: tuple[StateBlob, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReportStuck:
-    """A work has done no step for longer than `limit_ns`. What is done about it follows."""
+    """Report that a work has finished no step for longer than `limit_ns`. `BreakOff` or `Kill` follows."""
 
     work: Work
     limit_ns: int
@@ -63,11 +63,11 @@ class ReportStuck:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End the worker of a device, which has done no step for longer than `limit_ns`."""
+    """End the worker of a device, which has finished no step for longer than `limit_ns`."""
 
     device_id: int
     limit_ns: int
 
 
-Effect = Tell | WorkResult | Resolve | BreakOff | Discard | ReportStuck | Kill
-"""A `WorkResult` says that a work has ended: tell the controller its `event`, if there is one."""
+Effect = HandleEvent | WorkResult | Resolve | BreakOff | Discard | ReportStuck | Kill
+"""A `WorkResult` says that a work has ended: let the controller handle its `event`, if there is one."""

@@ -1,4 +1,4 @@
-"""Works in flight, and what the reports of a group's members amount to."""
+"""Works in flight, and how the reports of a group's members are merged into one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tilework.core.work import Work
 
 @dataclass(slots=True, eq=False)
 class InFlightWork:
-    """A work that devices have been told to run.
+    """A work that was sent to its devices and has not ended.
 
-    The leader, a group's first device, speaks for its group. When a member is lost, breaks off or runs out of memory,
-    the reports of all that are left are awaited, and the survivor that came farthest counts.
+    The leader, a group's first device, reports for its group. When a member is lost, breaks off or runs out of memory,
+    the reports of all remaining members are awaited, and the report with the most steps counts.
 
-    `is_broken_off`: its group has been told to end it.
+    `is_broken_off`: its group was told to end it.
     """
 
     work: Work
@@ -31,27 +31,27 @@ class InFlightWork:
 
     @property
     def is_lost(self) -> bool:
-        """Whether all its devices are."""
+        """Whether all its devices are lost."""
         return len(self.lost) == len(self.work.devices)
 
     @property
     def blobs(self) -> set[StateBlob]:
-        """What its devices have put down for it so far."""
+        """The blobs of all its reports so far."""
         return {blob for report in self.reports.values() for blob in report.blobs.values()}
 
-    def blobs_beside(self, report: Ended) -> list[StateBlob]:
-        """What its devices have put down for it, without what is in one report."""
+    def blobs_except(self, report: Ended) -> list[StateBlob]:
+        """The blobs of its reports, without those of one report."""
         return list(self.blobs.difference(report.blobs.values()))
 
     def take(self, device_id: int, report: Ended) -> Ended | None:
-        """Take a device's report; returns what counts in the end, None as long as others are awaited."""
+        """Add a device's report; returns the merged report, None while others are awaited."""
         if device_id == self.work.devices[0] and not is_cut_off(report):
             return report
         self.reports[device_id] = report
         return self.merged()
 
     def merged(self) -> Ended | None:
-        """The report of the survivor that came farthest; of several, the first. None as long as others are awaited."""
+        """The report with the most steps; the first of several. None while others are awaited."""
         if self.awaited or not self.reports:
             return None
         reports = [self.reports[device_id] for device_id in self.work.devices if device_id in self.reports]
@@ -67,10 +67,10 @@ class InFlightWork:
 
 
 def is_cut_off(report: Ended) -> bool:
-    """Whether a device could not go on, so that the others of its group cannot, either."""
+    """Whether a device could not go on; then the others of its group cannot, either."""
     return report.broken or report.out_of_memory
 
 
 def _steps_kept(report: Ended) -> int:
-    """Steps whose result can be taken over: a device that was done when the leader was lost has put nothing down."""
+    """The steps whose result is serialized. A device that was done when the leader was lost has written no blob."""
     return report.steps_done if report.blobs else 0

@@ -12,9 +12,9 @@ from tilework.core.work import DIFFUSE, Work
 
 
 class Ending(StrEnum):
-    """How a work ended. `LOST`: with all its devices; `BROKEN`: with some of them.
+    """How a work ended. `LOST`: all its devices were lost. `BROKEN`: some of its devices were lost.
 
-    `OUT_OF_MEMORY`: it needed more than a device has, and goes on in another way.
+    `OUT_OF_MEMORY`: it needed more than a device has; its jobs are retried in another way.
     """
 
     DONE = "done"
@@ -32,9 +32,9 @@ EndEvent = StepsFinished | StageFinished | Stopped | WorkFailed | OutOfMemory | 
 class WorkResult:
     """The end of a work.
 
-    `members` are the jobs that it still belongs to, each with the steps that it had before. `report` is what counts of
-    its devices' reports; None if the work failed or was lost. `event` is what the controller is told; None if the work
-    was lost, which the loss of its devices says. Not frozen, since simulations make one per work.
+    `members` are the jobs that it still belongs to, each with the steps that it had before. `report` is merged from its
+    devices' reports; None if the work failed or was lost. `event` is for the controller; None if the work was lost,
+    which follows from `DeviceLost`. Not frozen, since simulations make one per work.
     """
 
     work: Work
@@ -49,6 +49,7 @@ class WorkResult:
 
 
 def ending_of(report: Ended) -> Ending:
+    """How a work ended by its merged report."""
     if report.out_of_memory:
         return Ending.OUT_OF_MEMORY
     if report.broken:
@@ -57,7 +58,7 @@ def ending_of(report: Ended) -> Ending:
 
 
 def end_event(work: Work, ending: Ending, report: Ended) -> EndEvent:
-    """What the controller is told of a work that ended so."""
+    """The event that tells the controller how a work ended."""
     if ending is Ending.DONE:
         finished = StepsFinished if work.stage.name == DIFFUSE else StageFinished
         return finished(work.work_id, report.end_ns - report.start_ns)

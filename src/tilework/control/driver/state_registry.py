@@ -1,4 +1,4 @@
-"""Where the states of jobs are, and which moves wait for one."""
+"""Which blobs hold the states of jobs, and moves of states between devices."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Blobs = tuple[StateBlob, ...]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StateMove:
-    """A job's state on its way from `source`, the devices of its latest work, to the queues of `targets`.
+    """The move of a job's state from `source`, the devices of its latest work, to the queues of `targets`.
 
-    What is queued behind it waits until it `is_resolved`. If nothing comes by it (`comes` is False), what a target has
-    of the job stays. Otherwise that is replaced by what the blobs hold: without `conditioning` a target has it already;
-    without `state` there is none yet.
+    Works queued after it wait until it `is_resolved`. If it `delivers`, the blobs replace what a target has of the job:
+    without `conditioning` the target has it already; without `state` there is none yet. If it does not, a target keeps
+    what it has.
     """
 
     job_id: int
@@ -26,14 +26,14 @@ class StateMove:
     source: Group
     wants_conditioning: bool
     is_resolved: bool = False
-    comes: bool = False
+    delivers: bool = False
     conditioning: StateBlob | None = None
     state: StateBlob | None = None
 
 
 @dataclass(slots=True, eq=False)
 class _JobStates:
-    """What the works of a job have put down: its conditioning, and states by the steps that are done in them."""
+    """The blobs of a job: its conditioning, and its states by the number of steps done."""
 
     conditioning: StateBlob | None = None
     states: dict[int, StateBlob] = field(default_factory=dict)
@@ -46,10 +46,10 @@ class _JobStates:
 class StateRegistry:
     """The blobs of all jobs.
 
-    Of each job there is the state at which the controller believes it to stand, and later ones: the report of a work
-    may overtake that of an earlier one, which may still be lost. What is superseded is returned, to be discarded.
+    A job has the state at which the controller believes it to stand, and later ones: the report of a work may overtake
+    that of an earlier work, which may still be lost. Methods return the blobs that are superseded, to be discarded.
 
-    Blobs of a job that has ended may be held, by its uid, until its picture is safe.
+    Blobs of a job that has ended may be held, by its uid, until its picture is stored.
     """
 
     def __init__(self) -> None:
@@ -58,11 +58,8 @@ class StateRegistry:
 
     @property
     def num_bytes(self) -> int:
-        """What the blobs of all jobs take."""
-        kept = [blob for job in self._jobs.values() for blob in job.blobs]
-        return sum(blob.num_bytes for blob in kept) + sum(
-            blob.num_bytes for held in self._held.values() for blob in held
-        )
+        """The size of all blobs."""
+        return sum(blob.num_bytes for blob in self._blobs())
 
     @property
     def is_empty(self) -> bool:
@@ -80,30 +77,30 @@ class StateRegistry:
             yield from held
 
     def begin(self, job_id: int, kept: Checkpoint) -> None:
-        """Take a job in, of which so much is there already."""
+        """Add a job that starts from a checkpoint, which may be empty."""
         states = {} if kept.state is None else {kept.steps_done: kept.state}
         self._jobs[job_id] = _JobStates(kept.conditioning, states)
 
     def end(self, job_id: int) -> Blobs:
-        """Forget a job."""
+        """Forget a job; returns its blobs."""
         return self._jobs.pop(job_id).blobs
 
     def hold(self, job_id: int, uid: str) -> None:
-        """A job has ended, but its picture may have to be made again."""
+        """Keep the blobs of a job that has ended, since its picture may have to be made again."""
         self._held[uid] = self.end(job_id)
 
     def release(self, uid: str) -> Blobs:
-        """What was held of a job is not needed any more."""
+        """Returns the blobs that were held for a request, which are no longer needed."""
         return self._held.pop(uid, ())
 
-    def lose(self, job_id: int) -> Blobs:
-        """What was put down of a job is gone or of no use: it begins anew."""
+    def reset(self, job_id: int) -> Blobs:
+        """The state of a job is lost: it starts over. Returns the blobs that it had."""
         lost = self._jobs[job_id].blobs
         self._jobs[job_id] = _JobStates()
         return lost
 
     def adopt(self, job_id: int, stage: str, blob: StateBlob, steps_done: int) -> Blobs:
-        """Keep what a work has put down of a job that has so many steps done."""
+        """Keep the blob that a work has written for a job with this many steps done."""
         job = self._jobs[job_id]
         if stage == DECODE:
             return (blob,)
@@ -115,30 +112,30 @@ class StateRegistry:
         return () if old is None else (old,)
 
     def advance(self, job_id: int, steps_done: int) -> Blobs:
-        """The controller believes a job to stand after so many steps: earlier states are superseded."""
+        """The controller believes that a job has done this many steps: earlier states are superseded."""
         states = self._jobs[job_id].states
         if len(states) < 2:
             return ()
         old = [steps for steps in states if steps < steps_done]
         return tuple([states.pop(steps) for steps in old])
 
-    def strays(self, blobs: Iterable[StateBlob]) -> Blobs:
-        """Those of these blobs that are of no job."""
+    def unknown(self, blobs: Iterable[StateBlob]) -> Blobs:
+        """Those of these blobs that belong to no job."""
         kept = set(self._blobs())
         return tuple(blob for blob in blobs if blob not in kept)
 
     def resolve(self, move: StateMove, steps_done: int | None) -> StateMove:
-        """Let a move take the job's state after so many steps; None: nothing comes."""
+        """Let a move deliver the job's state after this many steps; nothing if None."""
         move.is_resolved = True
         if steps_done is not None:
             job = self._jobs[move.job_id]
-            move.comes = True
+            move.delivers = True
             move.conditioning = job.conditioning if move.wants_conditioning else None
             move.state = job.states.get(steps_done)
         return move
 
     def checkpoint(self, job_id: int) -> Checkpoint:
-        """What was put down last of a job."""
+        """The latest blobs of a job."""
         job = self._jobs[job_id]
         last = max(job.states, default=0)
         return Checkpoint(conditioning=job.conditioning, state=job.states.get(last), steps_done=last)
