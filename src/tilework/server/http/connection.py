@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 
-@asynccontextmanager
-async def watched(receive: Receive) -> AsyncIterator[asyncio.Task[None]]:
-    """A task that ends when the client has closed the connection. The body must have been read."""
-    gone = asyncio.create_task(_disconnected(receive))
-    try:
-        yield gone
-    finally:
-        gone.cancel()
-
-
 async def unless_gone(receive: Receive, future: asyncio.Future[Any], timeout_s: float | None = None) -> bool:
-    """Wait for a future, which is never cancelled; False if the time is up first.
+    """Wait for a future, which is never cancelled; False if the time is up first. The body must have been read.
 
     Raises:
         ClientDisconnect: the client went away first.
     """
-    async with watched(receive) as gone:
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
         await asyncio.wait({gone, future}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if future.done():
-            return True
-        if gone.done():
-            gone.result()
-            raise ClientDisconnect
-        return False
+    finally:
+        gone.cancel()
+    if future.done():
+        return True
+    if gone.done():
+        gone.result()
+        raise ClientDisconnect
+    return False
 
 
 async def _disconnected(receive: Receive) -> None:
