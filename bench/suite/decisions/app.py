@@ -85,7 +85,9 @@ def compare(
         now = datetime.now(UTC)
         facts = _facts(about_of(old), about_of(new), subject) | {"date": now.strftime("%Y-%m-%d")}
         place = RESULTS / f"decisions_{now:%Y%m}.md"
-        place.write_text(result(verdicts, facts | {"seconds": round(time.monotonic() - began_s)}), "utf-8")
+        place.write_text(
+            result(verdicts, facts | {"seconds": round(time.monotonic() - began_s)}, table.deliberate), "utf-8"
+        )
         _note(f"written: {place.name}")
     if any(one.difference for one in verdicts):
         raise typer.Exit(1)

@@ -13,6 +13,8 @@ from suite.decisions.names import Names
 from suite.decisions.record import ABOUT, FUZZ, LIVE, LOG, OUTCOMES, REQUESTS, SCHEDULES
 from suite.decisions.subject import Subject
 
+FUZZ_REPLAYED = "fuzz replayed"
+
 
 class BadRecording(ValueError):
     """A directory holds no recording; says which."""
@@ -87,14 +89,19 @@ class Comparison:
                 difference = f"violations: {before[int(seed)]} has become {after.get(int(seed))}"
                 verdict = Verdict(part=FUZZ, name=seed, group=verdict.group, difference=difference)
             yield verdict
+            yield self._replayed(old, part=FUZZ_REPLAYED, name=seed, group=verdict.group)
 
     def _live(self) -> Iterator[Verdict]:
         for old in sorted(self.old.glob(f"{LIVE}/*.jsonl")):
-            lines = read_lines(old)
-            replayed = _Answers(self.subject, renewed_lines(lines, self.names))
-            agreement = compare_lines(lines[1:], replayed, self.names)
-            difference = replayed.failure or agreement.difference
-            yield Verdict(part=LIVE, name=old.stem, num_events=agreement.num_events, difference=difference)
+            yield self._replayed(old, part=LIVE, name=old.stem, group="")
+
+    def _replayed(self, old: Path, *, part: str, name: str, group: str) -> Verdict:
+        """What the controller at hand answers to the events of an old log, whatever devices would do today."""
+        lines = read_lines(old)
+        replayed = _Answers(self.subject, renewed_lines(lines, self.names))
+        agreement = compare_lines(lines[1:], replayed, self.names)
+        difference = replayed.failure or agreement.difference
+        return Verdict(part=part, name=name, group=group, num_events=agreement.num_events, difference=difference)
 
     def _verdict(self, old: Path, *, part: str, name: str, group: str) -> Verdict:
         agreement = self._agreement(old, self.new / old.relative_to(self.old))

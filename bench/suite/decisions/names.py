@@ -25,6 +25,7 @@ class Names:
     workloads: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, str] = field(default_factory=dict)
     python: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    deliberate: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def policies(self) -> Mapping[str, str]:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from suite.decisions.compare import Verdict
+from suite.decisions.compare import FUZZ_REPLAYED, Verdict
 
 _MOST_TOLD = 50
 _TITLES = {
@@ -14,6 +14,7 @@ _TITLES = {
     "schedules": "schedules: policies x cells",
     "failures": "schedules and scenarios that the old code fails in",
     "fuzz": "fuzz: scenarios with faults",
+    FUZZ_REPLAYED: "fuzz: events of the old scenarios replayed",
     "live": "live logs replayed",
 }
 
@@ -29,12 +30,17 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     return "\n".join([_table(("", "compared", "same", "different", "events alike"), rows), *_differences(verdicts)])
 
 
-def result(verdicts: Sequence[Verdict], facts: Mapping[str, Any]) -> str:
-    """The whole file: how it was made, the summary, and a row per cell, per policy of scenarios, per live log."""
+def result(verdicts: Sequence[Verdict], facts: Mapping[str, Any], deliberate: Mapping[str, str]) -> str:
+    """The whole file: how it was made, the summary, and a row per cell, per policy of scenarios, per live log.
+
+    `deliberate` says why logs of a part may differ.
+    """
     told = [f"- {name}: {value}" for name, value in facts.items()]
+    different = {one.part for one in verdicts if one.difference}
+    told += [f"- deliberate difference, {part}: {why}" for part, why in deliberate.items() if part in different]
     tables = [
         text
-        for part, title in (("schedules", "Cell"), ("fuzz", "Policy"), ("live", "Log"))
+        for part, title in (("schedules", "Cell"), ("fuzz", "Policy"), (FUZZ_REPLAYED, "Policy"), ("live", "Log"))
         if (text := _by_group(verdicts, part, title))
     ]
     return "\n".join(["# Decisions, old and new", "", *told, "", summary(verdicts), *tables, ""])

@@ -66,13 +66,16 @@ class Subject:
     def replayed(self, lines: Iterable[str]) -> Iterator[str]:
         """What a fresh controller does with the events of a log, line by line as it would write it.
 
-        Whatever the log's reader or the controller raises passes through.
+        A scenario's log goes on after a restart of the server, so another fresh one takes over there. Whatever the
+        log's reader or the controller raises passes through.
         """
         header, entries = self._python("read_log")(lines)
-        controller = self._python("Controller")(header.config, header.table)
-        entry_line = self._python("entry_line")
+        entry_line, server = self._python("entry_line"), _Server()
         for entry in entries:
-            yield entry_line(entry.event, controller.handle(entry.event, entry.now_ns), entry.now_ns)
+            if server.controller is None or server.is_followed_by_another(entry):
+                server = _Server(self._python("Controller")(header.config, header.table))
+            server.has_accepted |= bool(_accepted(entry))
+            yield entry_line(entry.event, server.controller.handle(entry.event, entry.now_ns), entry.now_ns)
 
     @property
     def version(self) -> str:
@@ -127,3 +130,22 @@ class Subject:
         if code not in may_end_with:
             raise SubjectFailed(f"{' '.join(words)}: exit status {code}: {errors.getvalue().strip()[-500:]}")
         return out.getvalue()
+
+
+@dataclass(slots=True)
+class _Server:
+    """The controller of a server in a log."""
+
+    controller: Any = None
+    has_accepted: bool = False
+
+    def is_followed_by_another(self, entry: Any) -> bool:
+        """Whether the log's controller was a fresh one: it sees a device or the number of a job for the first time."""
+        event = entry.event
+        if type(event).__name__ == "DeviceJoined" and self.controller.tracker.device(event.device_id) is not None:
+            return True
+        return self.has_accepted and 0 in _accepted(entry)
+
+
+def _accepted(entry: Any) -> list[int]:
+    return [action.job_id for action in entry.actions if type(action).__name__ == "Accept"]
