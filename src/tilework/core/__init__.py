@@ -1,4 +1,4 @@
-"""Owns the vocabulary that every other package speaks: requests, works, events, actions, wire messages, protocols.
+"""Owns the vocabulary that all other packages use: requests, works, events, actions, wire messages, protocols.
 
 Knows only the standard library; holds no state and makes no decision.
 """

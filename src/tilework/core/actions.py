@@ -1,6 +1,6 @@
-"""What the driver shall do: the controller's only output, in the imperative.
+"""Actions: the controller's only output, in the imperative.
 
-A driver performs the actions of one `handle` call in order; commands for one GPU reach it in that order.
+A driver performs the actions of one `handle` call in order; commands for one device reach it in that order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tilework.core.work import Work
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Tell the client that its request is in, and when it is expected to be finished."""
+    """Tell the client that its request is accepted, and when it is expected to be done."""
 
     job_id: int
     uid: str
@@ -23,10 +23,10 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The request does not come in, with the reason and what would help.
+    """Refuse the request. Admission answers with it, and the client is told.
 
-    `earliest_ns` is the earliest deadline that could be met, if there is one; `retry_ns` is after how long there is
-    predicted to be room, if room is what was lacking. Admission answers with it, and the client is told it.
+    `earliest_ns` is the earliest deadline that could be met, if there is one; `retry_ns` is how long it is predicted to
+    take until there is room, if there was none.
     """
 
     uid: str
@@ -38,7 +38,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class DropToBestEffort:
-    """A job cannot be on time any more; it is served after the jobs that can. The client is told if it asks."""
+    """Record that a job cannot be on time any more; it is served after the jobs that can."""
 
     job_id: int
     why: str
@@ -60,17 +60,17 @@ class RunSteps:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End this work at its next step boundary; revoke it if it is still queued."""
+    """End this work at its next step boundary; revoke it if it has not begun."""
 
     work_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class MoveState:
-    """Bring a job's state, as it will be when the job's works so far have ended, to `targets`.
+    """Move a job's state, as it will be when the job's works so far have ended, to `targets`.
 
-    Works for the job that follow this action wait for it there. `conditioning` says that the targets have not yet
-    seen the (immutable) conditioning.
+    Later works of the job wait for it there. `conditioning`: the targets do not have the job's (immutable) conditioning
+    yet, so it is moved, too.
     """
 
     job_id: int
@@ -80,7 +80,7 @@ class MoveState:
 
 @dataclass(frozen=True, slots=True)
 class DropState:
-    """Forget everything about a job on these GPUs."""
+    """Forget everything about a job on these devices."""
 
     job_id: int
     devices: tuple[int, ...]
@@ -88,7 +88,7 @@ class DropState:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """A job has come to its one end: done, failed or cancelled."""
+    """End a job: done, failed or cancelled. Each job ends exactly once."""
 
     job_id: int
     uid: str
@@ -98,13 +98,13 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Send `Woke` at this time."""
+    """Send the event `Woke` at this time."""
 
     at_ns: int
 
 
 def jobs_of(action: Action) -> tuple[int, ...]:
-    """The jobs that an action concerns."""
+    """The jobs that an action is about."""
     match action:
         case RunStage(work) | RunSteps(work):
             return work.job_ids

@@ -1,4 +1,4 @@
-"""When requests arrive: as a Poisson process, evenly spaced, or at a rate that varies."""
+"""Arrival times of requests: a Poisson process, evenly spaced, or at a rate that varies."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Protocol
 
 
 class Gaps(Protocol):
-    """The part of `random.Random` that spaces arrivals; core knows no generator of its own."""
+    """The method of `random.Random` that is used here. The caller passes the generator in."""
 
     def expovariate(self, lambd: float, /) -> float: ...
 
 
 def poisson_s(rate_per_s: float, rng: Gaps) -> Iterator[float]:
-    """Arrivals of a Poisson process, without end. One seed at another rate gives the same pattern, stretched."""
+    """Endless arrival times of a Poisson process. The same seed at another rate gives the same pattern, stretched."""
     return accumulate(rng.expovariate(1.0) / rate_per_s for _ in repeat(None))
 
 
 def constant_s(rate_per_s: float) -> Iterator[float]:
-    """0, 1/rate, 2/rate and so on, without end."""
+    """Endless arrival times 0, 1/rate, 2/rate and so on."""
     index = 0
     while True:
         yield index / rate_per_s
@@ -27,10 +27,10 @@ def constant_s(rate_per_s: float) -> Iterator[float]:
 
 
 def varying_s(rate_per_s: float, profile: Sequence[float], period_s: float, rng: Gaps) -> Iterator[float]:
-    """Poisson arrivals without end whose rate goes through `profile` once each period, `rate_per_s` on average.
+    """Endless Poisson arrivals at a rate that follows `profile` once per period and is `rate_per_s` on average.
 
-    The profile holds relative rates, each for an equal part of the period; not all are 0. One seed has the same
-    unit-rate process under every profile, so that a profile moves requests and does not draw others.
+    The profile holds relative rates, each for an equal part of the period; not all are 0. The same seed gives the same
+    unit-rate process under every profile: a profile moves requests in time and draws no other ones.
     """
     part_s = period_s / len(profile)
     due = [rate_per_s * period_s * weight / sum(profile) for weight in profile]
@@ -43,7 +43,7 @@ def varying_s(rate_per_s: float, profile: Sequence[float], period_s: float, rng:
 
 
 def first_s(arrivals_s: Iterator[float], num_requests: int | None, duration_s: float | None) -> list[float]:
-    """The first `num_requests` of those before `duration_s`; at least one of the two is given."""
+    """The first `num_requests` arrivals before `duration_s`; at least one of the two limits is given."""
     assert num_requests is not None or duration_s is not None
     before = arrivals_s if duration_s is None else takewhile(lambda at_s: at_s < duration_s, arrivals_s)
     return list(islice(before, num_requests))

@@ -11,7 +11,7 @@ from tilework.core.wire import StateBlob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What was put down last of a request: nothing, its conditioning, or also its state after `steps_done` steps."""
+    """The latest blobs of a request: none, its conditioning, or also its state after `steps_done` steps."""
 
     conditioning: StateBlob | None = None
     state: StateBlob | None = None
@@ -22,16 +22,16 @@ class Checkpoint:
         return tuple(blob for blob in (self.conditioning, self.state) if blob is not None)
 
     def among(self, there: Collection[StateBlob]) -> Checkpoint:
-        """What one can still go on from if only these blobs are there."""
+        """The part of this checkpoint that is still usable if only these blobs exist."""
         if self.conditioning not in there:
             return Checkpoint()
         return self if self.state in there else Checkpoint(conditioning=self.conditioning)
 
 
 class CheckpointKeeper(Protocol):
-    """Is told of every blob that a request could go on from; must neither wait nor raise."""
+    """Records every blob from which a request could be resumed. Its methods must neither wait nor raise."""
 
     def keep_conditioning(self, uid: str, blob: StateBlob) -> None:
-        """The request is encoded; a state that was kept of it before belongs to an earlier attempt."""
+        """Record that the request is encoded; a state recorded before belongs to an earlier attempt."""
 
     def keep_state(self, uid: str, blob: StateBlob, steps_done: int) -> None: ...

@@ -1,4 +1,4 @@
-"""What the members of a group say to each other while they run a work together."""
+"""The interface of collectives, by which the members of a group exchange tensors while they run a work together."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any, Protocol
 
 
 class GroupBroken(RuntimeError):
-    """A collective cannot be completed: a member is gone, or the group was broken off. The tensors are undefined."""
+    """A collective failed: a member is gone, or the group was broken off. The tensors are undefined."""
 
 
 class Comm(Protocol):
     """Collectives of one group; every member calls the same ones in the same order. Tensors are contiguous.
 
-    Each method returns when the tensors that it was given may be used again, on the device's current stream.
-    All raise GroupBroken. Tensors are torch's, which this package does not know.
+    Each method returns when its tensors may be used again on the device's current stream. All methods raise
+    GroupBroken. Tensors are torch's, typed `Any` because this package does not import torch.
     """
 
     @property
@@ -21,18 +21,18 @@ class Comm(Protocol):
     @property
     def size(self) -> int: ...
     def all_to_all(self, output: Any, source: Any, output_splits: list[int], source_splits: list[int]) -> None:
-        """Send the i-th piece of the flat `source` to rank i; `output` gets their pieces in order of rank.
+        """Send the i-th piece of the flat `source` to rank i; `output` receives the pieces of all ranks in order.
 
-        Pieces may have any length, also 0; `output_splits[i]` is what rank i has for us.
+        Pieces may have any length, also 0; `output_splits[i]` is the length of the piece from rank i.
         """
 
     def all_gather(self, output: Any, source: Any) -> None:
-        """`output`, flat, gets the flat `source` of every rank in order; all have the same length."""
+        """Fill the flat `output` with the flat `source` of every rank in order; all have the same length."""
 
     def broadcast(self, tensor: Any, root: int) -> None: ...
     def send(self, tensor: Any, target: int) -> None: ...
     def recv(self, tensor: Any, source: int) -> None: ...
     def abort(self) -> None:
-        """Make the calls of every member fail with GroupBroken, also those under way. From any thread."""
+        """Make the calls of every member fail with GroupBroken, also running ones. May be called from any thread."""
 
     def close(self) -> None: ...

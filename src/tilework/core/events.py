@@ -1,6 +1,6 @@
-"""What happened: the controller's only input, in the past tense.
+"""Events: the controller's only input, in the past tense.
 
-Every completion carries the work that it answers; the controller ignores one whose work it has already written off.
+Every completion names its work; the controller ignores it if that work is no longer in flight.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tilework.core.work import StageId
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A request, and others that come in with it: all of them or none."""
+    """A request was submitted, alone or with `others`. All of them are accepted, or none."""
 
     request: Request
     others: tuple[Request, ...] = ()
@@ -25,9 +25,9 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A request that was accepted before the controller began anew: it is in, whatever admission would say now.
+    """A request was restored that had been accepted before a restart: it is accepted again without admission.
 
-    `steps_done` is how far the state has come that is kept of it, 0 where only its conditioning is; None if nothing is.
+    `steps_done` is the number of steps in its checkpoint: 0 if only its conditioning was kept, None if nothing was.
     """
 
     request: Request
@@ -36,7 +36,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The client does not want `uid` any more; `reason` is shown to clients that ask about it."""
+    """The request `uid` was cancelled; `reason` is shown to clients that ask about it."""
 
     uid: str
     reason: str
@@ -44,7 +44,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class StepsFinished:
-    """All steps of a diffuse work are done; they took `run_ns` on the device, without waiting in its queue."""
+    """All steps of a diffuse work are done; they took `run_ns` on the device, without the wait in its queue."""
 
     work_id: int
     run_ns: int
@@ -60,7 +60,7 @@ class StageFinished:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A work ended at a step boundary because it was asked to; `steps_done` may be 0 (revoked) or all of them."""
+    """A work ended at a step boundary because it was told to; `steps_done` may be 0 (revoked) or all of its steps."""
 
     work_id: int
     steps_done: int
@@ -68,9 +68,9 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed:
-    """A work raised an error; what its GPUs have of its jobs is lost.
+    """A work raised an error; the states of its jobs on its devices are lost.
 
-    With `state_lost` what was put down of them is gone, too: nothing is left but the requests.
+    With `state_lost` their blobs are gone, too: the jobs start over.
     """
 
     work_id: int
@@ -80,9 +80,9 @@ class WorkFailed:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A work of several members runs without this one, of which its GPU lacks the state. Comes before the work's end.
+    """A work of several members ran without this one, since its device lacks the member's state.
 
-    With `state_lost` what was put down of it is gone, too: nothing is left but the request.
+    Precedes the work's end. With `state_lost` the member's blobs are gone, too: it starts over.
     """
 
     work_id: int
@@ -93,9 +93,9 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """A work needed more memory than a GPU of its group has, and gave back what it had taken.
+    """A work needed more memory than a device of its group has, and freed what it had taken.
 
-    The state after `steps_done` of its steps is kept; 0: as it was before the work.
+    The state after `steps_done` of its steps is kept; 0: the state before the work.
     """
 
     work_id: int
@@ -103,7 +103,7 @@ class OutOfMemory:
 
     @property
     def why(self) -> str:
-        """What it is to the work's jobs, in words."""
+        """The reason that is shown for the work's jobs."""
         return "there was not enough memory"
 
 
@@ -111,7 +111,7 @@ class OutOfMemory:
 class Broken:
     """A work broke off because a member of its group was lost; a survivor has the state after `steps_done` steps.
 
-    Follows the `DeviceLost` of that member, if it has survivors; until then the work holds their devices.
+    Follows the `DeviceLost` of that member, if there are survivors; until then the work holds their devices.
     """
 
     work_id: int
@@ -119,13 +119,13 @@ class Broken:
 
     @property
     def why(self) -> str:
-        """What it is to the work's jobs, in words."""
+        """The reason that is shown for the work's jobs."""
         return "a device of its group was lost"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceJoined:
-    """A worker is ready; `stages` are those whose weights it holds."""
+    """A device is up; `stages` are those whose weights its worker holds."""
 
     device_id: int
     node: int
@@ -134,18 +134,20 @@ class DeviceJoined:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLost:
+    """A device is down; `reason` says why."""
+
     device_id: int
     reason: str
 
     @property
     def why(self) -> str:
-        """What it is to the jobs that only this device worked on, in words."""
+        """The reason that is shown for the jobs that only this device worked on."""
         return f"device {self.device_id} was lost: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class Woke:
-    """The time asked for by `WakeAt` has come."""
+    """A time that `WakeAt` asked for has been reached."""
 
 
 Event = (

@@ -13,7 +13,7 @@ from tilework.core.work import Group, Plan, StageId, Work
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is left of a job, as a block of the GPU x time plane: `width` devices for `run_ns`."""
+    """The remaining work of a job as a block of device x time: `width` devices for `run_ns`."""
 
     width: int
     run_ns: int
@@ -21,9 +21,9 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What is reserved for the rest of a promised job: `demand`, not before `ready_ns`, due at `due_ns`.
+    """The reservation for the remaining work of a promised job: `demand`, not before `ready_ns`, due at `due_ns`.
 
-    `devices` is its group, on which the job is to run; empty if it has none yet.
+    `devices` is the group on which the job is to run; empty if none is chosen yet.
     """
 
     due_ns: int
@@ -33,7 +33,7 @@ class Block:
 
 
 class JobView(Protocol):
-    """A job as a policy sees it: what is left of it *after* the works that are already committed."""
+    """A job as a policy sees it. Its remaining work is what comes *after* the works that are already committed."""
 
     @property
     def job_id(self) -> int: ...
@@ -41,7 +41,7 @@ class JobView(Protocol):
     def request(self) -> Request: ...
     @property
     def stage(self) -> StageId | None:
-        """The next stage that no work covers yet; None once all are committed."""
+        """The first stage that no work covers yet; None once all are committed."""
 
     @property
     def num_steps_left(self) -> int:
@@ -49,42 +49,42 @@ class JobView(Protocol):
 
     @property
     def demand(self) -> Demand:
-        """What the policy expects that no work covers yet will take; as of the job's latest change."""
+        """The remaining work as the policy expects to run it, as of the job's latest change."""
 
     @property
     def eta_prediction(self) -> EtaPrediction: ...
     @property
     def promised(self) -> Block | None:
-        """What is reserved for what no work covers yet, if its deadline is promised; ready as if it had no works."""
+        """The reservation for its remaining work, if its deadline is promised; `ready_ns` is as if it had no works."""
 
     @property
     def urgency_ns(self) -> int:
-        """The policy's own order, from `Policy.urgency_ns`; smaller is served first, ties by job id."""
+        """The place in the policy's order, from `Policy.urgency_ns`: smaller is served first, ties by job id."""
 
     @property
     def delay_ns(self) -> int:
-        """Part of `urgency_ns`: for how long its tenant's own requests before it come first."""
+        """The part of `urgency_ns` by which it is delayed for its tenant's own earlier requests."""
 
     @property
     def dropped_to_best_effort(self) -> bool: ...
     @property
     def is_stopping(self) -> bool:
-        """Whether its works have been told to end early, and have not all done so; until then it may not be started."""
+        """Whether its works were told to stop and have not all ended; until then it must not be started."""
 
     @property
     def may_stop(self) -> bool:
-        """Whether a plan may end its works early: not if it is promised, since more would be left of it then, and not
-        twice without progress between, so that changes of mind come to an end. Those that share works end together, or
-        not at all.
+        """Whether a plan may stop its works: not if it is promised, since its remaining work would grow, and not twice
+        without progress in between, so that stops do not repeat forever. Jobs that share works stop together or not at
+        all.
         """
 
     @property
     def may_share(self) -> bool:
-        """Whether a work of it may have other members: not while its works fail, which would fail others with it."""
+        """Whether its works may have other members: not while its works fail, since the others would fail with it."""
 
     @property
     def last_devices(self) -> Group:
-        """Devices that will have its state when its works have ended: the group of the latest, without lost ones."""
+        """Devices that will have its state when its works have ended: its latest work's group without lost devices."""
 
     @property
     def works(self) -> Sequence[Work]:
@@ -92,7 +92,7 @@ class JobView(Protocol):
 
 
 class DeviceView(Protocol):
-    """One device. A policy may queue one work behind the running one."""
+    """A device as a policy sees it. A policy may queue one work after the running one."""
 
     @property
     def device_id(self) -> int: ...
@@ -108,14 +108,14 @@ class DeviceView(Protocol):
 
     @property
     def num_changes(self) -> int:
-        """How often a work was committed to it, has left it or was told to end early."""
+        """How many times a work was committed to it, left it or was told to stop."""
 
     def end_ns(self, work: Work) -> int:
-        """Predicted end of one of its works, not before now; 0 for a work that it does not have (any more)."""
+        """Predicted end of one of its works, not before now; 0 for a work that it does not have."""
 
 
 class ClusterView(Protocol):
-    """Live and indexed; read-only to policies."""
+    """The cluster as a policy sees it: live, indexed and read-only."""
 
     @property
     def devices(self) -> Sequence[DeviceView]:
@@ -128,10 +128,10 @@ class ClusterView(Protocol):
         """Jobs whose deadline is promised and can be kept, by (deadline, job id)."""
 
     def reserved(self) -> Sequence[Block]:
-        """The block of each of these, ready when its works end."""
+        """The reservation of each promised job, in the same order, ready when the job's works end."""
 
     def job(self, job_id: int) -> JobView | None:
-        """A job that has not ended, and that may be started; a work may outlive its job, which was cancelled."""
+        """The job with this id; None if it has ended or is parked. A work may outlive its job."""
 
 
 class CostModel(Protocol):
@@ -140,25 +140,25 @@ class CostModel(Protocol):
     @property
     def version(self) -> int: ...
     def work_ns(self, stage: StageId, requests: Sequence[Request], degree: int, num_steps: int = 1) -> int:
-        """Device time of a work, without what passes between two of them. Raises UnknownCost."""
+        """Device time of a work, without the gap between two works. Raises UnknownCost."""
 
     def degrees(self, stage: StageId) -> tuple[int, ...]:
         """The degrees at which the stage was profiled, ascending; (1,) for a stage that costs nothing."""
 
     def fits(self, stage: StageId, shape: Shape, degree: int) -> bool:
-        """Whether nothing is known against such a work's fitting into the memory of so many devices."""
+        """Whether such a work fits into memory at this degree, as far as is known."""
 
     def fits_together(self, stage: StageId, shapes: Sequence[Shape]) -> bool:
-        """The same of a work of several members, on one device."""
+        """The same for a work of several members on one device."""
 
     def needs_slices(self, stage: StageId, shape: Shape) -> bool:
-        """Whether it would fit in slices only."""
+        """Whether such a work fits only in slices."""
 
     def knows(self, stage: StageId, request: Request) -> bool:
         """Whether the time of such a work alone on one device was measured; otherwise it is interpolated."""
 
     def prediction_error(self, stage: StageId) -> float:
-        """How far the times of batches were from their predictions lately, in the mean, over these."""
+        """The recent mean of |measured / predicted - 1| of batches."""
 
     def move_ns(self, source: Group, target: Group) -> int: ...
     def observe(self, stage: StageId, requests: Sequence[Request], degree: int, num_steps: int, run_ns: int) -> None:
@@ -166,9 +166,9 @@ class CostModel(Protocol):
 
 
 class Policy(Protocol):
-    """A rule that decides what runs where. Deterministic: the same calls, the same plans.
+    """A rule that decides what runs where. Deterministic: the same calls give the same plans.
 
-    It may remember (the end of a round), and so belongs to one controller.
+    It may keep state, such as the end of a round, so it belongs to one controller.
     """
 
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
@@ -179,20 +179,20 @@ class Policy(Protocol):
         """
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
-        """The degrees at which it may run the steps of a request. Raises UnknownCost."""
+        """The degrees at which the policy may run the steps of a request. Raises UnknownCost."""
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        """How it expects to run what is left of a request. Raises UnknownCost."""
+        """The remaining work of a request as the policy expects to run it. Raises UnknownCost."""
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The request may come in and is expected to finish at `eta_ns`; `why` says what that is made of.
+    """The request is accepted and expected to finish at `eta_ns`; `why` explains the prediction in words.
 
-    `promised` is the block of the plane with which its deadline is promised, if it is; `eta_prediction` what the
-    prediction was made of, for what admission learns of it.
+    `promised` is the reservation with which its deadline is promised, if it is. `eta_prediction` is the prediction
+    before its correction, from which admission learns when the request has finished.
     """
 
     eta_ns: int
@@ -203,7 +203,10 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class EtaPrediction:
-    """A prediction before its correction: to finish `predicted_ns` after the arrival, beside `num_jobs` others."""
+    """A prediction before its correction: to finish `predicted_ns` after the arrival, with `num_jobs` others present.
+
+    `ratio` is the correction.
+    """
 
     predicted_ns: int
     num_jobs: int
@@ -220,14 +223,14 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What jobs take in order of service: the GPU-time of the first ones together, and each of the others."""
+    """The demands of jobs in order of service: the device time of the first jobs together, and each of the others."""
 
     volume_ns: int
     demands: Sequence[Demand]
 
 
 class Backlog(Protocol):
-    """What admission needs to know of the work that is already in the system."""
+    """What admission needs to know of the jobs that have not ended."""
 
     @property
     def devices(self) -> Sequence[DeviceView]:
@@ -235,29 +238,29 @@ class Backlog(Protocol):
 
     @property
     def widest(self) -> int:
-        """The most devices of a node that have been up at a time."""
+        """The largest number of devices of one node that were up at the same time."""
 
     def num_jobs(self) -> int: ...
     def held(self, tenant: str | None = None) -> Held:
-        """What a tenant has in the system; without one, all of them together."""
+        """The jobs of a tenant, or of all tenants."""
 
     def rivals_weight(self, tenant: str) -> float:
-        """The weights of all other tenants that have something in the system."""
+        """The sum of the weights of all other tenants that have jobs."""
 
     def delay_ns(self, request: Request) -> int:
-        """How long what its tenant has waiting without a deadline takes at the tenant's share of the devices.
+        """How long its tenant's waiting jobs without a deadline take at the tenant's share of the devices.
 
-        What is lighter than the request does not count. With this delay it comes behind all that does.
+        Jobs lighter than the request do not count. With this delay the request is served after all jobs that count.
         """
 
     def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> Ahead:
-        """What the jobs without works take that are served before one of this urgency.
+        """The demands of the jobs without works that are served before a job of this urgency.
 
-        Without a job id, before a newcomer.
+        Without a job id, before a new job.
         """
 
     def running_ahead(self, urgency_ns: int, job_id: int | None = None) -> Sequence[Block]:
-        """The same of the rests of jobs with works, which are ready when these end."""
+        """The remaining work of jobs with works that are served before it, each ready when the job's works end."""
 
     def reserved(self) -> Sequence[Block]:
-        """The blocks of jobs whose deadline is promised, by (deadline, job id), ready when their works end."""
+        """The reservations of promised jobs, by (deadline, job id), ready when the jobs' works end."""

@@ -1,4 +1,4 @@
-"""Pictures of several sizes in one forward pass, as a model family sees it, and how they are cut."""
+"""The interface of packed batches, pictures of several sizes in one forward pass, and the choice of their patches."""
 
 from __future__ import annotations
 
@@ -7,47 +7,48 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 Size = tuple[int, int]
-"""Rows and columns of a picture as it enters the denoiser: latent cells, or tokens where these are what enters."""
+"""Rows and columns of a picture as it enters the denoiser: latent cells, or tokens where the denoiser takes tokens."""
 IMAGE, TEXT = "image", "text"
 """The sequences that attention runs over: tokens of patches, and tokens of prompts."""
 
 
 class Layout(Protocol):
-    """How the pictures of one batch lie as *patches* of one size, which are the batch dimension of the denoiser.
+    """The pictures of one batch as *patches* of one size, which are the batch dimension of the denoiser.
 
-    The batch has an order of its own; `split` and `assemble` take and give pictures in the caller's. A picture that
-    goes through the denoiser twice (guidance) is two pictures here. Tensors are torch's, which this package does not
-    know. Legend: P patches, R pictures, C channels, h and w the sides of a patch, L tokens, H heads, D width of a head.
+    The batch has an order of its own; `split` takes and `assemble` returns pictures in the caller's order. A picture
+    that goes through the denoiser twice (guidance) is two pictures here. Tensors are torch's, typed `Any` because this
+    package does not import torch. Legend: P patches, R pictures, C channels, h and w the sides of a patch, L tokens, H
+    heads, D width of a head.
     """
 
     @property
     def sizes(self) -> Sequence[Size]:
-        """Of the pictures, in the caller's order."""
+        """The sizes of the pictures, in the caller's order."""
 
     @property
     def is_plain(self) -> bool:
-        """Every picture is one patch: nothing crosses from patch to patch, and the stock forward serves as it is."""
+        """Whether every picture is one patch, so that the model's own forward pass is used unchanged."""
 
     def arrange(self, things: Sequence[Any]) -> list[Any]:
-        """What belongs to the pictures, from the caller's order into that of the batch."""
+        """Reorder one thing per picture from the caller's order to the batch's."""
 
     def split(self, pictures: Sequence[Any]) -> Any:
-        """(C, rows, columns) each, of `sizes` or of all sizes divided by one number, to patches (P, C, h, w)."""
+        """Cut pictures (C, rows, columns) into patches (P, C, h, w); `sizes` may all be divided by one number."""
 
     def assemble(self, patches: Any) -> list[Any]:
-        """Undo `split`; each picture has memory of its own."""
+        """Undo `split`; each picture is a copy."""
 
     def per_patch(self, values: Any) -> Any:
-        """From one row per picture (R, ...), in the batch's order, to one per patch (P, ...)."""
+        """Repeat rows of pictures (R, ...), in the batch's order, to one row per patch (P, ...)."""
 
     def convolve(self, convolution: Any, patches: Any) -> Any:
-        """A 3x3 convolution module with padding 1 over whole pictures; stride 1, or 2 if the patch's sides are even."""
+        """Apply a 3x3 convolution with padding 1 to whole pictures; stride 1, or 2 if the patch's sides are even."""
 
     def normalise(self, norm: Any, patches: Any) -> Any:
-        """A group normalisation module with the statistics of whole pictures, summed in float32; (P, C, ...)."""
+        """Apply a group normalisation with the statistics of whole pictures, summed in float32; (P, C, ...)."""
 
     def convolve_activated(self, convolution: Any, norm: Any, patches: Any) -> Any:
-        """`convolve` what `normalise` and then SiLU make of the patches."""
+        """`normalise`, then SiLU, then `convolve`."""
 
     def attend(
         self,
@@ -68,7 +69,7 @@ class Layout(Protocol):
 class Pack(Protocol):
     """Lay out a batch of pictures of these `sizes` on the denoiser's `device`.
 
-    Sides of patches are multiples of `multiple`; only pictures that all have one size may have others.
+    Sides of patches are multiples of `multiple`, unless all pictures have one size.
     """
 
     def __call__(self, sizes: tuple[Size, ...], multiple: int, device: Any) -> Layout: ...
@@ -77,8 +78,8 @@ class Pack(Protocol):
 def choose_patch(sizes: Sequence[Size], multiple: int, cap: int | None = None) -> Size:
     """The largest patch that tiles pictures of all `sizes`, with sides that are multiples of `multiple`.
 
-    Pictures of one size are patches themselves, whatever their sides. With `cap` no side is longer than that, but
-    at least `multiple`: the smaller, the finer is the choice among patches, and the slower is the batch.
+    Pictures of one size are patches themselves, whatever their sides. With `cap` no side is longer than that, but at
+    least `multiple`: a smaller cap gives a finer choice among patches and a slower batch.
 
     Raises:
         ValueError: the sizes differ, and a side is not a multiple of `multiple`.

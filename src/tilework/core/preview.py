@@ -1,4 +1,4 @@
-"""How large a preview is: the picture that is shown while the real one is being denoised."""
+"""The size of previews: pictures that are shown while the request is being denoised."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ _MULTIPLE = 16  # Pixels; whole latents in every family, as a latent is 4, 8 or 
 
 
 def preview_shape(shape: Shape) -> Shape:
-    """The size of a preview of a picture of this `shape`, whatever its family.
+    """The size of the preview of a picture of this `shape`, for any model family.
 
-    One that fits into PREVIEW_SIDE squared pixels keeps its size. Of a larger one the longer side becomes PREVIEW_SIDE
-    and the other one follows, rounded to a multiple of 16 and at least that. Of a clip, one frame.
+    A picture that fits into PREVIEW_SIDE x PREVIEW_SIDE keeps its size. For a larger one the longer side becomes
+    PREVIEW_SIDE and the other side is scaled with it, rounded to a multiple of 16 and at least 16. A clip's preview is
+    one frame.
     """
     longer = max(shape.height, shape.width)
     if longer <= PREVIEW_SIDE:

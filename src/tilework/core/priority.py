@@ -1,9 +1,9 @@
-"""Classes of requests and what they weigh against each other.
+"""Priority classes of requests, and their weights.
 
-A weight says how much a request counts where not all can be served in time: one that waits without a deadline
-(or past it) ages that many times as fast. A request that can be on time needs no weight for it.
+A weight says how much a request counts where not all can be served in time: a request that waits without a deadline, or
+past it, ages that many times as fast. A request that can be on time needs no weight.
 
-When the queue fills, the light classes are refused first: each may come in only up to its `room`.
+When the queue fills, the light classes are refused first: each is accepted only up to its `room`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ LEAST_WEIGHT, LARGEST_WEIGHT = 1e-3, 1e3
 
 
 def room(weight: float, heaviest: float) -> float:
-    """How full the queue may be when a request of this class still comes in, as a share of its bounds.
+    """How full the queue may be for a request of this class to be accepted, as a share of the queue's bounds.
 
-    The fourth root of its weight against the heaviest class's: one that weighs a sixteenth has half of the room. The
-    weights themselves would leave light classes next to nothing, though they may be all that is sent.
+    The fourth root of its weight over the heaviest class's: a class of a sixteenth of the weight has half of the room.
+    The ratio itself would leave light classes almost no room, even when no other class sends requests.
     """
     return float((weight / heaviest) ** 0.25)

@@ -1,4 +1,4 @@
-"""How far a request is along its chain of stages and steps."""
+"""The progress of a request through its stages and steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilework.core.work import DIFFUSE, ENCODE, StageId, stages_of
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The next piece of a request: its stage (None: nothing is left) and the denoising steps that are left."""
+    """The next stage of a request (None: nothing is left) and its remaining denoising steps."""
 
     stage: StageId | None
     num_steps_left: int
@@ -20,7 +20,7 @@ class Cursor:
         return Cursor(stages_of(request.pipeline)[0], request.steps)
 
     def advanced(self, num_steps: int) -> Cursor:
-        """The cursor after a work of `num_steps` at this place; 0 steps of any stage change nothing."""
+        """The cursor after a work of `num_steps` at this stage; 0 steps of any stage change nothing."""
         assert self.stage is not None, "nothing is left to advance"
         if num_steps == 0:
             return self
@@ -36,7 +36,7 @@ class Cursor:
         return Cursor(None, 0)
 
     def pieces(self) -> tuple[tuple[StageId, int], ...]:
-        """Every (stage, number of steps) that is left, in order."""
+        """Each remaining stage with its number of steps, in order."""
         if self.stage is None:
             return ()
         name = self.stage.name

@@ -1,4 +1,4 @@
-"""What a client wants, as far as scheduling is concerned. Prompts never come here: see `core.wire.Spec`."""
+"""A request as the scheduler sees it. Prompts are not part of it: see `core.wire.Spec`."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Terms:
 
     Attributes:
         on_miss: what to do if the deadline cannot be met at admission.
-        tenant: who pays.
+        tenant: the client that the request is charged to.
         priority: name of the priority class (see `core.priority`).
         weight: weight of the request, the product of its tenant's and its class's.
-        tenant_weight: the tenant's part of it.
+        tenant_weight: the tenant's factor of `weight`.
         room: how full the queue may be, from 0 to 1, for the request to be accepted.
     """
 
@@ -73,7 +73,7 @@ class Request(Terms):
     Attributes:
         deadline_ns: absolute, on the controller's clock; None means best effort.
         guided: whether classifier-free guidance doubles each step. Cost tables describe guided steps.
-        preview_every: a preview is decoded after every so many steps; 0 means never.
+        preview_every: a preview is decoded after every `preview_every` steps; 0 means never.
     """
 
     uid: str
@@ -88,13 +88,13 @@ class Request(Terms):
 
     @property
     def is_promise(self) -> bool:
-        """Whether it comes in only with the promise that its deadline will be met."""
+        """Whether it is accepted only with the promise that its deadline will be met."""
         return self.on_miss is OnMiss.REJECT and self.deadline_ns is not None
 
     def met_deadline(self, status: Status, end_ns: int) -> bool | None:
-        """Whether this end keeps the deadline; to fail is to miss it.
+        """Whether a request that ends so meets its deadline; a failed request misses it.
 
-        None without a deadline, and for a request that was refused or cancelled: it has neither kept nor missed one.
+        None without a deadline, and for a request that was refused or cancelled.
         """
         if self.deadline_ns is None or status in (Status.REJECTED, Status.CANCELLED):
             return None
@@ -102,7 +102,7 @@ class Request(Terms):
 
 
 class StepClass(NamedTuple):
-    """What requests share whose steps cost the same on the same devices."""
+    """Requests of one step class have steps of the same cost on the same devices."""
 
     pipeline: str
     shape: Shape
@@ -111,24 +111,24 @@ class StepClass(NamedTuple):
 
 
 class RequestClass(NamedTuple):
-    """What requests share that cost the same on the same devices, from their first work to their last."""
+    """Requests of one class have the same total cost on the same devices."""
 
     step: StepClass
     steps: int
 
 
 def step_key(request: Request) -> StepClass:
-    """The class of a request as to the cost of each of its steps."""
+    """The step class of a request."""
     return StepClass(request.pipeline, request.shape, request.guided, request.preview_every)
 
 
 def cost_key(request: Request) -> RequestClass:
-    """The class of a request as to its whole cost."""
+    """The class of a request."""
     return RequestClass(step_key(request), request.steps)
 
 
 class RefusalCode(StrEnum):
-    """Why a request does not come in."""
+    """Why a request is refused."""
 
     DEADLINE = "deadline_unreachable"
     QUEUE = "queue_full"
@@ -139,7 +139,7 @@ class RefusalCode(StrEnum):
 
 
 class Status(StrEnum):
-    """Where a job stands. The last four are final and entered exactly once."""
+    """The status of a job. The last four are final and entered exactly once."""
 
     QUEUED = "queued"
     RUNNING = "running"

@@ -1,4 +1,4 @@
-"""How often each kind of request comes: shares, skewed ones, and decks that are dealt in their proportions."""
+"""Shares of the types of requests in a workload: skewed shares, and types drawn in the proportions of shares."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tilework.core.request import Shape
 
 PIXELS_PER_TOKEN = 16 * 16
 
-Kind = TypeVar("Kind")
+Item = TypeVar("Item")
 
 
 class Shuffles(Protocol):
-    """The part of `random.Random` that deals; core knows no generator of its own."""
+    """The method of `random.Random` that is used here. The caller passes the generator in."""
 
     def shuffle(self, x: list[Any], /) -> None: ...
 
@@ -28,18 +28,18 @@ def skewed(shares: Mapping[Shape, float], alpha: float = 1.0) -> dict[Shape, flo
     return {s: weight * math.exp(alpha * s.pixels / PIXELS_PER_TOKEN / longest) for s, weight in shares.items()}
 
 
-def dealt(shares: Mapping[Kind, float], count: int, rng: Shuffles) -> list[Kind]:
-    """`count` kinds in the proportions of `shares`, to within one request each, in random order.
+def dealt(shares: Mapping[Item, float], count: int, rng: Shuffles) -> list[Item]:
+    """`count` items in the proportions of `shares`, to within one item each, in random order.
 
-    What rounding leaves over goes to the largest remainders, of equal ones to the first. TetriServe draws each size
-    independently; dealt proportions are the same on average and differ less between seeds.
+    Items left over by rounding go to the largest remainders; of equal remainders, to the first. TetriServe draws each
+    size independently; these proportions are the same on average and differ less between seeds.
     """
     total = math.fsum(shares.values())
-    quotas = {kind: count * weight / total for kind, weight in shares.items()}
-    counts = {kind: math.floor(quota) for kind, quota in quotas.items()}
-    by_remainder = sorted(shares, key=lambda kind: counts[kind] - quotas[kind])
-    for kind in by_remainder[: count - sum(counts.values())]:
-        counts[kind] += 1
-    deck = [kind for kind, number in counts.items() for _ in range(number)]
+    quotas = {item: count * weight / total for item, weight in shares.items()}
+    counts = {item: math.floor(quota) for item, quota in quotas.items()}
+    by_remainder = sorted(shares, key=lambda item: counts[item] - quotas[item])
+    for item in by_remainder[: count - sum(counts.values())]:
+        counts[item] += 1
+    deck = [item for item, number in counts.items() for _ in range(number)]
     rng.shuffle(deck)
     return deck

@@ -3,7 +3,7 @@
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 NEVER_NS = 1 << 62
-"""Later than any time: what has no end, or never comes. Sums with real times stay integers of one machine word."""
+"""Later than any time. Sums with real times stay integers of one machine word."""
 
 
 def ns_from_s(seconds: float) -> int:

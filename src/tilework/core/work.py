@@ -1,4 +1,4 @@
-"""The unit that is scheduled: some jobs x one stage x a number of steps x a group of GPUs."""
+"""Works, the unit of scheduling: one or more jobs x one stage x a number of steps x a group of devices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 Group = tuple[int, ...]
-"""Sorted ids of GPUs on one node; a member's rank is its index."""
+"""Sorted ids of devices on one node; a member's rank is its index."""
 
 ENCODE, DIFFUSE, DECODE = "encode", "diffuse", "decode"
 STAGES = (ENCODE, DIFFUSE, DECODE)
@@ -15,7 +15,7 @@ STAGES = (ENCODE, DIFFUSE, DECODE)
 
 @dataclass(frozen=True, slots=True, order=True)
 class StageId:
-    """A stage of a pipeline: "encode", "diffuse", "decode", or a workflow's own."""
+    """A stage of a pipeline; `name` is one of STAGES."""
 
     pipeline: str
     name: str
@@ -26,18 +26,19 @@ class StageId:
 
 @lru_cache(maxsize=1024)
 def stages_of(pipeline: str) -> tuple[StageId, StageId, StageId]:
-    """Encode, diffuse and decode; remembered, since these are asked for at every event."""
+    """The encode, diffuse and decode stages. Cached, since every event needs them."""
     return StageId(pipeline, ENCODE), StageId(pipeline, DIFFUSE), StageId(pipeline, DECODE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A policy's wish: a Work that is not yet numbered.
+    """A work as a policy asks for it, without a number.
 
-    `num_steps` is 1 for stages without steps. On a device that has work it is queued behind it, so that no bubble opens
-    between them. Encode and decode run on one device, for one job. Steps may have several jobs, the *members*, which
-    share forward passes on one device; each makes `num_steps`, from wherever it is. `why` is the reason in words, for
-    the decision log and for the client of the job. It names no other job, which may be another tenant's.
+    `num_steps` is 1 for stages without steps. On a busy device it is queued after the device's works, so that the
+    device does not idle between them. Encode and decode run on one device, for one job. Steps may have several jobs,
+    the *members*, which share forward passes on one device; each does `num_steps` steps, from its own position. `why`
+    is the reason in words, for the decision log and for the client of the job. It names no other job, which may be
+    another tenant's.
     """
 
     stage: StageId
@@ -52,8 +53,8 @@ class Work:
     """A Start that the controller has accepted.
 
     `attempts[i]` is the attempt of `job_ids[i]` that it belongs to, `first_steps[i]` the number of denoising steps
-    that this job has behind it when the work begins. `after` names the works that it is queued behind. A `sliced` one,
-    a decode, takes less memory and more time.
+    that this job has done when the work begins. `after` names the works after which it is queued. A `sliced` decode
+    takes less memory and more time.
     """
 
     work_id: int
@@ -69,11 +70,11 @@ class Work:
 
     @property
     def members(self) -> tuple[tuple[int, int], ...]:
-        """Each job with the steps that it has behind it."""
+        """Each job with the number of steps done before the work."""
         return tuple(zip(self.job_ids, self.first_steps, strict=True))
 
     def without(self, left_out: Collection[int]) -> Work:
-        """The work as the other members make it."""
+        """The work without these members."""
         if not left_out:
             return self
         kept = [index for index, job_id in enumerate(self.job_ids) if job_id not in left_out]
@@ -87,14 +88,15 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a policy wants now; an empty plan changes nothing.
+    """The answer of a policy; an empty plan changes nothing.
 
-    `stops` names jobs whose works are to end at their next step boundary, and not to begin if they have not. They may
-    be started again when they have ended. Only those count that `JobView.may_stop`. Jobs that share works with them are
-    stopped with them, since their later works would begin at other steps; if one of these may not, none is.
+    `stops` names jobs whose works end at their next step boundary, or are revoked if they have not begun. The jobs may
+    be started again when these works have ended. Jobs that are not `JobView.may_stop` are ignored. Jobs that share
+    works with a stopped job are stopped with it, since their later works would begin at other steps; if one of them
+    must not stop, none stops.
 
-    `dropped_to_best_effort` names jobs that cannot be on time any more, each with the reason in words: they are served
-    after those that can, and never starve.
+    `dropped_to_best_effort` names jobs that cannot be on time any more, each with the reason in words. They are served
+    after jobs that can, and never starve.
     """
 
     starts: tuple[Start, ...] = ()
