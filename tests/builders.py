@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tilework.control.cluster.job import Job
+from tilework.control.cluster.tracker import Tracker
 from tilework.control.controller import Controller, ControllerConfig
-from tilework.control.job import Job
-from tilework.control.tracker import Tracker
 from tilework.core.actions import Action
 from tilework.core.cost_row import CostRow
 from tilework.core.events import DeviceJoined

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from suite.case import Note
 from suite.denoisers import begin
 from suite.stats import median
-from tilework.control.job import Job
+from tilework.control.cluster.job import Job
 from tilework.core.interfaces import EtaPrediction
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape

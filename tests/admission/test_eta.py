@@ -11,7 +11,7 @@ import pytest
 from builders import SERVICE_S, Idle, controller, only, promise, request, simulate, table
 from tilework.admission.admission import Admission
 from tilework.admission.admission_limits import AdmissionLimits
-from tilework.control.device import Device, Now
+from tilework.control.cluster.device import Device, Now
 from tilework.core.actions import Accept, Finish, Reject, RunStage
 from tilework.core.events import Cancelled, StageFinished, Submitted
 from tilework.core.interfaces import Admitted, Ahead, Block, CostModel, Demand, EtaPrediction, Held

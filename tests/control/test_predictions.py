@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import ALL_STAGES, PIPELINE, SERVICE_S, controller, job, only, promise, request
-from tilework.control.job import Job
-from tilework.control.queue import WaitingQueue
+from tilework.control.cluster.job import Job
+from tilework.control.cluster.queue import WaitingQueue
 from tilework.core.actions import Accept, Action, Reject
 from tilework.core.events import Cancelled, DeviceJoined, Event, StageFinished, StepsFinished, Stopped, Submitted, Woke
 from tilework.core.interfaces import Ahead, Demand

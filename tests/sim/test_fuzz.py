@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from builders import ONE_OF_EACH
 from tilework.cli.app import app
-from tilework.control.job import Job
+from tilework.control.cluster.job import Job
+from tilework.control.cluster.tracker import Tracker
 from tilework.control.log import replay
 from tilework.control.recovery import Recovery
-from tilework.control.tracker import Tracker
 from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.core.request import Request, Status

@@ -9,7 +9,7 @@ from random import Random
 
 from suite.case import Check, Finding, Note, Table
 from suite.stats import Interval, extremes, median, over_repeats, p99
-from tilework.control.job import Job
+from tilework.control.cluster.job import Job
 from tilework.core.interfaces import EtaPrediction
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from tilework.admission.admission import Admission
 from tilework.admission.reservation_guard import ReservationGuard
-from tilework.control.job import Job
-from tilework.control.tracker import Tracker
+from tilework.control.cluster.job import Job
+from tilework.control.cluster.tracker import Tracker
 from tilework.core.actions import Accept, Action, Reject
 from tilework.core.interfaces import Admitted, EtaPrediction, Policy
 from tilework.core.progress import Cursor

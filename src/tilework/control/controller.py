@@ -22,12 +22,12 @@ from tilework.admission.admission import Admission
 from tilework.admission.admission_limits import AdmissionLimits
 from tilework.admission.reservation_guard import ReservationGuard
 from tilework.control.admit import Admit
+from tilework.control.cluster.occupancy import Occupancy, occupancy
+from tilework.control.cluster.tracker import Tracker
 from tilework.control.memory import MemoryShortage
-from tilework.control.occupancy import Occupancy, occupancy
 from tilework.control.plan import Planner
 from tilework.control.recovery import Recovery
 from tilework.control.reports import Reports
-from tilework.control.tracker import Tracker
 from tilework.core.actions import Action, Reject
 from tilework.core.events import (
     Broken,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tilework.admission.reservation_guard import ReservationGuard
-from tilework.control.job import Job
+from tilework.control.cluster.job import Job
+from tilework.control.cluster.tracker import Tracker
 from tilework.control.recovery import Recovery
-from tilework.control.tracker import Tracker
 from tilework.core.actions import Action
 from tilework.core.interfaces import Policy
 from tilework.core.work import DIFFUSE, StageId, Work

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilework.admission.reservation_guard import ReservationGuard
-from tilework.control.tracker import Tracker
+from tilework.control.cluster.tracker import Tracker
 from tilework.core.actions import Action, DropState, DropToBestEffort, MoveState, RunStage, RunSteps, Stop, WakeAt
 from tilework.core.interfaces import Block, Policy
 from tilework.core.work import DIFFUSE, ENCODE, Group, Plan, Start

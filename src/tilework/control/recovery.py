@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilework.admission.reservation_guard import ReservationGuard
-from tilework.control.job import Job
-from tilework.control.tracker import Tracker
+from tilework.control.cluster.job import Job
+from tilework.control.cluster.tracker import Tracker
 from tilework.core.actions import Action, DropState, Finish, Stop
 from tilework.core.request import Status
 from tilework.core.work import Work

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tilework.admission.admission import Admission
-from tilework.control.job import Job
+from tilework.control.cluster.job import Job
+from tilework.control.cluster.tracker import Tracker
 from tilework.control.memory import MemoryShortage
 from tilework.control.recovery import Recovery
-from tilework.control.tracker import Tracker
 from tilework.core.actions import Action, DropState
 from tilework.core.events import (
     Broken,

@@ -148,10 +148,3 @@ class Status(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     REJECTED = "rejected"
-
-    @property
-    def is_final(self) -> bool:
-        return self in _FINAL
-
-
-_FINAL = frozenset({Status.DONE, Status.FAILED, Status.CANCELLED, Status.REJECTED})

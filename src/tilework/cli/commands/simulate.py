@@ -17,9 +17,9 @@ from tilework.cli.options.common import AsJson, DevicesPerNode, Jitter, SwitchMs
 from tilework.cli.views.charts import chart_of_history, check_timeline_files, draw_chart
 from tilework.cli.views.schedules import ServedRequest, schedule_of_trace, served_in, served_live
 from tilework.control.controller import ControllerConfig
-from tilework.control.history import Recorder
 from tilework.control.log import Header, entry_line, header_line
 from tilework.control.measured import dispatch_ns, profiled_table
+from tilework.control.recorder import Recorder
 from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.core.request import Request, Status

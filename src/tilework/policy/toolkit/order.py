@@ -26,7 +26,7 @@ class DeadlineOrder:
 
     A job that is dropped to best effort is served as if its deadline were `late_patience_ns` after its arrival. A job
     without a deadline is served as if it had one after `patience_ns`. Both times are divided by the weight of the
-    request, and both begin `delay_ns` after its arrival, so that tenants take turns (see `control.load`).
+    request, and both begin `delay_ns` after its arrival, so that tenants take turns (see `control.cluster.load`).
 
     Deadlines of later arrivals pass these points in time, so no job starves. Under an overload that outlasts them, late
     jobs displace those that could be on time; only refusing requests (`on_miss: reject`) prevents that.

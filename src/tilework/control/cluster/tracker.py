@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
-from tilework.control.device import Device, Now
-from tilework.control.job import Job
-from tilework.control.load import Load
-from tilework.control.queue import WaitingQueue
+from tilework.control.cluster.device import Device, Now
+from tilework.control.cluster.job import Job
+from tilework.control.cluster.load import Load
+from tilework.control.cluster.queue import WaitingQueue
 from tilework.core.interfaces import Ahead, Block, CostModel, Held, Policy
 from tilework.core.request import Request
 from tilework.core.work import DIFFUSE, Group, StageId, Start, Work

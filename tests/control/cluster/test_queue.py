@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from builders import job, request
-from tilework.control.job import Job
-from tilework.control.queue import WaitingQueue
+from tilework.control.cluster.job import Job
+from tilework.control.cluster.queue import WaitingQueue
 from tilework.core.interfaces import Demand
 
 

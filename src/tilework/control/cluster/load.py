@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tilework.control.job import Job
+from tilework.control.cluster.job import Job
 from tilework.core.interfaces import Demand, Held
 from tilework.core.request import Request
 

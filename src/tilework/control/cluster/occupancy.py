@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tilework.control.tracker import Tracker
+from tilework.control.cluster.tracker import Tracker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

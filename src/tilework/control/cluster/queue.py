@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
-from tilework.control.job import Job
+from tilework.control.cluster.job import Job
 from tilework.core.interfaces import Ahead, Demand
 
 _ONE_BY_ONE = 128

@@ -1,0 +1,235 @@
+"""Builds a history from an event log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from tilework.control.history import History, LostWork, PastDevice, PastRequest, PastWork
+from tilework.control.log import BadLog, Header, read_log
+from tilework.core.actions import (
+    Accept,
+    Action,
+    DropToBestEffort,
+    Finish,
+    MoveState,
+    Reject,
+    RunStage,
+    RunSteps,
+    Stop,
+)
+from tilework.core.events import (
+    Broken,
+    DeviceJoined,
+    DeviceLost,
+    Event,
+    LeftOut,
+    OutOfMemory,
+    Restored,
+    StageFinished,
+    StepsFinished,
+    Stopped,
+    Submitted,
+    WorkFailed,
+)
+from tilework.core.request import Request, Status
+from tilework.core.work import Work
+from tilework.cost.table_costs import TableCosts
+from tilework.cost.tabled import UnknownCost
+
+
+def read_history(lines: Iterable[str]) -> History:
+    """Read a whole log. Raises BadLog."""
+    header, entries = read_log(lines)
+    recorder = Recorder(header)
+    try:
+        for entry in entries:
+            recorder.add(entry.event, entry.actions, entry.now_ns)
+    except KeyError as error:
+        raise BadLog(f"the log speaks of {error}, which no earlier line began; lines are missing or altered") from error
+    return recorder.history()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _InFlight:
+    """A work that has not ended; `carriers` are the devices that still have it."""
+
+    work: Work
+    issued_ns: int
+    predicted_ns: int | None
+    carriers: set[int]
+
+
+class Recorder:
+    """Puts a history together from what a controller was told and what it answered, call by call."""
+
+    def __init__(self, header: Header) -> None:
+        self._header = header
+        self._costs = TableCosts(header.table)
+        self._now_ns = 0
+        self._requests: dict[str, PastRequest] = {}
+        self._told: dict[str, list[tuple[int, Action]]] = {}
+        self._jobs: dict[int, Request] = {}
+        self._in_flight: dict[int, _InFlight] = {}
+        self._begun: dict[int, Work] = {}
+        self._free_ns: dict[int, int] = {}
+        self._nodes: dict[int, int] = {}
+        self._works: list[PastWork] = []
+        self._lost: list[LostWork] = []
+        self._devices: list[PastDevice] = []
+
+    def add(self, event: Event, actions: Iterable[Action], now_ns: int) -> None:
+        """Raises KeyError for a work that was not begun or a request that was not submitted."""
+        self._now_ns = now_ns
+        self._take(event)
+        for action in actions:
+            self._answer(action)
+
+    def history(self) -> History:
+        requests = (replace(past, told=tuple(self._told[uid])) for uid, past in self._requests.items())
+        return History(
+            header=self._header,
+            end_ns=self._now_ns,
+            works=tuple(self._works),
+            requests=tuple(requests),
+            lost=tuple(self._lost),
+            devices=tuple(self._devices),
+        )
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Submitted() as submitted:
+                for request in submitted.requests:
+                    self._requests[request.uid] = PastRequest(request=request)
+                    self._told[request.uid] = []
+            case Restored(request):
+                self._requests[request.uid] = PastRequest(request=request)
+                self._told[request.uid] = []
+            case StepsFinished(work_id, run_ns) | StageFinished(work_id, run_ns):
+                self._finish(work_id, run_ns)
+            case Stopped(work_id, steps):
+                self._stop(work_id, steps)
+            case LeftOut(work_id, job_id, reason):
+                self._leave_out(work_id, job_id, reason)
+            case WorkFailed(work_id, reason):
+                self._lose(work_id, 0, reason)
+            case Broken(work_id, steps) | OutOfMemory(work_id, steps):
+                self._lose(work_id, steps, event.why)
+            case DeviceJoined(device_id, node):
+                self._nodes[device_id] = node
+                self._devices.append(PastDevice(at_ns=self._now_ns, device_id=device_id, node=node, is_up=True))
+            case DeviceLost():
+                self._lose_device(event)
+
+    def _answer(self, action: Action) -> None:
+        match action:
+            case Accept(job_id, uid, eta_ns):
+                self._requests[uid] = replace(self._requests[uid], job_id=job_id, eta_ns=eta_ns)
+                self._jobs[job_id] = self._requests[uid].request
+                self._tell(uid, action)
+            case Reject(uid):
+                self._end(uid, Status.REJECTED, action)
+            case Finish(_, uid, status):
+                self._end(uid, status, action)
+            case RunStage(work) | RunSteps(work):
+                self._begin(work)
+                self._tell_jobs(work.job_ids, action)
+            case Stop(work_id):
+                self._tell_jobs(self._begun[work_id].job_ids, action)
+            case MoveState(job_id) | DropToBestEffort(job_id):
+                self._tell_jobs((job_id,), action)
+
+    def _tell_jobs(self, job_ids: Iterable[int], action: Action) -> None:
+        for job_id in job_ids:
+            self._tell(self._jobs[job_id].uid, action)
+
+    def _tell(self, uid: str, action: Action) -> None:
+        self._told[uid].append((self._now_ns, action))
+
+    def _end(self, uid: str, status: Status, action: Action) -> None:
+        self._requests[uid] = replace(self._requests[uid], status=status, finish_ns=self._now_ns)
+        self._tell(uid, action)
+
+    def _begin(self, work: Work) -> None:
+        requests = [self._jobs[job_id] for job_id in work.job_ids]
+        try:
+            predicted_ns = self._costs.work_ns(work.stage, requests, len(work.devices), work.num_steps)
+        except UnknownCost:
+            predicted_ns = None
+        self._begun[work.work_id] = work
+        self._in_flight[work.work_id] = _InFlight(
+            work=work, issued_ns=self._now_ns, predicted_ns=predicted_ns, carriers=set(work.devices)
+        )
+
+    def _land(self, work_id: int) -> tuple[_InFlight, int] | None:
+        """A work that ends now and the earliest it can have begun; None for one that has ended before."""
+        one = self._in_flight.pop(work_id, None)
+        if one is None:
+            _ = self._begun[work_id]
+            return None
+        start_ns = max(one.issued_ns, *(self._free_ns.get(device_id, 0) for device_id in one.work.devices))
+        self._free_ns.update(dict.fromkeys(one.work.devices, self._now_ns))
+        return one, start_ns
+
+    def _finish(self, work_id: int, run_ns: int) -> None:
+        landed = self._land(work_id)
+        if landed is None:
+            return
+        one, _ = landed
+        work = one.work
+        requests = [self._jobs[job_id] for job_id in work.job_ids]
+        if all(self._requests[request.uid].status is None for request in requests):
+            self._costs.observe(work.stage, requests, len(work.devices), work.num_steps, run_ns)
+        self._works.append(
+            PastWork(
+                work=work,
+                start_ns=self._now_ns - run_ns,
+                end_ns=self._now_ns,
+                steps=work.num_steps,
+                run_ns=run_ns,
+                predicted_ns=one.predicted_ns,
+            )
+        )
+
+    def _stop(self, work_id: int, steps: int) -> None:
+        landed = self._land(work_id)
+        if landed is None:
+            return
+        one, start_ns = landed
+        self._works.append(
+            PastWork(
+                work=one.work,
+                start_ns=start_ns if steps else self._now_ns,
+                end_ns=self._now_ns,
+                steps=steps,
+                run_ns=None,
+                predicted_ns=one.predicted_ns,
+            )
+        )
+
+    def _leave_out(self, work_id: int, job_id: int, reason: str) -> None:
+        """The work goes on without a member, which loses it."""
+        one = self._in_flight.get(work_id)
+        if one is not None and len(one.work.job_ids) > 1 and job_id in one.work.job_ids:
+            others = [other for other in one.work.job_ids if other != job_id]
+            lost, one.work = one.work.without(others), one.work.without((job_id,))
+            self._lost.append(LostWork(work=lost, start_ns=self._now_ns, end_ns=self._now_ns, steps=0, reason=reason))
+
+    def _lose(self, work_id: int, steps: int, reason: str) -> None:
+        landed = self._land(work_id)
+        if landed is not None:
+            one, start_ns = landed
+            self._lost.append(
+                LostWork(work=one.work, start_ns=start_ns, end_ns=self._now_ns, steps=steps, reason=reason)
+            )
+
+    def _lose_device(self, lost: DeviceLost) -> None:
+        """Works that no device carries any more are lost at once; the others end by `Broken`."""
+        node = self._nodes.get(lost.device_id, 0)
+        self._devices.append(
+            PastDevice(at_ns=self._now_ns, device_id=lost.device_id, node=node, is_up=False, reason=lost.reason)
+        )
+        for work_id, one in list(self._in_flight.items()):
+            one.carriers.discard(lost.device_id)
+            if not one.carriers:
+                self._lose(work_id, 0, lost.why)
