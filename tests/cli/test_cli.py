@@ -166,6 +166,16 @@ def test_a_model_that_cannot_be_served_is_refused_once_and_before_any_worker(tmp
     assert "worker" not in line
 
 
+@pytest.mark.parametrize(("option", "known"), [("--device", "cpu, cuda"), ("--dtype", "float32, bfloat16")])
+@pytest.mark.parametrize("command", ["serve", "profile"])
+def test_an_unknown_device_or_dtype_is_refused_before_any_worker(
+    mistake: Callable[..., str], command: str, option: str, known: str
+) -> None:
+    said = mistake(command, "shapes", option, "tpu")
+    assert f"{option.removeprefix('--')} is 'tpu'" in said
+    assert known in said
+
+
 def test_a_name_that_is_neither_directory_nor_reachable_is_refused_so(
     mistake: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,7 +189,7 @@ def test_defaults_of_the_model_reach_its_info(directory: Path) -> None:
         (ModelSource(path="./nowhere"), ModelNotFound, "'./nowhere', which is no directory"),
         (ModelSource(path="/"), ModelNotFound, r"no readable model_index\.json"),
         (ModelSource(path="/", dtype="int8"), InvalidSource, "dtype is 'int8'; choose one of float32"),
-        (ModelSource(path="/", device="tape"), InvalidSource, "device is 'tape'; choose cpu or cuda"),
+        (ModelSource(path="/", device="tape"), InvalidSource, "device is 'tape'; choose one of cpu, cuda"),
     ],
 )
 def test_wrong_sources_are_refused(source: ModelSource, error: type[ModelError], complaint: str) -> None:

@@ -209,7 +209,7 @@ def test_a_worker_that_cannot_load_any_more_is_given_up_and_says_why(
     assert told == [f"it is started again in {delay} s" for delay in (0.05, 0.05, 0.1)] + ["it is given up"]
 
 
-def test_a_worker_that_dies_while_another_loads_fails_the_start() -> None:
+def test_a_worker_that_dies_while_another_loads_fails_the_start(caplog: pytest.LogCaptureFixture) -> None:
     async def start() -> None:
         executor = LocalExecutor(LocalConfig(num_workers=2, source=ModelSource(path="shapes"), stop_grace_s=2.0))
         starting = asyncio.create_task(executor.start(Listener()))
@@ -219,6 +219,7 @@ def test_a_worker_that_dies_while_another_loads_fails_the_start() -> None:
             await starting
 
     asyncio.run(start())
+    assert "was lost" not in caplog.text, "none is started again"
 
 
 def test_when_the_forkserver_is_killed_the_workers_live_and_new_ones_can_be_started() -> None:

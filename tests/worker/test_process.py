@@ -7,12 +7,14 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import tiny
 from birth import report_birth
@@ -163,9 +165,18 @@ def test_a_killed_parent_takes_its_worker_along(worker: Child) -> None:
     assert worker.exit_code() == 0
 
 
-def test_a_model_that_cannot_be_loaded_is_reported(source: ModelSource) -> None:
+def test_a_model_that_cannot_be_loaded_is_reported() -> None:
     child = Child(serve, ModelSource(path="/nowhere"), SITE)
     report = child.receive()
     assert isinstance(report, LoadFailed)
     assert report.reason.startswith("ModelNotFound: path is '/nowhere'")
+    assert child.exit_code() == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_does_not_exist_is_reported(source: ModelSource) -> None:
+    child = Child(serve, replace(source, device="cuda"), SITE)
+    report = child.receive()
+    assert isinstance(report, LoadFailed)
+    assert "device is 'cuda', but torch sees no such device" in report.reason
     assert child.exit_code() == 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tilework.cli.console import user_errors
-from tilework.core.model import ModelSource
+from tilework.cli.console import UserError, user_errors
+from tilework.core.model import DEVICES, DTYPES, ModelSource
 
 
 def model_source(
@@ -11,12 +11,15 @@ def model_source(
 ) -> ModelSource:
     """Where a model is and how it runs, if its files show that it can be served.
 
-    The check reads `model_index.json` without torch, so a wrong model is refused at once and once, not by each worker.
-    Raises UserError.
+    Nothing here needs torch: `model_index.json` says what the model is. So a mistake is refused at once and once, not
+    by each worker. Raises UserError.
     """
     from tilework.pipelines.errors import ModelError
     from tilework.pipelines.model_index import read_model_index
 
+    for name, value, known in (("device", device, DEVICES), ("dtype", dtype or DTYPES[0], DTYPES)):
+        if value not in known:
+            raise UserError(f"{name} is {value!r}; choose one of {', '.join(known)}")
     with user_errors(ModelError):
         read_model_index(path)
     dtype = dtype or ("bfloat16" if device == "cuda" else "float32")

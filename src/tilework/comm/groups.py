@@ -11,6 +11,7 @@ from tilework.comm.gloo import GlooComm
 from tilework.comm.nccl import NcclComm, NcclNode
 from tilework.comm.rendezvous import Meeting
 from tilework.core.comm import Comm, GroupBroken
+from tilework.core.model import DEVICES
 from tilework.core.wire import GroupRef
 
 _LEAST_PAUSE_S = 50e-6
@@ -28,7 +29,7 @@ class Groups:
     """
 
     def __init__(self, device_id: int, address: str, device: str = "cpu") -> None:
-        assert device in ("cpu", "cuda")
+        assert device in DEVICES
         self._device_id, self._address, self._device = device_id, address, device
         self._node: GroupRef | None = None
         self._comms: dict[int, ExchangeComm] = {}

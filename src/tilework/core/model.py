@@ -6,12 +6,16 @@ from dataclasses import dataclass, field
 
 from tilework.core.cost_row import CostRow
 
+DEVICES = ("cpu", "cuda")
+DTYPES = ("float32", "bfloat16", "float16")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
     """Where a worker finds its model and how it runs it. `path` is a diffusers directory or a hub id.
 
-    `memory_bytes` is how much memory a work may take in addition to the loaded model; None: what the device has.
+    `device` is one of `DEVICES`, `dtype` one of `DTYPES`. `memory_bytes` is how much memory a work may take in addition
+    to the loaded model; None: what the device has.
     """
 
     path: str

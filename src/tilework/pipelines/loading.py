@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import pkgutil
-from typing import Any
+from typing import Any, cast
 
 import diffusers
 import torch
 import transformers
 from diffusers import DiffusionPipeline
 
-from tilework.core.model import ModelSource
+from tilework.core.model import DEVICES, DTYPES, ModelSource
 from tilework.pipelines.defaults import read_overrides
 from tilework.pipelines.errors import InvalidSource, ModelNotFound
 from tilework.pipelines.family import Family
 from tilework.pipelines.model_index import ModelIndex, read_model_index
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load(source: ModelSource) -> Family:
@@ -56,17 +54,15 @@ def library_versions() -> str:
 def _dtype(source: ModelSource) -> torch.dtype:
     if source.dtype not in DTYPES:
         raise InvalidSource(f"dtype is {source.dtype!r}; choose one of {', '.join(DTYPES)}")
-    return DTYPES[source.dtype]
+    return cast(torch.dtype, getattr(torch, source.dtype))
 
 
 def _device(source: ModelSource) -> torch.device:
-    try:
-        device = torch.device(source.device)
-    except RuntimeError as error:
-        raise InvalidSource(f"device is {source.device!r}; choose cpu or cuda") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidSource(f"device is {source.device!r} but torch sees no such device; choose cpu")
-    return device
+    if source.device not in DEVICES:
+        raise InvalidSource(f"device is {source.device!r}; choose one of {', '.join(DEVICES)}")
+    if source.device == "cuda" and not torch.cuda.is_available():
+        raise InvalidSource(f"device is {source.device!r}, but torch sees no such device; choose cpu")
+    return torch.device(source.device)
 
 
 def _load_pipeline(index: ModelIndex, dtype: torch.dtype) -> Any:

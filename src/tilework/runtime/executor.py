@@ -278,13 +278,15 @@ class LocalExecutor:
             self._break(ref)
         self._meet()
         self._listener.on_lost(device_id, reason)
-        self._start_again(device_id, reason)
+        if not self._stopping:
+            self._start_again(device_id, reason)
 
     def _fail_start(self, error: WorkerStartFailed) -> None:
-        """A server begins with all its workers, or not at all."""
+        """A server begins with all its workers, or not at all: then the start fails, and no worker is started again."""
         awaited: list[asyncio.Future[Any]] = [*self._loaded.values(), *self._calibrated.values()]
         for future in awaited:
             if not future.done():
+                self._stopping = True
                 future.set_exception(error)
 
     def _start_again(self, device_id: int, reason: str) -> None:

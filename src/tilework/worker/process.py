@@ -84,7 +84,7 @@ def _device_name(source: Source, device_id: int) -> str:
 def _prepare(source: Source, device_id: int) -> None:
     quiet()
     torch.set_num_threads(source.threads)
-    if source.device == "cuda":
+    if source.device == "cuda" and torch.cuda.is_available():  # If it is not, `load` says so.
         torch.cuda.set_device(device_id)
 
 
