@@ -76,7 +76,7 @@ def test_settings_of_others_are_skipped() -> None:
         ({"TILEWORK_MAX_STEP": "80"}, ("TILEWORK_MAX_STEP", "TILEWORK_MAX_STEPS")),
         ({"TILEWORK_PORT": "http"}, ("TILEWORK_PORT", "'http'", "whole number")),
         ({"TILEWORK_PORT": "70000"}, ("TILEWORK_PORT", "70000", "65535")),
-        ({"TILEWORK_MAX_JOBS": "0"}, ("TILEWORK_MAX_JOBS", "0", "1 to")),
+        ({"TILEWORK_MAX_JOBS": "0"}, ("TILEWORK_MAX_JOBS", "0", "1 to 1048576")),
         ({"TILEWORK_MAX_BACKLOG_S": "0"}, ("TILEWORK_MAX_BACKLOG_S", "0", "0.001 to")),
         ({"TILEWORK_DRAIN_S": "nan"}, ("TILEWORK_DRAIN_S", "nan", "0 to")),
         ({"TILEWORK_HOST": ""}, ("TILEWORK_HOST", "''", "127.0.0.1")),

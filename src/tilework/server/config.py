@@ -178,4 +178,4 @@ def _wanted(name: str) -> str:
     high = next((one.le for one in field.metadata if isinstance(one, Le)), None)
     if low is None or high is None:
         return "a text, or unset it" if type(None) in get_args(field.annotation) else "a text"
-    return f"{'a whole number' if field.annotation is int else 'a number'} from {low:g} to {high:g}"
+    return f"{'a whole number' if field.annotation is int else 'a number'} from {low:.16g} to {high:.16g}"

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from tilework.server.calls.finish import stored_name
 from tilework.server.calls.registry import CallRegistry
+from tilework.server.text import counted
 from tilework.store.results import ResultStore
 
 SWEEP_S = 1.0  # A store does not report that a picture expired or made room for a newer one, so it is asked this often.
@@ -27,8 +28,6 @@ async def drained(call_registry: CallRegistry, store: ResultStore, now_ns: Calla
 def waits_for(call_registry: CallRegistry, left_s: float) -> str:
     """What a stop waits for now, and how long at most."""
     calls, pictures = call_registry.num_open_calls, len(call_registry.unfetched())
-    return f"{_many(calls, 'call')} open, {_many(pictures, 'picture')} not fetched, at most {max(0.0, left_s):.0f} s"
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return (
+        f"{counted(calls, 'call')} open, {counted(pictures, 'picture')} not fetched, at most {max(0.0, left_s):.0f} s"
+    )

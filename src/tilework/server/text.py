@@ -1,4 +1,4 @@
-"""How values and times of day look in messages and answers."""
+"""How values, counts and times of day look in messages and answers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ def shown(value: object, max_chars: int = 80) -> str:
     """The value as JSON in ASCII, cut to `max_chars`: safe to print and to send back."""
     text = json.dumps(value)
     return text if len(text) <= max_chars else text[:max_chars] + "..."
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 call`, `2 calls`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def parse_time(text: str) -> datetime | None:

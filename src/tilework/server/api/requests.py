@@ -30,7 +30,7 @@ from tilework.server.engine_protocol import Engine
 from tilework.server.http.middleware import is_head, tenant_of
 from tilework.server.http.sse import EventStream
 from tilework.server.schema.answers import Decisions, RequestList, RequestStatus
-from tilework.server.text import shown
+from tilework.server.text import counted, shown
 from tilework.store.results import ResultStore
 
 _UID = re.compile(r"([0-9a-f]{32})(?:-([0-9]{1,3}))?", re.ASCII)
@@ -205,5 +205,5 @@ def _image(uid: str, index: int | None) -> tuple[str, int]:
 def _not_done(call: Call, status: RequestStatus, now_ns: int) -> NotDone:
     left_s = (status.eta_s or 0.0) - s_from_ns(now_ns - call.arrival_ns)
     retry_s = min(max(1, math.ceil(left_s)), MAX_RETRY_S)
-    message = f"Request {status.uid} is {status.status}, not done yet. Retry in {retry_s} seconds."
+    message = f"Request {status.uid} is {status.status}, not done yet. Retry in {counted(retry_s, 'second')}."
     return NotDone(message, field="uid", retry_s=retry_s)

@@ -11,7 +11,7 @@ from tilework.server.calls.deadlines import Deadline
 from tilework.server.calls.errors import CallError, Refused, invalid, not_ready
 from tilework.server.calls.parsing import ImageCall
 from tilework.server.tenants import Tenant
-from tilework.server.text import shown
+from tilework.server.text import counted, shown
 
 RETRY_BUSY_S = 5  # Used when no time can be predicted, since no device is up.
 
@@ -39,8 +39,8 @@ def refused(refusal: Reject, ask: ImageCall, arrival_ns: int) -> CallError:
 
 def too_many_open(tenant: Tenant, num_open: int, num_asked: int, retry_s: int) -> Refused:
     message = (
-        f"n = {num_asked} is not accepted now: of your {num_open} images that have not ended and these, at most"
-        f" {tenant.max_open} may be open. Wait for some to end, cancel some, or retry in {retry_s} seconds."
+        f"n = {num_asked} is not accepted now: {num_open} of your images are open, and at most {tenant.max_open} may"
+        f" be. Wait for some to end, cancel some, or retry in {counted(retry_s, 'second')}."
     )
     return Refused(message, field="n", code="too_many_open", retry_s=retry_s)
 
@@ -55,7 +55,8 @@ def _unreachable(refusal: Reject, deadline: Deadline, arrival_ns: int) -> CallEr
     as_time = {"earliest": earliest} if isinstance(earliest, str) else {}
     message = (
         f"{field} = {shown(deadline.value)} cannot be met: {refusal.reason}. The earliest deadline that can is"
-        f' {field} = {shown(earliest)}: ask for that, or send on_miss "best_effort", or retry in {retry_s} seconds.'
+        f' {field} = {shown(earliest)}: ask for that, or send on_miss "best_effort", or retry in'
+        f" {counted(retry_s, 'second')}."
     )
     return Refused(
         message,
@@ -72,7 +73,7 @@ def _no_room(message: str, refusal: Reject, arrival_ns: int) -> Refused:
     earliest_s = None if refusal.earliest_ns is None else _ceil_ms(refusal.earliest_ns - arrival_ns)
     retry_s = RETRY_BUSY_S if refusal.retry_ns is None else max(1, math.ceil(refusal.retry_ns / NS_PER_S))
     return Refused(
-        f"{message} Retry in {retry_s} seconds.",
+        f"{message} Retry in {counted(retry_s, 'second')}.",
         code=refusal.code.value,
         retry_s=retry_s,
         details={"uid": refusal.uid, "earliest_s": earliest_s},

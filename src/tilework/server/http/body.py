@@ -32,7 +32,7 @@ async def read_json(http: Request, max_bytes: int, timeout_s: float) -> dict[str
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
-        raise _malformed(str(error)[:200]) from None
+        raise _malformed(f"it is not JSON: {str(error)[:200]}") from None
     if _is_deeper(body, MAX_DEPTH):
         raise _too_deep()
     if not isinstance(body, dict):
