@@ -52,7 +52,7 @@ SERVER_ARROWS: dict[str, set[str]] = {
     "metrics": {"engine_protocol"},
     "calls": {"text", "schema", "engine_protocol", "config", "tenants", "metrics"},
     "api": {"text", "schema", "engine_protocol", "config", "tenants", "http", "metrics", "calls"},
-    "drain": {"calls"},
+    "drain": {"calls", "text"},
     "main": {"engine_protocol", "garbage", "config", "http", "calls", "api", "drain"},
 }
 """Inside `server`: calls know nothing of HTTP, and `http` nothing of calls; `api` joins them."""
