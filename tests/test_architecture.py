@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -170,10 +171,30 @@ def test_no_function_has_more_than_60_lines() -> None:
     assert {name: length for name, length in lengths.items() if length > 60} == {}
 
 
-def test_the_page_on_architecture_shows_every_room() -> None:
+def architecture(heading: str) -> str:
+    """The first block below a heading of the page on architecture."""
     page = (ROOT.parents[1] / "docs" / "architecture.md").read_text("utf-8")
-    tree = page.partition("## The rooms")[2].partition("## The arrows")[0]
-    rooms = {path.parent.name for path in ROOT.rglob("__init__.py")} - {"tilework"}
-    listed = {line.split()[0].removesuffix("/") for line in tree.splitlines() if line.startswith("  ")}
-    inner = {"tetriserve", "tridentserve", "partition"}  # One policy, or policies alike, in several files.
-    assert rooms - inner <= listed
+    return page.partition(f"\n## {heading}\n")[2].partition("```text\n")[2].partition("```")[0]
+
+
+def test_the_page_on_architecture_shows_the_tree_of_folders() -> None:
+    shown: set[str] = set()
+    above: list[tuple[int, str]] = [(0, "")]
+    for line in architecture("The rooms").splitlines():
+        indent = len(line) - len(line.lstrip())
+        while above[-1][0] >= indent > 0:
+            above.pop()
+        folder = above[-1][1] + line.split()[0]
+        if indent:
+            shown.add(folder)
+            above.append((indent, folder))
+    folders = {f"{path.relative_to(ROOT)}/" for path in ROOT.rglob("*") if path.is_dir() and path.name != "__pycache__"}
+    assert shown == {folder for folder in folders if not re.match("models/shapes/.", folder)}
+
+
+def test_the_page_on_architecture_shows_a_request_pass_each_room_once() -> None:
+    names = re.findall(r"^[│ ]*([a-z]+(?:/[a-z]+)?)  ", architecture("A request's way"), re.MULTILINE)
+    rooms = [name for name in names if (ROOT / name).is_dir()]
+    assert len(rooms) == len(set(rooms))
+    drawn = {room.split("/")[0] for room in rooms}
+    assert drawn >= set(ARROWS) - {"core", "formats", "sim", "client", "report", "cli"}

@@ -1,0 +1,133 @@
+"""The pages name only what exists: links, anchors, files, identifiers, make targets, commands and their options."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from tilework.cli.app import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
+PLACES = [ROOT, ROOT / "src" / "tilework", ROOT / "src" / "tilework" / "server", ROOT / "bench" / "suite"]
+SOURCES = ("src/**/*.py", "src/**/*.json", "tests/**/*.py", "bench/**/*.py", "training/**/*.py", "pyproject.toml")
+OTHERS = {
+    "LatentConsistencyModelPipeline": "diffusers",
+    "client_body_timeout": "nginx",
+    "client_header_timeout": "nginx",
+    "client_max_body_size": "nginx",
+    "limit_conn": "nginx",
+    "limit_req": "nginx",
+    "send_timeout": "nginx",
+    "limit_concurrency": "uvicorn",
+    "_sum": "Prometheus",
+    "terminationGracePeriodSeconds": "Kubernetes",
+    "TimeoutStopSec": "systemd",
+    "stop_grace_period": "Docker Compose",
+}
+"""Names that are other programs'."""
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@cache
+def parts(page: Path) -> tuple[str, str]:
+    """The prose of a page, and what stands in its fenced blocks."""
+    blocks = re.split(r"^ *```.*$", page.read_text("utf-8"), flags=re.MULTILINE)
+    return "\n".join(blocks[0::2]), "\n".join(blocks[1::2])
+
+
+@cache
+def in_backticks(page: Path) -> frozenset[str]:
+    return frozenset(re.findall(r"`([^`\n]+)`", parts(page)[0]))
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """The anchors of a page's headings, as GitHub forms them."""
+    heads = re.findall(r"^#+ (.+)$", parts(page)[0], re.MULTILINE)
+    texts = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", head).lower() for head in heads)
+    return frozenset(re.sub(r"[^\w\- ]", "", text).replace(" ", "-") for text in texts)
+
+
+@each_page
+def test_links_and_anchors_resolve(page: Path) -> None:
+    targets = re.findall(r"\]\(([^()\s]+)\)", parts(page)[0])
+    for target in (target for target in targets if not re.match(r"https?:", target)):
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+@each_page
+def test_files_exist(page: Path) -> None:
+    """Source files and folders; `NAME` and `*` stand for something, and what commands write is not there yet."""
+    names = {name for name in in_backticks(page) if re.fullmatch(r"[\w.-]+/[\w./-]*|[\w./-]+\.(py|md|toml)", name)}
+    names = {name for name in names if not re.match(r"out/|results/$|application/|text/|.*(\b|_)[A-Z]{3,}\b", name)}
+    anywhere = {path.name for folder in ("src", "tests", "bench") for path in (ROOT / folder).rglob("*.py")}
+    places = [*PLACES, page.parent]
+    missing = {name for name in names - anywhere if not any((place / name).exists() for place in places)}
+    assert missing - {"tilework.toml", "tenants.toml"} == set()
+
+
+@cache
+def words() -> frozenset[str]:
+    """Every word of the sources; a name with hyphens is one word, and its parts are words, too."""
+    text = "\n".join(path.read_text("utf-8") for pattern in SOURCES for path in sorted(ROOT.glob(pattern)))
+    return frozenset(re.findall(r"\w+(?:-\w+)+", text)) | frozenset(re.findall(r"\w+", text))
+
+
+@each_page
+def test_identifiers_exist(page: Path) -> None:
+    """Names of the code, of fields and of settings. `tests/server/test_metrics.py` checks metrics."""
+    names = {name for name in in_backticks(page) if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", name)}
+    names = {
+        name
+        for name in names
+        if not re.search(r"\.(jsonl?|md|py|toml|csv|png|html|sqlite)$|NAME|^[A-Z]$|^tilework_", name)
+    }
+    known = words() | {f"TILEWORK_{word.upper()}" for word in words()}
+    assert {name for name in names - set(OTHERS) if not set(name.split(".")) <= known} == set()
+
+
+def lines(page: Path) -> Iterator[str]:
+    """Lines of the page's blocks, and what its prose has in backticks."""
+    yield from parts(page)[1].replace("\\\n", " ").splitlines()
+    yield from sorted(in_backticks(page))
+
+
+@each_page
+def test_commands_have_the_options_that_the_page_uses(page: Path) -> None:
+    for line in (line.strip().removeprefix("$ ") for line in lines(page)):
+        if not line.startswith("tilework "):
+            continue
+        command, rest = get_command(app), shlex.split(line, comments=True)[1:]
+        while subcommands := getattr(command, "commands", {}):
+            if not rest:
+                break
+            assert rest[0] in subcommands, line
+            command, rest = subcommands[rest[0]], rest[1:]
+        options = {name for option in command.params for name in [*option.opts, *option.secondary_opts]} | {"--help"}
+        used = {re.sub(r"[=\]].*", "", word.lstrip("[")) for word in rest if re.match(r"\[?-[^\d]", word)}
+        assert used <= options, f"{line}: {used - options}"
+
+
+@each_page
+def test_make_has_the_targets_that_the_page_uses(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    used = {match[1] for line in lines(page) if (match := re.match(r"\s*make(?: [A-Z_]+=\S+)* ([a-z]+)", line))}
+    assert used <= targets
+
+
+@each_page
+def test_bench_has_the_cases_that_the_page_uses(page: Path) -> None:
+    cases = {path.stem for path in (ROOT / "bench" / "suite" / "cases").glob("*.py")}
+    used = {match[1] for line in lines(page) if (match := re.match(r"\s*python bench/run\.py ([a-z]\w*)", line))}
+    assert used <= cases
