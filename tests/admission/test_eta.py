@@ -178,7 +178,7 @@ def test_a_full_queue_is_the_reason_before_a_deadline_that_cannot_be_met() -> No
     assert refused.code is RefusalCode.QUEUE, "a stage is not the end"
 
 
-# Several requests that come together.
+# Several requests that are submitted together.
 
 
 def together(count: int, slo_s: float, now_s: float = 0.0) -> Submitted:
@@ -204,7 +204,7 @@ def test_if_one_is_refused_none_is_accepted_and_nothing_starts() -> None:
         (f"{index} of 3", RefusalCode.DEADLINE) for index in range(3)
     ]
     assert len(answers) == 3
-    assert "(request 3 of 3 that come together)" in only(Reject, answers)[0].reason
+    assert "(request 3 of 3 submitted together)" in only(Reject, answers)[0].reason
     assert control.tracker.num_jobs() == len(control.tracker.promised()) == 0
     (accept,) = only(Accept, control.handle(Submitted(promise("alone", 0, slo_s=1.5 * SERVICE_S)), 1))
     assert accept.job_id == 0, "no other request has taken its place, or its number"

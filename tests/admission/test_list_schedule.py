@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilework.admission.list_schedule import FreeTimes, free_after, place
-from tilework.core.interfaces import Ahead, Block, Demand
+from tilework.core.interfaces import Ahead, Demand
 
 TIMES = st.integers(0, 60)
 NODE = st.lists(TIMES, min_size=1, max_size=5).map(sorted)
@@ -68,7 +68,7 @@ def test_a_finish_is_that_of_the_last_of_blocks_placed_in_order(
 
 def test_what_is_left_of_running_jobs_waits_for_their_works() -> None:
     """It is ready at 9 and takes the device that is free last by then; the last block takes the other at once."""
-    remaining = Block(0, 9, Demand(1, 5))
+    remaining = (9, Demand(1, 5))
     assert place(free_after([0, 7], (remaining,), Ahead(0, [])), Demand(1, 3)) == 3
     assert place(free_after([0, 7], (remaining,), Ahead(0, [Demand(1, 20)])), Demand(1, 3)) == 17
 

@@ -462,7 +462,7 @@ def test_a_bad_cost_table_is_named(files: Path, tmp_path: Path, mistake: Callabl
     ("content", "complaint"),
     [
         (b"", "line 1 is not JSON"),
-        (b"{}\n", "line 1 is not the header of a log; was this file written by `tilework serve`?"),
+        (b"{}\n", "line 1 is not the header of a log; give a file that `tilework serve --log` wrote"),
         (b"\x89PNG\r\n\x1a\n\xff", "line 1 is not JSON"),
         ("CUT", "cut off while it was written"),
     ],

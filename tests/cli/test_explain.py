@@ -90,9 +90,9 @@ ASKED = request("img-1", 10.0, steps=28, slo_s=2.0)
         ),
         (RunSteps(work(num_steps=1, devices=(3,), why="")), "started", "step 4 of 28 on device 3"),
         (RunStage(work(DECODE, devices=(3,), why="must run now")), "started", "decode on device 3: must run now"),
-        (MoveState(5, (2, 3, 6), True), "moved", "its state goes to devices 2-3, 6, with its conditioning"),
-        (MoveState(5, (2,), False), "moved", "its state goes to device 2"),
-        (Stop(7), "stopped", "work 7 is to end at its next step boundary"),
+        (MoveState(5, (2, 3, 6), True), "moved", "its state moves to devices 2-3, 6, with its conditioning"),
+        (MoveState(5, (2,), False), "moved", "its state moves to device 2"),
+        (Stop(7), "stopped", "work 7 is told to stop at its next step boundary"),
         (
             DropToBestEffort(5, "0.02 s late even on 8 devices"),
             "dropped to best effort",
@@ -170,12 +170,12 @@ def runs_of(run: Recorded, past: PastRequest) -> list[Run]:
 
 
 def texts_of(past: PastRequest) -> list[str]:
-    return [decision.text for decision in describe_all(past.told, past.request, past.job_id)]
+    return [decision.text for decision in describe_all(past.actions, past.request, past.job_id)]
 
 
 def test_every_request_s_decisions_begin_with_the_answer_and_end_with_the_end(mixed: Recorded) -> None:
     for past in mixed.history.requests:
-        kinds = [decision.kind.value for decision in describe_all(past.told, past.request, past.job_id)]
+        kinds = [decision.kind.value for decision in describe_all(past.actions, past.request, past.job_id)]
         if past.status is Status.REJECTED:
             assert kinds == ["refused"]
         else:
@@ -184,7 +184,9 @@ def test_every_request_s_decisions_begin_with_the_answer_and_end_with_the_end(mi
             begun = [run.work.work_id for run in runs_of(mixed, past)]
             assert ("stopped" in kinds) >= any(run.end is RunEnd.STOPPED for run in runs_of(mixed, past))
             assert kinds.count("started") >= len(begun) > 0 or past.status is Status.CANCELLED
-    assert sum(isinstance(action, DropToBestEffort) for past in mixed.history.requests for _, action in past.told) > 0
+    assert (
+        sum(isinstance(action, DropToBestEffort) for past in mixed.history.requests for _, action in past.actions) > 0
+    )
 
 
 @pytest.mark.parametrize("policy", ["edf", "tetriserve", "fixed-sp2"])
@@ -270,7 +272,7 @@ def test_a_request_has_decisions_works_and_the_end(mixed: Recorded, log: Path) -
     assert [one["predicted_s"] is not None for one in found["works"]] == [True] * len(runs)
     assert found["slack_s"] < 0
     assert found["ran_s"] + found["waited_s"] == pytest.approx(found["finish_s"], abs=1e-5)
-    assert found["decisions"] == [d.to_json() for d in describe_all(past.told, past.request, past.job_id)]
+    assert found["decisions"] == [d.to_json() for d in describe_all(past.actions, past.request, past.job_id)]
     text = explain(log, past.request.uid).output
     for decision in found["decisions"]:
         assert decision["text"] in text

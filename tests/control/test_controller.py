@@ -386,7 +386,7 @@ def test_dropping_to_best_effort_asks_for_a_new_plan_in_the_new_order(scripted: 
         (start(DIFFUSE, 0, steps=2), f"job 0 is at {PIPELINE}/encode, not at {PIPELINE}/diffuse"),
         (start(ENCODE, 0, steps=2), "job 0 has 1 steps left, not 2"),
         (start(ENCODE, 0, steps=0), "job 0 has 1 steps left, not 0"),
-        (start(ENCODE, 0, 1), f"{PIPELINE}/encode of job 0 is to run on 2 devices"),
+        (start(ENCODE, 0, 1), f"{PIPELINE}/encode of job 0 is started on 2 devices"),
         (start(ENCODE, 1, 0), r"the group \(1, 0\) is not sorted"),
         (start(ENCODE, 1, 1), r"the group \(1, 1\) is not sorted"),
     ],

@@ -314,9 +314,9 @@ def header_without(*keys: str, **changes: Any) -> str:
         (None, "line 1 is not JSON"),
         ("", "line 1 is not JSON"),
         ("[]", "line 1 is not a JSON object"),
-        ("{}", "line 1 is not the header of a log; was"),
+        ("{}", "line 1 is not the header of a log; give"),
         (header_without(tilework_log=1), "line 1 is the header of a log of format 1, and this Tilework reads format 2"),
-        (SMALL_LOG[1], "line 1 is not the header of a log; was"),
+        (SMALL_LOG[1], "line 1 is not the header of a log; give"),
         (header_without("version"), "line 1 is not the header of a log: KeyError('version')"),
         (header_without("cost_table"), "line 1 is not the header of a log: KeyError('cost_table')"),
         (header_without(config={"polcy": "edf"}), "polcy"),
@@ -360,7 +360,7 @@ def test_a_line_that_is_no_entry_is_named(line: str) -> None:
 
 def test_a_line_out_of_time_is_named() -> None:
     lines = [HEADER, *(entry_line(Woke(), (), now_ns) for now_ns in (5, 5, 4))]
-    with pytest.raises(BadLog, match="line 4 is of time 4, before the line above it"):
+    with pytest.raises(BadLog, match="line 4 has time 4, before that of the line above"):
         replay(lines)
 
 
@@ -495,7 +495,7 @@ def test_the_largest_hundredth_of_the_gaps_is_left_out() -> None:
     ],
 )
 def test_history_refuses_what_no_line_began(entry: str) -> None:
-    with pytest.raises(BadLog, match=r"the log speaks of '?9'?, which no earlier line began"):
+    with pytest.raises(BadLog, match=r"the log names '?9'?, which no earlier line began"):
         read_history([HEADER, entry])
 
 

@@ -157,5 +157,5 @@ def test_time_is_counted_in_looks_not_by_a_clock() -> None:
     rig.begin_steps()
     for _ in range(4):
         rig.now_ns += 3600 * NS_PER_S
-        rig.controller.tracker.at(rig.now_ns)
+        rig.controller.tracker.set_time(rig.now_ns)
         assert rig.watchdog.check() == []

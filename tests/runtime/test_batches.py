@@ -123,7 +123,7 @@ def test_a_stop_takes_all_that_hangs_together(desk: Desk) -> None:
     assert all(desk.control.tracker.jobs[job_id].is_stopping for job_id in range(3))
     desk.tell(Stopped(first.work_id, 1))
     assert not desk.control.tracker.jobs[0].is_stopping
-    with pytest.raises(AssertionError, match="job 1 have been told to end"):
+    with pytest.raises(AssertionError, match="job 1 is started while its stopped works"):
         desk.start(0, 1)
     desk.tell(Stopped(second.work_id, 0))
     desk.tell(Stopped(other.work_id, 0))
@@ -153,7 +153,7 @@ def test_who_fails_shares_nothing_until_it_has_got_on(desk: Desk) -> None:
     desk.tell(LeftOut(behind[1].work_id, 1, "it has no state"))
     desk.tell(StepsFinished(behind[1].work_id, NS_PER_MS))
     assert desk.done(0, 1, 2) == [0, 0, 2]
-    with pytest.raises(AssertionError, match="works of job 0 fail"):
+    with pytest.raises(AssertionError, match="job 0 shares a work although its works fail"):
         desk.start(2, 0)
     desk.tell(StepsFinished(desk.start(0).work_id, NS_PER_MS))
     assert desk.start(2, 0).first_steps == (2, 2)
@@ -246,7 +246,7 @@ def test_nothing_is_learnt_from_a_work_whose_member_has_ended(desk: Desk) -> Non
     [
         ((0, 0), (0,), DIFFUSE, "twice"),
         ((0, 1), (0, 1), DIFFUSE, "2 devices"),
-        ((3, 4), (0,), ENCODE, "2 jobs at a time"),
+        ((3, 4), (0,), ENCODE, "is started for 2 jobs"),
     ],
 )
 def test_illegal_batches_are_bugs_of_the_policy(

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from builders import ONE_OF_EACH
 from tilework.cli.app import app
 from tilework.control.cluster.job import Job
+from tilework.control.cluster.residents import Residents
 from tilework.control.cluster.tracker import Tracker
 from tilework.control.log import replay
 from tilework.control.recovery import Recovery
@@ -180,7 +181,7 @@ def test_a_lost_server_continues_from_the_serialized_states(monkeypatch: pytest.
 
 def lose_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """A restarted job is not put back into the queue."""
-    monkeypatch.setattr(Tracker, "restart", lambda self, job, *, from_start: self._leave(job))
+    monkeypatch.setattr(Tracker, "restart", lambda self, job, *, from_start: self._withdraw(job))
 
 
 def fail_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +221,7 @@ def end_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keep_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tracker, "residents_beyond", lambda self, device_id, most: [])
+    monkeypatch.setattr(Residents, "beyond", lambda self, device_id, most: [])
 
 
 def go_back(monkeypatch: pytest.MonkeyPatch) -> None:

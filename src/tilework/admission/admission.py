@@ -78,7 +78,7 @@ class Admission:
         blocks, known = backlog.reserved(), self._reservations
         if known is None or known.free_ns != free_ns or known.blocks != blocks:
             known = self._reservations = Reservations(free_ns, nodes(backlog.devices), blocks, now_ns)
-        known.at(now_ns)
+        known.set_time(now_ns)
         return known
 
     def learn(self, request: Request, eta_prediction: EtaPrediction, actual_ns: int) -> None:

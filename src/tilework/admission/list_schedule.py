@@ -1,33 +1,32 @@
-"""List scheduling: placing blocks of device x time one after another on the devices that are free first."""
+"""List scheduling: blocks of device x time are placed one after another on the devices that are free first."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
-from tilework.core.interfaces import Ahead, Block, Demand
+from tilework.core.interfaces import Ahead, Demand
 
 FreeTimes = list[int]
 """When the devices of a node are free, ascending."""
 
 
 def first_slot(free_ns: Sequence[int], width: int, ready_ns: int) -> tuple[int, int]:
-    """When a block begins, and the end of the slice of devices that it takes: the placement rule of this package.
+    """The start of a block, and the end of the slice of devices that it takes: the placement rule of this package.
 
     `free_ns` is when devices of one node are free, ascending. The block begins when `width` of them are free, not
     before `ready_ns`. Of the devices that are free by then it takes those that became free last, which are
-    `[stop - width : stop]`, so that the others are left to the next blocks.
+    `[stop - width : stop]`, and leaves the others to the next blocks.
 
-    Here the blocks of a prediction and those of reservations are placed alike. A reservation may not use a device
-    beyond the time until which later reservations can spare it: `reservation_timeline.choose_group` leaves such devices
-    out, and asks again.
+    Predictions and reservations use the same rule. A reservation may not use a device beyond the time until which later
+    reservations can spare it: `reservation_timeline.choose_group` leaves out such devices and calls this again.
     """
     start_ns = max(free_ns[width - 1], ready_ns)
     return start_ns, bisect_right(free_ns, start_ns)
 
 
 def place(free_ns: FreeTimes, block: Demand, ready_ns: int = 0) -> int:
-    """Let a block take its devices to its end; returns that end. One that is wider than the node takes all of it."""
+    """Let a block take its devices until its end; returns the end. A block wider than the node takes all of it."""
     width = min(block.width, len(free_ns))
     start_ns, stop = first_slot(free_ns, width, ready_ns)
     end_ns = start_ns + block.run_ns
@@ -37,15 +36,15 @@ def place(free_ns: FreeTimes, block: Demand, ready_ns: int = 0) -> int:
     return end_ns
 
 
-def free_after(free_ns: Iterable[int], running: Iterable[Block], waiting: Ahead) -> FreeTimes:
-    """When devices, which are taken for one node, are free after the blocks ahead have been placed on them in order.
+def free_after(free_ns: Iterable[int], running: Iterable[tuple[int, Demand]], waiting: Ahead) -> FreeTimes:
+    """When devices are free after the jobs ahead have been placed on them in order. Nodes are ignored.
 
-    `running` is what is left of jobs that have devices, `waiting` are jobs that have none. Those of which only the
-    volume is known are poured over the devices like a fluid.
+    `running` are jobs that have devices: when each is ready, and its remaining work. `waiting` are jobs that have none;
+    those of which only the volume is known are poured over the devices like a fluid.
     """
     after_ns = sorted(free_ns)
-    for block in running:
-        place(after_ns, block.demand, block.ready_ns)
+    for ready_ns, demand in running:
+        place(after_ns, demand, ready_ns)
     if waiting.volume_ns:
         after_ns = _pour(after_ns, waiting.volume_ns)
     for demand in waiting.demands:
@@ -55,7 +54,7 @@ def free_after(free_ns: Iterable[int], running: Iterable[Block], waiting: Ahead)
 
 def _pour(free_ns: FreeTimes, volume_ns: int) -> FreeTimes:
     """Raise the devices' free times from below by `volume_ns` of work in total."""
-    below_ns = volume_ns  # With all that comes before the devices that are poured on are free.
+    below_ns = volume_ns  # The volume, plus the free times of the devices that it is poured on.
     for count, first_ns in enumerate(free_ns, start=1):
         below_ns += first_ns
         level_ns = below_ns // count

@@ -68,7 +68,7 @@ class Reservations:
         self._free_ns = [free_ns]
         self._spared_ns = [dict.fromkeys(free_ns, NEVER_NS)]
 
-    def at(self, now_ns: int) -> None:
+    def set_time(self, now_ns: int) -> None:
         """Go on to a later time at which free times and blocks are the same; margins are smaller then."""
         self._now_ns = now_ns
 

@@ -1,4 +1,4 @@
-"""Where the time of one request went: its works, what it waited for between them, why it was late or not served."""
+"""The time of one request: its works, its waits between them, and why it was late or not served."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ EndedWork = PastWork | LostWork
 class Account:
     """One request's time from its arrival to its end, or to the end of a log that leaves it open.
 
-    `works` are those that ran, in order of their begins. `blockers` names the requests whose works occupied, while no
-    work of this one ran, the devices that it was then given (all devices, if it was given none), each with how long,
-    the longest first; `idle_ns` is how long none of these devices had work while it waited. `overrun_ns` is how much
-    longer its works took than predicted, over those of which both is known.
+    `works` are those that ran, in order of their starts. A wait is a span without a work of the request; its devices
+    are those of the next work (all devices, if there is none). `blockers` are the requests that ran on these devices
+    during waits, each with its time, the longest first. `idle_ns` is how long these devices were all idle during waits.
+    `overrun_ns` is how much longer its works took than predicted, over works of which both times are known.
     """
 
     past: PastRequest
@@ -33,13 +33,13 @@ class Account:
 
     @property
     def slack_ns(self) -> int | None:
-        """Time left to the deadline at its end; None without a deadline, or while it is open."""
+        """Time from its end to its deadline; None without a deadline, or while it is open."""
         deadline_ns, finish_ns = self.past.request.deadline_ns, self.past.finish_ns
         return None if deadline_ns is None or finish_ns is None else deadline_ns - finish_ns
 
     @property
     def eta_error_ns(self) -> int | None:
-        """How much later than predicted it was done; None for one that was not done."""
+        """How much later than predicted it was done; None if it was not done."""
         past = self.past
         if past.status is not Status.DONE or past.eta_ns is None or past.finish_ns is None:
             return None
@@ -47,36 +47,37 @@ class Account:
 
 
 def account_of(history: History, past: PastRequest) -> Account:
-    everyone: tuple[EndedWork, ...] = (*history.works, *history.lost)
-    everyone = tuple(work for work in everyone if work.end_ns > work.start_ns)
-    own = sorted((work for work in everyone if past.job_id in work.work.job_ids), key=lambda work: work.start_ns)
+    """The account of one request of a history."""
+    ran: tuple[EndedWork, ...] = (*history.works, *history.lost)
+    ran = tuple(work for work in ran if work.end_ns > work.start_ns)
+    own = sorted((work for work in ran if past.job_id in work.work.job_ids), key=lambda work: work.start_ns)
     uids = {one.job_id: one.request.uid for one in history.requests if one.job_id is not None}
     all_devices = tuple(sorted({change.device_id for change in history.devices}))
     waits = _waits(past, own, history.end_ns, all_devices)
     blocked_ns: dict[str, int] = {}
     idle_ns = 0
     for start_ns, end_ns, devices in waits:
-        meanwhile = _clipped(everyone, start_ns, end_ns, devices)
+        meanwhile = _clipped(ran, start_ns, end_ns, devices)
         idle_ns += end_ns - start_ns - _union_ns([(work_start, work_end) for work_start, work_end, _ in meanwhile])
         for work_start_ns, work_end_ns, work in meanwhile:
             for job_id in work.work.job_ids:
                 uid = uids[job_id]
                 blocked_ns[uid] = blocked_ns.get(uid, 0) + work_end_ns - work_start_ns
     measured = [work for work in own if isinstance(work, PastWork)]
-    known = [(work.run_ns, work.predicted_ns) for work in measured]
+    times = [(work.run_ns, work.predicted_ns) for work in measured]
     return Account(
         past=past,
         works=tuple(own),
         waited_ns=sum(end_ns - start_ns for start_ns, end_ns, _ in waits),
         idle_ns=idle_ns,
         ran_ns=_union_ns([(work.start_ns, work.end_ns) for work in own]),
-        overrun_ns=sum(run - predicted for run, predicted in known if run is not None and predicted is not None),
+        overrun_ns=sum(run - predicted for run, predicted in times if run is not None and predicted is not None),
         blockers=tuple(sorted(blocked_ns.items(), key=lambda item: (-item[1], item[0]))),
     )
 
 
 def cause_of(account: Account) -> str | None:
-    """One line for why a request was not served, or else why it was late; None if it was neither, or is open."""
+    """Why a request was not served or was late, in one line; None if it was neither, or is open."""
     status = account.past.status
     if status is None or (status is Status.DONE and account.past.on_time is not False):
         return None
@@ -84,13 +85,13 @@ def cause_of(account: Account) -> str | None:
 
 
 def _why_not_served(past: PastRequest) -> str:
-    end = next(action for _, action in past.told if isinstance(action, Reject | Finish))
+    end = next(action for _, action in past.actions if isinstance(action, Reject | Finish))
     word = f"refused ({end.code})" if isinstance(end, Reject) else end.status
     return f"{word}: {end.reason}"
 
 
 def _why_late(account: Account) -> str:
-    """The first of these reasons that explains it."""
+    """The first of these reasons that explains why the request was late."""
     past, slack_ns = account.past, account.slack_ns
     assert past.request.deadline_ns is not None, "a request without a deadline is not late"
     assert slack_ns is not None, "a request that is done has an end"
@@ -111,9 +112,9 @@ def _why_late(account: Account) -> str:
 
 
 def _waits(past: PastRequest, own: list[EndedWork], last_ns: int, all_devices: Group) -> list[tuple[int, int, Group]]:
-    """(start, end, devices it was then given) of each span in which no work of the request ran.
+    """(start, end, devices) of each wait of the request; see `Account`.
 
-    `own` are in order of their begins: a log knows ends by when they were told, and that order may be another one.
+    `own` are its works in order of their starts. A log has works in the order of their reports, which may differ.
     """
     now_ns, waits = past.request.arrival_ns, []
     for work in own:
@@ -129,7 +130,7 @@ def _waits(past: PastRequest, own: list[EndedWork], last_ns: int, all_devices: G
 def _clipped(
     works: tuple[EndedWork, ...], start_ns: int, end_ns: int, devices: Group
 ) -> list[tuple[int, int, EndedWork]]:
-    """What ran on any of `devices` between these times, cut to them."""
+    """The works that ran on any of `devices` between these times, each with its start and end cut to them."""
     wanted = set(devices)
     return [
         (max(work.start_ns, start_ns), min(work.end_ns, end_ns), work)

@@ -1,4 +1,4 @@
-"""New requests: let in with an ETA, or refused, those that come together all or none."""
+"""New requests: accepted with an ETA, or refused. Requests submitted together are accepted all or none."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tilework.core.request import RefusalCode, Request
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.tabled import UnknownCost
 
-_MORE_TRIALS = 16  # Than there are requests, to find a deadline with which all of them would be let in.
+_MORE_TRIALS = 16  # In addition to one per request, to find a deadline with which all of them are accepted.
 
 
 class Admit:
-    """Turns requests into jobs by the rule of admission."""
+    """Turns requests into jobs if admission accepts them."""
 
     def __init__(
         self, rule: Admission, policy: Policy, costs: TableCosts, tracker: Tracker, guard: ReservationGuard
@@ -33,7 +33,7 @@ class Admit:
         self._next_job_id = 0
 
     def admit(self, requests: Sequence[Request], now_ns: int) -> list[Action]:
-        """Let all requests in, or none."""
+        """Accept all requests, or refuse all."""
         jobs: list[Job] = []
         accepts: list[Action] = []
         for request in requests:
@@ -49,9 +49,9 @@ class Admit:
         return accepts
 
     def restore(self, request: Request, steps_done: int | None, now_ns: int) -> list[Action]:
-        """Take in a request that was accepted before a restart, even if admission would refuse it now.
+        """Accept a request that was accepted before a restart, even if admission would refuse it now.
 
-        Then it comes in without a promise. It is refused only if its cost is not known.
+        In that case its deadline is not promised. It is refused only if its cost is unknown.
         """
         answer = self._ask(request, now_ns)
         if isinstance(answer, Reject) and answer.code is RefusalCode.UNKNOWN_COST:
@@ -89,42 +89,48 @@ class Admit:
             self._tracker.remove_job(job)
 
     def _reject(self, requests: Sequence[Request], index: int, answer: Reject, now_ns: int) -> list[Action]:
-        """Refuse all requests, since the one with this index finds no place."""
+        """Refuse all requests, since the request with this index is refused."""
         if len(requests) > 1:
             earliest_ns = answer.earliest_ns
             if earliest_ns is not None and answer.code is RefusalCode.DEADLINE:
                 earliest_ns = self._earliest_ns(requests, earliest_ns, now_ns)
-            reason = f"{answer.reason} (request {index + 1} of {len(requests)} that come together)"
+            reason = f"{answer.reason} (request {index + 1} of {len(requests)} submitted together)"
             answer = replace(answer, reason=reason, earliest_ns=earliest_ns)
         return [replace(answer, uid=request.uid) for request in requests]
 
     def _earliest_ns(self, requests: Sequence[Request], due_ns: int, now_ns: int) -> int:
-        """A deadline, from `due_ns` on, with which all would be let in together: the earliest, or nearly so.
+        """A deadline, from `due_ns` on, with which all requests would be accepted together: about the earliest.
 
-        Each time the first request that finds no place says which deadline it needs. That may be earlier than the one
-        just refused, since a later deadline can break a promise that an earlier one does not. For several requests the
-        deadline then has to be later, by steps that double.
+        In each trial the first refused request says which deadline it needs. That may be earlier than the deadline just
+        tried, since a later deadline can break a promise that an earlier one does not break. In that case the next
+        trial is later by a step that doubles.
         """
         step_ns = (due_ns - now_ns) // 32
         for _ in range(len(requests) + _MORE_TRIALS):
-            jobs, answer = list[Job](), None
-            for request in requests:
-                later = replace(request, deadline_ns=due_ns)
-                answer = self._ask(later, now_ns)
-                if isinstance(answer, Reject):
-                    break
-                jobs.append(self._enter(later, answer, len(jobs)))
-            self._take_back(jobs)
-            if not isinstance(answer, Reject) or answer.earliest_ns is None:
+            refusal = self._trial([replace(request, deadline_ns=due_ns) for request in requests], now_ns)
+            if refusal is None or refusal.earliest_ns is None:
                 break
-            if answer.earliest_ns > due_ns:
-                due_ns = answer.earliest_ns
+            if refusal.earliest_ns > due_ns:
+                due_ns = refusal.earliest_ns
             else:
                 due_ns, step_ns = due_ns + step_ns, 2 * step_ns
         return due_ns
 
+    def _trial(self, requests: Sequence[Request], now_ns: int) -> Reject | None:
+        """The refusal of the first of these requests that would be refused; None if all would be accepted."""
+        jobs: list[Job] = []
+        try:
+            for request in requests:
+                answer = self._ask(request, now_ns)
+                if isinstance(answer, Reject):
+                    return answer
+                jobs.append(self._enter(request, answer, len(jobs)))
+            return None
+        finally:
+            self._take_back(jobs)
+
 
 def _reached(request: Request, steps_done: int | None) -> Cursor:
-    """Where a request stands of which the state after so many steps is kept; None: nothing is kept."""
+    """The progress of a request of which the state after `steps_done` steps is kept; None: nothing is kept."""
     start = Cursor.start(request)
     return start if steps_done is None else start.advanced(1).advanced(steps_done)

@@ -2,16 +2,16 @@
 
 Theory of operation. `handle` does three things in this order:
 
-1. it records what the event says happened (and ends jobs that came to their end by it);
-2. it asks the policy what to do now, until the policy drops no more jobs to best effort (unless a request was refused,
-   which changes nothing);
-3. it turns the plan into actions, moving a job's state first where the plan changes its devices.
+1. it records the event, and ends the jobs that are done, failed or cancelled by it;
+2. it asks the policy for a plan, until the policy drops no more jobs to best effort; a refusal changes nothing, so then
+   the policy is not asked;
+3. it turns the plan into actions, and moves a job's state first where the plan changes its devices.
 
-Each subject has a module: `admit` (new requests), `reports` (what devices say of works), `memory` (works that did not
-fit), `recovery` (jobs that lost a work, and how jobs end), `plan` (2 and 3). They share the `tracker`.
+Each subject has a module: `admit` (new requests), `reports` (works that ended), `memory` (works that did not fit),
+`recovery` (jobs that lost a work, and how jobs end), `plan` (2 and 3). They share the `tracker`.
 
-Every job ends exactly once, by one `Finish` (or, before it came in, one `Reject`). Nothing here reads a clock or draws
-a random number, so a log of events gives the same actions again.
+Every request ends exactly once, by one `Finish` or one `Reject`. Nothing here reads a clock or draws a random number,
+so a log of events gives the same actions again.
 """
 
 from __future__ import annotations
@@ -55,12 +55,16 @@ from tilework.policy.registry import DEFAULT_POLICY, make_policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
-    """`max_attempts`: how often in a row a request may lose a work without progress, until that fails it.
+    """The configuration of a controller.
 
-    `max_jobs`: how many requests may be waiting or running at a time; `max_backlog_ns`: how long the devices that are
-    up may need for all of them when another comes in (see `admission.admission_limits`); `max_batch`: how many share a
-    forward pass at most; 1 lets every request run as the stock pipeline does, bit for bit; `max_residents`: of how many
-    a device keeps something, unless more run on it.
+    Attributes:
+        policy: name of the policy.
+        max_attempts: a request fails when it has lost this many works in a row without progress.
+        max_jobs: how many requests may be waiting or running at a time.
+        max_backlog_ns: how long the devices that are up may need for all of them (see `admission.admission_limits`).
+        max_batch: how many requests share a forward pass at most; 1 makes each picture bit-identical to the stock
+            pipeline's.
+        max_residents: for how many jobs a device keeps state or conditioning, unless more run on it.
     """
 
     policy: str = DEFAULT_POLICY
@@ -72,7 +76,7 @@ class ControllerConfig:
 
 
 class Controller:
-    """See the theory of operation above. Not thread-safe, and need not be: one driver calls it."""
+    """See the theory of operation above. Not thread-safe: one driver calls it."""
 
     def __init__(
         self,
@@ -97,17 +101,18 @@ class Controller:
         self._planner = Planner(policy, self.costs, self.tracker, guard, config.max_residents)
 
     def handle(self, event: Event, now_ns: int) -> tuple[Action, ...]:
-        self.tracker.at(now_ns)
+        """Record an event; returns the actions that follow from it, in the order in which to perform them."""
+        self.tracker.set_time(now_ns)
         if self.costs.forget_memory(now_ns):
             self.tracker.unpark()
         actions = self._record(event, now_ns)
-        if not any(isinstance(action, Reject) for action in actions):  # Then nothing has changed.
+        if not any(isinstance(action, Reject) for action in actions):  # A refusal changes nothing.
             actions += self._planner.plan(now_ns)
         return tuple(actions)
 
     def eta_ns(self, job_id: int, now_ns: int) -> int:
-        """When a job that has not ended is expected to be done; the same rule as at its admission."""
-        self.tracker.at(now_ns)
+        """When a job that has not ended is expected to be done, by the rule of admission."""
+        self.tracker.set_time(now_ns)
         return self._rule.eta_ns(self.tracker.jobs[job_id], self.tracker, now_ns)
 
     @property
@@ -125,7 +130,7 @@ class Controller:
         return len(self.tracker.works)
 
     def occupancy(self, now_ns: int) -> Occupancy:
-        """What waits and runs now; takes time in proportion to the open jobs."""
+        """What waits and runs now. Takes time in proportion to the number of open jobs."""
         return occupancy(self.tracker, now_ns)
 
     def _record(self, event: Event, now_ns: int) -> list[Action]:
@@ -135,7 +140,7 @@ class Controller:
             case Restored(request, steps_done):
                 return self._admit.restore(request, steps_done, now_ns)
             case LeftOut() | StepsFinished() | StageFinished() | Stopped() | WorkFailed() | OutOfMemory() | Broken():
-                return self._reports.take(event, now_ns)
+                return self._reports.on_report(event, now_ns)
             case Cancelled(uid, reason):
                 job_id = self.tracker.job_ids.get(uid)
                 if job_id is None:
@@ -146,14 +151,14 @@ class Controller:
                 self.tracker.unpark()
                 return []
             case DeviceLost(device_id):
-                return self._lose(device_id, event.why, now_ns)
+                return self._on_device_lost(device_id, event.why, now_ns)
             case Woke():
-                self._planner.woke(now_ns)
+                self._planner.on_woke(now_ns)
                 return []
 
-    def _lose(self, device_id: int, why: str, now_ns: int) -> list[Action]:
-        """Works that only this device had are lost; those with survivors end by `Broken`, when these have reported."""
+    def _on_device_lost(self, device_id: int, why: str, now_ns: int) -> list[Action]:
+        """Works that only this device had are lost; works with survivors end by `Broken`, when these have reported."""
         if self.tracker.device(device_id) is None:
             return []
         lost = self.tracker.remove_device(device_id, self._reports.early_work_ids)
-        return self._recovery.device_lost(device_id, lost, why) + self._reports.catch_up(lost, now_ns)
+        return self._recovery.device_lost(device_id, lost, why) + self._reports.release_early(lost, now_ns)

@@ -1,7 +1,6 @@
-"""What was decided about a request, in words: one sentence with numbers for each action that concerns it.
+"""Decisions about a request in words: one sentence with numbers for each action about it.
 
-To answer later, keep the actions as they are, with their times; nothing is put into words before
-a client asks.
+Callers keep actions with their times, and describe them only when a client asks.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class DecisionKind(StrEnum):
 class Decision:
     """One decision about the request `uid`; `text` is the sentence, without the time.
 
-    `devices` are the devices that it is about, and `steps` the first and last denoising step, counted from 1.
+    `devices` are its devices, if any, and `steps` the first and last denoising step, counted from 1.
     """
 
     at_ns: int
@@ -47,7 +46,7 @@ class Decision:
         return f"+{s_from_ns(self.at_ns - self.arrival_ns):.3f} s  {self.text}"
 
     def to_json(self) -> dict[str, Any]:
-        """With `at_s` from the request's arrival; `degree` is None where no devices are meant."""
+        """As JSON. `at_s` counts from the request's arrival; `degree` is None without devices."""
         return {
             "at_s": round(s_from_ns(self.at_ns - self.arrival_ns), 6),
             "kind": self.kind.value,
@@ -59,9 +58,9 @@ class Decision:
 
 
 def describe(at_ns: int, action: Action, request: Request, job_id: int | None = None) -> Decision | None:
-    """Put an action about `request` into words; None if it decides nothing about the request itself.
+    """Describe an action about `request`; None if it decides nothing about the request itself.
 
-    `job_id` says which member of a batch the request is; it makes no difference to other actions.
+    `job_id` says which member of a batch the request is; it is ignored for other actions.
     """
     devices: Group = ()
     steps: tuple[int, int] | None = None
@@ -77,9 +76,9 @@ def describe(at_ns: int, action: Action, request: Request, job_id: int | None = 
             text = f"{work_text(work, request, job_id)}{_because(work.why)}"
         case MoveState(moved_id, devices, conditioning):
             kind, job_ids = DecisionKind.MOVED, (moved_id,)
-            text = f"its state goes to {devices_text(devices)}{', with its conditioning' if conditioning else ''}"
+            text = f"its state moves to {devices_text(devices)}{', with its conditioning' if conditioning else ''}"
         case Stop(work_id):
-            kind, text = DecisionKind.STOPPED, f"work {work_id} is to end at its next step boundary"
+            kind, text = DecisionKind.STOPPED, f"work {work_id} is told to stop at its next step boundary"
         case DropToBestEffort(late_id, why):
             kind, job_ids = DecisionKind.DROPPED, (late_id,)
             text = f"dropped to best effort, after those that can still be on time{_because(why)}"
@@ -100,9 +99,9 @@ def describe(at_ns: int, action: Action, request: Request, job_id: int | None = 
     )
 
 
-def describe_all(told: Iterable[tuple[int, Action]], request: Request, job_id: int | None = None) -> list[Decision]:
+def describe_all(actions: Iterable[tuple[int, Action]], request: Request, job_id: int | None = None) -> list[Decision]:
     """The decisions among these (time, action) pairs, in their order."""
-    decisions = (describe(at_ns, action, request, job_id) for at_ns, action in told)
+    decisions = (describe(at_ns, action, request, job_id) for at_ns, action in actions)
     return [decision for decision in decisions if decision is not None]
 
 
@@ -120,7 +119,7 @@ def work_text(work: Work, request: Request, job_id: int | None = None) -> str:
 
 
 def steps_of(work: Work, job_id: int | None = None) -> tuple[int, int] | None:
-    """The first and last denoising step of a member (None: the first), counted from 1; None for other stages."""
+    """The first and last denoising step of a member (default: the first one), from 1; None for other stages."""
     if work.stage.name != DIFFUSE:
         return None
     place = work.job_ids.index(job_id) if job_id in work.job_ids else 0
@@ -140,7 +139,7 @@ def devices_text(devices: Group) -> str:
 
 
 def span_text(duration_ns: int) -> str:
-    """ "1.25 s", "31.0 ms": short, and never 0 for what is not."""
+    """ "1.25 s" from 0.1 s on, "31.0 ms" below."""
     if abs(duration_ns) >= NS_PER_S // 10:
         return f"{s_from_ns(duration_ns):.2f} s"
     return f"{duration_ns / NS_PER_MS:.1f} ms"

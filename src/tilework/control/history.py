@@ -1,4 +1,4 @@
-"""What an event log says happened: which work ran when, how each request ended, and what work costs there."""
+"""The history of a run: which work ran when, how each request ended, and which devices were up."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tilework.core.work import Work
 class PastWork:
     """One executed work.
 
-    A stopped one tells only when it ended (`run_ns` None): its `start_ns` is then the earliest that it can have been.
-    `predicted_ns` is what the controller expected of all its steps when it began them, None where it did not know.
+    Of a stopped work only the end is known (`run_ns` None): `start_ns` is then the earliest possible start.
+    `predicted_ns` is the time that the controller predicted for all its steps when it began; None if it was unknown.
     """
 
     work: Work
@@ -30,7 +30,7 @@ class PastWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostWork:
-    """A work that failed or whose devices were lost after it had begun; `steps` of it count all the same."""
+    """A work that failed or lost its devices after it had begun; `steps` of it are kept."""
 
     work: Work
     start_ns: int
@@ -43,7 +43,7 @@ class LostWork:
 class PastRequest:
     """One request and its end. `job_id` and `eta_ns` are None if it was rejected; a cut-off log leaves it open.
 
-    `told` are the actions that concern it, each with its time; `control.decisions` puts them into words.
+    `actions` are the controller's actions about it, each with its time; `control.decisions` describes them in words.
     """
 
     request: Request
@@ -51,11 +51,11 @@ class PastRequest:
     eta_ns: int | None = None
     status: Status | None = None
     finish_ns: int | None = None
-    told: tuple[tuple[int, Action], ...] = ()
+    actions: tuple[tuple[int, Action], ...] = ()
 
     @property
     def on_time(self) -> bool | None:
-        """Whether it kept its deadline, see `Request.met_deadline`; None also as long as it is open."""
+        """Whether it met its deadline, see `Request.met_deadline`; None also while it is open."""
         if self.status is None or self.finish_ns is None:
             return None
         return self.request.met_deadline(self.status, self.finish_ns)
@@ -63,7 +63,7 @@ class PastRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastDevice:
-    """A device came up, or was lost (`is_up` False)."""
+    """A device that joined, or was lost (`is_up` False)."""
 
     at_ns: int
     device_id: int
@@ -74,7 +74,7 @@ class PastDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Works in order of their ends, requests in order of arrival, changes of devices in order of time."""
+    """A whole run: works in order of their ends, requests in order of arrival, changes of devices in order of time."""
 
     header: Header
     end_ns: int

@@ -1,8 +1,8 @@
-"""The event log: what a controller was told and what it answered, one JSON object per line.
+"""The event log: the events and actions of a controller, one JSON object per line.
 
-The first line is the header: versions, configuration and the cost table that the controller started from. Every
-other line is one `handle` call: `{"t": now_ns, "event": {...}, "actions": [...]}`. A value is written as an object
-whose key "is" names its class. Prompts are not in the log.
+The first line is the header: versions, configuration and the cost table that the controller started from. Every other
+line is one `handle` call: `{"t": now_ns, "event": {...}, "actions": [...]}`. An event, action or other value of a class
+is an object with the class's name under "is". Prompts are not in the log.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ FORMAT = 2
 
 
 class BadLog(ValueError):
-    """A log that cannot be read; the message names the line and what is wrong with it."""
+    """A log that cannot be read; the message names the line and the error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One `handle` call; `text` is its line as it stands in the log."""
+    """One `handle` call; `text` is its line in the log."""
 
     line: int
     now_ns: int
@@ -49,7 +49,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first line at which a fresh controller acts otherwise than the log says."""
+    """The first line at which a new controller answers differently from the log."""
 
     line: int
     logged: str
@@ -71,7 +71,7 @@ def read_log(lines: Iterable[str]) -> tuple[Header, Iterator[Entry]]:
     iterator = iter(lines)
     first = _load(next(iterator, ""), 1)
     if "tilework_log" not in first:
-        raise BadLog("line 1 is not the header of a log; was this file written by `tilework serve`?")
+        raise BadLog("line 1 is not the header of a log; give a file that `tilework serve --log` wrote")
     if first["tilework_log"] != FORMAT:
         raise BadLog(
             f"line 1 is the header of a log of format {first['tilework_log']!r}, "
@@ -91,20 +91,20 @@ def _entries(lines: Iterator[str]) -> Iterator[Entry]:
     for line, text in enumerate(lines, start=2):
         entry = _entry(text, line)
         if entry.now_ns < now_ns:
-            raise BadLog(f"line {line} is of time {entry.now_ns}, before the line above it; lines were moved")
+            raise BadLog(f"line {line} has time {entry.now_ns}, before that of the line above; lines were moved")
         now_ns = entry.now_ns
         yield entry
 
 
 def replay(lines: Iterable[str]) -> tuple[int, Difference | None]:
-    """Feed a log's events to a fresh controller; returns the number of events and the first difference, if any.
+    """Feed a log's events to a new controller; returns the number of equal lines and the first difference, if any.
 
     The actions are recomputed from the events and the header alone, and the whole line is compared as text. An event
-    that the controller cannot handle differs, too: the log's controller did handle it.
+    at which the controller raises an error is a difference, too.
 
     Raises:
         BadLog: a line cannot be read.
-        UnknownPolicy: the log is of a policy that does not exist here.
+        UnknownPolicy: the log's policy does not exist in this version.
     """
     header, entries = read_log(lines)
     controller = Controller(header.config, header.table)
@@ -146,44 +146,44 @@ def _load(text: str, line: int) -> dict[str, Any]:
     return document
 
 
-_EVENTS: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}
-_ACTIONS: dict[str, type] = {kind.__name__: kind for kind in get_args(Action)}
+_EVENTS: dict[str, type] = {event.__name__: event for event in get_args(Event)}
+_ACTIONS: dict[str, type] = {action.__name__: action for action in get_args(Action)}
 
 
 def _plain(value: Any) -> Any:
-    """Turn what JSON does not know into what it does; sets are sorted, so that equal values give equal text."""
+    """A value that JSON does not know, as one that it knows; sets are sorted, so that equal values give equal text."""
     if isinstance(value, frozenset):
         return sorted(value)
-    kind: Any = type(value)
-    return {"is": kind.__name__, **{name: getattr(value, name) for name in _field_names(kind)}}
+    cls: Any = type(value)
+    return {"is": cls.__name__, **{name: getattr(value, name) for name in _field_names(cls)}}
 
 
-# One for all lines, without the search for cycles: this is done for every event.
+# One encoder for all lines, without the search for cycles, since it runs for every event.
 _dump = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False, default=_plain).encode
 
 
-def from_plain(plain: Any, kind: Any) -> Any:
-    """The inverse of `_plain` for a value annotated as `kind`. Raises KeyError, TypeError or ValueError."""
-    origin, arguments = get_origin(kind), get_args(kind)
+def from_plain(plain: Any, cls: Any) -> Any:
+    """The inverse of `_plain` for a value annotated as `cls`. Raises KeyError, TypeError or ValueError."""
+    origin, arguments = get_origin(cls), get_args(cls)
     if origin in (Union, types.UnionType):
         return None if plain is None else from_plain(plain, next(a for a in arguments if a is not type(None)))
     if origin in (tuple, frozenset):
         return origin(from_plain(item, arguments[0]) for item in plain)
-    if isinstance(kind, EnumType):
-        return kind(plain)
-    if kind in (int, float, str, bool):
-        if type(plain) is not kind:
-            raise TypeError(f"{plain!r} is not of type {kind.__name__}")
+    if isinstance(cls, EnumType):
+        return cls(plain)
+    if cls in (int, float, str, bool):
+        if type(plain) is not cls:
+            raise TypeError(f"{plain!r} is not of type {cls.__name__}")
         return plain
-    hints = _hints(kind)
-    return kind(**{name: from_plain(plain[name], hint) for name, hint in hints.items()})
+    hints = _hints(cls)
+    return cls(**{name: from_plain(plain[name], hint) for name, hint in hints.items()})
 
 
 @cache
-def _field_names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+def _field_names(cls: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(cls))
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _hints(cls: Any) -> dict[str, Any]:
+    return get_type_hints(cls)

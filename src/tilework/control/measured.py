@@ -1,4 +1,4 @@
-"""What work cost in a run, from its history: a cost table of its own, and what passes between two works."""
+"""Measurements from the history of a run: its own cost table, and the gaps between works."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tilework.cost.table import CostTable
 
 
 def profiled_table(history: History) -> CostTable:
-    """The cost table that this very run measured: median seconds per stage, batch and degree, of guided requests only.
+    """The cost table that a run measured: median seconds per stage, batch and degree, of guided requests only.
 
-    Stages and batches that did not run keep the row that the run started from.
+    Stages and batches that did not run keep their rows of the table that the run started from.
     """
     requests = {past.job_id: past.request for past in history.requests}
     seconds: dict[tuple[str, str, Batch, int], list[float]] = {}
@@ -36,16 +36,16 @@ def profiled_table(history: History) -> CostTable:
 
 
 def _profiled(row: CostRow) -> tuple[str, str, int, tuple[ShapeKey, ...] | int]:
-    """What a table tells apart; rows that agree in it would be averaged."""
+    """The key of a row in a table; rows with equal keys would be averaged."""
     members = batch_key(row.shapes) if row.batch != 1 else row.shape.pixels
     return row.pipeline, row.stage, row.degree, members
 
 
 def dispatch_ns(history: History) -> dict[int, int]:
-    """Mean gap, by degree, between the last of the works that another was queued behind and that one.
+    """Mean gap between a work and the last of the works after which it was queued, by degree.
 
-    The largest hundredth of each degree's gaps is left out: a moment in which the machine did something else. Degrees
-    without such works are not listed.
+    The largest hundredth of each degree's gaps is left out, since the machine may have been busy otherwise. Degrees
+    without queued works are not listed.
     """
     ends = {past.work.work_id: past.end_ns for past in history.works}
     gaps: dict[int, list[int]] = {}

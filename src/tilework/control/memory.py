@@ -1,4 +1,4 @@
-"""Works that ran out of memory: they run on more devices, in slices or with fewer jobs from then on."""
+"""Works that ran out of memory. Their jobs are retried on more devices, in slices or in smaller batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilework.policy.toolkit.demand import usable_degree
 
 
 class MemoryShortage:
-    """Tells the costs what did not fit, and retries the jobs so that it does not happen again."""
+    """Records in the costs what did not fit, and retries the jobs within these limits."""
 
     def __init__(
         self, policy: Policy, costs: TableCosts, tracker: Tracker, guard: ReservationGuard, recovery: Recovery
@@ -28,9 +28,9 @@ class MemoryShortage:
     def out_of_memory(self, work: Work, steps_done: int, reason: str, now_ns: int) -> list[Action]:
         """End a work that did not fit, and retry its jobs.
 
-        That it did not fit counts as no failure of its jobs, unless that was known before. If a job of it has ended
-        meanwhile, it is not known what did not fit. A job that would fit on more devices than are up waits for them,
-        outside the queue, or until the costs forget that it did not fit.
+        It does not count as a failure of its jobs, unless the costs knew before that it would not fit. If a job of it
+        has ended meanwhile, it is unknown what did not fit. A job that would fit only on more devices than are up is
+        parked until they are up, or until the costs forget the limit.
         """
         actions: list[Action] = []
         jobs = self._tracker.end_work(work, steps_done)
@@ -48,10 +48,10 @@ class MemoryShortage:
         return actions
 
     def _lacks_devices(self, job: Job) -> bool:
-        """Whether the steps of a job would fit on more devices of a node than are up now, as many as were up before.
+        """Whether the steps of a job fit only on more devices of a node than are up now, but were up before.
 
-        Not if nothing is known against those that are up: it may have been another stage that did not fit, of which
-        nothing will be forgotten that could bring the job back.
+        False if the steps may fit on the devices that are up. Then another stage did not fit, and no limit on steps
+        would be forgotten that could unpark the job.
         """
         stage, shape = StageId(job.request.pipeline, DIFFUSE), job.request.shape
         if self._costs.fits(stage, shape, usable_degree(stage, self._tracker.widest_now, self._costs)):
@@ -61,7 +61,7 @@ class MemoryShortage:
         return bool(fitting) and min(fitting) > self._tracker.widest_now
 
     def _widen_reservation(self, job: Job) -> None:
-        """Reserve a block that is wide enough for the memory that a promised job needs."""
+        """Reserve a wider block if the promised job does not fit into the memory of its reservation's devices."""
         assert job.promised is not None
         stage, width = StageId(job.request.pipeline, DIFFUSE), job.promised.demand.width
         if not self._costs.fits(stage, job.request.shape, width):

@@ -1,4 +1,4 @@
-"""From the policy's plan to actions: works to start and to stop, what is reserved, and when to wake up."""
+"""The policy's plan as actions: works to start and to stop, reservations, and when to wake up."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tilework.core.interfaces import Block, Policy
 from tilework.core.work import DIFFUSE, ENCODE, Group, Plan, Start
 from tilework.cost.table_costs import TableCosts
 
-_MOST_PLANS = 3  # In answer to one event.
+_MOST_PLANS = 3  # For one event.
 
 
 class Planner:
-    """Asks the policy, lets the guard review its plan, and commits what passes to the tracker.
+    """Asks the policy, lets the guard review its plan, and commits the accepted starts to the tracker.
 
-    A device keeps something of at most `max_residents` jobs, unless more have works there.
+    A device keeps state or conditioning of at most `max_residents` jobs, unless more have works there.
     """
 
     def __init__(
@@ -28,16 +28,16 @@ class Planner:
         self._tracker = tracker
         self._guard = guard
         self._max_residents = max_residents
-        self._wakes_ns: list[int] = []  # Asked for and not come yet, ascending.
+        self._wakes_ns: list[int] = []  # Times of `WakeAt` that have not been reached, ascending.
 
-    def woke(self, now_ns: int) -> None:
-        """A time that was asked for has come."""
+    def on_woke(self, now_ns: int) -> None:
+        """Forget the wake-up times that have been reached."""
         self._wakes_ns = [at_ns for at_ns in self._wakes_ns if at_ns > now_ns]
 
     def plan(self, now_ns: int) -> list[Action]:
-        """Ask the policy until it starts no more.
+        """Ask the policy for a plan and commit it; returns the actions.
 
-        Works that promises force to start may leave room for others, so the policy is asked again after them.
+        If the guard starts promised jobs itself, they may leave room for others, so the policy is asked again.
         """
         actions: list[Action] = []
         for _ in range(_MOST_PLANS):
@@ -75,7 +75,7 @@ class Planner:
         return actions
 
     def _update_proof(self, now_ns: int) -> None:
-        """Let the guard bring its proof up to date."""
+        """Let the guard update its proof."""
         self._reserve(self._guard.update(self._tracker, self._costs, self._policy.degrees, now_ns))
 
     def _reserve(self, blocks: Mapping[int, Block]) -> None:
@@ -83,7 +83,7 @@ class Planner:
             self._tracker.reserve(self._tracker.jobs[job_id], block.demand.width, block.devices)
 
     def _wake(self, *wanted_ns: int | None) -> list[Action]:
-        """Ask for the earliest of these times, unless a wake-up by then has been asked for already."""
+        """Ask for a wake-up at the earliest of these times, unless there will be one by then."""
         at_ns = min((wanted for wanted in wanted_ns if wanted is not None), default=None)
         if at_ns is None or (self._wakes_ns and self._wakes_ns[0] <= at_ns):
             return []
@@ -97,7 +97,7 @@ class Planner:
         return [*moves, run, *self._make_room(start.devices)]
 
     def _moves(self, job_id: int, start: Start) -> list[Action]:
-        """Move a job's state to those devices of the start that will lack it; the encode stage needs none."""
+        """Move a job's state to the devices of a start that will lack it; the encode stage needs no state."""
         job = self._tracker.jobs[job_id]
         moves: list[Action] = []
         if start.stage.name != ENCODE and start.devices != job.last_devices:
@@ -105,14 +105,14 @@ class Planner:
             new = tuple([device_id for device_id in targets if device_id not in job.holders])
             known = tuple([device_id for device_id in targets if device_id in job.holders])
             moves = [MoveState(job_id, devices, devices is new) for devices in (new, known) if devices]
-        self._tracker.hold(job, start.devices)
+        self._tracker.residents.add(job, start.devices)
         return moves
 
     def _make_room(self, devices: Group) -> list[Action]:
-        """Drop the states of jobs that have been idle there longest; their state blobs bring them back."""
+        """Drop the jobs that have been idle longest from devices with too many residents. Their blobs are kept."""
         drops: list[Action] = []
         for device_id in devices:
-            for job in self._tracker.residents_beyond(device_id, self._max_residents):
-                self._tracker.let_go(job, device_id)
+            for job in self._tracker.residents.beyond(device_id, self._max_residents):
+                self._tracker.residents.remove(job, device_id)
                 drops.append(DropState(job.job_id, (device_id,)))
         return drops

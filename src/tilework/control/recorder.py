@@ -46,7 +46,7 @@ def read_history(lines: Iterable[str]) -> History:
         for entry in entries:
             recorder.add(entry.event, entry.actions, entry.now_ns)
     except KeyError as error:
-        raise BadLog(f"the log speaks of {error}, which no earlier line began; lines are missing or altered") from error
+        raise BadLog(f"the log names {error}, which no earlier line began; lines are missing or altered") from error
     return recorder.history()
 
 
@@ -61,14 +61,14 @@ class _InFlight:
 
 
 class Recorder:
-    """Puts a history together from what a controller was told and what it answered, call by call."""
+    """Builds a history from the events and actions of a controller, call by call."""
 
     def __init__(self, header: Header) -> None:
         self._header = header
         self._costs = TableCosts(header.table)
         self._now_ns = 0
         self._requests: dict[str, PastRequest] = {}
-        self._told: dict[str, list[tuple[int, Action]]] = {}
+        self._actions: dict[str, list[tuple[int, Action]]] = {}
         self._jobs: dict[int, Request] = {}
         self._in_flight: dict[int, _InFlight] = {}
         self._begun: dict[int, Work] = {}
@@ -81,12 +81,12 @@ class Recorder:
     def add(self, event: Event, actions: Iterable[Action], now_ns: int) -> None:
         """Raises KeyError for a work that was not begun or a request that was not submitted."""
         self._now_ns = now_ns
-        self._take(event)
+        self._on_event(event)
         for action in actions:
-            self._answer(action)
+            self._on_action(action)
 
     def history(self) -> History:
-        requests = (replace(past, told=tuple(self._told[uid])) for uid, past in self._requests.items())
+        requests = (replace(past, actions=tuple(self._actions[uid])) for uid, past in self._requests.items())
         return History(
             header=self._header,
             end_ns=self._now_ns,
@@ -96,15 +96,15 @@ class Recorder:
             devices=tuple(self._devices),
         )
 
-    def _take(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         match event:
             case Submitted() as submitted:
                 for request in submitted.requests:
                     self._requests[request.uid] = PastRequest(request=request)
-                    self._told[request.uid] = []
+                    self._actions[request.uid] = []
             case Restored(request):
                 self._requests[request.uid] = PastRequest(request=request)
-                self._told[request.uid] = []
+                self._actions[request.uid] = []
             case StepsFinished(work_id, run_ns) | StageFinished(work_id, run_ns):
                 self._finish(work_id, run_ns)
             case Stopped(work_id, steps):
@@ -121,34 +121,34 @@ class Recorder:
             case DeviceLost():
                 self._lose_device(event)
 
-    def _answer(self, action: Action) -> None:
+    def _on_action(self, action: Action) -> None:
         match action:
             case Accept(job_id, uid, eta_ns):
                 self._requests[uid] = replace(self._requests[uid], job_id=job_id, eta_ns=eta_ns)
                 self._jobs[job_id] = self._requests[uid].request
-                self._tell(uid, action)
+                self._add_action(uid, action)
             case Reject(uid):
-                self._end(uid, Status.REJECTED, action)
+                self._end_request(uid, Status.REJECTED, action)
             case Finish(_, uid, status):
-                self._end(uid, status, action)
+                self._end_request(uid, status, action)
             case RunStage(work) | RunSteps(work):
                 self._begin(work)
-                self._tell_jobs(work.job_ids, action)
+                self._add_for_jobs(work.job_ids, action)
             case Stop(work_id):
-                self._tell_jobs(self._begun[work_id].job_ids, action)
+                self._add_for_jobs(self._begun[work_id].job_ids, action)
             case MoveState(job_id) | DropToBestEffort(job_id):
-                self._tell_jobs((job_id,), action)
+                self._add_for_jobs((job_id,), action)
 
-    def _tell_jobs(self, job_ids: Iterable[int], action: Action) -> None:
+    def _add_for_jobs(self, job_ids: Iterable[int], action: Action) -> None:
         for job_id in job_ids:
-            self._tell(self._jobs[job_id].uid, action)
+            self._add_action(self._jobs[job_id].uid, action)
 
-    def _tell(self, uid: str, action: Action) -> None:
-        self._told[uid].append((self._now_ns, action))
+    def _add_action(self, uid: str, action: Action) -> None:
+        self._actions[uid].append((self._now_ns, action))
 
-    def _end(self, uid: str, status: Status, action: Action) -> None:
+    def _end_request(self, uid: str, status: Status, action: Action) -> None:
         self._requests[uid] = replace(self._requests[uid], status=status, finish_ns=self._now_ns)
-        self._tell(uid, action)
+        self._add_action(uid, action)
 
     def _begin(self, work: Work) -> None:
         requests = [self._jobs[job_id] for job_id in work.job_ids]
@@ -161,8 +161,8 @@ class Recorder:
             work=work, issued_ns=self._now_ns, predicted_ns=predicted_ns, carriers=set(work.devices)
         )
 
-    def _land(self, work_id: int) -> tuple[_InFlight, int] | None:
-        """A work that ends now and the earliest it can have begun; None for one that has ended before."""
+    def _end_work(self, work_id: int) -> tuple[_InFlight, int] | None:
+        """End a work now; returns it and the earliest time at which it can have begun. None if it has ended before."""
         one = self._in_flight.pop(work_id, None)
         if one is None:
             _ = self._begun[work_id]
@@ -172,10 +172,10 @@ class Recorder:
         return one, start_ns
 
     def _finish(self, work_id: int, run_ns: int) -> None:
-        landed = self._land(work_id)
-        if landed is None:
+        ended = self._end_work(work_id)
+        if ended is None:
             return
-        one, _ = landed
+        one, _ = ended
         work = one.work
         requests = [self._jobs[job_id] for job_id in work.job_ids]
         if all(self._requests[request.uid].status is None for request in requests):
@@ -192,10 +192,10 @@ class Recorder:
         )
 
     def _stop(self, work_id: int, steps: int) -> None:
-        landed = self._land(work_id)
-        if landed is None:
+        ended = self._end_work(work_id)
+        if ended is None:
             return
-        one, start_ns = landed
+        one, start_ns = ended
         self._works.append(
             PastWork(
                 work=one.work,
@@ -208,7 +208,7 @@ class Recorder:
         )
 
     def _leave_out(self, work_id: int, job_id: int, reason: str) -> None:
-        """The work goes on without a member, which loses it."""
+        """A work continues without a member; for the member the work is lost."""
         one = self._in_flight.get(work_id)
         if one is not None and len(one.work.job_ids) > 1 and job_id in one.work.job_ids:
             others = [other for other in one.work.job_ids if other != job_id]
@@ -216,15 +216,15 @@ class Recorder:
             self._lost.append(LostWork(work=lost, start_ns=self._now_ns, end_ns=self._now_ns, steps=0, reason=reason))
 
     def _lose(self, work_id: int, steps: int, reason: str) -> None:
-        landed = self._land(work_id)
-        if landed is not None:
-            one, start_ns = landed
+        ended = self._end_work(work_id)
+        if ended is not None:
+            one, start_ns = ended
             self._lost.append(
                 LostWork(work=one.work, start_ns=start_ns, end_ns=self._now_ns, steps=steps, reason=reason)
             )
 
     def _lose_device(self, lost: DeviceLost) -> None:
-        """Works that no device carries any more are lost at once; the others end by `Broken`."""
+        """Works that no device has any more are lost at once; the others end by `Broken`."""
         node = self._nodes.get(lost.device_id, 0)
         self._devices.append(
             PastDevice(at_ns=self._now_ns, device_id=lost.device_id, node=node, is_up=False, reason=lost.reason)

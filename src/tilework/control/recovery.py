@@ -1,4 +1,4 @@
-"""Jobs that lose a work: they go on from what completed works left, begin again, or fail; and how every job ends."""
+"""Jobs that lose a work resume from their latest state, start over, or fail. Also the end of every job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilework.core.work import Work
 
 
 class Recovery:
-    """A job fails when it has lost `max_attempts` works in a row without progress."""
+    """Retries and ends jobs. A job fails when it has lost `max_attempts` works in a row without progress."""
 
     def __init__(self, tracker: Tracker, guard: ReservationGuard, max_attempts: int) -> None:
         self._tracker = tracker
@@ -23,24 +23,23 @@ class Recovery:
     def device_lost(self, device_id: int, lost: Sequence[Work], why: str) -> list[Action]:
         """Retry the jobs of works that only the lost device had.
 
-        A job whose first work has lost only this device of its group goes on from what the other devices have: their
-        report, `Broken`, follows.
+        A job whose first work still has other devices resumes from their state: their report, `Broken`, follows.
         """
-        victims = {job.job_id: job for work in lost for job in self._tracker.members(work)}
-        ended = [job for job in victims.values() if not self._will_break(job.works[0], device_id)]
-        return [action for job in ended for action in self.retry(job, why)]
+        affected = {job.job_id: job for work in lost for job in self._tracker.members(work)}
+        retried = [job for job in affected.values() if not self._will_break(job.works[0], device_id)]
+        return [action for job in retried for action in self.retry(job, why)]
 
     def retry_without_next_work(self, work: Work) -> list[Action]:
         """Retry the jobs of an ended work whose next work was lost meanwhile.
 
-        They were left alone until now, since this work, which had lost a device of its group, could bring them further.
+        They were not retried at once, since this work, which had lost a device of its group, could still advance them.
         """
         works = self._tracker.works
         jobs = [job for job in self._tracker.members(work) if job.works and job.works[0].work_id not in works]
         return [action for job in jobs for action in self.retry(job, "the device of its next work was lost")]
 
     def retry(self, job: Job, reason: str, *, state_lost: bool = False, counts_as_failure: bool = True) -> list[Action]:
-        """Go on from where completed works brought a job, or from its beginning; fail it if it makes no progress."""
+        """Resume a job from its latest state, or from its start if `state_lost`; fail it after too many attempts."""
         if counts_as_failure:
             job.failures += 1
         if job.failures >= self._max_attempts:
@@ -51,7 +50,7 @@ class Recovery:
         return actions
 
     def end(self, job: Job, status: Status, reason: str) -> list[Action]:
-        """The one end of a job."""
+        """End a job. Each job ends here, once."""
         actions = self._abandon(job)
         self._tracker.remove_job(job)
         return [*actions, Finish(job.job_id, job.request.uid, status, reason)]
@@ -61,7 +60,7 @@ class Recovery:
         return device_id in work.devices and work.work_id in self._tracker.works
 
     def _abandon(self, job: Job) -> list[Action]:
-        """Stop what is in flight of a job alone, and free what devices hold of it. Works with other jobs run on."""
+        """Stop the works in flight of a job, and drop it from all devices. Works with other members continue."""
         own = [
             work for work in job.works if work.work_id in self._tracker.works and self._tracker.members(work) == [job]
         ]

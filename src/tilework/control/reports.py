@@ -1,4 +1,4 @@
-"""Reports on works: each takes effect once, in the order of a job's works."""
+"""Reports on works. Each takes effect once, in the order of a job's works."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Report = LeftOut | WorkEnd
 
 
 class Reports:
-    """Takes reports from devices; one that overtakes that of an earlier work of its job waits for it."""
+    """Handles reports on works; an early report waits for the report on an earlier work of its jobs."""
 
     def __init__(
         self, rule: Admission, costs: TableCosts, tracker: Tracker, recovery: Recovery, memory: MemoryShortage
@@ -38,17 +38,20 @@ class Reports:
         self._tracker = tracker
         self._recovery = recovery
         self._memory = memory
-        self._early: dict[int, list[Report]] = {}  # By the number of the work whose report they wait for.
+        self._early: dict[int, list[Report]] = {}  # Early reports, by the id of the work that they wait for.
 
     @property
     def early_work_ids(self) -> set[int]:
-        """The works whose reports have come and wait."""
+        """The works of the early reports."""
         return {report.work_id for early in self._early.values() for report in early}
 
-    def take(self, report: Report, now_ns: int) -> list[Action]:
-        """Take a report, and those that waited for it. A report on a work that is not in flight changes nothing."""
+    def on_report(self, report: Report, now_ns: int) -> list[Action]:
+        """Handle a report, and the early reports that waited for it.
+
+        A report on a work that is not in flight changes nothing: it is repeated, or from a device that was lost.
+        """
         work = self._tracker.works.get(report.work_id)
-        if work is None:  # From a device that was declared lost, or a report that comes twice.
+        if work is None:
             return []
         before = self._tracker.awaited(work)
         if before is not None:
@@ -57,18 +60,18 @@ class Reports:
         if isinstance(report, LeftOut):
             left_out = [job for job in self._tracker.members(work) if job.job_id == report.job_id]
             return self._retry(left_out, report.reason, report.state_lost)
-        actions = self._ended(work, report, now_ns)
-        return actions + self._recovery.retry_without_next_work(work) + self.catch_up([work], now_ns)
+        actions = self._end_work(work, report, now_ns)
+        return actions + self._recovery.retry_without_next_work(work) + self.release_early([work], now_ns)
 
-    def catch_up(self, works: Iterable[Work], now_ns: int) -> list[Action]:
-        """These works have ended, or are lost: take the reports that waited for theirs."""
+    def release_early(self, works: Iterable[Work], now_ns: int) -> list[Action]:
+        """Handle the early reports that waited for these works, which have ended or are lost."""
         actions: list[Action] = []
         for work in works:
             for report in self._early.pop(work.work_id, ()):
-                actions += self.take(report, now_ns)
+                actions += self.on_report(report, now_ns)
         return actions
 
-    def _ended(self, work: Work, report: WorkEnd, now_ns: int) -> list[Action]:
+    def _end_work(self, work: Work, report: WorkEnd, now_ns: int) -> list[Action]:
         match report:
             case StepsFinished(_, run_ns) | StageFinished(_, run_ns):
                 return self._complete(work, run_ns, now_ns)
@@ -94,19 +97,19 @@ class Reports:
         return [action for job in finished for action in self._recovery.end(job, Status.DONE, "")]
 
     def _learn(self, work: Work, jobs: list[Job], run_ns: int, now_ns: int) -> None:
-        """Correct the costs, unless a job of the work has ended or begun again: it may not have been part of it."""
+        """Correct the costs, unless a job has left the work: then it is unknown which jobs the time is for."""
         if len(jobs) != len(work.job_ids):
             return
         requests = [job.request for job in jobs]
         self._costs.observe(work.stage, requests, len(work.devices), work.num_steps, run_ns)
         shapes = [request.shape for request in requests]
         if self._costs.observe_memory(work, shapes, fitted=True, now_ns=now_ns):
-            self._tracker.unpark()  # What is known of memory now may not keep them from running any more.
+            self._tracker.unpark()  # The memory limit that parked them may be gone.
 
     def _drop_unused(self, jobs: Sequence[Job], work: Work) -> list[Action]:
-        """A work was revoked: drop what its devices have of jobs of which nothing has run there.
+        """Drop a revoked work's jobs from those of its devices where nothing of them has run.
 
-        Their state may not have come there.
+        Their state may not have arrived there.
         """
         drops: list[Action] = []
         for job in jobs:
@@ -116,7 +119,7 @@ class Reports:
                 if device_id in job.holders and device_id not in job.done_devices
             )
             for device_id in unused:
-                self._tracker.let_go(job, device_id)
+                self._tracker.residents.remove(job, device_id)
             if unused:
                 drops.append(DropState(job.job_id, unused))
         return drops

@@ -259,8 +259,8 @@ class Backlog(Protocol):
         Without a job id, before a new job.
         """
 
-    def running_ahead(self, urgency_ns: int, job_id: int | None = None) -> Sequence[Block]:
-        """The remaining work of jobs with works that are served before it, each ready when the job's works end."""
+    def running_ahead(self, urgency_ns: int, job_id: int | None = None) -> Sequence[tuple[int, Demand]]:
+        """The jobs with works that are served before it, in order: when their works end, and their remaining work."""
 
     def reserved(self) -> Sequence[Block]:
         """The reservations of promised jobs, by (deadline, job id), ready when the jobs' works end."""

@@ -70,7 +70,7 @@ def _work(past: PastWork | LostWork, jobs: Mapping[int, Request], names: Mapping
 
 def _request(past: PastRequest, name: RequestId) -> ChartRequest:
     request = past.request
-    decisions = describe_all(past.told, request, past.job_id)
+    decisions = describe_all(past.actions, request, past.job_id)
     status = OPEN if past.status is None else DROPPED if past.status is Status.REJECTED else past.status.value
     return ChartRequest(
         id=name,

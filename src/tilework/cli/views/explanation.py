@@ -40,7 +40,7 @@ def request_document(history: History, past: PastRequest) -> dict[str, Any]:
         "finish_s": _after(past.finish_ns, arrival_ns),
         "slack_s": _seconds(account.slack_ns),
         "eta_error_s": _seconds(account.eta_error_ns),
-        "decisions": [decision.to_json() for decision in describe_all(past.told, request, past.job_id)],
+        "decisions": [decision.to_json() for decision in describe_all(past.actions, request, past.job_id)],
         "works": [_work(work, past) for work in account.works],
         "ran_s": _seconds(account.ran_ns),
         "waited_s": _seconds(account.waited_ns),
@@ -58,7 +58,7 @@ def summary_document(history: History) -> dict[str, Any]:
     requests = history.requests
     timed = [past.on_time for past in requests if past.on_time is not None]
     promised = [past.on_time for past in requests if past.on_time is not None and past.request.is_promise]
-    actions = [action for past in requests for _, action in past.told]
+    actions = [action for past in requests for _, action in past.actions]
     errors_s = [
         s_from_ns(past.finish_ns - past.eta_ns)
         for past in requests

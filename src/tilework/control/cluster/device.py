@@ -1,4 +1,4 @@
-"""A device inside the controller."""
+"""A device as the controller records it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Now:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Device:
-    """What one device has been told to do, and when it is expected to be free; a `DeviceView` to policies.
+    """The works of one device, and when it is expected to be free; a `DeviceView` to policies.
 
-    `residents` are the jobs of which it keeps something, the one that was given to it last at the end. The running work
-    is expected to end now at the earliest, however late it already is; `now` is shared by all devices.
+    `residents` are the jobs of which it keeps something, the most recently used last. The running work is expected to
+    end now at the earliest, however late it is; `now` is shared by all devices.
     """
 
     device_id: int
@@ -30,15 +30,15 @@ class Device:
     works: list[Work] = field(default_factory=list)
     residents: dict[int, Job] = field(default_factory=dict)
     num_changes: int = 0
-    _head_ns: int = 0  # When the running work was expected to end, as of the last change,
-    _runs_ns: list[int] = field(default_factory=list)  # how long each work takes behind the one before it,
-    _rest_ns: int = 0  # and all queued ones together.
+    _head_ns: int = 0  # Predicted end of the running work, as of the last change.
+    _runs_ns: list[int] = field(default_factory=list)  # Predicted time of each work after the work before it.
+    _queued_ns: int = 0  # The sum of `_runs_ns` without the running work.
 
     @property
     def free_ns(self) -> int:
         if not self.works:
             return self.now.ns
-        return max(self._head_ns, self.now.ns) + self._rest_ns
+        return max(self._head_ns, self.now.ns) + self._queued_ns
 
     def has(self, work: Work) -> bool:
         return self._index(work) is not None
@@ -53,10 +53,10 @@ class Device:
         return 0
 
     def push(self, work: Work, end_ns: int) -> None:
-        """Append a work that is predicted to end at `end_ns`, which includes waiting for the rest of its group."""
+        """Append a work that is predicted to end at `end_ns`, which includes the wait for the others of its group."""
         run_ns = end_ns - self.free_ns
         if self.works:
-            self._rest_ns += run_ns
+            self._queued_ns += run_ns
         else:
             self._head_ns = end_ns
         self.works.append(work)
@@ -64,7 +64,7 @@ class Device:
         self.num_changes += 1
 
     def pop(self, work: Work) -> None:
-        """Remove a work, if it has it."""
+        """Remove a work, if the device has it."""
         index = self._index(work)
         if index is None:
             return
@@ -72,13 +72,13 @@ class Device:
         run_ns = self._runs_ns.pop(index)
         self.num_changes += 1
         if index:
-            self._rest_ns -= run_ns
+            self._queued_ns -= run_ns
         elif self.works:
             self._head_ns = self.now.ns + self._runs_ns[0]
-            self._rest_ns -= self._runs_ns[0]
+            self._queued_ns -= self._runs_ns[0]
 
     def shorten(self, work: Work, run_ns: int) -> None:
-        """Predict a work, if it has it, to end after `run_ns`, from now on if it is running, if that is sooner."""
+        """Lower the predicted time of a work to `run_ns`, counted from now if it is running; never raise it."""
         index = self._index(work)
         if index is None:
             return
@@ -86,11 +86,11 @@ class Device:
         if index == 0:
             self._head_ns = min(max(self._head_ns, self.now.ns), self.now.ns + run_ns)
         elif run_ns < self._runs_ns[index]:
-            self._rest_ns -= self._runs_ns[index] - run_ns
+            self._queued_ns -= self._runs_ns[index] - run_ns
             self._runs_ns[index] = run_ns
 
     def _index(self, work: Work) -> int | None:
-        """By identity: to compare works field by field took longer than all else here."""
+        """The index of a work, by identity: comparing works field by field took longer than all else here."""
         for index, one in enumerate(self.works):
             if one is work:
                 return index

@@ -1,4 +1,4 @@
-"""A request inside the controller."""
+"""An accepted request as the controller records it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ _NOTHING = Demand(width=1, run_ns=0)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
-    """Mutable record of one accepted request; a `JobView` to policies.
+    """A mutable record of one accepted request; a `JobView` to policies.
 
-    `done` is how far completed works brought it, and so where the state stands that was put down last; `done_devices`,
-    of those that put it down, still have it. `works` are committed to devices and not ended, and will bring it to
-    `committed`; `last_devices` will have its state then; `holders` are the devices that have seen its conditioning. A
-    lost device or a failed work starts the next `attempt`, from `done`; `failures` counts those since the last
-    progress. `has_advanced`: there was progress since its works were told to stop last. `demand` and `promised` are
-    kept by the tracker, which knows policy and costs. `urgency_ns` includes `delay_ns`, for the sake of its tenant's
-    others and of other tenants.
+    Attributes:
+        done: its progress by works that have ended, and so the position of its latest serialized state.
+        done_devices: devices of the work that reached `done` that still have the state.
+        works: works that are committed to devices and have not ended.
+        committed: its progress when these have ended.
+        last_devices: devices that will have its state then.
+        holders: devices that have its conditioning.
+        attempt: a lost device or a failed work starts the next attempt, from `done`.
+        failures: the number of attempts without progress.
+        has_advanced: whether it made progress since its works were last told to stop.
+        demand, promised: its remaining work and its reservation, kept up to date by the tracker.
+        urgency_ns: its place in the order of service, which includes `delay_ns`, its fair delay (see `load`).
     """
 
     job_id: int
@@ -58,7 +63,7 @@ class Job:
         self.committed = self.committed.advanced(work.num_steps)
 
     def end(self, work: Work, steps_done: int) -> None:
-        """Take over what its first work has done; one that was stopped may have done less than was committed."""
+        """Remove its first work and count its steps; a stopped work may have done fewer than were committed."""
         self.works.remove(work)
         self.is_stopping = self.is_stopping and bool(self.works)
         if steps_done:
@@ -82,14 +87,14 @@ class Job:
     def num_steps_left(self) -> int:
         return self.committed.num_steps_left
 
-    def leave(self, device_id: int) -> None:
-        """A device has nothing of it any more."""
+    def remove_device(self, device_id: int) -> None:
+        """A device keeps nothing of the job any more."""
         self.holders.discard(device_id)
         self.last_devices = tuple(member for member in self.last_devices if member != device_id)
         self.done_devices = tuple(member for member in self.done_devices if member != device_id)
 
     def restart(self, from_start: bool) -> None:
-        """Begin the next attempt where completed works have brought it, or anew; no device holds anything of it."""
+        """Begin the next attempt, from `done` or from the start. No device holds anything of the job."""
         assert not self.holders
         if from_start:
             self.done = Cursor.start(self.request)

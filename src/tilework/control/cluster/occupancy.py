@@ -1,4 +1,4 @@
-"""How much the cluster has to do."""
+"""How many jobs wait and run, and how long they will take."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilework.control.cluster.tracker import Tracker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """`waiting` and `running` count open jobs by class; `backlog_ns` is the device time that all of them will take."""
+    """Open jobs: `waiting` and `running` count them by class, `backlog_ns` is the device time that they still take."""
 
     waiting: Mapping[str, int]
     running: Mapping[str, int]
@@ -19,7 +19,7 @@ class Occupancy:
 
 
 def occupancy(tracker: Tracker, now_ns: int) -> Occupancy:
-    """What waits and runs now."""
+    """The occupancy at `now_ns`."""
     jobs = tracker.jobs.values()
     return Occupancy(
         waiting=Counter(job.request.priority for job in jobs if not job.works),

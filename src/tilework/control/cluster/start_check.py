@@ -1,0 +1,36 @@
+"""Whether a start is legal. An illegal start is a bug of the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilework.control.cluster.job import Job
+from tilework.core.work import DIFFUSE, Start
+
+
+def check_start(jobs: Sequence[Job], start: Start) -> None:
+    """Assert that these jobs may be started so; `jobs` are those of the start."""
+    for job in jobs:
+        _check_job(job, start)
+    if len(jobs) > 1:
+        _check_members(jobs, start)
+
+
+def _check_job(job: Job, start: Start) -> None:
+    committed, diffuse = job.committed, start.stage.name == DIFFUSE
+    assert committed.stage == start.stage, f"job {job.job_id} is at {committed.stage}, not at {start.stage}"
+    limit = committed.num_steps_left if diffuse else 1
+    assert 1 <= start.num_steps <= limit, f"job {job.job_id} has {limit} steps left, not {start.num_steps}"
+    assert list(start.devices) == sorted(set(start.devices)), f"the group {start.devices} is not sorted"
+    assert diffuse or len(start.devices) == 1, (
+        f"{start.stage} of job {job.job_id} is started on {len(start.devices)} devices; it runs on one"
+    )
+    assert not job.is_stopping, f"job {job.job_id} is started while its stopped works have not all ended"
+
+
+def _check_members(jobs: Sequence[Job], start: Start) -> None:
+    assert len(set(start.job_ids)) == len(jobs), f"a job is twice among {start.job_ids}"
+    assert start.stage.name == DIFFUSE, f"{start.stage} is started for {len(jobs)} jobs; only steps are shared"
+    assert len(start.devices) == 1, f"{len(jobs)} jobs share steps on {len(start.devices)} devices; they share one"
+    for job in jobs:
+        assert job.may_share, f"job {job.job_id} shares a work although its works fail"
