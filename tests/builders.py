@@ -29,7 +29,9 @@ from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import policy_names
 from tilework.policy.toolkit.demand import demand_at
-from tilework.sim.simulation import SimConfig, Simulation, Trace
+from tilework.sim.config import SimConfig
+from tilework.sim.simulation import Simulation
+from tilework.sim.trace import Trace
 
 PIPELINE = "toy"
 ALL_STAGES = frozenset(StageId(PIPELINE, stage) for stage in STAGES)

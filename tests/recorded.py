@@ -17,7 +17,9 @@ from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, ns_from_s
 from tilework.core.work import DIFFUSE, Work
 from tilework.cost.table import CostTable
-from tilework.sim.simulation import SimConfig, Simulation, Trace
+from tilework.sim.config import SimConfig
+from tilework.sim.simulation import Simulation
+from tilework.sim.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from tilework.core.events import Cancelled, DeviceLost, Submitted
 from tilework.core.priority import DEFAULT_CLASSES, room
 from tilework.core.request import RefusalCode, Request, Status
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.sim.simulation import SimConfig, Simulation
+from tilework.sim.config import SimConfig
+from tilework.sim.simulation import Simulation
 
 ROOMS = {name: room(weight, 4.0) for name, weight in DEFAULT_CLASSES.items()}
 

@@ -11,7 +11,7 @@ from tilework.admission.eta_correction import EtaCorrection
 from tilework.core.actions import Accept
 from tilework.core.events import StageFinished, StepsFinished, Submitted
 from tilework.core.time import NS_PER_S
-from tilework.sim.simulation import Trace
+from tilework.sim.trace import Trace
 
 PLAIN = request("plain")
 

@@ -23,7 +23,9 @@ from tilework.policy import registry
 from tilework.policy.registry import policy_names
 from tilework.policy.toolkit.demand import usable_degree
 from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE
-from tilework.sim.simulation import SimConfig, Simulation, Trace
+from tilework.sim.config import SimConfig
+from tilework.sim.simulation import Simulation
+from tilework.sim.trace import Trace
 
 
 class Greedy(Idle):

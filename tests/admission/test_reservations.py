@@ -23,7 +23,8 @@ from tilework.core.request import RefusalCode, Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import Group
 from tilework.policy.toolkit.margin import ADMISSION_MARGIN, GUARD_MARGIN
-from tilework.sim.simulation import SimConfig, Simulation
+from tilework.sim.config import SimConfig
+from tilework.sim.simulation import Simulation
 
 NOW_NS = 1000 * NS_PER_MS
 TIMES = st.integers(1000, 3000).map(lambda at_ms: at_ms * NS_PER_MS)

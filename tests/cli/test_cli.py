@@ -31,7 +31,8 @@ from tilework.cost.table_file import table_json
 from tilework.formats.schedule import read_schedule
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.policy.registry import policy_names
-from tilework.sim.simulation import SimConfig, Simulation
+from tilework.sim.config import SimConfig
+from tilework.sim.simulation import Simulation
 
 pytestmark = pytest.mark.usefixtures("plain_output")
 

@@ -37,8 +37,8 @@ from tilework.core.actions import (
 from tilework.core.request import OnMiss, RefusalCode, Status
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import DECODE, DIFFUSE, StageId, Work
+from tilework.sim.config import SimConfig
 from tilework.sim.runs import Run, RunEnd
-from tilework.sim.simulation import SimConfig
 
 
 def work(stage: str = DIFFUSE, **changes: Any) -> Work:

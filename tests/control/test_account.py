@@ -18,7 +18,7 @@ from tilework.core.request import OnMiss, Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import DIFFUSE
 from tilework.cost.table import CostTable
-from tilework.sim.simulation import SimConfig
+from tilework.sim.config import SimConfig
 
 
 def slower(costs: CostTable, factor: float) -> CostTable:

@@ -13,7 +13,7 @@ from tilework.core.events import Cancelled, StageFinished, StepsFinished, Submit
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import DIFFUSE
-from tilework.sim.simulation import Trace
+from tilework.sim.trace import Trace
 
 PATIENCE_S = 60
 

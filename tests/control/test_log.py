@@ -38,8 +38,10 @@ from tilework.core.wire import Spec
 from tilework.core.work import DIFFUSE, StageId, Work
 from tilework.cost.table import CostTable
 from tilework.policy.registry import UnknownPolicy
+from tilework.sim.config import SimConfig
 from tilework.sim.runs import RunEnd
-from tilework.sim.simulation import SimConfig, Simulation, Trace
+from tilework.sim.simulation import Simulation
+from tilework.sim.trace import Trace
 
 HEADER = header_line("1.0", ControllerConfig(), table())
 KINDS = {kind.__name__: kind for union in (Event, Action) for kind in get_args(union)}

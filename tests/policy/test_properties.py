@@ -16,9 +16,11 @@ from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
+from tilework.sim.config import SimConfig
 from tilework.sim.faults import Faults
 from tilework.sim.invariants import Invariants
-from tilework.sim.simulation import SimConfig, Simulation, Trace
+from tilework.sim.simulation import Simulation
+from tilework.sim.trace import Trace
 
 SIDES = (64, 128)
 LONGEST_ROUND_NS = 2 * NS_PER_S

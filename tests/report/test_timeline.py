@@ -38,8 +38,8 @@ from tilework.report.palette import BAD, request_colours
 from tilework.report.perfetto import trace_events
 from tilework.report.timeline import draw_timeline
 from tilework.report.timeline_html import page
+from tilework.sim.config import SimConfig
 from tilework.sim.runs import RunEnd
-from tilework.sim.simulation import SimConfig
 
 MOVE_S = 0.003  # A stopped work may have waited so long for its state, which a log does not tell.
 EVIL = "</script ></script><img src=x onerror=alert(1)>&amp;'\"`${1}"

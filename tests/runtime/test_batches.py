@@ -28,10 +28,11 @@ from tilework.core.time import NS_PER_MS
 from tilework.core.work import DIFFUSE, ENCODE, Plan, StageId, Start, Work
 from tilework.cost.memory import FORGET_NS
 from tilework.policy import registry
+from tilework.sim.config import SimConfig
 from tilework.sim.faults import parse_faults
-from tilework.sim.fuzz import judge_seed
+from tilework.sim.fuzz import run_seed
 from tilework.sim.scenarios import scenario
-from tilework.sim.simulation import SimConfig, Simulation
+from tilework.sim.simulation import Simulation
 
 STEPS = StageId("toy", DIFFUSE)
 
@@ -304,7 +305,7 @@ def test_a_log_with_batches_is_read_back_and_replayed() -> None:
 
 @pytest.mark.parametrize("policy", ["batches", "entangled"])
 def test_nothing_is_violated_whatever_goes_wrong(policy: str) -> None:
-    verdicts = [judge_seed(seed, policy, None) for seed in range(25)]
+    verdicts = [run_seed(seed, policy, None) for seed in range(25)]
     bad = [f"seed {verdict.seed}: {verdict.violation}" for verdict in verdicts if verdict.violation]
     assert not bad, "\n".join(bad)
 
@@ -313,7 +314,7 @@ def test_nothing_is_violated_whatever_goes_wrong(policy: str) -> None:
 def test_each_fault_by_itself(kind: str) -> None:
     struck = 0
     for seed in range(6):
-        verdict = judge_seed(seed, "entangled", parse_faults([kind]))
+        verdict = run_seed(seed, "entangled", parse_faults([kind]))
         assert not verdict.violation, f"seed {seed}: {verdict.violation}"
-        struck += sum(verdict.strikes.values())
+        struck += sum(verdict.fault_counts.values())
     assert struck > 5

@@ -28,8 +28,10 @@ from tilework.sim.compare.records import BadRecords, BoundFigures, Record, Recor
 from tilework.sim.compare.runs import Conditions, Task, config_of, given, run
 from tilework.sim.compare.summary import CellSummary, estimate, summary_of, t_quantile
 from tilework.sim.compare.sweeps import sweeps_of
+from tilework.sim.config import SimConfig
 from tilework.sim.runs import Run
-from tilework.sim.simulation import Ending, SimConfig, Simulation, Trace
+from tilework.sim.simulation import Simulation
+from tilework.sim.trace import Ending, Trace
 from tilework.sim.workloads.parameters import BadParameter
 from tilework.sim.workloads.registry import UnknownWorkload
 from tilework.sim.workloads.tetriserve import TetriServe

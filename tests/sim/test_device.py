@@ -1,4 +1,4 @@
-"""Modelled devices: first in, first out, groups together, states that travel, members that are lost or hang."""
+"""Simulated devices: queues, groups, transfers of states, members that are lost or hang."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def work(
     )
 
 
-class Told:
-    """A `Nature` in which works take what they are told to, and lose what they are told to before they run."""
+class GivenTimes:
+    """A `TimingModel` with a given duration and dispatch time for each work."""
 
     def __init__(self) -> None:
         self.durations_ns: dict[int, int] = {}
-        self.lost_ns: dict[int, int] = {}
+        self.dispatches_ns: dict[int, int] = {}
         self.ran: list[tuple[int, ...]] = []
 
     def dispatch_ns(self, work: Work) -> int:
-        return self.lost_ns.get(work.work_id, 0)
+        return self.dispatches_ns.get(work.work_id, 0)
 
     def run(self, work: Work) -> tuple[int, int, RunEnd]:
         self.ran.append(work.job_ids)
@@ -50,27 +50,27 @@ class Told:
 
 
 class Devices(Fleet):
-    """Some devices that are up, and every job's conditioning on all of them."""
+    """Devices that are up."""
 
     def __init__(self, num_devices: int = 3) -> None:
-        self.told = Told()
-        super().__init__(self.told)
+        self.timing = GivenTimes()
+        super().__init__(self.timing)
         for device_id in range(num_devices):
             self.join(device_id)
 
-    def tell(self, one: Work, duration_ns: int, lost_ns: int = 0, *, knows: bool = True) -> None:
-        """Queue a work. Its devices have the state that it begins with, unless it comes by a transfer."""
-        self.told.durations_ns[one.work_id] = duration_ns
-        self.told.lost_ns[one.work_id] = lost_ns
+    def command(self, one: Work, duration_ns: int, dispatch_ns: int = 0, *, knows: bool = True) -> None:
+        """Queue a work. Its devices have its first state, unless `knows` is False."""
+        self.timing.durations_ns[one.work_id] = duration_ns
+        self.timing.dispatches_ns[one.work_id] = dispatch_ns
         for device_id in one.devices:
             if knows and self.state(device_id, one.job_ids[0]) is None:
                 self._devices[device_id].states[one.job_ids[0]] = State()
             self.enqueue(one, (device_id,))
 
-    def send(self, job_id: int, target: int, move_ns: int, left_ns: int | None = 0, *steps: int) -> StateTransfer:
+    def send(self, job_id: int, target: int, move_ns: int, sent_ns: int | None = 0, *steps: int) -> StateTransfer:
         transfer = StateTransfer(job_id=job_id, move_ns=move_ns)
-        if left_ns is not None:
-            transfer.leave(state_after(*steps), left_ns)
+        if sent_ns is not None:
+            transfer.send(state_after(*steps), sent_ns)
         self.expect(transfer, target)
         return transfer
 
@@ -97,7 +97,7 @@ def test_a_stop_takes_effect_at_the_next_step_boundary(
 ) -> None:
     """Four steps of 10 ns from 100 on; the last takes the 3 ns that do not divide by four."""
     fleet, one = Devices(), work(1, devices=devices)
-    fleet.tell(one, 43)
+    fleet.command(one, 43)
     former = begun(fleet, 100, devices)
     run = fleet.stop(0, one, now_ns)
     assert run is not None
@@ -111,7 +111,7 @@ def test_a_stop_takes_effect_at_the_next_step_boundary(
 
 def test_a_stage_without_steps_runs_to_its_end() -> None:
     fleet, one = Devices(), work(1, stage=ENCODE, num_steps=1)
-    fleet.tell(one, 40, knows=False)
+    fleet.command(one, 40, knows=False)
     run = begun(fleet, 0)
     assert fleet.stop(0, one, 10) is None
     assert fleet.running(0) is run
@@ -119,11 +119,11 @@ def test_a_stage_without_steps_runs_to_its_end() -> None:
     assert fleet.state(0, 0) == State()
 
 
-def test_a_revoked_work_takes_no_time_and_a_stop_for_nobody_does_nothing() -> None:
+def test_a_revoked_work_takes_no_time_and_stopping_an_unknown_work_does_nothing() -> None:
     fleet, works = Devices(), [work(work_id, job_id=work_id) for work_id in (1, 2, 3)]
     assert fleet.begin_next((0,), 0) == []
     for one in works:
-        fleet.tell(one, 40)
+        fleet.command(one, 40)
     first = begun(fleet, 0)
     assert fleet.begin_next((0,), 5) == [], "one at a time"
     assert fleet.stop(0, works[1], 5) is None
@@ -146,10 +146,10 @@ def test_a_group_begins_when_all_its_devices_are_free_and_ends_on_all() -> None:
         (work(3, 2, devices=(0, 1)), 10),
         (work(4, 3), 5),
     ):
-        fleet.tell(one, duration_ns)
+        fleet.command(one, duration_ns)
     first, second = fleet.begin_next((0, 1), 0)
     fleet.end(first)
-    assert fleet.begin_next((0,), 40) == [], "the other member is busy, and nobody overtakes"
+    assert fleet.begin_next((0,), 40) == [], "the other member is busy, and the queue keeps its order"
     fleet.end(second)
     group = begun(fleet, 70, (1,))
     assert (group.start_ns, group.end_ns) == (70, 80)
@@ -159,10 +159,10 @@ def test_a_group_begins_when_all_its_devices_are_free_and_ends_on_all() -> None:
     assert (last.work.work_id, last.start_ns) == (4, 80)
 
 
-def test_a_group_waits_for_a_member_whom_its_command_has_not_reached() -> None:
+def test_a_group_waits_for_a_member_that_has_not_received_the_command() -> None:
     fleet, one = Devices(), work(1, devices=(0, 1))
-    fleet.tell(work(9, 9, devices=(1,)), 5)
-    fleet.told.durations_ns[1] = 40
+    fleet.command(work(9, 9, devices=(1,)), 5)
+    fleet.timing.durations_ns[1] = 40
     fleet._devices[0].states[0] = fleet._devices[1].states[0] = State()
     fleet.enqueue(one, (0,))
     assert begun(fleet, 0, (0, 1)).work.work_id == 9
@@ -172,18 +172,18 @@ def test_a_group_waits_for_a_member_whom_its_command_has_not_reached() -> None:
     assert begun(fleet, 7, (1,)).start_ns == 7
 
 
-def test_a_group_does_not_overtake_what_is_queued_before_it_on_one_of_its_devices() -> None:
+def test_a_group_does_not_overtake_works_queued_before_it() -> None:
     fleet = Devices()
     for one in (work(1), work(2, 1, devices=(0, 1))):
-        fleet.tell(one, 40)
+        fleet.command(one, 40)
     assert [run.work.work_id for run in fleet.begin_next((1, 0), 0)] == [1]
 
 
-def test_a_work_waits_for_the_state_that_was_sent_ahead_of_it_and_no_other_does() -> None:
+def test_only_the_next_work_of_a_job_waits_for_its_state() -> None:
     fleet = Devices()
     fleet.send(7, 0, 500, 0, 4)
     for work_id, first_step in ((1, 4), (2, 8)):
-        fleet.tell(work(work_id, job_id=7, first_step=first_step), 40, knows=False)
+        fleet.command(work(work_id, job_id=7, first_step=first_step), 40, knows=False)
     starts = []
     for now_ns in (100, 200):  # The second time is earlier than the arrival: it must not be waited for again.
         run = begun(fleet, now_ns)
@@ -193,29 +193,29 @@ def test_a_work_waits_for_the_state_that_was_sent_ahead_of_it_and_no_other_does(
     assert fleet.state(0, 7) == state_after(4, 4, 4)
 
 
-def test_a_state_that_arrived_long_ago_is_not_waited_for() -> None:
+def test_a_work_does_not_wait_for_a_state_that_has_arrived() -> None:
     fleet = Devices()
     fleet.send(7, 0, 500)
-    fleet.tell(work(1, job_id=7), 40, knows=False)
+    fleet.command(work(1, job_id=7), 40, knows=False)
     run = begun(fleet, 800)
     assert (run.start_ns, run.end_ns) == (800, 840)
 
 
-def test_a_state_that_has_not_left_is_waited_for() -> None:
+def test_a_work_waits_for_a_state_that_is_not_sent_yet() -> None:
     fleet = Devices()
     transfers = [fleet.send(7, target, 5, None) for target in (1, 2)]
-    fleet.tell(work(3, job_id=7, devices=(1, 2)), 40, knows=False)
+    fleet.command(work(3, job_id=7, devices=(1, 2)), 40, knows=False)
     assert fleet.begin_next((1, 2), 0) == []
-    transfers[0].leave(State(), 80)
+    transfers[0].send(State(), 80)
     assert fleet.begin_next((1, 2), 80) == []
-    transfers[1].leave(State(), 80)
+    transfers[1].send(State(), 80)
     assert begun(fleet, 80, (1, 2)).start_ns == 85
 
 
 def test_a_revoked_work_does_not_wait_for_its_jobs_state() -> None:
     fleet, follower = Devices(), work(2, job_id=7, devices=(1,))
     fleet.send(7, 1, 5, None)
-    fleet.tell(follower, 40, knows=False)
+    fleet.command(follower, 40, knows=False)
     fleet.stop(1, follower, 10)
     assert begun(fleet, 10, (1,)).end_ns == 10
 
@@ -224,17 +224,17 @@ def test_a_state_travels_while_its_next_work_is_dispatched() -> None:
     for dispatch_ns, start_ns in ((30, 130), (700, 800)):
         fleet = Devices()
         fleet.send(7, 0, 120, 10)
-        fleet.tell(work(1, job_id=7), 40, dispatch_ns, knows=False)
+        fleet.command(work(1, job_id=7), 40, dispatch_ns, knows=False)
         run = begun(fleet, 100)
         assert (run.start_ns, run.end_ns) == (start_ns, start_ns + 40)
         assert fleet.running(0) is run, "occupied meanwhile"
 
 
 @pytest.mark.parametrize("steps", [(), (4,), (2, 3)])
-def test_a_device_refuses_a_work_for_whose_first_step_it_has_no_state(steps: tuple[int, ...]) -> None:
+def test_a_device_refuses_a_work_whose_first_state_it_lacks(steps: tuple[int, ...]) -> None:
     fleet = Devices()
     fleet.send(7, 0, 5, 0, *steps)
-    fleet.tell(work(1, job_id=7, first_step=3), 40, knows=False)
+    fleet.command(work(1, job_id=7, first_step=3), 40, knows=False)
     run = begun(fleet, 10)
     assert (run.end, run.end_ns, run.left_out) == (RunEnd.REFUSED, 10, {7: False})
     fleet.end(run)
@@ -243,21 +243,21 @@ def test_a_device_refuses_a_work_for_whose_first_step_it_has_no_state(steps: tup
 
 def test_a_lost_state_is_told_apart_from_one_that_does_not_fit() -> None:
     fleet = Devices()
-    fleet.send(7, 0, 5, None).leave(None, 0, lost=True)
-    fleet.tell(work(1, job_id=7), 40, knows=False)
+    fleet.send(7, 0, 5, None).send(None, 0, lost=True)
+    fleet.command(work(1, job_id=7), 40, knows=False)
     run = begun(fleet, 10)
     assert (run.end, run.left_out) == (RunEnd.REFUSED, {7: True})
 
 
-def test_a_work_of_several_runs_for_those_whose_states_are_there() -> None:
+def test_a_work_of_several_jobs_runs_for_those_whose_state_is_present() -> None:
     fleet = Devices()
-    fleet.send(7, 0, 5, None).leave(None, 0, lost=True)
+    fleet.send(7, 0, 5, None).send(None, 0, lost=True)
     fleet.send(8, 0, 5, 0, 2)
     both = replace(work(1, job_id=7), job_ids=(7, 8), attempts=(1, 1), first_steps=(2, 2))
-    fleet.tell(both, 40, knows=False)
+    fleet.command(both, 40, knows=False)
     run = begun(fleet, 10)
     assert (run.end, run.left_out, run.members) == (RunEnd.DONE, {7: True}, [(8, 2)])
-    assert fleet.told.ran == [(8,)], "it takes as long as for these"
+    assert fleet.timing.ran == [(8,)], "it takes as long as for these"
     fleet.end(run)
     state = fleet.state(0, 8)
     assert state is not None
@@ -265,16 +265,16 @@ def test_a_work_of_several_runs_for_those_whose_states_are_there() -> None:
     assert fleet.state(0, 7) is None
 
 
-def test_what_is_to_be_forgotten_stays_until_the_works_before_have_ended() -> None:
+def test_a_state_is_dropped_after_the_works_queued_before() -> None:
     fleet = Devices()
     for work_id, first_step in ((1, 0), (2, 4)):
-        fleet.tell(work(work_id, job_id=7, first_step=first_step), 40)
+        fleet.command(work(work_id, job_id=7, first_step=first_step), 40)
     run = begun(fleet, 0)
     fleet.forget(7, 0)
     for _ in range(2):
         assert fleet.state(0, 7) is not None
         fleet.end(run)
-        fleet.forget_after(run)
+        fleet.drop_after(run)
         run = next(iter(fleet.begin_next((0,), 40)), run)
     assert fleet.state(0, 7) is None
     fleet.forget(7, 0)
@@ -283,9 +283,9 @@ def test_what_is_to_be_forgotten_stays_until_the_works_before_have_ended() -> No
 # Members are lost, or hang.
 
 
-def test_the_others_of_a_group_keep_the_whole_steps_when_a_member_is_lost() -> None:
+def test_survivors_of_a_group_keep_the_whole_steps() -> None:
     fleet, one = Devices(), work(1, devices=(0, 1, 2))
-    fleet.tell(one, 40)
+    fleet.command(one, 40)
     former = begun(fleet, 0)
     run = fleet.lose(0, 25)
     assert run is not None
@@ -300,9 +300,9 @@ def test_the_others_of_a_group_keep_the_whole_steps_when_a_member_is_lost() -> N
     assert not fleet.is_up(0)
 
 
-def test_a_device_alone_is_lost_with_all_that_it_has() -> None:
+def test_a_lost_device_loses_its_run_and_states() -> None:
     fleet = Devices()
-    fleet.tell(work(1), 40)
+    fleet.command(work(1), 40)
     run = begun(fleet, 0)
     assert fleet.lose(0, 25) is None
     fleet.join(0)
@@ -312,8 +312,8 @@ def test_a_device_alone_is_lost_with_all_that_it_has() -> None:
 
 def test_a_queued_work_that_was_broken_off_ends_on_each_member_by_itself() -> None:
     fleet, one = Devices(), work(2, 1, devices=(0, 1))
-    fleet.tell(work(1), 40)
-    fleet.tell(one, 40)
+    fleet.command(work(1), 40)
+    fleet.command(one, 40)
     busy = begun(fleet, 0)
     assert fleet.break_off(one, 10) is None
     alone = begun(fleet, 10, (0, 1))
@@ -322,9 +322,9 @@ def test_a_queued_work_that_was_broken_off_ends_on_each_member_by_itself() -> No
     assert begun(fleet, 40, (0,)).devices == (0,)
 
 
-def test_who_hangs_is_silent_until_it_is_lost() -> None:
+def test_a_hung_device_does_nothing_until_it_is_lost() -> None:
     fleet, one = Devices(), work(1, devices=(0, 1))
-    fleet.tell(one, 40)
+    fleet.command(one, 40)
     former = begun(fleet, 0, (0, 1))
     fleet.hang(1)
     assert not fleet.end(former), "the others cannot go on without it"
@@ -333,6 +333,6 @@ def test_who_hangs_is_silent_until_it_is_lost() -> None:
     assert run is not None
     assert (run.devices, run.steps, run.end) == ((0,), 0, RunEnd.BROKEN)
     fleet.end(run)
-    fleet.tell(work(2, 1, devices=(1,)), 40)
+    fleet.command(work(2, 1, devices=(1,)), 40)
     assert fleet.begin_next((1,), 90) == []
     assert fleet.lose(1, 100) is None

@@ -28,9 +28,10 @@ from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.order import DeadlineOrder
 from tilework.sim.cluster import Cluster
 from tilework.sim.faults import FAULTS, BadFault, Faults, parse_faults
-from tilework.sim.fuzz import Verdict, judge, judge_many, judge_seed, shrink
+from tilework.sim.fuzz import ScenarioResult, run_scenario, run_seed, run_seeds, shrink
 from tilework.sim.scenarios import Scenario, scenario
-from tilework.sim.simulation import Simulation, Trace
+from tilework.sim.simulation import Simulation
+from tilework.sim.trace import Trace
 
 SEEDS = range(40)
 # Each fault alone, so often that it happens in a few scenarios.
@@ -63,58 +64,58 @@ def run(
     return one, simulation.run(one.requests, one.cancels), simulation
 
 
-def hold(seeds: range, policy: str | None = None) -> list[Verdict]:
-    """The verdicts of these seeds; fails with the commands that run the violations again if there are any."""
-    verdicts = list(judge_many(seeds, policy, None, 1))
-    assert [verdict.seed for verdict in verdicts] == list(seeds)
-    bad = [f"tilework fuzz --seed {verdict.seed}: {verdict.violation}" for verdict in verdicts if verdict.violation]
+def run_all(seeds: range, policy: str | None = None) -> list[ScenarioResult]:
+    """The results of these seeds. Fails on a violation, with the commands that run them again."""
+    results = list(run_seeds(seeds, policy, None, 1))
+    assert [result.seed for result in results] == list(seeds)
+    bad = [f"tilework fuzz --seed {result.seed}: {result.violation}" for result in results if result.violation]
     assert not bad, "\n".join(bad)
-    return verdicts
+    return results
 
 
-def test_every_seed_holds() -> None:
-    verdicts = hold(SEEDS)
-    struck = {name for verdict in verdicts for name, count in verdict.strikes.items() if count}
-    assert struck == FAULTS.keys(), "each fault happens in some scenario"
-    assert {status for verdict in verdicts for status in verdict.endings} == {"done", "failed", "cancelled", "rejected"}
+def test_all_seeds_keep_the_invariants() -> None:
+    results = run_all(SEEDS)
+    happened = {name for result in results for name, count in result.fault_counts.items() if count}
+    assert happened == FAULTS.keys(), "each fault happens in some scenario"
+    assert {status for result in results for status in result.endings} == {"done", "failed", "cancelled", "rejected"}
 
 
-def test_seeds_of_the_hour_hold() -> None:
-    """Another set every hour, so that the search goes on. A failure names the seed, which stays a failure."""
+def test_the_seeds_of_the_hour_keep_the_invariants() -> None:
+    """Other seeds every hour. A failure names its seed, which keeps failing until the bug is fixed."""
     first = 1_000_000 + int(time.time() // 3600) * 8
-    hold(range(first, first + 8))
+    run_all(range(first, first + 8))
 
 
 def test_a_violation_fails_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     end_twice(monkeypatch)
     with pytest.raises(AssertionError, match=r"tilework fuzz --seed \d+: .*ended twice"):
-        hold(range(4), "edf")
+        run_all(range(4), "edf")
 
 
-def test_a_seed_is_one_scenario_and_one_course() -> None:
-    verdicts = [judge_seed(seed, None, None) for seed in (5, 5, 6)]
-    assert verdicts[0] == verdicts[1]
-    assert verdicts[0] != verdicts[2]
+def test_a_seed_determines_scenario_and_result() -> None:
+    results = [run_seed(seed, None, None) for seed in (5, 5, 6)]
+    assert results[0] == results[1]
+    assert results[0] != results[2]
     assert scenario(5) == scenario(5)
 
 
 @pytest.mark.parametrize("seed", [149, 201, 229])
-def test_a_job_whose_work_has_failed_shares_with_none(seed: int) -> None:
+def test_a_job_whose_work_has_failed_runs_alone(seed: int) -> None:
     """In these scenarios a job that has failed runs alone on a device on which others had shared their steps."""
-    verdict = judge_seed(seed, "tilework", parse_faults(["error=0.1:0.5"]))
-    assert not verdict.violation
-    assert verdict.strikes["error"] > 0
+    result = run_seed(seed, "tilework", parse_faults(["error=0.1:0.5"]))
+    assert not result.violation
+    assert result.fault_counts["error"] > 0
 
 
-@pytest.mark.parametrize("kind", OFTEN)
-def test_clients_get_their_pictures_with_any_fault(kind: str) -> None:
+@pytest.mark.parametrize("fault", OFTEN)
+def test_requests_are_done_despite_each_fault(fault: str) -> None:
     """Only requests that fit nowhere fail: the others are all done, each image with all its steps in order."""
-    num_strikes = 0
+    num_faults = 0
     for seed, policy in enumerate((*ONE_OF_EACH, "fixed-sp4")):
-        one, trace, simulation = run([OFTEN[kind]], seed, policy)
-        num_strikes += simulation.strikes[kind]
+        one, trace, simulation = run([OFTEN[fault]], seed, policy)
+        num_faults += simulation.fault_counts[fault]
         failed = [ending for ending in trace.endings if ending.status is Status.FAILED]
-        assert kind == "memory" or not failed, f"seed {seed}, {policy}: {failed}"
+        assert fault == "memory" or not failed, f"seed {seed}, {policy}: {failed}"
         assert all(ending.reason.startswith("there was not enough memory") for ending in failed)
         for ending in trace.endings:
             if ending.status is Status.DONE:
@@ -127,10 +128,10 @@ def test_clients_get_their_pictures_with_any_fault(kind: str) -> None:
         cancelled = {uid for _, uid in one.cancels}
         gone = {ending.request.uid for ending in trace.endings if ending.status is Status.CANCELLED}
         assert gone <= cancelled
-    assert num_strikes > 2 or kind == "memory"
+    assert num_faults > 2 or fault == "memory"
 
 
-def test_devices_that_are_too_small_are_used_together_or_in_slices() -> None:
+def test_works_too_large_for_a_device_use_several_devices_or_slices() -> None:
     """A decode that does not fit as a whole is done in slices; steps that do not fit on one device go to two."""
     num_wide = num_sliced = 0
     for seed in range(12):
@@ -147,13 +148,13 @@ def test_devices_that_are_too_small_are_used_together_or_in_slices() -> None:
     assert num_sliced > 5
 
 
-def test_a_load_failure_only_delays_and_no_device_at_all_is_an_error() -> None:
-    num_strikes = 0
+def test_load_failures_delay_requests_and_losing_every_device_fails_them() -> None:
+    num_faults = 0
     for seed in range(6):
         _, trace, simulation = run(["load=0.3:1"], seed)
-        num_strikes += simulation.strikes["load"]
+        num_faults += simulation.fault_counts["load"]
         assert all(ending.status in (Status.DONE, Status.CANCELLED, Status.REJECTED) for ending in trace.endings)
-    assert num_strikes
+    assert num_faults
     _, trace, _ = run(["load=1:1"], 3)
     reasons = {ending.reason for ending in trace.endings}
     assert reasons <= {"no device is left", "every worker was lost, and none could be started again", "no device is up"}
@@ -195,7 +196,7 @@ def fail_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forget_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a mishap a job counts as one step further than it is."""
+    """After a restart a job counts one step too many as done."""
     real = Job.restart
 
     def restart(self: Job, from_start: bool) -> None:
@@ -263,12 +264,12 @@ def forget_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TableCosts, "needs_slices", lambda self, stage, shape: False)
 
 
-def pile_works_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def send_too_many_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard starts promised work on devices that have enough works already."""
     monkeypatch.setattr("tilework.admission.reservation_guard.WORKS_PER_DEVICE", 1000)
 
 
-def draw_lots(monkeypatch: pytest.MonkeyPatch) -> None:
+def answer_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decision depends on something that is not in the log."""
     real, count = Tracker.commit, iter(range(10**9))
 
@@ -282,7 +283,7 @@ def draw_lots(monkeypatch: pytest.MonkeyPatch) -> None:
     ("breakage", "words", "texts", "policy"),
     [
         (lose_a_request, "never ended", ["crash=0.1:1"], "edf"),
-        (fail_at_once, "no reason", ["crash=0.1:1"], "edf"),
+        (fail_at_once, "may fail after", ["crash=0.1:1"], "edf"),
         (forget_progress, "does not have", ["crash=0.1:1"], "edf"),
         (take_early_reports, "", ["reordered=0.2:0.5"], "fixed-sp1"),
         (end_twice, "ended twice", [], "edf"),
@@ -290,8 +291,8 @@ def draw_lots(monkeypatch: pytest.MonkeyPatch) -> None:
         (go_back, "", ["crash=0.1:1", "reordered=0.2:0.5"], "edf"),
         (starve, "waits", [], "edf"),
         (forget_what_does_not_fit, "did not fit", ["memory=1:0.6"], "tetriserve"),
-        (pile_works_up, " works", [], "tetriserve"),
-        (draw_lots, "replayed", ["replay=0.02:1"], "edf"),
+        (send_too_many_works, " works", [], "tetriserve"),
+        (answer_at_random, "replayed", ["replay=0.02:1"], "edf"),
     ],
 )
 def test_an_injected_bug_is_found(
@@ -303,8 +304,8 @@ def test_an_injected_bug_is_found(
 ) -> None:
     breakage(monkeypatch)
     faults = parse_faults(texts)
-    verdicts = (judge_seed(seed, policy, faults) for seed in range(60))
-    assert any(verdict.violation and words in verdict.violation for verdict in verdicts)
+    results = (run_seed(seed, policy, faults) for seed in range(60))
+    assert any(result.violation and words in result.violation for result in results)
 
 
 def short_scenario(seed: int) -> Scenario:
@@ -312,13 +313,13 @@ def short_scenario(seed: int) -> Scenario:
     return one.keeping([request.uid for request in one.requests[:12]])
 
 
-def test_a_failing_scenario_is_made_smaller_and_fails_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_scenario_shrinks_to_the_same_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     lose_a_request(monkeypatch)
-    whole = next(one for one in map(short_scenario, range(200)) if "never ended" in judge(one).violation)
+    whole = next(one for one in map(short_scenario, range(200)) if "never ended" in run_scenario(one).violation)
     small = shrink(whole)
     assert len(small.requests) < len(whole.requests)
     assert len(small.faults.by_name) <= 2
-    assert "never ended" in judge(small).violation
+    assert "never ended" in run_scenario(small).violation
 
 
 # The command.
@@ -329,19 +330,19 @@ def tilework(*words: str) -> tuple[int, str]:
     return result.exit_code, str(result.exception) if result.exit_code == 1 and not result.stdout else result.stdout
 
 
-def test_the_command_says_what_was_tried() -> None:
+def test_the_command_reports_its_counts() -> None:
     code, text = tilework("--seeds", "4", "--processes", "1", "--json")
     document = json.loads(text)
     assert code == 0
     assert (document["seeds"], document["violations"], document["simulated"]) == (4, [], True)
-    assert document["events"] == sum(judge_seed(seed, None, None).num_events for seed in range(4))
+    assert document["events"] == sum(run_seed(seed, None, None).num_events for seed in range(4))
     code, text = tilework("--seeds", "2", "--first", "10", "--processes", "2")
     assert code == 0
     assert "seeds 10 to 11" in text
     assert "No invariant was violated" in text
 
 
-def test_the_command_prints_a_command_that_fails_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_a_command_that_reproduces_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     lose_a_request(monkeypatch)
     code, text = tilework("--seeds", "6", "--processes", "1", "--policy", "edf", "--fault", "crash=0.1:1")
     assert code == 1
@@ -360,7 +361,7 @@ def test_one_seed_leaves_a_log_that_replays(tmp_path: Path) -> None:
     assert "seed 7: policy" in text
     num_events, difference = replay(log.read_text().splitlines())
     assert difference is None
-    assert num_events == judge_seed(7, None, None).num_events
+    assert num_events == run_seed(7, None, None).num_events
 
 
 def test_the_faults_are_listed() -> None:
@@ -395,4 +396,4 @@ def test_faults_are_read_and_shown() -> None:
     assert "crash" not in faults.without("crash")
     with pytest.raises(BadFault, match="give a number from 0 to 1"):
         parse_faults(["crash=-1"])
-    assert isinstance(judge_seed(1, "edf", Faults()), Verdict)
+    assert isinstance(run_seed(1, "edf", Faults()), ScenarioResult)

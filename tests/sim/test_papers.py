@@ -18,7 +18,7 @@ from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
 from tilework.policy.published.tetriserve.policy import TetriServe
 from tilework.policy.toolkit.demand import Segment, min_device_allocation, step_speeds
-from tilework.sim.simulation import Trace
+from tilework.sim.trace import Trace
 
 # TetriServe, Figures 1 and 5.
 

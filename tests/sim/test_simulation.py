@@ -21,7 +21,9 @@ from tilework.formats.workload import WorkloadRequest
 from tilework.policy import registry
 from tilework.policy.published.fixed import FixedDegree
 from tilework.policy.registry import UnknownPolicy, make_policy, policy_names
-from tilework.sim.simulation import SimConfig, Simulation, Trace
+from tilework.sim.config import SimConfig
+from tilework.sim.simulation import Simulation
+from tilework.sim.trace import Trace
 from tilework.sim.workloads.requests import to_requests
 
 

@@ -12,7 +12,8 @@ from suite.workload import COSTS, mixed_requests, service_s
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
 from tilework.core.events import Event
-from tilework.sim.simulation import SimConfig, Simulation
+from tilework.sim.config import SimConfig
+from tilework.sim.simulation import Simulation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

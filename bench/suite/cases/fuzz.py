@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from suite.case import Check, Finding, Note, Table
 from suite.stats import exact
 from tilework.sim.faults import FAULTS
-from tilework.sim.fuzz import Verdict, judge_many
+from tilework.sim.fuzz import ScenarioResult, run_seeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +28,10 @@ class Fuzz:
 
     def measure(self, note: Note) -> Finding:
         started_s = time.monotonic()
-        strikes, endings, num_events, bad = Counter[str](), Counter[str](), 0, list[Verdict]()
+        fault_counts, endings, num_events, bad = Counter[str](), Counter[str](), 0, list[ScenarioResult]()
         seeds = range(self.first, self.first + self.num_seeds)
-        for number, verdict in enumerate(judge_many(seeds, None, None, self.num_processes), start=1):
-            strikes.update(verdict.strikes)
+        for number, verdict in enumerate(run_seeds(seeds, None, None, self.num_processes), start=1):
+            fault_counts.update(verdict.fault_counts)
             endings.update(verdict.endings)
             num_events += verdict.num_events
             bad += [verdict] if verdict.violation else []
@@ -42,7 +42,7 @@ class Fuzz:
             Check(what="violated invariants", measured=exact(len(bad)), high=0.0),
             Check(what="events", measured=exact(num_events), low=self.least_events),
         )
-        struck = tuple((name, FAULTS[name].text, str(strikes[name])) for name in FAULTS)
+        struck = tuple((name, FAULTS[name].text, str(fault_counts[name])) for name in FAULTS)
         failed = tuple((str(one.seed), one.where, one.violation) for one in bad[:20])
         return Finding(
             checks=checks,

@@ -46,8 +46,8 @@ TESTS = (
     "admission/test_reservation_guard.py",
 )
 _FUZZ = (
-    "import sys; from tilework.sim.fuzz import judge_many; "
-    "sys.exit(any(v.violation for v in judge_many(range(int(sys.argv[1])), None, None, 1)))"
+    "import sys; from tilework.sim.fuzz import run_seeds; "
+    "sys.exit(any(v.violation for v in run_seeds(range(int(sys.argv[1])), None, None, 1)))"
 )
 
 

@@ -24,7 +24,8 @@ from tilework.core.work import DIFFUSE, Plan
 from tilework.cost.table import CostTable
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import make_policy
-from tilework.sim.simulation import SimConfig, Simulation
+from tilework.sim.config import SimConfig
+from tilework.sim.simulation import Simulation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +161,7 @@ class _Steady(Simulation):
         first = [one for one in self._requests.values() if one.uid not in self._begun]
         self._begun |= {one.uid for one in first}
         for one in first:
-            self._works.expect(one)
+            self._timing.note_request(one)
         if first:
             self._handle(Submitted(first[0], tuple(first[1:])))
 

@@ -19,7 +19,9 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
 from tilework.policy.toolkit.demand import demand_at
-from tilework.sim.simulation import Ending, SimConfig, Simulation
+from tilework.sim.config import SimConfig
+from tilework.sim.simulation import Simulation
+from tilework.sim.trace import Ending
 
 _BANDS = ((0.5, 1.0), (1.0, 2.0), (2.0, 3.0))
 

@@ -16,7 +16,8 @@ from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
 from tilework.cost.table import CostTable
 from tilework.cost.table_file import read_table
-from tilework.sim.simulation import SimConfig, Simulation
+from tilework.sim.config import SimConfig
+from tilework.sim.simulation import Simulation
 from tilework.sim.workloads.registry import make_workload
 from tilework.sim.workloads.requests import to_requests
 

@@ -9,7 +9,8 @@ from suite.case import Check, Finding, Note, Table
 from suite.stats import median, over_repeats
 from tilework.control.controller import ControllerConfig
 from tilework.cost.table_file import read_table
-from tilework.sim.simulation import SimConfig, Simulation
+from tilework.sim.config import SimConfig
+from tilework.sim.simulation import Simulation
 from tilework.sim.workloads.registry import make_workload
 from tilework.sim.workloads.requests import to_requests
 

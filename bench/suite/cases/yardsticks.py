@@ -17,8 +17,9 @@ from tilework.core.time import ns_from_s
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
+from tilework.sim.config import SimConfig
 from tilework.sim.optimum.bound import on_time_bound
-from tilework.sim.simulation import SimConfig, Simulation
+from tilework.sim.simulation import Simulation
 
 GOAL_S, GOAL_LARGE_S = 1.0, 10.0  # On a machine that does nothing else.
 

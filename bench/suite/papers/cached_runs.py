@@ -16,7 +16,9 @@ from tilework.sim.compare.figures import Figures
 from tilework.sim.compare.pool import Failed, run_all
 from tilework.sim.compare.records import Records, key_of
 from tilework.sim.compare.runs import Conditions, Task, config_of, given
-from tilework.sim.simulation import SimConfig, Simulation, Trace
+from tilework.sim.config import SimConfig
+from tilework.sim.simulation import Simulation
+from tilework.sim.trace import Trace
 from tilework.sim.workloads.requests import to_requests
 
 Point = TypeVar("Point")

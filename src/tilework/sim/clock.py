@@ -6,44 +6,46 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 
-class Endless(RuntimeError):
-    """Something goes on and on."""
+class TimeLimitExceeded(RuntimeError):
+    """Calls are still due after the time limit of a run."""
 
 
 class Clock:
-    """What is to be done when, ordered by time and then by when it was asked for.
+    """A heap of calls ordered by time, then by the order in which they were scheduled.
 
-    While a caller `sleeps_until` a time, what is due for it waits; what happens of itself (`is_nature`) does not.
+    While the controller is paused (`pause_until`), its calls wait; those of devices (`is_device_event`) do not.
     """
 
     def __init__(self) -> None:
         self.now_ns = 0
-        self.back_ns = 0
+        self.resume_ns = 0
         self._heap: list[tuple[int, int, bool, Callable[[], None]]] = []
         self._sequence = 0
 
-    def at(self, at_ns: int, call: Callable[[], None], *, is_nature: bool = False) -> None:
+    def at(self, at_ns: int, call: Callable[[], None], *, is_device_event: bool = False) -> None:
+        """Schedule a call."""
         self._sequence += 1
-        heappush(self._heap, (at_ns, self._sequence, is_nature, call))
+        heappush(self._heap, (at_ns, self._sequence, is_device_event, call))
 
     @property
-    def is_asleep(self) -> bool:
-        return self.now_ns < self.back_ns
+    def is_paused(self) -> bool:
+        """Whether the controller is paused."""
+        return self.now_ns < self.resume_ns
 
-    def sleep_until(self, back_ns: int, then: Callable[[], None]) -> None:
-        """Let the caller sleep, and do this before anything else when it is back."""
-        self.back_ns = back_ns
-        heappush(self._heap, (back_ns, -1, True, then))
+    def pause_until(self, resume_ns: int, then: Callable[[], None]) -> None:
+        """Pause the controller; `then` is the first call when it resumes."""
+        self.resume_ns = resume_ns
+        heappush(self._heap, (resume_ns, -1, True, then))
 
     def run(self, limit_ns: int | None = None) -> None:
-        """Do everything, until nothing is left. Raises Endless if that takes longer than to a limit."""
+        """Make all calls, until none is left. Raises TimeLimitExceeded if one is due after `limit_ns`."""
         heap = self._heap
         while heap:
-            at_ns, sequence, is_nature, call = heappop(heap)
+            at_ns, sequence, is_device_event, call = heappop(heap)
             self.now_ns = max(self.now_ns, at_ns)
             if limit_ns is not None and self.now_ns > limit_ns:
-                raise Endless(f"at {self.now_ns} ns something is still to be done")
-            if self.now_ns < self.back_ns and not is_nature:
-                heappush(heap, (self.back_ns, sequence, is_nature, call))
+                raise TimeLimitExceeded(f"calls are still due at {self.now_ns} ns, after the limit of {limit_ns} ns")
+            if self.now_ns < self.resume_ns and not is_device_event:
+                heappush(heap, (self.resume_ns, sequence, is_device_event, call))
             else:
                 call()

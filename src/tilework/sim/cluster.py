@@ -1,4 +1,4 @@
-"""Simulated devices behind the driver core: messages to and from them, in virtual time."""
+"""The driver of simulated devices: connects the driver core to a fleet over a network, in virtual time."""
 
 from __future__ import annotations
 
@@ -18,124 +18,126 @@ from tilework.core.time import NS_PER_S
 from tilework.core.wire import Ended, Failed, Forget, StateBlob, StopWork
 from tilework.core.work import DECODE, StageId, Work
 from tilework.cost.table_costs import TableCosts
+from tilework.sim.blobs import BlobStore, StateTransfers
 from tilework.sim.clock import Clock
-from tilework.sim.device import StateTransfer
-from tilework.sim.faults import Dice
-from tilework.sim.fleet import Fleet, Nature
-from tilework.sim.mail import Mail
-from tilework.sim.reports import CUT_OFF, BlobStore, report_of
-from tilework.sim.runs import FRUITLESS, Run, State
+from tilework.sim.faults import FaultInjector
+from tilework.sim.fleet import Fleet
+from tilework.sim.network import Network
+from tilework.sim.reports import CUT_OFF, report_of
+from tilework.sim.runs import DROPS_STATES, Run, State
+from tilework.sim.timing import TimingModel
 from tilework.sim.workers import Workers
 
-_DOWN_S = 1.0  # For how long a worker is down that was killed since it made no progress.
+_DOWN_S = 1.0  # Downtime of a worker that was killed because it made no progress.
 
 
 class Cluster:
-    """Sends what the driver core wants sent to a fleet, and `tell`s the controller what comes of it.
+    """Performs the driver core's messages and effects on a fleet, and passes reports of the fleet to the core.
 
-    `delivered` is called with the state of which a finished picture was made.
+    `on_event` passes an event to the controller. `on_image` receives the final state of a finished picture.
+    `on_given_up` is called when no device is up and none will be.
 
-    Where no message can go astray, the leader of a group speaks for all of it unless the group was cut off, and
-    messages are delivered at once. Both save time and decide nothing.
+    On a reliable network messages are delivered at once, and only the leader of a group reports unless the group was
+    cut off. Both save time and change no decision.
     """
 
     def __init__(
         self,
         clock: Clock,
-        nature: Nature,
+        timing: TimingModel,
         costs: TableCosts,
-        dice: Dice,
+        injector: FaultInjector,
         controller: Controller,
         *,
         num_devices: int,
         devices_per_node: int,
         stages: frozenset[StageId],
-        tell: Callable[[Event], None],
-        delivered: Callable[[int, State], None],
-        given_up: Callable[[], None],
+        on_event: Callable[[Event], None],
+        on_image: Callable[[int, State], None],
+        on_given_up: Callable[[], None],
     ) -> None:
         self._clock = clock
-        self._costs = costs
-        self._dice = dice
-        self._has_faults = bool(dice.faults)
+        self._injector = injector
+        self._has_faults = bool(injector.faults)
         self._devices_per_node = devices_per_node
         self._stages = stages
-        self._tell, self._delivered = tell, delivered
+        self._on_event, self._on_image = on_event, on_image
         self._controller = controller
         self._core = DriverCore(controller, WatchdogConfig())
-        self.fleet = Fleet(nature)
+        self.fleet = Fleet(timing)
         self.runs: list[Run] = []
-        self.num_refused = 0  # Works for which a device lacked the state, though all was well before.
+        self.num_refused = 0  # Members refused for a missing state although no earlier work failed.
         self._workers = Workers(
             clock,
-            dice,
+            injector,
             self.fleet,
             num_devices=num_devices,
             devices_per_node=devices_per_node,
             on_joined=self._join,
             on_lost=self._lose,
-            on_given_up=given_up,
+            on_given_up=on_given_up,
             on_cut=self._schedule,
         )
-        self._mail = Mail(clock, dice)
+        self._network = Network(clock, injector)
         self._blobs = BlobStore()
-        self._transfers: dict[StateMove, list[StateTransfer]] = {}  # Of moves that wait for the end of a work.
+        self._transfers = StateTransfers(clock, costs, self._blobs)
         self._seen_steps: dict[int, int] = {}
         self._is_ticking = False
 
-    # The server and its jobs.
+    # Server and jobs.
 
     def start(self) -> None:
         """Start all workers."""
         self._workers.start_all()
 
-    def serve(self, controller: Controller) -> None:
-        """The controller was built again from its log; all else goes on."""
+    def attach(self, controller: Controller) -> None:
+        """Use a controller that was rebuilt from its log. Devices and works in flight stay."""
         self._controller = controller
         self._core.attach(controller)
 
     def restart(self, controller: Controller) -> None:
-        """The next server: it has the blobs that the former one's jobs could go on from, and no device."""
+        """Begin as the next server, with the blobs that jobs can continue from and no device."""
         self._controller = controller
         self._core = DriverCore(controller, WatchdogConfig())
 
     def lose_all(self) -> dict[int, Checkpoint]:
-        """The whole server is gone, and the works and messages under way; returns what is left, by job."""
+        """End the server, its works and its messages; returns the checkpoints that are left, by job."""
         self._workers.lose_all()
         self.fleet.forget_works()
-        left = {job_id: self._left_of(job_id) for job_id in self._core.states.job_ids}
+        left = {job_id: self._remaining_checkpoint(job_id) for job_id in self._core.states.job_ids}
         self._blobs.keep_only([blob for checkpoint in left.values() for blob in checkpoint.blobs])
         self._transfers.clear()
         self._seen_steps.clear()
         self._is_ticking = False
         return {job_id: checkpoint for job_id, checkpoint in left.items() if checkpoint.blobs}
 
-    def _left_of(self, job_id: int) -> Checkpoint:
-        """What was put down last of a job, as far as it is still there. A simulated state holds its conditioning."""
+    def _remaining_checkpoint(self, job_id: int) -> Checkpoint:
+        """A job's latest checkpoint without lost blobs. A simulated state includes its conditioning."""
         last = self._core.states.checkpoint(job_id)
         if last.state in self._blobs:
             return last
         return Checkpoint(conditioning=last.conditioning) if last.conditioning in self._blobs else Checkpoint()
 
-    def begin(self, job_id: int, kept: Checkpoint) -> None:
-        """A job has come in, of which so much is there already."""
-        self._core.states.begin(job_id, kept)
+    def begin(self, job_id: int, checkpoint: Checkpoint) -> None:
+        """Begin a job from a checkpoint, which may be empty."""
+        self._core.states.begin(job_id, checkpoint)
 
     def end(self, job_id: int) -> None:
-        """A job has come to its end."""
+        """End a job: discard its blobs."""
         self._core.end_job(job_id)
         self._blobs.discard(self._core.states.end(job_id))
 
     @property
     def leftovers(self) -> str:
-        """What is kept though every job has ended, in words; empty if nothing is."""
+        """What the driver still keeps after every job has ended, in words; empty if nothing."""
         if self._core.is_idle and not len(self._blobs):
             return ""
         return f"works {self._core.work_ids}, jobs {self._core.states.job_ids}, {len(self._blobs)} blobs"
 
-    # What the controller wants.
+    # Actions of the controller.
 
     def perform(self, action: Action) -> None:
+        """Send the messages of an action to devices."""
         for devices, message in self._core.perform(action):
             match message:
                 case Work():
@@ -144,13 +146,13 @@ class Cluster:
                     self._move(message)
                 case StopWork(work_id):
                     work = self._core.work(work_id)
-                    assert work is not None, f"work {work_id} is to stop, and is not in flight"
+                    assert work is not None, f"work {work_id} is to stop but is not in flight"
                     self._send(devices, partial(self._stop, work))
                 case Forget(job_id):
                     self._send(devices, partial(self.fleet.forget, job_id))
 
     def _run(self, work: Work) -> None:
-        if self._mail.is_instant:  # Nothing else can begin by it, and it only when it has come to the last one.
+        if self._network.is_instant:  # No other work can begin, and this one only after its last device has it.
             self.fleet.enqueue(work, work.devices)
             self._begin_next(work.devices[-1:])
         else:
@@ -168,59 +170,46 @@ class Cluster:
         self._begin_next(work.devices)  # A revoked work need not wait for its job's state.
 
     def _move(self, move: StateMove) -> None:
-        transfers = [
-            StateTransfer(job_id=move.job_id, move_ns=self._costs.move_ns(move.source, (target,)))
-            for target in move.targets
-        ]
-        if move.is_resolved:
-            self._leave(move, transfers)
-        else:
-            self._transfers[move] = transfers
-        for target, transfer in zip(move.targets, transfers, strict=True):
+        for target, transfer in self._transfers.begin(move):
             self._send((target,), partial(self.fleet.expect, transfer))
 
-    def _leave(self, move: StateMove, transfers: Iterable[StateTransfer]) -> None:
-        state, is_lost = self._blobs.brought_by(move)
-        for transfer in transfers:
-            transfer.leave(state, self._clock.now_ns, is_lost)
-
     def _send(self, devices: Iterable[int], deliver: Callable[[int], None]) -> None:
-        """Let each of these workers hear of it, and `deliver` for it then. What is meant for a dead one is lost."""
-        is_instant = self._mail.is_instant
+        """Send a message to each device; `deliver` is called on arrival. A dead worker receives nothing."""
+        is_instant = self._network.is_instant
         for device_id in devices:
             if not is_instant:
-                arrive = self._workers.guard(device_id, partial(deliver, device_id))
-                self._mail.send(("to", device_id), arrive)
+                on_arrival = self._workers.unless_dead(device_id, partial(deliver, device_id))
+                self._network.send(("to", device_id), on_arrival)
             elif self.fleet.is_up(device_id):
                 deliver(device_id)
 
-    # What devices report.
+    # Reports of devices.
 
     def _begin_next(self, devices: Iterable[int]) -> None:
         for run in self.fleet.begin_next(devices, self._clock.now_ns):
             self._schedule(run)
             if self._has_faults:
-                self._workers.endanger(run)
+                self._workers.inject_faults(run)
 
     def _schedule(self, run: Run | None) -> None:
         if run is not None and not run.hangs:
-            self._clock.at(run.end_ns, partial(self._end, run), is_nature=True)
+            self._clock.at(run.end_ns, partial(self._end, run), is_device_event=True)
 
     def _end(self, run: Run) -> None:
         if not self.fleet.end(run):
             return
         if run.steps:
             self.runs.append(run)
-        speakers = run.devices[:1] if self._mail.is_safe and run.end not in CUT_OFF else run.devices
-        reports = [(device_id, report_of(run, self._serialize(device_id, run))) for device_id in speakers]
-        self.fleet.forget_after(run)
+        reporters = run.devices[:1] if self._network.is_reliable and run.end not in CUT_OFF else run.devices
+        reports = [(device_id, report_of(run, self._serialize(device_id, run))) for device_id in reporters]
+        self.fleet.drop_after(run)
         self._begin_next(run.devices)
         for device_id, report in reports:
-            if self._mail.is_instant:
-                self._hear(device_id, run, report)
+            if self._network.is_instant:
+                self._receive(device_id, run, report)
             else:
-                hear = self._workers.of_era(partial(self._hear, device_id, run, report))
-                self._mail.send(("from", device_id), hear)
+                on_arrival = self._workers.unless_restarted(partial(self._receive, device_id, run, report))
+                self._network.send(("from", device_id), on_arrival)
 
     def _serialize(self, device_id: int, run: Run) -> dict[int, StateBlob]:
         """The blobs that a device writes at the end of a run, by job. The leader does, and all of a group cut off.
@@ -228,7 +217,7 @@ class Cluster:
         None without a step: the device may have another state of a job than that at which the work was to begin.
         """
         blobs: dict[int, StateBlob] = {}
-        if not run.steps or run.end in FRUITLESS or (device_id != run.work.devices[0] and run.end not in CUT_OFF):
+        if not run.steps or run.end in DROPS_STATES or (device_id != run.work.devices[0] and run.end not in CUT_OFF):
             return blobs
         for job_id in run.work.job_ids:
             state = self.fleet.state(device_id, job_id)
@@ -236,32 +225,32 @@ class Cluster:
                 blobs[job_id] = self._blobs.put(state)
         return blobs
 
-    def _hear(self, device_id: int, run: Run, report: Ended | Failed) -> None:
+    def _receive(self, device_id: int, run: Run, report: Ended | Failed) -> None:
         work = run.work
         if device_id == work.devices[0]:
             if self._core.work(work.work_id) is None:
-                self._tell_late(work, report)
+                self._handle_late(work, report)
             elif run.left_out:
                 self.num_refused += self._num_refused(run)
         self._apply(self._core.on_report(device_id, report))
 
-    def _tell_late(self, work: Work, report: Ended | Failed) -> None:
-        """The core drops a report that is late or comes twice. The controller must bear it all the same."""
+    def _handle_late(self, work: Work, report: Ended | Failed) -> None:
+        """Pass a late or repeated report to the controller, which must ignore it. The core would drop the report."""
         if isinstance(report, Failed):
-            self._tell(WorkFailed(work.work_id, report.reason, report.state_lost))
+            self._on_event(WorkFailed(work.work_id, report.reason, report.state_lost))
             return
         for one in report.absent:
-            self._tell(LeftOut(work.work_id, one.job_id, one.reason, one.state_lost))
-        self._tell(end_event(work, ending_of(report), report))
+            self._on_event(LeftOut(work.work_id, one.job_id, one.reason, one.state_lost))
+        self._on_event(end_event(work, ending_of(report), report))
 
     def _num_refused(self, run: Run) -> int:
-        """How many members were left out of a run that no earlier work has failed to bring there."""
+        """The number of members left out of a run although no earlier work of theirs failed."""
         if self._controller.tracker.awaited(run.work) is not None:
             return 0
         return len(run.left_out.keys() & self._core.members(run.work.work_id).keys())
 
     def _apply(self, effects: Iterable[Effect]) -> None:
-        """Do what the core wants, each before it goes on."""
+        """Perform effects in order, each before the core computes the next."""
         for effect in effects:
             match effect:
                 case WorkResult():
@@ -269,21 +258,21 @@ class Cluster:
                 case Discard(blobs):
                     self._blobs.discard(blobs)
                 case HandleEvent(event):
-                    self._tell(event)
+                    self._on_event(event)
                 case Resolve(move):
-                    self._leave(move, self._transfers.pop(move))
+                    self._transfers.resolve(move)
                     self._begin_next(move.targets)
                 case BreakOff(work):
                     self._break_off(work)
                 case Kill(device_id):
-                    self._workers.die(device_id, "it made no progress", _DOWN_S)
+                    self._workers.kill(device_id, "it made no progress", _DOWN_S)
 
     def _break_off(self, work: Work) -> None:
         self._schedule(self.fleet.break_off(work, self._clock.now_ns))
         self._begin_next(work.devices)
 
     def _end_work(self, result: WorkResult) -> None:
-        """See what a work has brought about, then tell the controller."""
+        """Deliver the pictures of an ended work, then pass its event to the controller."""
         report = result.report
         if result.ending in (Ending.FAILED, Ending.OUT_OF_MEMORY):  # A second copy of its command must not begin.
             self._break_off(result.work)
@@ -292,23 +281,23 @@ class Cluster:
                 if (blob := report.blobs.get(job_id)) is None:
                     continue
                 if result.work.stage.name != DECODE:
-                    if self._dice.strikes("checkpoint"):
+                    if self._injector.injects("checkpoint"):
                         self._blobs.discard((blob,))
                 elif result.ending is Ending.DONE:
-                    self._delivered(job_id, self._blobs[blob])
+                    self._on_image(job_id, self._blobs[blob])
         if result.event is not None:
-            self._tell(result.event)
+            self._on_event(result.event)
 
-    # Workers come and go.
+    # Workers.
 
     def _join(self, device_id: int) -> None:
-        self._tell(DeviceJoined(device_id, device_id // self._devices_per_node, self._stages))
+        self._on_event(DeviceJoined(device_id, device_id // self._devices_per_node, self._stages))
 
     def _lose(self, device_id: int, why: str) -> None:
         self._apply(self._core.on_device_lost(device_id, why))
 
     def _tick(self) -> None:
-        """Look after works that make no progress."""
+        """Note the progress of runs and check for stuck works, once per second while works are in flight."""
         for run in self.fleet.runs():
             steps = run.steps_by(self._clock.now_ns)
             if steps > self._seen_steps.get(run.work.work_id, 0):

@@ -1,4 +1,4 @@
-"""One simulated device: its queue, what it runs, and what it has of jobs."""
+"""The state of one simulated device: its queue, its run, and the states of jobs that it holds."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from tilework.sim.runs import Run, State
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StateTransfer:
-    """The state of a job on its way to devices: it leaves at `left_ns`, when the sender has it (None: not yet).
+    """A job's state on its way to a device. `sent_ns` is None until the sender has the state.
 
-    Without a state it is a message that nothing comes; `lost` says that what should have come is gone.
+    `state` is None if the transfer brings nothing; `lost` if it should have brought a state that a fault has lost.
     """
 
     job_id: int
     move_ns: int
-    left_ns: int | None = None
+    sent_ns: int | None = None
     state: State | None = None
     lost: bool = False
 
-    def leave(self, state: State | None, now_ns: int, lost: bool = False) -> None:
-        self.left_ns, self.state, self.lost = now_ns, state, lost
+    def send(self, state: State | None, now_ns: int, lost: bool = False) -> None:
+        self.sent_ns, self.state, self.lost = now_ns, state, lost
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Device:
-    """`transfers` have come ahead of a work that has not, `awaited` of one that is here, by its number.
+    """One device.
 
-    `forgets` are the jobs to let go when a work has ended.
+    `transfers`, by job, arrived ahead of a work that is not in the queue yet; `awaited`, by work, belong to a work that
+    is. `drops` are the jobs whose states the device drops at the end of a work, by work.
     """
 
     queue: deque[Work] = field(default_factory=deque)
@@ -39,4 +40,4 @@ class Device:
     states: dict[int, State] = field(default_factory=dict)
     transfers: dict[int, list[StateTransfer]] = field(default_factory=dict)
     awaited: dict[int, list[StateTransfer]] = field(default_factory=dict)
-    forgets: dict[int, list[int]] = field(default_factory=dict)
+    drops: dict[int, list[int]] = field(default_factory=dict)

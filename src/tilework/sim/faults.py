@@ -1,4 +1,4 @@
-"""What can go wrong in a simulation: named faults, each with a probability and a size, drawn from a seed."""
+"""Faults of a simulation: each has a name, a probability and a size, and is drawn from a seed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from random import Random
 
 
 class BadFault(ValueError):
-    """A fault that does not exist, or a number that cannot be used; the message names the remedy."""
+    """Raised for an unknown fault or an unusable number; the message names the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultType:
-    """A thing that can go wrong. `per` says what the probability counts, `size` what the second number means.
+    """A kind of fault. `per` says what the probability refers to, `size` what the second number means.
 
-    `probability` and `usual_size` are what a fuzzer starts from.
+    `probability` and `usual_size` are the fuzzer's defaults.
     """
 
     text: str
@@ -35,7 +35,7 @@ FAULTS: Mapping[str, FaultType] = {
         usual_size=2.0,
     ),
     "hang": FaultType(
-        text="a worker stops doing anything, until it is killed as stuck",
+        text="a worker hangs, until it is killed as stuck",
         per="work and device",
         size="seconds until it is started again",
         probability=0.01,
@@ -46,7 +46,7 @@ FAULTS: Mapping[str, FaultType] = {
     ),
     "error": FaultType(text="a work raises an error", per="work", size="not used", probability=0.03, usual_size=1.0),
     "oom": FaultType(
-        text="a work runs out of memory once, because something else takes it",
+        text="a work runs out of memory once, because another process takes it",
         per="work",
         size="not used",
         probability=0.03,
@@ -114,7 +114,7 @@ FAULTS: Mapping[str, FaultType] = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`name` is one of `FAULTS`."""
+    """A fault that is on. `name` is one of `FAULTS`."""
 
     name: str
     probability: float
@@ -174,26 +174,29 @@ def _number(text: str, given: str, default: float, meaning: str, most: float) ->
     return number
 
 
-class Dice:
-    """Draws for each fault from a generator of its own, so that one more fault changes no draws of another."""
+class FaultInjector:
+    """Decides when faults happen, and counts them.
+
+    Each fault has a random generator of its own, so that turning one on does not change the draws of another.
+    """
 
     def __init__(self, faults: Faults, seed: int) -> None:
         self.faults = faults
-        self.strikes_by_name = dict.fromkeys(faults.by_name, 0)
+        self.counts = dict.fromkeys(faults.by_name, 0)
         self._randoms = {name: Random(f"{seed}/{name}") for name in faults.by_name}
 
-    def strikes(self, name: str) -> bool:
-        """Whether the fault happens this time; never if it is off."""
+    def injects(self, name: str) -> bool:
+        """Whether the fault happens now; never if it is off."""
         fault = self.faults.by_name.get(name)
         if fault is None or self._randoms[name].random() >= fault.probability:
             return False
-        self.strikes_by_name[name] += 1
+        self.counts[name] += 1
         return True
 
-    def share(self, name: str) -> float:
-        """A number in [0, 1), for where or how much."""
+    def fraction(self, name: str) -> float:
+        """A random number in [0, 1): for example where in a work the fault happens."""
         return self._randoms[name].random()
 
-    def extent(self, name: str) -> float:
-        """How large it is this time: half of its size to one and a half."""
-        return self.faults.size(name) * (0.5 + self.share(name))
+    def magnitude(self, name: str) -> float:
+        """A random size of the fault: half to one and a half times its configured size."""
+        return self.faults.size(name) * (0.5 + self.fraction(name))

@@ -1,41 +1,32 @@
-"""Simulated devices: they execute works first in, first out, alone or in groups, in virtual time."""
+"""Simulated devices: they run works first in, first out, alone or in groups, in virtual time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Protocol
 
 from tilework.core.work import DIFFUSE, ENCODE, Group, Work
 from tilework.sim.device import Device, StateTransfer
-from tilework.sim.runs import FRUITLESS, Run, RunEnd, State
-
-
-class Nature(Protocol):
-    """How long works take and what goes wrong in them."""
-
-    def dispatch_ns(self, work: Work) -> int:
-        """What passes before a work runs, and is not part of its run."""
-
-    def run(self, work: Work) -> tuple[int, int, RunEnd]:
-        """Duration, steps and end of a work that begins now."""
+from tilework.sim.runs import DROPS_STATES, Run, RunEnd, State
+from tilework.sim.timing import TimingModel
 
 
 class Fleet:
-    """The queues, the running works and the states of all devices.
+    """The queues, runs and states of all devices.
 
-    A work begins when it is first in the queue of each of its devices, all of them are idle and the states that were
-    sent ahead of it have left for them; it occupies them all until its end. What is lost between two works passes
-    before its run starts and while its state is still on the way. Like a worker, a device refuses a work for which it
-    does not have the state; one of several members it runs for those whose states it has. A work that was broken off
-    ends on each of its devices by itself.
+    - A work begins when it is first in the queue of each of its devices, all of them are idle, and the states that it
+      waits for have been sent. It occupies all its devices until its end.
+    - The dispatch time passes before the run starts, while its states may still be on the way.
+    - Like a worker, a device refuses a work whose state it lacks. A work of several members runs for those whose states
+      the device has.
+    - A work that was broken off ends on each of its devices separately.
 
-    The caller asks `begin_next` after each change, and calls `end` when the virtual clock reaches a run's
-    `end_ns`; a stop or a loss replaces a run by a shorter one, so one that is not `is` the current run is out of date.
+    The caller calls `begin_next` after each change, and `end` when the virtual clock reaches a run's `end_ns`. A stop
+    or a loss replaces a run by a shorter one: a run that is not the current one (`is`) is out of date.
     """
 
-    def __init__(self, nature: Nature) -> None:
-        self._nature = nature
+    def __init__(self, timing: TimingModel) -> None:
+        self._timing = timing
         self._devices: dict[int, Device] = {}
         self._revoked: set[int] = set()
         self._broken: set[int] = set()
@@ -44,7 +35,7 @@ class Fleet:
         self._devices[device_id] = Device()
 
     def forget_works(self) -> None:
-        """The server is gone: the next one numbers its works anew."""
+        """Forget revoked and broken works: the next server numbers its works from 1."""
         self._revoked.clear()
         self._broken.clear()
 
@@ -55,22 +46,22 @@ class Fleet:
         return self._devices[device_id].run
 
     def runs(self) -> list[Run]:
-        """What is running now."""
+        """The current runs."""
         runs = {id(device.run): device.run for device in self._devices.values() if device.run is not None}
         return list(runs.values())
 
     def state(self, device_id: int, job_id: int) -> State | None:
-        """What it has of a job."""
+        """The state of a job on a device."""
         return self._devices[device_id].states.get(job_id)
 
     def num_states(self, device_id: int) -> int:
-        """Of how many jobs a device keeps something."""
+        """The number of jobs whose state a device holds."""
         return len(self._devices[device_id].states)
 
-    # Commands arrive at one device each.
+    # Commands, each for one device.
 
     def enqueue(self, work: Work, devices: Iterable[int]) -> None:
-        """Queue a work on some of its devices, as far as they are up."""
+        """Queue a work on those of these devices that are up."""
         for device_id in devices:
             device = self._devices.get(device_id)
             if device is None:
@@ -82,23 +73,23 @@ class Fleet:
                     device.awaited[work.work_id] = transfers
 
     def expect(self, transfer: StateTransfer, device_id: int) -> None:
-        """A state will come; the job's next work on this device waits for it."""
+        """Announce a state: the job's next work on this device waits for it."""
         self._devices[device_id].transfers.setdefault(transfer.job_id, []).append(transfer)
 
     def forget(self, job_id: int, device_id: int) -> None:
-        """Let go what there is of a job, behind its works that came before."""
+        """Drop a job's state, after the works of the job that are queued here."""
         device = self._devices[device_id]
         works = [*([] if device.run is None else [device.run.work]), *device.queue]
         last = next((work for work in reversed(works) if job_id in work.job_ids), None)
         if last is None:
             device.states.pop(job_id, None)
         else:
-            device.forgets.setdefault(last.work_id, []).append(job_id)
+            device.drops.setdefault(last.work_id, []).append(job_id)
 
     def stop(self, device_id: int, work: Work, now_ns: int) -> Run | None:
-        """Stop a work at its next step boundary, or revoke it; returns the run that replaces the current one, if any.
+        """Stop a work at its next step boundary, or revoke it if queued; returns the run that replaces the current one.
 
-        Stages without steps run to their end. A work that is not here (any more) is left alone.
+        Stages without steps run to their end. Does nothing if the device does not have the work.
         """
         device = self._devices[device_id]
         if device.run is None or device.run.work is not work:
@@ -113,49 +104,49 @@ class Fleet:
         return self._replace(run, replace(run, end_ns=end_ns, steps=steps, end=RunEnd.STOPPED))
 
     def break_off(self, work: Work, now_ns: int) -> Run | None:
-        """End a group's work on those members that still answer; returns the run that replaces the current one, if any.
+        """End a group's work on the members that still respond; returns the run that replaces the current one, if any.
 
-        Where it is queued, or has not arrived yet, it ends when its turn comes.
+        Where the work is queued, or has not arrived yet, it ends when it is first in the queue.
         """
         self._broken.add(work.work_id)
         devices = [self._devices[device_id] for device_id in work.devices if device_id in self._devices]
         run = next((one.run for one in devices if one.run is not None and one.run.work is work), None)
         if run is None or run.end is RunEnd.BROKEN:
             return None
-        others = self._answering(run)
+        others = self._responding(run)
         return self._replace(run, self._cut(run, others, now_ns)) if others else None
 
     def lose(self, device_id: int, now_ns: int) -> Run | None:
-        """A device is gone, and all that is on it; returns how the work that it was running ends for other members."""
+        """Remove a device and all that it holds; returns the run that replaces its current one on other members."""
         run = self._devices.pop(device_id).run
         if run is None:
             return None
-        others = self._answering(run)
+        others = self._responding(run)
         if run.end is RunEnd.BROKEN:
             return self._replace(run, replace(run, devices=others))
         return self._replace(run, self._cut(run, others, now_ns)) if others else None
 
-    def _answering(self, run: Run) -> Group:
+    def _responding(self, run: Run) -> Group:
         """The members of a run that are up and do not hang."""
         devices = {device_id: self._devices[device_id] for device_id in run.devices if device_id in self._devices}
         return tuple(device_id for device_id, device in devices.items() if not device.hangs)
 
     def hang(self, device_id: int) -> None:
-        """From now on a device does nothing; the work that it runs never ends, for none of its members."""
+        """Make a device hang. The work that it runs never ends, on any member."""
         device = self._devices[device_id]
         device.hangs = True
         if device.run is not None:
             self._replace(device.run, replace(device.run, hangs=True))
 
     def _cut(self, run: Run, devices: Group, now_ns: int) -> Run:
-        """A step that is under way cannot be completed without all members."""
+        """The run cut off now for these devices. A step in progress is lost: it needs all members."""
         steps = run.steps_by(now_ns) if run.work.stage.name == DIFFUSE else 0
         self._broken.add(run.work.work_id)
         end_ns = max(run.start_ns, now_ns)
         return replace(run, devices=devices, end_ns=end_ns, steps=steps, end=RunEnd.BROKEN, hangs=False)
 
     def _replace(self, old: Run, new: Run) -> Run:
-        """Devices that do not take part in the new run hang in the old one, each for itself."""
+        """Make `new` the current run of its devices. The other devices of `old` hang in it, each alone."""
         for device_id in old.devices:
             if device_id in new.devices:
                 self._devices[device_id].run = new
@@ -163,10 +154,10 @@ class Fleet:
                 self._devices[device_id].run = replace(old, devices=(device_id,))
         return new
 
-    # Works begin and end.
+    # Begin and end of works.
 
     def begin_next(self, devices: Iterable[int], now_ns: int) -> list[Run]:
-        """Begin the first works of these devices where that is possible; returns the runs that have begun."""
+        """Begin the first works in the queues of these devices where possible; returns the new runs."""
         begun: list[Run] = []
         for device_id in devices:
             device = self._devices.get(device_id)
@@ -174,7 +165,7 @@ class Fleet:
                 continue
             work = device.queue[0]
             if work.work_id in self._broken:
-                begun.append(self._begin(_void(work, (device_id,), now_ns, RunEnd.BROKEN)))
+                begun.append(self._begin(_empty_run(work, (device_id,), now_ns, RunEnd.BROKEN)))
             elif self._may_begin(work):
                 begun.append(self._begin(self._planned(work, now_ns)))
         return begun
@@ -189,64 +180,64 @@ class Fleet:
                 return False
             if device.awaited:
                 transfers = device.awaited.get(work.work_id, ())
-                is_awaiting = is_awaiting or any(transfer.left_ns is None for transfer in transfers)
+                is_awaiting = is_awaiting or any(transfer.sent_ns is None for transfer in transfers)
         return not is_awaiting or work.work_id in self._revoked
 
     def _planned(self, work: Work, now_ns: int) -> Run:
         if work.work_id in self._revoked:
             self._revoked.remove(work.work_id)
-            return _void(work, work.devices, now_ns, RunEnd.STOPPED)
-        start_ns, lost = now_ns + self._nature.dispatch_ns(work), list[int]()
-        for transfer in self._unpack(work):
-            assert transfer.left_ns is not None
-            start_ns = max(start_ns, transfer.left_ns + transfer.move_ns)
+            return _empty_run(work, work.devices, now_ns, RunEnd.STOPPED)
+        start_ns, lost = now_ns + self._timing.dispatch_ns(work), list[int]()
+        for transfer in self._receive_states(work):
+            assert transfer.sent_ns is not None
+            start_ns = max(start_ns, transfer.sent_ns + transfer.move_ns)
             if transfer.lost:
                 lost.append(transfer.job_id)
-        left_out = {job_id: job_id in lost for job_id in self._lacking(work)}
+        left_out = {job_id: job_id in lost for job_id in self._missing(work)}
         if len(left_out) == len(work.job_ids):
-            return replace(_void(work, work.devices, now_ns, RunEnd.REFUSED), left_out=left_out)
-        duration_ns, steps, end = self._nature.run(work.without(left_out))
+            return replace(_empty_run(work, work.devices, now_ns, RunEnd.REFUSED), left_out=left_out)
+        duration_ns, steps, end = self._timing.run(work.without(left_out))
         end_ns = start_ns + duration_ns
         return Run(
             work=work, devices=work.devices, start_ns=start_ns, end_ns=end_ns, steps=steps, end=end, left_out=left_out
         )
 
-    def _unpack(self, work: Work) -> list[StateTransfer]:
-        """Take over what has come for the jobs of a work."""
-        unpacked: list[StateTransfer] = []
+    def _receive_states(self, work: Work) -> list[StateTransfer]:
+        """Import the states that were sent ahead of a work; returns their transfers."""
+        received: list[StateTransfer] = []
         for device_id in work.devices:
             device = self._devices[device_id]
             if device.awaited:
                 for transfer in device.awaited.pop(work.work_id, ()):
-                    unpacked.append(transfer)
+                    received.append(transfer)
                     device.states.pop(transfer.job_id, None)
                     if transfer.state is not None:
                         device.states[transfer.job_id] = transfer.state
-        return unpacked
+        return received
 
-    def _lacking(self, work: Work) -> list[int]:
-        """The members of which some device of a work does not have the state from which it is to go on."""
-        lacking: list[int] = []
+    def _missing(self, work: Work) -> list[int]:
+        """The members whose state at their first step some device of the work lacks."""
+        missing: list[int] = []
         if work.stage.name != ENCODE:
             for job_id, first_step in work.members:
                 for device_id in work.devices:
                     state = self._devices[device_id].states.get(job_id)
                     if state is None or state.steps_done != first_step:
-                        lacking.append(job_id)
+                        missing.append(job_id)
                         break
-        return lacking
+        return missing
 
     def _begin(self, run: Run) -> Run:
         for device_id in run.devices:
             device = self._devices[device_id]
-            assert device.run is None, f"device {device_id} has a work"
+            assert device.run is None, f"device {device_id} is busy"
             head = device.queue.popleft()
             assert head is run.work, f"device {device_id} begins a work before its turn"
             device.run = run
         return run
 
     def end(self, run: Run) -> bool:
-        """Free the devices of a run, which have the new states now; False if it is out of date."""
+        """End a run: its devices are free and have the new states. Returns False if the run is out of date."""
         devices = [
             device
             for device_id in run.devices
@@ -256,22 +247,22 @@ class Fleet:
             return False
         for device in devices:
             device.run = None
-        for job_id, first_step in run.work.members if run.end in FRUITLESS else run.members:
-            _bring_on(devices, job_id, first_step, run)
+        for job_id, first_step in run.work.members if run.end in DROPS_STATES else run.members:
+            _update_states(devices, job_id, first_step, run)
         return True
 
-    def forget_after(self, run: Run) -> None:
-        """A run has ended, and its states have been put down: let devices forget what they were to forget then."""
+    def drop_after(self, run: Run) -> None:
+        """Drop the states that were to be dropped after a run, whose blobs are written by now."""
         for device_id in run.devices:
             device = self._devices.get(device_id)
-            if device is not None and device.forgets:
-                for job_id in device.forgets.pop(run.work.work_id, ()):
+            if device is not None and device.drops:
+                for job_id in device.drops.pop(run.work.work_id, ()):
                     device.states.pop(job_id, None)
 
 
-def _bring_on(devices: Iterable[Device], job_id: int, first_step: int, run: Run) -> None:
-    """Give the devices of a run that has ended the state that a job of it has now; where they agreed, they share it."""
-    if run.end in FRUITLESS:
+def _update_states(devices: Iterable[Device], job_id: int, first_step: int, run: Run) -> None:
+    """Update a job's state on the devices of an ended run. Devices that shared one object share the new one."""
+    if run.end in DROPS_STATES:
         for device in devices:
             device.states.pop(job_id, None)
     elif run.work.stage.name == DIFFUSE and run.steps:
@@ -286,5 +277,5 @@ def _bring_on(devices: Iterable[Device], job_id: int, first_step: int, run: Run)
             device.states[job_id] = State()
 
 
-def _void(work: Work, devices: Group, now_ns: int, end: RunEnd) -> Run:
+def _empty_run(work: Work, devices: Group, now_ns: int, end: RunEnd) -> Run:
     return Run(work=work, devices=devices, start_ns=now_ns, end_ns=now_ns, steps=0, end=end)

@@ -18,30 +18,30 @@ from tilework.sim.invariants import Invariants
 from tilework.sim.scenarios import Scenario, scenario
 from tilework.sim.simulation import Observe, Simulation
 
-# Far more than any scenario needs after its last arrival: beyond them, it makes no progress.
-MOST_EVENTS = 100_000
-LONGEST_NS = 2 * 3600 * NS_PER_S
-_MOST_TRIALS = 150
+# Far more than any scenario needs after its last arrival. A scenario that needs more makes no progress.
+MAX_EVENTS = 100_000
+MAX_DRAIN_NS = 2 * 3600 * NS_PER_S
+_MAX_TRIALS = 150
 _PER_TASK = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ScenarioResult:
     """The result of a scenario. `violation` and `where` are empty if all invariants held.
 
-    `strikes` counts how often each fault happened, `endings` how requests ended.
+    `fault_counts` is how often each fault happened; `endings` counts requests by how they ended.
     """
 
     seed: int
     num_events: int
     violation: str = ""
     where: str = ""
-    strikes: Mapping[str, int] = field(default_factory=dict)
+    fault_counts: Mapping[str, int] = field(default_factory=dict)
     endings: Mapping[str, int] = field(default_factory=dict)
 
 
-def judge(one: Scenario, observe: Observe | None = None) -> Verdict:
-    """Run a scenario. An exception of the controller or the simulation is a violation, too."""
+def run_scenario(one: Scenario, observe: Observe | None = None) -> ScenarioResult:
+    """Run a scenario and check the invariants. An exception of the controller or the simulation is a violation, too."""
     simulation = Simulation(one.controller, one.table, one.config)
     invariants = Invariants(simulation, one.controller, one.faults, TableCosts(one.table))
     num_events = 0
@@ -52,31 +52,31 @@ def judge(one: Scenario, observe: Observe | None = None) -> Verdict:
         if observe is not None:
             observe(event, actions, now_ns)
         invariants.check(event, actions, now_ns)
-        assert num_events < MOST_EVENTS, f"after {num_events} events there is no end"
+        assert num_events < MAX_EVENTS, f"the scenario has not ended after {num_events} events"
 
     try:
         last_ns = max((request.arrival_ns for request in one.requests), default=0)
-        trace = simulation.run(one.requests, one.cancels, check, last_ns + LONGEST_NS)
+        trace = simulation.run(one.requests, one.cancels, check, last_ns + MAX_DRAIN_NS)
         invariants.finish(trace)
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename.rpartition('/tilework/')[2]}:{place.lineno}"
         violation = f"{type(error).__name__}: {error}"
-        return Verdict(
-            seed=one.seed, num_events=num_events, violation=violation, where=where, strikes=simulation.strikes
+        return ScenarioResult(
+            seed=one.seed, num_events=num_events, violation=violation, where=where, fault_counts=simulation.fault_counts
         )
     endings = Counter(ending.status.value for ending in trace.endings)
-    return Verdict(seed=one.seed, num_events=num_events, strikes=simulation.strikes, endings=endings)
+    return ScenarioResult(seed=one.seed, num_events=num_events, fault_counts=simulation.fault_counts, endings=endings)
 
 
 def shrink(one: Scenario, report: Callable[[Scenario], None] | None = None) -> Scenario:
-    """The smallest scenario found that fails alike: without faults that do not matter, and with fewer requests."""
-    trials, wanted = 0, _signature(judge(one))
+    """The smallest scenario found with the same failure: without irrelevant faults, and with fewer requests."""
+    trials, wanted = 0, _signature(run_scenario(one))
 
     def fails(smaller: Scenario) -> bool:
         nonlocal trials
         trials += 1
-        return trials <= _MOST_TRIALS and _signature(judge(smaller)) == wanted
+        return trials <= _MAX_TRIALS and _signature(run_scenario(smaller)) == wanted
 
     for candidates in (_without_faults, _with_fewer_requests, _without_faults):
         found: Scenario | None = one
@@ -88,9 +88,9 @@ def shrink(one: Scenario, report: Callable[[Scenario], None] | None = None) -> S
     return one
 
 
-def _signature(verdict: Verdict) -> str:
-    """The place and the words of a failure without numbers: failures with the same signature count as the same."""
-    return verdict.where + "".join(letter for letter in verdict.violation if not letter.isdigit())
+def _signature(result: ScenarioResult) -> str:
+    """The place and the text of a failure without digits. Failures with the same signature count as the same."""
+    return result.where + "".join(letter for letter in result.violation if not letter.isdigit())
 
 
 def _without_faults(one: Scenario) -> Iterator[Scenario]:
@@ -99,7 +99,7 @@ def _without_faults(one: Scenario) -> Iterator[Scenario]:
 
 
 def _with_fewer_requests(one: Scenario) -> Iterator[Scenario]:
-    """The scenario without halves, quarters and so on of its requests, down to single ones."""
+    """The scenario without one half, quarter and so on of its requests, down to single requests."""
     uids = [request.uid for request in one.requests]
     size = len(uids) // 2
     while size:
@@ -108,8 +108,8 @@ def _with_fewer_requests(one: Scenario) -> Iterator[Scenario]:
         size //= 2
 
 
-def judge_seed(seed: int, policy: str | None, faults: Faults | None) -> Verdict:
-    return judge(scenario(seed, policy, faults))
+def run_seed(seed: int, policy: str | None, faults: Faults | None) -> ScenarioResult:
+    return run_scenario(scenario(seed, policy, faults))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,26 +119,26 @@ class _Task:
     faults: Faults | None
 
 
-def _judge_all(task: _Task) -> list[Verdict]:
-    return [judge_seed(seed, task.policy, task.faults) for seed in task.seeds]
+def _run_task(task: _Task) -> list[ScenarioResult]:
+    return [run_seed(seed, task.policy, task.faults) for seed in task.seeds]
 
 
-def judge_many(
+def run_seeds(
     seeds: Iterable[int], policy: str | None, faults: Faults | None, num_processes: int
-) -> Iterator[Verdict]:
-    """The verdicts of many seeds, in the order of the seeds; seeds are taken as processes become free."""
+) -> Iterator[ScenarioResult]:
+    """The results of many seeds in the order of the seeds. Seeds are taken as processes become free."""
     tasks = _tasks(iter(seeds), policy, faults)
     if num_processes == 1:
         for task in tasks:
-            yield from _judge_all(task)
+            yield from _run_task(task)
         return
     with ProcessPoolExecutor(num_processes) as pool:
-        waiting = [pool.submit(_judge_all, task) for task in islice(tasks, 2 * num_processes)]
+        waiting = [pool.submit(_run_task, task) for task in islice(tasks, 2 * num_processes)]
         try:
             while waiting:
-                verdicts = waiting.pop(0).result()
-                waiting += [pool.submit(_judge_all, task) for task in islice(tasks, 1)]
-                yield from verdicts
+                results = waiting.pop(0).result()
+                waiting += [pool.submit(_run_task, task) for task in islice(tasks, 1)]
+                yield from results
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -1,4 +1,4 @@
-"""What must hold after every event of a simulation, and at its end, whatever goes wrong in it."""
+"""Invariants that hold after every event of a simulation and at its end, whatever faults happen."""
 
 from __future__ import annotations
 
@@ -30,26 +30,27 @@ from tilework.cost.memory import FORGET_NS
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.demand import demand_at
 from tilework.sim.faults import Faults
+from tilework.sim.network import MESSAGE_FAULTS
 from tilework.sim.runs import Run, State
-from tilework.sim.simulation import Simulation, Trace
+from tilework.sim.simulation import Simulation
+from tilework.sim.trace import Trace
 
-# The most time that a mishap costs a request: finding a stuck worker, a restart, and steps that run again.
-MISHAP_NS = 120 * NS_PER_S
-_SELDOM = 64
-_MOST_WORKS = 5  # That are sent ahead to a device for one job.
-_MORE_WORKS = 3  # For each other that shares the device: an encode, the steps until it ends, and a decode.
-_MESSAGES = frozenset({"lost", "delayed", "doubled", "reordered"})
-_STATELESS = _MESSAGES | {"checkpoint", "restart", "replay"}
+# The most time that an interruption costs a request: detecting a stuck worker, a restart, and steps that run again.
+INTERRUPTION_NS = 120 * NS_PER_S
+_FULL_CHECK_EVERY = 64
+_MAX_WORKS = 5  # Sent ahead to a device for one job.
+_MAX_WORKS_PER_OTHER = 3  # For each further job of the device: an encode, its steps, and a decode.
+_STATE_FAULTS = MESSAGE_FAULTS | {"checkpoint", "restart", "replay"}  # After these a device may lack a state.
 
 
 class Violation(AssertionError):
-    """An invariant does not hold; the message says which, where and when."""
+    """An invariant does not hold. The message says which, where and when."""
 
 
 class Invariants:
-    """Watches one simulation: pass `check` as its observer, and its trace to `finish`. Both raise Violation.
+    """Checks one simulation: pass `check` as its observer, and its trace to `finish`. Both raise Violation.
 
-    It keeps its own account of requests and answers, and compares it with the controller's.
+    It keeps its own records of requests and answers, and compares them with the controller's.
     """
 
     def __init__(self, simulation: Simulation, config: ControllerConfig, faults: Faults, costs: TableCosts) -> None:
@@ -65,8 +66,8 @@ class Invariants:
         self._works: dict[int, Work] = {}
         self._last_work_id = 0
         self._attempts: dict[int, int] = {}
-        self._mishaps: Counter[int] = Counter()
-        self._num_mishaps = 0
+        self._interruptions: Counter[int] = Counter()
+        self._num_interruptions = 0
         self._urgency_ns: dict[str, int] = {}
         self._first_start_ns: dict[str, int] = {}
         self._too_large: dict[int, int] = {}
@@ -78,19 +79,19 @@ class Invariants:
     def check(self, event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
         self._num_events += 1
         if self._simulation.num_servers != self._num_servers:
-            self._begin_anew()
+            self._reset()
         self._record(event, actions, now_ns)
         for action in actions:
             self._check_action(action, event, now_ns)
         if not isinstance(event, Restored):  # Other requests may not be restored yet.
-            self._compare(now_ns)
+            self._compare_with_tracker(now_ns)
 
-    def _begin_anew(self) -> None:
-        """There is a new server: its controller numbers anew, and no device is up."""
+    def _reset(self) -> None:
+        """Start the records of a new server: its controller numbers works and jobs from 1, and no device is up."""
         self._num_servers = self._simulation.num_servers
-        self._num_mishaps += 1
+        self._num_interruptions += 1
         self._last_work_id = 0
-        for table in (self._uids, self._works, self._attempts, self._mishaps, self._up, self._too_large):
+        for table in (self._uids, self._works, self._attempts, self._interruptions, self._up, self._too_large):
             table.clear()
 
     def _record(self, event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
@@ -104,40 +105,40 @@ class Invariants:
                 self._up[device_id] = node
             case DeviceLost(device_id):
                 self._up.pop(device_id, None)
-                self._num_mishaps += 1
-                self._hit(work for work in self._works.values() if device_id in work.devices)
+                self._num_interruptions += 1
+                self._count_interruptions(work for work in self._works.values() if device_id in work.devices)
             case LeftOut(work_id, job_id):
-                self._num_mishaps += 1
-                self._mishaps[job_id] += 1
+                self._num_interruptions += 1
+                self._interruptions[job_id] += 1
             case WorkFailed(work_id) | Broken(work_id) | OutOfMemory(work_id):
-                self._num_mishaps += 1
+                self._num_interruptions += 1
                 work = self._works.pop(work_id, None)
-                self._hit([] if work is None else [work])
+                self._count_interruptions([] if work is None else [work])
                 if work is not None and isinstance(event, OutOfMemory):
-                    self._starve(work, actions, now_ns)
+                    self._note_out_of_memory(work, actions, now_ns)
             case StepsFinished(work_id) | StageFinished(work_id) | Stopped(work_id):
                 if (ended := self._works.pop(work_id, None)) is not None and isinstance(event, StageFinished):
-                    self._fit(ended)
+                    self._note_decoded(ended)
             case _:
                 pass
 
-    def _starve(self, work: Work, actions: tuple[Action, ...], now_ns: int) -> None:
-        """Decodes of this size must now run in slices, if a job of this one is still open."""
-        is_wanted = any(set(work.job_ids) & set(jobs_of(action)) for action in actions)
-        if work.stage.name == DECODE and not work.sliced and is_wanted:
+    def _note_out_of_memory(self, work: Work, actions: tuple[Action, ...], now_ns: int) -> None:
+        """Remember that decodes of this size must run in slices, if a job of the work has not ended."""
+        is_open = any(set(work.job_ids) & set(jobs_of(action)) for action in actions)
+        if work.stage.name == DECODE and not work.sliced and is_open:
             self._too_large[self._pixels(work)] = now_ns + FORGET_NS
 
-    def _fit(self, work: Work) -> None:
+    def _note_decoded(self, work: Work) -> None:
         if work.stage.name == DECODE and not work.sliced:
             pixels = self._pixels(work)
-            self._too_large = {too: until_ns for too, until_ns in self._too_large.items() if too > pixels}
+            self._too_large = {size: until_ns for size, until_ns in self._too_large.items() if size > pixels}
 
     def _pixels(self, work: Work) -> int:
         return self._requests[self._uids[work.job_ids[0]]].shape.pixels
 
-    def _hit(self, works: Iterable[Work]) -> None:
+    def _count_interruptions(self, works: Iterable[Work]) -> None:
         for work in works:
-            self._mishaps.update(work.job_ids)
+            self._interruptions.update(work.job_ids)
 
     def _check_action(self, action: Action, event: Event, now_ns: int) -> None:
         match action:
@@ -147,15 +148,15 @@ class Invariants:
                 _require(uid in self._requests and uid not in self._job_ids, f"{uid} is refused after it was accepted")
                 self._end(uid)
             case Finish(job_id, uid, status):
-                _require(self._job_ids.get(uid) == job_id, f"{uid} ends as job {job_id}, which it is not")
+                _require(self._job_ids.get(uid) == job_id, f"{uid} ends as job {job_id}, which is another request")
                 if status is Status.FAILED:
                     self._check_failure(uid, job_id)
                 self._end(uid)
             case RunStage(work) | RunSteps(work):
                 self._run(work, now_ns)
             case MoveState(job_id, targets):
-                _require(self._uids.get(job_id) not in self._ended, f"a state of job {job_id}, which has ended, moves")
-                _require(set(targets) <= self._up.keys(), f"a state of job {job_id} goes to a device that is down")
+                _require(self._uids.get(job_id) not in self._ended, f"a state of the ended job {job_id} moves")
+                _require(set(targets) <= self._up.keys(), f"a state of job {job_id} moves to a device that is down")
             case _:
                 pass
 
@@ -163,14 +164,14 @@ class Invariants:
         is_restored = isinstance(event, Restored)
         _require(uid not in self._ended, f"{uid} is accepted after its end")
         _require(is_restored or uid not in self._job_ids, f"{uid} is accepted twice")
-        _require(job_id not in self._uids, f"job {job_id} is two requests")
-        _require(eta_ns >= now_ns or "skew" in self._faults, f"{uid} is expected to be done before now")
+        _require(job_id not in self._uids, f"job {job_id} belongs to two requests")
+        _require(eta_ns >= now_ns or "skew" in self._faults, f"the predicted finish of {uid} is in the past")
         self._job_ids[uid], self._uids[job_id] = job_id, uid
         self._urgency_ns.setdefault(uid, self._simulation.controller.tracker.jobs[job_id].urgency_ns)
 
     def _check_failure(self, uid: str, job_id: int) -> None:
-        hits, least = self._mishaps[job_id], self._config.max_attempts
-        _require(hits >= least, f"{uid} fails after {hits} mishaps, and fewer than {least} are no reason")
+        count, least = self._interruptions[job_id], self._config.max_attempts
+        _require(count >= least, f"{uid} fails after {count} interruptions; it may fail after {least}")
 
     def _end(self, uid: str) -> None:
         _require(uid not in self._ended, f"{uid} ends twice")
@@ -198,61 +199,61 @@ class Invariants:
         self._check_memory(work, now_ns)
 
     def _check_memory(self, work: Work, now_ns: int) -> None:
-        """A decode that did not fit is not tried again while that is remembered, unless reports may be late."""
-        if work.stage.name == DECODE and not work.sliced and not _MESSAGES & self._faults.by_name.keys():
+        """A decode that ran out of memory is not tried whole again for FORGET_NS, unless reports may be late."""
+        if work.stage.name == DECODE and not work.sliced and not MESSAGE_FAULTS & self._faults.by_name.keys():
             pixels = self._pixels(work)
-            known = [too for too, until_ns in self._too_large.items() if too <= pixels and now_ns < until_ns]
-            _require(not known, f"a decode of {pixels} pixels is tried as a whole, and one of {known} did not fit")
+            known = [size for size, until_ns in self._too_large.items() if size <= pixels and now_ns < until_ns]
+            _require(not known, f"a whole decode of {pixels} pixels begins, though {known} did not fit")
 
     def _check_residents(self, work: Work) -> None:
-        """A device gets a bounded number of works ahead, and keeps states of a bounded number of jobs."""
+        """A device has a bounded number of works ahead, and keeps states of a bounded number of jobs."""
         for device_id in work.devices:
             device = self._simulation.controller.tracker.device(device_id)
-            _require(device is not None, f"device {device_id} is up and unknown to the controller")
+            _require(device is not None, f"device {device_id} is up but unknown to the controller")
             assert device is not None
             num_jobs = len({job_id for work in device.works for job_id in work.job_ids})
-            limit = _MOST_WORKS + _MORE_WORKS * (num_jobs - 1)
+            limit = _MAX_WORKS + _MAX_WORKS_PER_OTHER * (num_jobs - 1)
             _require(len(device.works) <= limit, f"device {device_id} has {len(device.works)} works")
             residents = device.residents
             most = max(self._config.max_residents, sum(bool(job.works) for job in residents.values()))
-            _require(len(residents) <= most, f"device {device_id} keeps {len(residents)} jobs, and may keep {most}")
+            _require(len(residents) <= most, f"device {device_id} keeps {len(residents)} jobs; it may keep {most}")
 
-    def _compare(self, now_ns: int) -> None:
+    def _compare_with_tracker(self, now_ns: int) -> None:
         tracker = self._simulation.controller.tracker
         _require(len(tracker.devices) == len(self._up), f"the controller counts {len(tracker.devices)} devices")
-        if self._num_events % _SELDOM == 0:
+        if self._num_events % _FULL_CHECK_EVERY == 0:
             open_uids = self._job_ids.keys() - self._ended
-            _require(tracker.job_ids.keys() == open_uids, f"at {now_ns} ns a request is forgotten, or kept too long")
-        if self._simulation.cluster.num_refused and not _STATELESS & self._faults.by_name.keys():
-            raise Violation(f"at {now_ns} ns a device is sent a work whose state it does not have")
+            _require(tracker.job_ids.keys() == open_uids, f"at {now_ns} ns the tracker's open requests differ")
+        if self._simulation.cluster.num_refused and not _STATE_FAULTS & self._faults.by_name.keys():
+            raise Violation(f"at {now_ns} ns a device gets a work whose state it does not have")
 
     # At the end.
 
     @property
     def _is_exact(self) -> bool:
-        """Whether works take the time that is predicted, so that promises can be kept."""
+        """Whether works take exactly the predicted time, so that every promise can be kept."""
         config = self._simulation.config
         return not self._faults and not config.jitter and config.dispatch_ns_at(1) < NS_PER_MS
 
     def finish(self, trace: Trace) -> None:
-        """Check what holds at the end of a run."""
+        """Check what must hold at the end of a simulation."""
         for ending in trace.endings:
             uid = ending.request.uid
             if ending.status is Status.DONE:
                 _check_image(uid, ending.image, ending.request.steps)
             if self._is_exact and ending.request.is_promise and ending.status is Status.DONE:
-                _require(ending.on_time, f"the promise to {uid} is broken, and nothing went wrong")
+                _require(ending.on_time, f"the promise to {uid} is broken without a fault")
         _require(self._job_ids.keys() <= self._ended, "an accepted request has not ended")
         for device_id in {device_id for run in trace.runs for device_id in run.devices}:
-            _check_alone(device_id, [run for run in trace.runs if device_id in run.devices])
+            _check_no_overlap(device_id, [run for run in trace.runs if device_id in run.devices])
         self._check_waits()
         self._check_leftovers()
 
     def _check_waits(self) -> None:
-        """A best-effort request waits at most for all that is more urgent or promised, and for repairs."""
+        """A best-effort request waits at most for all more urgent or promised requests, and for interruptions."""
         alone_ns = {uid: self._alone_ns(self._requests[uid]) for uid in self._job_ids}
         slowness = 2 * max(1.0, 1.5 * self._faults.size("slow") if "slow" in self._faults else 1.0)
-        spare_ns = self._num_mishaps * MISHAP_NS + self._delays_ns() + 10 * NS_PER_S
+        spare_ns = self._num_interruptions * INTERRUPTION_NS + self._delays_ns() + 10 * NS_PER_S
         for uid, start_ns in self._first_start_ns.items():
             request, urgency_ns = self._requests[uid], self._urgency_ns[uid]
             if request.deadline_ns is None:
@@ -263,13 +264,13 @@ class Invariants:
                 )
                 waited_s = s_from_ns(start_ns - request.arrival_ns)
                 bound_s = s_from_ns(int(slowness * before_ns) + spare_ns)
-                _require(waited_s <= bound_s, f"{uid} waits {waited_s:.1f} s, and at most {bound_s:.1f} s")
+                _require(waited_s <= bound_s, f"{uid} waits {waited_s:.1f} s; it may wait {bound_s:.1f} s")
 
     def _delays_ns(self) -> int:
-        """The time that late messages may have cost."""
+        """The time that late messages, a wrong clock and replays may have cost."""
         names = [name for name in ("delayed", "reordered", "skew", "replay") if name in self._faults]
-        strikes = self._simulation.strikes
-        return round(sum(2 * strikes[name] * self._faults.size(name) for name in names) * NS_PER_S)
+        counts = self._simulation.fault_counts
+        return round(sum(2 * counts[name] * self._faults.size(name) for name in names) * NS_PER_S)
 
     def _alone_ns(self, request: Request) -> int:
         return demand_at(request, Cursor.start(request), 1, self._costs).run_ns
@@ -278,11 +279,11 @@ class Invariants:
         tracker, fleet = self._simulation.controller.tracker, self._simulation.cluster.fleet
         _require(not tracker.jobs and not tracker.num_waiting() and not tracker.promised(), "the tracker keeps a job")
         _require(not any(device.residents for device in tracker.devices), "the tracker keeps a resident")
-        if not _MESSAGES & self._faults.by_name.keys() and "hang" not in self._faults:
+        if not MESSAGE_FAULTS & self._faults.by_name.keys() and "hang" not in self._faults:
             kept = {device_id: fleet.num_states(device_id) for device_id in self._up if fleet.is_up(device_id)}
             _require(not any(kept.values()), f"devices keep states of jobs that have ended: {kept}")
             left = self._simulation.cluster.leftovers
-            _require(not left, f"the driver keeps something of jobs that have ended: {left}")
+            _require(not left, f"the driver keeps works or blobs of jobs that have ended: {left}")
 
 
 def _require(condition: bool, message: str) -> None:
@@ -291,8 +292,8 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _check_image(uid: str, image: State | None, steps: int) -> None:
-    """Each step ran exactly once, in order, from one lineage of states."""
-    _require(image is not None, f"{uid} is done, and has no picture")
+    """Every step ran exactly once, in order, in one lineage of states."""
+    _require(image is not None, f"{uid} is done without a picture")
     assert image is not None
     done = 0
     for first_step, num_steps in image.pieces:
@@ -301,7 +302,7 @@ def _check_image(uid: str, image: State | None, steps: int) -> None:
     _require(done == steps, f"the picture of {uid} is made of {done} steps, not {steps}")
 
 
-def _check_alone(device_id: int, runs: list[Run]) -> None:
+def _check_no_overlap(device_id: int, runs: list[Run]) -> None:
     ordered = sorted((run.start_ns, run.end_ns, run.work.work_id) for run in runs)
     for before, after in pairwise(ordered):
-        _require(before[1] <= after[0], f"device {device_id} runs works {before[2]} and {after[2]} at a time")
+        _require(before[1] <= after[0], f"device {device_id} runs works {before[2]} and {after[2]} at the same time")

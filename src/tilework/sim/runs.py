@@ -1,4 +1,4 @@
-"""A work on simulated devices from its beginning to its end, and the states that works bring about."""
+"""Runs of works on simulated devices, and the states that they produce."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from tilework.core.work import Group, Work
 
 
 class RunEnd(StrEnum):
-    """How a run ends: as it was meant to, by a stop, with its group, by an error, before it began since a device lacks
-    the state, or out of memory."""
+    """How a run ends. `BROKEN`: its group was broken off. `REFUSED`: it did not begin, as a device lacks the state."""
 
     DONE = "done"
     STOPPED = "stopped"
@@ -21,15 +20,15 @@ class RunEnd(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
 
 
-FRUITLESS = (RunEnd.FAILED, RunEnd.REFUSED)  # Its devices have nothing of its jobs any more.
+DROPS_STATES = (RunEnd.FAILED, RunEnd.REFUSED)  # After these the devices drop the states of the run's jobs.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A work that these devices have begun; it will end at `end_ns` after `steps` steps, unless it is stopped.
+    """A work that devices have begun. It ends at `end_ns` after `steps` steps, unless it is stopped.
 
-    If it `hangs` it never ends. `left_out` are members whose state the devices lack, each with whether what should have
-    come of it is gone. Only a work that lacks all of them does not run.
+    A run that `hangs` never ends. `left_out` are the members whose state a device lacks; the value is whether a fault
+    has lost that state. A work that lacks the states of all its members does not run.
     """
 
     work: Work
@@ -43,12 +42,12 @@ class Run:
 
     @property
     def members(self) -> list[tuple[int, int]]:
-        """The jobs that take part, each with the steps that it had behind it."""
+        """The jobs that take part, each with its number of steps before this run."""
         members = self.work.members
         return [one for one in members if one[0] not in self.left_out] if self.left_out else list(members)
 
     def steps_by(self, now_ns: int) -> int:
-        """Whole steps that it has made by now."""
+        """Whole steps done by now."""
         if self.hangs or not self.steps:
             return 0
         return min(self.steps, max(0, now_ns - self.start_ns) // self.step_ns)
@@ -60,9 +59,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A job's conditioning and its latents, after pieces of (first step, number of steps) in the order they ran in.
+    """A job's conditioning and latents: the pieces (first step, number of steps) that it ran, in order.
 
-    `steps_done` are the steps of all pieces: every device asks for them before each work.
+    `steps_done` is the sum over all pieces, kept since devices ask for it before each work.
     """
 
     pieces: tuple[tuple[int, int], ...] = ()

@@ -14,14 +14,14 @@ from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import DIFFUSE, STAGES
 from tilework.cost.table import CostTable
 from tilework.policy.registry import policy_names
+from tilework.sim.config import SimConfig
 from tilework.sim.faults import FAULTS, Fault, Faults
-from tilework.sim.simulation import SimConfig
 
 PIPELINE = "fuzz"
 _SIDES = (64, 128, 192)
 _SECONDS = {"encode": 0.01, "diffuse": 0.1, "decode": 0.05}  # At 128 px on one device.
-_MEAN_S = 0.8  # Of a request on one device, roughly.
-_SPEEDUP = 1.6  # Of each doubling of the degree.
+_MEAN_S = 0.8  # Rough mean time of a request on one device.
+_SPEEDUP = 1.6  # By each doubling of the degree.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Scenario:
     cancels: tuple[tuple[int, str], ...] = field(default=())
 
     def keeping(self, uids: Collection[str]) -> Scenario:
-        """The scenario with only these of its requests."""
+        """The scenario with these requests only."""
         requests = tuple(request for request in self.requests if request.uid in uids)
         cancels = tuple(cancel for cancel in self.cancels if cancel[1] in uids)
         return replace(self, requests=requests, cancels=cancels)
@@ -50,7 +50,7 @@ class Scenario:
 
 
 def scenario(seed: int, policy: str | None = None, faults: Faults | None = None) -> Scenario:
-    """The scenario of a seed; `policy` and `faults` replace what the seed would choose.
+    """The scenario of a seed; `policy` and `faults` replace the choice of the seed.
 
     Each fault is on at random, independent of the others, so that some scenarios have few faults, whose effects
     others would hide.
@@ -61,24 +61,24 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
     num_devices = random.choice((1, 2, 2, 3, 4, 4, 8))
     devices_per_node = random.choice((1, 2, 4, 8))
     degrees = random.choice(((1,), (1, 2), (1, 2, 4), (1, 2, 4, 8)))
-    chosen = _swarm(Random(f"faults/{seed}"))
-    of_batches = Random(f"batches/{seed}")
-    is_siege = random.random() < 0.04
-    if is_siege:
+    chosen = _swarm_faults(Random(f"faults/{seed}"))
+    batch_random = Random(f"batches/{seed}")
+    is_overload = random.random() < 0.04
+    if is_overload:
         num_devices = 1
-    rate = random.uniform(1.1, 1.6) if is_siege else random.choice((0.4, 0.8, 1.2, 3.0))
-    num_requests = 400 if is_siege else random.randint(4, 90)
-    requests = _requests(random, num_requests, rate * num_devices / _MEAN_S, is_siege)
+    rate = random.uniform(1.1, 1.6) if is_overload else random.choice((0.4, 0.8, 1.2, 3.0))
+    num_requests = 400 if is_overload else random.randint(4, 90)
+    requests = _requests(random, num_requests, rate * num_devices / _MEAN_S, is_overload)
     return Scenario(
         seed=seed,
         controller=ControllerConfig(
             policy=random.choice(policy_names()) if policy is None else policy,
             max_attempts=random.choice((2, 3, 5)),
-            max_jobs=1000 if is_siege else random.choice((10, 1000, 1000)),
+            max_jobs=1000 if is_overload else random.choice((10, 1000, 1000)),
             max_residents=random.choice((1, 4, 64)),
-            max_batch=of_batches.choice((1, 2, 12, 12)),
+            max_batch=batch_random.choice((1, 2, 12, 12)),
         ),
-        table=_table(degrees, devices_per_node, of_batches.choice((0.0, 0.0, 0.15, 0.5))),
+        table=_table(degrees, devices_per_node, batch_random.choice((0.0, 0.0, 0.15, 0.5))),
         config=SimConfig(
             num_devices=num_devices,
             seed=seed,
@@ -91,7 +91,7 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
     )
 
 
-def _swarm(random: Random) -> Faults:
+def _swarm_faults(random: Random) -> Faults:
     if random.random() < 0.05:
         return Faults()
     on = [name for name in FAULTS if random.random() < 0.35]
@@ -104,7 +104,7 @@ def _swarm(random: Random) -> Faults:
 
 
 def _table(degrees: tuple[int, ...], devices_per_node: int, saving: float) -> CostTable:
-    """`saving` is the share of its time that each member of a batch beyond the first saves; 0: no batch is known."""
+    """`saving`: share of its time that each member of a batch beyond the first saves; 0: no batch is measured."""
     alone = [
         CostRow(
             pipeline=PIPELINE,
@@ -127,17 +127,17 @@ def _table(degrees: tuple[int, ...], devices_per_node: int, saving: float) -> Co
     return CostTable(hardware="made up, for fuzzing", devices_per_node=devices_per_node, rows=(*alone, *together))
 
 
-def _requests(random: Random, num_requests: int, rate_per_s: float, is_siege: bool) -> tuple[Request, ...]:
-    """Poisson arrivals. In a siege, which lasts minutes, all but a few of the first have deadlines: those few could
-    starve.
+def _requests(random: Random, num_requests: int, rate_per_s: float, is_overload: bool) -> tuple[Request, ...]:
+    """Poisson arrivals. In an overload, which lasts minutes, only a few of the first requests have no deadline: these
+    could starve.
     """
     arrival_s, requests = 0.0, []
-    no_deadline = 0.3 if is_siege else random.choice((0.0, 0.3, 1.0))
+    no_deadline = 0.3 if is_overload else random.choice((0.0, 0.3, 1.0))
     promised = random.choice((0.0, 0.3, 1.0))
     for index in range(num_requests):
         arrival_s += random.expovariate(rate_per_s)
         slo_s = None if random.random() < no_deadline else random.uniform(0.5, 15.0)
-        if is_siege and slo_s is None and index > 20:
+        if is_overload and slo_s is None and index > 20:
             slo_s = 15.0
         priority = random.choice(tuple(DEFAULT_CLASSES))
         requests.append(
@@ -161,5 +161,5 @@ def _requests(random: Random, num_requests: int, rate_per_s: float, is_siege: bo
 
 def _cancels(random: Random, requests: tuple[Request, ...]) -> tuple[tuple[int, str], ...]:
     share = random.choice((0.0, 0.1, 0.4))
-    gone = [request for request in requests if random.random() < share]
-    return tuple((request.arrival_ns + random.randrange(6 * NS_PER_S), request.uid) for request in gone)
+    cancelled = [request for request in requests if random.random() < share]
+    return tuple((request.arrival_ns + random.randrange(6 * NS_PER_S), request.uid) for request in cancelled)

@@ -1,9 +1,9 @@
-"""The simulated driver: a virtual clock, modelled devices and the real controller."""
+"""A simulation: the real controller, a virtual clock and simulated devices."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 from tilework.control.controller import Controller, ControllerConfig
@@ -17,92 +17,26 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.sim.clock import Clock
 from tilework.sim.cluster import Cluster
-from tilework.sim.faults import Dice, Faults
-from tilework.sim.runs import Run, State
-from tilework.sim.works import SimulatedWorks
+from tilework.sim.config import SimConfig
+from tilework.sim.faults import FaultInjector
+from tilework.sim.replay_log import ReplayLog
+from tilework.sim.runs import State
+from tilework.sim.timing import TableTimingModel
+from tilework.sim.trace import Ending, Trace
 
-_MOST_RESTARTS = 3  # Of the controller in one simulation.
-_NOTHING = Checkpoint()
-
-
-class Forgotten(AssertionError):
-    """A request has no end."""
-
-
-class Unfaithful(AssertionError):
-    """A controller that was built again from its log does not do what the first one did."""
+_MAX_CRASHES = 3  # Of the controller in one simulation.
+_NO_CHECKPOINT = Checkpoint()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimConfig:
-    """What the modelled devices are like.
-
-    `jitter` is the relative standard deviation of each work's duration (0: exactly its table time). `dispatch_ns` lies
-    before every work and is not part of its run: what live devices lose between two works, one number or by degree
-    (a degree that is not listed loses what the nearest narrower one does, or the narrowest). `switch_ns` comes on top
-    where steps do not go on from where their devices are: the last steps that these ran were of another job, or of this
-    one on another group. `result_ns` lies between
-    the end of a request's last work and the client's answer. `faults` are what goes wrong.
-    """
-
-    num_devices: int
-    seed: int = 0
-    jitter: float = 0.0
-    dispatch_ns: int | Mapping[int, int] = 0
-    switch_ns: int = 0
-    result_ns: int = 0
-    faults: Faults = field(default_factory=Faults)
-
-    def dispatch_ns_at(self, degree: int) -> int:
-        """What a work on so many devices loses before it runs."""
-        if isinstance(self.dispatch_ns, int):
-            return self.dispatch_ns
-        known = self.dispatch_ns.keys()
-        nearest = max((one for one in known if one <= degree), default=min(known, default=None))
-        return 0 if nearest is None else self.dispatch_ns[nearest]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How one request ended.
-
-    `job_id` and `eta_ns`, what admission predicted, are None if it was rejected. `image` is what the delivered picture
-    was made of.
-    """
-
-    request: Request
-    status: Status
-    finish_ns: int
-    job_id: int | None
-    eta_ns: int | None
-    reason: str
-    image: State | None = None
-
-    @property
-    def on_time(self) -> bool:
-        """Whether it was done by its deadline; without one, whether it was done."""
-        deadline_ns = self.request.deadline_ns
-        return self.status is Status.DONE and (deadline_ns is None or self.finish_ns <= deadline_ns)
-
-    @property
-    def latency_ns(self) -> int:
-        return self.finish_ns - self.request.arrival_ns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
-    """What a simulation did: executed works in order of their ends, endings in order of the requests given."""
-
-    runs: tuple[Run, ...]
-    endings: tuple[Ending, ...]
-    num_events: int
+class RequestLost(AssertionError):
+    """A request has not ended although no event is left."""
 
 
 Observe = Callable[[Event, tuple[Action, ...], int], None]
 
 
 class Simulation:
-    """One run of the controller on modelled devices. Same arguments, same trace. `run` may be called once."""
+    """One run of the controller on simulated devices. The same arguments give the same trace. Call `run` once."""
 
     def __init__(
         self,
@@ -115,49 +49,49 @@ class Simulation:
         """Raises UnknownPolicy.
 
         Args:
-            table: what the controller believes at first; its costs drift with what it observes.
-            devices: what work truly costs on the simulated devices; the same by default.
-            make_controller: makes each server's controller, for callers that measure or replace parts of it.
+            table: the controller's initial costs, which it corrects by what it observes.
+            devices: the true costs on the simulated devices; the same by default.
+            make_controller: makes the controller of each server, for callers that measure or replace parts of it.
         """
         self.controller = make_controller(controller, table)
         self._make_controller = make_controller
         self._table = table
         self.config = config
-        self._dice = Dice(config.faults, config.seed)
+        self._injector = FaultInjector(config.faults, config.seed)
         self._has_faults, self._is_logged = bool(config.faults), "replay" in config.faults
         self._clock = Clock()
         devices = devices or table
         costs = TableCosts(devices)
-        self._works = SimulatedWorks(
+        self._timing = TableTimingModel(
             costs,
             self._requests_of,
             config.dispatch_ns_at,
             config.switch_ns,
-            self._dice,
+            self._injector,
             config.jitter,
             config.seed,
         )
         self.cluster = Cluster(
             self._clock,
-            self._works,
+            self._timing,
             costs,
-            self._dice,
+            self._injector,
             self.controller,
             num_devices=config.num_devices,
             devices_per_node=devices.devices_per_node,
             stages=frozenset(StageId(row.pipeline, row.stage) for row in devices.rows),
-            tell=self._handle,
-            delivered=self._deliver,
-            given_up=self._give_up,
+            on_event=self._handle,
+            on_image=self._keep_image,
+            on_given_up=self._give_up,
         )
         self._requests: dict[str, Request] = {}
         self._jobs: dict[int, Request] = {}
         self._accepted: dict[str, Accept] = {}
         self._endings: dict[str, Ending] = {}
         self._images: dict[str, State] = {}
-        self._checkpoints: dict[str, Checkpoint] = {}  # Of requests that are being restored.
-        self._log: list[tuple[Event, int, tuple[Action, ...]]] = []
-        self._num_restarts = 0
+        self._checkpoints: dict[str, Checkpoint] = {}  # By uid, of requests whose job has not begun again.
+        self._log = ReplayLog()
+        self._num_crashes = 0
         self.num_servers = 1
         self._num_events = 0
         self._is_given_up = False
@@ -165,13 +99,13 @@ class Simulation:
 
     @property
     def num_ended(self) -> int:
-        """Requests that have ended so far."""
+        """The number of requests that have ended."""
         return len(self._endings)
 
     @property
-    def strikes(self) -> Mapping[str, int]:
-        """How often each fault has happened so far."""
-        return self._dice.strikes_by_name
+    def fault_counts(self) -> Mapping[str, int]:
+        """How often each fault has happened."""
+        return self._injector.counts
 
     def run(
         self,
@@ -180,16 +114,17 @@ class Simulation:
         observe: Observe | None = None,
         limit_ns: int | None = None,
     ) -> Trace:
-        """Run until nothing is left to happen.
+        """Run until no event is left.
 
         Args:
-            requests: each enters at its `arrival_ns`; ties enter in the order given.
-            cancels: (time, uid) of clients that go away.
-            observe: called after each event with what the controller answered, for checks and progress.
+            requests: each is submitted at its `arrival_ns`; ties are submitted in the order given.
+            cancels: (time, uid) of clients that disconnect.
+            observe: called after each event with the controller's answer, for checks and progress.
 
         Raises:
-            Forgotten, Unfaithful: see there.
-            Endless: it goes on beyond `limit_ns`.
+            RequestLost: a request has not ended.
+            ReplayDiverged: a controller that was rebuilt from its log answers differently.
+            TimeLimitExceeded: an event is due after `limit_ns`.
         """
         requests, self._observe = list(requests), observe
         self.cluster.start()
@@ -200,17 +135,17 @@ class Simulation:
         for at_ns, uid in cancels:
             self._clock.at(at_ns, partial(self._handle, Cancelled(uid, "the client went away")))
         self._clock.run(limit_ns)
-        forgotten = [request.uid for request in requests if request.uid not in self._endings]
-        if forgotten:
-            raise Forgotten(f"nothing is left to happen, and {', '.join(forgotten)} never ended")
+        lost = [request.uid for request in requests if request.uid not in self._endings]
+        if lost:
+            raise RequestLost(f"no event is left, and {', '.join(lost)} never ended")
         endings = tuple(self._endings[request.uid] for request in requests)
         return Trace(runs=tuple(self.cluster.runs), endings=endings, num_events=self._num_events)
 
     def _dated(self, request: Request) -> Request:
-        """A request as its receiver dates it, whose clock may be off."""
-        if not self._dice.strikes("skew"):
+        """The request with the times that its receiver gives it, whose clock may be off."""
+        if not self._injector.injects("skew"):
             return request
-        skew_ns = round((self._dice.share("skew") * 2 - 1) * self._dice.faults.size("skew") * NS_PER_S)
+        skew_ns = round((self._injector.fraction("skew") * 2 - 1) * self._injector.faults.size("skew") * NS_PER_S)
         deadline_ns = None if request.deadline_ns is None else request.deadline_ns + skew_ns
         return replace(request, arrival_ns=request.arrival_ns + skew_ns, deadline_ns=deadline_ns)
 
@@ -218,7 +153,7 @@ class Simulation:
         if self._is_given_up:
             self._end(uid, Status.REJECTED, "no device is left")
             return
-        self._works.expect(self._requests[uid])
+        self._timing.note_request(self._requests[uid])
         self._handle(Submitted(self._requests[uid]))
 
     def _requests_of(self, job_ids: Sequence[int]) -> list[Request]:
@@ -226,23 +161,23 @@ class Simulation:
 
     def _handle(self, event: Event) -> None:
         now_ns = self._clock.now_ns
-        if self._clock.is_asleep:
-            self._clock.at(self._clock.back_ns, self._of_server(partial(self._handle, event)))
+        if self._clock.is_paused:
+            self._clock.at(self._clock.resume_ns, self._unless_restarted(partial(self._handle, event)))
             return
         self._num_events += 1
         actions = self.controller.handle(event, now_ns)
         if self._is_logged:
-            self._log.append((event, now_ns, actions))
+            self._log.record(event, now_ns, actions)
         for action in actions:
             self._perform(action)
         if self._observe is not None:
             self._observe(event, actions, now_ns)
-        if self._has_faults and self._num_restarts < _MOST_RESTARTS and self._is_in_danger(event):
-            self._endanger()
+        if self._has_faults and self._num_crashes < _MAX_CRASHES and self._may_crash_after(event):
+            self._inject_crash()
 
-    def _is_in_danger(self, event: Event) -> bool:
-        """A server that is restored is told of everything at once."""
-        return not isinstance(event, Restored) and not self._clock.is_asleep
+    def _may_crash_after(self, event: Event) -> bool:
+        """Not after `Restored`: a new server handles these events without an interruption."""
+        return not isinstance(event, Restored) and not self._clock.is_paused
 
     # Actions.
 
@@ -251,18 +186,18 @@ class Simulation:
             case Accept(job_id, uid):
                 self._accepted[uid] = action
                 self._jobs[job_id] = self._requests[uid]
-                self.cluster.begin(job_id, self._checkpoints.pop(uid, _NOTHING))
+                self.cluster.begin(job_id, self._checkpoints.pop(uid, _NO_CHECKPOINT))
             case Reject(uid, reason):
                 self._end(uid, Status.REJECTED, reason)
             case Finish(job_id, uid, status, reason):
                 self._end(uid, status, reason)
                 self.cluster.end(job_id)
             case WakeAt(at_ns):
-                self._clock.at(at_ns, self._of_server(partial(self._handle, Woke())))
+                self._clock.at(at_ns, self._unless_restarted(partial(self._handle, Woke())))
             case _:
                 self.cluster.perform(action)
 
-    def _deliver(self, job_id: int, image: State) -> None:
+    def _keep_image(self, job_id: int, image: State) -> None:
         self._images[self._jobs[job_id].uid] = image
 
     def _end(self, uid: str, status: Status, reason: str) -> None:
@@ -280,7 +215,7 @@ class Simulation:
 
     @property
     def open(self) -> list[str]:
-        """What was accepted and has not ended, in order of acceptance."""
+        """The requests that were accepted and have not ended, in order of acceptance."""
         return [uid for uid in self._accepted if uid not in self._endings]
 
     def _give_up(self) -> None:
@@ -288,39 +223,37 @@ class Simulation:
         for uid in self.open:
             self._handle(Cancelled(uid, "every worker was lost, and none could be started again"))
 
-    # The controller is lost, too.
+    # Crashes of the controller.
 
-    def _endanger(self) -> None:
-        for kind, mishap in (("replay", self._replay), ("restart", self._restart)):
-            if self._dice.strikes(kind):
-                self._num_restarts += 1
-                self._clock.sleep_until(self._clock.now_ns + round(self._dice.extent(kind) * NS_PER_S), mishap)
+    def _inject_crash(self) -> None:
+        for fault, recover in (("replay", self._replay), ("restart", self._restart)):
+            if self._injector.injects(fault):
+                self._num_crashes += 1
+                self._clock.pause_until(self._clock.now_ns + round(self._injector.magnitude(fault) * NS_PER_S), recover)
                 return
 
     def _replay(self) -> None:
-        """The controller of the log takes over where the former one was; devices have gone on meanwhile."""
+        """Replace the controller by one that is rebuilt from the log. Devices have continued meanwhile."""
         controller = self._make_controller(self.controller.config, self._table)
-        for index, (event, at_ns, actions) in enumerate(self._log):
-            if controller.handle(event, at_ns) != actions:
-                raise Unfaithful(f"event {index} of the log, {event!r}, is answered otherwise when it is replayed")
+        self._log.replay(controller)
         self.controller = controller
-        self.cluster.serve(controller)
+        self.cluster.attach(controller)
 
     def _restart(self) -> None:
-        """A new controller is told of what had been accepted; everything else begins anew."""
+        """Start a new server, which restores the accepted requests. Devices and the controller begin anew."""
         self.num_servers += 1
         self._is_given_up = False
-        left = {self._jobs[job_id].uid: checkpoint for job_id, checkpoint in self.cluster.lose_all().items()}
-        open_now = self.open
+        checkpoints = {self._jobs[job_id].uid: checkpoint for job_id, checkpoint in self.cluster.lose_all().items()}
+        open_uids = self.open
         self._log.clear()
         self.controller = self._make_controller(self.controller.config, self._table)
         self.cluster.restart(self.controller)
-        for uid in open_now:
-            self._checkpoints[uid] = checkpoint = left.get(uid, _NOTHING)
+        for uid in open_uids:
+            self._checkpoints[uid] = checkpoint = checkpoints.get(uid, _NO_CHECKPOINT)
             self._handle(Restored(self._requests[uid], checkpoint.steps_done if checkpoint.blobs else None))
         self.cluster.start()
 
-    def _of_server(self, call: Callable[[], None]) -> Callable[[], None]:
-        """The server that wanted this may be gone when its time comes."""
+    def _unless_restarted(self, call: Callable[[], None]) -> Callable[[], None]:
+        """A call that does nothing if the server has been restarted by then."""
         server = self.num_servers
         return lambda: call() if server == self.num_servers else None

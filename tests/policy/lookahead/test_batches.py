@@ -31,7 +31,9 @@ from tilework.policy.lookahead.batch import Batch, Member
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.policy import LookaheadPolicy
 from tilework.policy.toolkit.demand import Speed
-from tilework.sim.simulation import SimConfig, Simulation, Trace
+from tilework.sim.config import SimConfig
+from tilework.sim.simulation import Simulation
+from tilework.sim.trace import Trace
 
 MS = NS_PER_MS
 FIXED_MS, EACH_MS = 60, 40  # Of a step: what every forward pass takes, and every request in it.

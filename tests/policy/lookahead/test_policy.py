@@ -23,7 +23,9 @@ from tilework.policy.lookahead.policy import LookaheadPolicy
 from tilework.policy.lookahead.rollout import simulate_ahead
 from tilework.policy.lookahead.selection import Selection
 from tilework.policy.toolkit.demand import Speed
-from tilework.sim.simulation import SimConfig, Simulation, Trace
+from tilework.sim.config import SimConfig
+from tilework.sim.simulation import Simulation
+from tilework.sim.trace import Trace
 
 WIDE = table(degrees=(1, 2, 4))  # Ten steps with encode and decode take 1.06, 0.69 and 0.45 s on 1, 2 and 4 devices.
 MS = NS_PER_MS

@@ -9,7 +9,9 @@ from tilework.core.time import NS_PER_MS
 from tilework.core.work import DECODE, DIFFUSE, Group, Plan
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.published.tetriserve.policy import TetriServe
-from tilework.sim.simulation import SimConfig, Simulation, Trace
+from tilework.sim.config import SimConfig
+from tilework.sim.simulation import Simulation
+from tilework.sim.trace import Trace
 from tilework.sim.workloads.registry import make_workload
 from tilework.sim.workloads.requests import to_requests
 

@@ -21,7 +21,7 @@ from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.policy.registry import UnknownPolicy, make_policy
 from tilework.sim.faults import BadFault, Faults, parse_faults
-from tilework.sim.fuzz import judge, judge_many, shrink
+from tilework.sim.fuzz import run_scenario, run_seeds, shrink
 from tilework.sim.scenarios import Scenario, scenario
 
 EXAMPLE = examples(
@@ -127,7 +127,7 @@ def _run_one(one: Scenario, log: Path | None, json: bool) -> None:
         if log is not None:
             lines.append(entry_line(event, actions, now_ns))
 
-    verdict = judge(one, observe)
+    verdict = run_scenario(one, observe)
     if log is not None:
         head = header_line(tilework.__version__, one.controller, one.table)
         log.write_text("\n".join([head, *lines]) + "\n", "utf-8")
@@ -159,7 +159,7 @@ def _run_many(
 
     with progress(quiet) as bar:
         task = bar.add_task("fuzzing", total=seeds)
-        for verdict in judge_many(wanted(), choice.policy, choice.faults, num_processes):
+        for verdict in run_seeds(wanted(), choice.policy, choice.faults, num_processes):
             tally.add(verdict)
             failed = f", [red]{len(tally.bad)} bad[/red]" if tally.bad else ""
             bar.update(task, advance=1, description=f"fuzzing, {tally.num_events} events{failed}")
@@ -174,4 +174,4 @@ def _report(tally: Tally, choice: _Choice, first: int, json: bool) -> None:
     if json:
         print_json(tally.document([choice.replay(one) for one in shrunk]))
     else:
-        print_many(tally, first, [(judge(one), choice.replay(one)) for one in shrunk])
+        print_many(tally, first, [(run_scenario(one), choice.replay(one)) for one in shrunk])

@@ -32,7 +32,9 @@ from tilework.formats.workload import read_workload
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, make_policy
 from tilework.report.tables import attainment_table, summary
 from tilework.report.words import counted_devices
-from tilework.sim.simulation import SimConfig, Simulation, Trace
+from tilework.sim.config import SimConfig
+from tilework.sim.simulation import Simulation
+from tilework.sim.trace import Trace
 from tilework.sim.workloads.requests import to_requests
 
 EXAMPLE = examples(

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from tilework.cli.console import out, print_json
 from tilework.sim.faults import FAULTS
-from tilework.sim.fuzz import Verdict
+from tilework.sim.fuzz import ScenarioResult
 
 
 @dataclass(slots=True, kw_only=True)
@@ -20,14 +20,14 @@ class Tally:
     num_seeds: int = 0
     num_events: int = 0
     seconds: float = 0.0
-    strikes: Counter[str] = field(default_factory=Counter)
+    fault_counts: Counter[str] = field(default_factory=Counter)
     endings: Counter[str] = field(default_factory=Counter)
-    bad: list[Verdict] = field(default_factory=list)
+    bad: list[ScenarioResult] = field(default_factory=list)
 
-    def add(self, verdict: Verdict) -> None:
+    def add(self, verdict: ScenarioResult) -> None:
         self.num_seeds += 1
         self.num_events += verdict.num_events
-        self.strikes.update(verdict.strikes)
+        self.fault_counts.update(verdict.fault_counts)
         self.endings.update(verdict.endings)
         if verdict.violation:
             self.bad.append(verdict)
@@ -40,7 +40,7 @@ class Tally:
             "events": self.num_events,
             "seconds": round(self.seconds, 3),
             "requests": self.endings,
-            "faults": self.strikes,
+            "faults": self.fault_counts,
             "violations": [{"seed": bad.seed, "where": bad.where, "violation": bad.violation} for bad in self.bad],
             "commands": commands,
         }
@@ -48,13 +48,13 @@ class Tally:
 
 def print_tally(tally: Tally) -> None:
     """How requests ended and how often each fault happened, a line each."""
-    for title, counts in (("requests", tally.endings), ("faults", tally.strikes)):
+    for title, counts in (("requests", tally.endings), ("faults", tally.fault_counts)):
         if counts:
             listed = ", ".join(f"{number} {name}" for name, number in counts.most_common())
             out.print(f"{title}: {listed}", soft_wrap=True)
 
 
-def print_many(tally: Tally, first: int, failures: list[tuple[Verdict, str]]) -> None:
+def print_many(tally: Tally, first: int, failures: list[tuple[ScenarioResult, str]]) -> None:
     """What many seeds came to; `failures` are violations that were made smaller, with the commands to run them."""
     rate = f"{tally.num_events / max(tally.seconds, 1e-9):.0f} per second"
     last = first + tally.num_seeds - 1

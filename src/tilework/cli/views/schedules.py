@@ -10,7 +10,7 @@ from tilework.core.request import Request, Shape, Status
 from tilework.core.time import s_from_ns
 from tilework.formats.json_lines import RequestId
 from tilework.formats.schedule import DROPPED, RequestLine, Schedule, WorkLine
-from tilework.sim.simulation import Trace
+from tilework.sim.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

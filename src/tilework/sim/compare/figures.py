@@ -10,7 +10,7 @@ from tilework.core.request import Status
 from tilework.core.time import s_from_ns
 from tilework.core.work import DIFFUSE
 from tilework.sim.runs import Run
-from tilework.sim.simulation import Ending, Trace
+from tilework.sim.trace import Ending, Trace
 
 NUM_QUANTILES = 100
 

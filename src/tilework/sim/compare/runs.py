@@ -21,8 +21,9 @@ from tilework.sim.compare.cells import Cell, check_requests, digest, digest_of_r
 from tilework.sim.compare.figures import figures_of
 from tilework.sim.compare.records import BoundFigures, Record
 from tilework.sim.compare.stopwatch import Stopwatch, timing_of, without_collections
+from tilework.sim.config import SimConfig
 from tilework.sim.optimum.bound import on_time_bound
-from tilework.sim.simulation import SimConfig, Simulation
+from tilework.sim.simulation import Simulation
 from tilework.sim.workloads.requests import to_requests
 
 _DECIDING = ("core", "cost", "admission", "policy", "control", "sim")

@@ -1,0 +1,91 @@
+"""Blobs of simulated states, and the transfers of states between devices."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from tilework.control.driver.state_registry import StateMove
+from tilework.core.wire import StateBlob
+from tilework.cost.table_costs import TableCosts
+from tilework.sim.clock import Clock
+from tilework.sim.device import StateTransfer
+from tilework.sim.runs import State
+
+
+class BlobStore:
+    """The states that devices have serialized, by blob. A blob that a fault has lost has no state."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, State] = {}
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __contains__(self, blob: StateBlob | None) -> bool:
+        return blob is not None and blob.name in self._states
+
+    def __getitem__(self, blob: StateBlob) -> State:
+        return self._states[blob.name]
+
+    def put(self, state: State) -> StateBlob:
+        self._next += 1
+        blob = StateBlob(str(self._next), 1)
+        self._states[blob.name] = state
+        return blob
+
+    def discard(self, blobs: Collection[StateBlob]) -> None:
+        for blob in blobs:
+            self._states.pop(blob.name, None)
+
+    def keep_only(self, blobs: Collection[StateBlob]) -> None:
+        """Remove all other blobs, as the next server does when it starts."""
+        names = {blob.name for blob in blobs}
+        self._states = {name: state for name, state in self._states.items() if name in names}
+
+    def delivered_by(self, move: StateMove) -> tuple[State | None, bool]:
+        """The state that a resolved move delivers (None: nothing), and whether a fault has lost it.
+
+        A simulated state includes its conditioning. Without either blob the target has the conditioning already.
+        """
+        blob = move.state or move.conditioning
+        if not move.delivers:
+            return None, False
+        if blob is None:
+            return State(), False
+        return self._states.get(blob.name), blob not in self
+
+
+class StateTransfers:
+    """The transfers of all moves. Those of a move that waits for the end of a work are sent when it is resolved."""
+
+    def __init__(self, clock: Clock, costs: TableCosts, blobs: BlobStore) -> None:
+        self._clock = clock
+        self._costs = costs
+        self._blobs = blobs
+        self._waiting: dict[StateMove, list[StateTransfer]] = {}
+
+    def begin(self, move: StateMove) -> Iterator[tuple[int, StateTransfer]]:
+        """The transfers of a move, one per target; sent now if the move is resolved."""
+        transfers = [
+            StateTransfer(job_id=move.job_id, move_ns=self._costs.move_ns(move.source, (target,)))
+            for target in move.targets
+        ]
+        if move.is_resolved:
+            self._send(move, transfers)
+        else:
+            self._waiting[move] = transfers
+        return zip(move.targets, transfers, strict=True)
+
+    def resolve(self, move: StateMove) -> None:
+        """Send the transfers of a move that has waited."""
+        self._send(move, self._waiting.pop(move))
+
+    def _send(self, move: StateMove, transfers: Iterable[StateTransfer]) -> None:
+        state, is_lost = self._blobs.delivered_by(move)
+        for transfer in transfers:
+            transfer.send(state, self._clock.now_ns, is_lost)
+
+    def clear(self) -> None:
+        """Forget the waiting transfers, since the server has ended."""
+        self._waiting.clear()

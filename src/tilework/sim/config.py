@@ -1,0 +1,36 @@
+"""Configuration of a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tilework.sim.faults import Faults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimConfig:
+    """Simulated devices and their faults.
+
+    - `jitter`: relative standard deviation of each work's duration. 0: exactly its table time.
+    - `dispatch_ns`: time before every work that is not part of its run, as live devices idle between two works. One
+      number or by degree; a degree that is not listed takes that of the nearest narrower one, else of the narrowest.
+    - `switch_ns`: added before steps whose devices last ran another job, or this one on another group.
+    - `result_ns`: from the end of a request's last work to the answer that its client receives.
+    """
+
+    num_devices: int
+    seed: int = 0
+    jitter: float = 0.0
+    dispatch_ns: int | Mapping[int, int] = 0
+    switch_ns: int = 0
+    result_ns: int = 0
+    faults: Faults = field(default_factory=Faults)
+
+    def dispatch_ns_at(self, degree: int) -> int:
+        """The dispatch time of a work on `degree` devices."""
+        if isinstance(self.dispatch_ns, int):
+            return self.dispatch_ns
+        known = self.dispatch_ns.keys()
+        nearest = max((one for one in known if one <= degree), default=min(known, default=None))
+        return 0 if nearest is None else self.dispatch_ns[nearest]

@@ -1,0 +1,101 @@
+"""How long works take on simulated devices, and how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Protocol
+
+from tilework.core.request import Request
+from tilework.core.work import DECODE, DIFFUSE, Group, Work
+from tilework.cost.table_costs import TableCosts
+from tilework.sim.faults import FaultInjector
+from tilework.sim.runs import RunEnd
+
+_SLICED_SHARE = 0.5  # Memory of a sliced decode, as a share of that of a whole one.
+
+
+class TimingModel(Protocol):
+    """Decides how long works take and how they end."""
+
+    def dispatch_ns(self, work: Work) -> int:
+        """The time between the command to begin and the begin of the work's run."""
+
+    def run(self, work: Work) -> tuple[int, int, RunEnd]:
+        """Duration, steps and end of a work that begins now."""
+
+
+class TableTimingModel:
+    """Times of a cost table, with jitter and faults.
+
+    `requests` returns the requests of jobs, `dispatch_ns` the dispatch time by degree. `switch_ns` is added before
+    steps whose devices last ran another job, or this one on another group. `jitter` is the relative standard deviation
+    of each duration.
+    """
+
+    def __init__(
+        self,
+        costs: TableCosts,
+        requests: Callable[[Sequence[int]], list[Request]],
+        dispatch_ns: Callable[[int], int],
+        switch_ns: int,
+        injector: FaultInjector,
+        jitter: float,
+        seed: int,
+    ) -> None:
+        self._costs = costs
+        self._requests = requests
+        self._dispatch_ns = dispatch_ns
+        self._switch_ns = switch_ns
+        self._latest: dict[int, tuple[tuple[int, ...], Group]] = {}
+        self._injector = injector
+        self._jitter = jitter
+        self._random = Random(seed)
+        self._largest_pixels = 0
+        self._is_small = injector.injects("memory")
+
+    def dispatch_ns(self, work: Work) -> int:
+        total_ns = self._dispatch_ns(len(work.devices))
+        if self._switch_ns and work.stage.name == DIFFUSE:
+            current = work.job_ids, work.devices
+            if any(self._latest.get(device_id) != current for device_id in work.devices):
+                total_ns += self._switch_ns
+            self._latest.update(dict.fromkeys(work.devices, current))
+        return total_ns
+
+    def run(self, work: Work) -> tuple[int, int, RunEnd]:
+        requests = self._requests(work.job_ids)
+        duration_ns = self._costs.work_ns(work.stage, requests, len(work.devices), work.num_steps)
+        if self._jitter:
+            duration_ns = round(duration_ns * max(0.2, self._random.gauss(1.0, self._jitter)))
+        if not self._injector.faults:
+            return duration_ns, work.num_steps, RunEnd.DONE
+        if self._injector.injects("slow"):
+            duration_ns = round(duration_ns * self._injector.magnitude("slow"))
+        if not self.fits(work, requests):
+            self._injector.counts["memory"] += 1
+            return self._cut_short(work, duration_ns, 0.0, RunEnd.OUT_OF_MEMORY)
+        for fault, end in (("error", RunEnd.FAILED), ("oom", RunEnd.OUT_OF_MEMORY)):
+            if self._injector.injects(fault):
+                return self._cut_short(work, duration_ns, self._injector.fraction(fault), end)
+        return duration_ns, work.num_steps, RunEnd.DONE
+
+    def _cut_short(self, work: Work, duration_ns: int, fraction: float, end: RunEnd) -> tuple[int, int, RunEnd]:
+        """Duration, steps and end of a work that ends early, after a fraction of its time. Whole steps count."""
+        steps = int(fraction * work.num_steps) if work.stage.name == DIFFUSE else 0
+        return round(fraction * duration_ns), steps, end
+
+    def fits(self, work: Work, requests: Sequence[Request]) -> bool:
+        """Whether the devices have enough memory for a work. Its need grows with its pixels, and its devices share it.
+
+        The memory of a device is a share of what the largest request so far needs alone. Encodes always fit.
+        """
+        if not self._is_small or work.stage.name not in (DIFFUSE, DECODE):
+            return True
+        pixels = sum(request.shape.pixels for request in requests)
+        need = pixels * (_SLICED_SHARE if work.sliced else 1.0) / len(work.devices)
+        return need <= self._injector.faults.size("memory") * self._largest_pixels
+
+    def note_request(self, request: Request) -> None:
+        """Take the size of a submitted request into account."""
+        self._largest_pixels = max(self._largest_pixels, request.shape.pixels)
