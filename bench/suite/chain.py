@@ -12,7 +12,7 @@ from suite.case import CaseFailed
 from tilework.core.model import Source
 from tilework.core.wire import Command, Denoise, Encode, Ended, Failed, Forget, ImportState, Report, Spec
 from tilework.core.work import Group
-from tilework.runtime.executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,8 @@ from tilework.core.time import s_from_ns
 from tilework.core.wire import Ended, Progress, Report, Spec
 from tilework.core.work import Work
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.executor import LocalConfig, LocalExecutor, WorkerStartFailed
+from tilework.runtime.executor import WorkerStartFailed
+from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.observer import EndedWork, Observer
 from tilework.runtime.ticket import Outcome, Ticket
 

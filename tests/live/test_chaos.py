@@ -34,7 +34,7 @@ from tilework.core.model import ModelSource
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import DIFFUSE
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.log_file import LogFile
 from tilework.server.config import ServerConfig
 from tilework.server.main import StopSignals, serve

@@ -34,7 +34,7 @@ from tilework.pipelines.model_index import shipped_directory
 from tilework.policy import registry
 from tilework.policy.toolkit.order import jobs_at_hand
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.ticket import Outcome, Ticket
 from tilework.worker.state_blobs import StateBlobs
 

@@ -20,7 +20,7 @@ from tilework.core.request import Shape, Status
 from tilework.core.work import DIFFUSE
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.ticket import Outcome
 from tilework.worker.simulated import SimulatedFamily
 

@@ -19,7 +19,7 @@ from tilework.core.model import Source
 from tilework.core.wire import Spec
 from tilework.core.work import Plan, Start
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.ticket import Outcome, Ticket
 
 T = TypeVar("T")

@@ -49,11 +49,11 @@ def test_groups_in_use_stay_and_broken_ones_get_a_new_id() -> None:
     first, second = table.use((0, 1))[0], table.use((0, 2))[0]
     assert table.use((0, 1)) == (first, [])
     assert table.use((0, 3))[1] == [second], "not the least recently used"
-    assert table.break_with(1) == [first]
+    assert table.forget_device(1) == [first]
     assert table.use((0, 1))[0].group_id > first.group_id
     again = table.use((0, 1))[0]
-    assert table.break_off(again)
-    assert not table.break_off(again)
+    assert table.forget(again)
+    assert not table.forget(again)
 
 
 def test_blobs_carry_tensors_of_any_kind(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_what_a_lost_worker_did_not_report_is_swept_away(tmp_path: Path) -> None
     directory = StateBlobDirectory(tmp_path)
     for name in ("1-77-0", "1-77-1", ".1-77-2", "2-77-0", "11-77-0", "1-770-0"):
         (directory.path / name).touch()
-    directory.know(StateBlob("1-77-0", 0))
+    directory.add(StateBlob("1-77-0", 0))
     directory.sweep(1, 77)
     left = {path.name for path in directory.path.iterdir()} - {"lock"}
     assert left == {"1-77-0", "2-77-0", "11-77-0", "1-770-0"}

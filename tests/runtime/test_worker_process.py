@@ -26,8 +26,9 @@ from tilework.core.wire import Command, Decode, Encode, Ended, Forget, Report, S
 from tilework.core.work import DIFFUSE
 from tilework.pipelines.model_index import shipped_directory
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.executor import LocalConfig, LocalExecutor, WorkerStartFailed
-from tilework.runtime.frames import Frames, framed
+from tilework.runtime.executor import WorkerStartFailed
+from tilework.runtime.frames import FrameDecoder, encode_frame
+from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 
 ROWS = (CostRow(pipeline="toy", stage=DIFFUSE, height=64, width=64, seconds=0.01),)
 MODELLED = SimulatedSource(pipeline="toy", hardware="none", steps=5, rows=ROWS)
@@ -154,10 +155,10 @@ def test_messages_come_whole_however_they_are_cut(messages: list[bytes], cuts: l
     with ours, Connection(theirs.detach()) as connection:
         for message in messages:
             connection.send_bytes(message)
-            ours.sendall(framed(message))
+            ours.sendall(encode_frame(message))
             assert connection.recv_bytes() == message
         sent = ours.recv(1 << 20) if messages else b""
-    frames, received, begin = Frames(), list[bytes](), 0
+    frames, received, begin = FrameDecoder(), list[bytes](), 0
     for index in range(len(sent)):
         if begin < len(sent):
             end = begin + cuts[index % len(cuts)]
@@ -206,7 +207,7 @@ def test_a_worker_that_cannot_load_any_more_is_given_up_and_says_why(
 
     run(scenario, source=ModelSource(path=str(model)), max_restarts=3)
     told = [record.message.rpartition("; ")[2] for record in caplog.records if "was lost" in record.message]
-    assert told == [f"it is started again in {delay} s" for delay in (0.05, 0.05, 0.1)] + ["it is given up"]
+    assert told == [f"it is restarted in {delay} s" for delay in (0.05, 0.05, 0.1)] + ["it is given up"]
 
 
 def test_a_worker_that_dies_while_another_loads_fails_the_start(caplog: pytest.LogCaptureFixture) -> None:

@@ -36,7 +36,7 @@ from tilework.core.work import DECODE, DIFFUSE, Group, StageId, Work
 from tilework.cost.table import CostTable
 from tilework.runtime.bubbles import Bubbles
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.observer import EndedWork
 from tilework.runtime.ticket import Outcome, Segment, Ticket
 from tilework.server.api.app import create_app
@@ -486,7 +486,7 @@ def test_bubbles_are_the_gaps_in_which_an_image_waited(gaps: list[int], works: l
         start, end = at + gap, at + gap + run
         while pending and pending[0] <= end:
             flip = pending.pop(0)
-            bubbles.see(bool((len(flips) - len(pending)) % 2), flip)
+            bubbles.set_waiting(bool((len(flips) - len(pending)) % 2), flip)
         assert bubbles.ran(0, start, end) == sum(waited[idle_since:start])
         at = idle_since = end
 

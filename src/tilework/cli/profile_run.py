@@ -20,7 +20,7 @@ from tilework.cost.profiles import Profiles
 from tilework.cost.table import CostTable
 
 if TYPE_CHECKING:
-    from tilework.runtime.executor import LocalExecutor
+    from tilework.runtime.local_executor import LocalExecutor
 
 _MIXED_RUNS = 5
 

@@ -25,7 +25,8 @@ from tilework.core.time import ns_from_s
 from tilework.cost.table import CostTable
 from tilework.runtime.costs import CostCache
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.executor import LocalConfig, LocalExecutor, WorkerStartFailed
+from tilework.runtime.executor import WorkerStartFailed
+from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.server.config import ConfigError, ServerConfig, load_config
 from tilework.server.main import AddressInUse
 from tilework.server.main import serve as serve_http

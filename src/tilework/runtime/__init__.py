@@ -1,4 +1,4 @@
 """Owns the live driver of the controller: worker processes, their pipes, the event log, results.
 
-Imports no torch itself: models live in worker processes.
+Imports no torch: models live in worker processes.
 """

@@ -1,45 +1,44 @@
-"""How long devices idled while a request was waiting for one."""
+"""Measures bubbles: the time that devices idle while a request waits."""
 
 from __future__ import annotations
 
 from collections import deque
 
-_MOST_FLIPS = 1024  # Between the beginning of a work and the report of its end; older ones are forgotten.
+_MAX_CHANGES = 1024  # Kept, as the end of a work is reported late; older ones are dropped.
 
 
 class Bubbles:
-    """Is told when works ran and when requests began or ceased to wait, and measures the gaps between works.
+    """Measures the gaps between the works of a device. The part of a gap in which a request waits is a bubble.
 
-    Only the part of a gap in which a request waited is a bubble. Times are of one clock, in nanoseconds; the end of a
-    work may be told long after what happened meanwhile.
+    All times are of one clock. The end of a work may be reported after later changes of waiting.
     """
 
     def __init__(self) -> None:
         self._idle_since_ns: dict[int, int] = {}
-        self._flips: deque[tuple[int, int]] = deque([(0, 0)], maxlen=_MOST_FLIPS)  # Time, and what was waited until it.
-        self._is_waited = False
+        self._changes: deque[tuple[int, int]] = deque([(0, 0)], maxlen=_MAX_CHANGES)  # Time, wait before it.
+        self._is_waiting = False
 
-    def see(self, is_waited: bool, now_ns: int) -> None:
-        """Whether a request waits from now on."""
-        if is_waited != self._is_waited:
-            self._flips.append((now_ns, self._waited_ns(now_ns)))
-            self._is_waited = is_waited
+    def set_waiting(self, is_waiting: bool, now_ns: int) -> None:
+        """Set whether a request waits from now on."""
+        if is_waiting != self._is_waiting:
+            self._changes.append((now_ns, self._waited_ns(now_ns)))
+            self._is_waiting = is_waiting
 
     def idle_from(self, device_id: int, at_ns: int) -> None:
-        """A device has nothing to do at this time: it came up, or lost its work."""
+        """A device is idle from this time: it came up, or lost its work."""
         self._idle_since_ns[device_id] = at_ns
 
     def ran(self, device_id: int, start_ns: int, end_ns: int) -> int:
-        """The device ran a work; returns the bubble before it."""
+        """Record a work of a device; returns the bubble before it."""
         idle_since_ns = self._idle_since_ns.get(device_id, start_ns)
         self._idle_since_ns[device_id] = end_ns
         return max(0, self._waited_ns(start_ns) - self._waited_ns(idle_since_ns))
 
     def _waited_ns(self, at_ns: int) -> int:
-        """For how long in all requests had waited by then."""
-        is_waited = self._is_waited
-        for since_ns, waited_ns in reversed(self._flips):
+        """The total time until `at_ns` in which a request waited."""
+        is_waiting = self._is_waiting
+        for since_ns, waited_ns in reversed(self._changes):
             if since_ns <= at_ns:
-                return waited_ns + (at_ns - since_ns if is_waited else 0)
-            is_waited = not is_waited
-        return self._flips[0][1]
+                return waited_ns + (at_ns - since_ns if is_waiting else 0)
+            is_waiting = not is_waiting
+        return self._changes[0][1]

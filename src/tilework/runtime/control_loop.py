@@ -1,4 +1,4 @@
-"""Events to the controller, its actions to those that they concern."""
+"""Passes events to the controller, and its actions to dispatcher, tickets and observer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tilework.runtime.work_dispatcher import WorkDispatcher
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A request that the controller is told of; `checkpoint` is what is there of it already."""
+    """A request to submit. `checkpoint` is not empty if the request is restored."""
 
     request: Request
     spec: Spec
@@ -32,7 +32,7 @@ class Incoming:
 
 
 class ControlLoop:
-    """Hands each event to the controller, logs it with the answer, and performs the actions."""
+    """Passes each event to the controller, logs it with the answer, and performs the actions."""
 
     def __init__(
         self,
@@ -52,28 +52,29 @@ class ControlLoop:
         self._is_stopped = False
 
     def attach(self, dispatcher: WorkDispatcher, holds_states: bool) -> None:
-        """Let this one run works. With `holds_states` those of requests that are done are held until released."""
+        """Set the dispatcher that runs works. With `holds_states`, states of done requests are held until `release`."""
         self._dispatcher = dispatcher
         self._holds_states = holds_states
 
     def observe(self, observer: Observer) -> None:
-        """Tell this one, and no other, what happens from now on."""
+        """Replace the observer."""
         self._observer = observer
         self._dispatcher.observe(observer)
 
     def stop(self, reason: str) -> None:
-        """End all open tickets; the controller is told nothing any more."""
+        """End all open tickets. The controller receives no further events."""
         self._is_stopped = True
         for entry in self._requests:
             self.resolve(entry.ticket, Status.CANCELLED, reason)
         self._requests.clear()
 
     def submit(self, event: Submitted | Restored, incoming: Sequence[Incoming], now_ns: int) -> Action:
-        """Bring requests in; returns the answer to the first."""
+        """Submit requests; returns the answer to the first."""
         self._incoming |= {one.request.uid: one for one in incoming}
         return self.handle(event, now_ns)[0]
 
     def handle(self, event: Event, now_ns: int | None = None) -> tuple[Action, ...]:
+        """Let the controller handle an event; returns its actions, which have been performed."""
         now_ns = self._now_ns() if now_ns is None else now_ns
         began_ns = time.perf_counter_ns()
         actions = self._controller.handle(event, now_ns)
@@ -86,7 +87,7 @@ class ControlLoop:
         return actions
 
     def _note(self, action: Action, now_ns: int) -> None:
-        """Keep an action, to say why later; the last one, `Finish`, is in the outcome."""
+        """Add an action to the history of its requests. `Finish` is in the outcome instead."""
         for job_id in jobs_of(action):
             if entry := self._requests.get(job_id):
                 entry.ticket.note(now_ns, action)
@@ -126,7 +127,7 @@ class ControlLoop:
         self.resolve(entry.ticket, status, reason, entry.image if status is Status.DONE else None)
 
     def resolve(self, ticket: Ticket, status: Status, reason: str, image: Image | None = None) -> None:
-        """Bring a ticket to its one end."""
+        """End a ticket."""
         outcome = Outcome(
             uid=ticket.request.uid,
             status=status,

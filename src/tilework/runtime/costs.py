@@ -1,4 +1,4 @@
-"""The cost table that a server starts from: what is known of this machine and model, and measurements of the rest."""
+"""The cost table at the start of a server: earlier measurements of this machine and model, and new ones of the rest."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ MAX_BATCH = 12
 
 
 class Measurer(Protocol):
-    """Devices that can be measured; an executor that has been started."""
+    """Measures its devices. A started executor is one."""
 
     @property
     def profile_key(self) -> ProfileKey:
-        """Under what circumstances they measure."""
+        """Identifies hardware, model and settings of the measurements."""
 
     async def calibrate(
         self, batches: tuple[Batch, ...], degree: int = 1, num_runs: int | None = None
     ) -> tuple[CostRow, ...]:
-        """Measure at this degree on all devices at once, in disjoint groups; the rows of all groups."""
+        """Measure on all devices at once, in disjoint groups of this degree; returns the rows of all groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostCache:
-    """Where measured costs are kept from one start to the next. `refresh` ignores what is there and measures anew."""
+    """The measurements of earlier starts. `refresh` ignores them and measures again."""
 
     profiles: Profiles
     refresh: bool = False
 
 
 def profile_key(source: Source, num_workers: int, loaded: Loaded) -> ProfileKey:
-    """Workers on CPUs share them and their memory, and so slow each other down; each GPU is a worker's own."""
+    """The key of measurements. CPU workers slow each other down, so their number is part of it; GPUs are not shared."""
     return ProfileKey(
         hardware=loaded.hardware,
         model=loaded.identity,
@@ -58,15 +58,15 @@ def profile_key(source: Source, num_workers: int, loaded: Loaded) -> ProfileKey:
 
 
 def calibration_shapes(info: ModelInfo) -> tuple[Shape, ...]:
-    """Squares of half, one and one and a half times the default size, as far as the model goes."""
+    """Squares of 0.5, 1 and 1.5 times the default size, within the limits of the model."""
     sides = {round(info.default_height * share / info.side_multiple) * info.side_multiple for share in (0.5, 1.0, 1.5)}
     return tuple(Shape(side, side) for side in sorted(sides) if info.side_multiple <= side <= info.max_side)
 
 
 def calibration_batches(info: ModelInfo) -> tuple[Batch, ...]:
-    """Of these two and four of the smallest, the smallest two, and three, two and one from the smallest on.
+    """Batches of the calibration shapes: two and four of the smallest; the two smallest; and 3, 2, 1 of each by size.
 
-    None for a model whose requests share nothing, and no mixes of one size.
+    Empty if the model cannot pack requests; no mixes if it has one shape.
     """
     shapes = calibration_shapes(info)
     steps = tuple(shape for index, shape in enumerate(shapes) for _ in range(len(shapes) - index))
@@ -75,9 +75,9 @@ def calibration_batches(info: ModelInfo) -> tuple[Batch, ...]:
 
 
 def random_batches(shapes: Sequence[Shape], number: int, seed: int = 0) -> tuple[Batch, ...]:
-    """Batches of 2 to MAX_BATCH of these shapes, with no two of the same members; fewer if there are no more.
+    """Distinct random batches of 2 to MAX_BATCH of these shapes; fewer than `number` if there are no more.
 
-    A larger number begins with the same ones.
+    With the same seed, a larger number begins with the same batches.
     """
     rng, drawn = Random(seed), dict[Batch, None]()
     number = min(number, math.comb(MAX_BATCH + len(shapes), len(shapes)) - len(shapes) - 1)
@@ -89,9 +89,9 @@ def random_batches(shapes: Sequence[Shape], number: int, seed: int = 0) -> tuple
 async def measure(
     measurer: Measurer, wanted: Sequence[tuple[Batch, int]], num_runs: int | None = None
 ) -> AsyncIterator[tuple[CostRow, ...]]:
-    """Measure batches at degrees, one after another: the rows of each, made from those of all groups.
+    """Measure batches at degrees, one after another; yields the rows of each, merged over all groups.
 
-    A batch that does not run has no rows. A caller that is cancelled while it waits keeps all rows before.
+    A batch that cannot run has no rows. A caller that is cancelled keeps the rows it has received.
     """
     for batch, degree in wanted:
         yield merge_rows(await measurer.calibrate((batch,), degree, num_runs))
@@ -104,12 +104,12 @@ async def start_costs(
     cache: CostCache | None = None,
     on_measuring: Callable[[int, int], None] = lambda _num_done, _num_all: None,
 ) -> CostTable | None:
-    """The table for a start: all that is known under the measurer's key, and measured now what that lacks.
+    """The table for a start: what is known under the measurer's key, and new measurements of what is missing.
 
     It has every stage at the calibration shapes and each of `degrees`, and a step of the calibration batches, except
-    where one cannot run; what was measured is saved for the next start. None if nothing is known and nothing runs.
-    Every device is warm afterwards, also when nothing had to be measured. A cache that cannot be used is a warning: the
-    server then measures at every start. `on_measuring` is called with how many of how many measurements are done.
+    where one cannot run. New measurements are saved for the next start. Returns None if nothing is known and nothing
+    runs. Afterwards every device is warm, even if nothing had to be measured. An unusable cache logs a warning, and the
+    server measures at every start. `on_measuring` is called with the number of measurements done and of all.
     """
     key, singles = measurer.profile_key, tuple((shape,) for shape in calibration_shapes(info))
     known = _load(cache, key) or key.table(())
@@ -123,7 +123,7 @@ async def start_costs(
         num_done += 1
         on_measuring(num_done, len(missing))
     _save(cache, key, tuple(fresh))
-    if not any((batch, 1) in missing for batch in singles):  # Encode and decode are cold: a first picture would pay.
+    if not any((batch, 1) in missing for batch in singles):  # Encode and decode are cold.
         await measurer.calibrate(singles[:1])
     rows = {row_key(row): row for row in (*fresh, *known.rows)}
     return replace(known, rows=tuple(rows.values())) if rows else None
@@ -153,4 +153,4 @@ def _save(cache: CostCache | None, key: ProfileKey, rows: tuple[CostRow, ...]) -
             )
         )
     except ProfilesUnavailable as error:
-        _log.warning("the next start will have to measure again: %s", error)
+        _log.warning("the next start must measure again: %s", error)

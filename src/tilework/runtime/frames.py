@@ -1,26 +1,26 @@
-"""The messages of multiprocessing's connections, for an event loop: theirs blocks until a message is complete."""
+"""The framing of multiprocessing connections, for an event loop: a `Connection` blocks until a message is complete."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
 
-_LENGTH = struct.Struct("!i")  # Theirs have another one beyond 2 GiB, which no message of ours is.
+_LENGTH = struct.Struct("!i")  # Messages beyond 2 GiB have another header; Tilework sends none.
 
 
-def framed(message: bytes) -> bytes:
-    """What `Connection.recv_bytes` takes for this message."""
+def encode_frame(message: bytes) -> bytes:
+    """The message as `Connection.recv_bytes` expects it."""
     return _LENGTH.pack(len(message)) + message
 
 
-class Frames:
-    """Puts together what `Connection.send_bytes` has sent."""
+class FrameDecoder:
+    """Decodes the messages that `Connection.send_bytes` has sent."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take what has come; yields the messages that are complete."""
+        """Add received bytes; yields the complete messages."""
         self._bytes += data
         while len(self._bytes) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._bytes)

@@ -1,4 +1,4 @@
-"""Which groups of a node can communicate, under which id."""
+"""The groups of a node that have communicators, with their ids."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MAX_PER_WORKER = 32
 
 
 class GroupTable:
-    """Gives ids to groups, and says which to close so that no worker holds more than `max_per_worker`.
+    """Assigns ids to groups, and closes groups so that no worker holds more than `max_per_worker`.
 
-    The least recently used one is closed, by all its members alike: if each member chose by itself, one could wait
-    in a group that another has closed. Ids are never used again.
+    The least recently used group is closed, on all its members: if each member chose, one could wait in a group that
+    another has closed. Ids are not reused.
     """
 
     def __init__(self, max_per_worker: int = MAX_PER_WORKER) -> None:
@@ -23,25 +23,25 @@ class GroupTable:
         self._next_id = 1
 
     def use(self, devices: Group) -> tuple[GroupRef, list[GroupRef]]:
-        """The group of these devices, and the groups to close before it is used."""
+        """The group of these devices, and the groups to close before using it."""
         if devices in self._refs:
             self._refs.move_to_end(devices)
             return self._refs[devices], []
         closed = [self._close_oldest(device_id) for device_id in devices if self._count(device_id) >= self._max]
-        ref = self._refs[devices] = self.unique(devices)
+        ref = self._refs[devices] = self.new_ref(devices)
         return ref, [old for old in closed if old is not None]
 
-    def unique(self, devices: Group) -> GroupRef:
-        """A new group that `use` does not return."""
+    def new_ref(self, devices: Group) -> GroupRef:
+        """A new id for these devices, which `use` does not return."""
         self._next_id += 1
         return GroupRef(self._next_id - 1, devices)
 
-    def break_with(self, device_id: int) -> list[GroupRef]:
-        """Forget the groups of a lost device."""
+    def forget_device(self, device_id: int) -> list[GroupRef]:
+        """Remove the groups of a lost device; returns them."""
         return [self._refs.pop(devices) for devices in list(self._refs) if device_id in devices]
 
-    def break_off(self, ref: GroupRef) -> bool:
-        """Forget one group; False if it was forgotten before."""
+    def forget(self, ref: GroupRef) -> bool:
+        """Remove a group; returns whether it was there."""
         known = self._refs.get(ref.devices) == ref
         if known:
             del self._refs[ref.devices]
@@ -51,7 +51,7 @@ class GroupTable:
         return sum(device_id in devices for devices in self._refs)
 
     def _close_oldest(self, device_id: int) -> GroupRef | None:
-        """None if closing for another member has made room already."""
+        """Remove the least recently used group of a device; None if it has room already."""
         if self._count(device_id) < self._max:
             return None
         return self._refs.pop(next(devices for devices in self._refs if device_id in devices))

@@ -1,4 +1,4 @@
-"""The event log as it is written: line by line, as long as there is room for it."""
+"""The file of the event log, written line by line until a write fails."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _log = logging.getLogger(__name__)
 
 
 class LogFile:
-    """Ends at the first line that cannot be written, of which `on_lost` is told: a log with a gap cannot be replayed.
+    """Writes lines to a file; without a file it discards them.
 
-    Without a file: nowhere.
+    The log ends at the first line that cannot be written, since a log with a gap cannot be replayed. `on_lost` is then
+    called.
     """
 
     def __init__(self, file: TextIO | None, on_lost: Callable[[], None]) -> None:
@@ -21,7 +22,7 @@ class LogFile:
         self._on_lost = on_lost
 
     def write(self, line: str) -> None:
-        """Write a line, and let every reader see it at once."""
+        """Write a line and flush it, so that readers see it at once."""
         if self._file is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""What happens in an engine, for those that count it, and what it holds at a moment."""
+"""The interface for metrics: callbacks of an engine's events, and its usage."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tilework.runtime.ticket import Outcome, Ticket
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedWork:
-    """A work that has ended; `requests` are those that it was begun for, also if they have ended since.
+    """A work that has ended. `requests` are those at its start, also if some have ended since.
 
-    It was predicted to take `predicted_ns` and ran from `start_ns` to `end_ns` on the engine's clock. If it neither
-    finished nor was stopped, its start is unknown: both are then the time at which its end was known.
-    `correction` is measured over tabled time of such works, as the controller has it now.
+    It ran from `start_ns` to `end_ns` on the engine's clock. If the work neither finished nor was stopped, its start is
+    unknown: both are then the time at which its end became known. `correction` is the controller's current ratio of
+    measured to tabled time for such works.
     """
 
     work: Work
@@ -34,9 +34,9 @@ class EndedWork:
 class Usage:
     """What an engine holds. `waiting` and `running` count open requests by class.
 
-    `backlog_ns` is the GPU time that all of them are predicted to take from now on, and `state_blob_bytes` what their
-    states take in memory that the workers share. By device: `memory_bytes` is what any process had in use on an
-    accelerator when its latest work ended; `pids` are the workers' processes.
+    `backlog_ns` is the predicted device time of their remaining work, `state_blob_bytes` the size of their states in
+    shared memory. By device: `memory_bytes` is the accelerator memory in use, by any process, at the end of the latest
+    work; `pids` are the process ids of the workers.
     """
 
     waiting: Mapping[str, int]
@@ -48,32 +48,32 @@ class Usage:
 
 
 class Observer:
-    """Is told what happens in an engine, always on its loop; must neither wait nor raise. This one ignores it all."""
+    """Receives the events of an engine, on its event loop. It must neither block nor raise. This base ignores them."""
 
     def on_decided(self, now_ns: int, took_ns: int, num_waiting: int) -> None:
-        """The controller took `took_ns` for an event of `now_ns`; so many requests have no work since."""
+        """The controller took `took_ns` for an event at `now_ns`; `num_waiting` requests have no work now."""
 
     def on_refused(self, request: Request, code: RefusalCode) -> None: ...
 
     def on_ended(self, ticket: Ticket, outcome: Outcome) -> None:
-        """An accepted request has come to its one end."""
+        """An accepted request has ended. Called once per request."""
 
     def on_work_ended(self, ended: EndedWork) -> None: ...
 
     def on_work_stopped(self, work_id: int) -> None:
-        """A work was asked to end early; how far it came follows."""
+        """A work was asked to end early. `on_work_ended` follows."""
 
     def on_stuck(self, work: Work) -> None:
-        """A work has done no step for too long; its group is broken off, or its devices' workers are killed."""
+        """A work has finished no step for too long. Its group is broken off, or its workers are killed."""
 
     def on_log_lost(self) -> None:
-        """The event log could not be written, and is not written any more."""
+        """Writing the event log has failed. It ends there."""
 
     def on_moved(self, job_id: int) -> None:
-        """A request goes on on devices that did not have its state."""
+        """A request moves to devices that do not have its state."""
 
     def on_preempted(self, job_id: int) -> None:
-        """An unfinished request has no work any more, while a device of its last one has another's."""
+        """An unfinished request has no work now, while another runs on a device of its last work."""
 
     def on_previewed(self, job_id: int) -> None: ...
 

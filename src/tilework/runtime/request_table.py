@@ -1,4 +1,4 @@
-"""The requests that an engine has taken in and that have not ended."""
+"""The open requests of an engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilework.runtime.ticket import Ticket
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Entry:
-    """What is kept of an open request; `image` is what its latest work has left."""
+    """An open request. `image` is the one that its latest work has reported."""
 
     spec: Spec
     ticket: Ticket
@@ -19,7 +19,7 @@ class Entry:
 
 
 class RequestTable:
-    """Open requests, by the numbers that the controller gives them and by their uids."""
+    """Open requests by job id and by uid."""
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
@@ -39,7 +39,7 @@ class RequestTable:
         return self._entries.get(job_id)
 
     def job_id(self, uid: str) -> int | None:
-        """None for a request that is not open (any more)."""
+        """The job id of a request; None if it is not open."""
         return self._job_ids.get(uid)
 
     def ticket(self, uid: str) -> Ticket:

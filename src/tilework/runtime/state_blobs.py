@@ -1,4 +1,4 @@
-"""The directory of the blobs of all workers of this node."""
+"""The directory that holds the blobs of all workers of this node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tilework.core.wire import StateBlob
 
-_LEAST_FREE_BYTES = 1 << 30
+_MIN_FREE_BYTES = 1 << 30
 _SHARED = Path("/dev/shm")
 _PREFIX = "tilework-"
 _LOCK = "lock"
@@ -20,17 +20,17 @@ _MODEL = "model"
 
 
 class StateBlobDirectory:
-    """A new directory in shared memory; where there is none, or too little of it, among the temporary files.
+    """A new directory in shared memory, or among the temporary files if there is too little shared memory.
 
-    Each request that has begun takes the bytes of its conditioning and its latents: 5 MB for FLUX at 1024 px. A
-    container's shared memory is 64 MB unless it was given more.
+    Each request that has begun takes the size of its conditioning and latents: 5 MB for FLUX at 1024 px. A container
+    has 64 MB of shared memory unless configured otherwise.
 
-    Its lock is held as long as the process lives. Directories whose lock is free belonged to processes that were
-    killed, and are removed here; the process id would not do, since containers may share the memory but not the ids.
+    The process holds a lock on its directory while it lives. Directories whose lock is free belonged to killed
+    processes and are removed here. A process id instead of a lock would not do: containers may share memory but not
+    process ids.
 
-    With an `owner`, the directory of a durable server, what lies here may outlive the process: the server's next start
-    finds it by the owner's path, and so does not make a new one. As long as the owner exists, no other server removes
-    it.
+    With an `owner`, the data directory of a durable server, the blobs may outlive the process: the server's next start
+    finds this directory by the owner's path and reuses it. No other server removes it while the owner exists.
     """
 
     def __init__(self, root: Path | None = None, owner: Path | None = None) -> None:
@@ -39,10 +39,10 @@ class StateBlobDirectory:
         found = _take_abandoned(roots, owner)
         self._is_inherited = found is not None
         self._is_durable = owner is not None
-        self.path, self._lock = found or _make(root or _fit_root(), owner)
+        self.path, self._lock = found or _make(root or _choose_root(), owner)
 
     def inherit(self, blobs: Collection[StateBlob], model: str) -> set[StateBlob]:
-        """Take over those of these blobs that are here, if they are of this model; remove everything else."""
+        """Keep those of these blobs that exist and belong to this model, and return them; remove all others."""
         mark = self.path / _MODEL
         same_model = mark.is_file() and mark.read_text("utf-8") == model
         inherited = {blob for blob in blobs if same_model and (self.path / blob.name).is_file()}
@@ -58,13 +58,13 @@ class StateBlobDirectory:
             if path.is_file() and path.name not in self._known | {_LOCK, _OWNER, _MODEL}:
                 path.unlink(missing_ok=True)
 
-    def know(self, blob: StateBlob) -> None:
-        """A worker has reported this blob; it stays until it is discarded."""
+    def add(self, blob: StateBlob) -> None:
+        """Keep a reported blob until it is discarded."""
         self._known.add(blob.name)
 
     def sweep(self, device_id: int, pid: int | None) -> None:
-        """Remove the blobs that an ended worker has written and not reported."""
-        for pattern in (f"{device_id}-{pid}-*", f".{device_id}-{pid}-*"):  # The latter are not complete.
+        """Remove the blobs that an ended worker has written but not reported."""
+        for pattern in (f"{device_id}-{pid}-*", f".{device_id}-{pid}-*"):  # The latter are incomplete.
             for path in self.path.glob(pattern):
                 if path.name not in self._known:
                     path.unlink(missing_ok=True)
@@ -74,7 +74,7 @@ class StateBlobDirectory:
         (self.path / blob.name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Remove the directory, unless the owner's next start needs what is in it."""
+        """Remove the directory, unless the owner's next start needs its blobs."""
         if self._is_durable and (self._known or self._is_inherited):
             if not self._is_inherited:
                 self._clear()
@@ -83,8 +83,8 @@ class StateBlobDirectory:
         os.close(self._lock)
 
 
-def _fit_root() -> Path:
-    is_fit = os.access(_SHARED, os.W_OK) and shutil.disk_usage(_SHARED).free >= _LEAST_FREE_BYTES
+def _choose_root() -> Path:
+    is_fit = os.access(_SHARED, os.W_OK) and shutil.disk_usage(_SHARED).free >= _MIN_FREE_BYTES
     return _SHARED if is_fit else Path(tempfile.gettempdir())
 
 
@@ -98,16 +98,16 @@ def _make(root: Path, owner: Path | None) -> tuple[Path, int]:
 
 
 def _take_abandoned(roots: list[Path], owner: Path | None) -> tuple[Path, int] | None:
-    """Remove the directories of killed processes; returns the one that belongs to `owner`, with its lock."""
+    """Remove the directories of killed processes; returns that of `owner`, if any, with its lock."""
     found: tuple[Path, int] | None = None
     for path, lock in _abandoned(roots):
-        theirs = _owner(path)
-        if found is None and owner is not None and theirs == owner:
-            for groups in path.glob("*/"):  # Where their workers met.
+        its_owner = _owner(path)
+        if found is None and owner is not None and its_owner == owner:
+            for groups in path.glob("*/"):  # The rendezvous of its workers.
                 shutil.rmtree(groups, ignore_errors=True)
             found = path, lock
             continue
-        if theirs is None or theirs == owner or not theirs.is_dir():
+        if its_owner is None or its_owner == owner or not its_owner.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
     return found
@@ -121,7 +121,7 @@ def _owner(path: Path) -> Path | None:
 
 
 def _abandoned(roots: list[Path]) -> Iterator[tuple[Path, int]]:
-    """Directories of ours whose lock was free, each with it."""
+    """Tilework's directories of this user whose lock was free, each with the lock, now held."""
     for lock in (lock for root in roots for lock in root.glob(f"{_PREFIX}*/{_LOCK}")):
         try:
             descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)

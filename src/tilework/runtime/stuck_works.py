@@ -1,4 +1,4 @@
-"""When to look for works that make no progress."""
+"""The timer of the check for works that make no progress."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tilework.core.time import NS_PER_S
 
 
 class StuckWorkMonitor:
-    """Calls `look` every `tick_ns` on the running loop, from when it is made until `stop`."""
+    """Calls `check` every `tick_ns` on the running event loop, from its construction until `stop`."""
 
-    def __init__(self, look: Callable[[], None], tick_ns: int) -> None:
-        self._look = look
+    def __init__(self, check: Callable[[], None], tick_ns: int) -> None:
+        self._check = check
         self._tick_s = tick_ns / NS_PER_S
         self._loop = asyncio.get_running_loop()
         self._next = self._loop.call_later(self._tick_s, self._tick)
@@ -22,4 +22,4 @@ class StuckWorkMonitor:
 
     def _tick(self) -> None:
         self._next = self._loop.call_later(self._tick_s, self._tick)
-        self._look()
+        self._check()

@@ -1,4 +1,4 @@
-"""What the driver core sends to devices, as commands on the wire."""
+"""Translates messages of the driver core into wire commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tilework.core.work import DIFFUSE, ENCODE, Work
 
 
 def run_command(work: Work, spec: Spec, group: GroupRef | None) -> Encode | Denoise | Decode:
-    """Run a work; `spec` is its first job's, `group` that of its devices, None for one device."""
+    """The command that runs a work. `spec` is that of its first job; `group` is None for one device."""
     match work.stage.name:
         case stage if stage == ENCODE:
             return Encode(work.work_id, work.job_ids[0], spec)
@@ -19,5 +19,5 @@ def run_command(work: Work, spec: Spec, group: GroupRef | None) -> Encode | Deno
 
 
 def import_command(move: StateMove, spec: Spec) -> ImportState:
-    """Take over what a resolved move brings."""
+    """The command that imports the state that a resolved move delivers."""
     return ImportState(move.job_id, spec, move.conditioning, move.state)

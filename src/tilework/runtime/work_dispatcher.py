@@ -1,4 +1,4 @@
-"""Works on the devices: what the driver core sends, as commands; what devices report, as events."""
+"""The driver of worker processes: connects the driver core to an executor, tickets and the observer."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from tilework.runtime.worker_process import Outgoing
 
 _log = logging.getLogger(__name__)
 
-_STOP_S = 2.0  # Longer than most steps take.
+_STOP_S = 2.0  # Longer than most steps.
 _STOP_POLL_S = 0.005
 
 
 class WorkDispatcher:
-    """What runs on which device. The controller is told by `handle`; tickets follow before it is.
+    """Sends works and moves to devices, and passes their results to tickets and then, by `handle`, to the controller.
 
-    `origin_ns` is the engine's zero on the machine's clock.
+    `origin_ns` is the zero of the engine's clock on the machine's clock.
     """
 
     def __init__(
@@ -65,26 +65,26 @@ class WorkDispatcher:
         self._executor = executor
         self._requests = request_table
         self._handle = handle
-        self._groups: dict[int, GroupRef] = {}  # Of the works in flight that have one.
-        self._moves: dict[StateMove, asyncio.Future[Command | None]] = {}  # That wait for the end of a work.
+        self._groups: dict[int, GroupRef] = {}  # By work in flight, if it has one.
+        self._moves: dict[StateMove, asyncio.Future[Command | None]] = {}  # Of moves that wait for the end of a work.
         self._is_stopping = False
-        self._monitor = StuckWorkMonitor(self._look, watchdog.tick_ns)
+        self._monitor = StuckWorkMonitor(self._check_stuck, watchdog.tick_ns)
 
     def observe(self, observer: Observer) -> None:
-        """Tell this one, and no other, what happens from now on."""
+        """Replace the observer."""
         self._recorder.observer = observer
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is kept: of no work, no move and no job."""
+        """Whether no work, move or job is left."""
         return self._core.is_idle and not self._groups and not self._moves
 
     def close(self) -> None:
-        """Look for works without progress no longer."""
+        """Stop the check for stuck works."""
         self._monitor.stop()
 
     async def stop_all(self) -> None:
-        """Begin nothing any more, and wait until running works have put down how far they came."""
+        """Begin no further works, stop running ones, and wait until they have serialized their states."""
         self._is_stopping = True
         for work_id in self._core.work_ids:
             self.perform(Stop(work_id))
@@ -93,39 +93,39 @@ class WorkDispatcher:
         while self._core.work_ids and loop.time() < end_s:
             await asyncio.sleep(_STOP_POLL_S)
 
-    # The states of jobs.
+    # States of jobs.
 
-    def begin(self, job_id: int, kept: Checkpoint) -> None:
-        """Take a job in, of which so much is there already."""
-        self._core.states.begin(job_id, kept)
+    def begin(self, job_id: int, checkpoint: Checkpoint) -> None:
+        """Begin a job from a checkpoint, which may be empty."""
+        self._core.states.begin(job_id, checkpoint)
 
     def end(self, job_id: int) -> None:
-        """A job has ended: nothing of it is needed any more."""
+        """End a job: discard its blobs."""
         self._core.end_job(job_id)
         self._discard(self._core.states.end(job_id))
 
     def hold(self, job_id: int, uid: str) -> None:
-        """A job has ended, but its picture may have to be made again, until it is released."""
+        """End a job but hold its blobs until `release`: its picture may have to be made again."""
         self._core.end_job(job_id)
         self._core.states.hold(job_id, uid)
 
     def release(self, uid: str) -> None:
-        """What is held of a request, if anything is, is not needed any more."""
+        """Discard the blobs that are held for a request, if any."""
         self._discard(self._core.states.release(uid))
 
     @property
     def state_bytes(self) -> int:
-        """What the states of all jobs take."""
+        """The size of the states of all jobs."""
         return self._core.states.num_bytes
 
     def _discard(self, blobs: Iterable[StateBlob]) -> None:
         for blob in blobs:
             self._executor.discard(blob)
 
-    # What the controller wants done.
+    # Actions of the controller.
 
     def perform(self, action: Action) -> None:
-        """Send devices what an action asks of them; other actions are ignored."""
+        """Send the messages of an action to devices. Actions without any are ignored."""
         if self._is_stopping and isinstance(action, RunStage | RunSteps):
             return
         for devices, message in self._core.perform(action):
@@ -157,14 +157,14 @@ class WorkDispatcher:
             group = self._groups[work.work_id] = self._executor.group(work.devices)
         return run_command(work, self._requests[work.job_ids[0]].spec, group)
 
-    # What devices report.
+    # Reports of devices.
 
     def join(self, device_id: int) -> None:
-        """A device is up."""
+        """Record that a device is up."""
         self.up.add(device_id)
 
     def lose(self, device_id: int, reason: str) -> None:
-        """A device is down."""
+        """Record that a device is lost."""
         self.up.remove(device_id)
         self.memory_bytes.pop(device_id, None)
         self._recorder.observer.on_lost(device_id)
@@ -184,11 +184,11 @@ class WorkDispatcher:
             case _:
                 raise AssertionError(f"unexpected report {report!r}")
 
-    def _look(self) -> None:
+    def _check_stuck(self) -> None:
         self._apply(self._core.check_stuck())
 
     def _apply(self, effects: Iterable[Effect]) -> None:
-        """Do what the core wants, each before it goes on."""
+        """Perform effects in order, each before the core computes the next."""
         for effect in effects:
             match effect:
                 case HandleEvent(event):
@@ -207,9 +207,9 @@ class WorkDispatcher:
                     self._executor.kill(device_id, f"it made no progress for {s_from_ns(limit_ns):g} s")
 
     def _end(self, result: WorkResult) -> None:
-        """Tell those that wait for a work, then the controller."""
+        """Pass the result of a work to tickets, then to the controller, then to the observer."""
         self._groups.pop(result.work.work_id, None)
-        self._recorder.keep(result)
+        self._recorder.record(result)
         if result.event is not None:
             self._handle(result.event)
         self._recorder.observe(result)

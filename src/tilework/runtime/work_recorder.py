@@ -1,4 +1,4 @@
-"""What tickets, the keeper of checkpoints and the observer learn of works."""
+"""Passes the progress and results of works to tickets, the checkpoint keeper and the observer."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tilework.runtime.ticket import Segment
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """What a work was begun for, and how long it was predicted to run."""
+    """The requests of a work at its start, and its predicted duration."""
 
     requests: tuple[Request, ...]
     predicted_ns: int
 
 
 class WorkRecorder:
-    """Follows each work from its start to its end. `origin_ns` is the engine's zero on the machine's clock."""
+    """Follows each work from start to end. `origin_ns` is the zero of the engine's clock on the machine's clock."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class WorkRecorder:
         self._begun[work.work_id] = _Begun(requests, predicted_ns)
 
     def progress(self, members: Mapping[int, int], steps_done: int) -> None:
-        """A step of a work has ended; `members` are its jobs, each with the steps that it had before."""
+        """Record a finished step. `members` are the work's jobs, each with its steps before the work."""
         for job_id, first_step in members.items():
             self._requests[job_id].ticket.progress(first_step + steps_done)
 
@@ -60,8 +60,8 @@ class WorkRecorder:
             self._requests[preview.job_id].ticket.show(shown)
             self.observer.on_previewed(preview.job_id)
 
-    def keep(self, result: WorkResult) -> None:
-        """Before the controller is told: take over what a work has left of its requests."""
+    def record(self, result: WorkResult) -> None:
+        """Record what an ended work did for each request; before the controller handles its end."""
         report = result.report
         if report is None:
             return
@@ -85,7 +85,7 @@ class WorkRecorder:
         )
 
     def observe(self, result: WorkResult) -> None:
-        """After the controller was told: its costs are corrected by this work."""
+        """Tell the observer of an ended work; after the controller has corrected its costs by it."""
         work, begun = result.work, self._begun.pop(result.work.work_id)
         now_ns = time.monotonic_ns()
         start_ns, end_ns = (now_ns, now_ns) if result.report is None else (result.report.start_ns, result.report.end_ns)

@@ -1,4 +1,4 @@
-"""One worker process seen from the runtime's event loop: its pipe and its end."""
+"""A worker process as the event loop sees it: its pipe and its exit."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from typing import Any
 
 from tilework.core.model import Source
 from tilework.core.wire import BreakGroup, Command, Decode, Denoise, Encode, Quit, Report, Site, StopWork
-from tilework.runtime.frames import Frames, framed
+from tilework.runtime.frames import FrameDecoder, encode_frame
 
 PRELOAD = "tilework.worker.preload"
 _EXIT_S = 5.0
 """How long a process may take to end after it has closed its pipe."""
 
 Outgoing = Command | asyncio.Future[Command | None]
-"""A command, or one that may still come (None: it does not), for which those sent after it wait."""
+"""A command, or the future of one. Commands sent after a future wait for it; it may resolve to None, no command."""
 
 
 def forkserver_context() -> ForkServerContext:
-    """Workers are forked from one server process that has imported torch and diffusers once."""
+    """The context in which workers are forked from one process that has imported torch and diffusers once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOAD])
     return context
 
 
 class WorkerProcess(asyncio.Protocol):
-    """Starts the process at once; to be used on the event loop's thread, where the callbacks come, too.
+    """Starts a process at once. Use it on the event loop's thread; callbacks are called there.
 
-    `on_exit` comes last and once, also if the process could not be started. The loop never waits: neither for a process
-    that has been stopped in the middle of a message, or does not read what it is sent, nor for the forkserver, which
-    takes seconds to come back if it was killed. Reports are read by the loop itself: a thread between them would cost
-    two switches per message, at the moment when the worker is to begin its next work.
+    `on_exit` is the last callback and comes once, also if the process could not be started. The loop never blocks: not
+    for a process that is suspended in the middle of a message or does not read, nor for the forkserver, which takes
+    seconds to restart after it was killed. The loop reads reports itself: a thread would cost two context switches per
+    message, just when the worker is to begin its next work.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class WorkerProcess(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._outbox: deque[Outgoing] = deque()
         self._blocked = False
-        self._frames = Frames()
+        self._decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._reason: str | None = None
@@ -67,17 +67,17 @@ class WorkerProcess(asyncio.Protocol):
         self._process = forkserver_context().Process(
             target=serve, args=(connection, source, site), name=f"tilework-worker-{site.device_id}", daemon=True
         )
-        self._life = self._loop.create_task(self._live(ours, connection))
+        self._task = self._loop.create_task(self._run(ours, connection))
 
     @property
     def pid(self) -> int | None:
-        """None until it has been started."""
+        """The process id; None until the process has started."""
         return self._process.pid
 
     def send(self, outgoing: Outgoing) -> None:
-        """Send a command behind the former ones; StopWork and BreakGroup do not wait for those that are to come.
+        """Send a command after the earlier ones. StopWork and BreakGroup do not wait for unresolved futures.
 
-        A work that itself waits for one is sent revoked.
+        StopWork of a work that waits for one marks the work as revoked.
         """
         if isinstance(outgoing, StopWork) and self._revoke(outgoing.work_id):
             return
@@ -88,22 +88,22 @@ class WorkerProcess(asyncio.Protocol):
             self._pump()
 
     def _revoke(self, work_id: int) -> bool:
-        """Stop a work that has not been sent; whether there is one. The worker would not know yet what to stop."""
+        """Mark a work that has not been sent as revoked; returns whether there is one."""
         for index, waiting in enumerate(self._outbox):
             if isinstance(waiting, Encode | Denoise | Decode) and waiting.work_id == work_id:
                 self._outbox[index] = replace(waiting, revoked=True)
                 return True
         return False
 
-    def explain(self, reason: str) -> None:
-        """What to say at its end, rather than how the process ended."""
+    def set_exit_reason(self, reason: str) -> None:
+        """Set the reason that `on_exit` gets instead of the exit status. The first one counts."""
         self._reason = self._reason or reason
 
     def kill(self, reason: str) -> None:
-        """End it, whatever it does, and also if it was stopped; `on_exit` gets this reason."""
-        self.explain(reason)
+        """Kill the process, also if it is suspended; `on_exit` gets this reason."""
+        self.set_exit_reason(reason)
         self._killed = True
-        # Not Process.kill, which takes all workers for dead when the forkserver is.
+        # Not Process.kill: it takes all workers for dead when the forkserver is dead.
         if self.pid is not None and not self._closed.done():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -111,28 +111,29 @@ class WorkerProcess(asyncio.Protocol):
     async def close(self, grace_s: float) -> None:
         """Ask the process to quit, and kill it if it has not within `grace_s`."""
         self._write(Quit())
-        await asyncio.wait({self._life}, timeout=grace_s)
-        if not self._life.done():
+        await asyncio.wait({self._task}, timeout=grace_s)
+        if not self._task.done():
             self.kill("it did not quit")
-            await self._life
+            await self._task
 
-    async def _live(self, ours: socket.socket, theirs: Connection[Any, Any]) -> None:
-        """From before the start of the process to after its end."""
+    async def _run(self, ours: socket.socket, theirs: Connection[Any, Any]) -> None:
+        """Start the process, wait for its end, and call `on_exit`."""
         self._transport, _ = await self._loop.create_unix_connection(lambda: self, sock=ours)
         self._pump()
         try:
             await self._loop.run_in_executor(None, self._process.start)
-        except Exception as error:  # The forkserver was killed, perhaps; the next start makes a new one.
-            self.explain(f"it could not be started: {type(error).__name__}: {error}")
+        except Exception as error:  # Perhaps the forkserver was killed; the next start makes a new one.
+            self.set_exit_reason(f"it could not be started: {type(error).__name__}: {error}")
         finally:
             theirs.close()
-        if self._killed:  # Meanwhile.
+        if self._killed:  # While it was starting.
             self.kill("")
         await self._closed
-        ending = await self._loop.run_in_executor(None, self._bury)
-        self._on_exit(self._reason or ending)
+        exit_status = await self._loop.run_in_executor(None, self._reap)
+        self._on_exit(self._reason or exit_status)
 
-    def _bury(self) -> str:
+    def _reap(self) -> str:
+        """Wait for the process to exit; returns how it did."""
         if self.pid is None:
             return "it was not started"
         self._process.join(_EXIT_S)
@@ -141,11 +142,11 @@ class WorkerProcess(asyncio.Protocol):
             self._process.join(_EXIT_S)
         code = self._process.exitcode
         if code is None:
-            return "it has closed its pipe, and does not end"
+            return "it has closed its pipe but does not exit"
         return f"it was killed by signal {-code}" if code < 0 else f"exit code {code}"
 
     def _pump(self, _ready: object = None) -> None:
-        """Write what can be written; a command to come calls back."""
+        """Write the commands that are ready. An unresolved future continues this when it resolves."""
         while self._outbox and not self._blocked and self._transport is not None:
             outgoing = self._outbox[0]
             if isinstance(outgoing, asyncio.Future) and not outgoing.done():
@@ -162,15 +163,15 @@ class WorkerProcess(asyncio.Protocol):
         self._pump()
 
     def _write(self, command: Command) -> None:
-        """To one that is gone nothing is written: that it is gone is about to be said."""
+        """Write a command. Nothing is written to a process that has gone: `on_exit` follows."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(framed(pickle.dumps(command, protocol=pickle.HIGHEST_PROTOCOL)))
+            self._transport.write(encode_frame(pickle.dumps(command, protocol=pickle.HIGHEST_PROTOCOL)))
 
     # For the transport.
 
     def data_received(self, data: bytes) -> None:
-        for message in self._frames.feed(data):
-            # A report whose handling fails is a bug, but no reason for the transport to be closed.
+        for message in self._decoder.feed(data):
+            # Called later, so that a bug in handling a report does not close the transport.
             self._loop.call_soon(self._on_report, pickle.loads(message))
 
     def connection_lost(self, exc: Exception | None) -> None:

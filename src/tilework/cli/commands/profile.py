@@ -57,7 +57,8 @@ def command(
     docs/profiling.md.
     """
     require_serve_extra()
-    from tilework.runtime.executor import LocalConfig, LocalExecutor, WorkerStartFailed
+    from tilework.runtime.executor import WorkerStartFailed
+    from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     plan = ProfilePlan(

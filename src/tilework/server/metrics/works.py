@@ -106,7 +106,7 @@ class WorkMetrics:
                     bubble.inc(s_from_ns(bubble_ns))
 
     def decided(self, now_ns: int, num_waiting: int) -> None:
-        self._bubbles.see(num_waiting > 0, now_ns)
+        self._bubbles.set_waiting(num_waiting > 0, now_ns)
 
     def joined(self, device_id: int, now_ns: int) -> None:
         name = str(device_id)

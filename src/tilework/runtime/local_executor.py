@@ -1,0 +1,257 @@
+"""Worker processes of this machine, one per device: started together, restarted when lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tilework.comm.rendezvous import Rendezvous
+from tilework.core.cost_row import Batch, CostRow
+from tilework.core.model import ModelInfo, Source
+from tilework.core.wire import (
+    BreakGroup,
+    Calibrate,
+    Calibrated,
+    CloseGroup,
+    Ended,
+    EnterNode,
+    GroupRef,
+    Loaded,
+    LoadFailed,
+    Report,
+    Site,
+    StateBlob,
+)
+from tilework.core.work import Group
+from tilework.cost.profile import ProfileKey
+from tilework.runtime.costs import profile_key
+from tilework.runtime.executor import Listener, WorkerStartFailed
+from tilework.runtime.groups import GroupTable
+from tilework.runtime.state_blobs import StateBlobDirectory
+from tilework.runtime.worker_process import Outgoing, WorkerProcess
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalConfig:
+    """Configuration of worker processes.
+
+    A worker that dies is restarted after `restart_delay_s`. From the third death in a row without a finished work the
+    delay doubles each time, up to `max_delay_s`, so that a broken device does not interrupt one request after another.
+    After `max_restarts` deaths in a row before its model was loaded, a worker is given up. `owner` is the data
+    directory of a durable server, whose next start uses the blobs that are left.
+    """
+
+    num_workers: int
+    source: Source
+    restart_delay_s: float = 0.5
+    max_delay_s: float = 30.0
+    max_restarts: int = 6
+    start_timeout_s: float = 600.0
+    stop_grace_s: float = 5.0
+    owner: Path | None = None
+
+
+class LocalExecutor:
+    """An `Executor` of forkserver processes on this machine."""
+
+    def __init__(self, config: LocalConfig) -> None:
+        self._config = config
+        self._workers: dict[int, WorkerProcess] = {}
+        self._failed_starts: dict[int, int] = {}
+        self._deaths: dict[int, int] = {}  # Deaths without a finished work between them.
+        self._restarting: set[int] = set()
+        self._up: set[int] = set()
+        self._loaded: dict[int, asyncio.Future[Loaded]] = {}
+        self._calibrated: dict[int, asyncio.Future[tuple[CostRow, ...]]] = {}
+        self._groups = GroupTable()
+        self._resources = ExitStack()
+        self._stopping = False
+
+    @property
+    def num_devices(self) -> int:
+        return self._config.num_workers
+
+    @property
+    def profile_key(self) -> ProfileKey:
+        return self._key
+
+    def pid(self, device_id: int) -> int | None:
+        worker = self._workers.get(device_id)
+        return None if worker is None else worker.pid
+
+    async def start(self, listener: Listener) -> ModelInfo:
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._blobs = self._resources.enter_context(closing(StateBlobDirectory(owner=self._config.owner)))
+        self._rendezvous = self._resources.enter_context(closing(Rendezvous(self._blobs.path)))
+        devices = range(self._config.num_workers)
+        self._loaded = {device_id: self._loop.create_future() for device_id in devices}
+        for device_id in devices:
+            self._spawn(device_id)
+        timeout_s = self._config.start_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                loaded = await asyncio.gather(*self._loaded.values())
+        except TimeoutError:
+            await self.stop()
+            raise WorkerStartFailed(f"the workers did not load within {timeout_s:g} s") from None
+        except WorkerStartFailed:
+            await self.stop()
+            raise
+        self._key = profile_key(self._config.source, self._config.num_workers, loaded[0])
+        self._form_node_group()
+        return loaded[0].info
+
+    async def calibrate(
+        self, batches: tuple[Batch, ...], degree: int = 1, num_runs: int | None = None
+    ) -> tuple[CostRow, ...]:
+        up = sorted(self._up)
+        groups = [tuple(up[first : first + degree]) for first in range(0, len(up) - degree + 1, degree)]
+        self._calibrated = {device_id: self._loop.create_future() for group in groups for device_id in group}
+        refs = {group: None if degree == 1 else self.group(group) for group in groups}
+        for group, ref in refs.items():
+            for device_id in group:
+                self.send(device_id, Calibrate(batches, ref, num_runs))
+        await asyncio.gather(*self._calibrated.values())
+        for group, ref in refs.items():
+            if ref is not None and any(len(self._calibrated[device_id].result()) < len(batches) for device_id in group):
+                self.break_off(ref)  # A member that could not run a shape has left the group.
+        return tuple(row for future in self._calibrated.values() for row in future.result())
+
+    def send(self, device_id: int, outgoing: Outgoing) -> None:
+        """Send a command. Nothing is sent to a lost device: its works have been revoked, or are about to be."""
+        if device_id in self._workers:
+            self._workers[device_id].send(outgoing)
+
+    def kill(self, device_id: int, reason: str) -> None:
+        if device_id in self._workers:
+            self._workers[device_id].kill(reason)
+
+    def group(self, devices: Group) -> GroupRef:
+        ref, closed = self._groups.use(devices)
+        for old in closed:
+            self._send_all(old, CloseGroup(old.group_id))
+        return ref
+
+    def break_off(self, ref: GroupRef) -> None:
+        if self._groups.forget(ref):
+            self._break(ref)
+            self._form_node_group()  # On GPUs, breaking a group ends the communicator of the whole node.
+
+    def _break(self, ref: GroupRef) -> None:
+        """End what runs in the group now, and close it after the commands that are queued for it."""
+        self._send_all(ref, BreakGroup(ref.group_id))
+        self._send_all(ref, CloseGroup(ref.group_id))
+
+    def _send_all(self, ref: GroupRef, command: BreakGroup | CloseGroup) -> None:
+        for device_id in ref.devices:
+            self.send(device_id, command)
+
+    def inherit(self, blobs: Collection[StateBlob]) -> set[StateBlob]:
+        key = self._key
+        return self._blobs.inherit(blobs, f"{key.model}, {key.dtype}, {key.libraries}")
+
+    def discard(self, blob: StateBlob) -> None:
+        self._blobs.discard(blob)
+
+    async def stop(self) -> None:
+        self._stopping = True
+        grace_s = self._config.stop_grace_s
+        await asyncio.gather(*(worker.close(grace_s) for worker in self._workers.values()))
+        self._workers.clear()
+        self._resources.close()
+
+    def _spawn(self, device_id: int) -> WorkerProcess:
+        """Start a process. Its first message is Loaded or LoadFailed."""
+        site = Site(device_id=device_id, blobs=str(self._blobs.path), rendezvous=self._rendezvous.address)
+        worker = self._workers[device_id] = WorkerProcess(
+            site, self._config.source, partial(self._report, device_id), partial(self._on_exit, device_id)
+        )
+        return worker
+
+    def _report(self, device_id: int, report: Report) -> None:
+        match report:
+            case Loaded():
+                self._on_loaded(device_id, report)
+            case LoadFailed(reason):
+                self._workers[device_id].set_exit_reason(reason)
+            case Calibrated(rows):
+                if not self._calibrated[device_id].done():  # It is done if the caller was cancelled.
+                    self._calibrated[device_id].set_result(rows)
+            case _:
+                if isinstance(report, Ended):
+                    self._deaths.pop(device_id, None)
+                    for blob in report.blobs.values():
+                        self._blobs.add(blob)
+                self._listener.on_report(device_id, report)
+
+    def _on_loaded(self, device_id: int, loaded: Loaded) -> None:
+        self._failed_starts[device_id] = 0
+        self._up.add(device_id)
+        if self._loaded[device_id].done():
+            self._form_node_group()
+            self._listener.on_joined(device_id)
+        else:
+            self._loaded[device_id].set_result(loaded)
+            self._listener.on_loading(len(self._up))
+
+    def _form_node_group(self) -> None:
+        """Let the workers that are up form the node's communicator, from which those of GPU groups are split."""
+        if self._config.source.device != "cuda" or len(self._up) < 2:
+            return
+        node = self._groups.new_ref(tuple(sorted(self._up)))
+        for device_id in node.devices:
+            self.send(device_id, EnterNode(node))
+
+    def _on_exit(self, device_id: int, reason: str) -> None:
+        if self._stopping:
+            return
+        self._blobs.sweep(device_id, self._workers.pop(device_id).pid)
+        self._fail_waiting(WorkerStartFailed(f"worker {device_id} ended before it could serve: {reason}"))
+        self._up.discard(device_id)
+        for ref in self._groups.forget_device(device_id):
+            self._break(ref)
+        self._form_node_group()
+        self._listener.on_lost(device_id, reason)
+        if not self._stopping:
+            self._schedule_restart(device_id, reason)
+
+    def _fail_waiting(self, error: WorkerStartFailed) -> None:
+        """Fail a start or calibration that waits for workers. A server starts with all its workers or not at all."""
+        awaited: list[asyncio.Future[Any]] = [*self._loaded.values(), *self._calibrated.values()]
+        for future in awaited:
+            if not future.done():
+                self._stopping = True
+                future.set_exception(error)
+
+    def _schedule_restart(self, device_id: int, reason: str) -> None:
+        failed, deaths = self._failed_starts.get(device_id, 0) + 1, self._deaths.get(device_id, 0) + 1
+        self._failed_starts[device_id], self._deaths[device_id] = failed, deaths
+        if failed > self._config.max_restarts:
+            _log.error("worker %d was lost: %s; it is given up", device_id, reason)
+            if not self._workers and not self._restarting:
+                self._listener.on_given_up()
+            return
+        delay_s = min(self._config.restart_delay_s * 2 ** max(0, deaths - 2), self._config.max_delay_s)
+        _log.warning("worker %d was lost: %s; it is restarted in %g s", device_id, reason, delay_s)
+        self._restarting.add(device_id)
+        self._loop.call_later(delay_s, self._respawn, device_id)
+
+    def _respawn(self, device_id: int) -> None:
+        self._restarting.discard(device_id)
+        if not self._stopping:
+            self._loop.call_later(
+                self._config.start_timeout_s, self._on_start_timeout, device_id, self._spawn(device_id)
+            )
+
+    def _on_start_timeout(self, device_id: int, worker: WorkerProcess) -> None:
+        if self._workers.get(device_id) is worker and device_id not in self._up:
+            worker.kill(f"it did not load within {self._config.start_timeout_s:g} s")
