@@ -67,7 +67,7 @@ def test_a_refusal_says_when_there_will_be_room() -> None:
     assert isinstance(refused, Reject)
     assert (refused.code, refused.reason) == (
         RefusalCode.QUEUE,
-        "what is waiting or running takes 11 s, and no more may",
+        "waiting and running requests take 11 s; the limit is 10 s",
     )
     assert refused.retry_ns == pytest.approx(0.1 * SERVICE_S * NS_PER_S)
     assert refused.earliest_ns == ns_from_s(11 * SERVICE_S), "it would come as the eleventh"
@@ -133,7 +133,7 @@ def test_the_lighter_a_class_the_earlier_it_is_refused() -> None:
             assert num_accepted(control, asked) == most, (bounds, priority)
             refused = submit(control, of_class("more", priority))
             assert isinstance(refused, Reject)
-            assert (f"for class {priority} the limit is" in refused.reason) == (priority != "interactive")
+            assert (f"the limit for class {priority} is" in refused.reason) == (priority != "interactive")
 
 
 def test_a_promise_that_can_be_kept_needs_no_room_behind_the_queue() -> None:
@@ -144,7 +144,7 @@ def test_a_promise_that_can_be_kept_needs_no_room_behind_the_queue() -> None:
     assert isinstance(submit(control, first, replace(first, uid="second", tenant="second")), Accept)
     refused = submit(control, replace(first, uid="third", tenant="third"))
     assert isinstance(refused, Reject)
-    assert refused.reason == "12 requests are waiting or running, and no more may"
+    assert refused.reason == "12 requests are waiting or running; the limit is 12 requests"
 
 
 def test_under_three_times_the_load_the_light_classes_are_refused_and_the_heavy_one_comes_in() -> None:
@@ -179,7 +179,7 @@ def test_a_tenant_that_is_alone_leaves_a_tenth_to_one_that_comes_later() -> None
     refused = submit(control, of_tenant("more", "a"))
     assert isinstance(refused, Reject)
     assert refused.code is RefusalCode.TENANT
-    assert refused.reason == "90 requests of what is waiting or running are yours, and your share is 90 requests"
+    assert refused.reason == "you have 90 requests waiting or running; your share is 90 requests"
     assert isinstance(submit(control, of_tenant("b", "b")), Accept)
 
 

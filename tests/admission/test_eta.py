@@ -90,7 +90,7 @@ def test_the_eta_counts_the_jobs_ahead_and_the_devices_that_each_needs(
     devices = "1 device" if width == 1 else f"{width} devices"
     assert admitted == Admitted(
         ns_from_s(start_s + 1),
-        f"it needs 1.00 s of {devices}, beside 3 other requests",
+        f"it needs 1.00 s of {devices}, with 3 other requests present",
         EtaPrediction(ns_from_s(start_s + 1), 3, 1.0),
     )
 
@@ -112,17 +112,17 @@ def test_a_promise_is_given_with_a_margin_before_the_deadline() -> None:
     assert isinstance(accepted, Admitted)
     block = Block(due_ns, 0, Demand(1, ns_from_s(SERVICE_S)), (2,))
     assert (accepted.eta_ns, accepted.promised) == (eta_ns, block)
-    assert accepted.why == "it needs 1.06 s of 1 device, beside 3 other requests; its deadline is promised"
+    assert accepted.why == "it needs 1.06 s of 1 device, with 3 other requests present; its deadline is promised"
     scarce = "it would end 0.20 s before its deadline, and a promise needs 0.20 s to spare"
     assert asked(due_ns - 1) == Reject("a", scarce, due_ns, RefusalCode.DEADLINE)
-    late = "it would be 0.00 s late behind 3 other requests"
+    late = "it would be 0.00 s late after 3 other requests"
     assert asked(eta_ns - 1) == Reject("a", late, due_ns, RefusalCode.DEADLINE)
     assert isinstance(asked(NS_PER_S, OnMiss.BEST_EFFORT), Admitted)
 
 
 def test_without_devices_only_a_promise_is_refused() -> None:
     nothing, now_ns = Backlog(()), 7 * NS_PER_S
-    why = "no device is up; the time counts from now"
+    why = "no device is up; the prediction assumes that one is up now"
     service_ns = ns_from_s(SERVICE_S)
     assert answer(request("a", slo_s=9), backlog=nothing, now_ns=now_ns) == Admitted(
         now_ns + service_ns, why, EtaPrediction(service_ns, 0, 1.0)
@@ -135,7 +135,7 @@ def test_a_request_that_cannot_make_it_is_rejected_with_the_earliest_deadline() 
     others = [request(str(index), 0.0) for index in range(6)]
     trace = simulate([*others, promise("late", 0.0, slo_s=1.2)], "fixed-sp1")
     assert trace.endings[-1].status is Status.REJECTED
-    assert "late behind 6 other requests" in trace.endings[-1].reason
+    assert "late after 6 other requests" in trace.endings[-1].reason
     assert simulate([*others, promise("on time", 0.0, slo_s=4.6)], "fixed-sp1").endings[-1].on_time
 
 
@@ -144,7 +144,7 @@ def test_a_promise_that_would_break_another_is_refused_for_that() -> None:
     control = controller()
     control.handle(Submitted(promise("first", 0, slo_s=1.5 * SERVICE_S)), 0)
     (refused,) = only(Reject, control.handle(Submitted(promise("second", 0, slo_s=1.4 * SERVICE_S)), 0))
-    assert refused.reason == "what is promised to others leaves no room for it beside 1 other request"
+    assert refused.reason == "reservations leave no room for it, with 1 other request present"
 
 
 # How many are accepted.
@@ -154,7 +154,7 @@ def test_no_more_requests_are_accepted_than_the_limit_until_some_have_gone() -> 
     control = controller(max_jobs=3)
     answers = [control.handle(Submitted(request(uid)), 0)[0] for uid in "abcd"]
     assert [type(answer) for answer in answers] == [Accept, Accept, Accept, Reject]
-    reason = "3 requests are waiting or running, and no more may"
+    reason = "3 requests are waiting or running; the limit is 3 requests"
     earliest_ns, retry_ns = ns_from_s(4 * SERVICE_S), ns_from_s(SERVICE_S)
     assert answers[-1] == Reject("d", reason, earliest_ns, RefusalCode.QUEUE, retry_ns), "one has ended by then"
     assert only(Finish, control.handle(Cancelled("b", "gone"), 1))

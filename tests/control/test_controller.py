@@ -92,7 +92,7 @@ def test_one_request_goes_through_its_stages_in_chunks_with_one_work_queued_ahea
     control = controller(policy)
     begun = control.handle(Submitted(request("a", steps=5)), 0)
     assert ran(begun) == [(1, ENCODE, 1, (0,)), (2, DIFFUSE, 2, (0,))]
-    why = "it needs 0.56 s of 1 device, beside 0 other requests"
+    why = "it needs 0.56 s of 1 device, with 0 other requests present"
     assert begun[0] == Accept(0, "a", ns_from_s(0.01 + 5 * 0.1 + 0.05), why)
     steps_ns = 200 * NS_PER_MS
     later = [
@@ -140,7 +140,7 @@ def test_requests_that_wait_for_a_device_begin_when_one_joins() -> None:
     control = controller("fixed-sp1", num_devices=0)
     for uid in ("a", "b"):
         (accepted,) = control.handle(Submitted(request(uid)), 0)
-        why = "no device is up; the time counts from now"
+        why = "no device is up; the prediction assumes that one is up now"
         assert accepted == Accept(int(uid == "b"), uid, ns_from_s(SERVICE_S), why)
     joined = control.handle(DeviceJoined(3, 0, ALL_STAGES), 1)
     assert [(stage, devices) for _, stage, _, devices in ran(joined)] == [(ENCODE, (3,)), (DIFFUSE, (3,))]

@@ -1,1 +1,1 @@
-"""Owns admission: when a request would finish, whether it may come in, and what is reserved for promised ones."""
+"""Owns admission: when a request would finish, whether it is accepted, and the reservations of promised requests."""

@@ -1,4 +1,4 @@
-"""Admission: whether a request may come in, and when it would be finished."""
+"""Admission: whether a request is accepted, and when it is expected to finish."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tilework.policy.toolkit.wording import needs
 
 @dataclass(slots=True, kw_only=True)
 class Admission:
-    """Accepts every request but those for which the limits leave no room, and promises that could not be kept.
+    """Accepts every request, unless the limits leave no room for it or its promise could not be kept.
 
-    The predicted finish lets each job that is served before the new request take, in order, as many devices as the
-    policy would give it, those that are free first (`admission.eta`); then it is corrected by how earlier predictions
-    came out (`admission.eta_correction`). A promise (`on_miss: reject`) needs more than a good prediction: a proof that
-    later requests cannot take away (`admission.reservations`).
+    The finish is predicted by placing each job that is served before the new request, in order, on as many devices as
+    the policy would give it, those that are free first (`admission.eta`). The prediction is corrected by the errors of
+    earlier predictions (`admission.eta_correction`). A promise (`on_miss: reject`) needs more than a good prediction: a
+    proof that later requests cannot invalidate (`admission.reservations`).
     """
 
     limits: AdmissionLimits
@@ -44,14 +44,14 @@ class Admission:
     def admit(
         self, request: Request, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int
     ) -> Admitted | Reject:
-        """Raises UnknownCost."""
+        """Accept or refuse a request. Raises UnknownCost."""
         demand = policy.demand(request, Cursor.start(request), costs)
         if (no_room := self.limits.refusal(request, backlog, now_ns)) is not None:
             return _with_earliest(no_room, request, demand, policy, backlog, now_ns)
         if not backlog.devices:
             if request.is_promise:
                 return Reject(request.uid, "no device is up", None, RefusalCode.NO_DEVICE)
-            why = "no device is up; the time counts from now"
+            why = "no device is up; the prediction assumes that one is up now"
             return Admitted(now_ns + demand.run_ns, why, EtaPrediction(demand.run_ns, 0, 1.0))
         if (too_large := _too_large(request, policy, costs, backlog.widest)) is not None:
             return too_large
@@ -60,12 +60,12 @@ class Admission:
         eta_prediction = EtaPrediction(predicted_ns, num_jobs, self._eta_correction.ratio(request, num_jobs))
         eta_ns = now_ns + int(eta_prediction.ratio * eta_prediction.predicted_ns)
         others = "1 other request" if num_jobs == 1 else f"{num_jobs} other requests"
-        why = f"it needs {needs(demand)}, beside {others}"
+        why = f"it needs {needs(demand)}, with {others} present"
         if not request.is_promise:
             return Admitted(eta_ns, why, eta_prediction)
         assert request.deadline_ns is not None
         reservations = self._reservations_at(backlog, now_ns)
-        query = PromiseQuery.of(request, free_ns, reservations, policy, costs, backlog, now_ns)
+        query = PromiseQuery.of(request, policy, costs, backlog, reservations=reservations, free_ns=free_ns)
         reservation = query.reservation(request.deadline_ns)
         if reservation is None:
             return query.refusal(request.deadline_ns, others)
@@ -86,7 +86,7 @@ class Admission:
         self._eta_correction.learn(request, eta_prediction.num_jobs, eta_prediction.predicted_ns, actual_ns)
 
     def eta_ns(self, job: JobView, backlog: Backlog, now_ns: int) -> int:
-        """When an accepted job is expected to end, as of now."""
+        """When an accepted job is expected to end, predicted now."""
         uncorrected_ns = end_of(job, backlog, now_ns) - now_ns
         return max(now_ns, now_ns + int(job.eta_prediction.ratio * uncorrected_ns))
 
@@ -94,9 +94,9 @@ class Admission:
 def _with_earliest(
     no_room: Reject, request: Request, demand: Demand, policy: Policy, backlog: Backlog, now_ns: int
 ) -> Reject:
-    """The refusal with the earliest finish, as if the request were in: there will be room when other jobs have ended.
+    """The refusal with the earliest finish, if the request were accepted once other jobs have made room.
 
-    A promise would need room and a place among the reservations, and when there is both, cannot be known.
+    For a promise this is unknown, since it would also need a place among the reservations at that time.
     """
     if request.is_promise or no_room.retry_ns is None:
         return no_room

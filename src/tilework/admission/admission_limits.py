@@ -11,8 +11,8 @@ from tilework.core.interfaces import Backlog
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import s_from_ns
 
-_SHARES_FROM = 0.5  # How full the queue is when tenants are held to their shares.
-_MOST_OF_ONE = 0.9  # What a tenant may fill while it is alone; what is left is for one that comes later.
+_SHARES_FROM = 0.5  # How full the queue is when tenants are limited to their shares.
+_MOST_OF_ONE = 0.9  # The share of a tenant that is alone; the rest is kept for tenants that come later.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +43,16 @@ class AdmissionLimits:
         return None
 
     def _bounds(self, request: Request, backlog: Backlog, room: float, now_ns: int) -> Iterator[_Bound]:
-        everyone, own, num_devices = backlog.held(), backlog.held(request.tenant), len(backlog.devices)
+        held, own, num_devices = backlog.held(), backlog.held(request.tenant), len(backlog.devices)
         share = request.tenant_weight / (request.tenant_weight + backlog.rivals_weight(request.tenant))
         committed_ns = sum(device.free_ns - now_ns for device in backlog.devices)
-        wait_ns = (everyone.device_ns + committed_ns) // num_devices if num_devices else None
+        wait_ns = (held.device_ns + committed_ns) // num_devices if num_devices else None
         yield _Bound(
-            used=everyone.num_jobs,
+            used=held.num_jobs,
             own=own.num_jobs,
             limit=ceil(room * self.max_jobs),
             share=share,
-            each_ns=None if wait_ns is None else wait_ns / max(1, everyone.num_jobs),
+            each_ns=None if wait_ns is None else wait_ns / max(1, held.num_jobs),
         )
         if wait_ns is not None:
             limit_ns = int(room * self.max_backlog_ns)
@@ -63,9 +63,9 @@ class AdmissionLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bound:
-    """A bound and how much of it is used, by all and by the tenant: a number of requests, or with `in_time` a time.
+    """A bound, and how much of it all tenants and this tenant use: a number of requests, or a time if `in_time`.
 
-    `each_ns` is how long the devices take for one unit of it.
+    `each_ns` is how long the devices take for one unit.
     """
 
     used: int
@@ -87,20 +87,18 @@ class _Bound:
         return None
 
     def _retry_ns(self, excess: int, speed: float) -> int | None:
-        """How long it takes until there is room for one more, if this share of the devices serves what is in use."""
+        """How long it takes until there is room for one more, if a share `speed` of the devices serves the excess."""
         return None if self.each_ns is None else int((excess + 1) * self.each_ns / speed)
 
     def _full(self, request: Request) -> str:
         is_whole = request.is_promise or request.room == 1
-        what = f"what is waiting or running takes {self._shown(self.used)}"
-        if not self.in_time:
-            what = f"{self._shown(self.used)} are waiting or running"
-        limit = f"for class {request.priority} the limit is {self._shown(self.limit)}"
-        return f"{what}, and {'no more may' if is_whole else limit}"
+        used, limit = self._shown(self.used), self._shown(self.limit)
+        what = f"waiting and running requests take {used}" if self.in_time else f"{used} are waiting or running"
+        return f"{what}; the limit{'' if is_whole else f' for class {request.priority}'} is {limit}"
 
     def _over_share(self, most_own: int) -> str:
         own, share = self._shown(self.own), self._shown(most_own)
-        return f"{own} of what is waiting or running are yours, and your share is {share}"
+        return f"you have {own} waiting or running; your share is {share}"
 
     def _shown(self, amount: int) -> str:
         return f"{s_from_ns(amount):.0f} s" if self.in_time else f"{amount} requests"

@@ -1,4 +1,4 @@
-"""When a job would end: the jobs before it take, in order, the devices that are free first; then it does."""
+"""The predicted end of a job: the jobs before it and then the job itself take the devices that are free first."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tilework.core.request import Request
 
 
 def free_before(request: Request, policy: Policy, backlog: Backlog) -> FreeTimes:
-    """When devices are free after the jobs that the policy serves before a new request."""
+    """When devices are free after the jobs that the policy serves before a new request, ascending."""
     urgency_ns = policy.urgency_ns(request, False, backlog.delay_ns(request))
     free_ns = [device.free_ns for device in backlog.devices]
     return free_after(free_ns, backlog.running_ahead(urgency_ns), backlog.waiting_ahead(urgency_ns))
 
 
 def end_of(job: JobView, backlog: Backlog, now_ns: int) -> int:
-    """When an accepted job would end, without correction."""
+    """When an accepted job is predicted to end, without correction."""
     if not backlog.devices:
         return now_ns + job.demand.run_ns
     begin_ns = max(now_ns, ready_ns(job, {device.device_id: device for device in backlog.devices}))

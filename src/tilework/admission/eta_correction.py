@@ -1,4 +1,4 @@
-"""How far off predicted finishes usually are, learned from requests that have finished."""
+"""Corrections of predicted finishes, learned from requests that have finished."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ _REMEMBERED, _FEW = 15, 3
 
 
 class _Key(NamedTuple):
-    """What predictions are told apart by.
+    """Requests with equal keys share a correction.
 
-    This is coarser than `cost_key`: guidance and previews change the cost, which the prediction knows, but hardly how
-    far off the prediction is; and a median needs several requests.
+    It is coarser than `cost_key`: guidance and previews change the cost, which the prediction knows, but hardly the
+    error of the prediction; and a median needs several requests.
     """
 
     pipeline: str
     shape: Shape
     steps: int
     load: int
-    asked: str
+    deadline: str
 
 
 @dataclass(slots=True)
 class EtaCorrection:
-    """Medians of actual over predicted latency, by size, by number of jobs present, and by what was asked for.
+    """Medians of actual over predicted latency, by size, by number of jobs present, and by type of deadline.
 
-    A prediction of admission lets each job take, in order, the devices that the policy asks for. Policies that widen
-    groups, plan in rounds or let later requests pass do something else, by factors that hardly depend on anything else.
-    The medians are of the latest few requests: a mean would follow the rare ones that many others have passed.
+    Admission predicts that each job takes, in order, the devices that the policy asks for. Policies that widen groups,
+    plan in rounds or let later requests overtake do something else, by factors that depend on little but this key. The
+    medians are of the latest few requests: a mean would follow the rare requests that many others have overtaken.
     """
 
     _seen: OrderedDict[_Key, deque[float]] = field(default_factory=OrderedDict)
 
     def ratio(self, request: Request, num_jobs: int) -> float:
-        """The factor for the predicted latency of a request that arrives while so many jobs are present.
+        """The factor for the predicted latency of a request that arrives while `num_jobs` jobs are present.
 
-        What was asked for counts once a few such requests have been seen. Without any at this number of jobs, the next
-        lower range of numbers is taken; 1 if there is none.
+        The type of deadline counts once a few such requests have been seen. Without any request at this number of jobs,
+        the next lower range of numbers is used; 1 if there is none.
         """
         for load in range(_load(num_jobs), -1, -1):
             for key, num_needed in zip(_keys(request, load), (_FEW, 1), strict=True):
@@ -53,9 +53,9 @@ class EtaCorrection:
         return 1.0
 
     def learn(self, request: Request, num_jobs: int, predicted_ns: int, actual_ns: int) -> None:
-        """Take in a request that found so many jobs present and finished `actual_ns` after its arrival.
+        """Learn from a request that found `num_jobs` jobs present and finished `actual_ns` after its arrival.
 
-        Nothing is learned where the clock by which it arrived is ahead of ours.
+        Nothing is learned if its arrival, by the client's clock, is later than its end.
         """
         if predicted_ns <= 0 or actual_ns <= 0:
             return
@@ -67,10 +67,10 @@ class EtaCorrection:
 
 
 def _keys(request: Request, load: int) -> Iterator[_Key]:
-    """The key with what was asked for, and the one without."""
-    asked = "promise" if request.is_promise else "none" if request.deadline_ns is None else "deadline"
-    for what in (asked, "any"):
-        yield _Key(request.pipeline, request.shape, request.steps, load, what)
+    """The key with the type of deadline, and the key for any type."""
+    own = "promise" if request.is_promise else "none" if request.deadline_ns is None else "deadline"
+    for deadline in (own, "any"):
+        yield _Key(request.pipeline, request.shape, request.steps, load, deadline)
 
 
 def _load(num_jobs: int) -> int:

@@ -17,13 +17,12 @@ _NUM_NEAR = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeasibilityProof:
-    """Evidence that promised jobs can end in time: they can if devices are free by `spared_ns` and blocks end by
-    `ends_ns`.
+    """Evidence that promised jobs can end in time: they can if devices are free by `spared_ns` and ends keep `ends_ns`.
 
-    Of many reservations only the *near* ones are looked at, which are due before `far_from`. What they leave to the
-    *far* ones is compared with the time until which these can spare each device, so far reservations keep their groups.
+    Of many reservations only the *near* ones, due before `far_from`, are searched. The *far* ones keep their groups:
+    it is enough that near reservations leave each device by `far_spared_ns`, until when far reservations can spare it.
 
-    `granted_ns` says when jobs may end that cannot be in time any more. That must not get worse.
+    `granted_ns` is when jobs may end that cannot be in time any more. They must not become later.
     """
 
     spared_ns: DeviceTimes
@@ -34,7 +33,7 @@ class FeasibilityProof:
     granted_ns: Mapping[int, int]
 
     def holds(self, view: ClusterView) -> bool:
-        """Whether no promised job must be started yet, as far as can be seen without looking at all of them."""
+        """Whether it is certain, without a search, that no promised job must be started yet."""
         if self.granted_ns or len(view.devices) != len(self.spared_ns):
             return False
         for device in view.devices:
@@ -48,7 +47,7 @@ class FeasibilityProof:
         return True
 
     def is_usable(self, what_if: WhatIf) -> bool:
-        """Whether devices are the same, and enough near jobs are left."""
+        """Whether the devices are the same, and enough near jobs remain."""
         is_few = self.far_from is not None and 2 * self.num_near(what_if.view) < _NUM_NEAR
         return self.spared_ns.keys() == what_if.free_ns.keys() and not is_few
 
@@ -57,20 +56,20 @@ class FeasibilityProof:
         return len(promised) if self.far_from is None else bisect_left(promised, self.far_from, key=due)
 
     def is_harmless(self, after: WhatIf) -> bool:
-        """Whether starts need no search: of promised jobs they concern far ones only, and they delay no near one."""
+        """Whether starts need no search: the promised jobs that they start are far, and they delay no near job."""
         if any(free_ns > self.spared_ns[device_id] for device_id, free_ns in after.free_ns.items()):
             return False
         return all(job_id in self.far_ends_ns for job_id in after.changed)
 
     def followed_by(self, search: ProofSearch, candidate: Candidate) -> FeasibilityProof:
-        """The proof that a candidate with the near jobs gives."""
+        """The proof by a candidate with the near jobs."""
         spared_ns, ends_ns = search.backwards(candidate)
         ends_of = {job.job_id: end_ns for job, end_ns in zip(search.jobs, ends_ns, strict=True)}
         return replace(self, spared_ns=spared_ns, ends_ns=ends_of, granted_ns=search.granted_ns(candidate))
 
     @staticmethod
     def after(search: ProofSearch, candidate: Candidate) -> FeasibilityProof:
-        """The proof that a candidate with all jobs gives. No late job is far, and with few jobs none is."""
+        """The proof by a candidate with all jobs. Late jobs are near, and with few jobs all are near."""
         count, ids = len(search.jobs), [job.job_id for job in search.jobs]
         last_late = max((rank for rank, late_ns in enumerate(candidate.lates_ns) if late_ns), default=-1)
         cut = count if count <= 2 * _NUM_NEAR else max(_NUM_NEAR, last_late + 1)
@@ -85,7 +84,7 @@ class FeasibilityProof:
         )
 
     def leaves_far(self, after: WhatIf) -> bool:
-        """Whether far jobs that are started end in time for their groups."""
+        """Whether the far jobs that are started end in time."""
         return all(
             block.ready_ns + block.demand.run_ns <= self.far_ends_ns.get(job_id, NEVER_NS)
             for job_id, block in after.changed.items()
@@ -97,7 +96,7 @@ def _ends_by(end_ns: int, job: JobView | None, ready_ns: int) -> bool:
 
 
 def _first_starts(devices: Iterable[int], blocks: Sequence[Block], ends_ns: Sequence[int]) -> DeviceTimes:
-    """When the first of these blocks begins on each device, if they end then; never if none runs there."""
+    """When the first of these blocks begins on each device, given the blocks' ends; NEVER_NS without a block."""
     starts_ns: DeviceTimes = {}
     devices = set(devices)
     for block, end_ns in zip(blocks, ends_ns, strict=True):

@@ -1,4 +1,4 @@
-"""Whether the deadline of a new request can be promised, and if not, which could be."""
+"""Whether the deadline of a new request can be promised, and otherwise the earliest deadline that could be."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tilework.core.work import DIFFUSE, StageId
 from tilework.policy.toolkit.demand import demand_at, usable_degree
 from tilework.policy.toolkit.margin import ADMISSION_MARGIN
 
-_MOST_TRIED = 8  # Deadlines, until one is found that is late enough.
+_MOST_TRIED = 8  # Deadlines that are tried until one is late enough.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromiseQuery:
-    """A request that asks for a promise, beside the jobs that are present.
+    """A request that asks for a promise.
 
-    `blocks` are the ways in which the policy may run it, the cheapest in device time first. `ends_ns` is when it would
-    end as each of them, after the jobs that the policy serves before it.
+    `blocks` are the ways in which the policy may run it, the cheapest in device time first. `ends_ns` is when each of
+    them would end, after the jobs that the policy serves before it.
     """
 
     request: Request
@@ -39,12 +39,12 @@ class PromiseQuery:
     @staticmethod
     def of(
         request: Request,
-        free_ns: FreeTimes,
-        reservations: Reservations,
         policy: Policy,
         costs: CostModel,
         backlog: Backlog,
-        now_ns: int,
+        *,
+        reservations: Reservations,
+        free_ns: FreeTimes,
     ) -> PromiseQuery:
         """`free_ns`: when devices are free after the jobs before the request. Raises UnknownCost."""
         start, stage = Cursor.start(request), StageId(request.pipeline, DIFFUSE)
@@ -59,7 +59,7 @@ class PromiseQuery:
             reservations=reservations,
             blocks=blocks,
             ends_ns=[place(list(free_ns), block) for block in blocks],
-            now_ns=now_ns,
+            now_ns=reservations.now_ns,
         )
 
     def reservation(self, deadline_ns: int) -> Block | None:
@@ -69,11 +69,14 @@ class PromiseQuery:
         return next((block for block in placed if block is not None), None)
 
     def earliest_ns(self) -> int:
-        """The earliest deadline that could be promised, with its cheapest block or its fastest."""
+        """The earliest deadline that could be promised, with the cheapest or the fastest block."""
         return min(self._earliest_ns(block) for block in {self.blocks[0], min(self.blocks, key=_run_ns)})
 
     def _earliest_ns(self, block: Demand) -> int:
-        """A later deadline may put the request behind more others, so that its end is predicted anew."""
+        """The earliest deadline with this block. The end is predicted again for each deadline that is tried.
+
+        A later deadline may place the request after more other jobs.
+        """
         due_ns = self.now_ns
         for _ in range(_MOST_TRIED):
             due_ns = self.reservations.earliest_ns(block, due_ns)
@@ -84,17 +87,17 @@ class PromiseQuery:
             due_ns = end_ns
         return due_ns
 
-    def refusal(self, deadline_ns: int, beside: str) -> Reject:
-        """Why the deadline cannot be promised; `beside` names the jobs that are present."""
+    def refusal(self, deadline_ns: int, others: str) -> Reject:
+        """Why the deadline cannot be promised; `others` names the jobs that are present."""
         end_ns = min(self.ends_ns)
         needed_ns = ADMISSION_MARGIN.due_ns(end_ns, self.now_ns) - end_ns
         if end_ns > deadline_ns:
-            reason = f"it would be {s_from_ns(end_ns - deadline_ns):.2f} s late behind {beside}"
+            reason = f"it would be {s_from_ns(end_ns - deadline_ns):.2f} s late after {others}"
         elif end_ns + needed_ns > deadline_ns:
             spare_s, needed_s = s_from_ns(deadline_ns - end_ns), s_from_ns(needed_ns)
             reason = f"it would end {spare_s:.2f} s before its deadline, and a promise needs {needed_s:.2f} s to spare"
         else:
-            reason = f"what is promised to others leaves no room for it beside {beside}"
+            reason = f"reservations leave no room for it, with {others} present"
         return Reject(self.request.uid, reason, self.earliest_ns(), RefusalCode.DEADLINE)
 
 

@@ -1,4 +1,4 @@
-"""How a feasibility proof is found: candidates for the groups of reservations.
+"""The search for a feasibility proof: candidates for the groups of reservations.
 
 `admission.reservations` has the theory.
 """
@@ -25,8 +25,7 @@ _MOST_WIDENED = 2
 class ProofSearch:
     """A search for groups on which promised jobs end in time: all of them or the near ones, in order of deadlines.
 
-    `dues_ns` is when each block must have ended. `far_spared_ns` says until when the blocks behind these can spare each
-    device.
+    `dues_ns` is when each block must have ended. `far_spared_ns` is until when the later blocks can spare each device.
     """
 
     what_if: WhatIf
@@ -52,7 +51,7 @@ class ProofSearch:
     def of_first(
         num_jobs: int, what_if: WhatIf, far_spared_ns: DeviceTimes, granted_ns: Mapping[int, int]
     ) -> ProofSearch:
-        """The search over so many reservations from the first; `granted_ns` as in `FeasibilityProof`."""
+        """The search over the first `num_jobs` reservations; `granted_ns` as in `FeasibilityProof`."""
         jobs, blocks = what_if.view.promised()[:num_jobs], list(what_if.view.reserved()[:num_jobs])
         for job_id, block in what_if.changed.items():
             job = what_if.view.job(job_id)
@@ -68,13 +67,13 @@ class ProofSearch:
         )
 
     def in_time(self) -> Candidate | None:
-        """The first candidate that is in time: with the groups as they are, or with all of them chosen anew."""
+        """The first candidate that is in time: with the present groups, or with all groups chosen anew."""
         return self._unchanged() or next(
             (candidate for candidate in self._candidates(self.blocks) if candidate.is_in_time), None
         )
 
     def _unchanged(self) -> Candidate | None:
-        """The first candidate, if it is in time, found in half of the time."""
+        """The candidate with the present groups if it is in time; takes half the time of `_candidates`."""
         candidate = Candidate(blocks=self.blocks, dues_ns=self.dues_ns)
         spared_ns, ends_ns = candidate.backwards = self.backwards(candidate)
         if any(free_ns > spared_ns[device_id] for device_id, free_ns in self.what_if.free_ns.items()):
@@ -126,7 +125,7 @@ class ProofSearch:
             )
 
     def granted_ns(self, candidate: Candidate) -> Mapping[int, int]:
-        """When jobs may end that are late, or were late already."""
+        """When jobs may end that are late, or were late before."""
         late = zip(self.jobs, candidate.dues_ns, candidate.lates_ns, strict=False)
         return {**self.given_ns, **{job.job_id: due_ns for job, due_ns, late_ns in late if late_ns}}
 
@@ -141,10 +140,10 @@ class ProofSearch:
 
 @dataclass(slots=True, kw_only=True)
 class Candidate:
-    """Blocks with groups, by how much each is late (empty: none is), and whether those behind can still be in time.
+    """Blocks with groups, by how much each is late (empty: none is), and whether later blocks can still be in time.
 
-    `dues_ns` is when each must have ended; for a late one, when it ends. `backwards` is what `ProofSearch.backwards`
-    says of it, once known.
+    `dues_ns` is when each block must have ended; for a late block, when it ends. `backwards` is the result of
+    `ProofSearch.backwards`, once computed.
     """
 
     blocks: Sequence[Block]
@@ -159,15 +158,15 @@ class Candidate:
 
 
 def _lateness(candidate: Candidate) -> tuple[bool, int, int]:
-    """Broken promises count first, then the time that is taken from the margins of others."""
+    """The order of candidates: by room for later blocks, then by broken promises, then by time beyond the margins."""
     num_broken = sum(due_ns > block.due_ns for block, due_ns in zip(candidate.blocks, candidate.dues_ns, strict=True))
     return not candidate.leaves_room, num_broken, sum(candidate.lates_ns)
 
 
 def _is_better(new: Candidate, old: Candidate, index: int) -> bool:
-    """Whether the job at this index is less late, and no other job later than before."""
+    """Whether the job at this index is less late, and no other job is later than before."""
     return (
-        new.leaves_room >= old.leaves_room
+        (new.leaves_room or not old.leaves_room)
         and new.lates_ns[index] < old.lates_ns[index]
         and all(late_ns <= before_ns for late_ns, before_ns in zip(new.lates_ns, old.lates_ns, strict=True))
     )

@@ -1,4 +1,4 @@
-"""Keeps promised deadlines whatever the policy wants; `admission.reservations` has the theory."""
+"""Keeps promised deadlines under every policy; `admission.reservations` has the theory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Review:
 class ReservationGuard:
     """Reviews the starts of a policy, and starts promised jobs itself when they cannot wait any longer.
 
-    It holds a proof, which `update` brings up to date and all other methods refer to.
+    It holds a proof, which `update` renews and all other methods use.
     """
 
     chunk_ns: int = 200 * NS_PER_MS
@@ -39,17 +39,17 @@ class ReservationGuard:
     _up: frozenset[int] = field(default=frozenset(), init=False)
 
     def recheck(self) -> None:
-        """Forget the proof: there is a new reservation, or more is left of one than before."""
+        """Forget the proof, since a reservation is new or has become longer."""
         self._known = None
 
     # Finding a proof.
 
     def update(self, view: ClusterView, costs: CostModel, degrees: Degrees, now_ns: int) -> Mapping[int, Block]:
-        """Bring the proof up to date; returns the reservations that change, by job id.
+        """Renew the proof; returns the reservations that change, by job id.
 
-        As little changes as suffices: nothing, or groups. If some jobs cannot be in time any more, they come as early
-        as they can without harm to others, on more devices if that helps. `degrees` says at which degrees the policy
-        may run a request.
+        Nothing changes if possible, else groups. Jobs that cannot be in time any more end as early as they can without
+        delaying others, on more devices if that helps. `degrees` returns the degrees at which the policy may run a
+        request.
         """
         if not view.promised() or not view.devices:
             self._known = None
@@ -94,7 +94,7 @@ class ReservationGuard:
         return kept
 
     def _accepted(self, after: WhatIf) -> Mapping[int, Block] | None:
-        """Go on to the proof after some starts; returns the reservations that change. None: there is no such proof."""
+        """Renew the proof for after some starts; returns the reservations that change, None if there is no proof."""
         known = self._known
         assert known is not None
         if not known.leaves_far(after):
@@ -111,7 +111,7 @@ class ReservationGuard:
     # Starting promised jobs.
 
     def forced(self, view: ClusterView, costs: CostModel, now_ns: int) -> tuple[Start, ...]:
-        """The next piece of each promised job that must start now or in a millisecond, on its group."""
+        """The next work of each promised job that must start within a millisecond, on its group."""
         known = self._known
         if known is None or all(
             device.free_ns + _SOON_NS <= known.spared_ns[device.device_id] for device in view.devices
@@ -121,7 +121,10 @@ class ReservationGuard:
         return tuple(self._starts(what_if, known))
 
     def _starts(self, what_if: WhatIf, known: FeasibilityProof) -> Iterator[Start]:
-        """Not behind another job of which only the first piece is started: its other pieces would have to wait."""
+        """The starts of urgent jobs, in order of deadlines.
+
+        A job is not started on a device of an earlier reservation: the later works of that job would have to wait.
+        """
         held: set[int] = set()
         room = {device.device_id: WORKS_PER_DEVICE - len(device.works) for device in what_if.view.devices}
         num_near = known.num_near(what_if.view)
@@ -132,7 +135,7 @@ class ReservationGuard:
             start_ns = max([block.ready_ns, *(what_if.free_ns[device_id] for device_id in block.devices)])
             spare_ns = known.ends_ns[job.job_id] - start_ns - block.demand.run_ns
             if spare_ns < _SOON_NS and held.isdisjoint(block.devices):
-                start = self._piece(job, cursor, block.devices, what_if.costs)
+                start = self._next_start(job, cursor, block.devices, what_if.costs)
                 if all(room[device_id] > 0 for device_id in start.devices):
                     for device_id in start.devices:
                         room[device_id] -= 1
@@ -141,7 +144,8 @@ class ReservationGuard:
             if len(held) == len(room):
                 return
 
-    def _piece(self, job: JobView, cursor: Cursor, group: Group, costs: CostModel) -> Start:
+    def _next_start(self, job: JobView, cursor: Cursor, group: Group, costs: CostModel) -> Start:
+        """The next stage of a job, or a chunk of its steps, on its group."""
         assert cursor.stage is not None
         degree, num_steps = 1, 1
         if cursor.stage.name == DIFFUSE:
@@ -152,7 +156,7 @@ class ReservationGuard:
         return Start(stage=cursor.stage, job_ids=(job.job_id,), devices=group[:degree], num_steps=num_steps, why=why)
 
     def wake_ns(self, view: ClusterView, now_ns: int) -> int | None:
-        """When to look again at the latest if nothing happens, since a job may not leave its devices idle for ever."""
+        """When to check again if no event occurs, so that no promised job waits for ever; None: never."""
         known = self._known
         if known is None or all(job.works for job in view.promised()):
             return None
@@ -163,7 +167,7 @@ class ReservationGuard:
 
 
 def _by_job(starts: Sequence[Start], view: ClusterView) -> list[tuple[Start, ...]]:
-    """The starts of all promised jobs, then those of each other job, with those of jobs that share a work with it."""
+    """The starts of all promised jobs, then those of each other job. Jobs that share a work are taken together."""
     promised = {job.job_id for job in view.promised()}
     part_of: dict[int, int] = {}
     for start in starts:
@@ -172,8 +176,9 @@ def _by_job(starts: Sequence[Start], view: ClusterView) -> list[tuple[Start, ...
         part_of.update({job_id: first for job_id, part in part_of.items() if part in parts})
         part_of.update(dict.fromkeys(start.job_ids, first))
     others = {part for job_id, part in part_of.items() if job_id not in promised}
-    found: dict[int, list[Start]] = {}
+    of_promised: list[Start] = []
+    of_others: dict[int, list[Start]] = {}
     for start in starts:
         part = part_of[start.job_ids[0]]
-        found.setdefault(part if part in others else -1, []).append(start)
-    return [tuple(found[key]) for key in sorted(found, key=lambda key: key >= 0)]
+        (of_others.setdefault(part, []) if part in others else of_promised).append(start)
+    return [tuple(part) for part in (of_promised, *of_others.values()) if part]

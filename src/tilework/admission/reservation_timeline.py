@@ -1,4 +1,4 @@
-"""When reservations begin and end on their devices, one after another; `admission.reservations` has the theory."""
+"""Start and end times of reservations on their devices, one after another; `admission.reservations` has the theory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ Nodes = Sequence[Sequence[int]]
 def choose_group(
     free_ns: DeviceTimes, nodes: Nodes, demand: Demand, ready_ns: int, spared_ns: DeviceTimes | None = None
 ) -> Group | None:
-    """The devices of one node on which a block can begin first; of several nodes, the first one.
+    """The devices of one node on which a block can begin first; of equal nodes, the first.
 
-    Which devices of a node it takes, and when it begins, says `list_schedule.first_slot`. A block that is wider than
-    all nodes takes all of a widest one. With `spared_ns`, it must have ended by then on each of its devices; None if
-    that cannot be.
+    `list_schedule.first_slot` chooses devices and start on a node. A block that is wider than all nodes takes all of a
+    widest node. With `spared_ns`, it must end by then on each of its devices; None if that is impossible.
     """
     best, best_ns = None, NEVER_NS
     width = min(demand.width, max(map(len, nodes)))
@@ -71,10 +70,10 @@ def run_in_order(
 
 
 def latest_ends(spared_ns: DeviceTimes, blocks: Sequence[Block], dues_ns: Sequence[int]) -> list[int]:
-    """When each block must have ended on its group, so that it and all behind it are in time.
+    """When each block must have ended on its group, so that it and all later blocks are in time.
 
-    `spared_ns` says until when the blocks behind all of these can spare each device. It is changed to say until when
-    these blocks can. They are in time exactly if each device is free by then, and each block ready early enough.
+    `spared_ns` is until when the blocks after all of these can spare each device. It is changed in place to until when
+    these blocks can. They are in time exactly if each device is free by then, and each block is ready early enough.
     """
     ends_ns = []
     for block, due_ns in zip(reversed(blocks), reversed(dues_ns), strict=True):

@@ -1,4 +1,4 @@
-"""Devices and promised jobs as they are, or as they would be after some starts."""
+"""Devices and promised jobs as they are now, or as they would be after some starts."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tilework.policy.toolkit.demand import reserved_at
 
 
 def ready_ns(job: JobView, up: Mapping[int, DeviceView]) -> int:
-    """When the works of a job have ended; 0 if it has none. `up` holds the devices that are up."""
+    """When the works of a job will have ended; 0 if it has none. `up` are the devices that are up, by id."""
     if not job.works:
         return 0
     last = job.works[-1]
     return max([up[device_id].end_ns(last) for device_id in last.devices if device_id in up], default=0)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class WhatIf:
-    """When devices will be free and what will be left of promised jobs, after starts that have not been made yet.
+    """When devices will be free, and the remaining work of promised jobs, after starts that are not committed.
 
-    `changed` are the reservations of promised jobs that are started, or get another group. The group on which a job is
-    started becomes that of its reservation, if it is due before `far_from`.
+    `changed` are the reservations of promised jobs that are started or get another group. The group on which a job is
+    started becomes the group of its reservation, if it is due before `far_from`.
     """
 
     view: ClusterView
@@ -41,11 +41,18 @@ class WhatIf:
 
     @staticmethod
     def now(view: ClusterView, costs: CostModel, now_ns: int, far_from: tuple[int, int] | None = None) -> WhatIf:
-        free_ns = {device.device_id: device.free_ns for device in view.devices}
-        return WhatIf(view, costs, now_ns, free_ns, {device.device_id: device for device in view.devices}, far_from)
+        """The present state, without starts."""
+        return WhatIf(
+            view=view,
+            costs=costs,
+            now_ns=now_ns,
+            free_ns={device.device_id: device.free_ns for device in view.devices},
+            up={device.device_id: device for device in view.devices},
+            far_from=far_from,
+        )
 
     def plus(self, starts: Sequence[Start]) -> WhatIf:
-        """The same after these starts, too."""
+        """The state after these starts, in addition to earlier ones."""
         after = replace(
             self,
             free_ns=dict(self.free_ns),

@@ -31,7 +31,8 @@ class _Form:
 
     def is_less(self, other: _Form) -> bool:
         """Whether it takes no more memory than `other`: if this does not fit, `other` does not."""
-        is_no_larger = self.pixels <= other.pixels and self.degree >= other.degree and self.sliced >= other.sliced
+        is_as_sliced = self.sliced or not other.sliced
+        is_no_larger = self.pixels <= other.pixels and self.degree >= other.degree and is_as_sliced
         return (self.stage, self.shared) == (other.stage, other.shared) and is_no_larger
 
 

@@ -130,7 +130,8 @@ class TableCosts:
             news = bool(self._memory) and self._memory.fitted(work.stage, shapes, len(work.devices), work.sliced)
         else:
             news = self._memory.starved(work.stage, shapes, len(work.devices), work.sliced, now_ns)
-        self.version += news
+        if news:
+            self.version += 1
         return news
 
     @property
@@ -141,7 +142,8 @@ class TableCosts:
     def forget_memory(self, now_ns: int) -> bool:
         """Forget the memory limits that are too old; returns whether there were any."""
         is_news = bool(self._memory) and self._memory.forget(now_ns)
-        self.version += is_news
+        if is_news:
+            self.version += 1
         return is_news
 
     def move_ns(self, source: Group, target: Group) -> int:
@@ -157,7 +159,8 @@ class TableCosts:
         if expected_ns <= 0 or run_ns <= 0:
             return
         learn = self._corrections.observe_batch if price.alone else self._corrections.observe_single
-        self.version += learn(price.key, run_ns / expected_ns)
+        if learn(price.key, run_ns / expected_ns):
+            self.version += 1
 
     def knows(self, stage: StageId, request: Request) -> bool:
         """Whether the time of such a work alone on one device was measured, for the table or since then.
