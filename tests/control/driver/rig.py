@@ -12,7 +12,7 @@ from tilework.control.driver.effects import BreakOff, Discard, Effect, HandleEve
 from tilework.control.driver.result import WorkResult
 from tilework.control.driver.state_registry import StateMove
 from tilework.control.watchdog import WatchdogConfig
-from tilework.core.actions import MoveState, RunSteps
+from tilework.core.actions import MoveState, RunStage, RunSteps
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.wire import Ended, Failed, StateBlob
 from tilework.core.work import DIFFUSE, Group, StageId, Work
@@ -68,11 +68,18 @@ class Rig:
             self.core.states.begin(job_id, Checkpoint(conditioning=blob(f"text{job_id}")))
         self.num_works = 0
 
-    def run(self, *devices: int, jobs: Sequence[int] = (1,), first_step: int = 0, num_steps: int = 4) -> Work:
+    def run(
+        self,
+        *devices: int,
+        jobs: Sequence[int] = (1,),
+        first_step: int = 0,
+        num_steps: int = 4,
+        stage: str = DIFFUSE,
+    ) -> Work:
         self.num_works += 1
         work = Work(
             work_id=self.num_works,
-            stage=StageId("toy", DIFFUSE),
+            stage=StageId("toy", stage),
             job_ids=tuple(jobs),
             attempts=tuple(self.tracker.jobs[job_id].attempt for job_id in jobs),
             first_steps=(first_step,) * len(jobs),
@@ -81,7 +88,8 @@ class Rig:
             why="",
         )
         self.tracker.works[work.work_id] = work
-        assert self.core.perform(RunSteps(work)) == ((devices, work),)
+        action = RunSteps(work) if stage == DIFFUSE else RunStage(work)
+        assert self.core.perform(action) == ((devices, work),)
         return work
 
     def move(self, job_id: int, target: int, *, conditioning: bool = False) -> StateMove:

@@ -8,8 +8,9 @@ import pytest
 
 from control.driver.rig import Rig, blob, ended
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.events import DeviceLost, LeftOut, StepsFinished, Stopped, WorkFailed
+from tilework.core.events import DeviceLost, LeftOut, StageFinished, StepsFinished, Stopped, WorkFailed
 from tilework.core.wire import Absent, Failed
+from tilework.core.work import DECODE
 
 
 def after_four() -> Rig:
@@ -119,6 +120,19 @@ def test_superseded_states_are_discarded_when_the_controller_counts_both_works()
     next(effects)
     rig.tracker.jobs[1].steps_done = 12
     assert [set(effect.blobs) for effect in effects] == [{blob("four"), blob("eight")}]  # type: ignore[union-attr]
+
+
+def test_the_checkpoint_is_the_latest_state() -> None:
+    rig, _ = overtaken()
+    assert rig.core.states.checkpoint(1) == Checkpoint(conditioning=blob("text1"), state=blob("twelve"), steps_done=12)
+
+
+def test_what_a_decode_has_serialized_is_discarded() -> None:
+    """Nothing continues from it. The driver takes the picture when it learns of the end, before that."""
+    rig = after_four()
+    decode = rig.run(0, first_step=4, num_steps=1, stage=DECODE)
+    assert rig.report(0, ended(decode, 0, "picture")) == [StageFinished(2, 5), ("discard", {"picture"})]
+    assert rig.move(1, 1).state == blob("four")
 
 
 # Works of several members.
