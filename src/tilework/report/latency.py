@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tilework.report.grid import show_grid
 from tilework.report.palette import BAD, GOOD, NEUTRAL, class_hues, size_classes
 from tilework.report.tables import DONE, Served
 
@@ -53,7 +54,7 @@ def _draw_shares(axes: Any, records: Sequence[Served]) -> None:
     axes.set(ylim=(0, 1.01), xlim=(0, None))
     axes.yaxis.set_major_formatter("{x:.0%}")
     axes.legend(frameon=False, fontsize=9, loc="lower right")
-    _clean(axes)
+    show_grid(axes)
 
 
 def _draw_course(axes: Any, records: Sequence[Served]) -> None:
@@ -69,14 +70,8 @@ def _draw_course(axes: Any, records: Sequence[Served]) -> None:
             axes.plot(arrivals_s, times_s, marker, color=colour, markersize=4, alpha=0.7, linestyle="", label=name)
     axes.set(xlabel="planned arrival in seconds", ylabel="latency in seconds", ylim=(0, None))
     axes.legend(frameon=False, fontsize=9, loc="upper left")
-    _clean(axes)
+    show_grid(axes)
 
 
 def _seconds(record: Served) -> float:
     return record.latency_s or 0.0
-
-
-def _clean(axes: Any) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#E3E3E3", linewidth=0.7)
-    axes.set_axisbelow(True)

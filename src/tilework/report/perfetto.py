@@ -43,7 +43,9 @@ def trace_events(chart: Chart) -> list[_Event]:
     spans = _spans(chart, tracks)
     events = [event for work in chart.works for event in _slices(work, spans, tracks)]
     events += _arrows(chart, spans, tracks)
-    events += [event for number, request in enumerate(chart.requests) for event in _life(request, number, tracks)]
+    events += [
+        event for number, request in enumerate(chart.requests) for event in _request_span(request, number, tracks)
+    ]
     events += _instants(chart, tracks)
     events += _counters(chart, tracks)
     return tracks.names() + sorted(events, key=lambda event: event["ts"])
@@ -66,7 +68,7 @@ def _spans(chart: Chart, tracks: _Tracks) -> _Spans:
 
 
 class _Tracks:
-    """Where things stand in the trace: processes, threads and whole microseconds."""
+    """Maps devices to processes and threads of the trace, and times to whole microseconds."""
 
     def __init__(self, chart: Chart) -> None:
         self._nodes = dict(chart.nodes)
@@ -148,8 +150,8 @@ def _arrows(chart: Chart, spans: _Spans, tracks: _Tracks) -> Iterable[_Event]:
             number += 1
 
 
-def _life(request: ChartRequest, number: int, tracks: _Tracks) -> Iterable[_Event]:
-    arrival_us, end_us = _life_us(request, tracks)
+def _request_span(request: ChartRequest, number: int, tracks: _Tracks) -> Iterable[_Event]:
+    arrival_us, end_us = _request_times_us(request, tracks)
     known = {
         "size": None if request.shape is None else str(request.shape),
         "steps": request.steps,
@@ -167,7 +169,7 @@ def _life(request: ChartRequest, number: int, tracks: _Tracks) -> Iterable[_Even
     yield {"ph": "e", **head, "ts": end_us, "args": {"outcome": request.status}}
 
 
-def _life_us(request: ChartRequest, tracks: _Tracks) -> tuple[int, int]:
+def _request_times_us(request: ChartRequest, tracks: _Tracks) -> tuple[int, int]:
     """From arrival to end; to the end of the chart if the request's is unknown."""
     arrival_us = tracks.us(request.arrival_s)
     return arrival_us, tracks.end_us if request.finish_s is None else max(arrival_us, tracks.us(request.finish_s))
@@ -207,15 +209,15 @@ def _counters(chart: Chart, tracks: _Tracks) -> Iterable[_Event]:
             changes.setdefault(start_us, Counter())[state] += by
             changes.setdefault(end_us, Counter())[state] -= by
 
-    lives = {request.id: _life_us(request, tracks) for request in chart.requests}
+    times_us = {request.id: _request_times_us(request, tracks) for request in chart.requests}
     for request in chart.requests:
         if request.status != DROPPED:
-            count("queued", *lives[request.id], 1)
+            count("queued", *times_us[request.id], 1)
     for work in chart.works:
         start_us, end_us = tracks.us(work.start_s), tracks.us(work.end_s)
         count("running", start_us, end_us, len(work.requests))
         count("busy", start_us, end_us, len(work.devices))
-        for arrival_us, finish_us in (lives[request] for request in work.requests):
+        for arrival_us, finish_us in (times_us[request] for request in work.requests):
             count("queued", max(start_us, arrival_us), min(end_us, finish_us), -1)  # A work may outlive its request.
     levels: Counter[str] = Counter()
     for at_us in sorted(changes):

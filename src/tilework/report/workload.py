@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tilework.formats.workload import WorkloadRequest
+from tilework.report.grid import show_grid
 from tilework.report.palette import BAD, class_hues, size_classes
 from tilework.report.words import counted_devices
 
@@ -76,7 +77,7 @@ def _draw_rows(axes: Any, requests: Sequence[WorkloadRequest], hues: dict[str, s
     _label_rows(axes, requests, hues)
     hollow = any(request.slo_s is None for request in requests)
     axes.set_title("arrivals by size" + (" (hollow: no deadline)" if hollow else ""), loc="left", fontsize=10)
-    _clean(axes)
+    show_grid(axes)
 
 
 def _label_rows(axes: Any, requests: Sequence[WorkloadRequest], hues: dict[str, str]) -> None:
@@ -106,7 +107,7 @@ def _draw_sums(
     what = "" if device_s is None else f": {sum(sums.values()):.3g} s of work for {counted_devices(num_devices)}"
     axes.set_title(f"all arrive at once{what}", loc="left", fontsize=10)
     axes.set(xlabel="requests" if device_s is None else f"seconds of work for {counted_devices(num_devices)}")
-    _clean(axes)
+    show_grid(axes)
 
 
 def _weights(requests: Sequence[WorkloadRequest], device_s: Sequence[float] | None, num_devices: int) -> list[float]:
@@ -144,7 +145,7 @@ def _draw_load(
     if device_s is not None:
         axes.yaxis.set_major_formatter("{x:.0%}")
         axes.set_ylim(0, max(1.15, max(bottoms) * 1.05))
-    _clean(axes)
+    show_grid(axes)
 
 
 def _draw_levels(axes: Any, mean: float, *, capacity: bool) -> None:
@@ -155,9 +156,3 @@ def _draw_levels(axes: Any, mean: float, *, capacity: bool) -> None:
         axes.axhline(height, color=colour, linewidth=1.2, linestyle=style)
         above = "bottom" if height == highest else "top"
         axes.annotate(text, (1.005, height), xycoords=AT_EDGE, va=above, fontsize=9, color=colour)
-
-
-def _clean(axes: Any) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#E3E3E3", linewidth=0.7)
-    axes.set_axisbelow(True)

@@ -12,6 +12,7 @@ from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import StepTime
 from tilework.policy.toolkit.demand import Speed
 from tilework.policy.toolkit.margin import Margin
+from tilework.policy.toolkit.starts import start_stage, start_steps, steps_in_chunk
 
 LEAST_SAVED = 0.1  # Of the time of a step apart. With less saved, requests that come later lose more than these gain.
 
@@ -176,11 +177,12 @@ class Batch:
 
     def starts(self, device_id: int, num_chunks: int, most_steps: int, chunk_ns: int, why: str) -> Iterator[Start]:
         """The next chunks of steps, after the encodes that are due and before the decodes of members that are done."""
-        encode, diffuse, decode = stages_of(self.members[0].job.request.pipeline)
+        pipeline = self.members[0].job.request.pipeline
+        encode, _, decode = stages_of(pipeline)
         stages = (decode, encode) if num_chunks and most_steps else (decode,)
         for stage in stages:
             for job_id in (member.job.job_id for member in self.members if member.job.stage == stage):
-                yield Start(stage=stage, job_ids=(job_id,), devices=(device_id,), num_steps=1, why=why)
+                yield start_stage(stage, job_id, device_id, why)
         done = 0
         for _ in range(num_chunks):
             sharing = [member for member in self.members if member.num_steps > done]
@@ -188,12 +190,12 @@ class Batch:
                 return
             step_ns = self.step_time([member.job.request for member in sharing])
             least = min(member.num_steps for member in sharing)
-            num_steps = min(least - done, most_steps - done, max(1, int(chunk_ns // max(1.0, step_ns))))
+            num_steps = steps_in_chunk(min(least, most_steps) - done, step_ns, chunk_ns)
             done += num_steps
             job_ids, others = tuple(member.job.job_id for member in sharing), _others(len(sharing) - 1)
-            yield Start(stage=diffuse, job_ids=job_ids, devices=(device_id,), num_steps=num_steps, why=why + others)
+            yield start_steps(pipeline, job_ids, (device_id,), num_steps, why + others)
             for job_id in (member.job.job_id for member in sharing if member.num_steps == done):
-                yield Start(stage=decode, job_ids=(job_id,), devices=(device_id,), num_steps=1, why=why)
+                yield start_stage(decode, job_id, device_id, why)
 
 
 def _others(num_others: int) -> str:

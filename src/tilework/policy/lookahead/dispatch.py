@@ -16,6 +16,7 @@ from tilework.policy.lookahead.node_jobs import CHUNKS, NodeJobs, group_of, num_
 from tilework.policy.lookahead.rollout import RolloutResult
 from tilework.policy.lookahead.selection import Selection
 from tilework.policy.toolkit.buddy_allocator import Allocator
+from tilework.policy.toolkit.starts import start_stage, start_steps, steps_in_chunk
 from tilework.policy.toolkit.wording import devices_text, explain
 
 
@@ -119,13 +120,14 @@ class Dispatch:
             return
         while cursor.stage is not None:
             num_steps = 1
-            if cursor.stage.name == DIFFUSE:
-                if not max_chunks or not most:
-                    return
-                num_steps = min(cursor.num_steps_left, most, max(1, self._node.chunk_ns // max(1, step_ns)))
+            if cursor.stage.name != DIFFUSE:
+                yield start_stage(cursor.stage, job.job_id, group[0], why)
+            elif max_chunks and most:
+                num_steps = steps_in_chunk(min(cursor.num_steps_left, most), step_ns, self._node.chunk_ns)
                 max_chunks, most = max_chunks - 1, most - num_steps
-            devices = group if cursor.stage.name == DIFFUSE else group[:1]
-            yield Start(stage=cursor.stage, job_ids=(job.job_id,), devices=devices, num_steps=num_steps, why=why)
+                yield start_steps(job.request.pipeline, (job.job_id,), group, num_steps, why)
+            else:
+                return
             cursor = cursor.advanced(num_steps)
 
     def _most_steps(self, forecast: JobForecast, degree: int, step_ns: int, begin_ns: int, then: int) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from tilework.core.work import Group, StageId, Start, stages_of
 
 
-def steps_in_chunk(num_steps_left: int, step_ns: int, chunk_ns: int) -> int:
-    """As many steps as fit into a chunk, at least one and at most those that are left."""
-    return max(1, min(num_steps_left, chunk_ns // max(1, step_ns)))
+def steps_in_chunk(num_steps_left: int, step_ns: float, chunk_ns: int) -> int:
+    """The number of steps that fit into a chunk: at least one, at most `num_steps_left`."""
+    return max(1, min(num_steps_left, int(chunk_ns // max(1, step_ns))))
 
 
 def start_stage(stage: StageId, job_id: int, device_id: int, why: str) -> Start:
