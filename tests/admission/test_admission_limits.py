@@ -43,24 +43,24 @@ def num_accepted(control: Controller, asked: list[Request]) -> int:
     return next((index for index, one in enumerate(asked) if isinstance(submit(control, one), Reject)), len(asked))
 
 
-# How much may wait or run.
+# Bounds on waiting and running requests.
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
 def test_a_request_is_accepted_while_the_devices_need_no_longer_than_the_bound(num_devices: int) -> None:
-    """Each counts what it takes; the last may take longer than what is left of the bound."""
+    """Each request counts by its predicted time; the last one may exceed the bound."""
     control = controller(num_devices=num_devices, max_backlog_ns=ns_from_s(9.9 * SERVICE_S))
     tenants = [of_tenant(str(index), str(index)) for index in range(99)]
     assert num_accepted(control, tenants) == 10 * num_devices
     control = controller(num_devices=num_devices, max_backlog_ns=ns_from_s(9.9 * SERVICE_S))
     large = [of_tenant(str(index), str(index), steps=100) for index in range(99)]
     assert num_accepted(control, large) == num_devices + 1, (
-        "one such takes 9.5 times as long, which is within the bound"
+        "one such request takes 9.5 times as long, which is within the bound"
     )
 
 
 def test_a_refusal_says_when_there_will_be_room() -> None:
-    """Ten are in, and the tenth part of one too much; when that has been served, one comes in."""
+    """Ten requests exceed the bound by a tenth of one; when that has been served, one more is accepted."""
     control = controller(max_backlog_ns=ns_from_s(9.9 * SERVICE_S))
     submit(control, *(of_tenant(str(index), str(index)) for index in range(10)))
     refused = submit(control, request("late"))
@@ -70,12 +70,12 @@ def test_a_refusal_says_when_there_will_be_room() -> None:
         "waiting and running requests take 11 s; the limit is 10 s",
     )
     assert refused.retry_ns == pytest.approx(0.1 * SERVICE_S * NS_PER_S)
-    assert refused.earliest_ns == ns_from_s(11 * SERVICE_S), "it would come as the eleventh"
+    assert refused.earliest_ns == ns_from_s(11 * SERVICE_S), "it would be the eleventh"
     (sooner,) = only(Reject, control.handle(Submitted(request("sooner")), refused.retry_ns // 2))
     assert sooner.retry_ns is not None
 
 
-def test_what_ends_or_goes_makes_room_and_a_lost_device_takes_it() -> None:
+def test_ended_and_cancelled_requests_make_room_and_a_lost_device_takes_it() -> None:
     control = controller(num_devices=2, max_backlog_ns=ns_from_s(4.9 * SERVICE_S))
     assert num_accepted(control, [of_tenant(str(index), str(index)) for index in range(99)]) == 10
     control.handle(Cancelled("9", "gone"), 0)
@@ -93,8 +93,8 @@ def test_without_devices_only_the_number_is_bounded() -> None:
     assert (refused.retry_ns, refused.earliest_ns) == (None, None), "unknown without devices"
 
 
-def test_the_work_that_is_in_is_what_is_left_of_all_jobs() -> None:
-    """The sums are kept as jobs come, go on, are dropped to best effort and leave."""
+def test_held_work_is_the_remaining_work_of_all_jobs() -> None:
+    """The sums are updated as jobs enter, advance, are dropped to best effort and leave."""
     rng = Random(3)
     requests = [
         replace(
@@ -136,8 +136,8 @@ def test_the_lighter_a_class_the_earlier_it_is_refused() -> None:
             assert (f"the limit for class {priority} is" in refused.reason) == (priority != "interactive")
 
 
-def test_a_promise_that_can_be_kept_needs_no_room_behind_the_queue() -> None:
-    """But it is counted, and the number of requests is bounded for all."""
+def test_a_promise_that_can_be_kept_needs_no_room_in_the_queue() -> None:
+    """But it counts as a request, and the number of requests is bounded for all."""
     control = controller(max_backlog_ns=ns_from_s(9.9 * SERVICE_S), max_jobs=12)
     submit(control, *(of_tenant(str(index), str(index)) for index in range(10)))
     first = promise("first", 0, slo_s=5 * SERVICE_S, room=0.5)
@@ -147,8 +147,8 @@ def test_a_promise_that_can_be_kept_needs_no_room_behind_the_queue() -> None:
     assert refused.reason == "12 requests are waiting or running; the limit is 12 requests"
 
 
-def test_under_three_times_the_load_the_light_classes_are_refused_and_the_heavy_one_comes_in() -> None:
-    """The heavy class has 0.6 of what the devices can do, each of the others 1.2."""
+def test_at_three_times_the_load_light_classes_are_refused_and_the_heavy_class_is_accepted() -> None:
+    """The heavy class has a load of 0.6, each of the others 1.2."""
     requests, arrival_s, rng = [], 0.0, Random(7)
     for index in range(900):
         arrival_s += rng.expovariate(3 * 2 / SERVICE_S)
@@ -166,14 +166,14 @@ def test_under_three_times_the_load_the_light_classes_are_refused_and_the_heavy_
     assert next(iter(first)) == "batch"
     assert shares["interactive"] > 0.97
     assert shares["batch"] < 0.1
-    assert 0.25 < shares["standard"] < 0.5, "what the others leave of the devices"
+    assert 0.25 < shares["standard"] < 0.5, "the devices' capacity without the other classes"
     assert all(ending.status in (Status.DONE, Status.REJECTED) for ending in trace.endings), "what came in is done"
 
 
 # Tenants.
 
 
-def test_a_tenant_that_is_alone_leaves_a_tenth_to_one_that_comes_later() -> None:
+def test_a_tenant_that_is_alone_may_fill_nine_tenths() -> None:
     control = controller(max_jobs=100)
     assert num_accepted(control, [of_tenant(f"a{index}", "a") for index in range(120)]) == 90
     refused = submit(control, of_tenant("more", "a"))
@@ -193,7 +193,7 @@ def test_beyond_half_of_a_bound_no_tenant_has_more_than_its_share_by_weight() ->
     assert isinstance(refused, Reject)
     assert refused.code is RefusalCode.TENANT
     assert refused.retry_ns is not None
-    assert refused.retry_ns > 4 * (49 - 25) * SERVICE_S * NS_PER_S, "its own is served at its share"
+    assert refused.retry_ns > 4 * (49 - 25) * SERVICE_S * NS_PER_S, "its own requests are served at its share"
     assert isinstance(submit(control, of_tenant("more", "b", 3.0)), Accept)
 
 

@@ -26,7 +26,7 @@ COSTS = TableCosts(table())
 
 @dataclass
 class Wanting(Idle):
-    """A policy with this urgency for each request, that wants so many devices for a second."""
+    """A policy with this urgency for each request, that wants `width` devices for a second."""
 
     urgency: int = 99
     width: int = 1
@@ -40,7 +40,7 @@ class Wanting(Idle):
 
 @dataclass
 class Backlog:
-    """Three devices, free after 1, 2 and 4 s; before a request less urgent than 50, two of them are taken for 1 s."""
+    """Three devices, free after 1, 2 and 4 s; a job of two devices for 1 s precedes requests less urgent than 50."""
 
     free_s: Sequence[float] = (4, 2, 1)
     widest: int = 3
@@ -96,7 +96,7 @@ def test_the_eta_counts_the_jobs_ahead_and_the_devices_that_each_needs(
 
 
 def test_a_promise_is_given_with_a_margin_before_the_deadline() -> None:
-    """The device that is free first is free after 1 s; no job is ahead of one with a deadline."""
+    """The first device is free after 1 s; no job is served before a request with a deadline."""
 
     class NoneAhead(Backlog):
         def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> Ahead:
@@ -131,7 +131,7 @@ def test_without_devices_only_a_promise_is_refused() -> None:
     assert answer(promise("b", 0, slo_s=9), backlog=nothing, now_ns=now_ns) == refused
 
 
-def test_a_request_that_cannot_make_it_is_rejected_with_the_earliest_deadline() -> None:
+def test_a_request_that_cannot_be_on_time_is_refused_with_the_earliest_deadline() -> None:
     others = [request(str(index), 0.0) for index in range(6)]
     trace = simulate([*others, promise("late", 0.0, slo_s=1.2)], "fixed-sp1")
     assert trace.endings[-1].status is Status.REJECTED
@@ -139,8 +139,8 @@ def test_a_request_that_cannot_make_it_is_rejected_with_the_earliest_deadline() 
     assert simulate([*others, promise("on time", 0.0, slo_s=4.6)], "fixed-sp1").endings[-1].on_time
 
 
-def test_a_promise_that_would_break_another_is_refused_for_that() -> None:
-    """Both are due at the same time, which suffices for either: the one with the lower id first."""
+def test_a_promise_that_would_break_another_is_refused_for_this_reason() -> None:
+    """Both have the same deadline, which is enough for either: the one with the lower id gets it."""
     control = controller()
     control.handle(Submitted(promise("first", 0, slo_s=1.5 * SERVICE_S)), 0)
     (refused,) = only(Reject, control.handle(Submitted(promise("second", 0, slo_s=1.4 * SERVICE_S)), 0))
@@ -150,7 +150,7 @@ def test_a_promise_that_would_break_another_is_refused_for_that() -> None:
 # How many are accepted.
 
 
-def test_no_more_requests_are_accepted_than_the_limit_until_some_have_gone() -> None:
+def test_no_more_requests_than_the_limit_are_accepted_until_some_have_ended() -> None:
     control = controller(max_jobs=3)
     answers = [control.handle(Submitted(request(uid)), 0)[0] for uid in "abcd"]
     assert [type(answer) for answer in answers] == [Accept, Accept, Accept, Reject]
@@ -167,15 +167,15 @@ def test_a_request_that_is_done_makes_room() -> None:
     assert [ending.status for ending in trace.endings] == [Status.DONE, Status.REJECTED, Status.DONE]
 
 
-def test_a_full_queue_is_the_reason_before_a_deadline_that_cannot_be_met() -> None:
-    """Another deadline would not help."""
+def test_a_full_queue_precedes_an_unreachable_deadline_as_the_reason() -> None:
+    """Since another deadline would not help."""
     control = controller(max_jobs=1)
     control.handle(Submitted(request("a")), 0)
     (refused,) = only(Reject, control.handle(Submitted(promise("b", 0, slo_s=0.1)), 0))
     assert (refused.code, refused.earliest_ns) == (RefusalCode.QUEUE, None)
     control.handle(StageFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
     (refused,) = only(Reject, control.handle(Submitted(request("c")), 11 * NS_PER_MS))
-    assert refused.code is RefusalCode.QUEUE, "a stage is not the end"
+    assert refused.code is RefusalCode.QUEUE, "the end of a stage makes no room"
 
 
 # Several requests that are submitted together.
@@ -186,7 +186,7 @@ def together(count: int, slo_s: float, now_s: float = 0.0) -> Submitted:
     return Submitted(first, tuple(others))
 
 
-def test_requests_that_come_together_are_all_accepted_before_anything_starts() -> None:
+def test_requests_submitted_together_are_all_accepted_before_any_starts() -> None:
     control = controller(num_devices=2)
     answers = control.handle(together(3, slo_s=9), 0)
     assert [type(answer) for answer in answers[:3]] == [Accept] * 3
@@ -207,22 +207,22 @@ def test_if_one_is_refused_none_is_accepted_and_nothing_starts() -> None:
     assert "(request 3 of 3 submitted together)" in only(Reject, answers)[0].reason
     assert control.tracker.num_jobs() == len(control.tracker.promised()) == 0
     (accept,) = only(Accept, control.handle(Submitted(promise("alone", 0, slo_s=1.5 * SERVICE_S)), 1))
-    assert accept.job_id == 0, "no other request has taken its place, or its number"
+    assert accept.job_id == 0, "the refused requests have used no place and no job id"
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])
-def test_all_would_be_accepted_with_the_deadline_that_they_are_told(count: int) -> None:
+def test_all_would_be_accepted_with_the_earliest_deadline_of_the_refusal(count: int) -> None:
     control = controller(num_devices=2)
     control.handle(Submitted(promise("first", 0, slo_s=9)), 0)
     told = {answer.earliest_ns for answer in only(Reject, control.handle(together(count, slo_s=0.5), 1))}
     (earliest_ns,) = told
     assert earliest_ns is not None
     sooner = together(count, slo_s=earliest_ns / NS_PER_S - 0.4)
-    assert only(Reject, control.handle(sooner, 1)), "the last of them is what it depends on"
+    assert only(Reject, control.handle(sooner, 1)), "it depends on the last request"
     assert len(only(Accept, control.handle(together(count, slo_s=earliest_ns / NS_PER_S), 1))) == count
 
 
-def test_requests_that_come_together_count_each() -> None:
+def test_each_of_the_requests_submitted_together_counts() -> None:
     control = controller(max_jobs=2)
     assert len(only(Reject, control.handle(together(3, slo_s=99), 0))) == 3
     assert len(only(Accept, control.handle(together(2, slo_s=99), 0))) == 2

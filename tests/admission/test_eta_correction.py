@@ -1,4 +1,4 @@
-"""What admission learns from the outcome of its predictions."""
+"""What admission learns from the errors of its predictions."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ def test_without_observations_nothing_is_corrected() -> None:
     assert taught().ratio(PLAIN, 5) == 1.0
 
 
-def test_what_usually_happens_is_expected_again() -> None:
+def test_the_usual_error_is_corrected() -> None:
     assert taught(1.5).ratio(PLAIN, 0) == 1.5
     assert taught(*[1.2] * 9).ratio(PLAIN, 0) == pytest.approx(1.2)
     assert taught(*[0.5] * 50, *[2.0] * 50).ratio(PLAIN, 0) == pytest.approx(2.0), "the latest count"
 
 
 def test_a_rare_outlier_hardly_counts() -> None:
-    """A request that was passed by many must not make all others expect the same."""
+    """A request that many others overtook must not change the predictions of all."""
     assert taught(*[1.0] * 12, 40.0, *[1.0] * 2).ratio(PLAIN, 0) == pytest.approx(1.0)
 
 
-def test_a_prediction_of_no_time_teaches_nothing() -> None:
+def test_nothing_is_learned_from_a_prediction_of_no_time() -> None:
     eta_correction = EtaCorrection()
     eta_correction.learn(PLAIN, 0, 0, 5)
     assert eta_correction.ratio(PLAIN, 0) == 1.0
 
 
 @pytest.mark.parametrize("other", [request("a", side=64), request("a", steps=3), request("a")])
-def test_sizes_and_steps_are_told_apart(other: object) -> None:
+def test_each_size_and_number_of_steps_has_its_own_correction(other: object) -> None:
     assert taught(*[2.0] * 5).ratio(other, 0) == (2.0 if other == request("a") else 1.0)  # type: ignore[arg-type]
 
 
@@ -62,16 +62,16 @@ def test_without_observations_at_a_load_the_next_lower_load_counts() -> None:
     ]
 
 
-def test_what_was_asked_for_counts_once_a_few_requests_have_asked() -> None:
+def test_the_type_of_deadline_counts_after_a_few_requests_of_that_type() -> None:
     asked, eta_correction = promise("a", 0, slo_s=9), taught(*[2.0] * 5)
-    assert eta_correction.ratio(asked, 0) == 2.0, "what is known of others is better than nothing"
+    assert eta_correction.ratio(asked, 0) == 2.0, "the correction of other types is better than none"
     for _ in range(5):
         eta_correction.learn(asked, 0, NS_PER_S, NS_PER_S // 2)
     assert eta_correction.ratio(asked, 0) == 0.5
     assert eta_correction.ratio(PLAIN, 0) == 2.0
 
 
-def test_memory_is_bounded_and_the_longest_unused_is_forgotten() -> None:
+def test_the_number_of_corrections_is_bounded_and_the_least_recently_used_is_forgotten() -> None:
     eta_correction = taught(3.0)
     for steps in range(1, 10_000):
         eta_correction.learn(request("other", steps=steps + 100), 0, NS_PER_S, 2 * NS_PER_S)
@@ -85,7 +85,7 @@ def test_memory_is_bounded_and_the_longest_unused_is_forgotten() -> None:
 # In the controller.
 
 
-def test_the_next_prediction_is_corrected_by_how_the_last_one_came_out() -> None:
+def test_the_next_prediction_is_corrected_by_the_error_of_the_last_one() -> None:
     """The device reports the times that were predicted, but everything arrives twice as late."""
     control = controller("fixed-sp1")
     (first,) = only(Accept, control.handle(Submitted(request("a", steps=2)), 0))
@@ -95,7 +95,7 @@ def test_the_next_prediction_is_corrected_by_how_the_last_one_came_out() -> None
     control.handle(StageFinished(3, 50_000_000), at_ns)
     (second,) = only(Accept, control.handle(Submitted(request("b", steps=2, arrival_s=at_ns / NS_PER_S)), at_ns))
     assert second.eta_ns - at_ns == pytest.approx(2 * first.eta_ns)
-    assert control.eta_ns(1, at_ns) == pytest.approx(second.eta_ns, rel=0.01), "and so are those that follow"
+    assert control.eta_ns(1, at_ns) == pytest.approx(second.eta_ns, rel=0.01), "and so are later predictions"
 
 
 def errors(trace: Trace) -> list[float]:

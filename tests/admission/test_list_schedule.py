@@ -16,9 +16,9 @@ BLOCKS = st.builds(Demand, st.integers(1, 6), st.integers(0, 30))
 
 
 def placed(free_ns: FreeTimes, block: Demand, ready_ns: int) -> tuple[int, FreeTimes]:
-    """The end of a block and the devices after it, by looking at every group of devices.
+    """The end of a block and the devices after it, by trying every group of devices.
 
-    Of the groups that can begin first it takes the one that leaves the most room: whose devices idled least before.
+    Of the groups that can begin first it takes the one whose devices were idle for the least time before.
     """
     best: tuple[tuple[int, int], tuple[int, ...]] | None = None
     for group in combinations(range(len(free_ns)), min(block.width, len(free_ns))):
@@ -47,13 +47,13 @@ def test_a_block_begins_as_early_as_it_can_and_leaves_the_most_room(
 def test_of_the_free_devices_those_that_became_free_last_are_taken() -> None:
     free_ns = [0, 10, 20, 90]
     assert place(free_ns, Demand(2, 5), ready_ns=30) == 35
-    assert free_ns == [0, 35, 35, 90], "the one that is free at 0 is left for a block that can use it"
+    assert free_ns == [0, 35, 35, 90], "the device that is free at 0 is left for a block that can use it"
 
 
 @given(
     free_ns=st.lists(TIMES, min_size=1, max_size=6), ahead=st.lists(BLOCKS, max_size=10), last=BLOCKS, ready_ns=TIMES
 )
-def test_a_finish_is_that_of_the_last_of_blocks_placed_in_order(
+def test_the_end_of_a_job_is_that_of_its_block_placed_after_all_blocks_ahead(
     free_ns: list[int], ahead: list[Demand], last: Demand, ready_ns: int
 ) -> None:
     expected = sorted(free_ns)
@@ -66,14 +66,14 @@ def test_a_finish_is_that_of_the_last_of_blocks_placed_in_order(
 # Many blocks: pouring.
 
 
-def test_what_is_left_of_running_jobs_waits_for_their_works() -> None:
+def test_the_remaining_work_of_running_jobs_waits_for_their_works() -> None:
     """It is ready at 9 and takes the device that is free last by then; the last block takes the other at once."""
     remaining = (9, Demand(1, 5))
     assert place(free_after([0, 7], (remaining,), Ahead(0, [])), Demand(1, 3)) == 3
     assert place(free_after([0, 7], (remaining,), Ahead(0, [Demand(1, 20)])), Demand(1, 3)) == 17
 
 
-def test_pouring_fills_the_devices_first_that_are_free_first() -> None:
+def test_pouring_fills_devices_in_the_order_in_which_they_are_free() -> None:
     last = Demand(1, 0)
     assert place(free_after([0, 1000], (), Ahead(200, [])), last) == 200
     assert place(free_after([0, 100], (), Ahead(300, [])), last) == 200

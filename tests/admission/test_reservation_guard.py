@@ -1,4 +1,4 @@
-"""The guard: all promises are kept whatever the policy does, and nothing else is changed."""
+"""The guard: all promises are kept under any policy, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tilework.sim.trace import Trace
 
 
 class Greedy(Idle):
-    """Fills every device with jobs in some order, each with all the steps that it has left: a long wait for others."""
+    """Fills every device with jobs in some order, each with all its remaining steps: others wait long."""
 
     def order(self, jobs: Iterable[JobView]) -> list[JobView]:
         return list(jobs)
@@ -96,7 +96,7 @@ HOSTILE = ("least-urgent", "faithless", "sleeper", "reckless")
 
 @pytest.fixture
 def hostile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Policies that do not care for promises."""
+    """Policies that ignore promises."""
     monkeypatch.setitem(registry._REGISTRY, "least-urgent", LeastUrgentFirst)
     monkeypatch.setitem(registry._REGISTRY, "faithless", Faithless)
     monkeypatch.setitem(registry._REGISTRY, "sleeper", Sleeper)
@@ -104,7 +104,7 @@ def hostile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kept_and_refused(trace: Trace) -> tuple[int, int]:
-    """How many promises were kept, and how many were not given; none may be broken."""
+    """The number of kept promises and of refused ones; no promise may be broken."""
     promised = [ending for ending in trace.endings if ending.request.is_promise]
     given = [ending for ending in promised if ending.status not in (Status.REJECTED, Status.CANCELLED)]
     late = {ending.request.uid: ending.finish_ns - (ending.request.deadline_ns or 0) for ending in given}
@@ -114,8 +114,8 @@ def kept_and_refused(trace: Trace) -> tuple[int, int]:
 
 @pytest.mark.usefixtures("hostile")
 @pytest.mark.parametrize("policy", HOSTILE)
-def test_of_many_promises_far_ones_are_kept_too(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but the first two or three; thousands of promises would take long."""
+def test_far_reservations_are_kept_too(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the first two or three are far here, since thousands of promises would take long."""
     monkeypatch.setattr(feasibility, "_NUM_NEAR", 2)
     share, num_kept = 1.0 if policy == "sleeper" else 0.7, 0
     for seed in range(4):
@@ -129,14 +129,14 @@ def test_of_many_promises_far_ones_are_kept_too(policy: str, monkeypatch: pytest
 @pytest.mark.usefixtures("hostile")
 @pytest.mark.parametrize("policy", HOSTILE)
 @pytest.mark.parametrize("num_devices", [1, 3])
-def test_promises_are_kept_by_policies_that_do_not_care(policy: str, num_devices: int) -> None:
+def test_promises_are_kept_under_policies_that_ignore_them(policy: str, num_devices: int) -> None:
     share, num_kept = 1.0 if policy == "sleeper" else 0.5, 0
     for seed in range(4):
         for rate in (0.8, 4.0):
             requests = promise_mix(30, rate * num_devices, seed, share)
             trace = simulate(requests, policy, num_devices=num_devices, costs=table(degrees=(1, 2)))
             num_kept += kept_and_refused(trace)[0]
-    assert num_kept > 20, "promises are given, or none could be broken"
+    assert num_kept > 20, "some promises are given; otherwise none could be broken"
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -150,7 +150,7 @@ def test_promises_are_kept_at_every_load(policy: str, share: float, load: float)
     ]
     num_kept, num_refused = map(sum, zip(*answers, strict=True))
     assert num_kept > 10
-    assert num_refused or load < 3, "not all that ask can be on time"
+    assert num_refused or load < 3, "not all requests can be on time"
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -174,7 +174,7 @@ def test_every_policy_keeps_promises(policy: str) -> None:
 
 @pytest.mark.usefixtures("hostile")
 def test_a_promise_waits_as_long_as_it_can_and_no_longer() -> None:
-    """Only the guard starts it, and nothing happens meanwhile but the wake-up that the guard has asked for."""
+    """Only the guard starts it; the only event meanwhile is the wake-up that the guard asked for."""
     (ending,) = simulate([promise("a", 0, slo_s=5.0)], "sleeper", num_devices=1).endings
     assert 0 <= 5.0 - ending.finish_ns / NS_PER_S < 0.3
 
@@ -189,14 +189,14 @@ def test_stages_that_cost_nothing_are_started_in_time() -> None:
 @pytest.mark.usefixtures("hostile")
 @pytest.mark.parametrize("policy", [*POLICIES, "least-urgent", "reckless"])
 def test_wake_ups_do_not_multiply(policy: str) -> None:
-    """Each that was asked for comes once; another one is asked for only if it is earlier than all that are to come."""
+    """Each wake-up occurs once; a new one is asked for only if it is earlier than all open ones."""
     outstanding: list[int] = []
     most = 0
 
     def observe(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
         nonlocal most
         if isinstance(event, Woke):
-            outstanding.remove(now_ns)  # ValueError: it was not asked for.
+            outstanding.remove(now_ns)  # ValueError: this wake-up was not asked for.
         for wake in only(WakeAt, actions):
             assert now_ns < wake.at_ns < min(outstanding, default=NEVER_NS)
             outstanding.append(wake.at_ns)
@@ -222,13 +222,13 @@ class Scripted(Idle):
 
 
 @pytest.mark.parametrize("devices_per_node", [3, 2])
-def test_a_device_that_comes_free_early_makes_no_promise_late(
+def test_a_device_that_is_free_early_makes_no_promise_late(
     devices_per_node: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wide one is reserved where two devices come last, the other one, which is due a little later, on the first.
+    """The wide job is reserved on the two devices that are free last, the other, due a little later, on the first.
 
-    Then a work on its node is cancelled. Placed anew, the wide one would begin at once, and the other one when the last
-    device comes: too late.
+    Then a work on that node is cancelled. Placed anew, the wide job would begin at once, and the other when the last
+    device is free, which is too late.
     """
     monkeypatch.setitem(registry._REGISTRY, "scripted", Scripted)
     busy = {3: {"on 1": 100, "on 2": 100}, 2: {"on 1": 100, "on 2": 50, "on 3": 50}}[devices_per_node]
@@ -244,7 +244,7 @@ def test_a_device_that_comes_free_early_makes_no_promise_late(
 
 
 class NoGuard(ReservationGuard):
-    """Lets everything pass, and demands nothing."""
+    """Accepts every start, and forces none."""
 
     def update(self, *what_if: Any) -> dict[int, Block]:
         return {}
@@ -264,10 +264,10 @@ def test_without_promises_the_guard_changes_nothing(policy: str, monkeypatch: py
     def traced(*requests: Request) -> Trace:
         return simulate(list(requests), policy, num_devices=3, costs=table(degrees=(1, 2)))
 
-    asked = promise_mix(60, 6.0, 1, 0.3)  # Of which each policy on its own would be late with one.
+    asked = promise_mix(60, 6.0, 1, 0.3)  # Each policy alone would be late with one of these.
     patient = [replace(one, on_miss=OnMiss.BEST_EFFORT) for one in asked]
     guarded = traced(*patient), traced(*asked)
     monkeypatch.setattr("tilework.control.controller.ReservationGuard", NoGuard)
     assert traced(*patient) == guarded[0]
-    # In order of arrival, on one device each: what was there when a promise was given is all that can delay it.
+    # In order of arrival, on one device each: only jobs that were present at the promise can delay it.
     assert (traced(*asked) == guarded[1]) == (policy == "fixed-sp1"), "with promises it does"

@@ -49,7 +49,7 @@ def test_a_group_is_chosen_on_which_a_block_begins_first_and_leaves_the_most_roo
 
 
 @given(reserved(), st.data())
-def test_good_news_lets_no_block_end_later(
+def test_earlier_times_and_less_work_make_no_block_end_later(
     schedule: tuple[DeviceTimes, Nodes, list[Block]], data: st.DataObject
 ) -> None:
     """Devices that are free earlier; jobs that are ready earlier, have less left or are gone."""
@@ -84,10 +84,10 @@ def test_a_delay_delays_no_block_by_more(
     assert all(old <= new <= old + delay_ns for new, old in zip(later_ns, ends_ns, strict=True))
 
 
-def test_placing_anew_has_neither_property() -> None:
-    """Each where it can begin first: a device that is free at 1 and not at 5 makes the last one late.
+def test_placing_blocks_anew_has_neither_property() -> None:
+    """Each block is placed where it can begin first: a device free at 1 instead of 5 makes the last block late.
 
-    On one node as on several: the wide block then begins earlier, and leaves less to the other.
+    On one node as on several: the wide block then begins earlier, and leaves less room to the other.
     """
     for nodes, times in (([[0, 1, 2]], (0, 5, 5)), ([[0, 1], [2, 3]], (0, 6, 5, 5))):
         free_ns = dict(enumerate(times))

@@ -61,7 +61,7 @@ def is_in_time(blocks: Sequence[Block], ends_ns: Sequence[int]) -> bool:
 
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
-    """Blocks in order of their deadlines, on any groups, all in time, many only just."""
+    """Blocks in order of their deadlines, on any groups, all in time, many without any slack."""
     nodes = draw(NODES)
     schedule = Schedule({device_id: draw(TIMES) for node in nodes for device_id in node}, nodes, [])
     free_ns, due_ns = dict(schedule.free_ns), 0
@@ -92,14 +92,14 @@ def test_a_request_gets_a_reservation_if_all_are_in_time_on_some_group_or_if_all
         assert (block.due_ns, block.demand, block.devices in schedule.groups(demand.width)) == (due_ns, demand, True)
         if there_is_room:
             blocks = schedule.with_one(index, replace(block, ready_ns=NOW_NS))
-            assert is_in_time(blocks, schedule.ends_ns(blocks)), "on the group that it is given"
+            assert is_in_time(blocks, schedule.ends_ns(blocks)), "on the group that it gets"
 
 
 @given(schedule=schedules(), demand=DEMANDS, at_least_ns=st.just(0) | TIMES)
 def test_the_earliest_deadline_is_one_with_which_a_request_gets_a_reservation(
     schedule: Schedule, demand: Demand, at_least_ns: int
 ) -> None:
-    """Also where earlier deadlines would do, but no later ones up to that."""
+    """Even if some earlier deadlines would be accepted, but not all later ones."""
     reservations = schedule.reservations()
     due_ns = reservations.earliest_ns(demand, at_least_ns)
     assert due_ns >= at_least_ns
@@ -107,8 +107,8 @@ def test_the_earliest_deadline_is_one_with_which_a_request_gets_a_reservation(
 
 
 @given(schedule=schedules(), demand=DEMANDS)
-def test_no_earlier_deadline_would_do_while_groups_stay(schedule: Schedule, demand: Demand) -> None:
-    """Each place in the order is tried, each with the earliest deadline that would put a new request there."""
+def test_no_earlier_deadline_is_possible_while_other_groups_stay(schedule: Schedule, demand: Demand) -> None:
+    """Each place in the order is tried with the earliest deadline that would put a new request there."""
     found = []
     for index, group in product(range(len(schedule.blocks) + 1), schedule.groups(demand.width)):
         blocks = schedule.with_one(index, Block(0, NOW_NS, demand, group))
@@ -124,7 +124,7 @@ def test_no_earlier_deadline_would_do_while_groups_stay(schedule: Schedule, dema
 
 @pytest.mark.parametrize("count", [200, 300])
 def test_of_many_reservations_none_is_made_late_by_a_nanosecond(count: int) -> None:
-    """Many are looked at in parts; each is tried with a nanosecond less to spare than a new request takes."""
+    """Many reservations are cached in parts; each block is tried with a nanosecond less slack than a request takes."""
     rng, num_refused = Random(1), 0
     for _ in range(60):
         schedule = many(rng, count)
@@ -179,7 +179,7 @@ def test_a_margin_gives_the_earliest_deadline_and_the_latest_end_of_each_other()
     share=st.sampled_from((0.3, 1.0)),
     devices_per_node=st.sampled_from((2, 3)),
 )
-def test_a_refused_request_is_accepted_with_the_deadline_that_it_was_offered(
+def test_a_refused_request_is_accepted_with_the_earliest_deadline_of_its_refusal(
     policy: str, seed: int, rate: float, share: float, devices_per_node: int
 ) -> None:
     costs = replace(table(degrees=(1, 2)), devices_per_node=devices_per_node)

@@ -1,4 +1,4 @@
-"""Histories of logs: what was expected and lost, where a request's time went, why it was late or not served."""
+"""Histories of logs: predictions, lost works, the time of a request, and why it was late or not served."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def of(history: History, uid: str) -> PastRequest:
     return past
 
 
-def test_predictions_are_those_of_the_controller_which_learns() -> None:
-    """The devices take twice what the table says."""
+def test_predictions_are_those_of_the_controller_with_its_corrections() -> None:
+    """The devices take twice as long as in the table."""
     requests = [request(str(i), 2.0 * i, steps=10) for i in range(30)]
     exact = recorded(requests).history
     assert all(past.predicted_ns == past.run_ns for past in exact.works)
@@ -42,7 +42,7 @@ def test_predictions_are_those_of_the_controller_which_learns() -> None:
     assert ratios[-1] == pytest.approx(1.0, abs=0.01)
 
 
-def test_what_was_lost_is_kept_with_its_reason() -> None:
+def test_a_lost_work_is_kept_with_its_reason() -> None:
     lines, work_lost = lost_and_broken()
     history = read_history(lines)
     (lost,) = history.lost
@@ -53,7 +53,7 @@ def test_what_was_lost_is_kept_with_its_reason() -> None:
     assert cause_of(account_of(history, of(history, "a"))) is None, "it has not ended"
 
 
-def test_a_lost_work_is_the_first_reason_to_be_late() -> None:
+def test_a_lost_work_is_the_first_cause_of_a_late_request() -> None:
     play = Play("fixed-sp1", 1, table())
     (encode, *works) = play.tell(Submitted(request("a", steps=2, slo_s=0.25)))
     works += play.finish(encode, 0.01)
@@ -69,8 +69,8 @@ def test_a_lost_work_is_the_first_reason_to_be_late() -> None:
 # Accounts.
 
 
-def test_who_waits_knows_for_whom() -> None:
-    """One device; b and c come while a runs, and are due in this order."""
+def test_a_wait_names_the_requests_that_ran_meanwhile() -> None:
+    """One device; b and c arrive while a runs, and are due in this order."""
     one = SimConfig(num_devices=1)
     requests = [request("a", steps=20, slo_s=9.0), request("b", 0.5, slo_s=9.0), request("c", 0.6, slo_s=9.5)]
     history = recorded(requests, "fixed-sp1", sim=one).history
@@ -89,8 +89,8 @@ def test_who_waits_knows_for_whom() -> None:
     assert alone.slack_ns == 9 * NS_PER_S - ends_ns["a"]
 
 
-def test_works_on_other_devices_hold_nobody_up() -> None:
-    """c comes when both devices are taken, and gets that of b, which is done first."""
+def test_works_on_other_devices_are_no_blockers() -> None:
+    """c arrives when both devices are busy, and gets that of b, which is done first."""
     requests = [request("a", steps=20), request("b", steps=10), request("c", 0.3, steps=10)]
     history = recorded(requests, "fixed-sp1").history
     assert of(history, "a").job_id == 0
@@ -116,7 +116,7 @@ def test_time_in_which_its_devices_had_no_work_is_idle() -> None:
         ),
         (
             [request("a", steps=20, slo_s=2.2), request("b", 0.5, side=64, steps=40, slo_s=1.5)],
-            1.1,  # It was longer than predicted, but not by as much as it was late.
+            1.1,  # Its works took longer than predicted, but by less than it was late.
             r"waited 1\.\d\d s and ran 1\.12 s; waited longest for a \(1\.\d\d s\)",
         ),
         (
@@ -134,8 +134,8 @@ def test_the_cause_is_the_first_reason_that_explains_it(requests: list[Request],
 
 
 @pytest.mark.parametrize("is_due", [True, False])
-def test_who_was_not_served_is_not_late(is_due: bool) -> None:
-    """Neither a deadline nor its absence matters: what was said at the end does."""
+def test_a_request_that_was_not_served_is_not_late(is_due: bool) -> None:
+    """With or without a deadline, the cause is the reason of its end."""
     slo_s = 9.0 if is_due else None
     play = Play("edf", 1, table())
     for uid in "ab":
@@ -147,7 +147,9 @@ def test_who_was_not_served_is_not_late(is_due: bool) -> None:
         play.tell(WorkFailed(work.work_id, "no memory"), 0.1)
     history = read_history(play.lines)
     ends = {past.request.uid: (past.on_time, cause_of(account_of(history, past)) or "") for past in history.requests}
-    assert ends["a"] == (False if is_due else None, "failed: no memory (attempt 3 of 3)"), "to fail is to miss it"
+    assert ends["a"] == (False if is_due else None, "failed: no memory (attempt 3 of 3)"), (
+        "a failed request misses its deadline"
+    )
     assert ends["b"] == (None, "cancelled: the client has gone away")
     assert ends["c"][0] is ends["d"][0] is None
     assert ends["c"][1].startswith("refused (deadline_unreachable): ")
@@ -158,7 +160,7 @@ def test_who_was_not_served_is_not_late(is_due: bool) -> None:
 
 
 def test_no_request_waits_for_itself() -> None:
-    """The end of its encode is told so late that, by the log, its steps began before."""
+    """The end of its encode is reported so late that, by the log, its steps began before."""
     play = Play("fixed-sp1", 1, table())
     (encode, *works) = play.tell(Submitted(request("a", steps=2)))
     steps, decode = [*works, *play.tell(StageFinished(encode.work_id, 10 * NS_PER_MS), 0.05)]

@@ -1,4 +1,4 @@
-"""The controller, case by case; `test_control_stateful` looks for what nobody thought of."""
+"""The controller, case by case; `test_stateful` searches for other cases."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tilework.policy.registry import policy_names
 
 
 class Script(Idle):
-    """A policy that says what it was told to say, then nothing."""
+    """A policy that returns the given plans, then empty ones."""
 
     def __init__(self, plans: list[Plan]) -> None:
         self.plans = iter(plans)
@@ -58,7 +58,7 @@ Scripted = Callable[..., Controller]
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
-    """A controller whose policy gives these plans, the first at the first event after its devices have joined."""
+    """A controller whose policy returns these plans, from the first event after its devices have joined."""
 
     def build(*plans: Plan, num_devices: int = 2) -> Controller:
         monkeypatch.setitem(registry._REGISTRY, "script", lambda: Script([Plan()] * num_devices + list(plans)))
@@ -83,7 +83,7 @@ def ran(actions: tuple[Action, ...]) -> list[tuple[int, str, int, Group]]:
     return [(work.work_id, work.stage.name, work.num_steps, work.devices) for work in works]
 
 
-# A request's way.
+# Stages of a request.
 
 
 @pytest.mark.parametrize("policy", [name for name in policy_names() if name == "edf" or name.startswith("fixed")])
@@ -107,7 +107,7 @@ def test_one_request_goes_through_its_stages_in_chunks_with_one_work_queued_ahea
     ]
     afters = [action.work.after for actions in (begun, *later) for action in only(RunStage, actions)]
     afters += [action.work.after for actions in (begun, *later) for action in only(RunSteps, actions)]
-    assert sorted(afters) == [(), (1,), (2,), (3,), (4,)], "each is queued behind the one before it"
+    assert sorted(afters) == [(), (1,), (2,), (3,), (4,)], "each is queued after the one before it"
     assert control.handle(StepsFinished(4, steps_ns // 2), 4) == ()
     assert control.handle(StageFinished(5, 50 * NS_PER_MS), 5) == (
         DropState(0, (0,)),
@@ -115,7 +115,7 @@ def test_one_request_goes_through_its_stages_in_chunks_with_one_work_queued_ahea
     )
 
 
-def test_a_request_that_is_not_known_any_more_cannot_be_cancelled() -> None:
+def test_cancelling_a_request_that_has_ended_changes_nothing() -> None:
     control = controller()
     assert control.handle(Cancelled("stranger", "why not"), 0) == ()
     control.handle(Submitted(request("a")), 0)
@@ -130,7 +130,7 @@ def test_a_request_that_is_not_known_any_more_cannot_be_cancelled() -> None:
     assert control.handle(Stopped(1, 0), 3) == control.handle(Stopped(2, 0), 4) == ()
 
 
-def test_a_waiting_request_is_cancelled_without_a_word_to_any_device() -> None:
+def test_cancelling_a_waiting_request_sends_nothing_to_devices() -> None:
     control = controller(num_devices=0)
     control.handle(Submitted(request("a")), 0)
     assert control.handle(Cancelled("a", "gone"), 1) == (Finish(0, "a", Status.CANCELLED, "gone"),)
@@ -146,24 +146,24 @@ def test_requests_that_wait_for_a_device_begin_when_one_joins() -> None:
     assert [(stage, devices) for _, stage, _, devices in ran(joined)] == [(ENCODE, (3,)), (DIFFUSE, (3,))]
 
 
-def test_each_work_says_what_it_is_queued_behind(scripted: Scripted) -> None:
+def test_each_work_names_the_works_after_which_it_is_queued(scripted: Scripted) -> None:
     chunk = start(DIFFUSE, 0, steps=2)
     begun = scripted(run(start(ENCODE, 0), chunk, chunk)).handle(Submitted(request("a")), 0)
     works = [action.work for action in begun if isinstance(action, RunStage | RunSteps)]
     assert [work.after for work in works] == [(), (1,), (2,)]
 
 
-def test_devices_are_seen_by_id_whatever_the_order_they_joined_in() -> None:
+def test_devices_are_ordered_by_id_in_any_order_of_joining() -> None:
     control = controller(num_devices=0)
     for device_id in (2, 0, 1):
         control.handle(DeviceJoined(device_id, 0, ALL_STAGES), 0)
     assert [device.device_id for device in control.tracker.devices] == [0, 1, 2]
 
 
-# States that move.
+# Moves of states.
 
 
-def test_conditioning_is_shipped_once_per_device(scripted: Scripted) -> None:
+def test_conditioning_is_moved_once_to_each_device(scripted: Scripted) -> None:
     control = scripted(
         run(start(ENCODE, 0)),
         run(start(DIFFUSE, 1, steps=2)),
@@ -180,12 +180,12 @@ def test_conditioning_is_shipped_once_per_device(scripted: Scripted) -> None:
         [MoveState(0, (1,), conditioning=False)],
         [],
     ]
-    assert all(isinstance(actions[-1], RunStage | RunSteps) for actions in told), "the move comes before the work"
+    assert all(isinstance(actions[-1], RunStage | RunSteps) for actions in told), "the move precedes the work"
     cancelled = control.handle(Cancelled("a", "gone"), 9)
-    assert cancelled[1] == DropState(0, (0, 1)), "both devices have something of it"
+    assert cancelled[1] == DropState(0, (0, 1)), "both devices keep something of it"
 
 
-def test_a_state_goes_to_those_of_a_group_that_lack_it(scripted: Scripted) -> None:
+def test_a_state_moves_to_the_devices_of_a_group_that_lack_it(scripted: Scripted) -> None:
     control = scripted(
         run(start(ENCODE, 1)),
         run(start(DIFFUSE, 0, 1, steps=2)),
@@ -204,30 +204,30 @@ def test_a_state_goes_to_those_of_a_group_that_lack_it(scripted: Scripted) -> No
             MoveState(0, (0, 1), conditioning=False),
             MoveState(0, (3,), conditioning=False),
         ],
-    ], "one that stays in the group keeps what it has; one that comes back has an old state"
+    ], "a device that stays in the group has the state; one that returns to it has an old state"
     works = [action.work for action in told[-1] if isinstance(action, RunSteps)]
     assert [work.first_steps for work in works] == [(4,), (6,), (8,)]
 
 
-def test_the_next_attempt_ships_its_conditioning_again(scripted: Scripted) -> None:
+def test_the_next_attempt_moves_its_conditioning_again(scripted: Scripted) -> None:
     control = scripted(run(start(ENCODE, 0)), *[run(start(DIFFUSE, 1, steps=2))] * 3)
     control.handle(Submitted(request("a")), 0)
     control.handle(StageFinished(1, 1), 1)
     control.handle(StepsFinished(2, 1), 2)
     again = control.handle(WorkFailed(3, "broken"), 3)
     assert again[:2] == (DropState(0, (0, 1)), MoveState(0, (1,), conditioning=True))
-    assert again[2].work.first_steps == (2,), "what was done is not done again"  # type: ignore[union-attr]
+    assert again[2].work.first_steps == (2,), "no step is repeated"  # type: ignore[union-attr]
 
 
-# What breaks.
+# Failures and lost devices.
 
 
-def test_a_failed_work_begins_the_request_again_and_the_last_attempt_fails_it() -> None:
+def test_a_failed_work_restarts_the_request_and_the_last_attempt_fails_it() -> None:
     control = controller(max_attempts=2)
     control.handle(Submitted(request("a")), 0)
     again = control.handle(WorkFailed(1, "out of memory"), 1)
     assert again[:2] == (Stop(2), DropState(0, (0,)))
-    assert ran(again) == [(3, ENCODE, 1, (0,))], "the remnant of the first attempt still has its place"
+    assert ran(again) == [(3, ENCODE, 1, (0,))], "a work of the first attempt is still queued"
     assert again[2].work.attempts == (2,)  # type: ignore[union-attr]
     control.handle(Stopped(2, 0), 2)
     failed = control.handle(WorkFailed(3, "out of memory"), 3)
@@ -235,19 +235,19 @@ def test_a_failed_work_begins_the_request_again_and_the_last_attempt_fails_it() 
     assert not only(RunStage, failed)
 
 
-def test_a_lost_device_begins_its_requests_again_elsewhere() -> None:
+def test_requests_of_a_lost_device_restart_elsewhere() -> None:
     control = controller("fixed-sp1", num_devices=2)
     for uid in ("a", "b"):
         control.handle(Submitted(request(uid)), 0)
     lost = control.handle(DeviceLost(0, "it burns"), 1)
-    assert lost == (), "the other device has its hands full, and nothing is left to stop or to drop"
+    assert lost == (), "the other device is busy, and nothing is left to stop or to drop"
     assert control.handle(StageFinished(1, 5), 2) == (), "too late"
     assert ran(control.handle(DeviceJoined(0, 0, ALL_STAGES), 3))[0][1:] == (ENCODE, 1, (0,))
     assert control.handle(DeviceLost(7, "never there"), 4) == ()
 
 
-def test_a_lost_device_that_still_worked_for_a_moved_request_begins_it_again(scripted: Scripted) -> None:
-    """The state is promised to device 1 but still being made on device 0 when that is lost."""
+def test_a_moved_request_restarts_when_the_device_of_its_running_work_is_lost(scripted: Scripted) -> None:
+    """The state is to move to device 1, but device 0 is lost while it still computes it."""
     control = scripted(run(start(ENCODE, 0), start(DIFFUSE, 1, steps=2)))
     begun = control.handle(Submitted(request("a")), 0)
     assert only(MoveState, begun) == [MoveState(0, (1,), conditioning=True)]
@@ -256,7 +256,7 @@ def test_a_lost_device_that_still_worked_for_a_moved_request_begins_it_again(scr
     assert (job.attempt, job.works, list(control.tracker.waiting())) == (2, [], [job])
 
 
-def test_a_waiting_request_goes_on_though_all_devices_that_knew_it_are_lost(scripted: Scripted) -> None:
+def test_a_waiting_request_resumes_though_all_devices_with_its_state_are_lost(scripted: Scripted) -> None:
     control = scripted(run(start(ENCODE, 0)), run(start(DIFFUSE, 0, 1, steps=4)), Plan(), Plan(), Plan())
     control.handle(Submitted(request("a")), 0)
     control.handle(StageFinished(1, 1), 1)
@@ -266,10 +266,10 @@ def test_a_waiting_request_goes_on_though_all_devices_that_knew_it_are_lost(scri
     assert (job.last_devices, job.holders) == ((1,), {1})
     assert control.handle(DeviceLost(1, "it burns"), 4) == ()
     assert (job.last_devices, job.holders, job.attempt) == ((), set(), 1)
-    assert (job.stage, job.num_steps_left) == (StageId(PIPELINE, DIFFUSE), 6), "its state was put down"
+    assert (job.stage, job.num_steps_left) == (StageId(PIPELINE, DIFFUSE), 6), "its state was serialized"
 
 
-def test_a_work_of_a_broken_group_holds_the_survivors_until_they_have_reported(scripted: Scripted) -> None:
+def test_a_work_of_a_broken_group_occupies_the_survivors_until_they_have_reported(scripted: Scripted) -> None:
     control = scripted(
         run(start(ENCODE, 0), start(DIFFUSE, 0, 1, 2, steps=4)), *[Plan()] * 3, run(start(DIFFUSE, 1, 2)), num_devices=3
     )
@@ -278,14 +278,14 @@ def test_a_work_of_a_broken_group_holds_the_survivors_until_they_have_reported(s
     assert control.handle(DeviceLost(0, "it burns"), 2) == ()
     assert [[work.work_id for work in device.works] for device in control.tracker.devices] == [[2], [2]]
     control.handle(DeviceJoined(0, 0, ALL_STAGES), 3)
-    assert not control.tracker.device(0).works, "a device that comes back knows nothing of it"
+    assert not control.tracker.device(0).works, "a device that joins again does not have it"
     went_on = control.handle(Broken(2, 3), 4)
     assert went_on[:2] == (DropState(0, (1, 2)), MoveState(0, (1, 2), conditioning=True))
     assert went_on[2].work.first_steps == (3,)  # type: ignore[union-attr]
     assert control.handle(Broken(2, 3), 5) == (), "known already"
 
 
-def test_a_group_of_which_nobody_is_left_is_lost_with_its_last_member(scripted: Scripted) -> None:
+def test_a_work_of_a_group_is_lost_with_its_last_member(scripted: Scripted) -> None:
     control = scripted(run(start(ENCODE, 0), start(DIFFUSE, 0, 1, steps=4)), *[Plan()] * 4)
     control.handle(Submitted(request("a")), 0)
     control.handle(StageFinished(1, 1), 1)
@@ -295,7 +295,7 @@ def test_a_group_of_which_nobody_is_left_is_lost_with_its_last_member(scripted: 
     assert (job.attempt, job.num_steps_left, control.tracker.works) == (2, 10, {})
 
 
-def test_progress_forgives_former_failures() -> None:
+def test_progress_resets_the_count_of_failures() -> None:
     control = controller("fixed-sp1", max_attempts=2)
     control.handle(Submitted(request("a", steps=6)), 0)
     control.handle(StageFinished(1, 1), 1)
@@ -311,15 +311,15 @@ def test_progress_forgives_former_failures() -> None:
     ]
 
 
-def test_a_lost_device_fails_a_request_that_had_its_attempts() -> None:
+def test_a_lost_device_fails_a_request_in_its_last_attempt() -> None:
     control = controller(max_attempts=1)
     control.handle(Submitted(request("a")), 0)
     failed = Finish(0, "a", Status.FAILED, "device 0 was lost: it burns (attempt 1 of 1)")
     assert control.handle(DeviceLost(0, "it burns"), 1) == (failed,)
 
 
-def test_a_request_is_dropped_to_best_effort_once_though_a_remnant_of_it_still_has_a_device() -> None:
-    """After a failure too late to be on time: the job waits, and its stopped second work is still on the device."""
+def test_a_request_is_dropped_to_best_effort_once_though_a_stopped_work_of_it_is_still_queued() -> None:
+    """A failure makes it late: the job waits, and its stopped second work is still on the device."""
     control = controller()
     control.handle(Submitted(request("a", slo_s=1.3)), 0)
     control.handle(StageFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
@@ -331,20 +331,20 @@ def test_a_request_is_dropped_to_best_effort_once_though_a_remnant_of_it_still_h
     assert control.tracker.jobs[0].dropped_to_best_effort
 
 
-def test_a_policy_that_cannot_make_up_its_mind_keeps_nobody_from_going_on(scripted: Scripted) -> None:
-    """A work that is told to stop before its first step has done nothing: the next one is left alone until it has."""
+def test_a_policy_that_stops_every_work_does_not_prevent_progress(scripted: Scripted) -> None:
+    """A work that is stopped before its first step makes no progress: the next one may not be stopped before it has."""
     stop, steps = Plan(stops=(0,)), run(start(DIFFUSE, 0, steps=2))
     control = scripted(run(start(ENCODE, 0)), steps, stop, steps, stop, steps, stop)
     control.handle(Submitted(request("a", steps=6)), 0)
     control.handle(StageFinished(1, 1), 1)
     assert only(Stop, control.handle(Woke(), 2)) == [Stop(2)]
     assert ran(control.handle(Stopped(2, 0), 3)) == [(3, DIFFUSE, 2, (0,))]
-    assert not only(Stop, control.handle(Woke(), 4)), "it has not done a step since it was stopped last"
+    assert not only(Stop, control.handle(Woke(), 4)), "it has done no step since its last stop"
     assert ran(control.handle(StepsFinished(3, 1), 5)) == [(4, DIFFUSE, 2, (0,))]
     assert only(Stop, control.handle(Woke(), 6)) == [Stop(4)]
 
 
-def test_a_work_that_was_stopped_at_a_step_goes_on_from_there(scripted: Scripted) -> None:
+def test_a_job_stopped_at_a_step_resumes_from_there(scripted: Scripted) -> None:
     control = scripted(run(start(ENCODE, 0)), run(start(DIFFUSE, 0, steps=6)))
     control.handle(Submitted(request("a")), 0)
     control.handle(StageFinished(1, 1), 1)
@@ -362,7 +362,7 @@ def test_a_wake_up_is_asked_for_once_unless_an_earlier_one_is_needed(scripted: S
     told = [control.handle(Cancelled("nobody", ""), 0) for _ in range(5)]
     assert told == [(WakeAt(100),), (), (), (WakeAt(50),), ()]
     assert control.handle(Woke(), 50) == ()
-    assert control.handle(Woke(), 60) == (), "the one at 100 is still to come"
+    assert control.handle(Woke(), 60) == (), "the wake-up at 100 is still open"
     assert control.handle(Woke(), 100) == (WakeAt(150),)
 
 
@@ -377,7 +377,7 @@ def test_dropping_to_best_effort_asks_for_a_new_plan_in_the_new_order(scripted: 
     assert told[:2] == (DropToBestEffort(0, "too late"), DropToBestEffort(1, "later still"))
     assert [(job.job_id, job.dropped_to_best_effort) for job in control.tracker.waiting()] == [(0, True), (1, True)]
     control.handle(Submitted(request("d")), 2)
-    assert [job.job_id for job in control.tracker.waiting()] == [3, 0, 1], "behind those that can be on time"
+    assert [job.job_id for job in control.tracker.waiting()] == [3, 0, 1], "after jobs that can be on time"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""In which order tenants are served, where requests do not go by deadlines."""
+"""The order in which tenants are served, for requests that are not ordered by deadlines."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def mean_latency_s(trace: Trace, tenant: str) -> float:
 
 
 @pytest.mark.parametrize("policy", ["edf", "tetriserve"])
-def test_the_few_of_one_tenant_go_in_between_the_many_of_another(policy: str) -> None:
-    """Those of the first are spread over twice the time that they take; the others come to the same places."""
+def test_the_few_requests_of_one_tenant_are_served_between_the_many_of_another(policy: str) -> None:
+    """The first tenant's are spread over twice the time that they take; the other tenant's are served in between."""
     control = controller(policy)
     fill(control, burst("a", 40))
     fill(control, burst("b", 3, 0.5 * SERVICE_S))
@@ -52,14 +52,14 @@ def test_the_few_of_one_tenant_go_in_between_the_many_of_another(policy: str) ->
     assert [order.index(f"b{index}") for index in range(3)] == pytest.approx([0, 2, 4], abs=1)
 
 
-def test_first_come_first_served_knows_no_tenants() -> None:
+def test_first_come_first_served_ignores_tenants() -> None:
     control = controller("fixed-sp1")
     fill(control, burst("a", 40) + burst("b", 3, 1.0))
     assert waiting(control)[-3:] == ["b0", "b1", "b2"]
 
 
-def test_who_weighs_twice_as_much_is_served_twice_as_often() -> None:
-    """A tenant's weight also divides its patience; here all have waited for theirs."""
+def test_a_tenant_of_twice_the_weight_is_served_twice_as_often() -> None:
+    """A tenant's weight also divides its patience; here all requests have waited longer than that."""
     control = controller()
     fill(control, burst("a", 1, tenant_weight=1.0, weight=1.0) + burst("b", 1, tenant_weight=2.0, weight=1.0))
     heavy = burst("b", 60, 0.1, tenant_weight=2.0, weight=1.0)
@@ -70,7 +70,7 @@ def test_who_weighs_twice_as_much_is_served_twice_as_often() -> None:
 
 
 def test_a_tenant_that_is_alone_is_served_in_order_of_arrival() -> None:
-    """Also when some give up, so that others would take less time than those before them."""
+    """Also when some are cancelled, which shortens the delay of later ones."""
     control, rng = controller(num_devices=2), Random(5)
     now_ns = 0
     for index in range(300):
@@ -82,7 +82,7 @@ def test_a_tenant_that_is_alone_is_served_in_order_of_arrival() -> None:
         assert order == sorted(order)
 
 
-def test_a_heavier_class_of_the_same_tenant_does_not_wait_for_its_lighter_ones() -> None:
+def test_a_heavier_class_does_not_wait_for_lighter_ones_of_the_same_tenant() -> None:
     control = controller()
     fill(control, burst("batch", 50, weight=0.25) + burst("now", 2, 1.0, weight=4.0))
     assert control.tracker.delay_ns(request("more", 1.0, tenant="now", weight=4.0)) == pytest.approx(
@@ -94,7 +94,7 @@ def test_a_heavier_class_of_the_same_tenant_does_not_wait_for_its_lighter_ones()
 
 
 def test_the_order_of_a_request_is_bounded_and_stays() -> None:
-    """Whoever comes after its patience and what its tenant had waiting, at the tenant's share, comes behind it."""
+    """Requests that arrive after its patience and its delay at the tenant's share are served after it."""
     control, rng = controller(num_devices=2), Random(11)
     tracker, urgencies, now_ns = control.tracker, dict[int, int](), 0
     most_waiting_ns = 0
@@ -110,12 +110,12 @@ def test_the_order_of_a_request_is_bounded_and_stays() -> None:
             assert urgencies.setdefault(job.job_id, job.urgency_ns) == job.urgency_ns
             bound_ns = PATIENCE_S * NS_PER_S + 3 * most_waiting_ns // 2  # Three tenants, two devices.
             assert job.request.arrival_ns <= job.urgency_ns <= job.request.arrival_ns + bound_ns
-    assert most_waiting_ns > 100 * NS_PER_S, "there was little to wait for"
+    assert most_waiting_ns > 100 * NS_PER_S, "there was little backlog"
 
 
 @pytest.mark.parametrize("policy", ["edf", "tetriserve"])
-def test_beside_a_flood_a_small_tenant_is_served_as_on_its_half_of_the_devices(policy: str) -> None:
-    """The flood comes first and takes ten minutes; the other sends for five of these what takes a fifth of its half."""
+def test_during_a_flood_a_small_tenant_is_served_as_on_half_of_the_devices(policy: str) -> None:
+    """The flood takes ten minutes; for five of them the other tenant sends a fifth of what its half can serve."""
     small = trickle("small", 30, 10 * SERVICE_S, from_s=1.0)
     flood = burst("flood", 1200)
     together = simulate([*flood, *small], policy, num_devices=2)
@@ -126,26 +126,26 @@ def test_beside_a_flood_a_small_tenant_is_served_as_on_its_half_of_the_devices(p
 
 
 def test_two_floods_share_the_devices() -> None:
-    """The second comes when the first has been served alone for some time: it gets its half from then on."""
+    """The second begins when the first has been served alone for some time, and gets its half from then on."""
     first, second = burst("a", 400), burst("b", 100, 100.0)
     trace = simulate([*first, *second], num_devices=2)
     ends_ns = {one.request.uid: one.finish_ns for one in trace.endings}
     last_ns = max(ns for uid, ns in ends_ns.items() if uid[0] == "b")
     meanwhile = [uid[0] for uid, ns in ends_ns.items() if ns_from_s(100) < ns <= last_ns]
     assert 100 / len(meanwhile) > 0.45
-    assert meanwhile.count("a") > 0, "what was served before is not held against anybody for ever"
+    assert meanwhile.count("a") > 0, "earlier service is not charged to a tenant for ever"
 
 
-def test_late_ones_are_spread_as_well() -> None:
-    """A tenant does not come before others by asking for deadlines that cannot be kept."""
+def test_late_requests_are_spread_as_well() -> None:
+    """A tenant gains nothing by asking for deadlines that cannot be met."""
     flood = [request(f"a{index}", tenant="a", slo_s=0.5) for index in range(900)]
     small = trickle("b", 20, 10 * SERVICE_S, from_s=650.0)
     trace = simulate([*flood, *small], num_devices=1)
     assert mean_latency_s(trace, "b") < 3 * SERVICE_S
 
 
-def test_one_tenant_of_many_deadlines_waits_as_before() -> None:
-    """Deadlines come first; only what has none, or is late, is spread."""
+def test_requests_with_deadlines_are_not_spread() -> None:
+    """Deadlines come first; only requests without one, or late ones, are spread."""
     asked = poisson(200, 2.0, seed=3, best_effort=0.0)
     control = controller()
     fill(control, asked)

@@ -1,4 +1,4 @@
-"""The event log: every value survives it, a replay recomputes it, any alteration is found, history reads it."""
+"""The event log: round trips, replay, alterations, unreadable logs, and histories."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def record(
     cancels: Iterable[tuple[int, str]] = (),
     costs: CostTable | None = None,
 ) -> tuple[list[str], Trace]:
-    """Simulate and write down."""
+    """The log of a simulation."""
     config, costs = ControllerConfig(policy=policy), costs or table()
     lines = [header_line("1.0", config, costs)]
 
@@ -77,8 +77,8 @@ def cancelled_at_work(requests: list[Request], *indices: int) -> list[tuple[int,
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @given(data=st.data())
 @settings(max_examples=30)
-def test_every_kind_survives_its_line(kind: str, data: st.DataObject) -> None:
-    value = data.draw(st.from_type(KINDS[kind]).filter(lambda drawn: "=nan" not in repr(drawn)))  # It equals nothing.
+def test_every_event_and_action_survives_its_line(kind: str, data: st.DataObject) -> None:
+    value = data.draw(st.from_type(KINDS[kind]).filter(lambda drawn: "=nan" not in repr(drawn)))  # NaN equals nothing.
     now_ns = data.draw(st.integers(0, 2**63))
     is_event = KINDS[kind] in get_args(Event)
     event, actions = (value, ()) if is_event else (Woke(), (value, value))
@@ -109,7 +109,7 @@ def test_the_header_survives() -> None:
 
 
 def test_no_text_of_a_client_is_in_a_log() -> None:
-    """Names every text that a log can hold, so that whoever adds one thinks of what it reveals."""
+    """Lists every text field that a log can hold, so that adding one makes you check what it reveals."""
     texts: set[str] = set()
     for kind in reachable(Event) | reachable(Action):
         hints = get_type_hints(kind)
@@ -139,7 +139,7 @@ def test_a_simulated_run_replays(policy: str) -> None:
 
 @pytest.fixture(scope="module")
 def busy_log() -> list[str]:
-    """One device, some queue: each completion starts a work, so that any alteration shows at once."""
+    """One device and a queue: each completion starts a work, so that any alteration shows at once."""
     return record([request(str(index), index * 0.7, slo_s=5 + index) for index in range(8)])[0]
 
 
@@ -248,7 +248,7 @@ def test_an_altered_log_is_found_at_its_line(
 ) -> None:
     lines = list(busy_log)
     index = find(lines, '"event":{"is":"StepsFinished"', '"is":"RunSteps"', after=12)
-    assert '"actions":[{' in lines[index + 1], "the next line acts, too"
+    assert '"actions":[{' in lines[index + 1], "the next line has actions, too"
     alter(lines, index)
     assert lines != busy_log
     assert where_it_differs(lines) == index + 1 + offset
@@ -281,7 +281,7 @@ def test_an_event_that_the_controller_cannot_handle_is_a_difference(busy_log: li
     assert "the controller fails: AssertionError('a work has more steps than its job')" in difference.replayed
 
 
-def test_a_policy_that_does_not_exist_here_is_told() -> None:
+def test_an_unknown_policy_is_named() -> None:
     with pytest.raises(UnknownPolicy, match="'gone'"):
         replay([header_line("1.0", ControllerConfig(policy="gone"), table())])
 
@@ -299,7 +299,7 @@ def test_a_last_line_that_was_cut_off_is_named(data: st.DataObject) -> None:
             read(cut)
 
 
-def test_a_missing_last_line_break_is_no_cut() -> None:
+def test_a_missing_last_line_break_is_no_error() -> None:
     lines = [line + "\n" for line in SMALL_LOG]
     lines[-1] = SMALL_LOG[-1]
     assert replay(lines) == (len(SMALL_LOG) - 1, None)
@@ -354,13 +354,13 @@ def test_a_wrong_header_is_named(header: str | None, complaint: str) -> None:
         '{"t":0,"event":{"is":"Woke"},"actions":[{"is":"Finish","job_id":0,"uid":"a","status":"over","reason":""}]}',
     ],
 )
-def test_a_line_that_is_no_entry_is_named(line: str) -> None:
+def test_an_invalid_entry_is_named(line: str) -> None:
     for read in (replay, read_history):
         with pytest.raises(BadLog, match="line 3 is not"):
             read([HEADER, entry_line(Woke(), (), 0), line])
 
 
-def test_a_line_out_of_time_is_named() -> None:
+def test_a_line_earlier_than_the_line_before_is_named() -> None:
     lines = [HEADER, *(entry_line(Woke(), (), now_ns) for now_ns in (5, 5, 4))]
     with pytest.raises(BadLog, match="line 4 has time 4, before that of the line above"):
         replay(lines)
@@ -369,7 +369,7 @@ def test_a_line_out_of_time_is_named() -> None:
 # History.
 
 
-def test_history_tells_what_the_simulation_did() -> None:
+def test_the_history_equals_the_simulation() -> None:
     requests = poisson(40, 1.5, seed=9, slo_s=3.0)
     requests += [request(f"strict{i}", 3 + i, slo_s=0.9, on_miss=OnMiss.REJECT) for i in range(4)]
     cancels = cancelled_at_work(requests, 3, 12)
@@ -399,7 +399,7 @@ def seconds_of(costs: CostTable) -> dict[tuple[str, str, int, int], float]:
 
 
 def test_the_profiled_table_recovers_what_the_devices_cost() -> None:
-    """Jitter averages out; what each work waits in its device's queue is told apart from what it costs."""
+    """Jitter averages out; the time in a device's queue is separated from the run time."""
     requests = [request(str(index), index * 0.5, side=(64, 128)[index % 2], steps=20) for index in range(120)]
     sim = SimConfig(num_devices=1, jitter=0.1, dispatch_ns=30 * NS_PER_MS)
     history = read_history(record(requests, sim=sim)[0])
@@ -407,7 +407,7 @@ def test_the_profiled_table_recovers_what_the_devices_cost() -> None:
     assert found.keys() == true.keys()
     for key, seconds in found.items():
         assert seconds == pytest.approx(true[key], rel=0.05)
-        assert (seconds == true[key]) == (key[2] == 192), "sizes that did not run keep their row"
+        assert (seconds == true[key]) == (key[2] == 192), "sizes that did not run keep their rows"
     assert dispatch_ns(history) == {1: 30 * NS_PER_MS}
 
 
@@ -434,7 +434,7 @@ def test_profiling_keeps_other_pipelines_and_degrees_and_ignores_unguided_reques
 
 
 def test_a_profiled_batch_replaces_the_row_of_the_same_members_and_no_other() -> None:
-    """The controller takes 0.11 s for what the devices do in 0.09 s."""
+    """The controller predicts 0.11 s; the devices take 0.09 s."""
     two, three = (Shape(64, 64), Shape(128, 128)), (Shape(128, 128),) * 3
     rows = [CostRow.of(batch, pipeline=PIPELINE, stage=DIFFUSE, seconds=0.11) for batch in (two, three)]
     costs, devices = (
@@ -466,7 +466,7 @@ def past(work_id: int, start_ns: int, devices: tuple[int, ...], after: tuple[int
     return PastWork(work=work, start_ns=start_ns, end_ns=start_ns + 100, steps=1, run_ns=100)
 
 
-def test_dispatch_is_the_mean_gap_by_degree_behind_the_last_of_those_before() -> None:
+def test_dispatch_is_the_mean_gap_by_degree_after_the_last_work_before() -> None:
     works = (
         past(0, 0, (0,)),
         past(1, 50, (1,)),
@@ -496,13 +496,13 @@ def test_the_largest_hundredth_of_the_gaps_is_left_out() -> None:
         entry_line(Woke(), (Reject("9", "no", None, RefusalCode.QUEUE),), 0),
     ],
 )
-def test_history_refuses_what_no_line_began(entry: str) -> None:
+def test_history_refuses_a_work_that_no_line_began(entry: str) -> None:
     with pytest.raises(BadLog, match=r"the log names '?9'?, which no earlier line began"):
         read_history([HEADER, entry])
 
 
-def test_history_reads_over_what_went_wrong() -> None:
-    """A failed or lost work is no executed work."""
+def test_history_lists_failed_and_lost_works_apart() -> None:
+    """They are not among the executed works."""
     lines, _ = record([request("a")])
     begun = find(lines, '"event":{"is":"StageFinished"')
     broken = [*lines[:begun], *(entry_line(e, (), 10**7) for e in (WorkFailed(1, "broken"), DeviceLost(0, "gone")))]

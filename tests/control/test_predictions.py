@@ -1,4 +1,4 @@
-"""What the controller predicts: costs that measurements correct, free devices, the queue, and when a job will end."""
+"""Predictions of the controller: corrected costs, free devices, the queue, and the ends of jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilework.policy.toolkit.margin import ADMISSION_MARGIN
 
 
 def learned(event: Event, asked: Request) -> float:
-    """What the controller makes of a first measured encode, relative to the table."""
+    """The controller's prediction after a first measured encode, relative to the table."""
     control = controller()
     control.handle(Submitted(asked), 0)
     control.handle(event, 1)
@@ -30,11 +30,11 @@ def learned(event: Event, asked: Request) -> float:
 def test_measurements_correct_the_costs() -> None:
     slow = StageFinished(1, 20 * NS_PER_MS)
     assert learned(slow, request("a")) == 2.0
-    assert learned(slow, request("a", guided=False)) == 2.0, "guidance concerns steps only"
+    assert learned(slow, request("a", guided=False)) == 2.0, "guidance affects steps only"
     assert learned(Stopped(1, 0), request("a")) == 1.0
 
 
-def test_a_remnant_of_a_cancelled_request_corrects_nothing() -> None:
+def test_nothing_is_learned_from_a_work_of_a_cancelled_request() -> None:
     control = controller()
     control.handle(Submitted(request("a")), 0)
     control.handle(Cancelled("a", "gone"), 1)
@@ -57,7 +57,7 @@ def test_a_device_is_expected_to_be_free_when_its_works_end_and_never_in_the_pas
     assert free_ms(100) == 60 + 200 + 200
     control.handle(Cancelled("a", "gone"), 110 * NS_PER_MS)
     control.handle(Stopped(3, 0), 120 * NS_PER_MS)
-    assert free_ms(130) == 60 + 200, "a revoked work is expected no more"
+    assert free_ms(130) == 60 + 200, "a revoked work is not counted any more"
     control.handle(Stopped(2, 1), 140 * NS_PER_MS)
     assert free_ms(150) == 150
     control.handle(Submitted(request("b", steps=1)), 300 * NS_PER_MS)
@@ -65,10 +65,10 @@ def test_a_device_is_expected_to_be_free_when_its_works_end_and_never_in_the_pas
     control.handle(StageFinished(4, 10 * NS_PER_MS), 310 * NS_PER_MS)
     control.handle(StepsFinished(5, 100 * NS_PER_MS), 410 * NS_PER_MS)
     control.handle(Submitted(request("c")), 430 * NS_PER_MS)
-    assert free_ms(431) == 410 + 50 + 10, "a work queued behind does not put off the running one"
+    assert free_ms(431) == 410 + 50 + 10, "a queued work does not delay the predicted end of the running one"
 
 
-def test_a_device_that_joins_late_begins_late() -> None:
+def test_a_device_is_not_expected_to_begin_before_it_joins() -> None:
     control = controller(num_devices=0)
     control.handle(Submitted(request("a")), 0)
     control.handle(DeviceJoined(0, 0, ALL_STAGES), 5000 * NS_PER_MS)
@@ -78,7 +78,7 @@ def test_a_device_that_joins_late_begins_late() -> None:
 
 @given(changes=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 100), st.booleans()), max_size=30))
 def test_the_queue_knows_the_work_ahead_of_each_place(changes: list[tuple[int, int, bool]]) -> None:
-    """Against a plain list: jobs of some urgency and remaining time come, and the first of an urgency goes."""
+    """Against a plain list: jobs of some urgency and remaining time enter, and the first of an urgency leaves."""
     queue, model = WaitingQueue(), list[Job]()
     for job_id, (urgency_ns, run_ns, comes) in enumerate(changes):
         same = [one for one in model if one.urgency_ns == urgency_ns]
@@ -100,7 +100,7 @@ def test_the_queue_knows_the_work_ahead_of_each_place(changes: list[tuple[int, i
             assert queue.ahead(place) == Ahead(0, ahead)
 
 
-def test_of_a_long_queue_the_last_128_are_known_one_by_one_and_the_volume_of_the_others() -> None:
+def test_the_last_128_jobs_ahead_are_listed_and_the_others_summed() -> None:
     queue, demands = WaitingQueue(), [Demand(1 + index % 3, index) for index in range(200)]
     for index, demand in enumerate(demands):
         queue.add(job(index, request(str(index)), index, demand=demand))
@@ -122,8 +122,8 @@ def test_the_eta_counts_what_runs_and_what_waits_ahead() -> None:
     assert [control.eta_ns(job_id, 10 * NS_PER_MS) for job_id in (0, 3)] == [etas[0], 4 * etas[0]], "as they stand now"
 
 
-def test_the_eta_of_an_urgent_request_does_not_count_the_patient_ones() -> None:
-    """After what the device was told to do, an encode and two steps."""
+def test_the_eta_of_an_urgent_request_ignores_less_urgent_ones() -> None:
+    """It begins after the committed works, an encode and two steps."""
     control = controller("edf")
     for uid in ("a", "b", "c"):
         control.handle(Submitted(request(uid, slo_s=60)), 0)
@@ -133,4 +133,4 @@ def test_the_eta_of_an_urgent_request_does_not_count_the_patient_ones() -> None:
     (refused,) = only(Reject, control.handle(Submitted(promise("late", 0, slo_s=1.2)), 0))
     earliest_ns = ADMISSION_MARGIN.due_ns(first_ns + ns_from_s(SERVICE_S), 0)
     reason = "it would be 0.07 s late after 5 other requests"
-    assert refused == Reject("late", reason, earliest_ns, RefusalCode.DEADLINE), "behind the strict one"
+    assert refused == Reject("late", reason, earliest_ns, RefusalCode.DEADLINE), "after the promised request"

@@ -1,4 +1,4 @@
-"""What the controller makes of memory that is missing, states that are gone, reports out of order, and its own loss."""
+"""Recovery: works out of memory, lost states, reports out of order, and a restarted controller."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def finished(work: Work) -> Event:
 
 
 class Driver:
-    """Ends works one after another, as they were begun, until told otherwise."""
+    """Ends works in the order in which they were begun."""
 
     def __init__(self, control: Controller) -> None:
         self.control, self.now_ns = control, 0
@@ -59,7 +59,7 @@ class Driver:
         return actions
 
     def until(self, stage: str) -> Work:
-        """End works until one of this stage is the next; it is taken out, for the test to end."""
+        """End works until the next one has this stage; returns it without ending it."""
         for _ in range(1000):
             if not self.pending:
                 self.wait(NS_PER_S)
@@ -92,7 +92,7 @@ def driver(policy: str = "edf", num_devices: int = 1, **config: int) -> Driver:
 # Memory.
 
 
-def test_a_decode_that_does_not_fit_is_sliced_from_then_on_and_counts_as_no_failure() -> None:
+def test_decodes_are_sliced_after_one_does_not_fit_which_counts_as_no_failure() -> None:
     it = driver(max_attempts=2)
     for uid in ("a", "b"):
         it.describe(Submitted(request(uid, steps=2)))
@@ -107,7 +107,7 @@ def test_a_decode_that_does_not_fit_is_sliced_from_then_on_and_counts_as_no_fail
         assert end.status is Status.DONE
 
 
-def test_what_fits_in_no_way_fails_and_is_refused_until_that_is_forgotten() -> None:
+def test_a_request_that_never_fits_fails_and_is_refused_until_the_limit_is_forgotten() -> None:
     it = driver(max_attempts=2)
     it.describe(Submitted(request("a", steps=2)))
     tried = []
@@ -115,7 +115,7 @@ def test_what_fits_in_no_way_fails_and_is_refused_until_that_is_forgotten() -> N
         work = it.until(DECODE)
         tried.append(work.sliced)
         actions = it.describe(OutOfMemory(work.work_id, 0))
-    assert tried == [False, True, True, True], "as a whole, in slices, and twice though it was known"
+    assert tried == [False, True, True, True], "as a whole, in slices, and twice after the limit was known"
     [end] = only(Finish, actions)
     assert (end.status, end.reason) == (Status.FAILED, "there was not enough memory (attempt 2 of 2)")
     [refusal] = only(Reject, it.describe(Submitted(request("b", steps=2))))
@@ -150,7 +150,7 @@ def test_steps_that_fit_only_on_more_devices_than_are_up_wait_for_them() -> None
     assert it.until(DIFFUSE).devices == (0, 1)
 
 
-def test_who_was_set_back_is_tried_again_when_another_one_is_seen_to_fit() -> None:
+def test_a_parked_job_is_tried_again_when_another_one_fits() -> None:
     it = driver("tetriserve", num_devices=2)
     it.describe(DeviceLost(1, "for a test"))
     it.describe(Submitted(request("a", steps=4)))
@@ -164,7 +164,7 @@ def test_who_was_set_back_is_tried_again_when_another_one_is_seen_to_fit() -> No
     assert not it.control.tracker.jobs
 
 
-def test_who_was_set_back_is_tried_again_when_it_is_forgotten_and_fails_in_the_end() -> None:
+def test_a_parked_job_is_tried_again_when_the_limit_is_forgotten_and_fails_in_the_end() -> None:
     it = driver("tetriserve", num_devices=2)
     it.describe(DeviceLost(1, "for a test"))
     it.describe(Submitted(request("a", steps=4)))
@@ -178,7 +178,7 @@ def test_who_was_set_back_is_tried_again_when_it_is_forgotten_and_fails_in_the_e
     assert all(FORGET_NS <= later - earlier <= FORGET_NS + 2 * NS_PER_S for earlier, later in pairwise(tries_ns))
 
 
-def test_an_encode_that_does_not_fit_is_tried_again_also_where_fewer_devices_are_up_than_the_policy_wants() -> None:
+def test_an_encode_that_does_not_fit_is_retried_even_if_fewer_devices_are_up_than_the_policy_wants() -> None:
     it = driver("fixed-sp2", num_devices=2)
     it.describe(DeviceLost(1, "for a test"))
     it.describe(Submitted(request("a", steps=4)))
@@ -188,8 +188,8 @@ def test_an_encode_that_does_not_fit_is_tried_again_also_where_fewer_devices_are
     assert not it.control.tracker.jobs
 
 
-def test_a_device_keeps_the_states_of_so_many_jobs_and_gets_others_back_when_they_go_on() -> None:
-    """Five that are each displaced by a more urgent one after their first steps."""
+def test_a_device_keeps_a_bounded_number_of_states_and_gets_the_others_back_when_they_resume() -> None:
+    """Five jobs, each displaced by a more urgent one after its first steps."""
     it = driver(max_residents=3)
     actions: list[Action] = []
     for index in range(5):
@@ -204,10 +204,10 @@ def test_a_device_keeps_the_states_of_so_many_jobs_and_gets_others_back_when_the
     assert {move.job_id for move in only(MoveState, actions) if move.conditioning} == {0, 1}
 
 
-# States that are gone, reports out of order.
+# Lost states, reports out of order.
 
 
-def test_a_job_whose_state_is_lost_begins_anew() -> None:
+def test_a_job_starts_over_when_its_state_is_lost() -> None:
     it = driver()
     it.describe(Submitted(request("a", steps=6)))
     it.describe(finished(it.until(DIFFUSE)))
@@ -229,7 +229,7 @@ def test_a_report_that_overtakes_another_of_its_job_waits_for_it() -> None:
     assert only(Finish, it.finish())[0].status is Status.DONE
 
 
-def test_reports_that_waited_for_a_work_that_is_lost_count_for_nothing() -> None:
+def test_early_reports_that_waited_for_a_lost_work_are_ignored() -> None:
     it = driver(num_devices=2)
     it.describe(Submitted(request("a", steps=6)))
     first = it.until(DIFFUSE)
@@ -240,7 +240,7 @@ def test_reports_that_waited_for_a_work_that_is_lost_count_for_nothing() -> None
     assert not {first.work_id, second.work_id} & it.control.tracker.works.keys()
 
 
-def test_what_survivors_of_a_group_have_done_counts_though_a_later_work_was_only_on_the_lost_device() -> None:
+def test_steps_of_survivors_count_though_a_later_work_was_only_on_the_lost_device() -> None:
     it = driver("fixed-sp2", num_devices=2)
     it.describe(Submitted(request("a", steps=2)))
     steps = it.until(DIFFUSE)
@@ -252,7 +252,7 @@ def test_what_survivors_of_a_group_have_done_counts_though_a_later_work_was_only
     assert (rest.devices, rest.first_steps, rest.attempts) == ((1,), (1,), (2,))
 
 
-def test_a_lost_decode_is_begun_again_when_the_steps_before_it_are_said_to_be_done_after_all() -> None:
+def test_a_lost_decode_is_retried_when_the_steps_before_it_are_reported_done() -> None:
     it = driver("fixed-sp2", num_devices=2)
     it.describe(Submitted(request("a", steps=2)))
     steps = it.until(DIFFUSE)
@@ -264,11 +264,11 @@ def test_a_lost_decode_is_begun_again_when_the_steps_before_it_are_said_to_be_do
     assert only(Finish, it.finish())[0].status is Status.DONE
 
 
-# The controller is lost.
+# A restarted controller.
 
 
 @pytest.mark.parametrize(("kept", "stage", "first_step"), [(None, ENCODE, 0), (0, DIFFUSE, 0), (4, DIFFUSE, 4)])
-def test_a_restored_request_goes_on_where_its_checkpoint_is(kept: int | None, stage: str, first_step: int) -> None:
+def test_a_restored_request_resumes_from_its_checkpoint(kept: int | None, stage: str, first_step: int) -> None:
     it = driver()
     actions = it.describe(Restored(request("a", steps=6), kept))
     [accept] = only(Accept, actions)
@@ -279,13 +279,13 @@ def test_a_restored_request_goes_on_where_its_checkpoint_is(kept: int | None, st
     assert only(Finish, it.finish())[0].status is Status.DONE
 
 
-def test_a_request_of_which_only_the_decode_is_left_is_decoded() -> None:
+def test_a_restored_request_with_only_its_decode_left_is_decoded() -> None:
     it = driver()
     [work] = works(it.describe(Restored(request("a", steps=6), 6)))
     assert work.stage.name == DECODE
 
 
-def test_a_restored_request_comes_in_where_admission_would_refuse_it() -> None:
+def test_a_restored_request_is_accepted_where_admission_would_refuse_it() -> None:
     it = driver(max_jobs=1)
     it.describe(Submitted(request("a", steps=6)))
     assert only(Reject, it.describe(Submitted(request("b", steps=6))))
@@ -295,7 +295,7 @@ def test_a_restored_request_comes_in_where_admission_would_refuse_it() -> None:
     assert refusal.code is RefusalCode.UNKNOWN_COST
 
 
-def test_a_restored_promise_holds_if_it_can() -> None:
+def test_a_restored_promise_is_kept_if_possible() -> None:
     control = controller("edf", num_devices=1)
     for uid, slo_s in (("kept", 10.0), ("late", 0.5)):
         control.handle(Restored(promise(uid, 0.0, slo_s), None), 0)

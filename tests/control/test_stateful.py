@@ -1,4 +1,4 @@
-"""A hostile driver: any legal order of events, lost devices, failures, cancellations. What must hold, holds."""
+"""Invariants of the controller under a hostile driver: any legal order of events, losses, failures, cancellations."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ from tilework.core.work import DECODE, DIFFUSE, ENCODE, Work
 from tilework.policy.registry import policy_names
 
 MS = 1_000_000
-NUM_GPUS = 4
+NUM_DEVICES = 4
 EAGER = ("edf", "fixed-sp1")
 TABLE = table(degrees=(1, 2, 4))
 
 
 class HostileDriver(RuleBasedStateMachine):
-    """Executes the controller's commands as devices would, and breaks what a cluster breaks.
+    """Executes the controller's commands as devices would, and injects the faults of a cluster.
 
     `queues` are the works of each device that is up; a work runs when it is the first of all its members, and the
     earlier works of its job have ended. `promised` are the devices that will have a job's state when all commands so
-    far have been carried out, `seen` those that have its conditioning. `chains` is what completed works have really
-    done for a job, in order. Nobody shares a work: batches are broken in `test_batches` and by `tilework fuzz`.
+    far have been carried out, `seen` those that have its conditioning. `chains` are the steps that works have really
+    done for a job, in order. No work is shared: batches are tested in `test_batches` and by `tilework fuzz`.
     """
 
     @initialize(
         policy=st.sampled_from(ONE_OF_EACH),
-        num_devices=st.integers(1, NUM_GPUS),
-        devices_per_node=st.sampled_from((2, NUM_GPUS)),
+        num_devices=st.integers(1, NUM_DEVICES),
+        devices_per_node=st.sampled_from((2, NUM_DEVICES)),
     )
     def set_up(self, policy: str, num_devices: int, devices_per_node: int) -> None:
         self.config = ControllerConfig(policy=policy, max_batch=1)
@@ -103,7 +103,7 @@ class HostileDriver(RuleBasedStateMachine):
                 self.end(uid, Status.REJECTED)
             case Finish(job_id, uid, status, _):
                 assert self.job_of[uid] == job_id
-                assert not self.seen[job_id], "devices keep what they hold of a request that has ended"
+                assert not self.seen[job_id], "devices keep something of a request that has ended"
                 self.end(uid, status)
             case RunStage(work) | RunSteps(work):
                 assert (work.stage.name == DIFFUSE) == isinstance(action, RunSteps)
@@ -113,7 +113,7 @@ class HostileDriver(RuleBasedStateMachine):
                 self.stopped.add(work_id)
             case MoveState(job_id, targets, conditioning):
                 assert self.chains[job_id] or self.is_under_way(job_id), "there is nothing to move"
-                assert not self.promised[job_id] & set(targets), "a move to where the state is"
+                assert not self.promised[job_id] & set(targets), "a move to a device that has the state"
                 assert set(targets) <= self.queues.keys(), "a move to a device that is down"
                 self.promised[job_id] |= set(targets)
                 assert all(conditioning == (target not in self.seen[job_id]) for target in targets)
@@ -145,12 +145,12 @@ class HostileDriver(RuleBasedStateMachine):
     def enqueue(self, work: Work) -> None:
         (job_id,) = work.job_ids
         queues = [self.queues[device_id] for device_id in work.devices]  # KeyError: a work for a device that is down.
-        assert all(len(queue) < 6 for queue in queues), "devices are told more than they can do soon"
+        assert all(len(queue) < 6 for queue in queues), "devices have more queued works than allowed"
         if work.stage.name == ENCODE:
             assert not self.seen[job_id], "something of a former attempt was kept"
             self.seen[job_id] = set(work.devices)
         else:
-            assert set(work.devices) <= self.promised[job_id], "a work runs where the state will not be"
+            assert set(work.devices) <= self.promised[job_id], "a work runs on a device without the state"
             assert set(work.devices) <= self.seen[job_id]
         self.promised[job_id] = set(work.devices)
         assert work.after == tuple(sorted({queue[-1].work_id for queue in queues if queue}))
@@ -174,7 +174,7 @@ class HostileDriver(RuleBasedStateMachine):
         for device_id in self.carriers(work):
             self.queues[device_id].remove(work)
 
-    # What happens.
+    # Events.
 
     @rule(
         side=st.sampled_from(SIDES),
@@ -184,7 +184,7 @@ class HostileDriver(RuleBasedStateMachine):
         on_miss=st.sampled_from(OnMiss),
     )
     def submit(self, side: int, steps: int, slo_ms: int | None, is_tight: bool, on_miss: OnMiss) -> None:
-        """`is_tight`: the deadline lies a little after the earliest end, so that one mishap makes it unreachable."""
+        """`is_tight`: the deadline is a little after the earliest end, so that one fault makes it unreachable."""
         uid = f"r{len(self.requests)}"
         slo_s = None if slo_ms is None else slo_ms / 1000
         alone_ns = self.alone_ns(uid, side, steps)
@@ -194,7 +194,7 @@ class HostileDriver(RuleBasedStateMachine):
         self.requests[uid] = steps
         was_idle = not self.job_of.keys() - self.ends.keys()
         self.describe(Submitted(new))
-        if was_idle and self.queues and uid in self.etas_ns and slo_s is None:  # What does not fit is refused.
+        if was_idle and self.queues and uid in self.etas_ns and slo_s is None:  # Shapes that do not fit are refused.
             assert self.etas_ns[uid] >= self.now_ns + alone_ns
 
     def alone_ns(self, uid: str, side: int, steps: int) -> int:
@@ -209,7 +209,7 @@ class HostileDriver(RuleBasedStateMachine):
         self.end_as_it_must(work, data.draw(st.integers(0, work.num_steps)), run_ms * MS)
 
     def end_as_it_must(self, work: Work, num_steps: int, run_ns: int) -> None:
-        """By its members' loss, by a stop after `num_steps`, or as it was meant to."""
+        """By a lost member, by a stop after `num_steps`, or with all its steps."""
         self.take(work)
         if work.work_id in self.broken:
             num_steps = min(num_steps, work.num_steps - 1) if work.work_id not in self.stopped else 0
@@ -225,7 +225,7 @@ class HostileDriver(RuleBasedStateMachine):
             self.describe(kind(work.work_id, run_ns))
 
     def is_next(self, work: Work) -> bool:
-        """Whether its job has come as far as the work begins; not behind one that was stopped before its end."""
+        """Whether its job has reached the work's first step; not after a work that was stopped before its end."""
         chain = self.chains[work.job_ids[0]]
         done = sum(steps for stage, steps, _ in chain if stage == DIFFUSE)
         return bool(chain) and work.first_steps == (done,)
@@ -235,7 +235,7 @@ class HostileDriver(RuleBasedStateMachine):
         if not self.is_wanted(work) or not num_steps:
             return
         done = sum(steps for stage, steps, _ in self.chains[job_id] if stage == DIFFUSE)
-        assert work.first_steps == (done,), "a work begins where the state is not"
+        assert work.first_steps == (done,), "a work begins on a device without the state"
         self.chains[job_id].append((work.stage.name, num_steps, work.work_id))
 
     @precondition(lambda self: any(self.queues.values()))
@@ -261,7 +261,7 @@ class HostileDriver(RuleBasedStateMachine):
 
     @rule(side=st.sampled_from(SIDES), steps=st.integers(1, 12), kept=st.none() | st.integers(0, 12))
     def restore(self, side: int, steps: int, kept: int | None) -> None:
-        """A request comes in that another controller had accepted, and of which so many steps are kept."""
+        """Restore a request that another controller had accepted, with this many steps in its checkpoint."""
         uid = f"r{len(self.requests)}"
         kept = None if kept is None else min(kept, steps)
         self.requests[uid] = steps
@@ -269,7 +269,7 @@ class HostileDriver(RuleBasedStateMachine):
             chain = [(ENCODE, 1, 0), (DIFFUSE, kept, 0)]
             self.chains[self.controller._admit._next_job_id] = [piece for piece in chain if piece[1]]
         self.describe(Restored(request(uid, self.now_ns / 1e9, side=side, steps=steps), kept))
-        assert uid in self.job_of, "it is in, whatever admission would say"
+        assert uid in self.job_of, "it is accepted, whatever admission would answer"
 
     @precondition(lambda self: self.queues)
     @rule(data=st.data())
@@ -284,7 +284,7 @@ class HostileDriver(RuleBasedStateMachine):
             devices.discard(device_id)
         self.describe(DeviceLost(device_id, "broken on purpose"))
 
-    @rule(device_id=st.integers(0, NUM_GPUS - 1))
+    @rule(device_id=st.integers(0, NUM_DEVICES - 1))
     def join(self, device_id: int) -> None:
         if device_id not in self.queues:
             self.queues[device_id] = []
@@ -325,7 +325,7 @@ class HostileDriver(RuleBasedStateMachine):
         self.now_ns = max(self.now_ns, wake_ns)
         self.describe(Woke())
 
-    # What must hold.
+    # Invariants.
 
     @invariant()
     def each_request_ends_at_most_once(self) -> None:
@@ -346,18 +346,18 @@ class HostileDriver(RuleBasedStateMachine):
 
     @invariant()
     def no_device_idles_while_a_request_waits(self) -> None:
-        """But for a promise: no start that would break it is made."""
+        """Unless a start would break a promise."""
         if not hasattr(self, "controller") or self.config.policy not in EAGER:
             return
         if self.controller.tracker.num_waiting() and not self.controller.tracker.promised():
-            assert all(self.queues.values()), "a device idles beside a waiting request"
+            assert all(self.queues.values()), "a device idles while a request waits"
 
     @invariant()
     def no_device_works_for_an_attempt_that_is_over(self) -> None:
         for work in self.in_flight().values() if hasattr(self, "controller") else ():
             job = self.controller.tracker.job(work.job_ids[0])
             is_wanted = job is not None and self.is_wanted(work) and not job.is_stopping
-            assert is_wanted != (work.work_id in self.stopped), "stopped exactly when it is not wanted as it is"
+            assert is_wanted != (work.work_id in self.stopped), "stopped exactly when its attempt is over"
 
     @invariant()
     def the_tracker_knows_what_devices_do(self) -> None:
@@ -375,7 +375,7 @@ class HostileDriver(RuleBasedStateMachine):
                 assert sum(steps for stage, steps, _ in chain if stage == DIFFUSE) == self.requests[uid]
 
     def teardown(self) -> None:
-        """Bring a device up, let the devices work: every request ends, and the log replays."""
+        """Add a device and let all works end: every request ends, and the log replays."""
         if not hasattr(self, "controller"):
             return
         if not self.queues:
@@ -396,12 +396,12 @@ class HostileDriver(RuleBasedStateMachine):
 
 
 class HostileDriverOfAny(HostileDriver):
-    """Of any policy."""
+    """The same with any policy."""
 
     @initialize(
         policy=st.sampled_from(policy_names()),
-        num_devices=st.integers(1, NUM_GPUS),
-        devices_per_node=st.sampled_from((2, NUM_GPUS)),
+        num_devices=st.integers(1, NUM_DEVICES),
+        devices_per_node=st.sampled_from((2, NUM_DEVICES)),
     )
     def set_up(self, policy: str, num_devices: int, devices_per_node: int) -> None:
         super().set_up(policy=policy, num_devices=num_devices, devices_per_node=devices_per_node)

@@ -151,7 +151,7 @@ def test_idle_devices_are_not_suspected_and_ended_works_are_forgotten() -> None:
     rig.watchdog.on_progress(rig.works[0].work_id)
 
 
-def test_time_is_counted_in_looks_not_by_a_clock() -> None:
+def test_time_is_counted_in_ticks_not_by_a_clock() -> None:
     """A machine that was suspended wakes up with works that began hours ago."""
     rig = Rig()
     rig.begin_steps()

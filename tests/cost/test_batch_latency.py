@@ -1,4 +1,4 @@
-"""The learned price of a batch: what it says, where it counts, how it travels, and how well it is learned."""
+"""The learned model of batch latency: its predictions, where it is used, its file format, and its accuracy."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def batch_s(costs: CostTable, *shapes: Shape, stage: StageId = STEP) -> float:
     return TableCosts(costs).run_ns(stage, shapes, 1) / NS_PER_S
 
 
-# What it says.
+# Predictions.
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_it_sees_members_of_each_shape_sizes_and_patches(weights: tuple[float, .
     assert batch_model(weights, -0.5).ratio(members) == pytest.approx(math.exp(value - 0.5))
 
 
-def test_between_layers_what_is_negative_is_nothing() -> None:
+def test_between_layers_negative_values_become_zero() -> None:
     first = Layer(((1.0, 0.0, 0.0, 0.0), (-1.0, 0.0, 0.0, 0.0)), (0.0, 0.0))
     network = replace(batch_model(), layers=(first, Layer(((0.25, 100.0),), (0.0,))))
     assert network.ratio(batch_key((SMALL, SMALL))) == pytest.approx(math.exp(0.5))
@@ -89,15 +89,15 @@ def test_a_shape_on_its_side_counts_as_that_shape_but_makes_smaller_patches() ->
 
 
 @pytest.mark.parametrize("batch", [(SMALL, WIDE), (SMALL,) * 5, (SMALL, Shape(512, 512, 2))])
-def test_of_other_shapes_and_more_members_it_knows_nothing(batch: tuple[Shape, ...]) -> None:
+def test_it_predicts_nothing_for_other_shapes_or_more_members(batch: tuple[Shape, ...]) -> None:
     assert batch_model().ratio(batch_key(batch)) is None
     assert batch_model(max_patches=4).ratio(batch_key((SMALL, LARGE))) is None, "five patches"
 
 
-# Where it counts.
+# Where it is used.
 
 
-def test_a_measured_batch_comes_first_then_what_was_learned_then_what_batches_of_one_size_saved() -> None:
+def test_a_measured_batch_precedes_the_model_which_precedes_the_savings_of_batches_of_one_size() -> None:
     costs = table(batch_model(bias=math.log(0.8)), together(1.7, SMALL, SMALL), together(9.0, SMALL, LARGE))
     assert batch_s(costs, LARGE, SMALL) == 9.0
     assert batch_s(costs, SMALL, SMALL, SMALL) == pytest.approx(0.8 * 3.0)
@@ -105,7 +105,7 @@ def test_a_measured_batch_comes_first_then_what_was_learned_then_what_batches_of
     assert batch_s(costs, WIDE, WIDE) == pytest.approx(3.0 - 0.3)
 
 
-def test_it_holds_for_steps_at_degree_1_and_no_batch_is_cheaper_than_its_dearest_member() -> None:
+def test_it_is_used_for_steps_at_degree_1_and_no_batch_is_cheaper_than_its_longest_member() -> None:
     rows = (together(2.0, LARGE, stage=DECODE), together(3.0, LARGE, degree=2))
     costs = table(batch_model(bias=math.log(0.1)), *rows)
     assert batch_s(costs, LARGE, LARGE) == 4.0
@@ -113,7 +113,7 @@ def test_it_holds_for_steps_at_degree_1_and_no_batch_is_cheaper_than_its_dearest
     assert TableCosts(costs).run_ns(STEP, (LARGE, LARGE), 2) == 6 * NS_PER_S
 
 
-# How it travels.
+# File format.
 
 
 def test_it_survives_a_file_and_the_header_of_a_log_to_the_last_bit() -> None:
@@ -130,7 +130,7 @@ def test_tables_that_are_joined_keep_their_batch_models() -> None:
     assert merged([table(batch_model()), other]).batch_models == {PIPELINE: batch_model(), "b": batch_model()}
 
 
-def test_the_database_hands_out_the_newest_one(tmp_path: Path) -> None:
+def test_the_database_returns_the_newest_model(tmp_path: Path) -> None:
     store = Profiles(tmp_path / "costs.sqlite")
     for at, one in ((10, batch_model(bias=1.0)), (30, None), (20, batch_model(bias=2.0))):
         made = Profile(
@@ -154,7 +154,7 @@ def test_the_database_hands_out_the_newest_one(tmp_path: Path) -> None:
         (("max_batch",), None, "not a batch model: TypeError"),
     ],
 )
-def test_one_that_cannot_be_used_is_told(path: tuple[Any, ...], value: object, said: str) -> None:
+def test_an_invalid_model_is_refused_with_its_error(path: tuple[Any, ...], value: object, said: str) -> None:
     document = json.loads(json.dumps(table_json(table(batch_model()))))
     place = document["batch_models"][PIPELINE]
     for step in path[:-1]:
@@ -167,7 +167,7 @@ def test_one_that_cannot_be_used_is_told(path: tuple[Any, ...], value: object, s
     assert "tilework profile --mixed" in str(caught.value)
 
 
-# How it is learned.
+# Learning.
 
 
 def modelled_s(batch: tuple[Shape, ...]) -> float:
@@ -178,7 +178,7 @@ def modelled_s(batch: tuple[Shape, ...]) -> float:
 
 
 def measured(number: int, noise: float = 0.02, seed: int = 1) -> list[CostRow]:
-    """Three sizes alone, and so many batches of 2 to 12; each is off by some `noise`."""
+    """Three sizes alone, and random batches of 2 to 12; each time is off by some `noise`."""
     rng, shapes = Random(seed), (SMALL, Shape(768, 768), LARGE)
     batches = {(shape,) for shape in shapes}
     while len(batches) < number + len(shapes):

@@ -1,4 +1,4 @@
-"""What batches cost: rows of one size and of several, what lies between them, and what is observed of them."""
+"""The cost of batches: rows of one size and of several, interpolation between them, and corrections."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_of_two_largest_members_either_may_give_the_row_its_size() -> None:
 @pytest.mark.parametrize(
     "batch", [[], ["512x512"], ["512x512", "512x512"], ["512x512", "wide"], ["512x512", 7], [512, 1024], "512x512", {}]
 )
-def test_a_batch_that_is_none_is_named(batch: object) -> None:
+def test_an_invalid_batch_is_named(batch: object) -> None:
     given = FIELDS | {"height": 512, "width": 512, "seconds": 1, "batch": batch}
     with pytest.raises(BadCostTable) as caught:
         parse_table({"rows": [given]})
@@ -92,7 +92,7 @@ def test_a_mixed_row_has_the_size_of_its_largest_member(side: int) -> None:
         parse_table({"rows": [given]})
 
 
-def test_rows_of_other_batches_are_other_places() -> None:
+def test_rows_of_different_batches_have_different_keys() -> None:
     rows = [
         together(1.0, SMALL, LARGE),
         together(1.0, SMALL, SMALL, LARGE),
@@ -118,7 +118,7 @@ def test_without_measured_batches_nothing_is_saved() -> None:
     assert batch_s(model, *thin(10, 30, 10)) == 6.0
 
 
-def test_a_measured_batch_has_its_own_price_and_others_save_as_much_by_member() -> None:
+def test_a_measured_batch_has_its_own_price_and_others_save_as_much_per_member() -> None:
     """Two of 10 save 0.4 s, and so do two of 30: that is what each member beyond the first saves."""
     model = costs(*UNIFORM)
     assert batch_s(model, *thin(10, 10)) == 1.6
@@ -136,19 +136,19 @@ def test_savings_are_linear_between_sizes_and_numbers_and_constant_beyond() -> N
     assert batch_s(model, *thin(60, 60)) == pytest.approx(12.0 - 0.4)
 
 
-def test_of_a_mix_all_but_the_one_that_would_save_most_save() -> None:
+def test_in_a_mix_every_member_saves_except_the_one_that_would_save_most() -> None:
     model = costs(row(10, 1.0), row(30, 3.0), row(10, 1.7, batch=2), row(30, 5.9, batch=2))
     assert batch_s(model, *thin(10, 30)) == pytest.approx(4.0 - 0.1)
     assert batch_s(model, *thin(10, 10, 30)) == pytest.approx(5.0 - 0.4)
 
 
-def test_a_batch_that_costs_more_than_its_members_is_priced_so() -> None:
+def test_a_batch_measured_as_dearer_than_its_members_keeps_that_price() -> None:
     model = costs(row(10, 1.0), row(10, 2.5, batch=2))
     assert batch_s(model, *thin(10, 10)) == 2.5
     assert batch_s(model, *thin(10, 10, 10)) == 4.0
 
 
-def test_no_batch_is_cheaper_than_its_dearest_member() -> None:
+def test_no_batch_is_cheaper_than_its_longest_member() -> None:
     model = costs(row(10, 1.0), row(30, 3.0), row(10, 1.0, batch=2))
     assert batch_s(model, *thin(10, 10, 10)) == 1.0
     assert batch_s(model, *thin(10, 10, 30)) == 3.0
@@ -159,7 +159,7 @@ def test_a_batch_at_another_degree_follows_the_rows_of_that_degree() -> None:
     assert model.run_ns(STEP, thin(10, 10), 2) == ns_from_s(1.2)
 
 
-def test_a_batch_where_only_that_very_one_was_measured() -> None:
+def test_a_table_with_one_measured_batch_knows_only_that_batch() -> None:
     model = costs(together(1.0, SMALL, LARGE))
     assert batch_s(model, LARGE, SMALL) == 1.0
     with pytest.raises(LookupError, match="was not profiled at degree 1, nor below it, at batch 2 or 1"):
@@ -173,7 +173,7 @@ SECONDS = st.floats(0.01, 10)
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[CostRow, ...]:
-    """Some shapes alone, some batches of one shape, some mixes; no two rows of one place."""
+    """Some shapes alone, some batches of one shape, some mixes; no two rows have the same key."""
     alone = draw(st.lists(st.tuples(SHAPES), min_size=1, max_size=4))
     batches = draw(
         st.lists(st.one_of(BATCHES, st.builds(lambda one, n: [one] * n, SHAPES, st.integers(2, 5))), max_size=6)
@@ -194,7 +194,7 @@ def test_neither_order_nor_turning_makes_a_difference(rows: Sequence[CostRow], b
 
 
 @given(rows=tables(), batch=BATCHES)
-def test_a_measured_batch_costs_what_was_measured_and_no_other_less_than_its_dearest_member(
+def test_a_measured_batch_costs_its_measured_time_and_others_at_least_their_longest_member(
     rows: Sequence[CostRow], batch: list[Shape]
 ) -> None:
     model = costs(*rows)
@@ -207,13 +207,13 @@ def test_a_measured_batch_costs_what_was_measured_and_no_other_less_than_its_dea
 
 
 @given(fixed=st.floats(0, 1), batch=st.lists(st.integers(100, 200), min_size=2, max_size=8))
-def test_what_a_forward_pass_costs_whatever_is_in_it_is_found_exactly(fixed: float, batch: list[int]) -> None:
-    """A fixed part and one by pixels: two sizes, alone and in twos, tell both."""
+def test_the_fixed_cost_of_a_forward_pass_is_found_exactly(fixed: float, batch: list[int]) -> None:
+    """A fixed part and a part by pixels: two sizes, alone and in pairs, determine both."""
     rows = [row(pixels, fixed + pixels * count * 0.01, batch=count) for pixels in (100, 200) for count in (1, 2)]
     assert batch_s(costs(*rows), *thin(*batch)) == pytest.approx(fixed + sum(batch) * 0.01)
 
 
-def test_what_a_measured_mix_took_beyond_that_other_mixes_take_as_a_share_of_their_members() -> None:
+def test_the_extra_cost_of_a_measured_mix_applies_to_other_mixes_as_a_share() -> None:
     """The savings of batches of one size predict 4.6 s for the mix; it took a fifth of 5 s more."""
     model = costs(*UNIFORM, together(5.6, *thin(10, 30)))
     assert batch_s(model, *thin(10, 30)) == 5.6
@@ -222,7 +222,7 @@ def test_what_a_measured_mix_took_beyond_that_other_mixes_take_as_a_share_of_the
 
 
 def beyond_s(first: float, second: float, *asked: int) -> float:
-    """What a mix takes beyond its members, where one of 4 s and one of 8 s took so much."""
+    """What a mix takes beyond its members, if mixes of 4 s and of 8 s took this much more."""
     mixes = (together(4.0 + first, *thin(10, 30)), together(8.0 + second, *thin(10, 10, 30, 30)))
     return batch_s(costs(row(10, 1.0), row(30, 3.0), *mixes), *thin(*asked)) - sum(asked) / 10
 
@@ -231,25 +231,25 @@ def beyond_s(first: float, second: float, *asked: int) -> float:
     ("first", "second", "fixed", "share"),
     [(0.7, 1.1, 0.3, 0.1), (0.5, 0.5, 0.5, 0.0), (0.4, 0.8, 0.0, 0.1), (-0.4, -0.8, 0.0, -0.1)],
 )
-def test_what_is_fixed_in_mixes_and_what_is_a_share_is_told_apart(
+def test_the_fixed_part_and_the_share_of_mixing_are_separated(
     first: float, second: float, fixed: float, share: float
 ) -> None:
     assert beyond_s(first, second, 10, 20, 30) == pytest.approx(fixed + 6.0 * share)
 
 
-def test_neither_part_is_negative_so_that_other_mixes_do_not_run_away() -> None:
+def test_neither_part_is_negative_so_that_other_mixes_stay_plausible() -> None:
     assert 7.0 * 0.3 / 4 < beyond_s(0.3, 0.8, 10, 30, 30) < 7.0 * 0.8 / 8, "a share alone"
     assert 0.2 < beyond_s(0.6, 0.2, 10, 30, 30) < 0.6, "a fixed part alone"
     assert beyond_s(0.6, 0.2, 10, 30, 30) == pytest.approx(beyond_s(0.6, 0.2, 10, 20))
 
 
-def test_members_some_of_which_are_turned_are_a_mix() -> None:
+def test_a_batch_with_some_turned_members_is_a_mix() -> None:
     model = costs(*(together(1.5 * n**0.5, *[WIDE] * n) for n in (1, 2)), together(9.0, WIDE, turned(WIDE)))
     assert batch_s(model, turned(WIDE), WIDE) == 9.0
     assert batch_s(model, turned(WIDE), turned(WIDE)) == pytest.approx(1.5 * 2**0.5)
 
 
-def test_a_member_more_costs_more_where_members_save_less_than_they_cost() -> None:
+def test_one_more_member_costs_more_if_members_save_less_than_they_cost() -> None:
     model = costs(*UNIFORM)
     batches = [thin(*[10] * count) for count in range(1, 9)]
     assert all(batch_s(model, *few) < batch_s(model, *many) for few, many in pairwise(batches))
@@ -258,7 +258,7 @@ def test_a_member_more_costs_more_where_members_save_less_than_they_cost() -> No
 # Corrections.
 
 
-def test_what_is_observed_of_a_batch_corrects_batches_of_as_many_pixels_and_members() -> None:
+def test_a_measured_batch_corrects_batches_of_as_many_pixels_and_members() -> None:
     model = costs(*UNIFORM)
     model.observe(STEP, (sized(10), sized(30)), 1, 1, ns_from_s(9.2))
     assert batch_s(model, *thin(10, 30)) == 9.2
@@ -267,12 +267,14 @@ def test_what_is_observed_of_a_batch_corrects_batches_of_as_many_pixels_and_memb
     assert batch_s(model, *thin(10)) == 1.0
     before = batch_s(model, *thin(10, 10, 20))
     model.observe(STEP, (sized(10), sized(30)), 1, 1, ns_from_s(4.6))
-    assert batch_s(model, *thin(10, 10, 20)) < before, "as many pixels, but three: corrected as of late"
+    assert batch_s(model, *thin(10, 10, 20)) < before, (
+        "as many pixels, but three members: corrected like recent batches"
+    )
     assert batch_s(model, *thin(20, 20)) == batch_s(model, *thin(10, 30))
 
 
-def test_a_batch_that_was_not_measured_is_as_slow_as_its_members_one_by_one() -> None:
-    """Everything takes twice what the table says: that is known of a batch before it has run."""
+def test_an_unmeasured_batch_is_corrected_like_its_members() -> None:
+    """Everything takes twice as long as in the table: this is known of a batch before it has run."""
     model = costs(row(100, 1.0), row(100, 1.2, batch=2))
     one, other = sized(100), sized(100)
     assert model.work_ns(STEP, (one, other), 1) == pytest.approx(1.2e9)
@@ -283,25 +285,27 @@ def test_a_batch_that_was_not_measured_is_as_slow_as_its_members_one_by_one() ->
     assert model.correction(STEP, (one, other), 1) == pytest.approx(3.0)
     assert model.work_ns(STEP, (one,), 1) == pytest.approx(2e9)
     model.observe(STEP, (one,), 1, 1, 1_000_000_000)
-    assert model.work_ns(STEP, (one, other), 1) == pytest.approx(3.6e9 * 1.9 / 2), "quicker alone, quicker together"
+    assert model.work_ns(STEP, (one, other), 1) == pytest.approx(3.6e9 * 1.9 / 2), "faster alone, faster together"
 
 
-def test_what_batches_save_is_corrected_apart_from_what_single_ones_take() -> None:
-    """By the table single ones take four times as long as in truth; batches really save nothing."""
+def test_the_savings_of_batches_have_a_correction_of_their_own() -> None:
+    """In the table single requests take four times as long as they do; batches save nothing in fact."""
     model = costs(row(10, 1.0), row(20, 2.0), row(10, 1.0, batch=2))
     for _ in range(2):
         model.observe(STEP, (sized(10),), 1, 1, ns_from_s(0.25))
         model.observe(STEP, (sized(20),), 1, 1, ns_from_s(0.5))
-    assert batch_s(model, *thin(10, 20)) == pytest.approx(0.5), "what it says of the table's is half of one by one"
+    assert batch_s(model, *thin(10, 20)) == pytest.approx(0.5), (
+        "by the table a batch takes half of its members one by one"
+    )
     for _ in range(3):
         model.observe(STEP, (sized(10), sized(10)), 1, 1, ns_from_s(0.5))
     assert batch_s(model, *thin(10, 10)) == pytest.approx(0.5)
-    assert batch_s(model, *thin(10, 20)) >= 0.75, "batches save nothing, so this one will not either"
+    assert batch_s(model, *thin(10, 20)) >= 0.75, "batches save nothing, so this one is predicted to save nothing"
     model.observe(STEP, (sized(10),), 1, 1, ns_from_s(0.25))
-    assert batch_s(model, *thin(10, 20)) >= 0.75, "whatever single ones take"
+    assert batch_s(model, *thin(10, 20)) >= 0.75, "whatever single requests take"
 
 
-def test_what_one_takes_alone_is_known_by_three_runs_or_by_its_own() -> None:
+def test_the_time_alone_is_known_after_three_runs_in_the_table_or_one_of_its_own() -> None:
     model = costs(row(10, 1.0, num_runs=3), row(20, 2.0, num_runs=2), row(40, 4.0), row(80, 8.0, batch=2))
     known = [pixels for pixels in (10, 15, 20, 40, 80) if model.knows(STEP, sized(pixels))]
     assert known == [10, 40], "published tables do not count runs"
@@ -315,14 +319,14 @@ def test_what_one_takes_alone_is_known_by_three_runs_or_by_its_own() -> None:
     assert model.knows(STEP, sized(10, guided=False))
 
 
-def test_prediction_error_is_how_far_batches_were_off_lately() -> None:
+def test_prediction_error_is_the_recent_error_of_batches() -> None:
     model, pair = costs(row(10, 1.0), row(10, 1.2, batch=2)), (sized(10), sized(10))
     assert model.prediction_error(STEP) == 0.0
     model.observe(STEP, pair, 1, 1, ns_from_s(1.8))
     assert model.prediction_error(STEP) == pytest.approx(0.1 * 0.5)
     model.observe(STEP, (sized(10),), 1, 1, ns_from_s(5.0))
-    assert model.prediction_error(STEP) == pytest.approx(0.05), "single ones are another matter"
+    assert model.prediction_error(STEP) == pytest.approx(0.05), "single requests do not count"
     version = model.version
     model.observe(STEP, pair, 1, 1, model.work_ns(STEP, pair, 1))
     assert model.prediction_error(STEP) == pytest.approx(0.045)
-    assert model.version == version + 1, "what a policy decides may depend on it"
+    assert model.version == version + 1, "a policy's decision may depend on it"

@@ -1,4 +1,4 @@
-"""The profile database: what is found again, several processes at once, and files that are of no use."""
+"""The profile database: saving and reading, several processes at once, and unusable files."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def asides(path: Path) -> list[str]:
     return sorted(other.name for other in path.parent.iterdir() if ".aside-" in other.name)
 
 
-# What is found again.
+# Saving and reading.
 
 
-def test_a_profile_is_found_again_as_it_was(store: Profiles) -> None:
+def test_a_saved_profile_is_read_back_unchanged(store: Profiles) -> None:
     assert store.latest(KEY) is None
     assert store.entries() == ()
-    assert not store.path.parent.exists(), "to ask brings nothing about"
+    assert not store.path.parent.exists(), "reading creates no file"
     full = row(0.5, frames=5, degree=2, batch=3, link="pcie", p99_seconds=0.6, peak_bytes=1 << 40, num_runs=20)
     mixed = CostRow.of((Shape(64, 64), Shape(64, 96, 5)), pipeline=PIPELINE, stage=DIFFUSE, seconds=0.75)
     saved = profile(full, mixed, row(0.25), origin=ProfileOrigin.PROFILE, at=1_700_000_000_123_456_789)
@@ -78,7 +78,7 @@ def test_a_profile_is_found_again_as_it_was(store: Profiles) -> None:
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(ProfileKey)])
-def test_what_was_measured_under_other_circumstances_is_not_found(store: Profiles, field: str) -> None:
+def test_a_profile_of_another_key_is_not_found(store: Profiles, field: str) -> None:
     old: Any = getattr(KEY, field)
     other = replace(KEY, **{field: old + 1 if isinstance(old, int) else f"other {old}"})
     store.save(profile(row(1.0), key=other))
@@ -86,7 +86,7 @@ def test_what_was_measured_under_other_circumstances_is_not_found(store: Profile
     assert store.latest(other) is not None
 
 
-def test_the_newest_row_of_each_place_counts_whatever_the_order_of_saving(store: Profiles) -> None:
+def test_the_newest_row_of_each_key_counts_in_any_order_of_saving(store: Profiles) -> None:
     store.save(profile(row(2.0), row(2.5, degree=2), at=20))
     store.save(profile(row(1.0), row(1.5, side=128), at=10))
     store.save(profile(row(3.0, stage=DECODE), at=30))
@@ -99,7 +99,7 @@ def test_the_newest_row_of_each_place_counts_whatever_the_order_of_saving(store:
     assert [entry.created_unix_ns for entry in store.entries()] == [10, 20, 30]
 
 
-def test_a_profile_comes_before_a_later_calibration_which_fills_its_gaps(store: Profiles) -> None:
+def test_a_profile_precedes_a_later_calibration_which_fills_its_gaps(store: Profiles) -> None:
     store.save(profile(row(1.0), origin=ProfileOrigin.PROFILE, at=10))
     store.save(profile(row(9.0), row(2.0, side=128), at=20))
     assert seconds(store.latest(KEY)) == {(DIFFUSE, 64, 1): 1.0, (DIFFUSE, 128, 1): 2.0}
@@ -126,7 +126,7 @@ for at in range(10):
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_processes_that_use_it_at_once_lose_nothing(store: Profiles, damaged: bool) -> None:
-    """Also where all of them begin with a file that has to be made, or moved out of the way."""
+    """Also if the file has to be created, or a damaged file moved away."""
     if damaged:
         store.path.parent.mkdir()
         store.path.write_bytes(b"nonsense" * 1000)
@@ -141,9 +141,9 @@ def test_processes_that_use_it_at_once_lose_nothing(store: Profiles, damaged: bo
     assert len(asides(store.path)) == (1 if damaged else 0)
 
 
-def test_a_file_that_another_process_has_put_right_meanwhile_stays(store: Profiles) -> None:
+def test_a_file_that_another_process_has_replaced_meanwhile_stays(store: Profiles) -> None:
     class Slow(Profiles):
-        """Finds the file damaged; before it comes to do something about that, another process has."""
+        """Finds the file damaged, but another process replaces it first."""
 
         def _move_aside(self, *arguments: Any) -> None:
             store.save(profile(row(1.0)))
@@ -177,7 +177,7 @@ def test_a_save_that_fails_half_way_leaves_nothing(store: Profiles) -> None:
     assert [entry.created_unix_ns for entry in store.entries()] == [0]
 
 
-# Files that are of no use.
+# Unusable files.
 
 
 @pytest.mark.parametrize("content", [b"nonsense" * 1000, b"SQLite format 3\0" + bytes(5000)])
@@ -219,7 +219,7 @@ def test_another_programs_database_is_left_alone(store: Profiles) -> None:
 
 
 @pytest.mark.parametrize("place", ["file/costs.sqlite", "directory"])
-def test_a_place_where_no_file_can_be_is_named(tmp_path: Path, place: str) -> None:
+def test_a_path_where_no_file_can_be_created_is_named(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "directory").mkdir()
     with pytest.raises(ProfilesUnavailable, match=f"^{tmp_path / place}: .*; give another file for the profiles$"):
@@ -229,7 +229,7 @@ def test_a_place_where_no_file_can_be_is_named(tmp_path: Path, place: str) -> No
 # Rows.
 
 
-def test_what_several_groups_measured_becomes_one_row_per_place() -> None:
+def test_the_rows_of_several_groups_become_one_row_per_key() -> None:
     merged = merge_rows(
         (
             row(1.0, p99_seconds=4.0, peak_bytes=10, num_runs=5),
@@ -254,7 +254,7 @@ def test_missing_batches_lack_a_row_for_some_stage_at_that_degree() -> None:
     known += [row(1.0, degree=2), row(1.0, degree=2, stage=ENCODE, height=128)]
     assert missing_batches(known, PIPELINE, shapes, 1) == shapes[2:]
     assert missing_batches(known[1:], PIPELINE, shapes, 1) == (shapes[0], shapes[2])
-    assert missing_batches(known, PIPELINE, shapes, 2) == shapes[1:], "decode is not wanted at degree 2"
+    assert missing_batches(known, PIPELINE, shapes, 2) == shapes[1:], "decode is not needed at degree 2"
     assert missing_batches(known, PIPELINE, shapes, 4) == shapes
     assert missing_batches(known, "other", shapes, 1) == shapes
     twos = [row(1.0, stage=stage, batch=2) for stage in STAGES]

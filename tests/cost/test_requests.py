@@ -1,4 +1,4 @@
-"""What requests cost: corrections by measurements, steps without guidance, previews."""
+"""The cost of requests: corrections by measurements, steps without guidance, previews."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def observe(model: TableCosts, pixels: int, factor: float, times: int = 1, num_s
 
 
 @given(factor=st.floats(0.3, 3.9), start=st.floats(0.3, 3.9), num_steps=st.integers(1, 9))
-def test_the_correction_converges_to_what_is_observed(factor: float, start: float, num_steps: int) -> None:
+def test_the_correction_converges_to_the_measured_ratio(factor: float, start: float, num_steps: int) -> None:
     model = costs(row(100, 1.0), row(200, 2.0))
     observe(model, 100, start)
     observe(model, 100, factor, times=80, num_steps=num_steps)
@@ -55,7 +55,7 @@ def test_an_outlier_is_held_within_a_factor_of_four(factor: float, held: float) 
 
 
 @pytest.mark.parametrize("run_ns", [0, -5])
-def test_a_measurement_of_no_time_says_nothing(run_ns: int) -> None:
+def test_nothing_is_learned_from_a_measurement_of_no_time(run_ns: int) -> None:
     model = costs(row(100, 1.0))
     model.observe(STEP, (sized(100),), 1, 1, run_ns)
     assert (step_s(model, 100), model.version) == (1.0, 0)
@@ -64,14 +64,14 @@ def test_a_measurement_of_no_time_says_nothing(run_ns: int) -> None:
 def test_the_version_changes_with_the_answers() -> None:
     model = costs(row(100, 1.0))
     seen = [(model.version, step_s(model, 100))]
-    for factor in (1.5, 1.5, 2.0, 1.9):  # The second one says what is known already.
+    for factor in (1.5, 1.5, 2.0, 1.9):  # The second measurement changes nothing.
         observe(model, 100, factor)
         seen.append((model.version, step_s(model, 100)))
     assert [version for version, _ in seen] == [0, 1, 1, 2, 3]
     assert len({seconds for _, seconds in seen}) == 4
 
 
-def test_an_observation_leaves_every_other_key_alone() -> None:
+def test_a_measurement_changes_no_other_key() -> None:
     rows = [
         row(p, p / 100, stage=s, degree=d, batch=b) for p in (100, 200) for s in STAGES for d in (1, 2) for b in (1, 2)
     ]
@@ -114,17 +114,17 @@ def test_a_step_without_guidance_costs_half_until_it_has_been_measured() -> None
     assert model.work_ns(STEP, (bare,), 1, 4) == 2 * NS_PER_S
     model.observe(STEP, (bare,), 1, 1, ns_from_s(0.7))
     assert model.work_ns(STEP, (bare,), 1) == ns_from_s(0.7)
-    assert model.work_ns(STEP, (sized(100),), 1) == NS_PER_S, "guided steps are another matter"
+    assert model.work_ns(STEP, (sized(100),), 1) == NS_PER_S, "guided steps are not affected"
 
 
-def test_guided_steps_teach_nothing_of_those_without() -> None:
+def test_nothing_is_learned_of_unguided_steps_from_guided_ones() -> None:
     model = costs(row(100, 1.0))
     model.observe(STEP, (sized(100),), 1, 1, ns_from_s(1.5))
     assert model.work_ns(STEP, (sized(100),), 1) == ns_from_s(1.5)
     assert model.work_ns(STEP, (sized(100, guided=False),), 1) == ns_from_s(0.5)
 
 
-def test_a_work_of_both_saves_what_it_would_if_all_were_guided() -> None:
+def test_a_work_of_guided_and_unguided_steps_saves_as_much_as_if_all_were_guided() -> None:
     guided, bare = sized(100), sized(100, guided=False)
     assert costs(row(100, 1.0)).work_ns(STEP, (guided, bare), 1, 2) == 3 * NS_PER_S, "nothing is saved"
     model = costs(row(100, 1.0), row(100, 1.6, batch=2), row(100, 2.4, batch=3))
@@ -135,7 +135,7 @@ def test_a_work_of_both_saves_what_it_would_if_all_were_guided() -> None:
     assert model.work_ns(STEP, (guided, bare), 1) == ns_from_s(0.8 * 1.75), "what is known of each alone counts"
     model.observe(STEP, (guided, bare), 1, 1, ns_from_s(1.5))
     assert model.work_ns(STEP, (bare, guided), 1) == ns_from_s(1.5)
-    assert model.work_ns(STEP, (guided,), 1) == NS_PER_S, "it tells nothing of single ones"
+    assert model.work_ns(STEP, (guided,), 1) == NS_PER_S, "nothing is learned of single requests"
 
 
 @pytest.mark.parametrize("stage", [ENCODE, DECODE])
@@ -166,7 +166,7 @@ def test_the_preview_of_a_large_picture_is_small() -> None:
     assert model.work_ns(STEP, (asked,), 1) == ns_from_s(4.0 + 0.25)
 
 
-def test_a_work_with_previews_teaches_nothing_of_steps() -> None:
+def test_nothing_is_learned_from_a_work_with_previews() -> None:
     model = costs(row(100, 1.0), row(100, 1.0, stage=DECODE))
     model.observe(STEP, (sized(100, preview_every=3),), 1, 6, 9 * NS_PER_S)
     assert model.version == 0

@@ -1,4 +1,4 @@
-"""Cost tables: what a file must say, what lies between its rows, and how measurements correct it."""
+"""Cost tables: their file format, interpolation between rows, and what a request takes alone."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_wrong_field_is_named_with_file_row_value_and_remedy(
     ("stray", "meant"),
     [("degre", "degree"), ("Degree", "degree"), ("batch_size", "batch"), ("num_frames", "frames"), ("links", "link")],
 )
-def test_a_misspelt_field_that_would_take_its_default_is_named_with_what_was_meant(stray: str, meant: str) -> None:
+def test_a_misspelt_field_with_a_default_is_named_with_the_right_name(stray: str, meant: str) -> None:
     with pytest.raises(
         BadCostTable, match=rf"^rows\[0\]\.{stray} is not a field; rename it to {meant}, or leave it out$"
     ):
@@ -136,7 +136,7 @@ def test_a_missing_field_is_named(field: str) -> None:
         ('{"rows": [{}], "devices_per_node": true}', "devices_per_node is True; expected a whole number of at least 1"),
     ],
 )
-def test_a_file_that_is_no_table_is_named(tmp_path: Path, text: str, complaint: str) -> None:
+def test_an_invalid_file_is_named(tmp_path: Path, text: str, complaint: str) -> None:
     path = tmp_path / "costs.json"
     path.write_text(text)
     with pytest.raises(BadCostTable) as caught:
@@ -168,7 +168,7 @@ def test_a_shipped_table_says_where_it_is_from_and_covers_its_evaluation(name: s
 
 
 def test_every_shipped_table_meets_its_slos_at_its_best_degree_alone() -> None:
-    """Else no policy could: the tables and their SLOs belong together, size by size."""
+    """Otherwise no policy could: the tables and their SLOs belong together, size by size."""
     for shipped in map(read_table, shipped_names()):
         model, steps = TableCosts(shipped), shipped.steps or 0
         for one in shipped.rows:
@@ -216,7 +216,7 @@ def test_tables_of_one_hardware_are_one_with_the_pipelines_of_both() -> None:
         ("nowhere", "nowhere: "),
     ],
 )
-def test_tables_that_do_not_belong_together_are_not_joined(other: str, what: str) -> None:
+def test_tables_that_conflict_are_not_joined(other: str, what: str) -> None:
     with pytest.raises(BadCostTable, match=rf"^flux1_l20\+{other}: {what}"):
         read_table(f"flux1_l20+{other}")
 
@@ -228,7 +228,7 @@ def test_one_size_with_two_slos_is_not_joined() -> None:
         merged([flux, other])
 
 
-def test_a_file_whose_name_has_a_plus_is_read_as_it_is(tmp_path: Path) -> None:
+def test_a_file_with_a_plus_in_its_name_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a+b.json"
     path.write_text(json.dumps({"rows": [GOOD_ROW], "hardware": "mine"}))
     assert read_table(path).hardware == "mine"
@@ -253,7 +253,7 @@ def test_useful_degrees_are_faster_than_all_narrower_ones() -> None:
     assert useful_degrees(model, stage, Shape(2048, 2048)) == (1, 2, 4, 8)
 
 
-def test_the_least_device_time_is_that_of_the_most_economical_degree_of_each_stage() -> None:
+def test_the_least_device_time_is_that_of_the_cheapest_degree_of_each_stage() -> None:
     model = costs(
         row(100, 1.0),
         row(100, 0.4, degree=2),
@@ -290,7 +290,7 @@ def test_a_monotone_table_gives_monotone_costs(points: dict[int, float], pixels:
 
 
 @given(points=POINTS, pixels=st.integers(1, 20_000))
-def test_between_two_points_lies_a_value_between_theirs(points: dict[int, float], pixels: int) -> None:
+def test_values_between_two_points_lie_between_theirs(points: dict[int, float], pixels: int) -> None:
     below, above = (
         max((p for p in points if p <= pixels), default=0),
         min((p for p in points if p >= pixels), default=0),
@@ -343,7 +343,7 @@ def test_a_stage_that_no_row_mentions_costs_nothing() -> None:
     for stage in (ENCODE, DECODE):
         assert model.run_ns(StageId(PIPELINE, stage), (Shape(1, 10),), 1) == 0
     model.observe(StageId(PIPELINE, ENCODE), (sized(10),), 1, 1, NS_PER_S)
-    assert model.run_ns(StageId(PIPELINE, ENCODE), (Shape(1, 10),), 1) == 0, "nothing times any correction is nothing"
+    assert model.run_ns(StageId(PIPELINE, ENCODE), (Shape(1, 10),), 1) == 0, "zero times any correction is zero"
     assert model.version == 0
 
 
@@ -386,7 +386,7 @@ def test_degrees_are_priced_by_their_own_rows() -> None:
     assert (step_s(model, 10), step_s(model, 10, degree=2), step_s(model, 20, degree=2)) == (1.0, 0.6, 1.1)
 
 
-def test_moving_costs_nothing_where_the_state_already_is() -> None:
+def test_moving_to_devices_that_have_the_state_costs_nothing() -> None:
     model = costs(row(10, 1.0), move_ns=7)
     assert [model.move_ns(*groups) for groups in (((), (0,)), ((0,), (0,)), ((0, 1), (1,)))] == [0, 0, 0]
     assert [model.move_ns(*groups) for groups in (((0,), (1,)), ((0,), (0, 1)))] == [7, 7]

@@ -13,7 +13,7 @@ from tilework.core.interfaces import Demand
 
 
 @pytest.mark.parametrize("spread", [10, 10**9])
-def test_it_is_a_sorted_list_that_knows_what_is_ahead_of_a_place(spread: int) -> None:
+def test_it_is_a_sorted_list_with_sums_up_to_each_place(spread: int) -> None:
     """It grows to 3,000 jobs, which is several blocks, and shrinks to none."""
     rng, queue, plain = Random(2), WaitingQueue(), list[Job]()
     for index in range(6000):
