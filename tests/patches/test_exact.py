@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,26 +24,26 @@ from tilework.core.packing import IMAGE, Pack, Size
 from tilework.core.wire import Spec
 from tilework.patches.layout import PatchLayout, pack
 from tilework.pipelines.family import Conditioning, StepState
-from tilework.pipelines.flux import Flux
-from tilework.pipelines.sd import StableDiffusion
-from tilework.pipelines.sd3 import StableDiffusion3
+from tilework.pipelines.model_index import ADAPTERS
 from tilework.pipelines.sdxl import StableDiffusionXL
 from tilework.pipelines.staged import StagedPipeline
 
 # Relative to the largest value, as in test_parallel: guided predictions are several times as large as plain ones.
 TOLERANCE = 1e-5
-BUILD = {
+TRANSFORMERS = {
     "sd3": partial(tiny.build_sd3, max_side=256),
     "sd3.5": partial(tiny.build_sd3, max_side=256, num_heads=3, dual=True),
     "flux": partial(tiny.build_flux, "euler"),
     "schnell": partial(tiny.build_flux, "euler", guidance_embeds=False),
+}
+U_NETS = {
     "sdxl": tiny.build_sdxl,
     "sdxl-deep": partial(tiny.build_sdxl, deep=True),
     "sdxl-distilled": partial(tiny.build_sdxl, distilled=True),
     "sd": tiny.build_sd,
 }
+BUILD: dict[str, Callable[[], Any]] = {**TRANSFORMERS, **U_NETS}
 FAMILIES = tuple(BUILD)
-U_NETS = tuple(name for name in FAMILIES if name.startswith("sdxl") or name == "sd")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,15 +52,16 @@ def _prepared() -> None:
 
 
 def build_family(name: str) -> StagedPipeline:
-    pipeline, text = BUILD[name](), {"max_sequence_length": tiny.TEXT_LENGTH}
+    pipeline = BUILD[name]()
     if name in U_NETS:
         torch.manual_seed(1)
         for module in pipeline.unet.modules():  # New ones have no effect beyond the statistics.
             if isinstance(module, nn.GroupNorm):
                 nn.init.normal_(module.weight, 1.0, 0.3)
                 nn.init.normal_(module.bias, 0.0, 0.3)
-        return (StableDiffusion if name == "sd" else StableDiffusionXL)(pipeline, name, {}, "")
-    return (StableDiffusion3 if name.startswith("sd3") else Flux)(pipeline, name, text, "")
+    text = {} if name in U_NETS else {"max_sequence_length": tiny.TEXT_LENGTH}
+    adapter: Callable[..., StagedPipeline] = pkgutil.resolve_name(ADAPTERS[type(pipeline).__name__])
+    return adapter(pipeline, name, text, "")
 
 
 family = cache(build_family)
@@ -378,7 +380,7 @@ def test_nobodys_picture_changes_when_others_join_and_leave(name: str) -> None:
 # What cannot be packed exactly is not packed.
 
 
-@pytest.mark.parametrize("name", U_NETS)
+@pytest.mark.parametrize("name", tuple(U_NETS))
 def test_a_u_net_packs_odd_sizes_with_their_equals_only(name: str) -> None:
     model = family(name)
     sizes = [(72, 64), (64, 64), (72, 64), (64, 72), (128, 96)]

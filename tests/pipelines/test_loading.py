@@ -25,6 +25,7 @@ from tilework.pipelines.errors import (
     UnsupportedModel,
 )
 from tilework.pipelines.loading import load
+from tilework.pipelines.model_index import ADAPTERS
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +143,7 @@ def test_an_incomplete_model_is_refused(directory: Path) -> None:
 def test_another_pipeline_class_is_refused_with_what_is_supported(directory: Path) -> None:
     index = json.loads((directory / "model_index.json").read_text())
     (directory / "model_index.json").write_text(json.dumps(index | {"_class_name": "PixArtSigmaPipeline"}))
-    with pytest.raises(UnsupportedModel, match="'PixArtSigmaPipeline'; supported are FluxPipeline, StableDiff"):
+    with pytest.raises(UnsupportedModel, match=f"'PixArtSigmaPipeline'; supported are {', '.join(ADAPTERS)}"):
         load(ModelSource(path=str(directory)))
 
 
