@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from tilework.admission.admission_limits import AdmissionLimits
 from tilework.admission.eta import end_of, free_before
 from tilework.admission.eta_correction import EtaCorrection
-from tilework.admission.list_schedule import place
+from tilework.admission.list_schedule import FreeTimes, place
 from tilework.admission.promise_query import PromiseQuery
 from tilework.admission.reservations import Reservations
 from tilework.core.actions import Reject
@@ -47,7 +47,9 @@ class Admission:
         """Accept or refuse a request. Raises UnknownCost."""
         demand = policy.demand(request, Cursor.start(request), costs)
         if (no_room := self.limits.refusal(request, backlog, now_ns)) is not None:
-            return _with_earliest(no_room, request, demand, policy, backlog, now_ns)
+            if request.is_promise or no_room.retry_ns is None:
+                return no_room
+            return _with_earliest(no_room, demand, free_before(request, policy, backlog), now_ns)
         if not backlog.devices:
             if request.is_promise:
                 return Reject(request.uid, "no device is up", None, RefusalCode.NO_DEVICE)
@@ -91,17 +93,13 @@ class Admission:
         return max(now_ns, now_ns + int(job.eta_prediction.ratio * uncorrected_ns))
 
 
-def _with_earliest(
-    no_room: Reject, request: Request, demand: Demand, policy: Policy, backlog: Backlog, now_ns: int
-) -> Reject:
+def _with_earliest(no_room: Reject, demand: Demand, free_ns: FreeTimes, now_ns: int) -> Reject:
     """The refusal with the earliest finish, if the request were accepted once other jobs have made room.
 
-    For a promise this is unknown, since it would also need a place among the reservations at that time.
+    Unknown for a promise, which would also need a place among the reservations at that time.
     """
-    if request.is_promise or no_room.retry_ns is None:
-        return no_room
-    end_ns = place(free_before(request, policy, backlog), demand)
-    return replace(no_room, earliest_ns=max(end_ns, now_ns + no_room.retry_ns + demand.run_ns))
+    assert no_room.retry_ns is not None
+    return replace(no_room, earliest_ns=max(place(free_ns, demand), now_ns + no_room.retry_ns + demand.run_ns))
 
 
 def _too_large(request: Request, policy: Policy, costs: CostModel, widest: int) -> Reject | None:

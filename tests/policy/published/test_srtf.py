@@ -16,8 +16,8 @@ from tilework.core.work import DIFFUSE
 from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
 from tilework.policy.published.srtf import ShortestFirst
-from tilework.policy.toolkit.degrees import all_speeds, best_doubling, efficient_degree
-from tilework.policy.toolkit.demand import Speed
+from tilework.policy.toolkit.degrees import best_doubling, efficient_degree
+from tilework.policy.toolkit.demand import Speed, step_speeds
 
 SHORT_S, LONG_S = 0.06 + 0.2, 0.06 + 3.0  # Of two and of thirty steps.
 # A step of 192 px takes 200, 100 and 50 ms on 1, 2 and 4 devices; one of 64 px 100 ms on any number.
@@ -31,7 +31,7 @@ def of_sizes(name: str, rule: object, *shapes: Shape) -> list[int]:
     costs = shipped(name)
     asked = replace(request("a"), pipeline=costs.rows[0].pipeline)
     assert callable(rule)
-    return [rule(all_speeds(replace(asked, shape=shape), TableCosts(costs))) for shape in shapes]
+    return [rule(step_speeds(replace(asked, shape=shape), TableCosts(costs))) for shape in shapes]
 
 
 def squares(*sides: int) -> list[Shape]:

@@ -13,8 +13,8 @@ from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
 from tilework.core.work import Plan
 from tilework.policy.registry import policy
 from tilework.policy.toolkit.best_effort import late_jobs
-from tilework.policy.toolkit.degrees import all_speeds, best_doubling
-from tilework.policy.toolkit.demand import Speed, demand_at
+from tilework.policy.toolkit.degrees import best_doubling
+from tilework.policy.toolkit.demand import Speed, demand_at, step_speeds
 from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
 from tilework.policy.toolkit.tasks import Task
 from tilework.policy.toolkit.wording import devices_text
@@ -62,13 +62,13 @@ class DDiT:
         return request.arrival_ns + self.late_patience_ns * dropped_to_best_effort
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
-        speeds = all_speeds(request, costs)
+        speeds = step_speeds(request, costs)
         best = best_doubling(speeds)
         return [speed.degree for speed in speeds if speed.degree <= best]
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
         """At the degree that suits it. It may begin with fewer devices; the correction of predictions learns that."""
-        degree = best_doubling(all_speeds(request, costs)) if left.num_steps_left else 1
+        degree = best_doubling(step_speeds(request, costs)) if left.num_steps_left else 1
         return demand_at(request, left, degree, costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:

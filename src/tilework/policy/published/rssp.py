@@ -11,8 +11,8 @@ from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
 from tilework.policy.registry import policy
-from tilework.policy.toolkit.degrees import all_speeds, efficient_degree
-from tilework.policy.toolkit.demand import demand_at
+from tilework.policy.toolkit.degrees import efficient_degree
+from tilework.policy.toolkit.demand import demand_at, step_speeds
 from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
 from tilework.policy.toolkit.order import ArrivalOrdered
 from tilework.policy.toolkit.wording import devices_text
@@ -34,7 +34,7 @@ class ResolutionDegrees(ArrivalOrdered):
     chunk_ns: int = 200 * NS_PER_MS
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
-        return (efficient_degree(all_speeds(request, costs)),)
+        return (efficient_degree(step_speeds(request, costs)),)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
         (degree,) = self.degrees(request, costs)

@@ -11,8 +11,8 @@ from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
 from tilework.policy.registry import policy
-from tilework.policy.toolkit.degrees import all_speeds, efficient_degree
-from tilework.policy.toolkit.demand import Speed, demand_at
+from tilework.policy.toolkit.degrees import efficient_degree
+from tilework.policy.toolkit.demand import Speed, demand_at, step_speeds
 from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
 from tilework.policy.toolkit.tasks import Task
 from tilework.policy.toolkit.wording import needs
@@ -47,7 +47,7 @@ class ShortestFirst:
         return int(self.patience * run_ns / request.weight)
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
-        return (self.degree_of(all_speeds(request, costs)),)
+        return (self.degree_of(step_speeds(request, costs)),)
 
     def degree_of(self, speeds: Sequence[Speed]) -> int:
         return efficient_degree(speeds)

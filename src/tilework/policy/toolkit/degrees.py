@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from tilework.core.interfaces import CostModel
-from tilework.core.request import Request
 from tilework.cost.degrees import EFFICIENT
-from tilework.policy.toolkit.demand import Speed, step_speeds
+from tilework.policy.toolkit.demand import Speed
 
 _LEAST_GAIN = 0.25
-_ANY_DEGREE = 1 << 30
 
 
 def efficient_speeds(speeds: Sequence[Speed]) -> list[Speed]:
@@ -43,8 +40,3 @@ def best_doubling(speeds: Sequence[Speed]) -> int:
             break
         best = wide
     return best.degree
-
-
-def all_speeds(request: Request, costs: CostModel) -> tuple[Speed, ...]:
-    """The speeds of a request's steps on a node of any size. Raises UnknownCost."""
-    return step_speeds(request, costs, _ANY_DEGREE)

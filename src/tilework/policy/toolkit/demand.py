@@ -83,11 +83,12 @@ class Speed:
         object.__setattr__(self, "device_ns", self.degree * self.step_ns)
 
 
-def step_speeds(request: Request, costs: CostModel, max_degree: int) -> tuple[Speed, ...]:
-    """The degrees at which a request's steps can run, up to a limit, ascending. Raises UnknownCost."""
+def step_speeds(request: Request, costs: CostModel, max_degree: int | None = None) -> tuple[Speed, ...]:
+    """The degrees at which a request's steps can run, ascending, up to a limit if given. Raises UnknownCost."""
     _, stage, _ = stages_of(request.pipeline)
-    known = (fitting_degrees(request, costs), costs.degrees(stage))
-    degrees = next((some for all_ in known if (some := [one for one in all_ if one <= max_degree])), [])
+    degrees: list[int] = []
+    for known in (fitting_degrees(request, costs), costs.degrees(stage)):
+        degrees = degrees or [degree for degree in known if max_degree is None or degree <= max_degree]
     return tuple(Speed(degree, costs.work_ns(stage, (request,), degree)) for degree in degrees)
 
 

@@ -22,8 +22,7 @@ from tilework.policy.published.partition.division import (
     share,
 )
 from tilework.policy.toolkit.buddy_allocator import Allocator, nodes
-from tilework.policy.toolkit.degrees import all_speeds
-from tilework.policy.toolkit.demand import Speed, demand_at, usable_degree
+from tilework.policy.toolkit.demand import Speed, demand_at, step_speeds, usable_degree
 from tilework.policy.toolkit.fixed_groups import LanePlan, Pick
 from tilework.policy.toolkit.open_devices import Lane, has_room, open_lanes
 from tilework.policy.toolkit.order import ArrivalOrdered
@@ -86,7 +85,7 @@ class Partition(ArrivalOrdered):
         key = step_key(request)
         found = self._classes.get(key)
         if found is None:
-            speeds = all_speeds(request, costs)
+            speeds = step_speeds(request, costs)
             found = self._classes[key] = self.bucket_of(request, speeds), speeds
             if len(self._classes) > _MOST_CLASSES:
                 del self._classes[next(iter(self._classes))]

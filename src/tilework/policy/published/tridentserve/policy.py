@@ -25,8 +25,8 @@ from tilework.policy.registry import policy
 from tilework.policy.toolkit.best_effort import late_jobs
 from tilework.policy.toolkit.buddy_allocator import nodes
 from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
-from tilework.policy.toolkit.degrees import all_speeds, efficient_speeds
-from tilework.policy.toolkit.demand import Speed
+from tilework.policy.toolkit.degrees import efficient_speeds
+from tilework.policy.toolkit.demand import Speed, step_speeds
 from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
 from tilework.policy.toolkit.knapsack import Option, solve_knapsack_quickly
 from tilework.policy.toolkit.order import by_urgency
@@ -71,7 +71,7 @@ class TridentServe(DeadlinePolicy):
     chunk_ns: int = 200 * NS_PER_MS
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
-        return [speed.degree for speed in efficient_speeds(all_speeds(request, costs))]
+        return [speed.degree for speed in efficient_speeds(step_speeds(request, costs))]
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         """A plan that drops jobs to best effort starts nothing, and is asked for again in the new order."""
