@@ -37,6 +37,7 @@ def record(http: httpx.Client) -> dict[str, Any]:
     cancelled = http.delete(f"/v1/requests/{uid}").json()
     followed = http.post("/v1/images/generations", json=EXAMPLE, headers=ASYNC).json()["uid"]
     events = _events(http.get(f"/v1/requests/{followed}/events").text)
+    http.delete(f"/v1/requests/{followed}")  # Its pictures: a server waits for those that were not fetched.
     progress = next(one for one in events if one["type"] == "tilework.progress" and one["state"] == "running")
     return {
         "images": images,
