@@ -1,4 +1,7 @@
-"""Slow, huge and too many: what bad clients send and do not take costs neither memory nor patience."""
+"""Slow, huge and too many: what clients send, and what they do not take, costs the server neither memory nor time.
+
+Limits of time are minutes on the server's clock, which the tests move when the server has come to wait for the client.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,26 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
+import h11
 import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.server import ServerState
 
+import clock
 from fake_engine import FakeEngine, Plan, Served, eventually, serving
 from tilework.core.request import RefusalCode
 from tilework.server.config import ServerConfig
-from tilework.server.http.protocol import LEAST_BYTES_PER_S, protocol_class
+from tilework.server.http.protocol import LEAST_BYTES_PER_S, LimitedProtocol, protocol_class
 
 TESTS = Path(__file__).parents[1]
 MIB = 1 << 20
@@ -69,11 +74,65 @@ def error_of(received: bytes) -> tuple[int, str]:
     return int(first.split()[1]), json.loads(body)["error"]["code"]
 
 
+LIMIT_S = 60.0  # For a head, for a body, and to take enough of an answer.
+protocols: WeakSet[LimitedProtocol] = WeakSet()  # The server's ends of the connections.
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _watched() -> Iterator[None]:
+    """Servers tell of their connections, and close no idle one."""
+
+    def watching(limits: ServerConfig) -> type[LimitedProtocol]:
+        class Watched(protocol_class(limits)):  # type: ignore[misc]
+            def connection_made(self, transport: Any) -> None:
+                super().connection_made(transport)
+                protocols.add(self)
+
+        return Watched
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tilework.server.main.protocol_class", watching)
+        patch.setattr("tilework.server.main._KEEP_ALIVE_S", 10**6)
+        yield
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    settings = {"read_timeout_s": 0.4, "send_timeout_s": 0.4, "max_head_bytes": 2048, "max_connections": 20}
+    settings = {"read_timeout_s": LIMIT_S, "send_timeout_s": LIMIT_S, "max_head_bytes": 2048, "max_connections": 20}
     with serving(FakeEngine(), drain_s=0, **settings) as served:
         yield served
+
+
+def at_server(server: Served, connection: socket.socket, is_so: Callable[[LimitedProtocol], object]) -> LimitedProtocol:
+    """The server's end of a connection, once this holds for it."""
+
+    def found() -> LimitedProtocol | None:
+        name = connection.getsockname()
+        return next((one for one in protocols if one.client == name and is_so(one)), None)
+
+    eventually(lambda: server.on_loop(found))
+    protocol = server.on_loop(found)
+    assert isinstance(protocol, LimitedProtocol)
+    return protocol
+
+
+def is_open(_: LimitedProtocol) -> bool:
+    return True
+
+
+def awaits_body(protocol: LimitedProtocol) -> bool:
+    return protocol.conn.their_state is h11.SEND_BODY
+
+
+def is_stalled(protocol: LimitedProtocol) -> bool:
+    return protocol.flow.write_paused
+
+
+def let_pass(server: Served, seconds: float) -> None:
+    """Skip time when the server has nothing more to do; and let it do what is due then."""
+    for _ in range(5):
+        server.on_loop(lambda: None)
+    server.skip(seconds)
 
 
 def test_queue_full_is_429_with_retry_after(server: Served) -> None:
@@ -100,6 +159,8 @@ def test_a_full_queue_says_when_there_will_be_room(server: Served, code: Refusal
 def test_slow_body_is_408(server: Served) -> None:
     with connect(server.url) as connection:
         connection.sendall(head(100) + b'{"prompt"')
+        at_server(server, connection, awaits_body)
+        let_pass(server, LIMIT_S)
         assert error_of(everything(connection)) == (408, "body_too_slow")
 
 
@@ -113,23 +174,18 @@ def test_body_that_trickles_is_408_too(server: Served) -> None:
     """The limit is for the whole body, so that a byte now and then buys no time."""
     with connect(server.url) as connection:
         connection.sendall(head(10_000))
-        received: list[bytes] = []
-        reader = threading.Thread(target=lambda: received.append(everything(connection)))
-        reader.start()
-        end_s = time.monotonic() + 10
-        while reader.is_alive() and time.monotonic() < end_s:
-            try:
-                connection.sendall(b" ")
-            except OSError:
-                break
-            reader.join(0.05)
-        reader.join(5)
-        assert error_of(received[0]) == (408, "body_too_slow")
+        at_server(server, connection, awaits_body)
+        for _ in range(3):
+            connection.sendall(b" ")
+            let_pass(server, LIMIT_S / 3)
+        assert error_of(everything(connection)) == (408, "body_too_slow")
 
 
 def test_slow_head_is_408(server: Served) -> None:
     with connect(server.url) as connection:
         connection.sendall(b"POST /v1/images/gen")
+        at_server(server, connection, lambda protocol: protocol.conn.trailing_data[0])
+        let_pass(server, LIMIT_S)
         assert error_of(everything(connection)) == (408, "head_too_slow")
 
 
@@ -137,18 +193,29 @@ def test_slow_head_of_a_second_request_is_408(server: Served) -> None:
     with connect(server.url) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        let_pass(server, 2 * LIMIT_S)  # Between two requests there is no hurry.
         connection.sendall(b"GET /hea")
+        at_server(server, connection, lambda protocol: protocol.conn.trailing_data[0])
+        let_pass(server, LIMIT_S)
         assert error_of(everything(connection)) == (408, "head_too_slow")
 
 
 def test_silent_connection_is_closed(server: Served) -> None:
     with connect(server.url) as connection:
+        at_server(server, connection, is_open)
+        let_pass(server, LIMIT_S)
         assert everything(connection) == b""
 
 
 def test_waiting_for_a_picture_is_not_slow(server: Served) -> None:
-    server.engine.script = [Plan(delay_s=1.2)]
-    assert server.post({"prompt": "x"}).status_code == 200
+    server.engine.script = [Plan(is_held=True)]
+    server.engine.requests.clear()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.post, {"prompt": "x"})
+        eventually(lambda: server.engine.requests)
+        let_pass(server, 3 * LIMIT_S)
+        server.on_loop(server.engine.finish, server.engine.requests[0].uid)
+        assert answer.result().status_code == 200
 
 
 @pytest.mark.parametrize("kind", ["url", "header", "headers"])
@@ -171,11 +238,10 @@ def test_nonsense_is_400_in_the_usual_shape(server: Served) -> None:
 def test_connections_are_limited(server: Served) -> None:
     held = [connect(server.url) for _ in range(30)]
     try:
-        answers = []
         for connection in held:
-            received = everything(connection)
-            if received:
-                answers.append(error_of(received))
+            at_server(server, connection, is_open)
+        let_pass(server, LIMIT_S)  # It closes those that were let in, since they send nothing.
+        answers = [error_of(received) for received in map(everything, held) if received]
         assert 9 <= len(answers) <= 12, "20 connections, of which the test's own client may have one"
         assert set(answers) == {(503, "too_many_connections")}
     finally:
@@ -187,49 +253,40 @@ def test_connections_are_limited(server: Served) -> None:
 # Clients that do not take their answers.
 
 
-def test_reader_that_takes_nothing_is_cut_off(server: Served) -> None:
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_reader_that_takes_too_little_is_cut_off(server: Served, share: float) -> None:
+    """A byte now and then buys no time: an answer waits in memory for as long as it is not taken."""
     server.engine.script = [Plan(is_noise=True)] * 10
     with connect(server.url, receive_bytes=4096) as connection:
         connection.sendall(head(len(LARGE)) + LARGE)
         received = connection.recv(65536)
-        time.sleep(1.5)  # Nothing is taken; several times the limit.
+        at_server(server, connection, is_stalled)
+        num_wanted = len(received) + share * LEAST_BYTES_PER_S * LIMIT_S
+        while len(received) < num_wanted:
+            received += connection.recv(65536)
+        let_pass(server, LIMIT_S)
         with suppress(ConnectionResetError):
             received += everything(connection)
     assert len(received) < length_of(received)
 
 
-def test_reader_that_takes_too_little_is_cut_off() -> None:
-    """A byte now and then buys no time: an answer waits in memory for as long as it is not taken."""
-    engine = FakeEngine(plan=Plan(is_noise=True))
-    with serving(engine, drain_s=0, send_timeout_s=1.5) as server, connect(server.url, 4096) as connection:
-        connection.sendall(head(len(LARGE)) + LARGE)
-        received = connection.recv(65536)
-        rest = length_of(received) - len(received)
-        end_s = time.monotonic() + 10
-        with suppress(ConnectionResetError):
-            while chunk := connection.recv(LEAST_BYTES_PER_S // 40):
-                rest -= len(chunk)
-                assert time.monotonic() < end_s, "the server has not given up"
-                time.sleep(0.05)  # Half of the least rate.
-    assert rest > 0
-
-
 def test_reader_that_takes_little_gets_all(server: Served) -> None:
-    """It takes longer than the limit altogether, but more than the least rate all the time."""
+    """It takes several times the limit altogether, but never less than the least rate."""
     server.engine.script = [Plan(is_noise=True)] * 10
-    with connect(server.url, receive_bytes=4096) as connection:
+    with connect(server.url, receive_bytes=65536) as connection:
         connection.sendall(head(len(LARGE)) + LARGE)
-        start_s = time.monotonic()
         received = connection.recv(65536)
+        protocol = at_server(server, connection, is_stalled)
+        for _ in range(4):
+            num_wanted = server.on_loop(protocol.num_taken) + 1.1 * LEAST_BYTES_PER_S * LIMIT_S
+            while server.on_loop(protocol.num_taken) < num_wanted:
+                received += connection.recv(65536)
+            assert is_stalled(protocol)
+            let_pass(server, LIMIT_S)
         while len(received) < length_of(received):
             chunk = connection.recv(65536)
             assert chunk, "the server has given up"
             received += chunk
-            if time.monotonic() - start_s < 1.5:
-                time.sleep(len(chunk) / (3 * LEAST_BYTES_PER_S))
-            else:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MIB)
-    assert time.monotonic() - start_s >= 1.5
     assert len(json.loads(received.partition(b"\r\n\r\n")[2])["data"]) == 10
 
 
@@ -262,27 +319,29 @@ class Wire:
 
 @pytest.mark.parametrize("has_taken_all", [True, False])
 def test_reader_that_took_everything_in_between_is_not_slow(has_taken_all: bool) -> None:
-    """Events that come seldom: what waits when somebody looks has only just been written."""
+    """Events that come seldom: what waits when the time is up has only just been written."""
 
-    async def is_cut_off(end: socket.socket) -> bool:
-        limits = ServerConfig(send_timeout_s=0.2)
+    async def is_cut_off(loop: clock.ManualLoop, end: socket.socket) -> bool:
+        limits = ServerConfig(send_timeout_s=LIMIT_S, read_timeout_s=9 * LIMIT_S)
         protocol: Any = protocol_class(limits)(uvicorn.Config(FastAPI()), ServerState(), {})  # type: ignore[call-arg]
         wire = Wire(end)
         protocol.connection_made(wire)
         protocol.write(b"x" * 100)
         protocol.pause_writing()
-        await asyncio.sleep(0.1)
+        loop.advance(LIMIT_S / 2)
         wire.num_waiting = 0 if has_taken_all else 1
         protocol.write(b"x" * 100)
         protocol.pause_writing()
-        await asyncio.sleep(0.15)
+        loop.advance(LIMIT_S / 2)
+        for _ in range(3):
+            await asyncio.sleep(0)
         is_aborted = wire.is_aborted
         protocol.connection_lost(None)
         return is_aborted
 
     one, other = socket.socketpair()
     with one, other:
-        assert asyncio.run(is_cut_off(one)) is not has_taken_all
+        assert clock.run(lambda loop: is_cut_off(loop, one)) is not has_taken_all
 
 
 # A real process, whose memory can be read.
@@ -359,15 +418,15 @@ def test_a_connection_leaves_next_to_nothing_for_a_collection(server: Served) ->
 
 
 def test_connection_that_is_reset_between_two_requests_is_quiet(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    server: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tilework.server.main._KEEP_ALIVE_S", 0.2)
-    with serving(FakeEngine(), drain_s=0) as server:
-        with connect(server.url) as connection:
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert connection.recv(1)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        time.sleep(0.5)  # A connection that were still open would be closed now.
+    with connect(server.url) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.recv(1)
+        protocol = at_server(server, connection, is_open)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    eventually(lambda: protocol not in protocol.connections)
+    let_pass(server, 2 * 10**6)  # A connection that were still open would be closed now.
     assert "Traceback" not in caplog.text
 
 

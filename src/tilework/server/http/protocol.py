@@ -51,7 +51,7 @@ class LimitedProtocol(H11Protocol):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
         self._num_written = 0
-        self._num_taken = 0
+        self._num_taken_before = 0
         self._num_discarded = 0
 
     @property
@@ -132,12 +132,12 @@ class LimitedProtocol(H11Protocol):
     def _watch_stall(self) -> None:
         """Look again and again until everything is sent; give up when too little was taken in between."""
         if self._stall_timer is None and self._raw.get_write_buffer_size():
-            self._num_taken = self._count_taken()
+            self._num_taken_before = self.num_taken()
             self._stall_timer = self.loop.call_later(self.limits.send_timeout_s, self._on_stall)
 
     def _on_stall(self) -> None:
         self._stall_timer = None
-        is_slow = self._count_taken() - self._num_taken < LEAST_BYTES_PER_S * self.limits.send_timeout_s
+        is_slow = self.num_taken() - self._num_taken_before < LEAST_BYTES_PER_S * self.limits.send_timeout_s
         if is_slow and self._raw.get_write_buffer_size():
             _reset_when_closed(self._raw)
             self._raw.abort()
@@ -146,11 +146,11 @@ class LimitedProtocol(H11Protocol):
 
     def _forgive(self) -> None:
         """A client that has taken everything was not slow: between two events of a stream there is nothing to take."""
-        if self._stall_timer is not None and self._count_taken() == self._num_written:
+        if self._stall_timer is not None and self.num_taken() == self._num_written:
             self._stall_timer.cancel()
             self._stall_timer = None
 
-    def _count_taken(self) -> int:
+    def num_taken(self) -> int:
         """What the client's machine has confirmed; what the kernel here buffers, maybe megabytes, is not taken."""
         return self._num_written - self._raw.get_write_buffer_size() - _num_unconfirmed(self._raw)
 
