@@ -367,10 +367,12 @@ def test_connection_is_kept_and_the_second_call_is_watched_too(server: Served) -
 
 def test_disconnect_amid_the_body_is_quiet(server: Served, caplog: pytest.LogCaptureFixture) -> None:
     parts = urlsplit(server.url)
+    tasks = server.num_tasks()
     connection = socket.create_connection((parts.hostname, parts.port))
     connection.sendall(head(99) + b"{")
-    time.sleep(0.1)  # For the server to start reading.
+    eventually(lambda: server.num_tasks() > tasks)  # The server reads the body.
     connection.close()
+    eventually(lambda: server.num_tasks() == tasks)
     assert server.post({"prompt": "x"}).status_code == 200
     assert "Traceback" not in caplog.text
 

@@ -141,10 +141,10 @@ def test_page_costs_its_own_length() -> None:
         ended(call_registry, call(f"c{index}"), index)
 
     def seconds(after: str) -> float:
-        start_s = time.perf_counter()
+        start_s = time.process_time()
         for _ in range(100):
             call_registry.latest("t", 10, 20_000, after=after)
-        return time.perf_counter() - start_s
+        return time.process_time() - start_s
 
     assert max(seconds("c19999"), seconds("c10000"), seconds("c20")) < 0.1
 

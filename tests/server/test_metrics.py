@@ -97,14 +97,14 @@ def documented() -> dict[str, Family]:
     return {name: Family(kind, frozenset(filter(None, labels.split(", ")))) for name, kind, labels in rows}
 
 
-# A real engine on pretended devices, and the HTTP API around it.
+# A real engine on simulated devices, and the HTTP API around it.
 
 STEP_S, SIDE = 0.02, 256
 ROWS = (
     CostRow(pipeline=PIPELINE, stage=DIFFUSE, height=SIDE, width=SIDE, seconds=STEP_S),
     CostRow(pipeline=PIPELINE, stage=DECODE, height=SIDE, width=SIDE, seconds=0.01),
 )
-TABLE = CostTable(hardware="two pretended devices", rows=ROWS, steps=5)
+TABLE = CostTable(hardware="two simulated devices", rows=ROWS, steps=5)
 SOURCE = SimulatedSource(pipeline=PIPELINE, hardware=TABLE.hardware, steps=5, rows=ROWS)
 
 

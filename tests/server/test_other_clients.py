@@ -11,6 +11,7 @@ import base64
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -257,8 +258,12 @@ def test_omni_chat_is_admitted_cancelled_and_joined_like_any_call(server: Served
     assert [request.on_miss for request in server.engine.requests] == [OnMiss.REJECT]
     assert server.http.get(f"/v1/requests/{answers[0].headers['x-request-id']}").json()["status"] == "done"
     server.engine.script = [Plan(is_held=True)]
-    with pytest.raises(httpx.ReadTimeout):
-        server.http.post("/v1/chat/completions", json=body, timeout=0.3)
+    server.engine.requests.clear()
+    payload = json.dumps(body).encode()
+    head = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as connection:
+        connection.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{head}".encode() + payload)
+        eventually(lambda: server.engine.requests)
     eventually(lambda: list(server.engine.cancelled.values()) == ["the client has disconnected"])
 
 
