@@ -408,10 +408,12 @@ def test_store_bytes_are_reported(server: Served) -> None:
 
 def test_results_end_with_their_time_and_their_room(server: Served) -> None:
     ask = {"prompt": "x", "response_format": "url"}
-    with serving(FakeEngine(), result_ttl_s=0.4) as brief:
+    with serving(FakeEngine(), result_ttl_s=600) as brief:
         url = brief.post(ask).json()["data"][0]["url"]
+        brief.skip(500)
         assert httpx.get(url).status_code == 200
-        eventually(lambda: httpx.get(url).status_code == 410)
+        brief.skip(200)
+        assert httpx.get(url).status_code == 410
         assert httpx.get(url).json()["error"]["code"] in ("result_expired", "request_not_found")
     size = len(httpx.get(server.post(ask).json()["data"][0]["url"]).content)
     with serving(FakeEngine(), result_bytes=size + 30) as small:
