@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fake_engine import FakeEngine, Plan, Served, serving
+from fake_engine import FakeEngine, Plan, Served, eventually, serving
 from tilework.server.api.app import create_app
 from tilework.server.api.examples import ERRORS, UID
 from tilework.server.api.reference import in_lines, reference
@@ -52,7 +53,7 @@ def examples() -> list[Example]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with serving(FakeEngine(plan=Plan(delay_s=0.2)), drain_s=0) as served:
+    with serving(FakeEngine(), drain_s=0) as served:
         yield served
 
 
@@ -82,8 +83,14 @@ def test_the_page_shows_every_way_to_be_answered_and_every_error() -> None:
 
 @pytest.mark.parametrize("example", examples(), ids=lambda one: f"{one.route} {one.status} {one.kind}")
 def test_the_example_works_as_printed(server: Served, example: Example) -> None:
+    server.engine.plan = Plan(delay_s=1.0 if example.kind == "text" else 0.0)  # A stream shows what comes in between.
     uid = begin(server, example.route)
-    answer = send(server, example.command.replace(UID, uid))
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send, server, example.command.replace(UID, uid))
+        if example.route.endswith("/events"):
+            eventually(lambda: server.engine.tickets[f"{uid}-0"]._watchers)
+            server.on_loop(server.engine.finish, f"{uid}-0")
+        answer = sending.result()
     assert answer.status_code == example.status, answer.text
     if example.kind == "json":
         check_shape(json.loads(example.answer), answer.json(), example.route)
@@ -99,10 +106,9 @@ def test_the_example_works_as_printed(server: Served, example: Example) -> None:
 
 def begin(server: Served, route: str) -> str:
     """A call in the state that the example tells of: done where its picture is fetched, otherwise under way."""
-    plans = {"content": Plan(), "events": Plan(delay_s=0.1)}
-    plan = plans.get(route.rpartition("/")[2], Plan(is_held=True))
+    plan = Plan(is_held=not route.endswith("/content"))
     server.engine.script = [plan]
-    headers = {"Prefer": "respond-async, wait=10" if route.endswith("/content") else "respond-async"}
+    headers = {"Prefer": "respond-async" if plan.is_held else "respond-async, wait=10"}
     answer = server.post({"prompt": "x", "slo_s": 30}, headers=headers)
     uid: str = answer.headers["x-request-id"]
     if plan.is_held:

@@ -68,7 +68,7 @@ def test_async_call_is_accepted_with_an_eta_and_outlives_its_connection(server: 
     uid = body["uid"]
     assert answer.headers["location"] == f"{server.url}/v1/requests/{uid}"
     assert answer.headers["x-request-id"] == uid
-    assert (body["status"], body["eta_s"], len(body["images"])) == ("queued", pytest.approx(0.25, abs=0.05), 2)
+    assert (body["status"], body["eta_s"], len(body["images"])) == ("queued", pytest.approx(0.25, abs=0.2), 2)
     arrived = datetime.fromisoformat(body["arrived"])
     assert abs(arrived - datetime.now(UTC)) < timedelta(seconds=10)
     eta_s = (datetime.fromisoformat(body["eta"]) - arrived).total_seconds()

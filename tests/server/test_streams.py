@@ -56,7 +56,7 @@ def streamed(server: Served, **ask: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_openai_client_reads_partial_and_completed_images(server: Served, client: openai.OpenAI) -> None:
-    server.engine.plan = Plan(delay_s=0.4)
+    server.engine.plan = HELD
     with client.images.generate(
         prompt="x",
         stream=True,
@@ -64,7 +64,13 @@ def test_openai_client_reads_partial_and_completed_images(server: Served, client
         size="64x32",  # type: ignore[call-overload]
         extra_body={"seed": 200, "num_inference_steps": 8},
     ) as stream:
-        told = list(stream)
+        uid, told = server.engine.requests[0].uid, []
+        server.on_loop(server.engine.begin, uid)
+        for step in (2, 4, 6):
+            server.on_loop(server.engine.step, uid, step)
+            told.append(next(iter(stream)))
+        server.on_loop(server.engine.finish, uid)
+        told += list(stream)
     assert [one.type for one in told] == ["image_generation.partial_image"] * 3 + ["image_generation.completed"]
     assert [one.partial_image_index for one in told[:3]] == [0, 1, 2]
     assert [red(one.b64_json) for one in told] == [2, 4, 6, 200], "the red of a preview is its step"
@@ -76,13 +82,21 @@ def test_openai_client_reads_partial_and_completed_images(server: Served, client
 
 
 def test_async_openai_client_reads_a_stream_with_our_events(server: Served) -> None:
-    server.engine.plan = Plan(delay_s=0.2)
+    server.engine.plan = HELD
 
     async def read() -> list[Any]:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
             extra = {"tilework_events": True, "preview_every": 2, "num_inference_steps": 5}
             stream = await client.images.generate(prompt="x", stream=True, output_format="webp", extra_body=extra)
-            return [one async for one in stream]
+            told = [await anext(stream)]
+            uid = server.engine.requests[0].uid
+            server.on_loop(server.engine.begin, uid)
+            for step in range(1, 5):
+                server.on_loop(server.engine.step, uid, step)
+                while getattr(told[-1], "step", 0) < step or told[-1].type != "tilework.progress":
+                    told.append(await anext(stream))
+            server.on_loop(server.engine.finish, uid)
+            return told + [one async for one in stream]
 
     told = asyncio.run(read())
     kinds = [one.type for one in told]
