@@ -31,7 +31,7 @@ def files(directory: Path, *lines: WorkloadRequest) -> list[str]:
 TWO_OF_FOUR = (line(0.0, 1.2), line(0.1, 1.2), line(0.2, 1.2, side=192), line(5.0, 3.0), line(6.0, None))
 
 
-def test_it_says_how_many_and_of_which_sizes(tmp_path: Path) -> None:
+def test_the_bound_is_printed_in_total_and_by_size(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, files(tmp_path, *TWO_OF_FOUR))
     assert result.exit_code == 0, result.output
     words = " ".join(result.stdout.split())
@@ -40,7 +40,7 @@ def test_it_says_how_many_and_of_which_sizes(tmp_path: Path) -> None:
     assert "192x192 1 1 0.0 1.0" in words
 
 
-def test_json_says_the_same_and_more_devices_help(tmp_path: Path) -> None:
+def test_json_has_the_same_bound_and_more_devices_raise_it(tmp_path: Path) -> None:
     arguments = [*files(tmp_path, *TWO_OF_FOUR), "--json"]
     alone, pair = (json.loads(CliRunner().invoke(app, [*arguments, "--devices", n]).stdout) for n in ("1", "2"))
     assert (alone["num_due"], alone["most_on_time"], alone["share"], alone["num_unreachable"]) == (4, 2, 0.5, 1)
@@ -48,7 +48,7 @@ def test_json_says_the_same_and_more_devices_help(tmp_path: Path) -> None:
     assert [size["size"] for size in alone["by_size"]] == ["128x128", "192x192"]
 
 
-def test_with_batches_it_says_that_more_may_be_on_time(tmp_path: Path) -> None:
+def test_with_batches_it_notes_that_more_may_be_on_time(tmp_path: Path) -> None:
     arguments, alone = files(tmp_path, *TWO_OF_FOUR), table()
     assert "batches" not in CliRunner().invoke(app, arguments).stdout
     pair = replace(alone, rows=(*alone.rows, replace(alone.rows[1], batch=2)))

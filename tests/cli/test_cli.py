@@ -186,7 +186,7 @@ def test_a_name_that_is_neither_directory_nor_reachable_is_refused_so(
     assert "cannot be reached" in said
 
 
-def test_without_the_serve_extra_serving_says_how_to_get_it() -> None:
+def test_serve_without_its_extra_names_the_remedy() -> None:
     result = without_heavy_packages("generate", "a red circle")
     assert result.returncode == 2
     assert result.stderr == (
@@ -210,7 +210,7 @@ def test_simulate_prints_attainment_by_size(files: Path) -> None:
     assert re.search(rf"^ *all +{NUM_REQUESTS} +{NUM_REQUESTS} ", text, re.MULTILINE)
 
 
-def test_simulate_in_json_says_what_it_ran(files: Path) -> None:
+def test_simulate_prints_its_configuration_as_json(files: Path) -> None:
     document = json.loads(simulate(files, "--devices", 3, "--policy", "fixed-sp1", "--seed", 7, "--json").stdout)
     assert document["simulated"] is True
     assert document["policy"] == "fixed-sp1"
@@ -389,7 +389,7 @@ def test_a_wrong_option_is_named(files: Path, option: str, value: str) -> None:
     assert option in result.stderr
 
 
-def test_simulate_says_what_it_needs(files: Path, mistake: Callable[..., str]) -> None:
+def test_simulate_names_missing_options(files: Path, mistake: Callable[..., str]) -> None:
     for arguments in ([], [files / "requests.jsonl"], ["--cost", files / "costs.json"]):
         assert mistake("simulate", *arguments) == "give REQUESTS and --cost, or --log; see tilework simulate --help"
     for arguments in ([files / "requests.jsonl"], ["--cost", files / "costs.json"]):

@@ -111,7 +111,7 @@ def test_without_deadlines_there_is_latency_and_no_share() -> None:
     assert row.split()[1:3] == ["-", "-"]
 
 
-def test_json_says_all_of_it(tmp_path: Path) -> None:
+def test_json_has_all_figures(tmp_path: Path) -> None:
     found = document(*SMALL, "--seeds", 2, "--jitter", 0.02, "--switch-ms", 3, "--devices", 4, "--devices-per-node", 2)
     assert (found["simulated"], found["jitter"], found["switch_ms"], found["processes"]) == (True, 0.02, 3.0, 1)
     (cell,) = found["cells"]
@@ -151,7 +151,7 @@ def test_several_workloads_have_a_table_of_all() -> None:
     assert [row.split()[0] for row in rows.splitlines() if row.startswith((" edf", " ddit"))] == ["edf", "ddit"]
 
 
-def test_without_the_solver_the_column_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_solver_the_column_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilework.cli.commands.compare.find_spec", lambda name: None)
     text = invoke(*SMALL, "--seeds", 1).stdout
     assert 'pip install "tilework[solve]"' in text
@@ -181,7 +181,7 @@ def test_a_file_is_run_once_unless_there_is_jitter(tmp_path: Path, begun: list[T
 # What is kept.
 
 
-def test_what_is_there_is_not_run_again(tmp_path: Path, begun: list[Task]) -> None:
+def test_finished_runs_are_not_repeated(tmp_path: Path, begun: list[Task]) -> None:
     given = (*SMALL, "--out", tmp_path / "out")
     first = document(*given, "--seeds", 2)
     assert len(begun) == 2 * 3
@@ -207,7 +207,7 @@ def test_results_of_another_state_of_the_program_are_reported(tmp_path: Path) ->
     assert "2 of them were made by another state" in invoke(*given).stderr
 
 
-def test_an_interruption_keeps_what_is_done_and_says_how_to_go_on(
+def test_an_interruption_keeps_results_and_prints_how_to_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: list[Task], mistake: Callable[..., str]
 ) -> None:
     given = (*SMALL, "--seeds", 2, "--out", tmp_path)
@@ -277,7 +277,7 @@ def test_panels_are_drawn_in_the_colours_of_their_policies(tmp_path: Path, numbe
         assert (np.abs(pixels.astype(int) - hue).max(-1) <= 2).sum() > 20
 
 
-def test_nothing_cannot_be_drawn(tmp_path: Path) -> None:
+def test_drawing_without_results_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing to draw"):
         draw_panels(tmp_path / "a.png", [], [], title="")
 

@@ -281,7 +281,7 @@ def test_a_request_has_decisions_works_and_the_end(mixed: Recorded, log: Path) -
     assert "promise" not in text, "it has none"
 
 
-def test_a_request_says_why_there_was_no_picture(mixed: Recorded, log: Path) -> None:
+def test_a_request_without_a_picture_has_a_reason(mixed: Recorded, log: Path) -> None:
     ends = {past.status: past.request.uid for past in mixed.history.requests}
     for status, words in ((Status.REJECTED, "refused (deadline_unreachable): "), (Status.CANCELLED, "cancelled: ")):
         text = explain(log, ends[status]).output

@@ -220,7 +220,7 @@ def test_a_refresh_measures_again_and_its_rows_count_from_then_on(cache: CostCac
     assert set(asyncio.run(start(FakeMeasurer(), (1,), cache)).values()) == {9.0}
 
 
-def test_what_cannot_run_is_left_out_and_nothing_at_all_is_reported(cache: CostCache) -> None:
+def test_sizes_that_cannot_run_are_left_out_and_none_at_all_is_an_error(cache: CostCache) -> None:
     some, none = FakeMeasurer(), FakeMeasurer(key=replace(KEY, model="other@1"))
     some.too_large, none.too_large = {SHAPES[-1]}, set(SHAPES)
     assert {shape for _, shape, _ in asyncio.run(start(some, (1, 2), cache))} == set(SHAPES[:-1])
@@ -337,7 +337,7 @@ def test_a_size_that_does_not_run_is_reported(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 @pytest.mark.usefixtures("measurers")
-def test_a_wish_that_cannot_be_met_is_told_with_the_remedy(
+def test_an_option_that_cannot_be_met_names_the_remedy(
     mistake: Callable[..., str],
     arguments: list[str],
     said: str,
@@ -402,7 +402,7 @@ def test_shipped_tables_go_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("measurers")
-def test_mistakes_about_tables_are_told(mistake: Callable[..., str], tmp_path: Path) -> None:
+def test_errors_about_tables_are_reported(mistake: Callable[..., str], tmp_path: Path) -> None:
     database = tmp_path / "cache" / "tilework" / "costs.sqlite"
     remedy = f"was measured in {database}; run tilework profile, or name a table: flux1_l20, "
     assert mistake("cost", "show").startswith(f"nothing {remedy}")
@@ -414,7 +414,7 @@ def test_mistakes_about_tables_are_told(mistake: Callable[..., str], tmp_path: P
     assert "give another file for the profiles" in mistake("cost", "list", "--profiles", tmp_path)
 
 
-def test_the_place_of_the_database_comes_from_option_then_environment_then_the_users_cache(
+def test_the_database_path_is_the_option_or_environment_or_user_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def file(*arguments: object) -> str:

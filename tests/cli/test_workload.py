@@ -79,7 +79,7 @@ def test_list_of_one_shows_its_parameters_and_what_is_ours(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", workload_names())
-def test_what_is_made_is_the_workload_and_runs_on_its_table(name: str, tmp_path: Path) -> None:
+def test_a_made_file_is_the_workload_and_runs_on_its_table(name: str, tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     about = said_json("workload", "make", name, "--out", path, "--seed", 5, *brief(name))
     known = parameters_of(family(name))
@@ -92,7 +92,7 @@ def test_what_is_made_is_the_workload_and_runs_on_its_table(name: str, tmp_path:
     assert result["done"] == len(requests)
 
 
-def test_make_says_how_to_simulate_it(tmp_path: Path) -> None:
+def test_make_prints_the_command_that_simulates_it(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     assert said("workload", "make", "ddit", "--out", path) == (
         f"{path}: 200 requests\ntilework simulate {path} --cost opensora_h800 --devices 8\n"
@@ -184,7 +184,7 @@ def test_a_mistake_is_reported_with_its_remedy(
     assert not (tmp_path / "r.jsonl").exists()
 
 
-def test_show_says_what_is_wrong_with_a_file(tmp_path: Path, mistake: Callable[..., str]) -> None:
+def test_show_reports_errors_in_a_file(tmp_path: Path, mistake: Callable[..., str]) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text("")
     assert mistake("show", path) == f"{path} holds no requests; write one JSON object per line"

@@ -96,7 +96,7 @@ def test_every_ending_is_distinguished(server):
     assert sorted(record.index for record in told) == [0, 1, 2, 3, 4]
 
 
-def test_what_is_sent_is_what_the_workload_says(server):
+def test_the_client_sends_the_workload(server):
     full = request("draw 0", seed=7, slo_s=4.0, on_miss=OnMiss.REJECT, tenant="t")
     asyncio.run(drive(f"{server}/v1/", [full], api_key="secret"))
     body, headers = seen.pop()
@@ -295,7 +295,7 @@ def test_a_useless_address_is_refused_at_once(url):
         asyncio.run(drive(url, [request("draw 0")]))
 
 
-def test_what_the_api_cannot_do_is_refused_at_once():
+def test_unsupported_requests_are_refused_at_once():
     with pytest.raises(ValueError, match="request 0 has frames 16"):
         asyncio.run(drive("http://127.0.0.1:1", [request("draw 0", frames=16)]))
     with pytest.raises(ValueError, match="time_scale"):

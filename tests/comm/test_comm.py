@@ -64,7 +64,7 @@ def mortals() -> Iterator[Team]:
     team.end()
 
 
-def everybody(team: Team) -> range:
+def all_members(team: Team) -> range:
     return range(len(team.members))
 
 
@@ -73,7 +73,7 @@ def everybody(team: Team) -> range:
 def test_all_to_all(team: Team, dtype: torch.dtype, pieces: str) -> None:
     size = len(team.members)
     lengths = PIECES[pieces]
-    answers = team.ask(everybody(team), all_to_all, team.new_group(*everybody(team)), dtype, lengths)
+    answers = team.ask(all_members(team), all_to_all, team.new_group(*all_members(team)), dtype, lengths)
     for rank, answer in enumerate(answers):
         expected = [values(source, rank, lengths[source][rank]) for source in range(size)]
         assert answer == np.concatenate(expected).tolist()
@@ -82,7 +82,7 @@ def test_all_to_all(team: Team, dtype: torch.dtype, pieces: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
 @pytest.mark.parametrize("length", [0, 1, 1000])
 def test_all_gather_broadcast_send_and_recv(team: Team, dtype: torch.dtype, length: int) -> None:
-    everyone, ref = everybody(team), team.new_group(*everybody(team))
+    everyone, ref = all_members(team), team.new_group(*all_members(team))
     size = len(everyone)
     everything = np.concatenate([values(rank, 0, length) for rank in everyone]).tolist()
     assert team.ask(everyone, all_gather, ref, dtype, length) == [everything] * size
@@ -121,9 +121,9 @@ def test_parts_of_a_node_talk_on_its_communicator(team: Team) -> None:
         assert team.ask(part, talk_as_part, node, part) == [True] * len(part)
 
 
-def test_a_member_may_come_late(team: Team) -> None:
+def test_a_member_may_join_late(team: Team) -> None:
     """To the forming of the group and to a collective, with the others waiting."""
-    everyone, ref = everybody(team), team.new_group(*everybody(team))
+    everyone, ref = all_members(team), team.new_group(*all_members(team))
     for _ in range(2):
         team.tell(everyone[:-1], talk, ref)
         team.tell(everyone[-1:], talk_late, ref, 1.0)
@@ -131,7 +131,7 @@ def test_a_member_may_come_late(team: Team) -> None:
 
 
 @pytest.mark.parametrize("team", ["cpu"], indirect=True)
-def test_breaking_off_ends_a_call_whose_peer_never_comes(team: Team) -> None:
+def test_breaking_off_ends_a_call_whose_peer_never_joins(team: Team) -> None:
     ref = team.new_group(0, 1, 2)
     assert team.ask(ref.devices, talk, ref) == [True] * 3
     team.tell((0, 1), talk, ref)
@@ -176,8 +176,8 @@ def test_a_broken_group_stays_broken_and_a_new_one_works(team: Team) -> None:
 
 
 @pytest.mark.parametrize("team", ["cpu"], indirect=True)
-def test_what_was_formed_and_closed_leaves_nothing(team: Team) -> None:
-    everyone = everybody(team)
+def test_closed_groups_leave_nothing_behind(team: Team) -> None:
+    everyone = all_members(team)
     before = team.ask(everyone, open_and_close, [team.new_group(*everyone)])
     others = os.listdir(team.rendezvous.address)
     for devices, count in (((0, 1), 75), ((2, 3), 75), (everyone, 50)):
@@ -241,7 +241,7 @@ def test_only_connecting_has_a_time_limit(mortals: Team) -> None:
     assert isinstance(mortals.members[0].ask(talk, lost), GroupBroken)
 
 
-def test_breaking_all_ends_what_waits_and_whatever_comes(mortals: Team) -> None:
+def test_breaking_all_ends_current_and_later_calls(mortals: Team) -> None:
     """In a collective and for a group to form."""
     ref, forming, later = (mortals.new_group(0, 1, 2) for _ in range(3))
     assert mortals.ask(ref.devices, talk, ref) == [True] * 3

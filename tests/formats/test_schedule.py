@@ -27,7 +27,7 @@ def written(tmp_path, *lines):
     return path
 
 
-def test_the_design_s_lines_read_and_come_back(tmp_path):
+def test_documented_lines_round_trip(tmp_path):
     path = written(tmp_path, WORK, END, MOVE, LOAD)
     schedule = read_schedule(path)
     assert schedule == Schedule(

@@ -173,7 +173,7 @@ def test_a_worker_that_is_killed_midway_loses_no_member(start: Callable[..., Rig
     assert replay(rig.log.getvalue().splitlines())[1] is None
 
 
-def test_what_does_not_fit_together_is_drawn_in_smaller_batches() -> None:
+def test_requests_that_do_not_fit_together_run_in_smaller_batches() -> None:
     """A large one takes 4 MB, a small one 1, and there are 9."""
     rows = [
         CostRow(pipeline="toy", stage=stage, height=side, width=side, seconds=0.002, peak_bytes=peak_bytes)

@@ -208,7 +208,7 @@ def test_a_worker_that_stops_is_found_and_killed(
     assert f"worker {stopped} was lost: it made no progress for {STUCK_S:g} s" in caplog.text
 
 
-def test_a_watchdog_that_was_suspended_suspects_nobody(service: Service) -> None:
+def test_a_suspended_watchdog_reports_no_stuck_work(service: Service) -> None:
     """The whole server stands still for longer than the limit, while its workers stand still, too."""
     losses = service.metric(LOSSES)
     with ThreadPoolExecutor(1) as pool:
@@ -225,7 +225,7 @@ def test_a_watchdog_that_was_suspended_suspects_nobody(service: Service) -> None
 
 
 @pytest.mark.parametrize("member", [0, 1])
-def test_of_a_group_only_the_member_that_has_stopped_is_killed(wide: Service, member: int) -> None:
+def test_only_the_suspended_member_of_a_group_is_killed(wide: Service, member: int) -> None:
     """The other says how far it came; the picture is as good, and made of each step once."""
     losses, expected = wide.metric(LOSSES), pixels(wide.post(body(1, side=128, steps=16)))
     other = wide.executor.pid(1 - member)
@@ -240,7 +240,7 @@ def test_of_a_group_only_the_member_that_has_stopped_is_killed(wide: Service, me
     wide.until_back(losses + 1)
 
 
-def test_a_member_killed_while_its_group_comes_together_costs_no_picture(wide: Service) -> None:
+def test_a_member_killed_while_its_group_forms_costs_no_picture(wide: Service) -> None:
     """Both workers are new, so the group has to meet again; one of them is killed as soon as it should."""
     losses = wide.metric(LOSSES)
     for device_id in range(2):

@@ -328,7 +328,7 @@ def test_a_member_that_fails_does_not_leave_the_others_waiting(rig: Rig, monkeyp
     assert rig.executor.group((1, 3)).group_id > group.group_id, "the others may still be at odds in the old group"
 
 
-def test_what_a_written_off_work_puts_down_is_removed(rig: Rig) -> None:
+def test_blobs_of_a_written_off_work_are_removed(rig: Rig) -> None:
     (rig.executor._blobs.path / "late").write_bytes(b"")
     late = Ended(10**9, 0, 0, steps_done=1, broken=True, blobs={1: StateBlob("late", 0)})
     rig.executor.keep = False

@@ -32,7 +32,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return directory
 
 
-def test_memory_in_use_is_what_the_device_says() -> None:
+def test_memory_in_use_is_that_of_the_device() -> None:
     device = torch.device("cuda", 0)
     torch.zeros(1, device=device)
     before = memory_in_use(device)

@@ -69,7 +69,7 @@ class Rig:
 
 
 @pytest.mark.parametrize(("policy", "degree"), [("fixed-sp1", 1), ("fixed-sp4", 4)])
-def test_steps_take_as_long_as_the_table_says(policy: str, degree: int) -> None:
+def test_steps_take_the_time_of_the_table(policy: str, degree: int) -> None:
     rig = Rig(policy)
 
     async def together() -> list[Outcome]:

@@ -361,7 +361,7 @@ def run_together(model: StagedPipeline, joining: dict[int, list[Spec]]) -> dict[
 
 
 @pytest.mark.parametrize("name", ["sd3", "sd3.5", "flux", "sdxl", "sdxl-deep", "sd"])
-def test_nobodys_picture_changes_when_others_join_and_leave(name: str) -> None:
+def test_pictures_do_not_change_when_others_join_or_leave(name: str) -> None:
     model = family(name)
     long, short, late = (
         tiny.spec(height=128, width=64, steps=6, seed=1, guidance_scale=2.0),

@@ -96,7 +96,7 @@ def test_neighbours_see_each_other_and_are_where_they_should_be(sizes: tuple[Siz
 
 
 @given(mixes, caps, seeds)
-def test_what_was_split_is_assembled_again(sizes: tuple[Size, ...], cap: int | None, seed: int) -> None:
+def test_split_pictures_are_reassembled(sizes: tuple[Size, ...], cap: int | None, seed: int) -> None:
     layout, pictures = layout_of(sizes, cap), draw(sizes, seed)
     patches = layout.split(pictures)
     assert patches.shape == (layout.csp.num_patches, 4, *layout.csp.patch)

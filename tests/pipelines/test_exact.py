@@ -110,7 +110,7 @@ def test_requests_that_run_side_by_side_do_not_touch_each_other(model: Model) ->
         assert_same(model.here, state, model.run_stock(spec))
 
 
-def test_what_stays_behind_is_not_touched_by_what_moved(model: Model) -> None:
+def test_a_moved_state_does_not_change_the_original(model: Model) -> None:
     state = tiny.begin(model.here, SPECS["guided"])
     tiny.iterate(model.here, state)
     tiny.finish(model.there, tiny.move(model.here, model.there, state))
@@ -131,7 +131,7 @@ def test_in_half_precision_the_autoencoder_of_sdxl_runs_in_float32_as_in_stock(t
     assert_same(model.here, state, model.run_stock(tiny.spec()))
 
 
-def test_what_the_safety_checker_objects_to_is_black_as_in_stock() -> None:
+def test_pictures_rejected_by_the_safety_checker_are_black_as_in_stock() -> None:
     pipeline = tiny.build_sd()
     pipeline.run_safety_checker = lambda image, device, dtype: (torch.zeros_like(image), [True])
     family = StableDiffusion(pipeline, "tiny", {}, "")

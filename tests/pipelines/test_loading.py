@@ -46,7 +46,7 @@ def modules(family: Any) -> list[torch.nn.Module]:
     return [part for part in family._pipeline.components.values() if isinstance(part, torch.nn.Module)]
 
 
-def test_info_says_what_the_edges_need(saved: Path) -> None:
+def test_info_has_the_limits_that_the_api_needs(saved: Path) -> None:
     info = load(ModelSource(path=str(saved))).info
     assert (info.name, info.family) == ("tiny-sd3", "sd3")
     assert (info.side_multiple, info.max_side) == (16, 192)

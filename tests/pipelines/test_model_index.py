@@ -47,7 +47,7 @@ def unreachable(*_: object, **__: object) -> None:
     raise httpx.ConnectError("Name or service not known")
 
 
-def test_a_hub_that_cannot_be_reached_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(httpx, "head", unreachable)
     with pytest.raises(ModelNotFound, match=r"'nope'.* no such directory.*cannot be reached.*Name or service"):
@@ -78,7 +78,9 @@ def response(status: int) -> httpx.Response:
         (OSError("disk full"), "disk full"),
     ],
 )
-def test_what_the_hub_says_is_told_with_a_remedy(error: Exception, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_hub_are_reported_with_a_remedy(
+    error: Exception, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def download(*_: object) -> str:
         raise error
 

@@ -231,7 +231,7 @@ def told(reports: list[Report]) -> list[tuple[str, int, int]]:
 
 
 @every_family
-def test_the_count_goes_on_from_chunk_to_chunk(name: str, tmp_path: Path) -> None:
+def test_the_preview_interval_spans_chunks(name: str, tmp_path: Path) -> None:
     """Every second step of seven, also at the end of a chunk and at the beginning of one, and not at the last."""
     bench = Bench(family(name), tmp_path)
     reports = bench.run(Encode(1, JOB, tiny.spec(steps=7, preview_every=2)), *chunks(0, 2, 3, 6, 7))
@@ -257,7 +257,7 @@ def test_the_last_step_has_no_preview_even_if_one_were_due(tmp_path: Path) -> No
 
 
 @every_family
-def test_the_count_goes_on_where_the_job_goes(name: str, tmp_path: Path) -> None:
+def test_the_preview_interval_moves_with_the_job(name: str, tmp_path: Path) -> None:
     spec = tiny.spec(steps=6, preview_every=2)
     staying = draw(family(name), tmp_path, steps=6, preview_every=2)
     here, there = Bench(family(name), tmp_path), Bench(family(name), tmp_path)

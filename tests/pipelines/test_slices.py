@@ -61,7 +61,7 @@ def test_bands_of_their_ordinary_size_make_the_whole_picture(pipeline: Any) -> N
     assert (sliced - whole).abs().max() <= 1e-5 * max(1.0, float(whole.abs().max()))
 
 
-def test_nothing_is_kept_of_the_layers_before(pipeline: Any) -> None:
+def test_slices_keep_no_earlier_layers(pipeline: Any) -> None:
     latents = torch.randn(1, pipeline.vae.config.latent_channels, 8, 8)
     picture = decoded(pipeline.vae, latents, True)
     assert picture.untyped_storage().nbytes() == picture.numel() * picture.element_size()

@@ -97,9 +97,7 @@ def run_s(steps: int) -> float:
 
 
 @given(steps=st.lists(st.integers(1, 12), min_size=1, max_size=5), data=st.data())
-def test_edf_keeps_all_deadlines_that_can_be_kept_of_those_that_come_at_once(
-    steps: list[int], data: st.DataObject
-) -> None:
+def test_edf_keeps_all_feasible_deadlines_of_simultaneous_arrivals(steps: list[int], data: st.DataObject) -> None:
     """In some order all are just in time; that of the deadlines does as well (Jackson's rule)."""
     due_s, requests = run_s(1), []
     for index, num_steps in enumerate(data.draw(st.permutations(steps))):
@@ -146,7 +144,7 @@ def test_edf_keeps_all_deadlines_but_for_what_has_been_handed_out(drawn: list[tu
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(1, 12), st.sampled_from([64, 128])), min_size=1, max_size=5))
-def test_srtf_has_the_least_mean_latency_of_those_that_come_at_once(drawn: list[tuple[int, int]]) -> None:
+def test_srtf_has_the_least_mean_latency_for_simultaneous_arrivals(drawn: list[tuple[int, int]]) -> None:
     """Of all orders, on one device."""
     requests = [request(str(index), AT_ONCE_S, steps=steps, side=side) for index, (steps, side) in enumerate(drawn)]
     times_ns = [round(run_s(steps) * (side / 128) ** 2 * NS_PER_S) for steps, side in drawn]

@@ -49,7 +49,7 @@ class Device:
     free_ns: int
 
 
-def test_devices_with_room_come_idle_first_then_soonest_free_then_by_id() -> None:
+def test_devices_with_room_are_ordered_by_idle_then_free_time_then_id() -> None:
     works = {0: (1, 50), 1: (1, 40), 2: (0, 60), 3: (2, 5), 4: (1, 40), 5: (0, 60)}
     devices: list[Any] = [Device(device_id, [None] * count, free) for device_id, (count, free) in works.items()]
     lanes = [Lane((device_id,)) for device_id in devices]
@@ -123,7 +123,7 @@ def test_patience_is_divided_by_the_weight() -> None:
 
 
 @pytest.mark.parametrize("policy", ["edf", "tetriserve"])
-def test_of_those_without_a_deadline_the_heavier_is_served_first(policy: str) -> None:
+def test_heavier_requests_without_a_deadline_are_served_first(policy: str) -> None:
     blocker, light, heavy = request("blocker", slo_s=5), request("light", 0.1), request("heavy", 0.1, weight=4.0)
     assert served(blocker, light, heavy, policy=policy) == ["blocker", "heavy", "light"]
 
@@ -160,7 +160,7 @@ def test_whatever_may_start_now_is_checked_not_only_the_head() -> None:
     assert plan.dropped_to_best_effort == ((1, "even if nothing else ran, it would finish 0.96 s late"),)
 
 
-def test_what_runs_is_dropped_to_best_effort_when_it_has_become_late() -> None:
+def test_a_running_job_that_has_become_late_is_dropped_to_best_effort() -> None:
     """Its steps took far longer than predicted: the one that can still be on time takes over."""
     control = Controller(ControllerConfig(policy="edf"), table())
     control.handle(DeviceJoined(0, 0, ALL_STAGES), 0)
@@ -193,7 +193,7 @@ def test_equal_deadlines_are_served_in_order_of_arrival() -> None:
         (request("a", slo_s=0.5), True, "is most urgent; it cannot be on time any more"),
     ],
 )
-def test_every_start_says_why(asked: Request, dropped_to_best_effort: bool, why: str) -> None:
+def test_every_start_has_a_reason(asked: Request, dropped_to_best_effort: bool, why: str) -> None:
     control = Controller(ControllerConfig(policy="edf"), table())
     control.handle(Submitted(asked), 0)
     actions = control.handle(DeviceJoined(0, 0, ALL_STAGES), 0)
@@ -240,7 +240,7 @@ def test_a_chunk_at_a_wide_degree_has_more_steps() -> None:
     assert steps.num_steps == 3
 
 
-def test_what_a_fixed_degree_expects_to_take() -> None:
+def test_the_demand_at_a_fixed_degree() -> None:
     asked = request("a", steps=4)
     seconds = 0.01 + 4 * 0.1 / 1.6**2 + 0.05
     assert FixedDegree(degree=4).demand(asked, Cursor.start(asked), WIDE_COSTS) == Demand(4, ns_from_s(seconds))

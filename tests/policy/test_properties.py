@@ -136,7 +136,7 @@ def test_gaps_are_found() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=30)
 @given(case=cases(promises=False))
-def test_no_request_waits_longer_than_all_works_take_one_after_another(policy: str, case: Case) -> None:
+def test_no_request_waits_longer_than_the_sum_of_all_works(policy: str, case: Case) -> None:
     """While a request is in the system, something runs, except while a state moves. So no request stays longer than all
     requests together take, each at its slowest degree, with a move before each work.
 

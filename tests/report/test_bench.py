@@ -135,7 +135,7 @@ def test_lanes_never_overlap_and_are_as_few_as_can_be(spans):
     assert len(set(lanes)) == most
 
 
-def test_ratios_are_of_b_to_a_and_none_where_there_is_nothing_to_divide():
+def test_ratios_are_b_over_a_or_none():
     sides = [
         {"config": {"rate": r, "url": r}, "result": summary(seen)} for r, seen in ((1, [Seen()]), (2, [Seen()] * 2))
     ]

@@ -68,7 +68,7 @@ def test_summary_of_nothing():
     assert summary([])["throughput_per_s"] is None
 
 
-def test_the_table_says_the_same():
+def test_the_table_shows_the_summary():
     out = io.StringIO()
     Console(file=out, width=80).print(attainment_table(SEEN, "Demo"))
     rows = {words[0]: words[1:] for line in out.getvalue().splitlines() if (words := line.split())}

@@ -77,7 +77,7 @@ def small(**changes: Any) -> Chart:
 # Charts.
 
 
-def test_a_log_s_chart_says_what_the_simulation_did(mixed: Recorded, chart: Chart) -> None:
+def test_a_chart_of_a_log_matches_the_simulation(mixed: Recorded, chart: Chart) -> None:
     uids = {ending.job_id: ending.request.uid for ending in mixed.trace.endings if ending.job_id is not None}
     ran = {run.work.work_id: run for run in mixed.trace.runs if run.end_ns > run.start_ns}
     assert len({len(run.work.devices) for run in ran.values()}) > 1
@@ -242,7 +242,7 @@ def test_a_refused_request_does_not_wait_and_nodes_are_processes() -> None:
     assert named == processes | {(1, 0, "device 0"), (2, 1, "device 1"), (2, 2, "device 2")}
 
 
-def test_a_work_says_why_and_a_lost_device_when() -> None:
+def test_works_have_reasons_and_lost_devices_have_times() -> None:
     lines, _ = lost_and_broken()
     events = trace_events(chart_of_history(read_history(lines)))
     lost = [event for event in events if event["ph"] == "X" and event["cat"] == "lost"]
@@ -303,7 +303,7 @@ def test_the_page_s_share_on_time_is_that_of_the_metrics() -> None:
     assert "on time" not in Page(page(small(requests=(gone,), works=()), "")).data["summary"]
 
 
-def test_what_clients_sent_cannot_become_part_of_the_page() -> None:
+def test_text_of_clients_is_escaped_on_the_page() -> None:
     evil = replace(small().requests[0], id=EVIL, tenant=EVIL)
     works = tuple(replace(work, requests=(EVIL,), why=EVIL) for work in small().works)
     text = page(small(works=works, requests=(evil,)), EVIL)
@@ -417,7 +417,7 @@ def test_a_log_becomes_all_three_files(mixed: Recorded, chart: Chart, tmp_path: 
         assert image.size[0] == 1650
 
 
-def test_a_schedule_is_not_taken_for_a_log_and_its_requests_come_from_a_file(mixed: Recorded, tmp_path: Path) -> None:
+def test_a_schedule_is_recognized_and_takes_its_requests_from_a_file(mixed: Recorded, tmp_path: Path) -> None:
     plan = schedule_of_trace(mixed.trace, {one.request.uid: one.request.uid for one in mixed.trace.endings})
     write_schedule(tmp_path / "schedule.jsonl", plan)
     lines = [

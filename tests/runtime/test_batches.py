@@ -98,7 +98,7 @@ def test_members_advance_together_each_from_where_it_is(desk: Desk) -> None:
     assert desk.done(0, 1, 2) == [5, 2, 2]
 
 
-def test_what_is_shared_runs_on_when_a_member_is_cancelled(desk: Desk) -> None:
+def test_a_shared_work_continues_when_a_member_is_cancelled(desk: Desk) -> None:
     shared, alone, last = desk.start(0, 1), desk.start(0), desk.start(0, 2)
     actions = desk.tell(Cancelled("a", "gone"))
     assert stops(actions) == [alone.work_id]
@@ -132,7 +132,7 @@ def test_a_stop_takes_all_that_hangs_together(desk: Desk) -> None:
     assert desk.start(0, 1, 2).first_steps == (1, 1, 0)
 
 
-def test_nobody_is_stopped_if_one_may_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_member_is_stopped_if_one_may_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(monkeypatch, request("a"), promise("b", 0, 60), request("c"))
     desk.start(0, 1)
     alone = desk.start(2, device_id=1)
@@ -141,7 +141,7 @@ def test_nobody_is_stopped_if_one_may_not_be(monkeypatch: pytest.MonkeyPatch) ->
     assert stops(desk.do(Plan(stops=(0, 2)))) == [alone.work_id]
 
 
-def test_who_fails_shares_nothing_until_it_has_got_on(desk: Desk) -> None:
+def test_a_failed_job_runs_alone_until_it_has_made_progress(desk: Desk) -> None:
     behind = desk.start(0, 1), desk.start(1, 2)
     actions = desk.tell(WorkFailed(behind[0].work_id, "broken"))
     assert not stops(actions), "the other one has a member that is well"
@@ -160,7 +160,7 @@ def test_who_fails_shares_nothing_until_it_has_got_on(desk: Desk) -> None:
     assert desk.start(2, 0).first_steps == (2, 2)
 
 
-def test_a_member_that_is_left_out_begins_again_and_the_others_go_on(desk: Desk) -> None:
+def test_a_left_out_member_restarts_and_the_others_continue(desk: Desk) -> None:
     shared = desk.start(0, 1)
     actions = desk.tell(LeftOut(shared.work_id, 0, "gone", state_lost=True))
     assert [(drop.job_id, drop.devices) for drop in only(DropState, actions)] == [(0, (0,))]
@@ -172,7 +172,7 @@ def test_a_member_that_is_left_out_begins_again_and_the_others_go_on(desk: Desk)
     assert not desk.tell(LeftOut(shared.work_id, 1, "late")), "the work has ended"
 
 
-def test_who_was_left_out_of_a_later_work_is_heard_in_its_turn(desk: Desk) -> None:
+def test_left_out_members_of_a_later_work_are_handled_in_order(desk: Desk) -> None:
     """The report on the second work overtakes that on the first, without which nobody knows what to make of it."""
     first, second = desk.start(0, 1), desk.start(0, 2, device_id=1)
     desk.tell(LeftOut(second.work_id, 0, "it has no state"))
@@ -204,7 +204,7 @@ def test_a_work_that_ended_before_its_device_was_lost_is_not_lost(desk: Desk) ->
     assert desk.control.tracker.jobs[0].failures == 0
 
 
-def test_what_does_not_fit_together_may_fit_alone(desk: Desk) -> None:
+def test_jobs_that_do_not_fit_together_may_fit_alone(desk: Desk) -> None:
     costs = desk.control.costs
     shapes = [Shape(side, side) for side in (64, 128, 192)]
     desk.tell(OutOfMemory(desk.start(0, 2).work_id, 1))
@@ -221,7 +221,7 @@ def test_what_does_not_fit_together_may_fit_alone(desk: Desk) -> None:
     assert costs.fits_together(STEPS, shapes)
 
 
-def test_what_does_not_fit_alone_does_not_fit_together(desk: Desk) -> None:
+def test_a_job_that_does_not_fit_alone_does_not_fit_in_a_batch(desk: Desk) -> None:
     desk.tell(OutOfMemory(desk.start(2).work_id, 0))
     assert not desk.control.costs.fits_together(STEPS, (Shape(64, 64), Shape(192, 192)))
     assert desk.control.costs.fits_together(STEPS, (Shape(128, 128),) * 4), "which are more pixels"
@@ -234,7 +234,7 @@ def test_a_limit_of_several_ends_when_as_many_fit(desk: Desk) -> None:
     assert desk.control.costs.fits_together(STEPS, (Shape(64, 64), Shape(128, 128)))
 
 
-def test_nothing_is_learnt_from_a_work_whose_member_has_ended(desk: Desk) -> None:
+def test_a_work_whose_member_has_ended_changes_no_costs(desk: Desk) -> None:
     shared = desk.start(0, 1)
     desk.tell(Cancelled("a", "gone"))
     desk.tell(OutOfMemory(shared.work_id, 0))
@@ -304,7 +304,7 @@ def test_a_log_with_batches_is_read_back_and_replayed() -> None:
 
 
 @pytest.mark.parametrize("policy", ["batches", "entangled"])
-def test_nothing_is_violated_whatever_goes_wrong(policy: str) -> None:
+def test_batches_keep_the_invariants_under_faults(policy: str) -> None:
     verdicts = [run_seed(seed, policy, None) for seed in range(25)]
     bad = [f"seed {verdict.seed}: {verdict.violation}" for verdict in verdicts if verdict.violation]
     assert not bad, "\n".join(bad)

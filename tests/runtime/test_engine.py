@@ -108,7 +108,7 @@ def test_pictures_that_move_after_every_step_equal_the_stock_pipelines(
     assert replay(rig.log.getvalue().splitlines())[1] is None
 
 
-def test_the_story_tells_what_ran_where_and_when(rig: Rig) -> None:
+def test_the_outcome_lists_what_ran_where_and_when(rig: Rig) -> None:
     async def scenario() -> tuple[Ticket, Outcome]:
         ticket = rig.submit(tiny.spec(steps=6), "story")
         assert isinstance(ticket, Ticket)
@@ -237,7 +237,7 @@ def test_when_no_worker_can_be_started_again_open_requests_end(directory: Path, 
     rig.close()
 
 
-def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_gives_the_reason(tmp_path: Path) -> None:
     rig = Rig(ModelSource(path=str(tmp_path / "nowhere")), "edf")
     with pytest.raises(WorkerStartFailed, match="nowhere"):
         rig.run(rig.engine.start())

@@ -106,7 +106,7 @@ def test_blobs_lie_in_shared_memory_unless_it_is_small(monkeypatch: pytest.Monke
         directory.close()
 
 
-def test_what_a_lost_worker_did_not_report_is_swept_away(tmp_path: Path) -> None:
+def test_unreported_blobs_of_a_lost_worker_are_removed(tmp_path: Path) -> None:
     directory = StateBlobDirectory(tmp_path)
     for name in ("1-77-0", "1-77-1", ".1-77-2", "2-77-0", "11-77-0", "1-770-0"):
         (directory.path / name).touch()

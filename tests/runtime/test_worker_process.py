@@ -111,7 +111,7 @@ def send_signal(executor: LocalExecutor, device_id: int, number: signal.Signals)
     os.kill(pid, number)
 
 
-def test_a_stopped_worker_that_reads_nothing_holds_nobody_up_and_can_be_killed() -> None:
+def test_a_suspended_worker_blocks_no_other_and_can_be_killed() -> None:
     """Ten times what its pipe holds is sent to it; then it is killed, with its pipe full."""
 
     async def scenario(executor: LocalExecutor, listener: Listener) -> None:
@@ -149,7 +149,7 @@ def test_a_work_is_stopped_that_waits_for_a_command_that_is_to_come() -> None:
 
 
 @given(st.lists(st.binary(max_size=300), max_size=5), st.lists(st.integers(1, 50), min_size=1, max_size=5))
-def test_messages_come_whole_however_they_are_cut(messages: list[bytes], cuts: list[int]) -> None:
+def test_messages_are_decoded_from_any_fragments(messages: list[bytes], cuts: list[int]) -> None:
     """What a connection of multiprocessing writes, in pieces; and what we write, as such a connection reads it."""
     ours, theirs = socketpair()
     with ours, Connection(theirs.detach()) as connection:
@@ -167,7 +167,7 @@ def test_messages_come_whole_however_they_are_cut(messages: list[bytes], cuts: l
     assert received == messages
 
 
-def test_all_workers_killed_at_once_come_back() -> None:
+def test_all_workers_killed_at_once_are_restarted() -> None:
     async def scenario(executor: LocalExecutor, listener: Listener) -> None:
         for device_id in range(3):
             send_signal(executor, device_id, signal.SIGKILL)
@@ -177,7 +177,7 @@ def test_all_workers_killed_at_once_come_back() -> None:
     run(scenario, num_workers=3)
 
 
-def test_a_worker_that_hangs_while_it_starts_again_is_killed_and_started_anew() -> None:
+def test_a_worker_that_hangs_while_restarting_is_killed_and_restarted() -> None:
     async def scenario(executor: LocalExecutor, listener: Listener) -> None:
         executor._config = replace(executor._config, start_timeout_s=5.0)
         first = executor.pid(0)
@@ -190,7 +190,7 @@ def test_a_worker_that_hangs_while_it_starts_again_is_killed_and_started_anew() 
     run(scenario, source=ModelSource(path="shapes"))
 
 
-def test_a_worker_that_cannot_load_any_more_is_given_up_and_says_why(
+def test_a_worker_that_repeatedly_fails_to_load_is_given_up_with_a_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is tried again in growing intervals."""

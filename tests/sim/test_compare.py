@@ -126,7 +126,7 @@ def test_a_preemption_is_a_gap_or_other_devices(later: Run, expected: tuple[int,
     assert preemptions([later, ran(1, 0.0, 1.0, 0, 1)]) == expected
 
 
-def test_a_job_is_interrupted_as_often_as_it_goes_on() -> None:
+def test_interruptions_are_counted_when_a_job_resumes() -> None:
     runs = [ran(1, at_s, at_s + 1.0, 0) for at_s in (0.0, 1.0, 3.0, 5.0)] + [ran(1, 6.0, 7.0, 1)]
     assert preemptions(runs) == (3, 1)
     assert preemptions(runs, dispatch_ns=ns_from_s(1.0)) == (1, 1), "what is lost before every work is no gap"
@@ -203,7 +203,7 @@ def test_the_lead_is_over_the_best_of_the_others_seed_by_seed() -> None:
     assert summary({"a": [80]}).policies[0].lead is None
 
 
-def test_of_the_bound_is_each_seed_s_own() -> None:
+def test_each_seed_is_compared_with_its_own_bound() -> None:
     found = summary({"a": [80, 45]}, bounds=[80.0, 90.0])
     of_bound = found.policies[0].estimates["of_bound"]
     assert of_bound is not None
@@ -344,7 +344,7 @@ def test_a_run_and_its_bound_by_hand(tmp_path: Path) -> None:
     assert 0 < found.timing.plan_p50_ms <= found.timing.plan_p99_ms
 
 
-def test_a_switch_takes_what_it_is_said_to(tmp_path: Path) -> None:
+def test_a_switch_takes_the_configured_time(tmp_path: Path) -> None:
     cell = file_cell(tmp_path, line(0.0), line(0.0))
     task = Task(cell=cell, seed=0, policy="fixed-sp1")
     means = [run(task, Conditions(switch_ns=ms * NS_PER_MS)).result for ms in (0, 100)]
@@ -437,7 +437,7 @@ def record(policy: str = "edf", **more: Any) -> Record:
     return Record(config={"policy": policy} | more, result=figures_of(trace(*endings)), cell="c", code="d")
 
 
-def test_what_is_written_comes_back_with_what_is_infinite(tmp_path: Path) -> None:
+def test_records_are_read_back_with_infinite_values(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "results.jsonl"
     records, timed = Records(path), run(Task(cell=grid()[0], seed=0, policy=None), NO_CONDITIONS)
     for one in (record(), record(seed=1), timed):
@@ -450,7 +450,7 @@ def test_what_is_written_comes_back_with_what_is_infinite(tmp_path: Path) -> Non
     assert "Infinity" not in path.read_text()
 
 
-def test_a_line_that_was_cut_off_is_taken_away_and_written_anew(tmp_path: Path) -> None:
+def test_a_truncated_line_is_removed_and_written_again(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     Records(path).add(record())
     whole = path.read_bytes()

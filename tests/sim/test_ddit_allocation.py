@@ -53,7 +53,7 @@ def test_rare_requests_wait_little_and_take_the_whole_service_time() -> None:
     assert queue_s(1e-9, 2.0, 4) == pytest.approx(2.0)
 
 
-def test_groups_that_cannot_keep_up_let_the_queue_grow_for_ever() -> None:
+def test_groups_that_cannot_keep_up_have_an_unbounded_queue() -> None:
     assert queue_s(2.0, 1.0, 2) == inf
     assert queue_s(1.99, 1.0, 2) < inf
 

@@ -241,7 +241,7 @@ def test_a_device_refuses_a_work_whose_first_state_it_lacks(steps: tuple[int, ..
     assert fleet.state(0, 7) is None
 
 
-def test_a_lost_state_is_told_apart_from_one_that_does_not_fit() -> None:
+def test_a_lost_state_is_distinguished_from_one_at_another_step() -> None:
     fleet = Devices()
     fleet.send(7, 0, 5, None).send(None, 0, lost=True)
     fleet.command(work(1, job_id=7), 40, knows=False)

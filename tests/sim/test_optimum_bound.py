@@ -59,7 +59,7 @@ def optimum(requests: Sequence[Request], costs: CostTable, num_devices: int = 1,
 # Cases by hand.
 
 
-def test_of_two_that_need_the_same_time_one_is_on_time() -> None:
+def test_only_one_of_two_requests_for_the_same_time_is_on_time() -> None:
     requests, costs = [asked("a", 0, 4, steps=3), asked("b", 1, 4, steps=3)], priced(0, 0, {1: 1})
     assert bound(requests, costs).value == len(optimum(requests, costs).on_time) == 1
     assert bound(requests, costs, num_devices=2).value == len(optimum(requests, costs, num_devices=2).on_time) == 2
@@ -97,7 +97,7 @@ def test_a_request_without_a_deadline_takes_nothing_and_does_not_count() -> None
     assert bound([], priced(0, 0, {1: 1})) == Bound(value=0.0, shares={}, unreachable=frozenset())
 
 
-def test_what_just_fits_fits_and_a_nanosecond_less_does_not() -> None:
+def test_an_exact_fit_is_on_time_and_a_nanosecond_less_is_not() -> None:
     exact = asked("a", 3, 7, steps=7)
     assert exact.deadline_ns is not None
     costs = priced(0, 0, {1: 1})
@@ -301,13 +301,13 @@ def loads() -> list[Load]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_no_policy_exceeds_it(policy: str, loads: list[Load]) -> None:
+def test_no_policy_exceeds_the_bound(policy: str, loads: list[Load]) -> None:
     for load in loads:
         reached = on_time(simulate(load.requests, policy, num_devices=load.num_devices, costs=load.costs))
         assert reached <= load.limit, f"{policy}, {load.name}"
 
 
-def test_the_bound_says_something(loads: list[Load]) -> None:
+def test_the_bound_is_below_the_number_of_requests(loads: list[Load]) -> None:
     """Where there is more to do than can be done, it shows: every policy would keep to a bound of all requests."""
     flux = [load for load in loads if load.name.startswith("flux")]
     assert sum(load.limit for load in flux) <= 0.95 * sum(len(load.requests) for load in flux)

@@ -156,7 +156,7 @@ def test_an_unknown_policy_names_the_nearest() -> None:
 # What the modelled devices lose, and how policies and nodes look to them.
 
 
-def test_what_a_device_and_an_answer_lose_is_added() -> None:
+def test_dispatch_and_result_times_are_added() -> None:
     one = request("a", steps=2, slo_s=9)  # Three works: encode, one chunk of two steps, decode.
     config = SimConfig(num_devices=1, dispatch_ns=1000, result_ns=70)
     (ending,) = Simulation(ControllerConfig(), table(), config).run([one]).endings
@@ -199,14 +199,14 @@ def test_dispatch_goes_by_degree(dispatch_ns: int | dict[int, int], lost_ns: lis
     assert [config.dispatch_ns_at(degree) for degree in (1, 4, 8)] == lost_ns
 
 
-def test_a_groups_work_loses_what_its_degree_does() -> None:
+def test_the_dispatch_time_of_a_group_is_that_of_its_degree() -> None:
     config = SimConfig(num_devices=4, dispatch_ns={1: 1000, 4: 9_000_000})
     policy = ControllerConfig(policy="fixed-sp4")
     encode, steps, decode = Simulation(policy, table(degrees=(1, 4)), config).run([request("a", steps=2)]).runs
     assert (encode.start_ns, steps.start_ns - encode.end_ns, decode.start_ns - steps.end_ns) == (1000, 9_000_000, 1000)
 
 
-def test_devices_may_cost_other_than_the_controller_believes() -> None:
+def test_devices_may_have_other_costs_than_the_controller_assumes() -> None:
     one = request("a", steps=2, slo_s=9)
     policy = ControllerConfig(policy="fixed-sp1")
     simulation = Simulation(policy, table(), SimConfig(num_devices=1), table(step_s=0.3))
@@ -247,7 +247,7 @@ class Sleeper(Idle):
         return Plan(wake_ns=NS_PER_S) if now_ns < NS_PER_S else FixedDegree(degree=1).plan(view, costs, now_ns)
 
 
-def test_a_policy_is_woken_when_it_asked_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_is_woken_at_the_time_it_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._REGISTRY, "sleeper", Sleeper)
     (ending,) = simulate([request("a")], "sleeper").endings
     assert ending.finish_ns == pytest.approx((1 + SERVICE_S) * NS_PER_S, abs=10)
@@ -272,7 +272,7 @@ class Mover(Idle):
         return Plan(starts=tuple(starts))
 
 
-def test_what_is_revoked_frees_its_device_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_revoked_work_frees_its_device_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._REGISTRY, "mover", Mover)
     stopped: list[tuple[int, int]] = []
 
@@ -285,7 +285,7 @@ def test_what_is_revoked_frees_its_device_at_once(monkeypatch: pytest.MonkeyPatc
     assert stopped == [(3, 150_000_000), (2, 210_000_000)]
 
 
-def test_devices_are_told_their_nodes() -> None:
+def test_devices_join_with_their_nodes() -> None:
     joined: list[tuple[int, int]] = []
 
     def observe(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:

@@ -81,13 +81,13 @@ def test_the_seed_decides_everything(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", workload_names())
-def test_requests_come_in_order_of_arrival_with_their_places_as_ids(name: str) -> None:
+def test_requests_are_in_order_of_arrival_and_numbered(name: str) -> None:
     requests = short(name)
     assert all(earlier <= later for earlier, later in pairwise(arrivals(requests)))
     assert [request.id for request in requests] == list(range(len(requests)))
 
 
-def test_requests_of_cycles_that_overlap_come_in_order_too() -> None:
+def test_requests_of_overlapping_cycles_are_in_order() -> None:
     late = made("wide-after-narrow", cycles=5, delay_s=100.0)
     assert arrivals(late) == sorted(arrivals(late))
     assert [request.id for request in late] == list(range(len(late)))
@@ -134,7 +134,7 @@ def test_how_requests_arrive_changes_nothing_else(name: str) -> None:
     assert slos(poisson) == slos(bursts)
 
 
-def test_which_sizes_come_does_not_change_when() -> None:
+def test_sizes_do_not_change_arrivals() -> None:
     uniform = arrivals(made("tetriserve"))
     assert uniform == arrivals(made("tetriserve", mix="skewed")) == arrivals(made("unreachable", rate_per_s=0.2))
     assert items(made("tetriserve")) == items(made("unreachable")) == items(made("flood"))
@@ -153,7 +153,7 @@ def test_the_default_load_is_one_that_the_devices_can_carry_or_meant_not_to_be(n
 
 
 @pytest.mark.parametrize("name", workload_names())
-def test_every_workload_says_what_it_is_and_what_its_parameters_mean(name: str) -> None:
+def test_every_workload_has_a_description_of_itself_and_its_parameters(name: str) -> None:
     kind = family(name)
     assert kind.about
     assert kind.source
@@ -176,7 +176,7 @@ def test_poisson_arrivals_have_their_rate_and_the_spread_of_a_poisson_process() 
     assert deviation == pytest.approx(mean, rel=0.05)
 
 
-def test_bursts_come_in_the_last_fifth_of_each_period_at_the_peak_and_keep_the_mean_rate() -> None:
+def test_bursts_are_in_the_last_fifth_of_each_period_and_keep_the_mean_rate() -> None:
     requests = made("tetriserve", num_requests=4000, rate_per_s=1.0, arrivals="bursts", period_s=50.0, peak=9.0)
     in_burst = sum(at_s % 50.0 >= 40.0 for at_s in arrivals(requests))
     assert requests[-1].arrival_s == pytest.approx(4000, rel=0.05)
@@ -374,7 +374,7 @@ def test_flood_is_mostly_best_effort_and_more_than_the_devices_can_do() -> None:
     assert sum(device_seconds(urgent, costs_of("flux1dev_h100_eager"))) / requests[-1].arrival_s / 8 < 0.3
 
 
-def test_in_phase_bursts_come_just_after_the_beginning_of_a_round() -> None:
+def test_in_phase_bursts_arrive_just_after_the_start_of_a_round() -> None:
     requests = made("in-phase", round_s=0.5, rounds=3, size=2, bursts=4)
     assert arrivals(requests) == pytest.approx([0.001, 0.001, 1.501, 1.501, 3.001, 3.001, 4.501, 4.501])
     assert len(sides(made("in-phase"))) == 4

@@ -43,7 +43,7 @@ def run() -> Iterator[Run]:
 
 
 @both
-def test_result_lives_exactly_its_time(make: Make, run: Run) -> None:
+def test_a_result_expires_exactly_at_its_time(make: Make, run: Run) -> None:
     with make(10, 100) as store:
         assert run(store.put("a", b"xyz", "image/png", 50)) == Stored(expires_ns=150)
         assert run(store.get("a", 149)) == Result(content=b"xyz", media_type="image/png")
@@ -71,7 +71,7 @@ def test_larger_than_the_cap_is_refused_and_evicts_nothing(make: Make, run: Run)
 
 
 @both
-def test_same_uid_replaces_and_lives_anew(make: Make, run: Run) -> None:
+def test_the_same_uid_replaces_a_result_and_restarts_its_time(make: Make, run: Run) -> None:
     with make(10, 100) as store:
         run(store.put("a", b"123456", "image/png", 0))
         run(store.put("b", b"1", "image/png", 1))

@@ -109,7 +109,7 @@ def test_each_preview_names_its_job(bench: WorkerBench) -> None:
     assert [(one.job_id, one.steps_done) for one in previews] == [(3, 2)]
 
 
-def test_who_needs_fewer_iterations_for_a_step_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_with_fewer_iterations_per_step_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heun's last step has one iteration, the others two."""
     family = build("heun")
     bench = WorkerBench(family, tmp_path)
@@ -144,13 +144,13 @@ def test_a_member_whose_state_is_lacking_is_left_out(bench: WorkerBench, family:
     assert_drawn(bench, family)
 
 
-def test_a_work_of_which_nobody_is_left_ends_at_once(bench: WorkerBench) -> None:
+def test_a_work_without_members_ends_at_once(bench: WorkerBench) -> None:
     bench.run(Forget(2))
     end = ended(bench.run(Denoise(1, ((1, 3), (2, 0)), 3)))
     assert (end.steps_done, end.stopped, [one.job_id for one in end.absent]) == (0, True, [1, 2])
 
 
-def test_a_state_that_is_gone_is_told_of_its_job_alone(bench: WorkerBench) -> None:
+def test_a_missing_state_is_reported_for_its_job_alone(bench: WorkerBench) -> None:
     bench.run(ImportState(1, SPECS[1], StateBlob("gone", 1), None))
     end = ended(bench.run(Denoise(1, ((1, 0), (2, 0)), 1)))
     assert [(one.job_id, one.state_lost) for one in end.absent] == [(1, True)]
@@ -170,7 +170,7 @@ def test_an_error_costs_the_members_and_no_others(
 
 
 @pytest.mark.parametrize(("part", "calls", "steps_done"), [("predict", 3, 2), ("advance", 6, 0), ("advance", 5, 0)])
-def test_what_several_have_done_is_kept_if_all_have_done_it(
+def test_steps_count_only_if_all_members_have_done_them(
     bench: WorkerBench,
     family: StableDiffusion3,
     monkeypatch: pytest.MonkeyPatch,
@@ -198,7 +198,9 @@ def test_what_several_have_done_is_kept_if_all_have_done_it(
     assert {path.name for path in set(tmp_path.iterdir()) - known} == {one.name for one in end.blobs.values()}
 
 
-def test_states_are_put_down_all_or_none(bench: WorkerBench, family: StableDiffusion3, tmp_path: Path) -> None:
+def test_states_are_serialized_for_all_members_or_none(
+    bench: WorkerBench, family: StableDiffusion3, tmp_path: Path
+) -> None:
     usual, known, num_puts = bench.blobs.put, set(tmp_path.iterdir()), 0
 
     def put(load: serialization.SerializedState) -> Any:

@@ -208,7 +208,7 @@ def test_a_step_has_all_the_iterations_of_its_sampler() -> None:
 
 
 @pytest.mark.parametrize("order", [1, 2])
-def test_of_a_batch_one_step_of_all_members_together_is_timed(order: int) -> None:
+def test_calibration_times_one_step_of_the_whole_batch(order: int) -> None:
     family = FakeFamily(order=order)
     rows = calibrate(family, ((LARGE, SMALL, SMALL), (SMALL,) * 4), num_runs=2)
     assert [(row.stage, row.shapes, row.degree, row.num_runs) for row in rows] == [
@@ -312,7 +312,7 @@ def test_the_identity_of_a_directory_changes_with_its_files_only(model: Path) ->
 
 
 @pytest.mark.parametrize(("content", "mtime_ns", "same"), [(b"456", 1, True), (b"1234", 1, False), (b"123", 2, False)])
-def test_weights_are_told_apart_by_size_and_time_and_not_read(
+def test_weights_are_identified_by_size_and_time_without_reading(
     model: Path, content: bytes, mtime_ns: int, same: bool
 ) -> None:
     before, weights = identity(model), model / "transformer" / "weights.safetensors"

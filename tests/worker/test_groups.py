@@ -102,7 +102,7 @@ def member(family: Family, tmp_path: Path) -> Iterator[Member]:
     assert family.parallel.degree == 1, "a work left the model at its group's degree"
 
 
-def test_the_leader_tells_and_puts_down_what_the_group_has_done(member: Member) -> None:
+def test_the_leader_reports_and_serializes_for_its_group(member: Member) -> None:
     *progress, ended = member.run(Denoise(2, ((JOB, 0),), 3, GROUP))
     assert progress == [Progress(2, 1), Progress(2, 2)]
     assert isinstance(ended, Ended)
@@ -116,7 +116,7 @@ def test_a_follower_keeps_quiet(member: Member) -> None:
     assert (ended.steps_done, ended.blobs) == (3, {})
 
 
-def test_a_survivor_puts_down_what_it_has_and_can_go_on_from_there(member: Member) -> None:
+def test_a_survivor_serializes_a_state_that_can_be_resumed(member: Member) -> None:
     for rank, work_id, first_step in ((1, 2, 0), (0, 3, 1)):
         *_, ended = member.run(Denoise(work_id, ((JOB, first_step),), 3, GROUP), rank=rank, calls_left=MUSTER + STEP)
         assert isinstance(ended, Ended)
@@ -134,13 +134,13 @@ def test_a_group_that_breaks_before_the_first_step_leaves_nothing(member: Member
     assert len(member.works) == 0
 
 
-def test_nobody_begins_without_the_one_who_lacks_the_state(member: Member) -> None:
+def test_no_member_begins_if_one_lacks_the_state(member: Member) -> None:
     (ended,) = member.run(Denoise(2, ((JOB, 0),), 3, GROUP), other_flag=ABSENT)
     assert isinstance(ended, Ended)
     assert (ended.steps_done, ended.broken) == (0, True)
 
 
-def test_one_who_lacks_the_state_says_so_to_the_others_and_why_to_the_runtime(member: Member) -> None:
+def test_a_member_that_lacks_the_state_informs_the_group_and_reports_why(member: Member) -> None:
     (failed,) = member.run(Denoise(2, ((JOB, 2),), 1, GROUP))
     assert isinstance(failed, Failed)
     assert "is after step 0, not 2" in failed.reason

@@ -64,7 +64,7 @@ def test_sizes_are_written_with_their_unit(text: str, num_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["2", "GiB", "2 GX", "-1GiB", "1e9B", "", "1KiB"])
-def test_what_is_no_size_is_named(text: str) -> None:
+def test_an_invalid_size_is_named(text: str) -> None:
     with pytest.raises(typer.BadParameter, match=r"give at least 1MiB|as in 800MB or 2GiB") as caught:
         parse_bytes(text)
     assert repr(text) in str(caught.value)
@@ -85,7 +85,7 @@ def test_what_is_no_size_is_named(text: str) -> None:
         (ValueError("out of memory"), False),
     ],
 )
-def test_an_error_that_says_memory_was_missing_is_told_from_others(error: Exception, is_one: bool) -> None:
+def test_out_of_memory_errors_are_recognized(error: Exception, is_one: bool) -> None:
     assert is_out_of_memory(error) == is_one
 
 
@@ -115,7 +115,7 @@ def _hold_budget() -> None:
 # What is learnt.
 
 
-def test_what_did_not_fit_says_that_larger_ones_and_fewer_devices_do_not() -> None:
+def test_a_work_that_did_not_fit_excludes_larger_ones_and_fewer_devices() -> None:
     limits = MemoryLimits()
     assert limits.starved(STEPS, (Shape(64, 64),), 2, False, 0)
     assert not limits.starved(STEPS, (Shape(64, 64),), 2, False, 0), "that is known"
@@ -136,7 +136,7 @@ def test_slices_take_less_than_the_whole() -> None:
     assert not limits.fits(PICTURE, (Shape(96, 64),), 1)
 
 
-def test_what_a_smaller_one_has_taught_takes_nothing_from_what_a_larger_one_had() -> None:
+def test_the_limit_of_a_smaller_work_does_not_loosen_that_of_a_larger_one() -> None:
     limits = MemoryLimits()
     limits.starved(PICTURE, (Shape(96, 96),), 1, False, 0)
     limits.starved(PICTURE, (Shape(64, 64),), 1, False, 0)
@@ -145,7 +145,7 @@ def test_what_a_smaller_one_has_taught_takes_nothing_from_what_a_larger_one_had(
     assert not limits.fits(PICTURE, (Shape(96, 96),), 1)
 
 
-def test_what_followed_from_another_limit_outlives_it() -> None:
+def test_limits_derived_from_another_outlive_it() -> None:
     """The slices did fit after all, but that the whole did not had been seen, too."""
     limits = MemoryLimits()
     limits.starved(PICTURE, (Shape(64, 64),), 1, True, 0)
@@ -155,7 +155,7 @@ def test_what_followed_from_another_limit_outlives_it() -> None:
     assert not limits.fits(PICTURE, (Shape(64, 64),), 1, False)
 
 
-def test_a_limit_is_forgotten_in_time_or_when_it_is_seen_to_be_wrong() -> None:
+def test_a_limit_expires_or_is_dropped_when_disproved() -> None:
     limits = MemoryLimits()
     limits.starved(STEPS, (Shape(64, 64),), 1, False, 0)
     limits.starved(STEPS, (Shape(32, 64),), 2, False, NS_PER_S)
@@ -270,7 +270,7 @@ def test_a_stage_that_does_not_fit_can_be_tried_again(
     assert picture(run(*commands[at:])[-1]).shape == (64, 64, 3)
 
 
-def test_what_a_work_had_taken_is_free_before_its_state_is_put_down(
+def test_memory_of_a_work_is_freed_before_its_state_is_serialized(
     run: Callable[..., list[Ended]], family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[weakref.ref[torch.Tensor]] = []
@@ -423,7 +423,7 @@ def test_a_picture_that_fits_in_no_way_fails_once_and_is_refused_then(tight: tup
     assert not [ended for ended in rig.watching.works if ended.ending is Ending.LOST]
 
 
-def test_blobs_that_are_gone_let_a_request_begin_anew(
+def test_a_request_restarts_when_its_blobs_are_missing(
     directory: Path, family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(registry._REGISTRY, "ping-pong", PingPong)  # Every step reads what the one before put down.

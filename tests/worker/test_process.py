@@ -157,7 +157,7 @@ def test_a_closed_pipe_ends_the_process_in_the_middle_of_a_work(worker: Child) -
     assert worker.exit_code() == 0
 
 
-def test_a_killed_parent_takes_its_worker_along(worker: Child) -> None:
+def test_a_worker_ends_when_its_parent_is_killed(worker: Child) -> None:
     parent = Child(drive, worker.connection)
     worker.connection.close()  # Now only the parent has that end.
     assert parent.receive() == "begun"

@@ -114,7 +114,7 @@ def test_times_are_of_the_work_alone(bench: WorkerBench) -> None:
     assert all(before.end_ns <= after.start_ns for before, after in pairwise(ended))
 
 
-def test_every_end_tells_the_memory_of_the_accelerator(bench: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_report_has_the_memory_in_use(bench: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     def told() -> list[int | None]:
         reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 4), Decode(3, JOB))
         return [report.memory_bytes for report in reports if isinstance(report, Ended)]
@@ -154,7 +154,7 @@ def test_a_work_that_was_stopped_in_the_queue_is_skipped(bench: WorkerBench) -> 
     assert end_of(reports[-1]) == (4, False)
 
 
-def test_a_stop_that_comes_too_late_or_for_nobody_leaves_nothing(bench: WorkerBench) -> None:
+def test_a_late_or_unknown_stop_has_no_effect(bench: WorkerBench) -> None:
     bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 1))
     for work_id in range(100):
         bench.works.stop(work_id)
@@ -217,7 +217,7 @@ def test_a_job_moves_between_workers(
     assert np.array_equal(image_of(target.run(Decode(4, JOB))[0]), stock())
 
 
-def test_a_job_comes_back_to_the_conditioning_it_left(
+def test_a_returning_job_finds_its_conditioning(
     family: Family, twin: Family, stock: Callable[..., np.ndarray], tmp_path: Path
 ) -> None:
     here, there = WorkerBench(family, tmp_path), WorkerBench(twin, tmp_path)
@@ -242,7 +242,7 @@ def test_a_stopped_work_puts_its_state_down_too(
     assert np.array_equal(image_of(there.run(Decode(4, JOB))[0]), stock())
 
 
-def test_a_blob_that_is_gone_loses_the_job_here(bench: WorkerBench) -> None:
+def test_a_missing_blob_drops_the_job_on_this_device(bench: WorkerBench) -> None:
     bench.run(Encode(1, JOB, tiny.spec()), ImportState(JOB, tiny.spec(), None, StateBlob("gone", 1)))
     for report in bench.run(Denoise(2, ((JOB, 0),), 1), Decode(3, JOB)):
         assert "what had been put down of it is gone" in reason_of(report)
@@ -264,7 +264,7 @@ def test_a_move_without_conditioning_to_a_stranger_loses_the_job(family: Family,
     assert "moved without its conditioning" in reason_of(target.run(Denoise(3, ((JOB, 1),), 1))[0])
 
 
-def test_a_state_that_cannot_be_put_down_fails_the_work(bench: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_cannot_be_serialized_fails_the_work(bench: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.run(Encode(1, JOB, tiny.spec()))
 
     def full(_serialized: serialization.SerializedState) -> StateBlob:

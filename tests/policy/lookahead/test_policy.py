@@ -234,7 +234,7 @@ def test_a_job_that_will_be_wider_in_a_moment_waits_for_that() -> None:
     assert first_wide_ns <= over_ns + 26 * MS
 
 
-def test_short_jobs_without_a_deadline_go_first_but_none_waits_for_ever() -> None:
+def test_short_jobs_without_a_deadline_go_first_and_none_starves() -> None:
     long = [request("long", 0.001, steps=30)]
     short = [request(f"short {index}", 0.3 * index, steps=4) for index in range(400)]
     order = finished(simulate([*short, *long], "tilework", num_devices=1))
@@ -288,7 +288,7 @@ def test_devices_that_only_make_others_faster_count_as_room() -> None:
     assert on_time(trace) == 1.0
 
 
-def test_a_job_that_would_be_late_on_its_node_goes_on_at_another() -> None:
+def test_a_job_that_would_be_late_on_its_node_moves_to_another() -> None:
     """`c` leaves one device of its node to `a`, which would be late on it, and goes on where `b` is soon done."""
     costs = replace(table(degrees=(1, 2)), devices_per_node=3)
     requests = [request("a", slo_s=1.5, steps=20), request("b", slo_s=0.58, steps=8), request("c", 0.1, slo_s=0.75)]

@@ -35,7 +35,7 @@ def test_the_most_starved_job_is_promoted_first() -> None:
     assert [len(group) for group in visited["third"]] == [1, 2, 4]
 
 
-def test_the_hungry_come_before_those_that_wait() -> None:
+def test_starved_jobs_go_before_waiting_ones() -> None:
     """Six devices: when the steps of the first are done, three are released, and a fourth when it is decoded.
 
     Two are held for the hungry one, which is in the middle of a step; waiting ones get the remaining devices.
@@ -163,7 +163,7 @@ def test_a_division_stays_as_it_is() -> None:
     assert len({group for one in requests[32:] for group in visited[one.uid] if one.shape.height == 192}) <= 3
 
 
-def test_a_kind_that_comes_anew_gets_devices_at_once() -> None:
+def test_a_new_class_gets_devices_at_once() -> None:
     """And a job that has lost a device goes on with those that it has until it is done."""
     requests = [clip(str(index), index / 100, 4) for index in range(4)] + [clip("new", 1.0, 1, 1)]
     trace = simulate(requests, "dpci", num_devices=8, costs=VIDEO)

@@ -37,7 +37,7 @@ def test_a_job_takes_the_narrowest_group_that_meets_its_deadline(slo_s: float, d
     assert widths(requests, 8) == [degree] * (8 // degree)
 
 
-def test_what_is_left_goes_to_the_most_urgent_again_and_again() -> None:
+def test_remaining_devices_go_to_the_most_urgent_repeatedly() -> None:
     late, soon = request("late", slo_s=9), request("soon", slo_s=8)
     assert widths([late, soon], 4) == [2, 2], "the next wider group, then there are not enough for one wider still"
     assert widths([late, soon], 5) == [1, 4]

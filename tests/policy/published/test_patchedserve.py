@@ -95,14 +95,14 @@ def test_throughput_mode_takes_the_jobs_with_which_the_batch_makes_most_pictures
     assert first_batch(PatchedServe(relaxed=9.0), *requests, most=2)[0] == "A"
 
 
-def test_the_mode_is_chosen_anew_for_each_that_is_let_in() -> None:
+def test_the_mode_is_chosen_again_for_each_accepted_job() -> None:
     """First the large one, which is urgent; the others are relaxed, and the small one makes more of the batch."""
     requests = large("A", slo_s=4.0), large("B"), small("c")
     assert first_batch(PatchedServe(), *requests, most=2) == ["A", "c"]
 
 
 @pytest.mark.parametrize(("slo_s", "members"), [(2.2, "A"), (2.6, "Ab"), (2.99, "Ab"), (3.0, "Abc")])
-def test_the_schedulability_test_lets_in_as_many_as_make_none_late(slo_s: float, members: str) -> None:
+def test_the_schedulability_test_accepts_as_many_as_make_none_late(slo_s: float, members: str) -> None:
     """Ten steps of the large one take 2.2 s alone, 2.6 s with a small one, 3.0 s with two."""
     requests = large("A", slo_s=slo_s), small("b"), small("c")
     assert first_batch(PatchedServe(), *requests) == list(members)
@@ -139,7 +139,7 @@ def test_a_batch_has_twelve_members_at_most() -> None:
     assert max(map(len, batches(trace))) == 12
 
 
-def test_no_job_without_a_deadline_starves_and_late_ones_come_after_ten_minutes() -> None:
+def test_no_job_without_a_deadline_starves_and_late_ones_run_after_ten_minutes() -> None:
     """A stream of small ones, of which a device can do more; each has a second to spare."""
     stream = [small(f"s{index}", 0.7 * index, slo_s=2.5) for index in range(900)]
     trace = run("patchedserve", [large("patient", slo_s=None), large("late", slo_s=1.0), *stream])
@@ -170,7 +170,7 @@ def test_pipelines_do_not_share_a_batch() -> None:
     assert batches(trace) == ["a", "ac", "c", "b"]
 
 
-def test_a_device_is_told_a_few_works_ahead_however_many_begin_at_once() -> None:
+def test_a_device_gets_few_works_ahead_even_if_many_jobs_begin() -> None:
     plan = planned(MixedCache(), [small(uid) for uid in "abcdefgh"], costs=TableCosts(PACKED))
     assert [start.stage.name for start in plan.starts] == ["encode"] * MOST_AHEAD
     trace = run("mixed-cache", [small(uid) for uid in "abcdefgh"])
@@ -180,7 +180,7 @@ def test_a_device_is_told_a_few_works_ahead_however_many_begin_at_once() -> None
 # The baselines.
 
 
-def test_mixed_cache_is_first_come_first_served_whatever_the_sizes() -> None:
+def test_mixed_cache_is_first_come_first_served_for_all_sizes() -> None:
     assert first_batch(MixedCache(), large("A"), small("b", slo_s=1.1), small("c"), most=2) == ["A", "b"]
     requests = large("A"), small("b", 0.1, slo_s=1.5), small("c", 0.3)
     assert batches(run("mixed-cache", requests)) == ["A", "Ab", "Abc", "bc", "c"], "also those that will be late"

@@ -83,7 +83,7 @@ def test_a_shorter_request_takes_over_at_the_end_of_a_chunk() -> None:
     assert finished(simulate(requests, "rssp", num_devices=1)) == ["long", "short"]
 
 
-def test_what_has_been_done_counts_no_more() -> None:
+def test_only_remaining_work_counts() -> None:
     """The first has five steps left when one of ten comes: it goes on. One of three steps goes before it."""
     old, ten, three = request("old", steps=20), request("ten", 1.5, steps=10), request("three", 1.5, steps=3)
     assert finished(simulate([old, ten, three], "srtf", num_devices=1)) == ["three", "old", "ten"]
@@ -156,7 +156,7 @@ def test_each_size_has_its_degree() -> None:
     assert steps == {0: (0, 1, 2, 3), 1: (4,)}
 
 
-def test_no_job_goes_before_the_first_that_waits() -> None:
+def test_no_job_overtakes_the_first_waiting_job() -> None:
     """The narrow one could run at once beside the one that runs: strictly first come, first served, it waits."""
     requests = [request("runs", side=64), request("wide", 0.1, side=192), request("narrow", 0.2, side=64)]
     trace = simulate(requests, "rssp", num_devices=4, costs=MIXED)

@@ -243,7 +243,7 @@ def test_only_whole_steps_before_the_margin_run_and_the_group_stays(monkeypatch:
     assert rounds.tell(Woke(), 1000) == [(DIFFUSE, 0, (0, 1, 2, 3), 6), (DECODE, 0, (0,), 1)]
 
 
-def test_an_arrival_waits_for_the_next_round_unless_all_jobs_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arrival_waits_for_the_next_round_unless_no_job_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = Rounds(monkeypatch)
     rounds.tell(Submitted(request("a", steps=14, slo_s=9)), 0)
     assert rounds.tell(Submitted(request("b", 0.1, steps=2, slo_s=9)), 100) == []
@@ -278,7 +278,7 @@ def test_degrees_are_as_low_as_deadlines_allow() -> None:
     }
 
 
-def test_what_is_left_widens_those_that_gain_most() -> None:
+def test_remaining_devices_widen_the_jobs_that_gain_most() -> None:
     """Of two that would both do with one device, the one with more steps left gets two more, the other one."""
     long, short = request("long", steps=40, slo_s=60), request("short", steps=8, slo_s=60)
     assert widths(in_a_round([short, long], num_devices=5)) == {0: 1, 1: 4}
@@ -310,7 +310,7 @@ def test_two_that_need_one_device_each_go_before_one_that_needs_all_four() -> No
     assert widths(in_a_round([wide, *narrow], num_devices=4)) == {0: 2, 1: 1, 2: 1}
 
 
-def test_a_request_that_cannot_be_on_time_comes_after_all_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_cannot_be_on_time_is_served_last(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = Rounds(monkeypatch, num_devices=1, costs=table())
     started = rounds.tell(Submitted(request("late", steps=10, slo_s=0.5)), 0)
     assert {start[1] for start in started} == {0}, "it is served as no other is there"
@@ -353,7 +353,7 @@ def test_a_device_that_is_still_busy_takes_no_part(monkeypatch: pytest.MonkeyPat
     assert rounds.tell(Woke(), 1000) == [(DIFFUSE, 0, (2,), 4), (DIFFUSE, 1, (0,), 4)]
 
 
-def test_what_it_expects_to_take_is_the_cheapest_that_is_in_time() -> None:
+def test_the_demand_is_the_cheapest_degree_in_time() -> None:
     costs = TableCosts(WIDE)
 
     def demand(slo_s: float | None) -> Demand:
@@ -448,7 +448,7 @@ def test_a_round_whose_work_is_done_is_over_with_ends_early(monkeypatch: pytest.
     assert (late.endings[0].finish_ns, early.endings[0].finish_ns) == (800 * NS_PER_MS, 600 * NS_PER_MS)
 
 
-def test_a_round_goes_on_while_anybody_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_lasts_while_a_job_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device that is done first waits: what runs in a round is decided at its beginning."""
     monkeypatch.setitem(registry._REGISTRY, "early", partial(TetriServe, round_ns=500 * NS_PER_MS, ends_early=True))
     requests = [request("long", steps=1, side=192), request("short", steps=1), request("third", 0.1, steps=1)]

@@ -35,7 +35,7 @@ def steps(plan: Plan) -> list[tuple[tuple[int, ...], Group, int]]:
     return [(start.job_ids, start.devices, start.num_steps) for start in plan.starts if start.stage.name == DIFFUSE]
 
 
-def test_those_without_room_make_their_steps_with_those_who_have() -> None:
+def test_jobs_without_devices_share_steps_with_jobs_that_have_them() -> None:
     asked = [request(uid, slo_s=9) for uid in "abc"]
     plan = in_a_round(asked)
     assert steps(plan) == [((0, 1, 2), (0,), 2)]
@@ -60,7 +60,7 @@ def test_no_request_joins_that_would_make_another_late() -> None:
     assert steps(in_a_round([request("loose", steps=4, slo_s=0.65), other])) == [((0, 1), (0,), 3)]
 
 
-def test_a_request_that_has_made_all_steps_is_decoded_and_the_others_go_on() -> None:
+def test_a_request_with_all_steps_is_decoded_and_the_others_continue() -> None:
     plan = in_a_round([request("short", steps=2, slo_s=8), request("long", slo_s=9)])
     assert steps(plan) == [((0, 1), (0,), 2), ((1,), (0,), 2)]
     assert [(start.stage.name, start.job_ids) for start in plan.starts[2:]] == [
@@ -70,7 +70,7 @@ def test_a_request_that_has_made_all_steps_is_decoded_and_the_others_go_on() -> 
     ]
 
 
-def test_those_who_made_steps_together_stay_together() -> None:
+def test_jobs_that_shared_steps_stay_together() -> None:
     asked = [request(uid, slo_s=9) for uid in "abc"]
     for home in (0, 1):
         plan = in_a_round(asked, num_devices=2, last_devices={0: (0,), 1: (1,), 2: (home,)})

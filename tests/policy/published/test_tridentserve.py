@@ -124,7 +124,7 @@ def bids(requests: Sequence[Request], costs: TableCosts, now_s: float = 30.0) ->
     return [bid.options for bid in read_bids(tasks)]
 
 
-def test_a_search_that_is_cut_short_says_by_how_much_it_may_fall_short() -> None:
+def test_a_truncated_search_reports_its_gap() -> None:
     """Subset sums: the relaxation is worth the capacity, and whole numbers come close only after a search."""
     rng = Random(1)
     options = [[Option(width, width)] for width in rng.sample(range(1000, 9000), 40)]
@@ -201,7 +201,7 @@ def test_a_degree_that_wastes_devices_is_not_used_though_a_deadline_needs_it() -
     assert planned(policy, [asked], 4, COSTS).dropped_to_best_effort[0][0] == 0
 
 
-def test_the_widest_are_placed_first_and_who_finds_no_node_is_decided_again() -> None:
+def test_the_widest_jobs_are_placed_first_and_those_without_a_node_are_decided_again() -> None:
     """Three devices free on one node and one on another: two groups of two are free in number, and not in fact."""
     both = [request(str(n)) for n in range(2)]
     assert widths(planned(TridentServe(), both, costs=COSTS, devices=(0, 1, 2, 8))) == {0: 2, 1: 1}

@@ -97,7 +97,7 @@ def test_the_choice_is_the_best_of_all_groups(free: set[int], width: int, prefer
 
 
 @given(st.lists(st.sampled_from([1, 2, 4, 8]), max_size=20))
-def test_as_long_as_none_comes_back_every_group_is_aligned(widths: list[int]) -> None:
+def test_every_group_is_aligned_until_one_is_given_back(widths: list[int]) -> None:
     """Cut from the smallest hole, groups leave holes of different sizes: where there is room, a block is whole."""
     allocator, taken = Allocator(NODES), list[int]()
     for width in widths:
