@@ -245,7 +245,7 @@ def test_a_stopped_work_puts_its_state_down_too(
 def test_a_missing_blob_drops_the_job_on_this_device(bench: WorkerBench) -> None:
     bench.run(Encode(1, JOB, tiny.spec()), ImportState(JOB, tiny.spec(), None, StateBlob("gone", 1)))
     for report in bench.run(Denoise(2, ((JOB, 0),), 1), Decode(3, JOB)):
-        assert "what had been put down of it is gone" in reason_of(report)
+        assert "a blob of its state is missing" in reason_of(report)
         assert isinstance(report, Failed)
         assert report.state_lost
     assert end_of(bench.run(Encode(4, JOB, tiny.spec()), Denoise(5, ((JOB, 0),), 1))[-1]) == (1, False)
@@ -301,7 +301,7 @@ def test_reasons_of_lost_jobs_are_bounded(bench: WorkerBench) -> None:
     for job in range(3000):
         bench.run(ImportState(job, tiny.spec(), StateBlob("gone", 1), None))
     assert len(bench.worker._jobs._lost) == 1024
-    assert "what had been put down of it is gone" in reason_of(bench.run(Decode(1, 2999))[0])
+    assert "a blob of its state is missing" in reason_of(bench.run(Decode(1, 2999))[0])
     assert "is not on this worker" in reason_of(bench.run(Decode(2, 0))[0])
 
 

@@ -105,7 +105,7 @@ def run_missing(comparison: Comparison, runs: Runs, quiet: bool) -> None:
     except KeyboardInterrupt:
         done = sum(runs.found(task) is not None for task in runs.keys)
         path = runs.records.path
-        kept = "nothing is kept without --out DIR" if path is None else f"they are in {path}; to go on, run it again"
+        kept = "nothing is kept without --out DIR" if path is None else f"they are in {path}; to resume, run it again"
         raise UserError(f"interrupted: {done} of {len(runs.keys)} runs are done; {kept}") from None
 
 

@@ -19,13 +19,13 @@ _LONGEST_PAUSE_S = 4e-3
 
 
 class Groups:
-    """The groups that the worker of device `device_id` belongs to; `address` says where they meet.
+    """The groups that the worker of device `device_id` belongs to; `address` is that of the rendezvous.
 
     `open`, `close` and `enter` belong to one thread; `break_off` may come from any, at any time. A group is kept until
-    `close`: its members must agree on which groups there are, so the runtime decides, and tells all of them alike. With
-    an eviction of its own, one member would wait at the rendezvous for others that still have the group.
+    `close`: its members must agree on which groups exist, so the runtime decides for all of them. If each member
+    evicted groups itself, one would wait at the rendezvous for others that still have the group.
 
-    For `device` "cpu" each group connects by itself; for "cuda" it is a part of the node entered last.
+    For `device` "cpu" each group connects separately; for "cuda" it is split from the node entered last.
     """
 
     def __init__(self, device_id: int, address: str, device: str = "cpu") -> None:
@@ -38,10 +38,10 @@ class Groups:
         self._changed = Condition()
 
     def open(self, ref: GroupRef) -> Comm:
-        """The group's communicator; when it is new, as soon as every member has come, however long that takes.
+        """The group's communicator. A new one is ready when every member has joined, however long that takes.
 
-        Raises GroupBroken, then and ever after, if the group was broken off, a member is lost while it connects, or
-        the rendezvous is gone.
+        Raises GroupBroken, now and on later calls, if the group was broken off, a member is lost while it connects, or
+        the rendezvous has closed.
         """
         self._check(ref.group_id)
         if comm := self._comms.get(ref.group_id):

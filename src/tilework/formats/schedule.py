@@ -1,7 +1,7 @@
 """What ran where and when: the JSON-lines format of a schedule (docs/formats.md).
 
-Its lines are told apart by their first word: `work`, `request`, `move`, `load` or `drop`. The seconds of one file are
-on one clock, that of the workload's `arrival_s`.
+Its lines are distinguished by their first word: `work`, `request`, `move`, `load` or `drop`. The seconds of one file
+are on one clock, that of the workload's `arrival_s`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def clean_by_flow(state: StepState, prediction: Tensor) -> Tensor:
 
 
 def clean_by_noise(state: StepState, prediction: Tensor) -> Tensor:
-    """Of a model of discrete diffusion; float32. Of a sampler that tells no noise level, the latents as they are."""
+    """Of a model of discrete diffusion; float32. The latents themselves if the sampler has no noise level."""
     sampler, latents = state.sampler, state.latents.float()
     if hasattr(sampler, "precondition_outputs"):  # Samplers of EDM, whose times are no indices.
         clean: Tensor = sampler.precondition_outputs(latents, prediction.float(), sampler.sigmas[state.iteration_index])

@@ -1,6 +1,6 @@
-"""The contract between a worker and a model family: one request, taken apart into stages and steps.
+"""The contract between a worker and a model family: one request, split into stages and steps.
 
-A family computes exactly what the stock pipeline computes, bit for bit, on one device and dtype; it only lets go
+A family computes exactly what the stock pipeline computes, bit for bit, on one device and dtype; it only returns
 between the parts. It knows requests as `Spec`, never as jobs.
 """
 
@@ -97,7 +97,7 @@ class Family(Protocol):
         In a group every rank gives the same states and gets the same predictions. Changes no state.
 
         Raises:
-            GroupBroken: a member of the group is gone; the states are as before.
+            GroupBroken: a member of the group is lost; the states are unchanged.
         """
 
     def advance(self, state: StepState, prediction: Tensor) -> None:

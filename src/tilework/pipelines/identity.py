@@ -12,7 +12,7 @@ _READ = (".json", ".txt", ".model")
 
 
 def model_identity(source: ModelSource) -> str:
-    """NAME@DIGEST of a directory, ID@REVISION of a model from the hub (the id alone if no revision is at hand).
+    """NAME@DIGEST of a directory, ID@REVISION of a model from the hub (the id alone if no revision is known).
 
     The digest covers names and contents of configurations and tokenizers, and names, sizes and modification times of
     all other files: weights are gigabytes, and every server reads this when it starts.

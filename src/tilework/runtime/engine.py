@@ -36,7 +36,7 @@ from tilework.runtime.work_dispatcher import WorkDispatcher
 class EngineConfig:
     """`table` is used as it is; without one the devices are measured, as far as `cache` does not know them.
 
-    `begin_ns` is what the engine's clock shows when it is made: it may go on where a former one's has come.
+    `begin_ns` is what the engine's clock shows when it is made: it may continue an earlier engine's clock.
     """
 
     controller: ControllerConfig = field(default_factory=ControllerConfig)
@@ -173,7 +173,7 @@ class Engine:
             self.cancel(uid, reason)
 
     def drain(self) -> None:
-        """Say in `health` that no new requests are wanted; those that are in go on."""
+        """Report in `health` that no new requests are accepted; open requests continue."""
         self._draining = True
 
     def now_ns(self) -> int:

@@ -232,7 +232,7 @@ class Fleet:
             device = self._devices[device_id]
             assert device.run is None, f"device {device_id} is busy"
             head = device.queue.popleft()
-            assert head is run.work, f"device {device_id} begins a work before its turn"
+            assert head is run.work, f"device {device_id} begins a work that is not first in its queue"
             device.run = run
         return run
 

@@ -43,7 +43,7 @@ class DurableDirectory:
             stack.pop_all()
 
     def now_ns(self) -> int:
-        """What the clock of the server shows, which goes on from one start to the next. Raises JournalUnusable."""
+        """The time on the server's clock, which continues from one start to the next. Raises JournalUnusable."""
         unix_ns = time.time_ns()
         try:
             return max(0, unix_ns - self.journal.zero_ns(unix_ns))

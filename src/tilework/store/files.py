@@ -31,10 +31,10 @@ class _Head:
 
 
 class FileStore:
-    """A `ResultStore` in a directory of its own, on the clock of the server, which goes on with its next start.
+    """A `ResultStore` in a directory of its own, on the server's clock, which continues at its next start.
 
-    Rejected: contents in the journal's database. They would be written twice, and its one writer would hold up the
-    event loop meanwhile. A file appears under its name, a number that grows, only when it is complete. Files are read
+    Rejected: contents in the journal's database. They would be written twice, and its one writer would block the
+    event loop. A file appears under its name, a number that grows, only when it is complete. Files are read
     and written on threads; everything else happens on the event loop.
     """
 
@@ -73,7 +73,7 @@ class FileStore:
             return None
         try:
             return await asyncio.to_thread(_read, path)
-        except FileNotFoundError:  # It was deleted, or made room, meanwhile.
+        except FileNotFoundError:  # It has been deleted or evicted.
             return None
 
     async def holds(self, uid: str, now_ns: int) -> bool:

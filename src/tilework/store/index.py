@@ -18,7 +18,7 @@ class _Entry(Generic[T]):
 
 
 class Index(Generic[T]):
-    """Results by uid. Whatever takes some of them out returns them, so that what they stand for can be let go.
+    """Results by uid. Methods that remove results return them, so that their files can be deleted.
 
     Beyond the cap the oldest result goes first. All results live equally long (but for those of a former process with
     another setting), so the order of arrival is also the order of expiry: a sweep looks at the oldest only.
@@ -64,7 +64,7 @@ class Index(Generic[T]):
         return [entry.value]
 
     def sweep(self, now_ns: int) -> list[T]:
-        """Take out what has expired; a result is gone at its `expires_ns` itself."""
+        """Remove and return expired results; a result expires exactly at its `expires_ns`."""
         return [value for uid in list(self._expired(now_ns)) for value in self.remove(uid)]
 
     def _expired(self, now_ns: int) -> Iterator[str]:

@@ -173,7 +173,7 @@ class Journal:
         rows = self._connection.execute("SELECT uid, has_key, document FROM record ORDER BY number")
         return [Ended(uid=uid, has_key=bool(has_key), document=document) for uid, has_key, document in rows]
 
-    # Checkpoints. Without one a call begins anew if it comes to that: no reason to end it now.
+    # Checkpoints. A failed write is no reason to end a call: without a checkpoint it would start over.
 
     def keep_conditioning(self, uid: str, blob: StateBlob) -> None:
         values = blob.name, blob.num_bytes, uid

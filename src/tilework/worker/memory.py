@@ -35,7 +35,7 @@ class Budget:
     """The memory that a work may take beyond what the worker has when the work begins; None: all of the device.
 
     On a CPU the kernel enforces it (RLIMIT_DATA), on an accelerator torch's allocator does. Memory that an
-    allocator keeps from earlier works does not count. With a budget, glibc is told to return large tensors at once;
+    allocator keeps from earlier works does not count. With a budget, glibc is set to return large tensors at once;
     otherwise it keeps them, in pieces that are too small for the next ones.
 
     Raises:

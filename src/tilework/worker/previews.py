@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 class Previews:
     """Draws and emits a preview after every `every` steps of a member, but not after its last one; 0: never.
 
-    The picture comes first: when a preview fails, for want of memory say, the work goes on without further ones.
+    The picture comes first: if a preview fails, for example for lack of memory, the work continues without previews.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Previews:
             image = self._family.preview(state, prediction)
         except Exception:
             _log.warning(
-                "work %d goes on without previews of job %d: one failed", self._work_id, self._job_id, exc_info=True
+                "work %d continues without previews of job %d: one failed", self._work_id, self._job_id, exc_info=True
             )
             self._every = 0
             return

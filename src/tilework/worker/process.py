@@ -1,4 +1,4 @@
-"""The process that owns one device: commands in, reports out, until it is told to quit or its parent is gone."""
+"""The process of one device: reads commands and sends reports, until it must quit or its parent has ended."""
 
 from __future__ import annotations
 

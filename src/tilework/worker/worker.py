@@ -215,8 +215,8 @@ class Worker:
         try:
             self._jobs.put(job_id, take_job(self._family, self._blobs, self._jobs, command))
         except (FileNotFoundError, TruncatedStateBlob) as error:
-            # Either it went on without this worker, and it is not asked for any more; or what was put down is lost.
-            self._jobs.lose(job_id, f"what had been put down of it is gone ({describe(error)})", state_lost=True)
+            # Either the job continues without this worker and needs nothing here, or a blob of it is lost.
+            self._jobs.lose(job_id, f"a blob of its state is missing ({describe(error)})", state_lost=True)
         except Exception as error:
             _log.exception("import of job %d failed", job_id)
             self._jobs.lose(job_id, f"its import failed with {describe(error)}")
@@ -224,7 +224,7 @@ class Worker:
     def _enter(self, node: GroupRef) -> None:
         try:
             self._groups.enter(node)
-        except GroupBroken as error:  # A worker was lost meanwhile; the next node is about to be announced.
+        except GroupBroken as error:  # A worker was lost; the next node is about to be announced.
             _log.warning("the workers of this node did not meet: %s", error)
 
     def _calibrate(self, command: Calibrate) -> tuple[CostRow, ...]:

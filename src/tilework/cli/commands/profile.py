@@ -90,7 +90,7 @@ def command(
         )
     if len(measured.tried) < measured.num_wanted:
         done = f"{len(measured.tried)} of {measured.num_wanted} are measured"
-        raise UserError(f"interrupted: {done}, and saved in {store.path}; to go on, run it again")
+        raise UserError(f"interrupted: {done}, and saved in {store.path}; to resume, run it again")
     console.print(f"saved in {store.path}", soft_wrap=True, style="dim")
 
 

@@ -54,7 +54,7 @@ NumRequests = Annotated[
 ]
 Duration = Annotated[
     float | None,
-    _option("--duration", "Send for so many seconds; with --num-requests, what ends first.", "60", callback=_positive),
+    _option("--duration", "Seconds to send for; with --num-requests, whichever ends first.", "60", callback=_positive),
 ]
 Seed = Annotated[int, _option("--seed", "Of arrivals, sizes, prompts and pictures; default 0.", "3")]
 Sizes = Annotated[
@@ -105,7 +105,7 @@ ExtraBody = Annotated[
 ApiKey = Annotated[str | None, _option("--api-key", "Default: OPENAI_API_KEY.", "sk-...", envvar="OPENAI_API_KEY")]
 Timeout = Annotated[
     float,
-    _option("--timeout", "Give a request up so many seconds after its arrival; default 600.", "60", callback=_positive),
+    _option("--timeout", "Seconds from arrival until a request is given up; default 600.", "60", callback=_positive),
 ]
 Warmup = Annotated[int, _option("--warmup", "Unmeasured requests per size before the run; default 1.", "0", min=0)]
 Directory = Annotated[

@@ -25,7 +25,7 @@ DevicesPerNode = Annotated[
 ]
 SwitchMs = Annotated[
     float,
-    typer.Option(min=0, help="Time lost when devices go on with another job, or a job goes on on other devices."),
+    typer.Option(min=0, help="Time lost when devices change to another job, or a job to other devices."),
 ]
 Jitter = Annotated[float, typer.Option(min=0, max=1, help="Relative standard deviation of each duration.")]
 Processes = Annotated[int | None, typer.Option(min=1, help="Processes to use; default: one per core.")]

@@ -98,7 +98,7 @@ def _waiting(document: Mapping[str, Any]) -> str:
     if others:
         named = ", ".join(f"{one['uid']} {_span(one['seconds'])}" for one in others[:5])
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
-        text += f"; meanwhile its devices worked for {named}{more}"
+        text += f"; its devices worked for {named}{more}"
     return f"{text}; its devices had no work for {_span(document['idle_s'])} of it" if document["waited_s"] else text
 
 

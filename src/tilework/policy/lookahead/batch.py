@@ -1,4 +1,4 @@
-"""Several requests in one forward pass on one device: when each of them ends, and what that saves."""
+"""Several requests in one forward pass on one device: the end of each, and the time saved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEAST_SAVED = 0.1  # Of the time of a step apart. With less saved, requests that
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A request of a batch, and what no work covers yet of it; `forecast` counts works under way, too.
+    """A request of a batch, with its work that is not committed yet; `forecast` includes works in flight.
 
     `due_ns` is inf for a request that need not be on time.
     """
@@ -42,7 +42,7 @@ class Member:
 
     @property
     def alone_ns(self) -> float:
-        """What it takes by itself on one device."""
+        """The time that it takes alone on one device."""
         return self.encode_ns + self.num_steps * self.forecast.speeds[0].step_ns + self.decode_ns
 
 
@@ -85,7 +85,7 @@ class Batch:
     def keeps_promises(self, chunk_ns: int) -> bool:
         """Whether promised deadlines are kept even if the members run one by one after a chunk together.
 
-        The reservation guard requires that, since it cannot know that they may go on together then.
+        The reservation guard requires that, since it cannot know that they may continue together.
         """
         promised = [member for member in self.members if member.job.promised is not None]
         if not promised:
@@ -119,7 +119,7 @@ class Batch:
     def is_better_with(self, member: Member, otherwise_ns: float, num_behind: float) -> bool:
         """Whether the requests that need not be on time end earlier in the mean if one more joins.
 
-        Otherwise it could begin by itself at `otherwise_ns`; `num_behind` others wait for the device after it.
+        Otherwise it could begin alone at `otherwise_ns`; `num_behind` others wait for the device after it.
         """
         joined = self.with_(member)
         pairs = zip(self.members, self.ends_ns, joined.ends_ns, strict=False)
@@ -129,7 +129,7 @@ class Batch:
         return loss_ns <= gain_ns + num_behind * saved_ns
 
     def trimmed(self) -> Batch:
-        """Without the members that have most left to do, until the others fit into memory and are on time."""
+        """The batch without its longest members, so that the others fit into memory and are on time."""
         batch = self
         while len(batch.members) > 1 and (max(batch.ends_ns) == inf or batch.slack_ns < 0):
             batch = batch.without([max(batch.members, key=lambda member: (member.num_steps, member.job.job_id))])
@@ -150,7 +150,7 @@ class Batch:
         return self.without(order[1::2]), self.without(order[::2])
 
     def as_forecast(self, now_ns: int, may_split: bool) -> JobForecast:
-        """The batch as one job of a rollout: on time if all members are that must be.
+        """The batch as one job of a rollout. It is on time if all members that must be are on time.
 
         With `may_split` it may have two devices, on which it runs as two batches.
         """

@@ -1,4 +1,4 @@
-"""What one node does next: which jobs start, go on, stop, or wait for devices, by the first moments of the rollout."""
+"""Decides the next starts and stops of a node, from the first two moments of its rollout."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tilework.policy.toolkit.wording import devices_text, explain
 class Dispatch:
     """The starts and stops of a node, from its selection.
 
-    A job whose degree changes stops at its next step boundary and goes on in its new group. A job that could be wider
-    goes on as it is until the devices are idle.
+    A job whose degree changes stops at its next step boundary and continues in its new group. A job that could be wider
+    keeps its group until the devices are idle.
 
     A step cannot be interrupted, so two rules keep steps out of the way of the next change in the rollout. A job that
     is to get more devices then waits for them, if that is faster than another step on few. A job without a deadline
@@ -39,7 +39,7 @@ class Dispatch:
     _result: RolloutResult = field(init=False)
     _allocator: Allocator = field(init=False)
 
-    def carry_out(self) -> None:
+    def decide(self) -> None:
         """Fill `starts` and `stops`."""
         chosen, batches = self.selection.share_steps(), self.selection.sharing.batches
         self._node, self._result = self.selection.node, chosen.result
@@ -57,7 +57,7 @@ class Dispatch:
             elif job.is_stopping:
                 self._hold(degree - len(group_of(job)))
             else:
-                self._go_on(job, forecast, degree, then)
+                self._continue(job, forecast, degree, then)
 
     def _serve_batch(self, batch: Batch, forecast: JobForecast, degree: int, then: int) -> None:
         """Begin a batch, or commit its next chunks. Half of it leaves where a device is idle."""
@@ -90,7 +90,7 @@ class Dispatch:
         else:
             self.starts += self._works(job, forecast, group, CHUNKS, then)
 
-    def _go_on(self, job: JobView, forecast: JobForecast, degree: int, then: int) -> None:
+    def _continue(self, job: JobView, forecast: JobForecast, degree: int, then: int) -> None:
         """Change the degree of a running job, or commit its next chunk."""
         group = group_of(job)
         extra = degree - len(group)

@@ -1,4 +1,4 @@
-"""A job inside a rollout: what is left of it, and what it may claim."""
+"""A job inside a rollout: its remaining work and its claim."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Claim(IntEnum):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class JobForecast:
-    """What is left of a job, works under way included, as a rollout sees it.
+    """The remaining work of a job for a rollout, works in flight included.
 
-    `num_steps` need not be whole, since a step may be under way. `head_ns` passes before the steps at any degree,
+    `num_steps` need not be whole, since a step may be running. `head_ns` passes before the steps at any degree,
     `tail_ns` after them. `speeds` are ascending in degree, each faster than those before it, and never empty: a job
     without steps has that of one device.
 
@@ -68,11 +68,11 @@ class JobForecast:
         return self.head_ns + self.num_steps * self.speeds[-1].step_ns + self.tail_ns
 
     def cost(self) -> float:
-        """What it costs others to serve it: its least device time per weight."""
+        """The cost of serving the job to others: its least device time per weight."""
         return self.least_device_ns / self.weight
 
     def place(self) -> tuple[int, float, int]:
-        """Its place in the order of service, for sorting."""
+        """The sort key of the order of service."""
         return self.claim, self.order_key, self.job_id
 
     def needed_degree(self, now_ns: int) -> int:

@@ -1,4 +1,4 @@
-"""Forecasts of jobs: what is left of each on a node, works under way included."""
+"""Makes forecasts: the remaining work of each job on a node, works in flight included."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GRACE_NS = 500 * NS_PER_MS  # Added to the time that each request without a dea
 
 @dataclass(slots=True)
 class Forecaster:
-    """Makes forecasts at one moment. `by_tenant`: jobs of several tenants wait."""
+    """Makes forecasts at one time. `by_tenant`: jobs of several tenants wait."""
 
     request_costs: RequestCosts
     costs: CostModel
@@ -27,7 +27,7 @@ class Forecaster:
     by_tenant: bool = False
 
     def forecast(self, job: JobView, node: NodeJobs) -> JobForecast | None:
-        """What is left of a job on this node; None if no degree that the node can run was profiled.
+        """The forecast of a job on this node; None if no degree that the node can run was profiled.
 
         Raises UnknownCost.
         """
@@ -62,7 +62,7 @@ class Forecaster:
         return forecast
 
     def _add_works(self, forecast: JobForecast, job: JobView, steps: Work | None, node: NodeJobs) -> None:
-        """Add what works cover: as steps at the current degree, or as time to wait if these works cannot go on."""
+        """Add the works in flight: as steps at the current degree, or as waiting time if they cannot be continued."""
         speeds = forecast.speeds
         rank = next((rank for rank, speed in enumerate(speeds) if steps and speed.degree == len(steps.devices)), -1)
         if steps is None or job.is_stopping or rank < 0 or not speeds[rank].step_ns:
@@ -79,8 +79,8 @@ class Forecaster:
 
         So short jobs go first, but a job that has waited long goes before those that have not, and one that is nearly
         done is not paused for long between two chunks. Where several tenants wait, the waiting time counts from when
-        the request would have come if each tenant kept to its share. Until then the priority is negative, below that of
-        every request whose time has come.
+        the request would have arrived if each tenant kept to its share. Until then the priority is negative, below that
+        of all other requests.
         """
         waited_ns = self.now_ns - job.request.arrival_ns - (job.delay_ns if self.by_tenant else 0) + _GRACE_NS
         if waited_ns <= 0:
@@ -88,7 +88,7 @@ class Forecaster:
         return forecast.weight * waited_ns**2 / max(1.0, forecast.least_device_ns)
 
     def moved(self, job: JobView, forecast: JobForecast, devices: Sequence[DeviceView]) -> JobForecast | None:
-        """What is left of a running job once it has ended its step and come to another node."""
+        """The forecast of a running job after its current step and a move to another node."""
         known = self.request_costs.of(job.request, len(devices), self.costs)
         if not known.speeds:
             return None
@@ -105,7 +105,7 @@ class Forecaster:
         )
 
     def width(self, job: JobView, max_degree: int) -> int:
-        """The fewest devices with which a job is on time from now on, or else as many as it usually takes."""
+        """The fewest devices with which a job is on time from now on, or else its usual number."""
         known = self.request_costs.of(job.request, max_degree, self.costs)
         if not known.speeds:
             return 1
@@ -118,5 +118,5 @@ class Forecaster:
 
 
 def last_steps(job: JobView) -> Work | None:
-    """The last of its works that runs steps."""
+    """The last of a job's works that runs steps."""
     return next((work for work in reversed(job.works) if work.stage.name == DIFFUSE), None)

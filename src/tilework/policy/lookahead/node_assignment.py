@@ -25,7 +25,7 @@ class NodeAssignment:
     A new request with a deadline goes to a node where it would be on time and make no other late: to the one with the
     least room that is enough, so that others stay whole for wide groups, or else to one with the least to do. If its
     node has no idle devices for it and others have, a waiting job goes to the node with the fewest that are enough. A
-    job that its node defers looks for another node, and takes along the steps that it has done.
+    job that its node defers looks for another node, and keeps the steps that it has done.
 
     If other jobs would keep the last free device of the cluster for a step longer than `min_slack_ns` without need, it
     is left for requests that cannot wait so long.
@@ -58,7 +58,7 @@ class NodeAssignment:
         return selection
 
     def _step_time(self, requests: Sequence[Request]) -> float:
-        """What a step of these requests together takes, on one device; inf if they do not fit into its memory.
+        """The time of a step of these requests together on one device; inf if they do not fit into its memory.
 
         For a batch, the mean error of recent predictions is added.
         """

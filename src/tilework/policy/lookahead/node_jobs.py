@@ -1,4 +1,4 @@
-"""What one node may serve at one moment: its devices, its jobs, and a forecast of each."""
+"""The devices and jobs of one node at one time, with a forecast of each job."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tilework.policy.toolkit.best_effort import drop_reason
 from tilework.policy.toolkit.demand import Speed
 
 ONE_DEVICE = Speed(1, 0)
-CHUNKS = 2  # Committed to a group at a time, so that it never waits for the controller.
+CHUNKS = 2  # Committed to a group at a time, so that it does not wait for the controller.
 StepTime = Callable[[Sequence[Request]], float]
-"""What a step of these requests together takes, on one device; inf if they do not fit into its memory."""
+"""The time of a step of requests together on one device; inf if they do not fit into its memory."""
 
 
 @dataclass(slots=True)
 class NodeJobs:
     """The devices of a node, and the jobs that it serves or may serve, in any order.
 
-    `leaving` are jobs that are to stop here and go on at another node.
+    `leaving` are jobs that are to stop here and continue on another node.
     """
 
     devices: Sequence[DeviceView]
@@ -63,8 +63,8 @@ class NodeJobs:
             default=0,
         )
 
-    def hopeless(self) -> list[tuple[int, str]]:
-        """The jobs that are late even at the widest degree from now on, and why."""
+    def unreachable(self) -> list[tuple[int, str]]:
+        """The jobs that are late even if they run at the widest degree from now on, with the reason."""
         found = [
             (forecast, drop_reason(self.jobs[forecast.job_id], self.now_ns + int(forecast.least_ns)))
             for forecast in self.forecasts
@@ -72,20 +72,20 @@ class NodeJobs:
         return [(forecast.job_id, why) for forecast, why in found if why is not None]
 
     def deferred(self) -> list[tuple[JobView, JobForecast]]:
-        """The jobs whose deadlines are given up here though they may still go to another node."""
+        """The jobs that are deferred here but may still move to another node."""
         pairs = [
             (self.jobs[forecast.job_id], forecast) for forecast in self.forecasts if forecast.claim is Claim.DEFERRED
         ]
         return [(job, forecast) for job, forecast in pairs if not job.works or job.may_stop]
 
     def pinned(self) -> Iterator[JobForecast]:
-        """Devices on which no job runs that can be stopped: each is left to what it does."""
+        """Forecasts for devices that run no job of this plan: they stay as they are."""
         for device in self.devices:
             if device.works and not any(job_id in self.jobs for work in device.works for job_id in work.job_ids):
                 yield self.busy(device)
 
     def busy(self, device: DeviceView) -> JobForecast:
-        """A device as a job that keeps it until its committed works have ended."""
+        """A forecast for a device that is taken until its committed works have ended."""
         head_ns = float(device.free_ns - self.now_ns)
         return JobForecast(
             job_id=NO_JOB,
@@ -100,10 +100,10 @@ class NodeJobs:
 
 
 def num_chunks(job: JobView) -> int:
-    """How many chunks of steps are committed and have not ended."""
+    """The number of chunks of steps that are committed and have not ended."""
     return sum(work.stage.name == DIFFUSE for work in job.works)
 
 
 def group_of(job: JobView) -> Group:
-    """The devices on which its steps run."""
+    """The devices on which a job's steps run."""
     return max([work.devices for work in job.works], key=len)

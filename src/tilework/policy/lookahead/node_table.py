@@ -1,4 +1,4 @@
-"""Which node serves each waiting job, and what room the nodes have: kept from plan to plan until devices change."""
+"""The node of each waiting job and the room of the nodes, kept from plan to plan until devices change."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class NodeTable:
     """The devices by node, and `node_of`: the node that serves each waiting job that a plan looks at.
 
     `changed` are the nodes where there may be something to decide: works of their devices were committed or have ended,
-    or other jobs wait there than before. `idle` counts the idle devices of each node that has some.
+    or the jobs that wait there have changed. `idle` counts the idle devices of each node that has some.
 
     A node has *room* for what jobs on time do not need: devices that only make a job faster count as room. A job that
-    runs on another node and is to come is *expected*, and counts for what it needs.
+    runs on another node and will move here is *expected*, and counts with the devices that it needs.
     """
 
     def __init__(self, devices: Sequence[DeviceView]) -> None:
@@ -39,7 +39,7 @@ class NodeTable:
         self._was_idle: dict[int, int] = {}
 
     def update(self, waiting: Sequence[JobView], view: ClusterView) -> list[JobView]:
-        """Take in what has changed since the last plan; returns the jobs that no node serves yet, in order."""
+        """Update the table for a new plan; returns the jobs that no node serves yet, in order."""
         num_changes = [device.num_changes for device in self.devices]
         if num_changes != self._num_changes:
             before = self._num_changes or [-1] * len(num_changes)
@@ -74,7 +74,7 @@ class NodeTable:
             self.changed.add(number)
 
     def expect(self, job: JobView, number: int, width: int) -> None:
-        """Let a job that runs on another node come to this one as soon as it has stopped."""
+        """Expect a job that runs on another node, as soon as it has stopped there."""
         self._stop_expecting(job.job_id)
         self._expected[job.job_id] = number, width
         self.take_room(number, width)
@@ -96,7 +96,7 @@ class NodeTable:
     # Idle devices.
 
     def take_idle(self, number: int | None, width: int) -> int | None:
-        """Count on this many idle devices at this node, or else at the one with the fewest that suffice; returns it."""
+        """Take `width` idle devices of this node, or else of the one with the fewest that suffice; returns the node."""
         if number is None or self.idle.get(number, 0) < width:
             number = min(
                 (number for number, idle in self.idle.items() if idle >= width), key=self._tightness, default=None
@@ -108,14 +108,14 @@ class NodeTable:
         return number
 
     def others_were_idle(self, number: int) -> bool:
-        """Whether other nodes had idle devices when this plan was begun."""
+        """Whether other nodes had idle devices at the start of this plan."""
         return len(self._was_idle) > (1 if number in self._was_idle else 0)
 
     def _tightness(self, number: int) -> tuple[int, int]:
         return self.idle[number], number
 
     def least_loaded(self, most: int) -> list[int]:
-        """The nodes in which fewest jobs wait; of these, those whose devices are free first."""
+        """The nodes with the fewest waiting jobs; among equals those whose devices are free first."""
         return nsmallest(
             most, self.by_node, key=lambda number: (len(self.waiting[number]), self._free_ns(number), number)
         )
@@ -139,7 +139,7 @@ class NodeTable:
         self._with_room[max(0, room)].add(number)
 
     def with_room(self, width: int, most: int) -> list[int]:
-        """Nodes with room for so many devices, those with the least first, so that others stay whole for wide jobs."""
+        """Nodes with room for `width` devices, those with the least first, so that others stay whole for wide jobs."""
         found: list[int] = []
         for numbers in self._with_room[width:]:
             found += nsmallest(most - len(found), numbers)

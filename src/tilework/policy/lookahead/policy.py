@@ -45,7 +45,7 @@ class LookaheadPolicy(DeadlinePolicy):
     does next.
 
     Requests without a deadline are served by their priority (`Forecaster`), each at the degree up to which a doubling
-    pays. No request waits for ever: from the point of `DeadlineOrder`, and `patience` times its device time after it, a
+    pays. No request starves: from the point of `DeadlineOrder`, and `patience` times its device time after it, a
     request goes before all that have deadlines. Requests whose deadline cannot be met go by that point from the start.
     """
 
@@ -93,15 +93,15 @@ class LookaheadPolicy(DeadlinePolicy):
         forecaster = Forecaster(self._request_costs, costs, now_ns)
         assignment = NodeAssignment(table, forecaster, view, self.chunk_ns, self._min_slack_ns(now_ns))
         assignment.assign_waiting(list(islice(view.waiting(), _MOST_WAITING * len(table.by_node))))
-        hopeless = [each for number in sorted(table.changed) for each in assignment.at(number).node.hopeless()]
-        if hopeless:
-            return Plan(dropped_to_best_effort=tuple(hopeless))
+        unreachable = [each for number in sorted(table.changed) for each in assignment.at(number).node.unreachable()]
+        if unreachable:
+            return Plan(dropped_to_best_effort=tuple(unreachable))
         assignment.choose()
         starts: list[Start] = []
         stops: list[int] = []
         for number in sorted(table.changed):
             dispatch = Dispatch(assignment.at(number))
-            dispatch.carry_out()
+            dispatch.decide()
             starts += dispatch.starts
             stops += dispatch.stops
             if not dispatch.starts and not dispatch.stops:

@@ -1,4 +1,4 @@
-"""What requests cost on a node, worked out once for all whose steps cost the same."""
+"""The costs of requests on a node, computed once per class of requests whose steps cost the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilework.policy.toolkit.demand import Speed, step_speeds, worthwhile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCosts:
-    """What requests of a class cost on a node of some size.
+    """The costs of requests of a class on a node with a given number of devices.
 
     `speeds` are the degrees that are faster than every narrower one; `usual` is the index of the degree up to which
     each doubling pays. `shares`: two such requests take less time in a batch, on one device, than one after the other.
@@ -37,7 +37,7 @@ class RequestCosts:
     _known: dict[tuple[StepClass, int], StepCosts] = field(default_factory=dict)
 
     def of(self, request: Request, num_devices: int, costs: CostModel) -> StepCosts:
-        """The costs on a node of so many devices. Raises UnknownCost."""
+        """The costs on a node of `num_devices`. Raises UnknownCost."""
         if costs.version != self._version:
             self._known, self._version = {}, costs.version
         key = step_key(request), num_devices

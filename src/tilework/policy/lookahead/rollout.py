@@ -1,7 +1,7 @@
 """Simulating a node ahead: which jobs would be on time, and at which degrees, if no other request came.
 
 Theory of operation. A rollout starts with the jobs of a node in an order of service and goes from event to event, as a
-simulator does. At each event all devices are divided anew among the jobs that are left (`allocation.allocate`): each
+simulator does. At each event all devices are divided again among the jobs that are left (`allocation.allocate`): each
 feasible job gets the narrowest group with which it is on time if it keeps that group, and what is left makes jobs wider
 or goes to jobs without a deadline. The next event is the first end of a job, or the first end of a step for which
 another job waits. The rollout ends when no feasible job is left, or when one is late.
@@ -24,7 +24,7 @@ from tilework.policy.lookahead.forecast import Claim, JobForecast
 
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
-    """What an order of service leads to: the degree of each job now, and the index of the first job that is late.
+    """The result of an order of service: the degree of each job now, and the index of the first job that is late.
 
     At `next_ns` the first job ends; from then on the jobs have the degrees `then`.
     """
@@ -43,7 +43,7 @@ def simulate_ahead(
     The order goes by claim, and among feasible jobs by deadline. If steps take longer than `min_slack_ns`, no job gets
     more devices than it needs when that would leave no device free.
 
-    This is the inner loop of the policy: each turn touches the jobs that have devices, not all that wait.
+    This is the inner loop of the policy: each iteration looks at the jobs that have devices, not at all waiting ones.
     """
     remaining = [
         RemainingJob(job, index, job.num_steps, job.head_ns, job.tail_ns, last_rank=job.rank, hold_ns=job.hold_ns)

@@ -8,9 +8,9 @@ there; here device time stands for time.
 
 On several devices a job may be deferred in vain: a step that runs now may end too late for the job that needed the
 room. So each deferred job but the last is tried once more, the cheapest first, and becomes feasible again if no job is
-late with it. A deferred job gets what others leave, and is looked at anew at the next plan.
+late with it. A deferred job gets what others leave, and is tried again at the next plan.
 
-Jobs that can share forward passes (`step_sharing`) come in at two places: before a job is deferred that cannot join a
+Jobs that can share forward passes (`step_sharing`) matter at two points: before a job is deferred that cannot join a
 batch, waiting jobs that can do so make room for it; and when the order is fixed, jobs without a device join batches. To
 a rollout a batch is one job.
 """
@@ -25,12 +25,12 @@ from tilework.policy.lookahead.node_jobs import NodeJobs
 from tilework.policy.lookahead.rollout import simulate_ahead
 from tilework.policy.lookahead.step_sharing import ServiceOrder, StepSharing
 
-_MOST_REFUSED = 8  # Jobs in a row that could join no batch, until those behind them are not tried.
+_MOST_REFUSED = 8  # Jobs in a row that could join no batch, after which no further ones are tried.
 
 
 @dataclass(slots=True)
 class Selection:
-    """The order of service of a node, chosen when it is first asked for and again when jobs have come or gone."""
+    """The order of service of a node, chosen on first use and again after jobs were added or dropped."""
 
     node: NodeJobs
     sharing: StepSharing = field(init=False)
@@ -85,7 +85,7 @@ class Selection:
         return simulate_ahead(order, len(node.devices), node.now_ns, node.min_slack_ns).late is None
 
     def num_needed(self) -> int:
-        """How many devices the jobs need now that are on time."""
+        """The number of devices that the jobs that are on time need now."""
         needed = sum(forecast.needed_degree(self.node.now_ns) for forecast in self.choose().served)
         return min(len(self.node.devices), needed)
 

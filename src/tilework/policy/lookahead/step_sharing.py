@@ -1,4 +1,4 @@
-"""Which jobs of a node share forward passes: batches that run already, and waiting jobs that may join one."""
+"""Decides which jobs of a node share forward passes: running batches, and waiting jobs that may join one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_TRIED = 6  # Jobs that could join a batch, and batches that a job could jo
 
 @dataclass(frozen=True, slots=True)
 class ServiceOrder:
-    """An order of service, and what a rollout says of it.
+    """An order of service with the result of its rollout.
 
     `served` are the forecasts of all jobs, a batch as one; `order` are these and pinned devices, in order of service.
     """
@@ -54,7 +54,7 @@ class StepSharing:
     def gather(self) -> list[JobForecast]:
         """The forecasts of all jobs; those that share a device are one, without members that would make others late.
 
-        Such a member ends what is committed of it, and goes elsewhere then.
+        Such a member ends its committed works and then continues elsewhere.
         """
         node, self.batches = self.node, {}
         self._pinned = list(node.pinned())
@@ -112,12 +112,12 @@ class StepSharing:
         return all(job is not None and num_chunks(job) < CHUNKS for job in jobs)
 
     def make_room(self, chosen: ServiceOrder) -> ServiceOrder | None:
-        """Let waiting jobs join batches, so that the first job that is late comes later; None if that is no use."""
+        """Let waiting jobs join batches, so that the first late job is due later; None if that does not help."""
         assert chosen.result.late is not None
         due_ns, late = chosen.first_late_ns, chosen.result.late
         waiting = [forecast for forecast in chosen.order[: late + 1] if self.may_join(forecast, Claim.FEASIBLE)]
         for forecast in waiting[-_MOST_TRIED:]:
-            if forecast not in chosen.order:  # It is in a batch by now.
+            if forecast not in chosen.order:  # It has joined a batch.
                 continue
             member = self._member(self.node.jobs[forecast.job_id], forecast)
             hosts = [other for other in chosen.order if other.claim is Claim.FEASIBLE and other is not forecast]

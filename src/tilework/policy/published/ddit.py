@@ -140,7 +140,7 @@ class DDiT:
         return None
 
     def _remember(self, tasks: Sequence[Task], placed: dict[int, Placement]) -> None:
-        """Remember when each job at hand got the devices that it has."""
+        """Remember since when each job has had its devices."""
         grants = {}
         for task in tasks:
             job_id, one = task.job.job_id, placed.get(task.job.job_id)

@@ -16,7 +16,7 @@ class Nirvana(ArrivalOrdered, ContinuousBatching):
     """The oldest request of a device makes steps, together with the oldest others of its size.
 
     Source: PatchedServe §8, which adds ORCA's batches to NIRVANA (Agarwal et al., NSDI 2024); ORCA (Yu et al., OSDI
-    2022) schedules each iteration first come, first served. Requests of another size pause meanwhile.
+    2022) schedules each iteration first come, first served. Requests of other sizes pause during that.
 
     Departure: NIRVANA begins a picture at a later step of a similar one that it drew before, which saves 21% of the
     steps on average. A policy cannot do that, so all steps are made here, which is to its disadvantage. For workloads

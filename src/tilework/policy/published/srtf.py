@@ -32,7 +32,7 @@ class ShortestFirst:
     divided by the weight. So there is a fixed point in time at which a job becomes the first, and no job starves. A
     stream of short jobs that fills all devices keeps a long one waiting until then.
 
-    A job that needs more devices than are free holds those, while shorter ones go on and longer ones make room.
+    A job that needs more devices than are free holds those, while shorter jobs continue and longer ones make room.
     """
 
     chunk_ns: int = 200 * NS_PER_MS

@@ -5,7 +5,7 @@ Which parts a policy needs follows from how it gives devices to jobs:
     A job keeps its devices, and the next job waits for them
         fixed_groups         LanePlan: fills lanes of devices; a policy says which job comes next on a lane.
         used by              edf, fixed-sp*, bucketed, spci, dpci, dp
-    The group is chosen anew for each chunk of steps
+    The group is chosen again for each chunk of steps
         elastic_groups       DevicePool: the devices that are open now; a policy places jobs on groups of them.
         used by              ddit, edf-narrowest, gf-dit-*, rssp, srtf, tridentserve
     Several jobs share the forward passes of one device
@@ -16,13 +16,13 @@ Which parts a policy needs follows from how it gives devices to jobs:
 
 Parts for any policy:
 
-    order                when a job's turn comes: by arrival or by deadline, so that no job starves
+    order                the order of service: by arrival or by deadline, so that no job starves
     deadline_policy      DeadlinePolicy: the base of policies that go by deadlines and choose degrees
     best_effort          jobs that can no longer be on time, and why
     tasks                the remaining work of a job, timed at each degree
     demand, degrees      how long remaining work takes at a degree; the cheapest, most efficient or best degree
     knapsack             one option for each group, with the most value that fits the devices
-    open_devices         which devices may be told a work now, alone or in lanes; when the next one opens
+    open_devices         which devices may be given a work now, alone or in lanes; when the next one opens
     buddy_allocator      which of the free devices make up a group
     starts               the works that a plan starts: how many steps make a chunk
     margin               how much earlier than its deadline reserved work must end

@@ -1,4 +1,4 @@
-"""Jobs that can no longer be on time, and are dropped to best effort."""
+"""Decides which jobs can no longer be on time and are dropped to best effort."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tilework.core.time import s_from_ns
 
 
 def drop_reason(job: JobView, earliest_ns: int) -> str | None:
-    """Why a job is to be dropped to best effort, if it ends at `earliest_ns` at the earliest; None if it is not to be.
+    """The reason to drop a job that ends at `earliest_ns` at the earliest to best effort; None if there is none.
 
-    A job whose deadline is promised keeps its place: if the promise is broken, it is by as little as possible.
+    A job with a promised deadline keeps its place: if the promise is broken, then by as little as possible.
     """
     deadline_ns = job.request.deadline_ns
     if deadline_ns is None or job.dropped_to_best_effort or job.request.is_promise or earliest_ns <= deadline_ns:
@@ -20,8 +20,8 @@ def drop_reason(job: JobView, earliest_ns: int) -> str | None:
 
 
 def late_jobs(earliest_ns: Iterable[tuple[JobView, int]]) -> tuple[tuple[int, str], ...]:
-    """The jobs to drop to best effort, each with the reason. Given are jobs, and when each ends at the earliest.
+    """The jobs to drop to best effort, each with the reason, from jobs and their earliest ends.
 
-    A plan that drops jobs starts nothing: the controller asks for another one, in the new order of service.
+    A plan that drops jobs starts nothing: the controller then asks for another plan in the new order of service.
     """
     return tuple((job.job_id, why) for job, end_ns in earliest_ns if (why := drop_reason(job, end_ns)) is not None)

@@ -1,4 +1,4 @@
-"""Batches that are formed anew at the ends of chunks, for policies that run several requests per forward pass."""
+"""Batches that are formed again at the end of each chunk, for policies that run several requests per forward pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilework.policy.toolkit.open_devices import is_open, next_open_ns
 from tilework.policy.toolkit.order import by_urgency, jobs_at_hand
 from tilework.policy.toolkit.starts import start_stage, start_steps, steps_in_chunk
 
-MOST_AHEAD = 4  # Works that an open device is told; if more jobs begin and end, the steps wait.
+MOST_AHEAD = 4  # Works sent to an open device at once; if more jobs begin and end, the steps wait.
 
 
 @dataclass(slots=True)

@@ -14,12 +14,12 @@ from tilework.policy.toolkit.order import DeadlineOrdered
 
 @dataclass(slots=True, kw_only=True)
 class DeadlinePolicy(DeadlineOrdered):
-    """The earliest deadline first, at any degree that fits; a request is expected at the cheapest one in time."""
+    """Earliest deadline first, at any degree that fits. The predicted degree is the cheapest one in time."""
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         return fitting_degrees(request, costs)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        """The cheapest degree that would meet the deadline from the arrival on; the quickest if none would."""
+        """The work at the cheapest degree that meets the deadline from the arrival on; the fastest if none does."""
         budget_ns = self.order.urgency_ns(request, False) - request.arrival_ns
         return cheapest_in_time(request, left, self.degrees(request, costs), budget_ns, costs)

@@ -1,4 +1,4 @@
-"""Degrees that follow from a profile alone: how many devices a request of some size is worth."""
+"""Degrees that follow from a profile alone: the efficient ones, and the one up to which a doubling pays."""
 
 from __future__ import annotations
 

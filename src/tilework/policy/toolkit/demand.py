@@ -14,7 +14,7 @@ from tilework.core.work import DIFFUSE, StageId, stages_of
 
 
 def demand_at(request: Request, left: Cursor, degree: int, costs: CostModel) -> Demand:
-    """The remaining work at `degree`. Encode and decode run on one device, but the group is kept meanwhile.
+    """The remaining work at `degree`. Encode and decode run on one device, but the job keeps its group.
 
     Raises UnknownCost.
     """

@@ -1,4 +1,4 @@
-"""Handing out devices at the ends of chunks, for policies that choose the group of a job anew for each chunk."""
+"""Assigns devices at the end of each chunk, for policies that choose the group of a job for each chunk."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Placement:
 
 @dataclass(slots=True)
 class DevicePool:
-    """The devices and jobs at one time, and which of them come together for a chunk.
+    """The devices and jobs at one time, and their groups for the next chunk.
 
     A device is *open* (`is_open`) when it is idle or will be within `LEAD_NS`; a job is *ready* when its works end by
     then. A policy places ready jobs on open devices, one after another, and asks to be woken when the next device
-    opens. A device that is not open is *coming*: a job that needs more devices than are open may hold those that are
-    until others have come.
+    opens. A device that is not open is *coming*: a job that needs more devices than are open may hold the
+    open ones until others open.
     """
 
     view: ClusterView
@@ -64,7 +64,7 @@ class DevicePool:
         return task.ready_ns <= self.now_ns + LEAD_NS
 
     def widen(self, placement: Placement, width: int) -> bool:
-        """Exchange a group for a wider one; returns whether there was room."""
+        """Replace a group by a wider one; returns whether there was room."""
         preferred = placement.task.job.last_devices or placement.group
         wider = self.allocator.exchange(placement.group, width, preferred)
         placement.group = wider or placement.group
@@ -73,7 +73,7 @@ class DevicePool:
     # Devices that are coming.
 
     def keep(self, devices: Group) -> None:
-        """These devices go on with what they have: no job may wait for them."""
+        """Leave devices with their current jobs: no other job may wait for them."""
         for device_id in devices:
             self._coming.pop(device_id, None)
 
@@ -87,9 +87,9 @@ class DevicePool:
         return True
 
     def hold(self, width: int, preferred: Group = ()) -> bool:
-        """Hold open devices of a node for a job that waits until `width` have come; False if so many never come.
+        """Hold open devices of a node for a job that waits for `width` devices; False if no node has that many.
 
-        It is the node in which they have come first; its open devices are held, and those that come soonest.
+        The node is the one that has them first. Its open devices are held, and those that open soonest.
         """
         best: tuple[int, int, list[DeviceView]] | None = None
         for node in sorted({device.node for device in self._devices.values()}):

@@ -1,4 +1,4 @@
-"""Filling lanes of devices with works, for policies whose jobs keep their lane until another job takes it over."""
+"""Fills lanes of devices with works, for policies whose jobs keep their lane until another job takes it over."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Pick = tuple[JobView, str]
 
 @dataclass(slots=True)
 class LanePlan:
-    """A plan under construction: which lane has room, and where each job stands after the starts so far."""
+    """A plan under construction: the lanes with room, and the progress of each job after the starts so far."""
 
     view: ClusterView
     lanes: Sequence[Lane]
@@ -68,7 +68,7 @@ class LanePlan:
         if tail is None:
             return None
         job = self.view.job(tail.job_ids[0])
-        # The last work may be a remnant of a job that was cancelled, or restarted elsewhere.
+        # The last work may belong to a job that was cancelled, or restarted on other devices.
         return job if job is not None and job.works and job.works[-1] is tail else None
 
     def _start(self, job: JobView, lane: Lane, why: str) -> None:

@@ -1,4 +1,4 @@
-"""How much earlier than its deadline reserved work must end; `admission.reservations` says why."""
+"""The margin by which reserved work must end before its deadline; `admission.reservations` says why."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tilework.core.time import NS_PER_MS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Margin:
-    """How much earlier than its deadline a block is to end: a fixed part, and a share of the time until then."""
+    """The margin before a deadline: a fixed part, and a share of the time until then."""
 
     fixed_ns: int
     percent: int
 
     def due_ns(self, end_ns: int, now_ns: int) -> int:
-        """The earliest deadline for which a block may end then."""
+        """The earliest deadline of a block that ends at `end_ns`."""
         return end_ns + self.fixed_ns - (-self.percent * (end_ns - now_ns)) // 100
 
     def latest_ns(self, due_ns: int, now_ns: int) -> int:
-        """When a block may end at the latest for this deadline."""
+        """The latest end of a block with this deadline."""
         return now_ns + (due_ns - self.fixed_ns - now_ns) * 100 // (100 + self.percent)
 
     def latest_all_ns(self, blocks: Sequence[Block], now_ns: int) -> list[int]:

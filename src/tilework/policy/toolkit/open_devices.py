@@ -1,4 +1,4 @@
-"""Devices that may be told a work now, one by one or in lanes, and when the next one opens.
+"""Devices that may be given a work now, one by one or in lanes, and when the next one opens.
 
 A device has at most one running and one queued work, so that it never waits for the controller, and a more urgent job
 waits for two chunks at most.
@@ -24,9 +24,9 @@ def has_room(device: DeviceView) -> bool:
 
 
 def is_open(device: DeviceView, now_ns: int, lead_ns: int = LEAD_NS) -> bool:
-    """Whether a device is idle, or will be within `lead_ns`: it is told now what comes next, and no bubble opens.
+    """Whether a device is idle, or will be within `lead_ns`: it gets its next work now, so that no bubble opens.
 
-    At most one work may be under way: with an encode, a chunk and a decode, three more are told ahead.
+    At most one work may be in flight: with an encode, a chunk and a decode, three more are sent ahead.
     """
     return device.free_ns <= now_ns + lead_ns and has_room(device)
 
@@ -75,9 +75,9 @@ def open_lanes(view: ClusterView, groups: Iterable[Group]) -> list[Lane]:
 
 @dataclass(slots=True)
 class LaneDivision:
-    """All devices divided into lanes of `degree`; they are divided anew only when devices come or go.
+    """All devices divided into lanes of `degree`; they are divided again only when devices join or are lost.
 
-    The devices of a node that are left over are divided into lanes as wide as they go.
+    The remaining devices of a node are divided into narrower lanes.
     """
 
     degree: int = 1

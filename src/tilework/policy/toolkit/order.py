@@ -1,4 +1,4 @@
-"""The order of service: when the turn of a job comes, by its arrival or by its deadline."""
+"""The order of service: by arrival or by deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The works that a plan starts: stages of one job, and chunks of steps of one or several."""
+"""Makes the starts of a plan: stages of one job, and chunks of steps of one or several jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a job is started, in words: for the decision log, and for the client that asked for it."""
+"""The reason for a start in words, for the decision log and for clients."""
 
 from __future__ import annotations
 

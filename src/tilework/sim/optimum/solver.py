@@ -122,7 +122,7 @@ def solve_relaxed(program: Program) -> Solution:
 
 
 def solve_whole(program: Program, whole: Ints, *, max_nodes: int = 2**31 - 1) -> Solution:
-    """Solve with these variables as whole numbers, by branch and bound, looking at so many nodes of the search at most.
+    """Solve with these variables as whole numbers, by branch and bound with at most `max_nodes` nodes.
 
     Raises:
         SolverMissing, Unsolved: see there.

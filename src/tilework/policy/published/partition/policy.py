@@ -150,7 +150,7 @@ class Partition(ArrivalOrdered):
             stats.device_ns += demand.width * demand.run_ns
 
     def _divide(self, view: ClusterView) -> None:
-        """Divide the devices anew if there is an occasion."""
+        """Divide the devices again if request classes, devices or the number of requests have changed."""
         count = sum(stats.count for stats in self._stats.values())
         occasion = tuple(self._stats), tuple(device.device_id for device in view.devices), count.bit_length()
         if occasion != self._divided_at:

@@ -1,4 +1,4 @@
-"""TetriServe: each round chooses the degree of a request anew, as low as its deadline allows."""
+"""TetriServe: each round chooses the degree of every request again, as low as its deadline allows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilework.policy.toolkit.demand import Speed
 from tilework.policy.toolkit.tasks import Task, tasks_at_hand
 
 _MOST_CLASSES = 8
-# Rounds after which their length is searched anew, if request classes have changed and if not.
+# Rounds after which their length is searched again, if request classes have changed and if not.
 _SOONEST, _LATEST = 4, 256
 
 
@@ -67,7 +67,7 @@ class TetriServe(DeadlinePolicy):
         return Plan(starts=starts, wake_ns=self._end_ns)
 
     def _adapted_round_ns(self, tasks: Sequence[Task]) -> int:
-        """The length chosen last; when request classes have changed, it is searched anew, a piece in each round."""
+        """The length chosen last; when request classes have changed, it is searched again, a piece in each round."""
         self._has_news |= self._remember(tasks)
         self._age += 1
         if self._search is None and self._age >= (_SOONEST if self._has_news else _LATEST):
@@ -104,7 +104,7 @@ class TetriServe(DeadlinePolicy):
 
 
 def _differ(old: Sequence[Speed], new: Sequence[Speed]) -> bool:
-    """Whether the length of a round should be searched anew: other degrees, or steps that changed by more than 1%."""
+    """Whether the length of a round should be searched again: other degrees, or steps that changed by more than 1%."""
     if len(old) != len(new):
         return True
     return any(abs(one.step_ns - other.step_ns) > 0.01 * one.step_ns for one, other in zip(old, new, strict=True))

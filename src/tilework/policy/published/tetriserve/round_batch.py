@@ -18,8 +18,8 @@ class RoundBatch:
     """Tasks that share forward passes from `ready_ns` on, by steps that end before `limit_ns`.
 
     Their encodes come first, one by one. `parts` are the steps, each with the tasks that make them: a task whose last
-    step is made is decoded, and the others go on. `ends_ns` is when a task ends here, and `num_steps_left` how many of
-    its steps remain then.
+    step is made is decoded, and the others continue. `ends_ns` is when a task ends here, and `num_steps_left` how many
+    of its steps remain then.
 
     Source: TetriServe §5, selective continuous batching.
     """

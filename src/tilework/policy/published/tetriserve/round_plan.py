@@ -34,8 +34,8 @@ class RoundPlan:
 
     Departures from the paper:
 
-    - Steps 3 and 4 go on until no task can use another device; without that its figures are out of reach.
-    - A task that ends within the round is judged by its own end.
+    - Steps 3 and 4 repeat until no task can use another device; without that its figures are out of reach.
+    - A task that ends within the round counts with its own end.
     - The steps after the round are taken to run in whole rounds.
     - A degree at which a step is longer than a round is not ruled out, but held to cost all the rounds through which it
       keeps its devices.
