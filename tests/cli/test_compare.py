@@ -221,7 +221,7 @@ def test_an_interruption_keeps_results_and_prints_how_to_resume(
     with monkeypatch.context() as patch:
         patch.setattr(compare_run._RunProgress, "end", interrupted)
         assert mistake(*given) == (
-            f"interrupted: 4 of 6 runs are done; they are in {tmp_path / 'results.jsonl'}; to go on, run it again"
+            f"interrupted: 4 of 6 runs are done; they are in {tmp_path / 'results.jsonl'}; to resume, run it again"
         )
     invoke(*given)
     assert len(begun) == 6

@@ -33,8 +33,8 @@ def take_job(family: Family, blobs: StateBlobs, jobs: Jobs, command: ImportState
     """Read what `command` names; without conditioning there, what `jobs` still has of it is used.
 
     Raises:
-        JobMissing: neither has it. FileNotFoundError, TruncatedStateBlob: a blob is missing, for example since its job
-        continued without this worker.
+        JobMissing: neither has it.
+        FileNotFoundError, TruncatedStateBlob: a blob is missing, for example if its job continued on other workers.
     """
     if command.conditioning is not None:
         conditioning = family.restore_conditioning(blobs.take(command.conditioning))
