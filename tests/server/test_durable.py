@@ -335,7 +335,7 @@ def test_calls_go_on_after_a_kill_and_ended_ones_are_remembered(tmp_path: Path, 
 
 
 def test_stop_leaves_what_is_open_to_the_next_start(tmp_path: Path) -> None:
-    """Whoever waits is told so, and not to send it again; pictures that nobody has fetched do not hold up a stop."""
+    """A client that waits is told so, and not to send it again; pictures that were not fetched do not delay a stop."""
     state, answers = str(tmp_path / "state"), []
     with serving(held(), durable=state, drain_s=0.2) as server:
         unread = start(server)
@@ -391,7 +391,7 @@ def test_call_that_cannot_be_journalled_is_refused_and_the_server_lives_on(
 
 
 def test_results_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits gets the picture; who would fetch it is told."""
+    """A client that waits gets the picture; one that would fetch it later is told."""
 
     def write(path: Path, *_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -20,7 +20,7 @@ def test_what_is_there_is_left_alone_until_the_end() -> None:
 
 
 class _Cycle:
-    """Garbage, once nobody else holds it, that only a collection finds."""
+    """Garbage that only a collection finds, once nothing else holds it."""
 
     def __init__(self) -> None:
         self.itself = self

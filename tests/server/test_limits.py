@@ -139,7 +139,7 @@ def test_queue_full_is_429_with_retry_after(server: Served) -> None:
     server.engine.script = [Plan(code=RefusalCode.QUEUE), Plan(code=RefusalCode.UNKNOWN_COST)]
     full, unknown = (server.post({"prompt": "x"}) for _ in range(2))
     assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
-    assert full.headers["retry-after"] == "5", "nobody knows"
+    assert full.headers["retry-after"] == "5", "it cannot be predicted"
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (400, "unknown_cost")
     assert unknown.json()["error"]["param"] == "size"
 

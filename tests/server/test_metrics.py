@@ -179,7 +179,7 @@ class Rig:
         await until(lambda: self.engine.health().num_devices_up == 2)
 
     async def remembered(self) -> None:
-        """What workers on accelerators say beside the ends of their works, here of one that nobody knows any more."""
+        """What workers on accelerators report beside the ends of works, here of one that is not known any more."""
         for device_id in range(2):
             self.engine.on_report(device_id, Ended(1 << 40, 0, 0, steps_done=0, memory_bytes=(device_id + 1) << 30))
         await self.read()
@@ -425,7 +425,7 @@ def test_a_client_cannot_make_labels_without_end() -> None:
     labels = {dict(pairs).get("size") for name, pairs in samples(told.text().decode()) if "work_seconds" in name}
     assert len(labels) == 33
     assert "other" in labels
-    assert len(told._works._kinds) == 32
+    assert len(told._works._meters) == 32
 
 
 def ticket_of(one: Request, eta_s: float) -> Ticket:

@@ -103,7 +103,7 @@ def test_async_openai_client_reads_a_stream_with_our_events(server: Served) -> N
     assert kinds[0] == "tilework.accepted"
     assert kinds[-2:] == ["image_generation.completed", "tilework.done"]
     assert kinds.count("tilework.preview") == 2
-    assert "image_generation.partial_image" not in kinds, "nobody asked for them"
+    assert "image_generation.partial_image" not in kinds, "they were not asked for"
     steps = [one.step for one in told if one.type == "tilework.progress"]
     assert steps == sorted(steps)
     assert steps[-1] == 5

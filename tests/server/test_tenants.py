@@ -1,4 +1,4 @@
-"""Tenants: whose key it is, what they may ask for and see, and that a wrong file says what to do."""
+"""Tenants: which key is which tenant's, what they may ask for and see, and messages about a wrong file."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class ServerConfig(BaseSettings):
     `max_batch` is how many share a forward pass at most. `reconnect_s` is how long a call with an idempotency key goes
     on after its client has gone. `read_timeout_s` is for a whole request head, and for a whole body; `send_timeout_s`
     is after how long a client that takes too little of an answer is cut off (how little is in `protocol`). `durable` is
-    a directory: what was accepted outlives the server there (see `store.durable`). `max_records` and `record_bytes`
+    a directory that keeps accepted calls when the server ends (see `store.durable`). `max_records` and `record_bytes`
     bound what is remembered of calls that have ended. `drain_s` is how long a stop waits for open calls and for answers
     under way.
 
@@ -114,7 +114,7 @@ class ServerConfig(BaseSettings):
     @field_validator("api_key")
     @classmethod
     def _check_keys(cls, api_key: str | None) -> str | None:
-        """A key list without a key would open the server to all, which its operator cannot have meant."""
+        """Refuse a list without a key: it would open the server to everything, which cannot be meant."""
         if api_key is not None and not any(key.strip() for key in api_key.split(",")):
             raise ValueError("it holds no key: give keys separated by commas, or unset it")
         return api_key
@@ -165,7 +165,7 @@ def _check_known(name: str, known: Collection[str], candidates: list[str]) -> No
 
 
 def _wrong_value(name: str, error: Any, shown: str) -> str:
-    """What is wrong with a setting; `shown` is its name as the operator gave it."""
+    """What is wrong with a setting; `shown` is its name as it was given."""
     value = "" if name == "api_key" else f" = {error['input']!r}"
     if error["type"] == "value_error":
         return f"{shown}{value} cannot be used; {error['ctx']['error']}."

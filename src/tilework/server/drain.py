@@ -11,11 +11,11 @@ from tilework.server.calls.registry import CallRegistry
 from tilework.server.text import counted
 from tilework.store.results import ResultStore
 
-SWEEP_S = 1.0  # A store does not report that a picture expired or made room for a newer one, so it is asked this often.
+SWEEP_S = 1.0  # How often the store is asked: it does not report that a picture expired or was evicted.
 
 
 async def drained(call_registry: CallRegistry, store: ResultStore, now_ns: Callable[[], int]) -> None:
-    """Wait until no call is open, and every picture of an asynchronous call was fetched or is gone."""
+    """Return when no call is open, and every picture of an asynchronous call was fetched or is gone."""
     while True:
         for record, index in call_registry.unfetched():
             if not await store.holds(stored_name(record.tenant, f"{record.uid}-{index}"), now_ns()):

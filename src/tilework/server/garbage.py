@@ -1,4 +1,4 @@
-"""When the server collects garbage, and gives memory back."""
+"""When the server collects garbage and returns memory to the system."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _NEVER = 1 << 30
 
 
 async def sweep(num_closed: Callable[[], int]) -> None:
-    """Collect what is new again and again; for ever, on the running loop. `num_closed`: connections so far.
+    """Collect new objects every `_NEW_S`, and all objects after many connections. Runs until it is cancelled.
 
-    Python begins a collection when there are so many objects more than after the last one. Where requests come and go
-    evenly that is seldom, and everything that is new by then has to be walked: 30 ms every 4 s, at 200 requests/s. To
-    walk everything there is takes 2 s with 20,000 requests waiting, and is hardly ever of use: what answers leave is
-    freed without it, and a closed connection leaves 1 KB, or 10 if it was closed before its answer.
+    `num_closed` says how many connections were closed so far. Python's own collections start when the number of objects
+    has grown. With a steady load that is seldom, and each then walks all new objects: 30 ms every 4 s, at 200
+    requests/s. Walking all objects takes 2 s with 20,000 requests waiting, and rarely frees anything: what answers
+    leave is freed without it, and a closed connection leaves 1 KB, or 10 KB if it was closed before its answer.
     """
     gc.set_threshold(*gc.get_threshold()[:2], _NEVER)
     num_swept = num_closed()
@@ -35,10 +35,10 @@ async def sweep(num_closed: Callable[[], int]) -> None:
 
 
 def give_back_large_blocks() -> None:
-    """Let the C library return blocks of a megabyte and more to the system as soon as they are freed.
+    """Let the C library return blocks of 1 MiB and more to the system as soon as they are freed.
 
-    glibc ceases to do so for every size that it has seen freed, up to 32 MB, so that after two answers of 20 MB to slow
-    clients the server could keep 120 MB. Where there is no glibc this does nothing.
+    By default glibc stops doing so for each size that was freed once, up to 32 MB: after two answers of 20 MB to slow
+    clients the server could keep 120 MB. Without glibc this does nothing.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -47,10 +47,10 @@ def give_back_large_blocks() -> None:
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Leave what is there now to itself, and let the garbage of what comes and goes wait.
+    """Exempt all objects that exist now from collections, and make collections of later ones rare.
 
-    A full collection walks everything: 45 ms for what a server has loaded, 0.3 s for 3,000 requests in flight. None at
-    all would be simpler, but a client's call leaves some 40 objects in cycles, 11 KB.
+    A full collection walks everything: 45 ms for what a server has loaded, 0.3 s for 3,000 requests in flight. No
+    collections at all would be simpler, but each call of a client leaves about 40 objects in cycles, 11 KB.
     """
     before = gc.get_threshold()
     gc.collect()

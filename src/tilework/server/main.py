@@ -61,12 +61,11 @@ async def serve(
     URL once it is ready. After the first signal new calls are refused, but everything else is answered, until no call
     is open and every picture of an asynchronous call was fetched or is gone. `on_progress` is called with what this
     waits for. Then the engine stops and ends what is left, and answers that are under way reach their clients. All that
-    takes `config.drain_s` at most, beside the time that the engine takes to stop, and `CLOSE_S` for the last answers. A
-    second signal ends the wait. `signals` lets a caller stop the server itself; outside the main thread there is no
-    other way.
+    takes `config.drain_s` at most, plus the time that the engine takes to stop, and `CLOSE_S` for the last answers. A
+    second signal ends the wait. `signals` lets a caller stop the server; outside the main thread it is the only way.
 
-    With a `durable` directory the server begins with the calls that are open there, and at the end leaves those there
-    that are still open. Pictures that were not fetched yet stay, too: a stop does not wait for them.
+    With a `durable` directory the server begins with the calls that are open there, and at the end leaves there what is
+    still open. Pictures that were not fetched yet stay, too: a stop does not wait for them.
 
     Raises:
         AddressInUse: the address cannot be listened on.

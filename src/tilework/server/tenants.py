@@ -1,4 +1,4 @@
-"""Tenants and classes of requests: who may call, and how much each counts. Read from a file in TOML."""
+"""Tenants and classes of requests, read from a TOML file: their API keys, weights and limits."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from tilework.store.durable import DurableDirectory
 from tilework.store.memory import MemoryStore
 from tilework.store.results import ResultStore
 
-ASSETS = "/docs-assets"  # Scripts and styles of /docs, from this server: it may have no way out.
+ASSETS = "/docs-assets"  # Scripts and styles of /docs. This server has them, since it may have no network.
 
 
 def create_app(

@@ -35,7 +35,7 @@ def api_error(error: CallError) -> ApiError:
     return ApiError(
         STATUSES[type(error)],
         error.message,
-        kind=error.type,
+        error_type=error.type,
         param=error.field,
         code=error.code,
         headers=headers,

@@ -136,8 +136,8 @@ _MORE: Mapping[int, Mapping[str, object]] = {
 
 
 def _error_example(status: int) -> object:
-    _, kind, code, param, message = ERRORS[status]
-    return {"error": {"message": message, "type": kind, "param": param, "code": code, **_MORE.get(status, {})}}
+    _, error_type, code, param, message = ERRORS[status]
+    return {"error": {"message": message, "type": error_type, "param": param, "code": code, **_MORE.get(status, {})}}
 
 
 EXAMPLES |= {f"error {status}": _error_example(status) for status in ERRORS}

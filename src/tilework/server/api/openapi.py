@@ -80,7 +80,7 @@ def stream(description: str, events: str, *, fields: Mapping[str, object] | None
 
 def files(description: str) -> dict[str, Any]:
     schema = {"schema": {"type": "string", "format": "binary"}, "example": "the bytes of a picture"}
-    return {"description": description, "content": {f"image/{kind}": schema for kind in ("png", "jpeg", "webp")}}
+    return {"description": description, "content": {f"image/{one}": schema for one in ("png", "jpeg", "webp")}}
 
 
 def text(description: str, media_type: str, example: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class Arrivals:
         del self._numbers[uid]
 
     def page(self, after: str | None, limit: int) -> list[str]:
-        """Newest first, from the one that came just before `after` on."""
+        """At most `limit` uids that came before `after`, newest first."""
         end = len(self._order) if after is None else self._place(after)
         return [uid for _, uid in reversed(self._order[max(0, end - limit) : end])]
 

@@ -16,9 +16,10 @@ RETRY_NOT_READY_S = 5
 class CallError(Exception):
     """A call ends without pictures.
 
-    `type` is OpenAI's word for who erred, `field` the field of the request that is wrong. `details` are further fields
-    of the error, for instance the earliest deadline that can be met. After `retry_s` seconds the same call may succeed.
-    `resend` says whether a client library should send the call again by itself; None leaves that to the library.
+    `type` is OpenAI's word for the class of error, `field` the field of the request that is wrong. `details` are
+    further fields of the error, for instance the earliest deadline that can be met. After `retry_s` seconds the same
+    call may succeed. `resend` says whether a client library should send the call again by itself; None leaves that to
+    the library.
     """
 
     type: ErrorType = "invalid_request_error"

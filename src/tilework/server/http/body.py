@@ -1,4 +1,4 @@
-"""Reads a JSON object from a request, never more of it than allowed."""
+"""Reads a JSON object from a request, within limits of size, depth and time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi import Request
 from tilework.server.http.errors import ApiError
 from tilework.server.text import shown
 
-MAX_DEPTH = 64  # Far below what the interpreter's stack takes when a value is written as JSON again.
+MAX_DEPTH = 64  # Far below the depth at which writing the value as JSON again would overflow the stack.
 
 
 async def read_json(http: Request, max_bytes: int, timeout_s: float) -> dict[str, object]:
@@ -47,7 +47,7 @@ def _check_content_type(value: str | None) -> None:
 
 
 async def _read(http: Request, max_bytes: int) -> bytes:
-    """Refuse by the announced length at once, and by the true one (chunked bodies) as soon as it is known."""
+    """Refuse by the announced length at once, and a chunked body as soon as too much has come."""
     announced = http.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
@@ -60,7 +60,7 @@ async def _read(http: Request, max_bytes: int) -> bytes:
 
 
 def _is_deeper(value: object, max_depth: int) -> bool:
-    """Whether lists and objects are nested beyond `max_depth`; level by level, so that no depth is too much for it."""
+    """Whether lists and objects are nested deeper than `max_depth`. It goes level by level, without recursion."""
     level = [value]
     for _ in range(max_depth):
         level = [

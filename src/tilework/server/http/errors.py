@@ -1,4 +1,4 @@
-"""Every refusal in the shape that OpenAI's clients know: {"error": {message, type, param, code}}.
+"""Refusals in the shape that OpenAI's clients read: {"error": {message, type, param, code}}.
 
 A message names the field, its value and what to do instead.
 """
@@ -21,14 +21,14 @@ SERVER = "server_error"
 
 
 class ApiError(Exception):
-    """An answer that refuses. `headers` are sent along, `extra` within `error`, so that clients show it."""
+    """An answer that refuses. `type` is one of OpenAI's words; `extra` are further fields of `error`."""
 
     def __init__(
         self,
         status: int,
         message: str,
         *,
-        kind: str = INVALID,
+        error_type: str = INVALID,
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -37,14 +37,14 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.message = message
-        self.kind = kind
+        self.type = error_type
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
         self.extra = dict(extra or {})
 
     def body(self) -> dict[str, object]:
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": {**error, **self.extra}}
 
     def response(self) -> JSONResponse:
@@ -61,7 +61,7 @@ def long_head(max_bytes: int) -> ApiError:
 
 
 def internal_error() -> ApiError:
-    return ApiError(500, "The server failed to answer; its log says why.", kind=SERVER, code="internal_error")
+    return ApiError(500, "The server failed to answer; its log says why.", error_type=SERVER, code="internal_error")
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -89,14 +89,14 @@ async def _routing_error(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """What every route of a path supports; the router itself names those of the first one only."""
+    """The methods that all routes of a path support; the router's own answer names those of the first route only."""
     routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
     methods = {method for route in routes for method in getattr(route, "methods", ("GET",))}  # Mounted files have none.
     return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
 
 async def _wrong_parameter(request: Request, error: Exception) -> Response:
-    """A parameter of the query, whose description is the remedy; bodies are checked in `calls`."""
+    """A wrong parameter of the query; its description is the remedy. Bodies are checked in `calls`."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     name = str(first["loc"][-1])
@@ -105,5 +105,5 @@ async def _wrong_parameter(request: Request, error: Exception) -> Response:
 
 
 async def _client_gone(_request: Request, _error: Exception) -> Response:
-    """The client has gone and reads no answer; 499 is what proxies log for it."""
+    """The client has gone and reads no answer. Proxies log this as 499."""
     return Response(status_code=499)

@@ -1,4 +1,4 @@
-"""What happens to a request before it is routed."""
+"""Checks and changes of a request before it is routed, and of its answer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ logger = logging.getLogger("tilework.server")
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 PIECE_BYTES = 64 << 10
-TENANT = "tilework.tenant"  # The place of the tenant in the scope.
-IS_HEAD = "tilework.is_head"  # There if the request was a HEAD.
+TENANT = "tilework.tenant"  # The key of the tenant in the scope.
+IS_HEAD = "tilework.is_head"  # In the scope if the request was a HEAD.
 
 
 def tenant_of(scope: Scope) -> Tenant:
@@ -53,9 +53,10 @@ class CatchBugs:
 
 
 class RequireKey:
-    """Let a request pass with `Authorization: Bearer KEY` only, and note whose key it is.
+    """Let a request pass only with `Authorization: Bearer KEY`, and put the tenant of the key into the scope.
 
-    Probes of an orchestrator pass without. See `Tenants.find` for what time tells about keys: nothing.
+    `OPEN_PATHS`, the probes of an orchestrator, need no key. The time that a check takes reveals nothing: see
+    `Tenants.find`.
     """
 
     def __init__(self, app: ASGIApp, tenants: Tenants) -> None:
@@ -72,7 +73,7 @@ class RequireKey:
 
 
 class InPieces:
-    """Hand large bodies to the HTTP server piece by piece, so that it never buffers more than its client takes."""
+    """Pass large bodies to the HTTP server in pieces, so that it never buffers more than one that is not taken."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -93,7 +94,7 @@ class InPieces:
 
 
 class LimitHead:
-    """Refuse a head beyond `max_bytes`: the HTTP server itself lets one pass that arrives in one piece."""
+    """Refuse a head of more than `max_bytes`: the HTTP server itself accepts one that arrives in one piece."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
@@ -107,7 +108,7 @@ class LimitHead:
 
 
 class HeadAsGet:
-    """Answer HEAD like GET; the HTTP server leaves the body out. Who must know asks `is_head`."""
+    """Answer HEAD like GET; the HTTP server leaves the body out. `is_head` says that it was a HEAD."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -126,8 +127,8 @@ def _head_bytes(scope: Scope) -> int:
 def _bearer(scope: Scope) -> bytes | None:
     for name, value in scope["headers"]:
         if name == b"authorization":
-            kind, _, key = bytes(value).partition(b" ")
-            return key.strip() if kind.lower() == b"bearer" else None
+            scheme, _, key = bytes(value).partition(b" ")
+            return key.strip() if scheme.lower() == b"bearer" else None
     return None
 
 

@@ -1,4 +1,4 @@
-"""The `Prefer` header (RFC 7240): whether a client wants an answer at once, with the result to come later."""
+"""The `Prefer` header (RFC 7240): whether a client wants an answer at once, and fetches the result later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Preference:
 
 
 def preference(headers: list[str]) -> Preference:
-    """Read every `Prefer` header; what is unknown or malformed is ignored, as the RFC wants it."""
+    """Read every `Prefer` header; unknown and malformed parts are ignored, as the RFC says."""
     is_async, wait_s = False, 0
     for part in ",".join(headers).split(","):
         name, _, value = part.partition(";")[0].partition("=")

@@ -1,7 +1,8 @@
-"""uvicorn's HTTP protocol with limits on connections that are slow, or too many.
+"""uvicorn's HTTP protocol with limits on slow connections and on their number.
 
-uvicorn itself waits for ever: for the head of a request, for a client that takes nothing of its answer, and for the
-rest of a body that no route reads. It always runs on h11, so that these limits hold on every machine.
+uvicorn (0.54) has no limit for these: it waits without end for the head of a request, for a client that takes nothing
+of its answer, and for the rest of a body that no route reads; and its `limit_concurrency` refuses requests, but accepts
+any number of connections. The protocol is always h11's, so that the limits are the same on every machine.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from uvicorn.server import ServerState
 from tilework.server.config import ServerConfig
 from tilework.server.http.errors import SERVER, ApiError, long_head
 
-LEAST_BYTES_PER_S = 16 << 10  # What a client must take of an answer that waits for it.
-LINGER_S = 1.0  # For a client to read an answer that came before it had sent all of its request ...
-LINGER_BYTES = 4 << 20  # ... of which so much more is taken, and thrown away.
+LEAST_BYTES_PER_S = 16 << 10  # The least rate at which a client must take its answer.
+LINGER_S = 1.0  # Time for a client to read an answer that came before it had sent all of its request.
+LINGER_BYTES = 4 << 20  # How much more of that request is received, and thrown away.
 
 
 class LimitedProtocol(H11Protocol):
-    """One connection. `limits` is set on a subclass, since uvicorn makes the protocols itself: see `protocol_class`.
+    """One connection. uvicorn makes the protocols itself, so `limits` is set on a subclass: see `protocol_class`.
 
-    That subclass also counts the connections that have been closed.
+    That subclass also counts the connections that were closed.
     """
 
     limits: ServerConfig
@@ -73,7 +74,9 @@ class LimitedProtocol(H11Protocol):
         super().connection_lost(exc)
         type(self).num_closed += 1
         self._unset_keepalive_if_required()  # uvicorn leaves it running if the connection was reset.
-        if self.cycle is None or self.cycle.response_complete:  # What points back at this would wait for a collection.
+        if (
+            self.cycle is None or self.cycle.response_complete
+        ):  # These point back at this: only a collection would free it.
             self.cycle = self.transport = self.flow = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
@@ -102,7 +105,7 @@ class LimitedProtocol(H11Protocol):
             self._raw.close()
 
     def send_400_response(self, msg: str) -> None:
-        """What h11 could not read; a head that is beyond the limit and not complete is one reason."""
+        """Refuse what h11 could not read. One reason is a head that is not complete, and already too long."""
         is_long = len(self.conn.trailing_data[0]) > self.limits.max_head_bytes
         self._refuse(long_head(self.limits.max_head_bytes) if is_long else _not_http(msg))
 
@@ -119,7 +122,7 @@ class LimitedProtocol(H11Protocol):
         self.write("\r\n".join([*lines, "", ""]).encode("ascii") + body)
         self._linger()
 
-    # Clients that take nothing, or next to nothing.
+    # Clients that take too little.
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -130,7 +133,7 @@ class LimitedProtocol(H11Protocol):
         self._watch_stall()
 
     def _watch_stall(self) -> None:
-        """Look again and again until everything is sent; give up when too little was taken in between."""
+        """Check every `send_timeout_s` until everything is sent; cut off a client that took too little in between."""
         if self._stall_timer is None and self._raw.get_write_buffer_size():
             self._num_taken_before = self.num_taken()
             self._stall_timer = self.loop.call_later(self.limits.send_timeout_s, self._on_stall)
@@ -145,13 +148,13 @@ class LimitedProtocol(H11Protocol):
             self._watch_stall()
 
     def _forgive(self) -> None:
-        """A client that has taken everything was not slow: between two events of a stream there is nothing to take."""
+        """Stop the check once the client has taken all: between two events of a stream there is nothing to take."""
         if self._stall_timer is not None and self.num_taken() == self._num_written:
             self._stall_timer.cancel()
             self._stall_timer = None
 
     def num_taken(self) -> int:
-        """What the client's machine has confirmed; what the kernel here buffers, maybe megabytes, is not taken."""
+        """Bytes that the client's machine has confirmed; what the kernel here still buffers does not count."""
         return self._num_written - self._raw.get_write_buffer_size() - _num_unconfirmed(self._raw)
 
     def write(self, data: bytes) -> None:
@@ -163,9 +166,9 @@ class LimitedProtocol(H11Protocol):
     # Clients that are still sending.
 
     def hang_up(self) -> None:
-        """Close, but not before a client that is still sending had a chance to read its answer.
+        """Close; a client that is still sending gets time to read its answer first.
 
-        To close while bytes arrive makes the kernel reset the connection, which discards the answer.
+        If the socket is closed while bytes arrive, the kernel resets the connection, which discards the answer.
         """
         if self.conn.their_state is h11.SEND_BODY:
             self._linger()
@@ -220,7 +223,7 @@ class _PoliteTransport:
 
 
 def _num_unconfirmed(transport: asyncio.Transport) -> int:
-    """Bytes in the kernel's send queue; 0 where it does not tell, so that only what it accepts counts as taken."""
+    """Bytes in the kernel's send queue; 0 on systems that do not say, so that all it has accepted counts as taken."""
     size = bytearray(4)
     with suppress(OSError):
         fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, size)
@@ -228,7 +231,7 @@ def _num_unconfirmed(transport: asyncio.Transport) -> int:
 
 
 def _reset_when_closed(transport: asyncio.Transport) -> None:
-    """Let the kernel drop what it has not sent yet, instead of going on to feed a client that is cut off."""
+    """Let the kernel drop what it has not sent yet, instead of sending it to a client that is cut off."""
     on_at_once = struct.pack("ii", 1, 0)
     with suppress(OSError):
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, on_at_once)
@@ -241,7 +244,7 @@ def protocol_class(limits: ServerConfig) -> type[LimitedProtocol]:
 
 def _too_many_connections(most: int) -> ApiError:
     message = f"The server has {most} connections, as many as it takes. Retry in 1 second."
-    return ApiError(503, message, kind=SERVER, code="too_many_connections", headers={"Retry-After": "1"})
+    return ApiError(503, message, error_type=SERVER, code="too_many_connections", headers={"Retry-After": "1"})
 
 
 def _slow_head(timeout_s: float) -> ApiError:

@@ -1,4 +1,4 @@
-"""What engine, store and processes hold at the moment of a scrape."""
+"""Gauges of what engine, store and processes hold at the moment of a scrape."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilework.store.results import ResultStore
 
 
 class Levels(Collector):
-    """Gauges that ask when they are read; the engine must have started."""
+    """Gauges whose values are read at a scrape; the engine must have started."""
 
     def __init__(self, engine: Engine, store: ResultStore) -> None:
         self._engine = engine
@@ -31,15 +31,15 @@ class Levels(Collector):
         health, usage, store = self._engine.health(), self._engine.usage(), self._store
         yield self._build()
         yield _gauge("uptime_seconds", "Since the engine was made", s_from_ns(self._engine.now_ns() - self._begun_ns))
-        yield _gauge("devices", "GPUs that were asked for", health.num_devices)
-        yield _gauge("devices_up", "GPUs that take work", health.num_devices_up)
-        yield self._by_class("jobs_queued", "Images that wait for a GPU, before or between works", usage.waiting)
-        yield self._by_class("jobs_running", "Images that a GPU works on", usage.running)
-        yield _gauge("backlog_device_seconds", "GPU time that open images will take", s_from_ns(usage.backlog_ns))
+        yield _gauge("devices", "Devices that were asked for", health.num_devices)
+        yield _gauge("devices_up", "Devices that take work", health.num_devices_up)
+        yield self._by_class("jobs_queued", "Images that wait for a device, before or between works", usage.waiting)
+        yield self._by_class("jobs_running", "Images that a device works on", usage.running)
+        yield _gauge("backlog_device_seconds", "Device time that open images will take", s_from_ns(usage.backlog_ns))
         yield _gauge("store_bytes", "Bytes of results kept for fetching", store.num_bytes)
         yield _gauge("store_entries", "Results kept for fetching", len(store))
         yield _gauge("state_blob_bytes", "Bytes of states in memory that the workers share", usage.state_blob_bytes)
-        yield self._by_device("device_memory_bytes", "Memory in use on a GPU, by any process", usage.memory_bytes)
+        yield self._by_device("device_memory_bytes", "Memory in use on a device, by any process", usage.memory_bytes)
         yield from self._resident(usage.pids)
 
     def _build(self) -> Metric:

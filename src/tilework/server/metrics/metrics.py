@@ -18,7 +18,7 @@ from tilework.store.results import ResultStore
 
 
 class Metrics(Observer):
-    """Has to be made known to the engine (`Engine.observe`). Nothing here is asked for by tenant."""
+    """Observes the engine, once `Engine.observe` has it. No metric is counted by tenant."""
 
     def __init__(self, engine: Engine, store: ResultStore) -> None:
         meters, sizes = Meters(), Names()
@@ -30,8 +30,8 @@ class Metrics(Observer):
         self._stops = meters.counter("work_stops", "Works that were asked to end early")
         self._stuck = meters.counter("stuck_works", "Works that did no step for too long")
         self._log_losses = meters.counter("log_losses", "Event logs that could not be written to their end")
-        self._moves = meters.counter("moves", "Images that went on on GPUs that did not have their state")
-        self._preemptions = meters.counter("preemptions", "Unfinished images that had to wait for others on their GPU")
+        self._moves = meters.counter("moves", "Images that went on on devices that did not have their state")
+        self._preemptions = meters.counter("preemptions", "Unfinished images that had to wait for others")
         self._previews = meters.counter("previews", "Previews that were drawn")
         self._decision = meters.histogram("decision_seconds", "Time of the controller for an event", DECISION_S)
 

@@ -6,7 +6,7 @@ from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import RefusalCode, Request, Status
 from tilework.core.time import s_from_ns
 from tilework.runtime.ticket import Outcome, Ticket
-from tilework.server.metrics.meters import ERROR_S, ERROR_SHARE, GPU_S, LATENCY_S, SLACK_S, Meters, Names
+from tilework.server.metrics.meters import DEVICE_S, ERROR_S, ERROR_SHARE, LATENCY_S, SLACK_S, Meters, Names
 
 TOO_MANY_OPEN = "too_many_open"
 _OUTCOMES = (Status.DONE, Status.FAILED, Status.CANCELLED, Status.REJECTED)
@@ -36,7 +36,9 @@ class RequestMetrics:
         self._slack = meters.histogram(
             "slack_seconds", "Deadline minus end of images that are done", SLACK_S, "class", "size"
         )
-        self._device = meters.histogram("request_device_seconds", "GPU time of images that are done", GPU_S, "size")
+        self._device = meters.histogram(
+            "request_device_seconds", "Device time of images that are done", DEVICE_S, "size"
+        )
         self._eta_error = meters.histogram(
             "eta_error_seconds", "End minus the end that was predicted at admission", ERROR_S
         )

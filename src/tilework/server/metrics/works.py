@@ -18,8 +18,8 @@ _SHARED = "shared"  # In place of a size, for works of several requests.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    """The meters of one kind of work; to look each up by its labels takes as long as to move it."""
+class _WorkMeters:
+    """The meters of works of one stage, size and degree: looking one up by its labels takes as long as moving it."""
 
     done: Counter
     seconds: Histogram
@@ -34,7 +34,7 @@ class WorkMetrics:
     def __init__(self, meters: Meters, sizes: Names) -> None:
         self._sizes = sizes
         self._bubbles = Bubbles()
-        self._kinds: dict[tuple[str, Shape | None, int], _Kind] = {}
+        self._meters: dict[tuple[str, Shape | None, int], _WorkMeters] = {}
         self._devices: dict[int, tuple[Counter, Counter]] = {}
         self._works = meters.counter("works", "Works by how they ended", "stage", "degree", "ending")
         self._steps = meters.counter("steps", "Denoising steps that were done", "degree")
@@ -52,31 +52,33 @@ class WorkMetrics:
             "cost_correction_ratio", "Measured over tabled time, as predictions use it", "stage", "size", "degree"
         )
         self._busy = meters.counter(
-            "device_busy_seconds", "Time that a GPU worked, known at the end of a work", "device"
+            "device_busy_seconds", "Time that a device worked, known at the end of a work", "device"
         )
-        self._bubble = meters.counter("bubble_seconds", "Time that a GPU idled while an image waited for one", "device")
-        self._losses = meters.counter("device_losses", "How often the worker of a GPU was lost", "device")
+        self._bubble = meters.counter(
+            "bubble_seconds", "Time that a device idled while an image waited for one", "device"
+        )
+        self._losses = meters.counter("device_losses", "How often the worker of a device was lost", "device")
 
     def ended(self, ended: EndedWork) -> None:
         work = ended.work
         key = (work.stage.name, ended.requests[0].shape if len(ended.requests) == 1 else None, len(work.devices))
-        kind = self._kinds.get(key)
-        if kind is None:
-            kind = self._kind(*key)
+        meters = self._meters.get(key)
+        if meters is None:
+            meters = self._make_meters(*key)
         if ended.ending is Ending.DONE:
-            kind.done.inc()
-            self._measure(kind, ended)
+            meters.done.inc()
+            self._measure(meters, ended)
         else:
             self._works.labels(work.stage.name, str(len(work.devices)), ended.ending).inc()
-        if kind.steps is not None and ended.steps_done:
-            kind.steps.inc(ended.steps_done * len(ended.requests))
+        if meters.steps is not None and ended.steps_done:
+            meters.steps.inc(ended.steps_done * len(ended.requests))
         self._pass_time(ended)
 
-    def _kind(self, stage: str, shape: Shape | None, degree: int) -> _Kind:
-        """The meters of this kind, which are remembered as long as the labels tell its size from others."""
+    def _make_meters(self, stage: str, shape: Shape | None, degree: int) -> _WorkMeters:
+        """Make these meters; they are kept if their size has a label of its own."""
         size = _SHARED if shape is None else self._sizes.of(shape)
         many, is_steps = str(degree), stage == DIFFUSE
-        kind = _Kind(
+        meters = _WorkMeters(
             done=self._works.labels(stage, many, Ending.DONE),
             seconds=self._seconds.labels(stage, size, many),
             correction=self._correction.labels(stage, size, many),
@@ -84,15 +86,15 @@ class WorkMetrics:
             steps=self._steps.labels(many) if is_steps else None,
         )
         if shape is None or size == str(shape):
-            self._kinds[stage, shape, degree] = kind
-        return kind
+            self._meters[stage, shape, degree] = meters
+        return meters
 
-    def _measure(self, kind: _Kind, ended: EndedWork) -> None:
+    def _measure(self, meters: _WorkMeters, ended: EndedWork) -> None:
         run_ns = ended.end_ns - ended.start_ns
-        kind.seconds.observe(s_from_ns(run_ns))
-        kind.correction.set(ended.correction)
-        if kind.step_seconds is not None:
-            kind.step_seconds.observe(s_from_ns(run_ns) / ended.steps_done)
+        meters.seconds.observe(s_from_ns(run_ns))
+        meters.correction.set(ended.correction)
+        if meters.step_seconds is not None:
+            meters.step_seconds.observe(s_from_ns(run_ns) / ended.steps_done)
         if run_ns > 0 and ended.predicted_ns > 0:
             self._ratio[ended.work.stage.name].observe(ended.predicted_ns / run_ns)
 
