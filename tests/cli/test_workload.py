@@ -71,6 +71,13 @@ def test_list_names_every_workload_with_what_it_is_for() -> None:
     assert entries["ddit"]["parameters"]["arrivals"]["choices"][-1] == "at_once"
 
 
+def test_tables_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output.out, "width", 80)
+    listed, shown = said("workload", "list"), said("workload", "show", "tetriserve")
+    assert re.search(r"^ +tetriserve +pictures of four sizes ", listed, re.MULTILINE)
+    assert re.search(r"^ flux.1-dev +2048x2048 +20 +75 ", shown, re.MULTILINE)
+
+
 @pytest.mark.parametrize("name", workload_names())
 def test_list_of_one_shows_its_parameters_and_what_is_ours(name: str) -> None:
     text = said("workload", "list", name)

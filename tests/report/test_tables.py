@@ -2,7 +2,7 @@
 
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -75,3 +75,13 @@ def test_the_table_shows_the_summary():
     assert {"requests", "attained"} <= set(rows["size"])
     assert rows["all"] == ["5", "3", "1/3", "33.3%", "2.00", "2.00", "3.00", "3.00"]
     assert rows["192x192"] == ["1", "0", "-", "-", "-", "-", "-", "-"]
+
+
+def test_the_table_of_large_sizes_fits_80_columns():
+    seen = [
+        replace(record, shape=Shape(4096, 4096), latency_s=100.0) for record in SEEN if record.status == "done"
+    ] * 99
+    out = io.StringIO()
+    Console(file=out, width=80).print(attainment_table(seen))
+    assert "…" not in out.getvalue()
+    assert "4096x4096" in out.getvalue()

@@ -82,6 +82,8 @@ def attainment_table(records: Sequence[Served], title: str = "") -> Table:
         title=title or None,
         title_justify="left",
         box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
         caption="latency in seconds",
         caption_justify="left",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import Field, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,23 +58,13 @@ def described(workload: type[Family]) -> dict[str, Any]:
 
 
 def overview(workloads: Sequence[type[Family]]) -> Table:
+    """One row per workload; fits 80 columns. `print_one` shows costs, devices and rates."""
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("name", "what it is", "source", "cost", "devices", "requests", "per s"):
-        table.add_column(
-            heading,
-            overflow="fold",
-            no_wrap=heading == "name",
-            justify="right" if heading in ("devices", "requests", "per s") else "left",
-        )
+    for heading in ("name", "what it is", "source"):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "name")
     for each in workloads:
-        known = parameters_of(each)
-        defaults = (_default(known, "num_requests"), _default(known, "rate_per_s"))
-        table.add_row(each.name, each.about, each.source, each.table, str(each.num_devices), *defaults)
+        table.add_row(each.name, each.about, each.source)
     return table
-
-
-def _default(known: dict[str, Field[Any]], name: str) -> str:
-    return f"{known[name].default:g}" if name in known else "-"
 
 
 def print_one(workload: type[Family]) -> None:
@@ -131,11 +121,11 @@ def summary(shown: Shown) -> dict[str, Any]:
 
 
 def sizes_table(shown: Shown) -> Table:
-    table = Table(title=shown.title, title_justify="left", box=box.SIMPLE_HEAD)
-    headings = ["pipeline", "size", "steps", "requests", "share", "deadline (s)"]
-    headings += ["device s each", "of the load"] if shown.device_s is not None else []
+    table = Table(title=shown.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    headings = ["pipeline", "size", "steps", "requests", "share", "deadline s"]
+    headings += ["device s", "of load"] if shown.device_s is not None else []
     for heading in headings:
-        table.add_column(heading, justify="left" if heading == "pipeline" else "right")
+        table.add_column(heading, justify="left" if heading == "pipeline" else "right", overflow="fold")
     for row in _sizes(shown):
         cells = [row["pipeline"], row["size"], str(row["steps"]), str(row["num_requests"]), f"{row['share']:.0%}"]
         cells.append(_deadlines(row))
