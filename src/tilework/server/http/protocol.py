@@ -74,9 +74,8 @@ class LimitedProtocol(H11Protocol):
         super().connection_lost(exc)
         type(self).num_closed += 1
         self._unset_keepalive_if_required()  # uvicorn leaves it running if the connection was reset.
-        if (
-            self.cycle is None or self.cycle.response_complete
-        ):  # These point back at this: only a collection would free it.
+        # These point back at the protocol: only a collection would free them.
+        if self.cycle is None or self.cycle.response_complete:
             self.cycle = self.transport = self.flow = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
