@@ -85,7 +85,13 @@ PROSE = {
     r"certificates?": "feasibility proof",
     r"ledger|roster|lookout": "call registry, request table, stuck-work monitor",
     r"homing|crowds?|census": "node assignment, device queue, class statistics",
-    r"is let in|are let in|was let in|were let in": "accepted",
+    r"let in": "accepted",
+    r"puts? down|putting down|taken down": "serialized, written",
+    r"so many|so much": "the number",
+    r"brings? about|brought about": "the verb",
+    r"of ours": "the noun",
+    r"nothing comes|comes of it|becomes of it": "the result",
+    r"set back|puts? back|brought back": "parked, unparked, restored",
     r"design section \d+|design\.md": "a file of this repository",
 }
 """Regular expressions for whole words of docstrings, comments, messages and pages, case-insensitive."""

@@ -35,7 +35,7 @@ class AdmissionLimits:
     max_backlog_ns: int
 
     def refusal(self, request: Request, backlog: Backlog, now_ns: int) -> Reject | None:
-        """Why a request may not come in; None if it may."""
+        """The refusal of a request; None if there is room for it."""
         room = 1.0 if request.is_promise else request.room
         for bound in self._bounds(request, backlog, room, now_ns):
             if (refused := bound.refusal(request)) is not None:

@@ -61,7 +61,7 @@ class RequestService:
         return _only(self._status(found.entry), found.index)
 
     def latest(self, limit: int, after: str | None, http: Request) -> RequestList:
-        """A page of calls with the ETAs of their admission: present ones would take too long for so many.
+        """A page of calls with the ETAs of their admission: predicting them again would take too long.
 
         Raises:
             InvalidValue: there is no call `after`.

@@ -21,7 +21,7 @@ class Deadline:
     value: float | str
 
     def moved(self, slo_s: float) -> float | str:
-        """The value to give instead for a deadline so many seconds after the same arrival; never an earlier one."""
+        """The value of this field for a deadline `slo_s` after the same arrival, never an earlier one."""
         if self.field in _UNITS:
             return round(slo_s * _UNITS[self.field][0], 6)
         time = parse_time(str(self.value))

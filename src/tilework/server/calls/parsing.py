@@ -41,7 +41,7 @@ class Rules:
 class ImageCall:
     """One call: its images, all of one shape, and how to send them back. Image i has the seed of image 0 plus i.
 
-    A stream shows at most `num_partial` unfinished pictures of each image, and events of ours if `has_progress`.
+    A stream shows at most `num_partial` unfinished pictures of each image, and `tilework` events if `has_progress`.
     """
 
     specs: tuple[Spec, ...]

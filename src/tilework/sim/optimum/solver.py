@@ -18,7 +18,7 @@ class SolverMissing(RuntimeError):
 
 
 class Unsolved(RuntimeError):
-    """The solver gave up, which no program of ours gives it a reason for."""
+    """The solver gave up, which does not happen with the programs that are built here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
