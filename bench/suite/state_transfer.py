@@ -87,7 +87,7 @@ def _source(connection: Connection, directory: Path, device_id: int) -> None:
             blob = StateBlob("bare", load.num_bytes)
             (directory / blob.name).write_bytes(whole)
         else:
-            blob = blobs.put(serialization.serialize(state))
+            blob = blobs.write(serialization.serialize(state))
         connection.send(Ended(1, start_ns, time.monotonic_ns(), steps_done=1, blobs={1: blob}))
 
 
@@ -100,7 +100,7 @@ def _target(connection: Connection, directory: Path, device_id: int) -> None:
         if load.bare:
             taken: Any = (directory / command.state.name).read_bytes()
         else:
-            taken = serialization.deserialize(blobs.take(command.state), CPU)
+            taken = serialization.deserialize(blobs.read(command.state), CPU)
         connection.send(time.monotonic_ns())
         assert len(taken) == (load.num_bytes if load.bare else load.num_tensors)
 

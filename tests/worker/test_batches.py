@@ -75,7 +75,7 @@ def ended(reports: list[Report]) -> Ended:
 
 def iterations(bench: WorkerBench, end: Ended) -> dict[int, int]:
     """Where the states that a work has put down stand."""
-    taken = {job_id: bench.blobs.take(blob) for job_id, blob in end.blobs.items()}
+    taken = {job_id: bench.blobs.read(blob) for job_id, blob in end.blobs.items()}
     return {job_id: serialization.deserialize(load, torch.device("cpu"))[2] for job_id, load in taken.items()}
 
 

@@ -80,7 +80,7 @@ class Member:
 
     def steps_in(self, blob: StateBlob) -> int:
         """How many steps the state in a blob has behind it."""
-        position: int = serialization.deserialize(self.blobs.take(blob), torch.device("cpu"))[2]
+        position: int = serialization.deserialize(self.blobs.read(blob), torch.device("cpu"))[2]
         return position
 
     def _emit(self, report: Report) -> None:

@@ -252,7 +252,7 @@ def test_a_missing_blob_drops_the_job_on_this_device(bench: WorkerBench) -> None
 
 
 def test_a_blob_that_is_no_state_loses_the_job_here(bench: WorkerBench) -> None:
-    rubbish = bench.blobs.put(serialization.SerializedState(b"rubbish", []))
+    rubbish = bench.blobs.write(serialization.SerializedState(b"rubbish", []))
     bench.run(Encode(1, JOB, tiny.spec()), ImportState(JOB, tiny.spec(), None, rubbish))
     assert "its import failed with" in reason_of(bench.run(Denoise(2, ((JOB, 0),), 1))[0])
 

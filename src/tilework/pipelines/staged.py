@@ -1,9 +1,8 @@
-"""What the families have in common: a stock pipeline, taken apart into stages and steps over its own components."""
+"""The common part of all families: a stock pipeline, split into stages and steps over its own components."""
 
 from __future__ import annotations
 
 import copy
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -24,9 +23,7 @@ from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.family import Conditioning, StepState
 from tilework.pipelines.packing import Packing
 from tilework.pipelines.parallel import Parallel
-
-# These draw from a Brownian tree (of the package torchsde), which takes no generator and cannot be moved.
-_BROWNIAN = ("CosineDPMSolverMultistepScheduler", "DPMSolverSDEScheduler")
+from tilework.pipelines.sampler import check_sampler, generator_argument, memory_of
 
 Pieces = Mapping[str, Sequence[Tensor]]
 """Conditioning by name, of each picture of a packed batch, in the order in which they were given."""
@@ -37,9 +34,9 @@ class StagedPipeline(ABC):
 
     The sides of a patch (`core.packing`) are multiples of `cell_multiple`.
 
-    Any sampler that the stock pipeline accepts is served. What a stochastic one draws in a step comes from the
-    request's generator, behind the initial latents. Stock SDXL does the same; stock SD3 and FLUX hand their samplers
-    no generator, so that there the picture depends on what else the process drew, and here the seed decides it.
+    Any sampler that the stock pipeline accepts is served. A stochastic one draws from the request's
+    generator, after the initial latents. Stock SDXL does the same; stock SD3 and FLUX give their samplers
+    no generator: there the picture depends on what else the process drew, here on the seed alone.
 
     Raises:
         UnsupportedModel: the sampler draws noise that no seed decides, or does not fit the pipeline.
@@ -81,7 +78,7 @@ class StagedPipeline(ABC):
             max_degree=max_degree,
         )
         self._step_arguments = self._accepted_by(pipeline.scheduler)
-        self._check_sampler()
+        check_sampler(pipeline, self._info, self._sampler)
 
     @cached_property
     def info(self) -> ModelInfo:
@@ -116,7 +113,7 @@ class StagedPipeline(ABC):
 
     @abstractmethod
     def _estimate(self, state: StepState, prediction: Tensor) -> Tensor:
-        """The clean latents that the model believes in, by its prediction for the next iteration; float32."""
+        """The clean latents that the model predicts, by its prediction for the next iteration; float32."""
 
     @abstractmethod
     def _decode(self, latents: Tensor, sliced: bool = False) -> Tensor:
@@ -175,7 +172,7 @@ class StagedPipeline(ABC):
 
     def export(self, state: StepState) -> serialization.SerializedState:
         return serialization.serialize(
-            (state.latents, _memory(state.sampler), state.iteration_index, state.generator.get_state())
+            (state.latents, memory_of(state.sampler), state.iteration_index, state.generator.get_state())
         )
 
     def restore(self, blob: serialization.SerializedState, spec: Spec, conditioning: Conditioning) -> StepState:
@@ -250,44 +247,22 @@ class StagedPipeline(ABC):
         return rows, columns
 
     def _picture(self, state: StepState) -> Tensor:
-        """What enters the denoiser, as a picture (channels, rows, columns) of `_size`."""
+        """The input of the denoiser as a picture (channels, rows, columns) of `_size`."""
         return state.latents[0]
 
     def _prediction(self, picture: Tensor) -> Tensor:
-        """Undo `_picture`, for what leaves the denoiser."""
+        """The inverse of `_picture`, for the output of the denoiser."""
         return picture[None]
 
     def _sampler(self, spec: Spec) -> Any:
-        """A sampler of the request's own, at its first step."""
+        """A new sampler for a request, at its first step."""
         sampler = copy.deepcopy(self._pipeline.scheduler)
         self._set_timesteps(sampler, spec)
         return sampler
 
     def _accepted_by(self, sampler: Any) -> Mapping[str, Any]:
-        """Arguments of `sampler.step` beyond the ordinary; the generator is each request's own."""
-        return {"generator": None} if "generator" in inspect.signature(sampler.step).parameters else {}
-
-    def _check_sampler(self) -> None:
-        sampler, info = self._pipeline.scheduler, self._info
-        name = f"scheduler/scheduler_config.json: {type(sampler).__name__}"
-        if type(sampler).__name__ in _BROWNIAN:
-            raise UnsupportedModel(f"{name} draws noise that no seed decides; choose another sampler")
-        spec = Spec(
-            prompt="",
-            negative_prompt="",
-            height=info.default_height,
-            width=info.default_width,
-            steps=info.default_steps,
-            guidance_scale=info.default_guidance_scale,
-            seed=0,
-        )
-        try:
-            self._sampler(spec)
-        except (AssertionError, TypeError, ValueError) as error:
-            raise UnsupportedModel(
-                f"{name} does not fit {type(self._pipeline).__name__}; choose another sampler or its flow options "
-                f"({error})"
-            ) from error
+        """Extra arguments of `sampler.step`; the generator is set for each request."""
+        return generator_argument(sampler)
 
 
 def _guide(negative: Tensor, positive: Tensor, scale: float) -> Tensor:
@@ -305,11 +280,6 @@ def _pieces(name: str, states: Sequence[StepState], passes: Sequence[int]) -> li
         for state, count in zip(states, passes, strict=True)
         for piece in state.conditioning.tensors[name].chunk(count)
     ]
-
-
-def _memory(sampler: Any) -> dict[str, Any]:
-    """What a sampler knows beyond its class, without functions: SASolver keeps one, which cannot be pickled."""
-    return {name: value for name, value in vars(sampler).items() if not callable(value)}
 
 
 def _num_parameters(pipeline: Any) -> int:

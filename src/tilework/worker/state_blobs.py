@@ -40,7 +40,7 @@ class StateBlobs:
         self._prefix = f"{device_id}-{os.getpid()}-{time.monotonic_ns():x}"
         self._numbers = count()
 
-    def put(self, serialized: SerializedState) -> StateBlob:
+    def write(self, serialized: SerializedState) -> StateBlob:
         """Write a blob. Raises OSError, for instance when the memory stays full."""
         name = f"{self._prefix}-{next(self._numbers)}"
         pieces = [memoryview(serialized.head), *serialized.buffers]
@@ -48,7 +48,7 @@ class StateBlobs:
         begin_s = waited_s = time.monotonic()
         while True:
             try:
-                return StateBlob(name, self._write(name, [memoryview(head), *pieces]))
+                return StateBlob(name, self._write_file(name, [memoryview(head), *pieces]))
             except OSError as error:
                 if error.errno not in _FULL or waited_s > begin_s + self._patience_s:
                     raise
@@ -57,7 +57,7 @@ class StateBlobs:
             time.sleep(_POLL_S)
             waited_s = time.monotonic()
 
-    def _write(self, name: str, pieces: list[memoryview]) -> int:
+    def _write_file(self, name: str, pieces: list[memoryview]) -> int:
         """Write a file; returns its number of bytes."""
         hidden = self._directory / f".{name}"
         try:
@@ -69,12 +69,12 @@ class StateBlobs:
             raise
         return num_bytes
 
-    def take_back(self, blob: StateBlob) -> None:
-        """Remove a blob that this worker has written and not reported."""
+    def remove(self, blob: StateBlob) -> None:
+        """Remove a blob that this worker has written but not reported."""
         (self._directory / blob.name).unlink(missing_ok=True)
 
-    def take(self, blob: StateBlob) -> SerializedState:
-        """Read a blob, which stays where it is.
+    def read(self, blob: StateBlob) -> SerializedState:
+        """Read a blob; its file stays.
 
         Raises:
             FileNotFoundError: the blob was removed.

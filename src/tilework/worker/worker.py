@@ -33,7 +33,7 @@ from tilework.worker.calibrate import calibrate
 from tilework.worker.hardware import memory_in_use
 from tilework.worker.jobs import Job, JobMissing, Jobs
 from tilework.worker.memory import Budget, is_out_of_memory
-from tilework.worker.moving import put_conditioning, put_states, take_job
+from tilework.worker.moving import import_job, write_conditioning, write_states
 from tilework.worker.state_blobs import StateBlobs, TruncatedStateBlob
 from tilework.worker.steps import Steps, WorkJob
 from tilework.worker.sync_members import sync_members
@@ -138,7 +138,7 @@ class Worker:
             conditioning = self._family.encode(command.spec)
         self._jobs.put(command.job_id, Job(spec=command.spec, conditioning=conditioning))
         end_ns = self._now_ns()
-        blob = put_conditioning(self._family, self._blobs, conditioning)
+        blob = write_conditioning(self._family, self._blobs, conditioning)
         return Ended(command.work_id, start_ns, end_ns, steps_done=1, blobs={command.job_id: blob})
 
     def _denoise(self, command: Denoise) -> Ended:
@@ -175,7 +175,7 @@ class Worker:
         finally:
             self._family.parallel.leave()
         end_ns = self._now_ns()
-        blobs = put_states(self._family, self._blobs, check.present) if leads else {}
+        blobs = write_states(self._family, self._blobs, check.present) if leads else {}
         ended = Ended(command.work_id, start_ns, end_ns, steps_done, stopped=steps_done < most)
         return replace(ended, blobs=blobs, absent=check.absent)
 
@@ -195,7 +195,7 @@ class Worker:
         is_even = len(steps_done) == 1 and len(members) + len(absent) == len(command.members)
         if not is_even or max(steps_done) <= 0:
             return Ended(command.work_id, now_ns, now_ns, steps_done=0, absent=self._absent)
-        blobs = put_states(self._family, self._blobs, members)
+        blobs = write_states(self._family, self._blobs, members)
         ended = Ended(command.work_id, now_ns, self._now_ns(), steps_done.pop())
         return replace(ended, blobs=blobs, absent=self._absent)
 
@@ -213,7 +213,7 @@ class Worker:
     def _import(self, command: ImportState) -> None:
         job_id = command.job_id
         try:
-            self._jobs.put(job_id, take_job(self._family, self._blobs, self._jobs, command))
+            self._jobs.put(job_id, import_job(self._family, self._blobs, self._jobs, command))
         except (FileNotFoundError, TruncatedStateBlob) as error:
             # Either the job continues without this worker and needs nothing here, or a blob of it is lost.
             self._jobs.lose(job_id, f"a blob of its state is missing ({describe(error)})", state_lost=True)
