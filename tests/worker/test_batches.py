@@ -201,16 +201,16 @@ def test_steps_count_only_if_all_members_have_done_them(
 def test_states_are_serialized_for_all_members_or_none(
     bench: WorkerBench, family: StableDiffusion3, tmp_path: Path
 ) -> None:
-    usual, known, num_puts = bench.blobs.put, set(tmp_path.iterdir()), 0
+    usual, known, num_writes = bench.blobs.write, set(tmp_path.iterdir()), 0
 
-    def put(load: serialization.SerializedState) -> Any:
-        nonlocal num_puts
-        num_puts += 1
-        if num_puts == 2:
+    def write(load: serialization.SerializedState) -> Any:
+        nonlocal num_writes
+        num_writes += 1
+        if num_writes == 2:
             raise OSError("no room")
         return usual(load)
 
-    bench.blobs.put = put  # type: ignore[method-assign]
+    bench.blobs.write = write  # type: ignore[method-assign]
     [*_, failed] = bench.run(Denoise(1, ((1, 0), (2, 0)), 3))
     assert isinstance(failed, Failed)
     assert set(tmp_path.iterdir()) == known, "a blob of which nobody knows stays for ever"

@@ -270,7 +270,7 @@ def test_a_state_that_cannot_be_serialized_fails_the_work(bench: WorkerBench, mo
     def full(_serialized: serialization.SerializedState) -> StateBlob:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(bench.blobs, "put", full)
+    monkeypatch.setattr(bench.blobs, "write", full)
     assert "No space left on device" in reason_of(bench.run(Denoise(2, ((JOB, 0),), 1))[0])
 
 
