@@ -24,9 +24,9 @@ class AdmissionLimits:
     that is in use, a tenant may not have more than its fair share of it: by weight among the tenants that have requests
     in the system, and nine tenths if it is alone.
 
-    A promised request does not wait behind the queue but finds its own place among the reservations. So its class does
-    not count, nor does the time that the queue takes. It is bounded in number and by the share of its tenant: what is
-    promised is time that others do not get, and counts as such.
+    A promised request does not wait in the queue but has a place among the reservations. So neither its class nor the
+    time of the queue counts. The number of promised requests is bounded, and so is the share of their tenant, since
+    other requests cannot use promised time.
 
     Without a device, the time of the backlog is unknown, and only the numbers are bounded.
     """

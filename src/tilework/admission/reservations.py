@@ -97,7 +97,7 @@ class Reservations:
                 due_ns = max(at_least_ns, before_ns, ADMISSION_MARGIN.due_ns(found[1], self.now_ns))
                 if index == len(self.blocks) or due_ns < self.blocks[index].due_ns:
                     return due_ns
-        raise AssertionError("there is room behind all others")
+        raise AssertionError("there is room after all others")
 
     def _beside_others(self, index: int, demand: Demand) -> tuple[Group, int] | None:
         """A group for a new block at a place in the order that later blocks can spare, and the block's end on it."""

@@ -19,7 +19,7 @@ from tilework.core.work import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What to draw: the part of a request that a worker needs. The scheduler never sees prompts.
+    """The part of a request that a worker needs to draw it. The scheduler never sees prompts.
 
     After every `preview_every` denoising steps, but not after the last one, the client gets a preview; 0: never.
     Previews cost time and leave the picture unchanged.

@@ -9,7 +9,7 @@ from tilework.core.work import StageId
 _MAX_FACTOR = 4.0
 
 CorrectionKey = tuple[StageId, int, int, int, int]
-"""What has a correction of its own: stage, degree, number of requests, their pixels, how many of them are guided.
+"""The key of a correction: stage, degree, number of requests, their pixels, how many of them are guided.
 
 A shape on its side has the same key. Guidance matters for steps only."""
 

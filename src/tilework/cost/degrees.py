@@ -1,4 +1,4 @@
-"""What a request takes at each degree: the base of the deadlines and loads of workloads."""
+"""The time of a request at each degree, from which deadlines and loads of workloads are derived."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ FORGET_NS = 600 * NS_PER_S
 class _Form:
     """What the memory of a work depends on: how a stage is run, and on how many pixels. `shared`: by several requests.
 
-    What several requests need together says nothing about one request of as many pixels, nor the other way round.
+    The memory of several requests together is unrelated to that of one request of as many pixels.
     """
 
     stage: StageId
@@ -38,10 +38,10 @@ class _Form:
 
 @dataclass(slots=True)
 class MemoryLimits:
-    """Limits learned from works that ran out of memory: larger works, or on fewer devices, do not fit either.
+    """Limits learned from works that ran out of memory: larger works, or works on fewer devices, do not fit either.
 
-    Other users of a device's memory come and go, so a limit is forgotten after ten minutes, and at once when such a
-    work fits. Another attempt costs one work.
+    Other programs may free memory of a device, so a limit is forgotten after ten minutes, and at once when such a work
+    fits. Another attempt costs one work.
     """
 
     _until_ns: dict[_Form, int] = field(default_factory=dict)
@@ -50,16 +50,16 @@ class MemoryLimits:
         return bool(self._until_ns)
 
     def starved(self, stage: StageId, shapes: Sequence[Shape], degree: int, sliced: bool, now_ns: int) -> bool:
-        """Learn that a work on outputs of these shapes ran out of memory; returns whether that is news.
+        """Learn that a work on outputs of these shapes ran out of memory; returns whether no limit excluded it before.
 
-        It is kept even if it follows from another limit, which may be forgotten sooner.
+        The limit is kept even if it follows from another one, which may be forgotten sooner.
         """
-        is_news = self.fits(stage, shapes, degree, sliced)
+        is_new = self.fits(stage, shapes, degree, sliced)
         self._until_ns[_Form.of(stage, shapes, degree, sliced)] = now_ns + FORGET_NS
-        return is_news
+        return is_new
 
     def fitted(self, stage: StageId, shapes: Sequence[Shape], degree: int, sliced: bool) -> bool:
-        """Learn that a work has fitted; returns whether that is news."""
+        """Learn that a work has fitted; returns whether a limit is forgotten by that."""
         form = _Form.of(stage, shapes, degree, sliced)
         return self._drop([other for other in self._until_ns if other.is_less(form)])
 

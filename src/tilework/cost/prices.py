@@ -24,7 +24,7 @@ _Key = TypeVar("_Key", int, tuple[ShapeKey, ...])
 
 
 class Prices:
-    """Seconds of a stage at one degree. Rows of the same pixels, or of the same batch, are averaged.
+    """Seconds of a stage at one degree. Rows of equal pixels, or of the same batch, are averaged.
 
     Single outputs: measured values at profiled numbers of pixels, and linear between them. Beyond them the nearest two
     points are extended, but not below half the nearest value; a single point is scaled in proportion to pixels.
@@ -52,11 +52,11 @@ class Prices:
         return bool(self._alone)
 
     def is_profiled(self, shape: Shape) -> bool:
-        """Whether one of exactly this number of pixels was measured alone."""
+        """Whether an output of exactly this number of pixels was measured alone."""
         return any(pixels == shape.pixels for pixels, _ in self._alone)
 
     def knows(self, shape: Shape) -> bool:
-        """Whether one of exactly this number of pixels was measured alone at least three times (one may be chance)."""
+        """Whether an output of exactly this number of pixels was measured alone at least three times."""
         return shape.pixels in self._known
 
     def seconds(self, shapes: Sequence[Shape]) -> float | None:
@@ -90,7 +90,7 @@ class Prices:
         return one_by_one, one_by_one - saved + most, longest
 
     def _new_terms(self, shape: ShapeKey, size: int) -> tuple[float, float]:
-        """The time of one alone, and what it saves in a batch of `size`."""
+        """The time of an output alone, and the time that it saves in a batch of `size`."""
         if len(self._terms) >= _MAX_TERMS:
             self._terms.clear()
         height, width, frames = shape
@@ -101,7 +101,7 @@ class Prices:
         return terms
 
     def _measured_mixing(self) -> tuple[float, float]:
-        """What mixes take beyond what savings predict: a fixed time, and a share of the sum of the times alone."""
+        """The extra time of mixes over the savings' prediction: a fixed time, and a share of the sum of times alone."""
         beyond = []
         for batch, seconds in self._together.items():
             if batch[0] != batch[-1]:
@@ -110,7 +110,7 @@ class Prices:
         return _fitted(beyond)
 
     def _measured_savings(self, rows: Sequence[CostRow]) -> list[tuple[int, _Points]]:
-        """What each request beyond the first saves: by the size of the batch, for each number of pixels."""
+        """The time that each request beyond the first saves, by batch size and number of pixels."""
         found: dict[int, list[tuple[int, float]]] = {}
         for row in rows:
             if isinstance(row.batch, int) and row.batch > 1:

@@ -1,4 +1,4 @@
-"""One run of measuring: which circumstances it is valid for, and what was measured."""
+"""One run of measuring: the conditions under which it is valid, and the measured rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilework.cost.table import CostTable
 
 
 class ProfileOrigin(StrEnum):
-    """What made a profile: the start of a server (a short calibration), or `tilework profile` (thorough)."""
+    """The origin of a profile: the start of a server (a short calibration), or `tilework profile` (thorough)."""
 
     CALIBRATION = "calibration"
     PROFILE = "profile"
@@ -21,7 +21,7 @@ class ProfileOrigin(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileKey:
-    """The circumstances under which durations are valid; under any others they must be measured again.
+    """The conditions under which durations are valid; under any others they must be measured again.
 
     `hardware` is one device, `model` the identity of the weights, `threads` those of each worker. `workers` is how
     many measured at the same time on a shared resource (the memory of CPUs), 1 where each has a device of its own.

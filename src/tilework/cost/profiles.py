@@ -29,11 +29,11 @@ class Profiles:
     """Profiles in one SQLite file. The first `save` creates the file.
 
     Any number of processes may use it at once: each call is one transaction that waits for its turn. A file that is
-    damaged, or of another schema, is moved aside with a warning and a new one is begun: what is lost can be measured
+    damaged, or of another schema, is renamed with a warning and a new file is created: the lost rows can be measured
     again. Another program's database is left alone. All methods raise ProfilesUnavailable.
 
-    The rollback journal and not WAL: home directories lie on network file systems, where WAL does not work, and a
-    server writes here once.
+    It uses the rollback journal instead of WAL: home directories may be on network file systems, where WAL does not
+    work, and a server writes here once.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,7 +43,7 @@ class Profiles:
         self._use(lambda connection: insert_profile(connection, profile))
 
     def latest(self, key: ProfileKey) -> CostTable | None:
-        """The best that is known under `key` (see `best_table`); None if there is no row."""
+        """The best table for `key` (see `best_table`); None if there is no row."""
         return best_table(self.entries(), key)
 
     def entries(self) -> tuple[Profile, ...]:
@@ -94,7 +94,7 @@ class Profiles:
                 if self._inode() == examined:
                     aside = self._free_name()
                     self.path.rename(aside)
-                    _log.warning("%s: %s; moved to %s, and a new one is begun", self.path, reason, aside)
+                    _log.warning("%s: %s; moved to %s, and a new file is created", self.path, reason, aside)
         except FileNotFoundError:
             return
         except OSError as error:

@@ -19,7 +19,7 @@ _Known = TypeVar("_Known", int, float)
 
 
 def row_key(row: CostRow) -> RowKey:
-    """The key of what was measured: pipeline, stage, shape, degree, batch and link."""
+    """The key of a row: pipeline, stage, shape, degree, batch and link."""
     return row.pipeline, row.stage, row.shape, row.degree, row.batch, row.link
 
 

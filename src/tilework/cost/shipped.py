@@ -1,4 +1,4 @@
-"""The cost tables that come with the package; each states its source and its assumptions."""
+"""The cost tables in the package; each states its source and its assumptions."""
 
 from __future__ import annotations
 

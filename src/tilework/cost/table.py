@@ -1,4 +1,4 @@
-"""A cost table: the durations that were measured on one kind of hardware."""
+"""A cost table: the durations that were measured on one type of hardware."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class BadCostTable(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostTable:
-    """What was measured on one kind of hardware. `table_file` reads and writes it.
+    """Durations measured on one type of hardware. `table_file` reads and writes it.
 
-    `source` says where the figures come from. Tables made for a published evaluation also carry its `steps` per request
+    `source` is the source of the figures. Tables made for a published evaluation also have its `steps` per request
     and its base SLOs, seconds by `str(Shape)`. `batch_models`, by pipeline, predict batches of steps at degree 1.
     """
 
@@ -31,7 +31,7 @@ class CostTable:
 
     @property
     def has_batches(self) -> bool:
-        """Whether works of several requests were measured, which may take less than these one by one."""
+        """Whether works of several requests were measured."""
         return any(row.batch != 1 for row in self.rows)
 
 

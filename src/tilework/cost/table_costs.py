@@ -18,12 +18,12 @@ _MAX_CACHED = 10_000
 
 
 class TableCosts:
-    """The CostModel of a table: what `TabledTimes` says, corrected online.
+    """The CostModel of a table: the times of `TabledTimes`, corrected online.
 
     The time of single requests is corrected per stage, shape, degree and guidance (`Corrections`); each measurement has
     the weight `weight`. Tables describe guided steps; unguided ones are taken to cost half as much until some have been
-    measured. The requests of a batch are corrected like single ones; what the batch saves of their time has a
-    correction of its own.
+    measured. The requests of a batch are corrected like single ones; the savings of the batch have a correction of
+    their own.
     """
 
     def __init__(self, table: CostTable, *, move_ns: int = 2_000_000, weight: float = 0.1, max_batch: int = 12) -> None:
@@ -125,14 +125,14 @@ class TableCosts:
         return bool(self._memory) and stage.name == DECODE and not self._memory.fits(stage, (shape,), 1)
 
     def observe_memory(self, work: Work, shapes: Sequence[Shape], *, fitted: bool, now_ns: int) -> bool:
-        """Learn from a work on outputs of these shapes that it fitted, or did not; returns whether that is news."""
+        """Learn that a work on outputs of these shapes fitted, or did not; returns whether a prediction changes."""
         if fitted:
-            news = bool(self._memory) and self._memory.fitted(work.stage, shapes, len(work.devices), work.sliced)
+            is_new = bool(self._memory) and self._memory.fitted(work.stage, shapes, len(work.devices), work.sliced)
         else:
-            news = self._memory.starved(work.stage, shapes, len(work.devices), work.sliced, now_ns)
-        if news:
+            is_new = self._memory.starved(work.stage, shapes, len(work.devices), work.sliced, now_ns)
+        if is_new:
             self.version += 1
-        return news
+        return is_new
 
     @property
     def forgets_ns(self) -> int | None:
@@ -141,10 +141,10 @@ class TableCosts:
 
     def forget_memory(self, now_ns: int) -> bool:
         """Forget the memory limits that are too old; returns whether there were any."""
-        is_news = bool(self._memory) and self._memory.forget(now_ns)
-        if is_news:
+        is_forgotten = bool(self._memory) and self._memory.forget(now_ns)
+        if is_forgotten:
             self.version += 1
-        return is_news
+        return is_forgotten
 
     def move_ns(self, source: Group, target: Group) -> int:
         return 0 if not source or set(target) <= set(source) else self._move_ns

@@ -28,7 +28,7 @@ def read_table(place: Path | str) -> CostTable:
     Several of them, joined by "+", are one table (see `merged`), unless there is a file of exactly that name.
 
     Raises:
-        BadCostTable: what is wrong, where, and what would be right.
+        BadCostTable: names the file, the field, its value and the remedy.
     """
     parts = str(place).split("+")
     if len(parts) > 1 and not Path(place).exists():
@@ -74,7 +74,7 @@ def parse_table(document: object) -> CostTable:
 
 
 def table_json(table: CostTable) -> dict[str, Any]:
-    """The document that `parse_table` reads; it leaves out what is unknown, except for `peak_bytes`."""
+    """The document that `parse_table` reads, without unknown values, except for `peak_bytes`."""
     document: dict[str, Any] = {"hardware": table.hardware}
     if table.source:
         document["source"] = table.source
@@ -118,7 +118,7 @@ def _parse_row(place: str, row: object) -> CostRow:
     missing = {"pipeline", "stage", "height", "width", "seconds"} - row.keys()
     if missing:
         raise BadCostTable(f"{place} lacks {', '.join(sorted(missing))}")
-    _check_strays(place, row)
+    _check_misspelt(place, row)
     for name in _TEXTS:
         if not isinstance(row.get(name, "none"), str) or not row.get(name, "none"):
             raise BadCostTable(f"{place}.{name} is {row[name]!r}; expected text that is not empty")
@@ -160,7 +160,7 @@ def _mixed(batch: object) -> CostRow | None:
     return CostRow.of(shapes, pipeline="", stage="", seconds=0.0)
 
 
-def _check_strays(place: str, row: Mapping[str, Any]) -> None:
+def _check_misspelt(place: str, row: Mapping[str, Any]) -> None:
     """Refuse misspelt fields that have a default: a misspelt `degree` would make a row of degree 1."""
     absent = [name for name in _DEFAULTED if name not in row]
     for key in row.keys() - set(_ROW_FIELDS):

@@ -1,4 +1,4 @@
-"""What a cost table says of each stage and degree, without corrections."""
+"""The times of a cost table for each stage and degree, without corrections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilework.cost.table import CostTable
 
 
 class UnknownCost(LookupError):
-    """No row says what this pipeline costs, not even for another shape."""
+    """The table has no row for this pipeline, or for this stage at such a low degree."""
 
 
 class TabledTimes:
@@ -60,7 +60,7 @@ class TabledTimes:
         return prices is not None and prices.is_profiled(shape)
 
     def knows(self, stage: StageId, shape: Shape) -> bool:
-        """Whether one of exactly this number of pixels was measured alone on one device often enough."""
+        """Whether an output of exactly this number of pixels was measured alone on one device often enough."""
         prices = self._prices.get((stage, 1))
         return prices is not None and prices.knows(shape)
 
