@@ -132,6 +132,7 @@ def test_help_fits_80_columns_and_cuts_nothing(words: tuple[str, ...], monkeypat
 
 def test_help_names_every_command_and_version_says_which() -> None:
     assert all(command in invoke("--help").output for command in (*COMMANDS, *GROUPS))
+    assert "  tilework serve" in invoke("--help").output.partition("Example")[2]
     assert invoke("--version").output.strip() == tilework.__version__
     assert len(app.registered_commands) == len(COMMANDS)
     assert {group.name for group in app.registered_groups} == set(GROUPS)
@@ -140,6 +141,7 @@ def test_help_names_every_command_and_version_says_which() -> None:
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_command_of_a_group_is_named_there_and_has_an_example(group: str) -> None:
     named = invoke(group, "--help").output
+    assert f"  tilework {group}" in named.partition("Example")[2]
     for command in GROUPS[group]:
         assert command in named
         text = " ".join(invoke(group, command, "--help").output.split())

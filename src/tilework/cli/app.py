@@ -24,10 +24,12 @@ from tilework.cli.commands import (
     workload,
 )
 from tilework.cli.console import UserError, console
+from tilework.cli.options.common import examples
 
 app = typer.Typer(
     name="tilework",
     help="Serving for diffusion models that keeps each request's deadline.",
+    epilog=examples("tilework serve", "tilework bench --help"),
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

@@ -34,9 +34,9 @@ from tilework.cost.table import BadCostTable, CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table, table_json
 
-app = typer.Typer(help="Show, export and list cost tables.", no_args_is_help=True)
 SHOW_EXAMPLE = examples("tilework cost show flux1dev_h100_eager", "tilework cost show --model shapes --size 160")
 LIST_EXAMPLE = examples("tilework cost list")
+app = typer.Typer(help="Show, export and list cost tables.", epilog=LIST_EXAMPLE, no_args_is_help=True)
 EXPORT_EXAMPLE = examples("tilework cost export shapes.json --model shapes")
 
 TableName = Annotated[str | None, typer.Argument(help="A name of `cost list`, or a file; default: measured here.")]

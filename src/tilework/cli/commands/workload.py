@@ -31,8 +31,8 @@ from tilework.sim.workloads.registry import (
     workload_names,
 )
 
-app = typer.Typer(help="Make, show and list workloads.", no_args_is_help=True)
 LIST_EXAMPLE = examples("tilework workload list", "tilework workload list tetriserve")
+app = typer.Typer(help="Make, show and list workloads.", epilog=LIST_EXAMPLE, no_args_is_help=True)
 MAKE_EXAMPLE = examples(
     "tilework workload make tetriserve --out r.jsonl --rpm 18 --scale 1.2 \\\n  --set mix=skewed",
     "tilework simulate r.jsonl --cost flux1dev_h100_eager --devices 8",
