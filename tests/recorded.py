@@ -9,8 +9,8 @@ from pathlib import Path
 from builders import ALL_STAGES, request, table
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.control.history import History
+from tilework.control.history_recorder import read_history
 from tilework.control.log import entry_line, header_line
-from tilework.control.recorder import read_history
 from tilework.core.actions import Action, RunStage, RunSteps
 from tilework.core.events import Broken, DeviceJoined, DeviceLost, Event, StageFinished, StepsFinished, Submitted
 from tilework.core.request import Request

@@ -12,7 +12,7 @@ from recorded import Play, lost_and_broken, recorded
 from tilework.cli.views.explanation import summary_document
 from tilework.control.account import account_of, cause_of
 from tilework.control.history import History, PastRequest
-from tilework.control.recorder import read_history
+from tilework.control.history_recorder import read_history
 from tilework.core.events import Cancelled, StageFinished, StepsFinished, Submitted, WorkFailed
 from tilework.core.request import OnMiss, Request
 from tilework.core.time import NS_PER_MS, NS_PER_S

@@ -17,9 +17,9 @@ from builders import PIPELINE, POLICIES, poisson, request, table
 from recorded import recorded
 from tilework.control.controller import ControllerConfig
 from tilework.control.history import PastWork
+from tilework.control.history_recorder import read_history
 from tilework.control.log import BadLog, Difference, entry_line, header_line, read_log, replay
 from tilework.control.measured import dispatch_ns, profiled_table
-from tilework.control.recorder import read_history
 from tilework.core.actions import Action, Reject
 from tilework.core.cost_row import CostRow
 from tilework.core.events import (

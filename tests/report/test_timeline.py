@@ -25,8 +25,8 @@ from tilework.cli.app import app
 from tilework.cli.console import UserError
 from tilework.cli.views.charts import chart_of_history
 from tilework.cli.views.schedules import schedule_of_trace
+from tilework.control.history_recorder import read_history
 from tilework.control.log import read_log, replay
-from tilework.control.recorder import read_history
 from tilework.core.events import LeftOut
 from tilework.core.request import OnMiss, Shape, Status
 from tilework.core.time import NS_PER_S, s_from_ns

@@ -8,8 +8,8 @@ from batching import Batches, Entangled, batching  # noqa: F401
 from builders import controller, only, promise, request, table
 from tilework.admission.reservation_guard import _by_job
 from tilework.control.controller import ControllerConfig
+from tilework.control.history_recorder import read_history
 from tilework.control.log import entry_line, header_line, replay
-from tilework.control.recorder import read_history
 from tilework.core.actions import DropState, Finish, RunStage, RunSteps, Stop
 from tilework.core.events import (
     Cancelled,

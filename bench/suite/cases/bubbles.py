@@ -15,7 +15,7 @@ from suite.server import serving
 from suite.stats import fmean, median, over_repeats, percentile
 from tilework.client.drive import drive
 from tilework.client.record import Record
-from tilework.control.recorder import read_history
+from tilework.control.history_recorder import read_history
 from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
 from tilework.core.work import DIFFUSE

@@ -10,8 +10,8 @@ from rich.progress import Progress, TaskID
 
 from tilework.cli.console import progress, user_errors
 from tilework.control.history import History
+from tilework.control.history_recorder import read_history
 from tilework.control.log import BadLog
-from tilework.control.recorder import read_history
 
 _STRIDE = 500
 

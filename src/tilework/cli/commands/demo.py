@@ -21,8 +21,8 @@ from tilework.cli.views.schedules import schedule_of_history
 from tilework.client.demo_workload import demo_workload, linear_service
 from tilework.client.drive import drive
 from tilework.client.record import Record
+from tilework.control.history_recorder import read_history
 from tilework.control.log import replay
-from tilework.control.recorder import read_history
 from tilework.core.time import s_from_ns
 from tilework.formats.schedule import Schedule, write_schedule
 from tilework.formats.workload import WorkloadRequest, write_workload

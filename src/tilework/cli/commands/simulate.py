@@ -17,9 +17,9 @@ from tilework.cli.options.common import AsJson, DevicesPerNode, Jitter, SwitchMs
 from tilework.cli.views.charts import chart_of_history, check_timeline_files, draw_chart
 from tilework.cli.views.schedules import ServedRequest, schedule_of_trace, served_in, served_live
 from tilework.control.controller import ControllerConfig
+from tilework.control.history_recorder import HistoryRecorder
 from tilework.control.log import Header, entry_line, header_line
 from tilework.control.measured import dispatch_ns, profiled_table
-from tilework.control.recorder import Recorder
 from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.core.request import Request, Status
@@ -90,7 +90,7 @@ def command(
         make_policy(scenario.controller.policy)
         pictures = check_timeline_files(timeline or [])
         header = Header(version=tilework.__version__, config=scenario.controller, table=scenario.table)
-        recorder = Recorder(header) if pictures else None
+        recorder = HistoryRecorder(header) if pictures else None
         trace = _run(scenario, header, recorder, events, quiet=json)
         if schedule is not None:
             write_schedule(schedule, schedule_of_trace(trace, scenario.ids))
@@ -167,7 +167,9 @@ def _from_log(log: Path, policy: str | None, devices: int | None, config: SimCon
     )
 
 
-def _run(scenario: _Scenario, header: Header, recorder: Recorder | None, events: Path | None, quiet: bool) -> Trace:
+def _run(
+    scenario: _Scenario, header: Header, recorder: HistoryRecorder | None, events: Path | None, quiet: bool
+) -> Trace:
     """Raises OSError if the event log cannot be written."""
     simulation = Simulation(header.config, scenario.table, scenario.config, scenario.devices)
     observers: list[Callable[[Event, tuple[Action, ...], int], Any]] = [] if recorder is None else [recorder.add]

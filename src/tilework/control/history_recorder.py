@@ -41,7 +41,7 @@ from tilework.cost.tabled import UnknownCost
 def read_history(lines: Iterable[str]) -> History:
     """Read a whole log. Raises BadLog."""
     header, entries = read_log(lines)
-    recorder = Recorder(header)
+    recorder = HistoryRecorder(header)
     try:
         for entry in entries:
             recorder.add(entry.event, entry.actions, entry.now_ns)
@@ -60,7 +60,7 @@ class _InFlight:
     carriers: set[int]
 
 
-class Recorder:
+class HistoryRecorder:
     """Builds a history from the events and actions of a controller, call by call."""
 
     def __init__(self, header: Header) -> None:
@@ -79,13 +79,18 @@ class Recorder:
         self._devices: list[PastDevice] = []
 
     def add(self, event: Event, actions: Iterable[Action], now_ns: int) -> None:
-        """Raises KeyError for a work that was not begun or a request that was not submitted."""
+        """Add one `handle` call.
+
+        Raises:
+            KeyError: a work was not begun before, or a request was not submitted.
+        """
         self._now_ns = now_ns
         self._on_event(event)
         for action in actions:
             self._on_action(action)
 
     def history(self) -> History:
+        """The history of all calls so far."""
         requests = (replace(past, actions=tuple(self._actions[uid])) for uid, past in self._requests.items())
         return History(
             header=self._header,
@@ -106,15 +111,15 @@ class Recorder:
                 self._requests[request.uid] = PastRequest(request=request)
                 self._actions[request.uid] = []
             case StepsFinished(work_id, run_ns) | StageFinished(work_id, run_ns):
-                self._finish(work_id, run_ns)
+                self._finish_work(work_id, run_ns)
             case Stopped(work_id, steps):
-                self._stop(work_id, steps)
+                self._stop_work(work_id, steps)
             case LeftOut(work_id, job_id, reason):
                 self._leave_out(work_id, job_id, reason)
             case WorkFailed(work_id, reason):
-                self._lose(work_id, 0, reason)
+                self._lose_work(work_id, 0, reason)
             case Broken(work_id, steps) | OutOfMemory(work_id, steps):
-                self._lose(work_id, steps, event.why)
+                self._lose_work(work_id, steps, event.why)
             case DeviceJoined(device_id, node):
                 self._nodes[device_id] = node
                 self._devices.append(PastDevice(at_ns=self._now_ns, device_id=device_id, node=node, is_up=True))
@@ -132,7 +137,7 @@ class Recorder:
             case Finish(_, uid, status):
                 self._end_request(uid, status, action)
             case RunStage(work) | RunSteps(work):
-                self._begin(work)
+                self._begin_work(work)
                 self._add_for_jobs(work.job_ids, action)
             case Stop(work_id):
                 self._add_for_jobs(self._begun[work_id].job_ids, action)
@@ -150,7 +155,7 @@ class Recorder:
         self._requests[uid] = replace(self._requests[uid], status=status, finish_ns=self._now_ns)
         self._add_action(uid, action)
 
-    def _begin(self, work: Work) -> None:
+    def _begin_work(self, work: Work) -> None:
         requests = [self._jobs[job_id] for job_id in work.job_ids]
         try:
             predicted_ns = self._costs.work_ns(work.stage, requests, len(work.devices), work.num_steps)
@@ -171,7 +176,7 @@ class Recorder:
         self._free_ns.update(dict.fromkeys(one.work.devices, self._now_ns))
         return one, start_ns
 
-    def _finish(self, work_id: int, run_ns: int) -> None:
+    def _finish_work(self, work_id: int, run_ns: int) -> None:
         ended = self._end_work(work_id)
         if ended is None:
             return
@@ -191,7 +196,7 @@ class Recorder:
             )
         )
 
-    def _stop(self, work_id: int, steps: int) -> None:
+    def _stop_work(self, work_id: int, steps: int) -> None:
         ended = self._end_work(work_id)
         if ended is None:
             return
@@ -215,7 +220,7 @@ class Recorder:
             lost, one.work = one.work.without(others), one.work.without((job_id,))
             self._lost.append(LostWork(work=lost, start_ns=self._now_ns, end_ns=self._now_ns, steps=0, reason=reason))
 
-    def _lose(self, work_id: int, steps: int, reason: str) -> None:
+    def _lose_work(self, work_id: int, steps: int, reason: str) -> None:
         ended = self._end_work(work_id)
         if ended is not None:
             one, start_ns = ended
@@ -232,4 +237,4 @@ class Recorder:
         for work_id, one in list(self._in_flight.items()):
             one.carriers.discard(lost.device_id)
             if not one.carriers:
-                self._lose(work_id, 0, lost.why)
+                self._lose_work(work_id, 0, lost.why)
