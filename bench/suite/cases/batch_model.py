@@ -1,4 +1,4 @@
-"""How well the time of a batch is predicted, on modelled tables and on models on this CPU, and how long that takes."""
+"""How well the time of a batch is predicted, on simulated tables and on models on this CPU, and how long that takes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STEP = StageId(PIPELINE, DIFFUSE)
 class BatchModelCase:
     """`combinations` of 2 to 12 requests of three sizes; a step of each is timed `runs` times, after three to warm up.
 
-    Modelled tables, one for each of `seeds`, have errors of `noise` (standard deviation). Their forward pass takes
+    Simulated tables, one for each of `seeds`, have errors of `noise` (standard deviation). Their forward pass takes
     `fixed_ms`, and more by megapixels, by squares of these (attention), and by edges of patches in a mix. `repeated`
     batches are measured twice. So many `questions` are asked, once for each seed.
     """
@@ -48,7 +48,7 @@ class BatchModelCase:
     repeated: int = 20
     noise: float = 0.02
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
-    modelled_sides: tuple[int, ...] = (512, 768, 1024)
+    simulated_sides: tuple[int, ...] = (512, 768, 1024)
     fixed_ms: float = 12.0
     pixels_ms: float = 30.0
     attention_ms: float = 6.0
@@ -62,16 +62,16 @@ class BatchModelCase:
     def measure(self, note: Note) -> Finding:
         if not can_learn():
             raise CaseFailed("scikit-learn is not installed; run: pip install 'tilework[learn]'")
-        note("modelled tables")
-        modelled = [self._modelled(seed) for seed in self.seeds]
-        learned = [_learned(rows) for rows in modelled]
+        note("simulated tables")
+        simulated = [self._simulated(seed) for seed in self.seeds]
+        learned = [_learned(rows) for rows in simulated]
         check = Check(
-            what=f"modelled, with {100 * self.noise:g}% noise: mean error for batches that were held out",
+            what=f"simulated, with {100 * self.noise:g}% noise: mean error for batches that were held out",
             measured=extremes([100 * one.error for one in learned], fmean),
             high=3.7,
             unit="%",
         )
-        first = ("modelled", *_told(modelled[0], learned[0]), f"{100 * self.noise:g}% by design")
+        first = ("simulated", *_told(simulated[0], learned[0]), f"{100 * self.noise:g}% by design")
         rows = (first, *(self._measured(name, sides, note) for name, sides in self.sides))
         columns = (
             "model",
@@ -81,19 +81,19 @@ class BatchModelCase:
             "measured again",
         )
         return Finding(
-            checks=(check, *self._times(modelled[0], learned[0])),
+            checks=(check, *self._times(simulated[0], learned[0])),
             method=self._method(),
             tables=(Table(title="Mean errors of predictions", columns=columns, rows=rows),),
         )
 
-    def _modelled(self, seed: int) -> list[CostRow]:
-        rng, shapes = Random(seed), _squares(self.modelled_sides)
+    def _simulated(self, seed: int) -> list[CostRow]:
+        rng, shapes = Random(seed), _squares(self.simulated_sides)
         batches = [*((shape,) for shape in shapes), *_start(shapes), *random_batches(shapes, self.combinations, seed)]
-        seconds = [1e-3 * self._modelled_ms(batch) * rng.gauss(1, self.noise) for batch in batches]
+        seconds = [1e-3 * self._simulated_ms(batch) * rng.gauss(1, self.noise) for batch in batches]
         rows = zip(batches, seconds, strict=True)
         return [CostRow.of(batch, pipeline=PIPELINE, stage=DIFFUSE, seconds=taken) for batch, taken in rows]
 
-    def _modelled_ms(self, batch: Batch) -> float:
+    def _simulated_ms(self, batch: Batch) -> float:
         megapixels = [shape.pixels / 2**20 for shape in batch]
         patch = math.gcd(*(shape.height for shape in batch)) / 2**10
         edges = sum(megapixels) / patch if len(set(batch)) > 1 else 0.0
@@ -120,7 +120,7 @@ class BatchModelCase:
 
     def _times(self, rows: Sequence[CostRow], batch_model: BatchLatencyModel) -> list[Check]:
         """Of predictions; and of prices of twelve that differ in members or order, of which none is at hand."""
-        rng, shapes = Random(1), _squares(self.modelled_sides)
+        rng, shapes = Random(1), _squares(self.simulated_sides)
         singles = tuple(row for row in rows if row.batch == 1)
         costs = TableCosts(CostTable(hardware="", rows=singles, batch_models={PIPELINE: batch_model}))
         members = [batch_key(row.shapes) for row in rows if row.batch != 1]
@@ -143,7 +143,7 @@ class BatchModelCase:
             "fitted to; the batch_model has learned from the others, of which none is dropped as an outlier.",
             "From a start's batches: what a table makes of single requests and the four batches that a server's start "
             "measures, over all other batches.",
-            "Modelled: a fixed time per forward pass, times by pixels, by their squares and by edges of patches, with "
+            "Simulated: a fixed time per forward pass, times by pixels, by their squares and by edges of patches, with "
             "noise. The row is of the first seed, the check is the mean over the seeds, with their extremes.",
             "sdxl: a U-Net of half a million random weights; shapes: the shipped model. Timed as by tilework profile "
             "--mixed (worker.calibrate): guided steps, the median of the runs, but in this process, on one thread.",

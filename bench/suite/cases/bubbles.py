@@ -1,4 +1,4 @@
-"""How long a busy worker waits between two works."""
+"""How long a busy worker idles between two runs."""
 
 from __future__ import annotations
 

@@ -73,8 +73,8 @@ class Chaos:
             await asyncio.sleep(rng.expovariate(1 / self.gap_s))
             if not driver.all_up:
                 continue
-            doomed = range(self.workers) if rng.random() < self.double else (rng.randrange(self.workers),)
-            for device_id in doomed:
+            killed_ids = range(self.workers) if rng.random() < self.double else (rng.randrange(self.workers),)
+            for device_id in killed_ids:
                 driver.kill(device_id)
             if len(driver.kills) % 25 == 0:
                 note(f"{len(driver.kills)} workers killed, {sum(driver.ends.values())} requests ended")
@@ -167,7 +167,7 @@ def _method(case: Chaos) -> tuple[str, ...]:
     return (
         f"The engine with {case.workers} real workers (`shapes`, one thread each) in one process with its clients, no "
         f"HTTP; policy edf, {case.concurrency} requests at a time, each followed by the next.",
-        "Each kill is a SIGKILL at a random time, when all workers are up: who was killed comes back after half "
+        "Each kill is a SIGKILL at a random time, when all workers are up: a killed worker comes back after half "
         "a second and the loading of the model. It ran a work if the engine counted one as lost.",
         "Every picture is compared with the same request's before the first kill. A request must end exactly once, and "
         "its picture be made of one encode, each of its steps and one decode.",

@@ -1,4 +1,4 @@
-"""How long the controller thinks about an event."""
+"""How long the controller takes for an event."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ControllerTime:
         return (
             "Measured around `Controller.handle` alone, for each event of a simulation with Poisson arrivals of mixed "
             "sizes; garbage collection is on, as in a server.",
-            "The modelled costs are fixed (bench/suite/workload.py), so all machines handle the same events.",
+            "The costs are fixed (bench/suite/workload.py), so all machines handle the same events.",
             "Intervals: extremes over the seeds.",
         )
 

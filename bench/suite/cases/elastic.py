@@ -26,8 +26,8 @@ BOTH: Group = (0, 1)
 GUIDANCE_SCALE = 4.0
 CONDITIONING = "conditioning"
 NUM_JOINS, NUM_WARMUPS = 10_000, 2
-# Of the modelled workers: their states are as large as FLUX's, 16 channels in half precision at an eighth of each side.
-BYTES_PER_PIXEL, MODELLED_STEP_S = 0.5, 0.01
+# States of the simulated workers are as large as FLUX's: 16 channels in half precision at an eighth of each side.
+BYTES_PER_PIXEL, SIMULATED_STEP_S = 0.5, 0.01
 
 Gaps = dict[str, list[float]]
 """Milliseconds between two works of a request, by what changes between them."""
@@ -61,7 +61,7 @@ class Elastic:
         with transferring() as transfer:
             loads = self._measure_moves(transfer, note)
             changes, state_blob_bytes, halves = asyncio.run(self._measure_workers(note))
-            note("states between modelled workers")
+            note("states between simulated workers")
             between = asyncio.run(self._measure_between())
             bare = [1e3 * transfer.seconds(Load(state_blob_bytes, 1, bare=True)) for _ in range(self.moves)]
         join_us = _join_us()
@@ -163,15 +163,15 @@ class Elastic:
         return moves
 
     async def _measure_between(self) -> dict[str, list[float]]:
-        """Milliseconds of each move of a state from one modelled worker to another, in place of its next step."""
+        """Milliseconds of each move of a state from one simulated worker to another, in place of its next step."""
         sides = {
             f"state of {size:g} MB": round((size * 1e6 / BYTES_PER_PIXEL) ** 0.5 / 16) * 16 for size in self.megabytes
         }
         rows = tuple(
-            CostRow(pipeline="states", stage=DIFFUSE, height=side, width=side, seconds=MODELLED_STEP_S)
+            CostRow(pipeline="states", stage=DIFFUSE, height=side, width=side, seconds=SIMULATED_STEP_S)
             for side in sides.values()
         )
-        source = SimulatedSource(pipeline="states", hardware="modelled for bench", steps=self.moves + 1, rows=rows)
+        source = SimulatedSource(pipeline="states", hardware="simulated for bench", steps=self.moves + 1, rows=rows)
         moves: dict[str, list[float]] = {}
         async with chains(2, source) as driver:
             for what, side in sides.items():
@@ -193,16 +193,16 @@ class Elastic:
         return (
             f"Degrees: works of one step of `shapes` at {self.side} px on two workers of one thread, all of a request "
             "queued at once as an engine would, on worker 0 alone and on both in turn. A gap lies between the end of a "
-            "work and the start of the next, when the state has come and all members have met; writing the state down "
+            "work and the start of the next, when the state has come and all members have met; serializing the state "
             "is in every gap.",
             "From 1 to 2 the state moves to worker 1. What that takes is the gap when a request goes from one worker "
-            "to the other and stays alone, in the same run: the same state put down, reported, asked for and taken, by "
-            "workers that have just run a step. The last row is less, as its processes do nothing but move bytes. Each "
-            "value is a difference of medians; the interval are the repeats.",
-            "Moves: from packing the state, over the blob, the worker's report and the runtime's command, to the "
+            "to the other and stays alone, in the same run: the same state serialized, reported, requested and read "
+            "by workers that have just run a step. The last row is less, as its processes do nothing but move bytes. "
+            "Each value is a difference of medians; the interval are the repeats.",
+            "Moves: from serializing the state, over the blob, the worker's report and the runtime's command, to the "
             "unpacked tensors in another process. Bare: a file of as many bytes written at once in the same directory "
             "and read at once, with the same messages, by the same processes, taking turns with ours. Between workers: "
-            "the gap when a state goes from one modelled worker to another over the executor's event loop, all of "
+            "the gap when a state goes from one simulated worker to another over the executor's event loop, all of "
             "which sleep until then.",
             "Halves: a guided request whose works run on worker 0 alone and on both in turn; the other worker is idle "
             "meanwhile. Seconds per step within the works; each ratio is of two neighbours.",

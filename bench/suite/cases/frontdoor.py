@@ -1,4 +1,4 @@
-"""How soon a request is answered at the door, yes or no, while many are waiting.
+"""How soon a request is accepted or refused while many are waiting.
 
 The client is aiohttp's: our own (httpx) takes as much CPU for a request as the server, on the same cores.
 """

@@ -1,4 +1,4 @@
-"""Whether anything that must hold is violated in many simulated scenarios where things go wrong."""
+"""Whether an invariant is violated in many simulated scenarios with faults."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Fuzz:
         return Finding(
             checks=checks,
             method=(
-                "Simulated: the controller that serves, on modelled devices in virtual time, as in `tilework fuzz`.",
+                "Simulated: the controller that serves, on simulated devices in virtual time, as in `tilework fuzz`.",
                 "After every event the invariants of `sim/invariants.py` are checked, and more at the end.",
             ),
             facts={

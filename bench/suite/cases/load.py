@@ -1,4 +1,4 @@
-"""How soon a request is answered at the door while very many wait and very many connections are open, and for long.
+"""How soon a request is accepted or refused while very many wait and very many connections are open, for ten minutes.
 
 The client is aiohttp's, as in `frontdoor`, and runs on the same cores as the server.
 """
@@ -27,7 +27,7 @@ from tilework.server.garbage import rare_collections
 from tilework.server.metrics.levels import resident_bytes
 
 GOAL_MS = 20.0
-# Of the memory's growth per minute, in MB: what ten minutes of the log's buffers and a heap that settles may look like.
+# Growth of the memory per minute, in MB, that the log's buffers and a heap that stops growing may show in ten minutes.
 FLAT_MB = 1.0
 _POLL_S = 4.0  # Less than after what the server closes a connection on which nothing happens.
 _WARM_UP = 0.2  # Of the time, before the memory counts.

@@ -1,4 +1,4 @@
-"""A whole server with eight modelled GPUs under mixed load: do policies rank as `simulate` says?"""
+"""A whole server with eight simulated GPUs under mixed load: do policies rank as `simulate` says?"""
 
 from __future__ import annotations
 
@@ -93,17 +93,17 @@ class Modelled:
         return (
             f"`tilework serve --backend modelled --devices {self.devices}`: HTTP, engine, controller, messages, groups "
             "and state files are real; a step sleeps for as long as the table says. All of it, and the client, share "
-            "the cores of this machine: waking eight processes takes milliseconds per work, which wide groups feel "
-            "most, and which GPUs with a core each would not.",
+            "the cores of this machine: waking eight processes takes milliseconds per run, which delays wide "
+            "groups most. GPUs with a core each would not have this delay.",
             f"Times of the table, SLOs and gaps between arrivals are divided by {self.time_scale:g}; what Tilework "
             f"takes is not and so weighs {self.time_scale:g} times as much. Times below are as measured, not scaled "
             "back.",
             "All policies get the same requests at the same times, open loop, without warm-up. Attainment and latency "
             "are the client's, from the planned arrival to the end of the answer.",
             "Simulated: `simulate --log` on what the run itself measured, against the live run by its log, where a "
-            "request ends with its last work. The deviation of a policy is the largest of its seeds. Predicted: "
+            "request ends with its last run. The deviation of a policy is the largest of its seeds. Predicted: "
             "`simulate` on the table alone, without anything measured.",
-            f"Ranked are policies of which simulation foretells on time at least {_APART} requests more or fewer.",
+            f"Ranked are policies for which simulation predicts at least {_APART} requests more or fewer on time.",
         )
 
 
@@ -162,6 +162,6 @@ def _simulated_table(runs: Runs) -> Table:
 
 def _simulated_row(run: LiveRun) -> tuple[str, ...]:
     shares = (f"{answer['attainment']:.1%}" for answer in (run.live, run.simulated, run.predicted))
-    live_s, foretold_s = (answer["latency_s"]["mean"] for answer in (run.live, run.predicted))
-    ratios = (f"{ratio:.3f}" for ratio in (run.latency_ratio, foretold_s / live_s))
+    live_s, predicted_s = (answer["latency_s"]["mean"] for answer in (run.live, run.predicted))
+    ratios = (f"{ratio:.3f}" for ratio in (run.latency_ratio, predicted_s / live_s))
     return f"{run.policy}, {run.seed}", *shares, f"{live_s:.3f}", *ratios

@@ -1,4 +1,4 @@
-"""Whether simulation and tests notice small mistakes in the controller and the policies."""
+"""Mutation testing: whether simulation and tests catch small bugs in the controller and the policies."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Load:
     pairs: int
 
 
-SATURATED = Load(name="works that take no time", step_us=20.0, requests=300, pairs=30)
+SATURATED = Load(name="runs that take no time", step_us=20.0, requests=300, pairs=30)
 FAST = Load(name="the fastest of models", step_us=10_000.0, requests=80, pairs=40)
 
 
@@ -159,7 +159,7 @@ class Observe:
 
     def _method(self) -> tuple[str, ...]:
         return (
-            f"Two engines in one process, each with {self.workers} modelled workers and policy {self.policy}; the one "
+            f"Two engines in one process, each with {self.workers} simulated workers and policy {self.policy}; the one "
             "with metrics and an event log in a file (each line flushed), the other with neither. The history of each "
             "request is part of the engine and is kept by both. No HTTP.",
             f"Requests of {self.steps} steps, {self.in_flight} in flight. "

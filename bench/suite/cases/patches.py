@@ -158,7 +158,7 @@ class Patches:
             "before: a mix keeps its layout from step to step.",
             "Random mixes: 2 to 8 requests, sides drawn from the given ones, half of the requests guided; the median "
             "ratio. The difference is relative to the largest value of the prediction.",
-            "Chosen: the first, and each after him who saves 10% of a step, as a policy decides; by costs that were "
+            "Chosen: the first, and each further one that saves 10% of a step, as a policy decides; by costs that were "
             "measured before: each size alone, two and four of it, and other random mixes, as by tilework profile "
             "--mixed, but in this process and in several passes, of which the median counts; and each size alone "
             "without guidance. Their ratio is the median of pairs of their own.",

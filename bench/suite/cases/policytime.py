@@ -1,4 +1,4 @@
-"""How long a policy thinks when it decides, with many requests in the system."""
+"""How long a policy takes to decide, with many requests in the system."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Size:
 class PolicyTime:
     """`slo_s`: each request is due at a time after its arrival that is drawn evenly from this range.
 
-    Waiting takes about as long, so that some are early, some urgent and some past help.
+    Waiting takes about as long, so that some are early, some urgent and some late.
     """
 
     sizes: tuple[Size, ...] = (

@@ -27,7 +27,7 @@ class Condition:
     """How the world differs from the table, and how many points of on-time share that may cost at most.
 
     `bias`: each row of the table that the controller starts from is off by a factor drawn evenly from 1 - bias to
-    1 + bias. `is_dropping`: who cannot be on time any more is dropped instead of being served late.
+    1 + bias. `is_dropping`: a request that cannot be on time any more is dropped, not served late.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Robust:
         Condition(name="50 ms", goal_points=1.5, switch_ms=50),
         Condition(name="5% noise of durations", goal_points=0.5, jitter=0.05),
         Condition(name="table off by up to 10%", goal_points=2.0, bias=0.1),
-        Condition(name="the late dropped, not served", goal_points=0.3, is_dropping=True),
+        Condition(name="late requests dropped, not served", goal_points=0.3, is_dropping=True),
     )
     seeds: tuple[int, ...] = (1, 2)
 
@@ -92,11 +92,11 @@ class Robust:
             for row, condition in zip(rows[1:], self.conditions, strict=True):
                 note(f"{policy}, {condition.name}")
                 shares = self._shares(policy, table, condition)
-                # Of dropping it is the gain that is judged: what serving the late costs.
+                # Of dropping it is the gain that is judged: what serving late requests costs.
                 lost = _lost(shares, plain) if condition.is_dropping else _lost(plain, shares)
                 row.append(f"{100 * fmean(shares):.1f}")
                 if policy == self.judged:
-                    what = "serving the late instead of dropping them" if condition.is_dropping else condition.name
+                    what = "serving late requests instead of dropping them" if condition.is_dropping else condition.name
                     checks.append(
                         Check(what=f"{policy}: {what}", measured=lost, high=condition.goal_points, unit="points")
                     )

@@ -92,7 +92,7 @@ class SimSpeed:
     def _method(self) -> tuple[str, ...]:
         return (
             "Events that the controller handles (arrivals, ends of works, wake-ups, devices that join) over the CPU "
-            "time of the whole simulation: controller, policy and modelled devices, on one core.",
+            "time of the whole simulation: controller, policy and simulated devices, on one core.",
             f"The workload `tetriserve` (uniform sizes, deadlines x {self.scale}) by the table {self.table}; no "
             "jitter, no faults; garbage collection is on.",
             "Of a size the median over the seeds; intervals: their extremes.",

@@ -1,4 +1,4 @@
-"""Twenty minutes of everything at once, with workers that are killed: what grows, and what is late."""
+"""Twenty minutes of mixed traffic while workers are killed: does memory grow, and how many requests are late."""
 
 from __future__ import annotations
 

@@ -135,20 +135,20 @@ class _OurSide:
         return _Picture(png=png, times=times | {"health_s": time.perf_counter() - start_s})
 
 
-def _our_times(total_s: float, story: dict[str, Any]) -> dict[str, float]:
+def _our_times(total_s: float, timeline: dict[str, Any]) -> dict[str, float]:
     stages = {"encode": 0.0, "diffuse": 0.0, "decode": 0.0}
-    for segment in story["segments"]:
+    for segment in timeline["segments"]:
         stages[segment["stage"]] += segment["end_s"] - segment["start_s"]
-    segments, works_s = story["segments"], sum(stages.values())
+    segments, works_s = timeline["segments"], sum(stages.values())
     return {
         "total_s": total_s,
         "works_s": works_s,
         **{f"{stage}_s": seconds for stage, seconds in stages.items()},
         "first_s": segments[0]["start_s"],
         "between_s": segments[-1]["end_s"] - segments[0]["start_s"] - works_s,
-        "last_s": story["latency_s"] - segments[-1]["end_s"],
-        "outside_works_s": story["latency_s"] - works_s,
-        "edge_s": total_s - story["latency_s"],
+        "last_s": timeline["latency_s"] - segments[-1]["end_s"],
+        "outside_works_s": timeline["latency_s"] - works_s,
+        "edge_s": total_s - timeline["latency_s"],
         "num_works": float(len(segments)),
     }
 

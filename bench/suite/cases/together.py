@@ -89,7 +89,7 @@ class Together:
             ),
             method=(
                 "Two servers with the shipped model, one worker each, `--max-batch 12` and `--max-batch 1`; the same "
-                "requests to either, one server after the other, open loop; who goes first changes from seed to seed.",
+                "requests to either, one server after the other, open loop; the order changes from seed to seed.",
                 "Half of the requests have a deadline, so one of them is 3.3 points of a seed: the mean of the seeds "
                 "counts, and the interval is of all of them. Time is from the first arrival to the last picture.",
             ),

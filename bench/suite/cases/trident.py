@@ -60,7 +60,7 @@ class Trident:
             for load in self.loads:
                 note(f"{size} devices, {load:g} requests each")
                 runs = [self._run(table, size, int(size * load), seed) for seed in self.seeds]
-                times, packs = [run.decision_ms for run in runs], [run.pack_ms for run in runs]
+                times, knapsacks = [run.decision_ms for run in runs], [run.knapsack_ms for run in runs]
                 shares = extremes([run.share for run in runs], min)
                 if load <= self.goals_up_to:
                     what = f"{size} devices, {load:g} requests each"
@@ -73,13 +73,13 @@ class Trident:
                 rows.append(
                     (
                         f"{size}, {load:g}",
-                        *(_shown(over_repeats(of, how)) for of in (times, packs) for how in (median, p99)),
+                        *(_shown(over_repeats(of, how)) for of in (times, knapsacks) for how in (median, p99)),
                         f"{shares.value:.5f}",
                         f"{max(run.solved.gap for run in runs):.1e}",
                         f"{median([run.solve_ms for run in runs]):.0f}",
                     )
                 )
-        columns = ("devices, requests each", "decision", "p99", "packing alone", "p99", "share", "ILP's gap", "ILP")
+        columns = ("devices, requests each", "decision", "p99", "knapsack alone", "p99", "share", "ILP's gap", "ILP")
         return Finding(
             checks=tuple(checks),
             method=self._method(),
@@ -89,7 +89,7 @@ class Trident:
     def _run(self, table: CostTable, size: int, count: int, seed: int) -> _Run:
         rng = Random(seed)
         tasks = self._tasks(table, count, rng)
-        decision_ms, pack_ms = [], []
+        decision_ms, knapsack_ms = [], []
         options: Sequence[Sequence[Option]] = ()
         with rare_collections():
             for _ in range(self.decisions):
@@ -99,11 +99,11 @@ class Trident:
                 chosen = solve_knapsack_quickly(options, size)
                 end_ns = time.thread_time_ns()
                 decision_ms.append((end_ns - start_ns) / 1e6)
-                pack_ms.append((end_ns - read_ns) / 1e6)
+                knapsack_ms.append((end_ns - read_ns) / 1e6)
         start_ns = time.thread_time_ns()
         solved = solve(options, size, self.max_nodes)
         solve_ms = (time.thread_time_ns() - start_ns) / 1e6
-        return _Run(decision_ms, pack_ms, value_of(options, chosen) / solved.bound, solved, solve_ms)
+        return _Run(decision_ms, knapsack_ms, value_of(options, chosen) / solved.bound, solved, solve_ms)
 
     def _tasks(self, table: CostTable, count: int, rng: Random) -> list[Task]:
         policy, reader = TridentServe(), TaskReader({}, TableCosts(table), table.devices_per_node, ns_from_s(NOW_S))
@@ -135,11 +135,11 @@ class Trident:
     def _method(self) -> tuple[str, ...]:
         return (
             f"Snapshots of a cluster by the table {self.table}, with all devices free. A decision goes from the tasks "
-            "that wait to the choice of their degrees: rewards, convex hulls, greedy packing. Reading the tasks and "
+            "that wait to the choice of their degrees: rewards, convex hulls, greedy knapsack. Reading the tasks and "
             "finding devices on nodes are not in it. Times are CPU time of the thread, with garbage collection as in "
             "the server.",
-            f"The share is the value of the greedy packing, of the bound that HiGHS has proved after {self.max_nodes} "
-            "nodes at most; the gap is between that bound and the solver's own packing. The ILP's time is in ms, too: "
+            f"The share is the value of the greedy knapsack, of the bound that HiGHS has proved after {self.max_nodes} "
+            "nodes at most; the gap is between that bound and the solver's own choice. The ILP's time is in ms, too: "
             "building and solving.",
             f"Goals are for up to {self.goals_up_to:g} requests for each device.",
             "Intervals: extremes over the seeds.",
@@ -149,7 +149,7 @@ class Trident:
 @dataclass(frozen=True, slots=True)
 class _Run:
     decision_ms: list[float]
-    pack_ms: list[float]
+    knapsack_ms: list[float]
     share: float
     solved: Solution
     solve_ms: float

@@ -59,7 +59,7 @@ def compare(
     old: Annotated[Path, typer.Argument(help="What the old code decided.")],
     new: Annotated[Path, typer.Argument(help="What the new code decided.")],
     every: Annotated[
-        bool, typer.Option("--all", help="Print a line for each log, also where all is the same.")
+        bool, typer.Option("--all", help="Print a line for each log, also where nothing differs.")
     ] = False,
     write: Annotated[bool, typer.Option("--write", help="Write bench/results/decisions_YYYYMM.md.")] = False,
     names: _NamesFile = NAMES,

@@ -41,7 +41,7 @@ _INTRICATE = ("tilework", "tilework", "tetriserve")
 
 
 def policy_of(seed: int) -> str:
-    """Whose turn a scenario is; the seed's own choice would change with the names of policies."""
+    """The policy of each scenario; the seed's own choice would change with the names of policies."""
     turns = POLICIES if seed < _EVERY_POLICY else _INTRICATE
     return turns[seed % len(turns)]
 

@@ -31,8 +31,8 @@ class LiveRun:
     """Poisson arrivals at `rate_per_s` for `seconds`, each time `burst` calls at once.
 
     `kinds` are the shares of calls: without a deadline, with one (`slo_s`), with a promise (`on_miss: reject`),
-    cancelled, or hung up on. A worker is killed every `kill_s` on average. With `restart` the server is killed at
-    the end and a second one takes over what the first had accepted; the log is that of the second.
+    cancelled, or disconnected (`hung up`). A worker is killed every `kill_s` on average. With `restart` the server is
+    killed at the end, and a second one continues what the first had accepted; the log is that of the second.
     """
 
     name: str

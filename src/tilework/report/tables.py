@@ -99,7 +99,7 @@ def attainment_table(records: Sequence[Served], title: str = "") -> Table:
 
 def throughput_table(records: Sequence[Served]) -> Table:
     """One row per size, smallest first, and a total: pictures per minute, those on time, megapixels per second."""
-    table = Table(box=box.SIMPLE_HEAD, caption="good: on time", caption_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption="good: on time", caption_justify="left")
     table.add_column("size")
     for heading in ("pictures/min", "good/min", "megapixels/s"):
         table.add_column(heading, justify="right")
