@@ -19,7 +19,7 @@ from tilework.core.work import DECODE, DIFFUSE, ENCODE, Plan, StageId, Work
 from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.policy import registry
-from tilework.sim.compare.cells import BadCell, Cell, Devices, cell_of, check_requests, chosen
+from tilework.sim.compare.cells import BadCell, Cell, Devices, cell_of, chosen
 from tilework.sim.compare.figures import figures_of, jain, nearest_rank, preemptions
 from tilework.sim.compare.grid import BATCHING, POLICIES, grid, patchedserve_grid
 from tilework.sim.compare.overall import bound_overall, overall_of
@@ -34,6 +34,7 @@ from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Ending, Trace
 from tilework.sim.workloads.parameters import BadParameter
 from tilework.sim.workloads.registry import UnknownWorkload
+from tilework.sim.workloads.requests import BadRequests
 from tilework.sim.workloads.tetriserve import TetriServe
 
 NO_CONDITIONS = Conditions()
@@ -243,7 +244,7 @@ def test_the_grid_has_56_cells_of_which_28_are_the_study_s() -> None:
     }
     assert set(POLICIES) <= set(registry.policy_names())
     for cell in cells:
-        check_requests(cell, *given(cell, 0))
+        given(cell, 0)
 
 
 def test_patchedserve_has_a_grid_of_its_own() -> None:
@@ -259,7 +260,7 @@ def test_patchedserve_has_a_grid_of_its_own() -> None:
     assert set(BATCHING) <= set(registry.policy_names())
     assert not {cell.name for cell in cells} & {cell.name for cell in grid()}
     for cell in cells[::8]:
-        check_requests(cell, *given(cell, 0))
+        given(cell, 0)
 
 
 def test_sweeps_are_cells_that_differ_in_one_parameter() -> None:
@@ -424,7 +425,7 @@ def test_closing_the_results_ends_what_is_running(small: Cell) -> None:
 
 def test_requests_that_cannot_be_simulated_are_refused(tmp_path: Path) -> None:
     cell = file_cell(tmp_path, line(0.0, pipeline="flux"))
-    with pytest.raises(BadCell, match=r"pipeline 'flux' of .* is not in .*; it knows toy"):
+    with pytest.raises(BadRequests, match=r"pipeline 'flux' is not in .*; it knows toy"):
         given(cell, 0)
 
 

@@ -19,6 +19,7 @@ from tilework.sim.compare.runs import Conditions, Task, code_digest, config_of, 
 from tilework.sim.compare.summary import CellSummary
 from tilework.sim.compare.tally import summaries_of
 from tilework.sim.workloads.parameters import BadParameter
+from tilework.sim.workloads.requests import BadRequests
 
 RESULTS = "results.jsonl"
 _MOST_SHOWN = 2
@@ -80,7 +81,7 @@ class Runs:
 
 def prepare(comparison: Comparison, directory: Path | None) -> Runs:
     """Read the results that `directory` keeps, and list the runs that are missing. Raises UserError."""
-    with user_errors(BadRecords, OSError, BadCell, BadCostTable, BadParameter, BadLine):
+    with user_errors(BadRecords, OSError, BadCell, BadRequests, BadCostTable, BadParameter, BadLine):
         records = Records(None if directory is None else directory / RESULTS)
         with console.status("drawing requests"):
             keys = {task: key_of(config_of(task, comparison.conditions)) for task in comparison.tasks()}

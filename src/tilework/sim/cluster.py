@@ -15,7 +15,7 @@ from tilework.core.actions import Action
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import DeviceJoined, Event, LeftOut, WorkFailed
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import Ended, Failed, Forget, StateBlob, StopWork
+from tilework.core.wire import Ended, Failed, Forget, StopWork
 from tilework.core.work import DECODE, StageId, Work
 from tilework.cost.table_costs import TableCosts
 from tilework.sim.blobs import BlobStore, StateTransfers
@@ -23,8 +23,8 @@ from tilework.sim.clock import Clock
 from tilework.sim.faults import FaultInjector
 from tilework.sim.fleet import Fleet
 from tilework.sim.network import Network
-from tilework.sim.reports import CUT_OFF, report_of
-from tilework.sim.runs import DROPS_STATES, Run, State
+from tilework.sim.reports import CUT_OFF, report_of, serialize
+from tilework.sim.runs import Run, State
 from tilework.sim.timing import TimingModel
 from tilework.sim.workers import Workers
 
@@ -201,7 +201,9 @@ class Cluster:
         if run.steps:
             self.runs.append(run)
         reporters = run.devices[:1] if self._network.is_reliable and run.end not in CUT_OFF else run.devices
-        reports = [(device_id, report_of(run, self._serialize(device_id, run))) for device_id in reporters]
+        reports = [
+            (device_id, report_of(run, serialize(device_id, run, self.fleet, self._blobs))) for device_id in reporters
+        ]
         self.fleet.drop_after(run)
         self._begin_next(run.devices)
         for device_id, report in reports:
@@ -210,20 +212,6 @@ class Cluster:
             else:
                 on_arrival = self._workers.unless_restarted(partial(self._receive, device_id, run, report))
                 self._network.send(("from", device_id), on_arrival)
-
-    def _serialize(self, device_id: int, run: Run) -> dict[int, StateBlob]:
-        """The blobs that a device writes at the end of a run, by job. The leader does, and all of a group cut off.
-
-        None without a step: the device may have another state of a job than that at which the work was to begin.
-        """
-        blobs: dict[int, StateBlob] = {}
-        if not run.steps or run.end in DROPS_STATES or (device_id != run.work.devices[0] and run.end not in CUT_OFF):
-            return blobs
-        for job_id in run.work.job_ids:
-            state = self.fleet.state(device_id, job_id)
-            if state is not None and job_id not in run.left_out:
-                blobs[job_id] = self._blobs.put(state)
-        return blobs
 
     def _receive(self, device_id: int, run: Run, report: Ended | Failed) -> None:
         work = run.work

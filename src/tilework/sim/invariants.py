@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import pairwise
 
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Accept, Action, Finish, MoveState, Reject, RunStage, RunSteps, jobs_of
@@ -31,9 +30,9 @@ from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.demand import demand_at
 from tilework.sim.faults import Faults
 from tilework.sim.network import MESSAGE_FAULTS
-from tilework.sim.runs import Run, State
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
+from tilework.sim.trace_checks import Violation, check_image, check_no_overlap, require
 
 # The most time that an interruption costs a request: detecting a stuck worker, a restart, and steps that run again.
 INTERRUPTION_NS = 120 * NS_PER_S
@@ -41,10 +40,6 @@ _FULL_CHECK_EVERY = 64
 _MAX_WORKS = 5  # Sent ahead to a device for one job.
 _MAX_WORKS_PER_OTHER = 3  # For each further job of the device: an encode, its steps, and a decode.
 _STATE_FAULTS = MESSAGE_FAULTS | {"checkpoint", "restart", "replay"}  # After these a device may lack a state.
-
-
-class Violation(AssertionError):
-    """An invariant does not hold. The message says which, where and when."""
 
 
 class Invariants:
@@ -101,7 +96,7 @@ class Invariants:
             case Restored(request):
                 self._requests[request.uid] = request
             case DeviceJoined(device_id, node):
-                _require(device_id not in self._up, f"device {device_id} joins twice")
+                require(device_id not in self._up, f"device {device_id} joins twice")
                 self._up[device_id] = node
             case DeviceLost(device_id):
                 self._up.pop(device_id, None)
@@ -145,52 +140,50 @@ class Invariants:
             case Accept(job_id, uid, eta_ns):
                 self._accept(job_id, uid, eta_ns, event, now_ns)
             case Reject(uid):
-                _require(uid in self._requests and uid not in self._job_ids, f"{uid} is refused after it was accepted")
+                require(uid in self._requests and uid not in self._job_ids, f"{uid} is refused after it was accepted")
                 self._end(uid)
             case Finish(job_id, uid, status):
-                _require(self._job_ids.get(uid) == job_id, f"{uid} ends as job {job_id}, which is another request")
+                require(self._job_ids.get(uid) == job_id, f"{uid} ends as job {job_id}, which is another request")
                 if status is Status.FAILED:
                     self._check_failure(uid, job_id)
                 self._end(uid)
             case RunStage(work) | RunSteps(work):
                 self._run(work, now_ns)
             case MoveState(job_id, targets):
-                _require(self._uids.get(job_id) not in self._ended, f"a state of the ended job {job_id} moves")
-                _require(set(targets) <= self._up.keys(), f"a state of job {job_id} moves to a device that is down")
+                require(self._uids.get(job_id) not in self._ended, f"a state of the ended job {job_id} moves")
+                require(set(targets) <= self._up.keys(), f"a state of job {job_id} moves to a device that is down")
             case _:
                 pass
 
     def _accept(self, job_id: int, uid: str, eta_ns: int, event: Event, now_ns: int) -> None:
         is_restored = isinstance(event, Restored)
-        _require(uid not in self._ended, f"{uid} is accepted after its end")
-        _require(is_restored or uid not in self._job_ids, f"{uid} is accepted twice")
-        _require(job_id not in self._uids, f"job {job_id} belongs to two requests")
-        _require(eta_ns >= now_ns or "skew" in self._faults, f"the predicted finish of {uid} is in the past")
+        require(uid not in self._ended, f"{uid} is accepted after its end")
+        require(is_restored or uid not in self._job_ids, f"{uid} is accepted twice")
+        require(job_id not in self._uids, f"job {job_id} belongs to two requests")
+        require(eta_ns >= now_ns or "skew" in self._faults, f"the predicted finish of {uid} is in the past")
         self._job_ids[uid], self._uids[job_id] = job_id, uid
         self._urgency_ns.setdefault(uid, self._simulation.controller.tracker.jobs[job_id].urgency_ns)
 
     def _check_failure(self, uid: str, job_id: int) -> None:
         count, least = self._interruptions[job_id], self._config.max_attempts
-        _require(count >= least, f"{uid} fails after {count} interruptions; it may fail after {least}")
+        require(count >= least, f"{uid} fails after {count} interruptions; it may fail after {least}")
 
     def _end(self, uid: str) -> None:
-        _require(uid not in self._ended, f"{uid} ends twice")
+        require(uid not in self._ended, f"{uid} ends twice")
         self._ended.add(uid)
 
     def _run(self, work: Work, now_ns: int) -> None:
         number = work.work_id
-        _require(number > self._last_work_id, f"work {number} comes after work {self._last_work_id}")
+        require(number > self._last_work_id, f"work {number} comes after work {self._last_work_id}")
         self._last_work_id = number
         nodes = {self._up.get(device_id, -1) for device_id in work.devices}
-        _require(-1 not in nodes, f"work {number} is for a device that is down: {work.devices}")
-        _require(len(nodes) == 1, f"the group {work.devices} of work {number} spans nodes")
-        _require(
-            len(work.devices) == 1 or len(work.job_ids) == 1, f"work {number} has several jobs and several devices"
-        )
+        require(-1 not in nodes, f"work {number} is for a device that is down: {work.devices}")
+        require(len(nodes) == 1, f"the group {work.devices} of work {number} spans nodes")
+        require(len(work.devices) == 1 or len(work.job_ids) == 1, f"work {number} has several jobs and several devices")
         for job_id, attempt in zip(work.job_ids, work.attempts, strict=True):
             uid = self._uids.get(job_id)
-            _require(uid is not None and uid not in self._ended, f"work {number} is for job {job_id}, which has ended")
-            _require(attempt >= self._attempts.get(job_id, 1), f"work {number} goes back to attempt {attempt}")
+            require(uid is not None and uid not in self._ended, f"work {number} is for job {job_id}, which has ended")
+            require(attempt >= self._attempts.get(job_id, 1), f"work {number} goes back to attempt {attempt}")
             self._attempts[job_id] = attempt
             if uid is not None:
                 self._first_start_ns.setdefault(uid, now_ns)
@@ -203,27 +196,27 @@ class Invariants:
         if work.stage.name == DECODE and not work.sliced and not MESSAGE_FAULTS & self._faults.by_name.keys():
             pixels = self._pixels(work)
             known = [size for size, until_ns in self._too_large.items() if size <= pixels and now_ns < until_ns]
-            _require(not known, f"a whole decode of {pixels} pixels begins, though {known} did not fit")
+            require(not known, f"a whole decode of {pixels} pixels begins, though {known} did not fit")
 
     def _check_residents(self, work: Work) -> None:
         """A device has a bounded number of works ahead, and keeps states of a bounded number of jobs."""
         for device_id in work.devices:
             device = self._simulation.controller.tracker.device(device_id)
-            _require(device is not None, f"device {device_id} is up but unknown to the controller")
+            require(device is not None, f"device {device_id} is up but unknown to the controller")
             assert device is not None
             num_jobs = len({job_id for work in device.works for job_id in work.job_ids})
             limit = _MAX_WORKS + _MAX_WORKS_PER_OTHER * (num_jobs - 1)
-            _require(len(device.works) <= limit, f"device {device_id} has {len(device.works)} works")
+            require(len(device.works) <= limit, f"device {device_id} has {len(device.works)} works")
             residents = device.residents
             most = max(self._config.max_residents, sum(bool(job.works) for job in residents.values()))
-            _require(len(residents) <= most, f"device {device_id} keeps {len(residents)} jobs; it may keep {most}")
+            require(len(residents) <= most, f"device {device_id} keeps {len(residents)} jobs; it may keep {most}")
 
     def _compare_with_tracker(self, now_ns: int) -> None:
         tracker = self._simulation.controller.tracker
-        _require(len(tracker.devices) == len(self._up), f"the controller counts {len(tracker.devices)} devices")
+        require(len(tracker.devices) == len(self._up), f"the controller counts {len(tracker.devices)} devices")
         if self._num_events % _FULL_CHECK_EVERY == 0:
             open_uids = self._job_ids.keys() - self._ended
-            _require(tracker.job_ids.keys() == open_uids, f"at {now_ns} ns the tracker's open requests differ")
+            require(tracker.job_ids.keys() == open_uids, f"at {now_ns} ns the tracker's open requests differ")
         if self._simulation.cluster.num_refused and not _STATE_FAULTS & self._faults.by_name.keys():
             raise Violation(f"at {now_ns} ns a device gets a work whose state it does not have")
 
@@ -240,12 +233,12 @@ class Invariants:
         for ending in trace.endings:
             uid = ending.request.uid
             if ending.status is Status.DONE:
-                _check_image(uid, ending.image, ending.request.steps)
+                check_image(uid, ending.image, ending.request.steps)
             if self._is_exact and ending.request.is_promise and ending.status is Status.DONE:
-                _require(ending.on_time, f"the promise to {uid} is broken without a fault")
-        _require(self._job_ids.keys() <= self._ended, "an accepted request has not ended")
+                require(ending.on_time, f"the promise to {uid} is broken without a fault")
+        require(self._job_ids.keys() <= self._ended, "an accepted request has not ended")
         for device_id in {device_id for run in trace.runs for device_id in run.devices}:
-            _check_no_overlap(device_id, [run for run in trace.runs if device_id in run.devices])
+            check_no_overlap(device_id, [run for run in trace.runs if device_id in run.devices])
         self._check_waits()
         self._check_leftovers()
 
@@ -264,7 +257,7 @@ class Invariants:
                 )
                 waited_s = s_from_ns(start_ns - request.arrival_ns)
                 bound_s = s_from_ns(int(slowness * before_ns) + spare_ns)
-                _require(waited_s <= bound_s, f"{uid} waits {waited_s:.1f} s; it may wait {bound_s:.1f} s")
+                require(waited_s <= bound_s, f"{uid} waits {waited_s:.1f} s; it may wait {bound_s:.1f} s")
 
     def _delays_ns(self) -> int:
         """The time that late messages, a wrong clock and replays may have cost."""
@@ -277,32 +270,10 @@ class Invariants:
 
     def _check_leftovers(self) -> None:
         tracker, fleet = self._simulation.controller.tracker, self._simulation.cluster.fleet
-        _require(not tracker.jobs and not tracker.num_waiting() and not tracker.promised(), "the tracker keeps a job")
-        _require(not any(device.residents for device in tracker.devices), "the tracker keeps a resident")
+        require(not tracker.jobs and not tracker.num_waiting() and not tracker.promised(), "the tracker keeps a job")
+        require(not any(device.residents for device in tracker.devices), "the tracker keeps a resident")
         if not MESSAGE_FAULTS & self._faults.by_name.keys() and "hang" not in self._faults:
             kept = {device_id: fleet.num_states(device_id) for device_id in self._up if fleet.is_up(device_id)}
-            _require(not any(kept.values()), f"devices keep states of jobs that have ended: {kept}")
+            require(not any(kept.values()), f"devices keep states of jobs that have ended: {kept}")
             left = self._simulation.cluster.leftovers
-            _require(not left, f"the driver keeps works or blobs of jobs that have ended: {left}")
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise Violation(message)
-
-
-def _check_image(uid: str, image: State | None, steps: int) -> None:
-    """Every step ran exactly once, in order, in one lineage of states."""
-    _require(image is not None, f"{uid} is done without a picture")
-    assert image is not None
-    done = 0
-    for first_step, num_steps in image.pieces:
-        _require(first_step == done and num_steps > 0, f"the picture of {uid} is made of the steps {image.pieces}")
-        done += num_steps
-    _require(done == steps, f"the picture of {uid} is made of {done} steps, not {steps}")
-
-
-def _check_no_overlap(device_id: int, runs: list[Run]) -> None:
-    ordered = sorted((run.start_ns, run.end_ns, run.work.work_id) for run in runs)
-    for before, after in pairwise(ordered):
-        _require(before[1] <= after[0], f"device {device_id} runs works {before[2]} and {after[2]} at the same time")
+            require(not left, f"the driver keeps works or blobs of jobs that have ended: {left}")

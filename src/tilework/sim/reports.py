@@ -5,12 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilework.core.wire import Absent, Ended, Failed, StateBlob
-from tilework.sim.runs import Run, RunEnd
+from tilework.sim.blobs import BlobStore
+from tilework.sim.fleet import Fleet
+from tilework.sim.runs import DROPS_STATES, Run, RunEnd
 
 _REASON = "a simulated error"
 _REASON_ABSENT = "its device does not have its state"
 CUT_OFF = (RunEnd.BROKEN, RunEnd.OUT_OF_MEMORY)
 """Ends that every device of a group reports, not only its leader."""
+
+
+def serialize(device_id: int, run: Run, fleet: Fleet, store: BlobStore) -> dict[int, StateBlob]:
+    """The blobs that a device writes at the end of a run, by job. The leader does, and all of a group cut off.
+
+    None without a step: the device may have another state of a job than that at which the work was to begin.
+    """
+    blobs: dict[int, StateBlob] = {}
+    if not run.steps or run.end in DROPS_STATES or (device_id != run.work.devices[0] and run.end not in CUT_OFF):
+        return blobs
+    for job_id in run.work.job_ids:
+        state = fleet.state(device_id, job_id)
+        if state is not None and job_id not in run.left_out:
+            blobs[job_id] = store.put(state)
+    return blobs
 
 
 def report_of(run: Run, blobs: Mapping[int, StateBlob]) -> Ended | Failed:

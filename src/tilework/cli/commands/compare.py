@@ -24,6 +24,7 @@ from tilework.sim.compare.grid import FEW_SEEDS, FULL_SEEDS, GRIDS, POLICIES
 from tilework.sim.compare.runs import Conditions, given
 from tilework.sim.workloads.parameters import BadParameter
 from tilework.sim.workloads.registry import UnknownWorkload
+from tilework.sim.workloads.requests import BadRequests
 
 EXAMPLE = examples(
     "tilework compare --workload tetriserve,rpm=18,mix=skewed \\\n  --policies tilework,tetriserve,edf",
@@ -90,7 +91,7 @@ def _cells(texts: Sequence[str], devices: Devices) -> tuple[Cell, ...]:
             if cell.name in cells:
                 raise UserError(f"--workload {text}: {cell.name} is named twice; leave one out")
             cells[cell.name] = cell
-    with user_errors(BadCell, BadCostTable, BadParameter, BadLine, OSError):
+    with user_errors(BadCell, BadRequests, BadCostTable, BadParameter, BadLine, OSError):
         for cell in cells.values():
             given(cell, 0)
     return tuple(cells.values())

@@ -35,7 +35,7 @@ from tilework.report.words import counted_devices
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
-from tilework.sim.workloads.requests import to_requests
+from tilework.sim.workloads.requests import BadRequests, check_requests, to_requests
 
 EXAMPLE = examples(
     "tilework simulate requests.jsonl --cost flux.json --devices 8 \\\n  --policy edf --timeline plan.html",
@@ -81,7 +81,7 @@ def command(
     the run started from, and the result is set beside what really happened.
     """
     config = SimConfig(num_devices=devices or 1, seed=seed, jitter=jitter, switch_ns=round(switch_ms * NS_PER_MS))
-    with user_errors(BadLine, BadCostTable, UnknownPolicy, OSError):
+    with user_errors(BadLine, BadCostTable, BadRequests, UnknownPolicy, OSError):
         scenario = _scenario(requests, cost, log, policy, devices, config, quiet=json)
         if devices_per_node is not None:
             scenario = replace(scenario, devices=replace(scenario.devices, devices_per_node=devices_per_node))
@@ -130,19 +130,10 @@ def _scenario(
     if requests is None or cost is None:
         raise UserError("give REQUESTS and --cost, or --log; see tilework simulate --help")
     workload, table = read_workload(requests), read_table(cost)
-    if not workload:
-        raise UserError(f"{requests} holds no requests; write one JSON object per line")
-    ids = {str(line.id): line.id for line in workload if line.id is not None}
-    if len(ids) < len(workload):
-        raise UserError(f"{requests}: an id occurs once as text and once as a number or a place; use other names")
-    known = {row.pipeline for row in table.rows}
-    for line in workload:
-        if line.pipeline not in known:
-            names = ", ".join(sorted(known))
-            raise UserError(f"{requests}: pipeline {line.pipeline!r} is not in {cost}; it knows {names}")
+    check_requests(workload, table, source=requests, costs=cost)
     return _Scenario(
         requests=to_requests(workload),
-        ids=ids,
+        ids={str(line.id): line.id for line in workload if line.id is not None},
         table=table,
         devices=table,
         controller=ControllerConfig(policy=policy or DEFAULT_POLICY),

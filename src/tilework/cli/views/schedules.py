@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilework.control.history import History
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import s_from_ns
+from tilework.core.work import Work
 from tilework.formats.json_lines import RequestId
 from tilework.formats.schedule import DROPPED, RequestLine, Schedule, WorkLine
 from tilework.sim.trace import Trace
@@ -59,15 +60,7 @@ def schedule_of_trace(trace: Trace, ids: Mapping[str, RequestId]) -> Schedule:
     """`ids` names the requests as their workload does, by uid."""
     jobs = _job_ids(trace)
     works = tuple(
-        WorkLine(
-            work=run.work.work_id,
-            stage=run.work.stage.name,
-            requests=tuple(ids[jobs[job_id]] for job_id in run.work.job_ids),
-            devices=run.work.devices,
-            start_s=s_from_ns(run.start_ns),
-            end_s=s_from_ns(run.end_ns),
-            steps=run.steps,
-        )
+        _work_line(run.work, [ids[jobs[job_id]] for job_id in run.work.job_ids], run.start_ns, run.end_ns, run.steps)
         for run in trace.runs
     )
     return Schedule(works=works, requests=tuple(_line(served, ids) for served in served_in(trace)))
@@ -81,20 +74,33 @@ def schedule_of_history(history: History, ids: Mapping[str, RequestId], shift_s:
     """The part of a live run that belongs to the requests in `ids`, with `shift_s` added to its clock."""
     jobs = {past.job_id: past.request.uid for past in history.requests if past.request.uid in ids}
     works = tuple(
-        WorkLine(
-            work=past.work.work_id,
-            stage=past.work.stage.name,
-            requests=tuple(ids[jobs[job_id]] for job_id in past.work.job_ids),
-            devices=past.work.devices,
-            start_s=s_from_ns(past.start_ns) + shift_s,
-            end_s=s_from_ns(past.end_ns) + shift_s,
-            steps=past.steps,
+        _work_line(
+            past.work,
+            [ids[jobs[job_id]] for job_id in past.work.job_ids],
+            past.start_ns,
+            past.end_ns,
+            past.steps,
+            shift_s,
         )
         for past in history.works
         if past.run_ns is not None and all(job_id in jobs for job_id in past.work.job_ids)
     )
     served = [one for one in served_live(history) if one.request.uid in ids]
     return Schedule(works=works, requests=tuple(_line(one, ids, shift_s) for one in served))
+
+
+def _work_line(
+    work: Work, requests: Sequence[RequestId], start_ns: int, end_ns: int, steps: int, shift_s: float = 0.0
+) -> WorkLine:
+    return WorkLine(
+        work=work.work_id,
+        stage=work.stage.name,
+        requests=tuple(requests),
+        devices=work.devices,
+        start_s=s_from_ns(start_ns) + shift_s,
+        end_s=s_from_ns(end_ns) + shift_s,
+        steps=steps,
+    )
 
 
 def _line(served: ServedRequest, ids: Mapping[str, RequestId], shift_s: float = 0.0) -> RequestLine:

@@ -107,19 +107,6 @@ def chosen(cells: Sequence[Cell], pattern: str) -> tuple[Cell, ...]:
     return found
 
 
-def check_requests(cell: Cell, requests: Sequence[WorkloadRequest], table: CostTable) -> None:
-    """Raises BadCell for requests that cannot be simulated."""
-    if not requests:
-        raise BadCell(f"{cell.source} holds no requests; write one JSON object per line")
-    if len({str(one.id) for one in requests}) < len(requests):
-        raise BadCell(f"{cell.source}: an id occurs once as text and once as a number; use other names")
-    known = {row.pipeline for row in table.rows}
-    for one in requests:
-        if one.pipeline not in known:
-            names = ", ".join(sorted(known))
-            raise BadCell(f"pipeline {one.pipeline!r} of {cell.source} is not in {cell.table}; it knows {names}")
-
-
 def digest_of_requests(requests: Sequence[WorkloadRequest]) -> str:
     return digest([asdict(one) for one in requests])
 

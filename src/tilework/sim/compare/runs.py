@@ -17,14 +17,14 @@ from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest
 from tilework.policy.registry import make_policy
-from tilework.sim.compare.cells import Cell, check_requests, digest, digest_of_requests
+from tilework.sim.compare.cells import Cell, digest, digest_of_requests
 from tilework.sim.compare.figures import figures_of
 from tilework.sim.compare.records import BoundFigures, Record
 from tilework.sim.compare.stopwatch import Stopwatch, timing_of, without_collections
 from tilework.sim.config import SimConfig
 from tilework.sim.optimum.bound import on_time_bound
 from tilework.sim.simulation import Simulation
-from tilework.sim.workloads.requests import to_requests
+from tilework.sim.workloads.requests import check_requests, to_requests
 
 _DECIDING = ("core", "cost", "admission", "policy", "control", "sim")
 _JUDGING = "compare"  # The part of sim that decides nothing, but for the file that reads figures from a trace.
@@ -119,10 +119,10 @@ def code_digest() -> str:
 
 @cache
 def given(cell: Cell, seed: int) -> tuple[tuple[WorkloadRequest, ...], CostTable]:
-    """The requests of a cell and its cost table, made once. Raises what making them raises, and BadCell."""
+    """The requests of a cell and its cost table, made once. Raises what making them raises, and BadRequests."""
     table = _table(cell)
     requests = cell.requests(seed)
-    check_requests(cell, requests, table)
+    check_requests(requests, table, source=cell.source, costs=cell.table)
     return requests, table
 
 

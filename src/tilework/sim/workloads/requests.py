@@ -1,13 +1,34 @@
-"""From the workload of a file to the requests of a simulation."""
+"""Requests of a simulation from the workload of a file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import Request
 from tilework.core.time import ns_from_s
+from tilework.cost.table import CostTable
 from tilework.formats.workload import WorkloadRequest
+
+
+class BadRequests(ValueError):
+    """A workload cannot be simulated; the message says why and names the remedy."""
+
+
+def check_requests(
+    workload: Sequence[WorkloadRequest], table: CostTable, *, source: Path | str, costs: Path | str
+) -> None:
+    """Check that a workload can be simulated with a cost table; `source` and `costs` name them. Raises BadRequests."""
+    if not workload:
+        raise BadRequests(f"{source} holds no requests; write one JSON object per line")
+    if len({str(line.id) for line in workload if line.id is not None}) < len(workload):
+        raise BadRequests(f"{source}: an id occurs once as text and once as a number or a place; use other names")
+    known = {row.pipeline for row in table.rows}
+    for line in workload:
+        if line.pipeline not in known:
+            names = ", ".join(sorted(known))
+            raise BadRequests(f"{source}: pipeline {line.pipeline!r} is not in {costs}; it knows {names}")
 
 
 def to_requests(workload: Iterable[WorkloadRequest]) -> list[Request]:
