@@ -11,6 +11,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -194,7 +196,8 @@ def test_docs_show_the_request_and_an_example(server: Served) -> None:
     assert page.status_code == 200
     assert "//" not in re.sub(r"^\s*//.*$", "", page.text, flags=re.M), "it loads nothing from elsewhere"
     for asset in re.findall(r'(?:src|href)="(.*?)"', page.text):
-        assert server.http.get(asset).status_code == 200, asset
+        media_type = {"css": "text/css", "png": "image/png", "js": "text/javascript"}[asset.rpartition(".")[2]]
+        assert server.http.get(asset).raise_for_status().headers["content-type"].startswith(media_type), asset
     post = server.http.get("/openapi.json").json()["paths"]["/v1/images/generations"]["post"]
     content = post["requestBody"]["content"]["application/json"]
     assert content["schema"]["required"] == ["prompt"]
@@ -375,6 +378,21 @@ def test_disconnect_amid_the_body_is_quiet(server: Served, caplog: pytest.LogCap
     eventually(lambda: server.num_tasks() == tasks)
     assert server.post({"prompt": "x"}).status_code == 200
     assert "Traceback" not in caplog.text
+
+
+# What the server says of itself.
+
+
+def test_no_answer_names_a_path_of_the_server(tmp_path: Path) -> None:
+    engine = FakeEngine(info=replace(INFO, path=str(tmp_path)))
+    with serving(engine, drain_s=0) as server:
+        uid = server.post({"prompt": "x"}).headers["x-request-id"]
+        paths = server.http.get("/openapi.json").json()["paths"]
+        routes = [path for path, methods in paths.items() if "get" in methods]
+        assert len(routes) > 9
+        for route in ["/openapi.json", "/docs", "/v1/models/other", *routes]:
+            answer = server.http.get(route.format(uid=uid, model_id=INFO.name))
+            assert str(tmp_path).encode() not in answer.content, route
 
 
 # Metrics.
