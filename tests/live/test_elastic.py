@@ -98,7 +98,7 @@ class KeepingExecutor(LocalExecutor):
         if not self.keep:
             super().discard(blob)
             return
-        contents = serialization.deserialize(StateBlobs(self._blobs.path, 0).take(blob), torch.device("cpu"))
+        contents = serialization.deserialize(StateBlobs(self._blobs.path, 0).read(blob), torch.device("cpu"))
         if isinstance(contents, tuple):
             self.latents.append(contents[0])
         super().discard(blob)

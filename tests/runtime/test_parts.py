@@ -65,9 +65,9 @@ def test_blobs_carry_tensors_of_any_kind(tmp_path: Path) -> None:
         "scalar": torch.tensor(5),
         "plain": [1, "two", (3.0, None)],
     }
-    blob = StateBlobs(tmp_path, 0).put(serialization.serialize(contents))
+    blob = StateBlobs(tmp_path, 0).write(serialization.serialize(contents))
     assert blob.num_bytes == (tmp_path / blob.name).stat().st_size
-    taken = serialization.deserialize(StateBlobs(tmp_path, 1).take(blob), CPU)
+    taken = serialization.deserialize(StateBlobs(tmp_path, 1).read(blob), CPU)
     assert taken["plain"] == contents["plain"]
     for name in ("large", "half", "view", "empty", "scalar"):
         assert taken[name].dtype == contents[name].dtype  # type: ignore[union-attr]
@@ -88,11 +88,11 @@ def test_a_worker_waits_for_room_and_leaves_no_rests(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(os, "write", full)
     contents = {"large": torch.randn(3, 5000)}
-    blob = StateBlobs(tmp_path, 0).put(serialization.serialize(contents))
-    assert torch.equal(serialization.deserialize(StateBlobs(tmp_path, 1).take(blob), CPU)["large"], contents["large"])
+    blob = StateBlobs(tmp_path, 0).write(serialization.serialize(contents))
+    assert torch.equal(serialization.deserialize(StateBlobs(tmp_path, 1).read(blob), CPU)["large"], contents["large"])
     refusals[0] = 1_000_000
     with pytest.raises(OSError, match="No space left"):
-        StateBlobs(tmp_path, 0, patience_s=0.1).put(serialization.serialize(contents))
+        StateBlobs(tmp_path, 0, patience_s=0.1).write(serialization.serialize(contents))
     assert [path.name for path in tmp_path.iterdir()] == [blob.name]
 
 
