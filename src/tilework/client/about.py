@@ -1,4 +1,4 @@
-"""What a server says of itself, asked before it is measured."""
+"""Reads what a server tells about itself before it is measured."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Bench:
         )
 
     def due(self, unloaded_s: Mapping[Shape, float]) -> tuple[WorkloadRequest, ...]:
-        """The workload with its deadlines. Raises ValueError if the rule says nothing of a size."""
+        """The workload with its deadlines. Raises ValueError if the rule has none for a size."""
         config = self.config
         rule = None if config.slo is None else parse_slo(config.slo)
         return with_slo(self.workload, rule, unloaded_s=unloaded_s, scale=config.slo_scale, on_miss=config.on_miss)

@@ -1,4 +1,4 @@
-"""Requests and answers on the wire: OpenAI's images API, and our fields on top of it."""
+"""Requests and answers on the wire: OpenAI's images API with Tilework's extra fields."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ResponseFormat = Literal["b64_json", "url", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """What to ask for, the same for all requests of a drive.
+    """The fields that are the same for all requests of a drive.
 
     `model` replaces the requests' `pipeline`. `response_format` "none" leaves the field out. `plain` leaves out
     `slo_s`, `on_miss` and `priority`, which only Tilework knows. `extra_body` is laid over each body; a value of None

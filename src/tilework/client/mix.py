@@ -79,7 +79,7 @@ class SloRule:
     factor: float | None = None
 
     def slo_s(self, shape: Shape, unloaded_s: Mapping[Shape, float]) -> float:
-        """Raises ValueError if the rule says nothing of this size."""
+        """The deadline of a size. Raises ValueError if the rule has none."""
         if self.factor is not None:
             return self.factor * unloaded_s[shape]
         named_s = self.by_shape.get(shape, self.others_s)

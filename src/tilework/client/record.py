@@ -1,4 +1,4 @@
-"""What a client saw of one request."""
+"""The client's record of one request."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tilework.formats.workload import WorkloadRequest
 
 
 class Ending(StrEnum):
-    """DONE: a picture came. REJECTED: the server said no (429). FAILED: it answered with another error. ERROR: it did
-    not answer, or not with what the API promises."""
+    """DONE: with a picture. REJECTED: with status 429. FAILED: with another error of the API. ERROR: without an
+    answer, or with one that breaks the API."""
 
     DONE = "done"
     REJECTED = "rejected"

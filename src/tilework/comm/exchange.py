@@ -13,11 +13,11 @@ PATIENCE = timedelta(hours=1)
 """How long a member waits for another that is alive: it may be busy with other works, for minutes."""
 
 Piece = tuple[int, Tensor]
-"""A rank and what goes there, or comes from there."""
+"""A rank, and a tensor to send to it or to receive from it."""
 
 
 class ExchangeComm(ABC):
-    """core.comm.Comm, but for `exchange`, `abort` and `close`. A group of one says nothing and copies.
+    """core.comm.Comm, but for `exchange`, `abort` and `close`. A group of one sends nothing and copies.
 
     Rejected: the backends' own collectives. A communicator that is shared by a whole node (NCCL) offers its subsets
     point-to-point messages only; and gloo's collectives run on threads of their own, at half again the latency.
@@ -30,7 +30,7 @@ class ExchangeComm(ABC):
 
     @abstractmethod
     def exchange(self, sends: Sequence[Piece], receives: Sequence[Piece]) -> None:
-        """Do all of these at once. None is empty; between two ranks there is at most one each way.
+        """Send and receive all of these at once. None is empty; between two ranks there is at most one each way.
 
         Raises GroupBroken.
         """
@@ -79,14 +79,14 @@ class ExchangeComm(ABC):
             self.exchange([], [(source, tensor)])
 
     def meet(self, device: str) -> None:
-        """Return when every member has called this; each has then heard from each other. Raises GroupBroken."""
+        """Return when every member has called this. Raises GroupBroken."""
         hello = torch.zeros(1, dtype=torch.uint8, device=device)
         heard = torch.empty(self._size, dtype=torch.uint8, device=device)
         self.all_gather(heard, hello)
         heard.tolist()  # On a GPU a call returns before it is done.
 
     def _exchange_filled(self, ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-        """What is empty is not sent: both ends know its length."""
+        """The pieces without empty ones, which are not sent: both ends know their length."""
         sends = [(peer, ours[peer]) for peer in self._peers if ours[peer].numel()]
         receives = [(peer, theirs[peer]) for peer in reversed(self._peers) if theirs[peer].numel()]
         self.exchange(sends, receives)

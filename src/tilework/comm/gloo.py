@@ -24,7 +24,7 @@ _SEND_LIMIT = timedelta(seconds=10)
 
 
 class GlooComm(ExchangeComm):
-    """core.comm.Comm for CPU tensors of any type. Made by the members alone; there is no world that they belong to.
+    """core.comm.Comm for CPU tensors of any type. Its members form it without a global process group.
 
     Two members of a group of `size` may not be the same process. The constructor returns when all are connected, and
     raises GroupBroken if they are not within CONNECT_S. No member needs `store` any more once `meet` has returned.
@@ -79,7 +79,7 @@ class GlooComm(ExchangeComm):
 
 
 def _options() -> Any:
-    """No threads: they serve the backend's own collectives, which we do not use."""
+    """Options without threads: these serve the backend's own collectives, which are not used here."""
     options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [_device()]
     options._threads = 0

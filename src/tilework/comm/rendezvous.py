@@ -1,4 +1,4 @@
-"""Where the members of a group meet: a directory that all workers of the node can write to, empty but for newcomers."""
+"""The rendezvous of the members of a group: a directory that all workers of the node can write to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Rendezvous:
 
 
 class Meeting:
-    """What the members of one group have said before they can talk. Without a rendezvous: FileNotFoundError."""
+    """The files in which members of one group exchange addresses. Raises FileNotFoundError without a rendezvous."""
 
     def __init__(self, address: str, group_id: int) -> None:
         self._path = Path(address) / str(group_id)
@@ -44,7 +44,7 @@ class Meeting:
         return self._member(device_id).exists()
 
     def end(self) -> None:
-        """Remove the meeting: all members are connected, or never will be."""
+        """Remove the files: all members are connected, or never will be."""
         shutil.rmtree(self._path, ignore_errors=True)
 
     def _member(self, device_id: int) -> Path:

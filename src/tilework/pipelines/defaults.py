@@ -18,7 +18,7 @@ _INTEGERS = ("steps", "height", "width", "max_side", "max_sequence_length")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """What a request gets that does not say otherwise; sides in pixels.
+    """The values of fields that a request leaves open; sides in pixels.
 
     `max_sequence_length` (tokens of the long text encoder) cannot be chosen per request.
     """

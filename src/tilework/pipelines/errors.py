@@ -1,4 +1,4 @@
-"""What can be wrong with a model before it draws anything. Each message names the field, the value and the remedy."""
+"""Errors of models, raised before anything is drawn. Each message names the field, the value and the remedy."""
 
 
 class ModelError(Exception):
@@ -6,11 +6,11 @@ class ModelError(Exception):
 
 
 class InvalidSource(ModelError):
-    """A field of the `ModelSource` has a value that does not exist here."""
+    """A field of the `ModelSource` has a value that does not exist on this machine."""
 
 
 class ModelNotFound(ModelError):
-    """There is no diffusers model where the source points to."""
+    """There is no diffusers model at the place that the source names."""
 
 
 class UnsupportedModel(ModelError):
@@ -18,8 +18,8 @@ class UnsupportedModel(ModelError):
 
 
 class UnsafeWeights(ModelError):
-    """The weights are pickled, so that reading them could run anyone's code."""
+    """The weights are pickled, so that reading them could run arbitrary code."""
 
 
 class InvalidDefaults(ModelError):
-    """The model's `tilework.json` is not what it should be."""
+    """The model's `tilework.json` is invalid."""

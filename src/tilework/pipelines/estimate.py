@@ -1,4 +1,4 @@
-"""What the model believes the clean latents to be, by its prediction in the middle of denoising.
+"""The clean latents that a model predicts in the middle of denoising.
 
 A prediction is an answer to an input and a time, from which the clean latents follow whatever sampler asked. Rejected:
 `pred_original_sample`, which only some samplers return, and which at others' second iteration is another's.

@@ -22,7 +22,7 @@ from tilework.pipelines.serialization import SerializedState
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditioning:
-    """What the text and the size say, for all steps: inputs of the denoiser by name. It is never written to.
+    """The inputs of the denoiser that depend on text and size only, by name. They are never modified.
 
     With guidance on, the negative half comes first along the batch dimension, as in the stock pipelines.
     """
@@ -32,7 +32,7 @@ class Conditioning:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StepState:
-    """A request under way: the mutable latents, sampler and generator, and the conditioning that they refer to.
+    """A request between its steps: the mutable latents, sampler and generator, and the conditioning.
 
     `generator` drew the initial latents and draws what a stochastic sampler needs; it lives on the CPU.
 
@@ -56,7 +56,7 @@ class StepState:
 
     @property
     def steps_done_next(self) -> int:
-        """What `steps_done` will be after the next iteration."""
+        """`steps_done` after the next iteration."""
         return self._steps_after(self.iteration_index + 1)
 
     @property
@@ -85,7 +85,7 @@ class Family(Protocol):
 
     def encode(self, spec: Spec) -> Conditioning: ...
     def begin(self, spec: Spec, conditioning: Conditioning) -> StepState:
-        """Draw the initial latents from `spec.seed` and give the request a sampler of its own."""
+        """Draw the initial latents from `spec.seed` and make the request's sampler."""
 
     def predict(self, states: Sequence[StepState], pack: Pack | None = None) -> list[Tensor]:
         """The guided prediction for the next iteration of each state, in order; any mix of shapes and times.
@@ -104,14 +104,14 @@ class Family(Protocol):
         """Take the iteration that `prediction` is for."""
 
     def preview(self, state: StepState, prediction: Tensor) -> Image:
-        """What the picture is becoming, as large as `core.preview.preview_shape` says, for people to look at.
+        """A preview of the picture in the size of `core.preview.preview_shape`.
 
         It is the clean image that the model believes in by `prediction`, the one for the state's next iteration; ask
         before `advance`. Changes no state; in a group, a rank's own affair.
         """
 
     def decode(self, state: StepState, sliced: bool = False) -> Image:
-        """`sliced` takes less memory and more time, and brings the same picture up to rounding."""
+        """The picture of a finished request. `sliced` takes less memory and more time; pictures differ by rounding."""
 
     def export(self, state: StepState) -> SerializedState:
         """The mutable part, which is all that `restore` needs besides spec and conditioning."""

@@ -159,7 +159,7 @@ class Flux(StagedPipeline):
 
 
 def _stock_defaults(pipeline: Any, name: str) -> Defaults:
-    """What `FluxPipeline.__call__` assumes. The model could draw any size; beyond twice this side it was never good."""
+    """The defaults of `FluxPipeline.__call__`. The model accepts any size; it is not good beyond twice this side."""
     side = pipeline.default_sample_size * pipeline.vae_scale_factor
     return Defaults(
         name=name,

@@ -1,4 +1,4 @@
-"""Which model exactly: what was measured of one holds for another only if they are the same."""
+"""The identity of a model: measurements hold only for the same one."""
 
 from __future__ import annotations
 

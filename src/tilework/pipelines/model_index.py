@@ -1,4 +1,4 @@
-"""What the files of a model say before anything of it is loaded: where it is, and which adapter serves it.
+"""Reads the index of a model before loading it: where it is, and which adapter serves it.
 
 Imports no torch, so that a server can refuse a model before it starts workers.
 """

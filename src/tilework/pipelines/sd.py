@@ -54,7 +54,7 @@ class StableDiffusion(UNetPipeline):
 
 
 def _stock_defaults(pipeline: Any, name: str) -> Defaults:
-    """What `StableDiffusionPipeline.__call__` assumes; as for Stable Diffusion XL, twice the side is the limit."""
+    """The defaults of `StableDiffusionPipeline.__call__`; as for Stable Diffusion XL, twice the side is the limit."""
     sample = pipeline.unet.config.sample_size
     side = (sample if isinstance(sample, int) else max(sample)) * pipeline.vae_scale_factor
     return Defaults(

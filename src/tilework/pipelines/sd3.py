@@ -111,7 +111,7 @@ class StableDiffusion3(StagedPipeline):
 
 
 def _stock_defaults(pipeline: Any, name: str) -> Defaults:
-    """What `StableDiffusion3Pipeline.__call__` assumes, as far as the positional table of the model allows it."""
+    """The defaults of `StableDiffusion3Pipeline.__call__`, as far as the positional table of the model allows it."""
     max_side = pipeline.transformer.config.pos_embed_max_size * pipeline.vae_scale_factor * pipeline.patch_size
     side = min(pipeline.default_sample_size * pipeline.vae_scale_factor, max_side)
     return Defaults(

@@ -64,7 +64,8 @@ class StableDiffusionXL(UNetPipeline):
 
 
 def _stock_defaults(pipeline: Any, name: str) -> Defaults:
-    """What `StableDiffusionXLPipeline.__call__` assumes. The U-Net could draw any size; twice this side is the limit.
+    """The defaults of `StableDiffusionXLPipeline.__call__`. The U-Net could draw any size; twice this side is the
+    limit.
 
     Beyond it pictures fall apart. The text encoders fix the text's length themselves.
     """

@@ -28,7 +28,7 @@ _Rows = Callable[[Tensor], Tensor]
 
 
 def decode(vae: Any, latents: Tensor, sliced: bool) -> Tensor:
-    """What `vae` makes of the latents (1, channels, rows, columns) of one picture.
+    """Decode the latents (1, channels, rows, columns) of one picture with `vae`.
 
     `sliced` brings the same up to rounding: within 1e-5 in float32, for pixels from -1 to 1. It takes less than half
     of the memory and a fifth to a half more time. A decoder that is built otherwise than those of the families here

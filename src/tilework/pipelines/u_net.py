@@ -1,4 +1,4 @@
-"""What the families around a U-Net have in common: Stable Diffusion and Stable Diffusion XL."""
+"""The common part of the families with a U-Net: Stable Diffusion and Stable Diffusion XL."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class UNetPipeline(StagedPipeline):
 
     @abstractmethod
     def _added(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """What the U-Net takes besides time, text and guidance."""
+        """The inputs of the U-Net besides time, text and guidance."""
 
     def _guidance(self, spec: Spec, dtype: torch.dtype) -> dict[str, Tensor]:
         """The guidance scale as an input of the model, of distilled ones."""

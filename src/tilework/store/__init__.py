@@ -1,4 +1,4 @@
-"""Owns results until their readers have fetched them or their time is up, and the journal of what was accepted.
+"""Owns results until their readers have fetched them or their time is up, and the journal of accepted calls.
 
 Knows nothing of how a result was made, nor what a call says.
 """

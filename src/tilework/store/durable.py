@@ -1,4 +1,4 @@
-"""The directory in which a server keeps what shall outlive it; one server at a time."""
+"""The directory of data that outlives a server; one server at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DurableDirectory:
     """
 
     def __init__(self, path: Path) -> None:
-        """Make it, or open what an earlier server has left.
+        """Create the directory, or open that of an earlier server.
 
         Raises:
             JournalUnusable: another server uses it, or it is not ours; the message says what to do.
@@ -55,7 +55,7 @@ class DurableDirectory:
         return FileStore(self.path / "results", max_bytes=max_bytes, ttl_ns=ttl_ns)
 
     def new_log(self) -> Path:
-        """Where this start of the server may write its event log; the logs of starts long ago are removed."""
+        """The path for the event log of this start; the logs of the oldest starts are removed."""
         numbers = sorted(int(path.stem.removeprefix("events-")) for path in self.path.glob("events-[0-9]*.jsonl"))
         for number in numbers[: 1 - _KEPT_LOGS]:
             (self.path / f"events-{number}.jsonl").unlink()

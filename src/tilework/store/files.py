@@ -84,7 +84,7 @@ class FileStore:
         _remove(self._index.remove(uid))
 
     def _load(self) -> int:
-        """Find what earlier processes have left; returns the last number that one of them used."""
+        """Load the results of earlier processes; returns the last number that one of them used."""
         last = 0
         for path in sorted(self._directory.iterdir()):
             head = None if path.name.startswith(_HIDDEN) else _head_of(path)
@@ -114,7 +114,7 @@ def _read(path: Path) -> Result | None:
 
 
 def _head_of(path: Path) -> _Head | None:
-    """None if it is no result, or not all of it: the machine may have lost power."""
+    """None if the file is no complete result: the machine may have lost power."""
     with path.open("rb") as file:
         head = _read_head(file)
         is_whole = head is not None and path.stat().st_size - file.tell() == head.num_bytes

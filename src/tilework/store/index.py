@@ -1,4 +1,4 @@
-"""What a store holds, in the order in which it goes: under a time to live and a cap in bytes."""
+"""The index of a store in order of expiry, with a time to live and a cap in bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Index(Generic[T]):
         return len(self._entries)
 
     def expires_ns(self, now_ns: int) -> int:
-        """Until when lives what is added now."""
+        """The expiry of a result that is added now."""
         return now_ns + self._ttl_ns
 
     def get(self, uid: str, now_ns: int) -> T | None:
@@ -48,7 +48,7 @@ class Index(Generic[T]):
         return None if entry is None or entry.expires_ns <= now_ns else entry.value
 
     def add(self, uid: str, value: T, num_bytes: int, expires_ns: int) -> list[T]:
-        """Add what fits under the cap; returns what it replaces, and what makes room for it."""
+        """Add a result; returns the results that it replaces or evicts."""
         removed = self.remove(uid)
         while self._num_bytes + num_bytes > self.max_bytes:
             removed += self.remove(next(iter(self._entries)))

@@ -1,4 +1,4 @@
-"""The journal of a server: what it has accepted and how far that has come, in one SQLite file.
+"""The journal of a server: accepted calls and their checkpoints, in one SQLite file.
 
 Every method is one transaction, and is done when it returns: a killed process loses nothing of it. (If the machine
 loses power, the last moments before may be missing, but nothing is torn.) What a call or a record says is the server's
@@ -20,7 +20,7 @@ from tilework.core.wire import StateBlob
 _log = logging.getLogger(__name__)
 _APPLICATION_ID = 0x746A726E  # "tjrn"; marks the file as ours.
 _VERSION = 3  # Since 3 the `terms` of a call are one object.
-_MOST_WAL_PAGES = 16_384  # 64 MiB, should `tidy` not get round to it.
+_MOST_WAL_PAGES = 16_384  # 64 MiB, in case `tidy` does not run.
 _BUSY_S = 10.0
 _SCHEMA = """
 CREATE TABLE clock (zero_ns INTEGER NOT NULL);
@@ -68,10 +68,10 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         """Raises JournalUnusable, OSError."""
-        path.touch(mode=0o600)  # It holds prompts; its companions take after it.
+        path.touch(mode=0o600)  # It holds prompts; SQLite gives its other files the same mode.
         self._path = path
         self._is_failing = False
-        self._owed: dict[str, Ended] = {}  # Ends that could not be written; with the next one.
+        self._owed: dict[str, Ended] = {}  # Ends that could not be written, written with the next one.
         with ExitStack() as stack:
             try:
                 self._connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
@@ -104,7 +104,7 @@ class Journal:
         self._connection.close()
 
     def tidy(self) -> None:
-        """Move what was written from the write-ahead log into the file, which waits for the disk; on any thread."""
+        """Move the write-ahead log into the file, which waits for the disk; on any thread."""
         with closing(sqlite3.connect(self._path, timeout=0)) as connection:
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
@@ -127,7 +127,7 @@ class Journal:
             connection.executemany("INSERT INTO image (uid, call) VALUES (?, ?)", images)
 
     def end(self, ended: Ended) -> None:
-        """Put what is remembered of a call into the place of the open one.
+        """Replace an open call by the record of its end.
 
         What cannot be written is kept in mind, and written with the next end.
 
@@ -143,22 +143,22 @@ class Journal:
         self._owed.clear()
 
     def forget(self, uid: str) -> None:
-        """Let an open call go without a record. Raises NotWritten."""
+        """Delete an open call without a record. Raises NotWritten."""
         with self._transaction() as connection:
             _remove_open(connection, uid)
 
     def free_key(self, uid: str) -> None:
-        """The key of a call that has ended leads to it no more. Raises NotWritten."""
+        """Remove the idempotency key of an ended call. Raises NotWritten."""
         with self._transaction() as connection:
             connection.execute("UPDATE record SET has_key = 0 WHERE uid = ?", (uid,))
 
     def drop(self, uids: Iterable[str]) -> None:
-        """Let records go. Raises NotWritten."""
+        """Delete records. Raises NotWritten."""
         with self._transaction() as connection:
             connection.executemany("DELETE FROM record WHERE uid = ?", [(uid,) for uid in uids])
 
     def open_calls(self) -> list[OpenCall]:
-        """In the order of their arrival."""
+        """Open calls in order of arrival."""
         rows = self._connection.execute("SELECT uid, model, document FROM call ORDER BY number")
         calls = {uid: OpenCall(uid=uid, model=model, document=document) for uid, model, document in rows}
         columns = "call, uid, conditioning, conditioning_bytes, state, state_bytes, steps_done"
@@ -169,7 +169,7 @@ class Journal:
         return list(calls.values())
 
     def records(self) -> list[Ended]:
-        """In the order of their ends."""
+        """Ended calls in order of their ends."""
         rows = self._connection.execute("SELECT uid, has_key, document FROM record ORDER BY number")
         return [Ended(uid=uid, has_key=bool(has_key), document=document) for uid, has_key, document in rows]
 

@@ -7,7 +7,7 @@ from tilework.store.results import Result, Stored, TooLarge
 
 
 class MemoryStore:
-    """A `ResultStore` that sweeps out what has expired whenever it is used.
+    """A `ResultStore` that removes expired results whenever it is used.
 
     The cap counts contents, not the bookkeeping of about 300 bytes per result.
     """

@@ -1,4 +1,4 @@
-"""What every store of results does, in memory or shared between servers."""
+"""The interface of stores of results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """The result can be fetched until `expires_ns`, unless newer results need its room."""
+    """The result can be fetched until `expires_ns`, unless newer results evict it."""
 
     expires_ns: int
 
@@ -39,10 +39,10 @@ class ResultStore(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """What the store holds now, including expired results that were not swept yet."""
+        """The size of all results, including expired ones that are not removed yet."""
 
     def __len__(self) -> int:
-        """How many results it holds."""
+        """The number of results."""
 
     async def put(self, uid: str, content: bytes, media_type: str, now_ns: int) -> Stored | TooLarge | Unwritten:
         """Keep a result; one with the same uid is replaced."""
@@ -54,4 +54,4 @@ class ResultStore(Protocol):
         """Whether `get` would find it."""
 
     async def delete(self, uid: str) -> None:
-        """Let a result go before its time; does nothing if it is not there."""
+        """Delete a result before its expiry; does nothing if there is none."""

@@ -142,7 +142,7 @@ class _Clock:
         return time.monotonic_ns() - start_ns
 
     def _agreed_num_runs(self, run_ns: int) -> int:
-        """As many as fit into the budget by the clock of rank 0: with different numbers, ranks would wait forever."""
+        """The number of runs that fit into the budget by the clock of rank 0: it must be the same on all ranks."""
         num_runs = min(_MAX_RUNS, max(1, _BUDGET_NS // max(1, run_ns)))
         if self.comm is None:
             return num_runs

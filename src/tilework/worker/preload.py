@@ -39,7 +39,7 @@ _NAMES = (
 # torch marks a process that has asked the CUDA runtime for its devices as unfit for forking, and libraries ask while
 # they are imported; through NVML the question is harmless.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-setproctitle("tilework: starts workers")  # For `ps`; a worker says its own name as soon as it is born.
+setproctitle("tilework: starts workers")  # For `ps`; a worker sets its own title when it starts.
 quiet()
 for _name in _NAMES:
     pkgutil.resolve_name(_name)

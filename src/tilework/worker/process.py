@@ -75,7 +75,7 @@ def _loaded(family: Family, source: Source, load_ns: int) -> Loaded:
 
 
 def _device_name(source: Source, device_id: int) -> str:
-    """What `ps` shows of the device: cuda:0, cpu, or that it is simulated."""
+    """The device as `ps` shows it: cuda:0, cpu, or simulated."""
     if isinstance(source, SimulatedSource):
         return "simulated"
     return f"{source.device}:{device_id}" if source.device == "cuda" else source.device
@@ -89,7 +89,7 @@ def _prepare(source: Source, device_id: int) -> None:
 
 
 class _Link:
-    """The worker's end of the pipe. A thread of its own receives, so that some commands overtake what is queued."""
+    """The worker's end of the pipe. A separate thread receives, so that some commands overtake queued ones."""
 
     def __init__(self, connection: Connection, groups: Groups) -> None:
         self._groups = groups

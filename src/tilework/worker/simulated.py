@@ -150,7 +150,7 @@ def _flat(shape: Shape, seed: int) -> Image:
 
 
 class _Clocked(Parallel):
-    """A `Parallel` that knows until when the running work lasts."""
+    """A `Parallel` that knows when the running work ends."""
 
     def leave(self) -> None:
         super().leave()

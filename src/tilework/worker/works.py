@@ -1,4 +1,4 @@
-"""The works that a worker has been given and that have not ended."""
+"""The works that a worker has received and not ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OpenWorks:
             self._stopped[work_id] = is_stopped
 
     def stop(self, work_id: int) -> None:
-        """Ask a work to end at its next step boundary; one that is not open is none of our business any more."""
+        """Ask a work to end at its next step boundary; does nothing if the work is not open."""
         with self._lock:
             if work_id in self._stopped:
                 self._stopped[work_id] = True

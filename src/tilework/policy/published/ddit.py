@@ -22,7 +22,7 @@ from tilework.policy.toolkit.wording import devices_text
 
 @dataclass(frozen=True, slots=True)
 class _Grant:
-    """A job has had `degree` devices since `num_steps_left` of its steps were left."""
+    """A job has had `degree` devices since it had `num_steps_left` steps left."""
 
     degree: int
     num_steps_left: int
@@ -67,7 +67,7 @@ class DDiT:
         return [speed.degree for speed in speeds if speed.degree <= best]
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        """At the degree that suits it. It may begin with fewer devices; the correction of predictions learns that."""
+        """The work at the degree that suits the request. It may begin narrower; `eta_correction` learns that."""
         degree = best_doubling(step_speeds(request, costs)) if left.num_steps_left else 1
         return demand_at(request, left, degree, costs)
 
