@@ -22,16 +22,18 @@ OTHERS = {
     "client_body_timeout": "nginx",
     "client_header_timeout": "nginx",
     "client_max_body_size": "nginx",
+    "large_client_header_buffers": "nginx",
     "limit_conn": "nginx",
     "limit_req": "nginx",
     "send_timeout": "nginx",
+    "worker_connections": "nginx",
     "limit_concurrency": "uvicorn",
     "_sum": "Prometheus",
     "terminationGracePeriodSeconds": "Kubernetes",
     "TimeoutStopSec": "systemd",
     "stop_grace_period": "Docker Compose",
 }
-"""Names that are other programs'."""
+"""Names of other programs; add those that a page needs."""
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
