@@ -40,7 +40,7 @@ Check = Callable[[Mapping[str, object], Rules, Random], ImageCall]  # A body and
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A call as one connection sees it; `is_replay` if an earlier one had brought it in."""
+    """A call as one connection sees it; `is_replay` if an earlier request with the same key started it."""
 
     call: Call
     is_replay: bool
@@ -149,7 +149,7 @@ class ImageService:
         return call.end.done() or (wait_s > 0 and await unless_gone(http.receive, call.end, wait_s))
 
     def _later(self, entry: Entry, http: Request, headers: dict[str, str]) -> Response:
-        """Of a call that has just come in, the prediction that it came in with is still good."""
+        """The answer 202. A new call shows the prediction of its admission; a replayed one is predicted again."""
         call = entry.call
         status = call_status(call, self.engine if entry.is_replay else None)
         location = f"{base_url(self.config, http)}/v1/requests/{call.uid}"

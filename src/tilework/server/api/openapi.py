@@ -20,7 +20,7 @@ def _body(schema: dict[str, Any], example: object) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}}
 
 
-# What to add to the route's example, {"headers": ..., "fields": ...}, for it to be answered so.
+# What to add to the route's example, {"headers": ..., "fields": ...}, to get this answer.
 CALL = "x-tilework-call"
 _WITH_RETRY = (409, 429, 503)
 _ANY_CALL = (431, 500, 503)
@@ -40,14 +40,14 @@ PREFER = {
     "schema": {"type": "string"},
     "description": "respond-async answers 202 at once; with wait=N, after at most N seconds.",
 }
-_EVENT = {  # Each of a stream's: so OpenAPI 3.1 is read, which has no word for the stream itself.
+_EVENT = {  # One event: OpenAPI 3.1 has no word for the stream itself.
     "type": "object",
     "required": ["event", "data"],
     "properties": {"event": {"type": "string"}, "data": {"type": "string", "contentMediaType": "application/json"}},
 }
 _HEADERS = {
     "x-request-id": "The uid of the call",
-    "Idempotent-Replayed": "true, if an earlier call with the same key had brought it in",
+    "Idempotent-Replayed": "true, if an earlier request with the same key started the call",
     "Preference-Applied": "What was taken of Prefer",
     "Location": "Where to ask how the call stands",
     "Retry-After": "After how many seconds to try again",

@@ -121,7 +121,7 @@ def _statuses(operation: Mapping[str, Any]) -> str:
 
 
 def _examples(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
-    """The usual answer, and every other one that says by which call it comes."""
+    """Examples of the usual answer, and of every other answer that names the call which gets it."""
     good = [
         (status, media_type, content)
         for status, answer in operation["responses"].items()

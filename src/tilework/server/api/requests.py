@@ -79,7 +79,7 @@ class RequestService:
         )
 
     async def delete(self, uid: str, http: Request) -> RequestStatus:
-        """Cancel a call, also by one of its images; of one that has ended, let the pictures go.
+        """Cancel a call, also by one of its images, or delete the pictures of one that has ended.
 
         Answers with its final state.
         """

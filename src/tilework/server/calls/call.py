@@ -1,4 +1,4 @@
-"""One accepted call, from its submission until its pictures are encoded; it lives on whatever its connections do."""
+"""One accepted call, from its submission until its pictures are encoded. It does not depend on its connections."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Call:
 
 @contextmanager
 def changes(call: Call) -> Iterator[asyncio.Event]:
-    """An event that is set after every change of a call; its reader clears it, so that nothing piles up."""
+    """An event that is set after every change of a call. Its reader clears it, so changes never queue up."""
     changed = asyncio.Event()
     stops = [ticket.watch(changed.set) for ticket in call.tickets]
 

@@ -171,7 +171,7 @@ def _unwritten(call: Call) -> CallError:
 
 
 def _left(call: Call) -> CallError:
-    """What a client that waits is told. Its library would send the call again, and it would be drawn twice."""
+    """The error for clients that wait. If their library sent the call again, it would be drawn twice."""
     message = (
         f"The server is stopping. Request {call.uid} is kept: it goes on with the server's next start, and its pictures"
         f" are then at /v1/requests/{call.uid}/content. Do not send it again."

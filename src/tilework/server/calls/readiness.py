@@ -14,8 +14,8 @@ from tilework.server.schema.answers import ReadyModel
 class Readiness:
     """`has_started` becomes true when the models are loaded; before that the engine can answer nothing.
 
-    `num_restored` images were taken over from the server's previous start. `stop_waits_for`, once a stop
-    has begun, says what that waits for.
+    `num_restored` images were restored from the server's previous run. `stop_waits_for` says what a stop waits for,
+    once one has begun.
     """
 
     engine: Engine

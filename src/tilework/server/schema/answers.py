@@ -211,7 +211,7 @@ class Alive(BaseModel):
 
 
 class ReadyModel(BaseModel):
-    """`open_requests` counts images that have not ended; `restored_requests` those taken over from a former start."""
+    """`open_requests` counts images that have not ended, `restored_requests` those of the server's previous run."""
 
     status: Literal["ready"] = "ready"
     devices_up: int
