@@ -389,6 +389,11 @@ def test_mistakes_are_reported(words: tuple[str, ...], message: str) -> None:
     assert message in str(result.exception).replace("\\", "")
 
 
+def test_one_device_and_one_request_are_not_plural() -> None:
+    result = CliRunner().invoke(app, ["fuzz", "--seed", "107", "--keep", "1"])
+    assert ", 1 device, 1 request;" in " ".join(result.output.split())
+
+
 def test_faults_are_read_and_shown() -> None:
     faults = parse_faults(["crash", "slow=0.5", "delayed=0.1:3"])
     assert [str(fault) for fault in faults.by_name.values()] == ["crash=0.03:2", "slow=0.5:6", "delayed=0.1:3"]

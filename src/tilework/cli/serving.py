@@ -79,7 +79,7 @@ class Serving:
     @property
     def _device(self) -> str:
         """What the workers run on, in a word."""
-        return "modelled" if isinstance(self.source, SimulatedSource) else self.source.device
+        return "simulated device" if isinstance(self.source, SimulatedSource) else self.source.device
 
     def _engine(self, config: ServerConfig, state: DurableDirectory | None, stack: ExitStack, status: Status) -> Engine:
         """The engine, not yet started. Its log is closed with `stack`; `status` shows what it measures."""

@@ -20,6 +20,7 @@ from tilework.control.log import entry_line, header_line
 from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.policy.registry import UnknownPolicy, make_policy
+from tilework.server.text import counted
 from tilework.sim.faults import BadFault, Faults, parse_faults
 from tilework.sim.fuzz import run_scenario, run_seeds, shrink
 from tilework.sim.scenarios import Scenario, scenario
@@ -136,7 +137,8 @@ def _run_one(one: Scenario, log: Path | None, json: bool) -> None:
     if json:
         print_json(tally.document([]))
     else:
-        about = f"policy {one.controller.policy}, {one.config.num_devices} devices, {len(one.requests)} requests"
+        size = f"{counted(one.config.num_devices, 'device')}, {counted(len(one.requests), 'request')}"
+        about = f"policy {one.controller.policy}, {size}"
         out.print(f"seed {one.seed}: {about}; faults {' '.join(map(str, one.faults.by_name.values())) or 'none'}")
         print_tally(tally)
         if verdict.violation:
