@@ -84,7 +84,7 @@ class Planner:
 
     def _wake(self, *wanted_ns: int | None) -> list[Action]:
         """Ask for a wake-up at the earliest of these times, unless there will be one by then."""
-        at_ns = min((wanted for wanted in wanted_ns if wanted is not None), default=None)
+        at_ns = min([wanted for wanted in wanted_ns if wanted is not None], default=None)
         if at_ns is None or (self._wakes_ns and self._wakes_ns[0] <= at_ns):
             return []
         self._wakes_ns.insert(0, at_ns)

@@ -77,7 +77,7 @@ class DDiT:
         if not pool.allocator.num_free():
             return pool.plan(())
         tasks = pool.tasks()
-        if self.drops_to_best_effort and (late := late_jobs((task.job, task.earliest_ns) for task in tasks)):
+        if self.drops_to_best_effort and (late := late_jobs([(task.job, task.earliest_ns) for task in tasks])):
             return Plan(dropped_to_best_effort=late)
         running = [task for task in tasks if task.job.last_devices]
         placed = self._keep(pool, running)

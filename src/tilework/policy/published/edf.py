@@ -42,7 +42,7 @@ class EarliestDeadlineFirst(DeadlineOrdered):
         jobs = list(jobs_at_hand(view, WORKS_PER_DEVICE * len(view.devices)))
         if not jobs:
             return Plan()
-        if late := late_jobs((job, now_ns + job.demand.run_ns) for job in jobs if job.stage is not None):
+        if late := late_jobs([(job, now_ns + job.demand.run_ns) for job in jobs if job.stage is not None]):
             return Plan(dropped_to_best_effort=late)
         waiting = iter(view.waiting())
         head = next(waiting, None)

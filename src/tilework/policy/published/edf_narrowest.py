@@ -31,7 +31,7 @@ class NarrowestFirst(DeadlinePolicy):
         if not pool.allocator.num_free():
             return pool.plan(())
         tasks = [task for task in pool.tasks() if not task.job.works]
-        if late := late_jobs((task.job, task.earliest_ns) for task in tasks):
+        if late := late_jobs([(task.job, task.earliest_ns) for task in tasks]):
             return Plan(dropped_to_best_effort=late)
         placements: list[Placement] = []
         for task in tasks:

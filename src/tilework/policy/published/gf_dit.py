@@ -45,7 +45,7 @@ class BestFit(DeadlinePolicy):
         if not pool.allocator.num_free():
             return pool.plan(())
         tasks = pool.tasks()
-        if self.drops_to_best_effort and (late := late_jobs((task.job, task.earliest_ns) for task in tasks)):
+        if self.drops_to_best_effort and (late := late_jobs([(task.job, task.earliest_ns) for task in tasks])):
             return Plan(dropped_to_best_effort=late)
         placements = [one for task in tasks if pool.is_ready(task) and (one := _narrowest(pool, task)) is not None]
         while pool.allocator.num_free() and any(_grows(pool, one) for one in placements):

@@ -54,7 +54,7 @@ class PatchedServe(ContinuousBatching):
         begun, waiting = ([job for job in jobs if _has_a_turn(job, begin_ns)] for jobs in (queue.begun, queue.waiting))
         if not begun and not waiting:
             return BatchChoice(first_batch(queue.jobs, costs))
-        if late := late_jobs((job, begin_ns + job.demand.run_ns) for job in begun):
+        if late := late_jobs([(job, begin_ns + job.demand.run_ns) for job in begun]):
             return BatchChoice((), late)
         return _BatchAdmission(self, costs, begin_ns).run(first_batch(begun, costs), waiting)
 

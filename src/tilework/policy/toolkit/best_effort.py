@@ -24,4 +24,4 @@ def late_jobs(earliest_ns: Iterable[tuple[JobView, int]]) -> tuple[tuple[int, st
 
     A plan that drops jobs starts nothing: the controller then asks for another plan in the new order of service.
     """
-    return tuple((job.job_id, why) for job, end_ns in earliest_ns if (why := drop_reason(job, end_ns)) is not None)
+    return tuple([(job.job_id, why) for job, end_ns in earliest_ns if (why := drop_reason(job, end_ns)) is not None])

@@ -11,7 +11,7 @@ from tilework.core.progress import Cursor
 from tilework.core.work import DIFFUSE, Plan, Start, Work
 from tilework.policy.toolkit.demand import usable_degree
 from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE, Lane
-from tilework.policy.toolkit.starts import start_stage, start_steps, steps_in_chunk
+from tilework.policy.toolkit.starts import steps_in_chunk
 
 Pick = tuple[JobView, str]
 """The job that a lane works on next, and why."""
@@ -74,14 +74,14 @@ class LanePlan:
     def _start(self, job: JobView, lane: Lane, why: str) -> None:
         """Append the next piece of `job` to `lane`: its encode, a chunk of steps, or its decode."""
         cursor = self._cursors.get(job.job_id) or Cursor(job.stage, job.num_steps_left)
-        stage, num_steps = cursor.stage, 1
+        stage, degree, num_steps = cursor.stage, 1, 1
         assert stage is not None, f"job {job.job_id} has nothing left to start"
         if stage.name == DIFFUSE:
             degree = usable_degree(stage, len(lane.devices), self.costs)
             step_ns = self.costs.work_ns(stage, (job.request,), degree)
             num_steps = steps_in_chunk(cursor.num_steps_left, step_ns, self.chunk_ns)
-            self.starts.append(start_steps(stage.pipeline, (job.job_id,), lane.ids[:degree], num_steps, why))
-        else:
-            self.starts.append(start_stage(stage, job.job_id, lane.ids[0], why))
+        self.starts.append(
+            Start(stage=stage, job_ids=(job.job_id,), devices=lane.ids[:degree], num_steps=num_steps, why=why)
+        )
         self._cursors[job.job_id] = cursor.advanced(num_steps)
         self._tails[lane.devices[0].device_id] = job

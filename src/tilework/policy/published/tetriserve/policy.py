@@ -57,7 +57,7 @@ class TetriServe(DeadlinePolicy):
         if not is_over:
             return Plan(wake_ns=self._end_ns)
         tasks = tasks_at_hand(view, costs, now_ns)
-        if late := late_jobs((task.job, task.earliest_ns) for task in tasks):
+        if late := late_jobs([(task.job, task.earliest_ns) for task in tasks]):
             return Plan(dropped_to_best_effort=late)
         round_ns = self.round_ns or self._adapted_round_ns(tasks)
         starts = RoundPlan(view, costs, tasks, Round(now_ns, round_ns, self.margin_ns)).starts()

@@ -81,7 +81,7 @@ class TridentServe(DeadlinePolicy):
         ready = [task for task in pool.tasks() if pool.is_ready(task)]
         placed, others = _keep(pool, ready)
         bids = read_bids(others)
-        if late := late_jobs((bid.task.job, bid.earliest_ns) for bid in bids):
+        if late := late_jobs([(bid.task.job, bid.earliest_ns) for bid in bids]):
             return Plan(dropped_to_best_effort=late)
         if (longest := _past_patience(bids, now_ns)) is not None:
             bids.remove(longest)
