@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from itertools import combinations
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilework.admission.list_schedule import FreeTimes, free_after, place
+from tilework.admission.list_schedule import FreeTimes, first_slot, free_after, place
 from tilework.core.interfaces import Ahead, Demand
 
 TIMES = st.integers(0, 60)
@@ -94,3 +95,14 @@ def test_pouring_many_jobs_is_close_to_placing_each(free: list[int], ahead: list
     assert abs(place(free_after(free, (), Ahead(sum(ahead[:-128]), blocks)), Demand(1, 0)) - min(exact)) <= 2 * max(
         ahead
     )
+
+
+def test_a_placed_block_takes_the_first_slot() -> None:
+    random = Random(4)
+    for _ in range(300):
+        free_ns = sorted(random.randrange(50) for _ in range(random.randrange(1, 9)))
+        width, ready_ns = random.randrange(1, len(free_ns) + 1), random.randrange(60)
+        start_ns, stop = first_slot(free_ns, width, ready_ns)
+        expected = sorted([*free_ns[: stop - width], *free_ns[stop:], *[start_ns + 7] * width])
+        assert place(free_ns, Demand(width, 7), ready_ns) == start_ns + 7
+        assert free_ns == expected

@@ -6,7 +6,6 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
-from typing import NamedTuple
 
 from tilework.core.request import Request, Shape
 
@@ -14,18 +13,12 @@ _MOST_KEYS = 4096
 _REMEMBERED, _FEW = 15, 3
 
 
-class _Key(NamedTuple):
-    """Requests with equal keys share a correction.
+_Key = tuple[str, Shape, int, int, str]
+"""Pipeline, shape, steps, range of the number of jobs, and type of deadline: such requests share a correction.
 
-    It is coarser than `cost_key`: guidance and previews change the cost, which the prediction knows, but hardly the
-    error of the prediction; and a median needs several requests.
-    """
-
-    pipeline: str
-    shape: Shape
-    steps: int
-    load: int
-    deadline: str
+It is coarser than `cost_key`: guidance and previews change the cost, which the prediction knows, but hardly the error
+of the prediction; and a median needs several requests.
+"""
 
 
 @dataclass(slots=True)
@@ -70,7 +63,7 @@ def _keys(request: Request, load: int) -> Iterator[_Key]:
     """The key with the type of deadline, and the key for any type."""
     own = "promise" if request.is_promise else "none" if request.deadline_ns is None else "deadline"
     for deadline in (own, "any"):
-        yield _Key(request.pipeline, request.shape, request.steps, load, deadline)
+        yield request.pipeline, request.shape, request.steps, load, deadline
 
 
 def _load(num_jobs: int) -> int:

@@ -26,9 +26,17 @@ def first_slot(free_ns: Sequence[int], width: int, ready_ns: int) -> tuple[int, 
 
 
 def place(free_ns: FreeTimes, block: Demand, ready_ns: int = 0) -> int:
-    """Let a block take its devices until its end; returns the end. A block wider than the node takes all of it."""
-    width = min(block.width, len(free_ns))
-    start_ns, stop = first_slot(free_ns, width, ready_ns)
+    """Let a block take its devices until its end; returns the end. A block wider than the node takes all of it.
+
+    The rule of `first_slot` is written out here: an answer to one request may take thousands of calls.
+    """
+    width = block.width
+    if width >= len(free_ns):
+        end_ns = max(free_ns[-1], ready_ns) + block.run_ns
+        free_ns[:] = [end_ns] * len(free_ns)
+        return end_ns
+    start_ns = max(free_ns[width - 1], ready_ns)
+    stop = bisect_right(free_ns, start_ns)
     end_ns = start_ns + block.run_ns
     del free_ns[stop - width : stop]
     index = bisect_left(free_ns, end_ns)
