@@ -306,7 +306,7 @@ def test_a_preview_that_fails_does_not_fail_the_picture(
         bench.run(Encode(1, JOB, tiny.spec(preview_every=1)), *chunks(0, 2, 4), Decode(3, JOB))
     assert [(one.work_id, one.steps_done) for one in bench.previews] == [(11, 1)], "the next work tries again"
     assert [record.getMessage() for record in caplog.records] == [
-        f"work 10 goes on without previews of job {JOB}: one failed"
+        f"work 10 continues without previews of job {JOB}: one failed"
     ]
     assert bench.picture == expected
 
