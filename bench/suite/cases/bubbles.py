@@ -33,6 +33,7 @@ class Bubbles:
     steps: int = 20
     slos_s: tuple[float, float] = (5.0, 30.0)
     seed: int = 1
+    policy: str = "edf"  # One device per work and one request per device: a gap lies between two works of one worker.
 
     @classmethod
     def make(cls, quick: bool) -> Bubbles:
@@ -42,7 +43,7 @@ class Bubbles:
         rng = Random(self.seed)
         with TemporaryDirectory() as folder:
             log = Path(folder) / "events.jsonl"
-            with serving(self.workers, log) as server:
+            with serving(self.workers, log, {"policy": self.policy}) as server:
                 note(f"server ready in {server.ready_s:.1f} s")
                 asyncio.run(drive(server.url, self._workload(rng, deadlines=False)[: 2 * self.workers]))
                 runs: dict[bool, list[list[Record]]] = {False: [], True: []}
