@@ -34,12 +34,15 @@ class Server:
 
 
 @contextmanager
-def serving(workers: int, log: Path | None = None, settings: Mapping[str, object] | None = None) -> Iterator[Server]:
+def serving(
+    workers: int, log: Path | None = None, settings: Mapping[str, object] | None = None, policy: str | None = None
+) -> Iterator[Server]:
     """The shipped model on `workers` processes of one thread each; `settings` are the server's, by their names.
 
     Raises CaseFailed if it does not start.
     """
-    with _started(serve_arguments(workers) + ([] if log is None else ["--log", str(log)]), settings) as server:
+    options = [*([] if log is None else ["--log", str(log)]), *([] if policy is None else ["--policy", policy])]
+    with _started(serve_arguments(workers) + options, settings) as server:
         yield server
 
 

@@ -43,7 +43,7 @@ class Bubbles:
         rng = Random(self.seed)
         with TemporaryDirectory() as folder:
             log = Path(folder) / "events.jsonl"
-            with serving(self.workers, log, {"policy": self.policy}) as server:
+            with serving(self.workers, log, policy=self.policy) as server:
                 note(f"server ready in {server.ready_s:.1f} s")
                 asyncio.run(drive(server.url, self._workload(rng, deadlines=False)[: 2 * self.workers]))
                 runs: dict[bool, list[list[Record]]] = {False: [], True: []}
