@@ -16,7 +16,6 @@ import typer
 from suite.environment import environment, hardware_slug
 from suite.stats import median
 
-
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _RESULTS = Path(__file__).parents[1] / "results"
 
