@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tilework.comm import gloo
+from tilework.comm import connecting
 from tilework.comm.groups import Groups
 from tilework.comm.nccl import NcclComm
 from tilework.comm.rendezvous import Rendezvous
@@ -245,4 +245,4 @@ def remembered(groups: Groups) -> int:
 
 
 def limit_connecting(groups: Groups, limit_s: float) -> None:
-    gloo.CONNECT_S = limit_s
+    connecting.CONNECT_S = limit_s

@@ -241,6 +241,22 @@ def test_only_connecting_has_a_time_limit(mortals: Team) -> None:
     assert isinstance(mortals.members[0].ask(talk, lost), GroupBroken)
 
 
+def test_breaking_off_ends_the_wait_for_a_member_that_was_lost_while_connecting(mortals: Team) -> None:
+    """The other has come and never connects, as if it had been killed in between."""
+    mortals.ask((0, 1), limit_connecting, 600.0)
+    for _ in range(3):
+        lost = mortals.new_group(0, 1, 2)
+        for device_id in (1, 2):
+            Meeting(mortals.rendezvous.address, lost.group_id).come(device_id)
+        mortals.members[0].tell(talk, lost)
+        time.sleep(0.2)
+        mortals.members[0].tell(break_off, lost.group_id)
+        assert isinstance(mortals.members[0].answer(SOON_S), GroupBroken)
+        mortals.members[0].ask(close, lost.group_id)
+    survivors = mortals.new_group(0, 1)
+    assert mortals.ask((0, 1), talk, survivors) == [True] * 2, "what was left behind does not disturb a new group"
+
+
 def test_breaking_all_ends_current_and_later_calls(mortals: Team) -> None:
     """In a collective and for a group to form."""
     ref, forming, later = (mortals.new_group(0, 1, 2) for _ in range(3))

@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroupGloo, Store  # type: ignore[attr-defin
 from tilework.comm.exchange import PATIENCE, ExchangeComm, Piece
 from tilework.core.comm import GroupBroken
 
-CONNECT_S = 10.0
+_CONNECT_LIMIT = timedelta(seconds=10)  # For each connection. `Connecting` waits for all of them for less.
 
 # gloo sometimes forgets to wake a thread that waits for a sending when the connection breaks at that moment. Once all
 # pieces have been received, all ranks are known to be ready for ours: long enough for members in lockstep.
@@ -27,7 +27,8 @@ class GlooComm(ExchangeComm):
     """core.comm.Comm for CPU tensors of any type. Its members form it without a global process group.
 
     Two members of a group of `size` may not be the same process. The constructor returns when all are connected, and
-    raises GroupBroken if they are not within CONNECT_S. No member needs `store` any more once `meet` has returned.
+    raises GroupBroken if one cannot be reached for long (see `connecting`). No member needs `store` any more once
+    `meet` has returned.
 
     What is lost is seen by a broken connection: at once by those that wait for the lost member, by the others when
     one of these, having aborted, is waited for, or by `abort`. All methods but `abort` belong to one thread.
@@ -83,7 +84,7 @@ def _options() -> Any:
     options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [_device()]
     options._threads = 0
-    options._timeout = timedelta(seconds=CONNECT_S)
+    options._timeout = _CONNECT_LIMIT
     return options
 
 

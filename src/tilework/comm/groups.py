@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from threading import Condition
 
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
+from tilework.comm.connecting import Connecting
 from tilework.comm.exchange import ExchangeComm
 from tilework.comm.gloo import GlooComm
 from tilework.comm.nccl import NcclComm, NcclNode
@@ -62,7 +64,6 @@ class Groups:
     def break_off(self, group_id: int) -> None:
         """Make the call of this group that is under way, and all later ones, raise GroupBroken.
 
-        While the members, all present, connect to each other, it takes effect when they have, or have failed to.
         On "cuda" this breaks the whole node that the group is a part of.
         """
         with self._changed:
@@ -100,7 +101,8 @@ class Groups:
     def _form(self, ref: GroupRef) -> Comm:
         try:
             self._await_members(ref)
-            comm = self._keep(ref, self._connect(ref))
+            connecting = Connecting(partial(self._connect, ref), self._changed)
+            comm = self._keep(ref, connecting.wait(partial(self._check, ref.group_id)))
             comm.meet(self._device)
             if comm.rank == 0 and self._device == "cpu":  # NCCL may look into its store again.
                 self._meeting(ref.group_id).end()
