@@ -18,6 +18,7 @@ from suite.cases.bubbles import Bubbles
 from suite.cases.chaos import Chaos
 from suite.cases.controller import ControllerTime
 from suite.cases.elastic import Elastic
+from suite.cases.forming import Forming
 from suite.cases.frontdoor import FrontDoor
 from suite.cases.fuzz import Fuzz
 from suite.cases.groups import GroupTime
@@ -68,6 +69,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "together": ("Mixed traffic on a live server, in batches and one by one", Together),
     "ready": ("Time from the start of the server to ready", Ready),
     "chaos": ("Workers killed under load: nothing is lost, and how soon requests continue", Chaos),
+    "forming": ("A member killed while its group forms: how soon the survivors are free", Forming),
     "fuzz": ("Scenarios where things go wrong, simulated: is anything violated that must hold", Fuzz),
     "mutations": ("Bugs injected into controller and policies: does simulation or a test catch them", Mutations),
     "soak": ("Mixed traffic with random kills for twenty minutes: memory and attainment", Soak),

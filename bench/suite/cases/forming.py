@@ -1,0 +1,165 @@
+"""How soon the survivors are free when a member is killed while its group forms."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from suite.case import CaseFailed, Check, Finding, Note, Table
+from suite.stats import bootstrap, exact
+from tilework.control.controller import ControllerConfig
+from tilework.core.cost_row import CostRow
+from tilework.core.model import SimulatedSource
+from tilework.core.wire import Spec
+from tilework.cost.table import CostTable
+from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.observer import EndedWork, Observer
+
+_PATIENCE_S = 120.0
+_POLL_S = 0.0005
+_SIDE, _STEPS, _STEP_S = 512, 10, 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forming:
+    """Groups of all `workers`; in each of `rounds` one member is killed after the first one has come.
+
+    The kill follows within `most_delay_s`, at a random time. A round in which the group was formed by then is not
+    counted, and another one takes its place.
+    """
+
+    rounds: int = 60
+    workers: int = 4
+    most_delay_s: float = 0.03
+    seed: int = 1
+
+    @classmethod
+    def make(cls, quick: bool) -> Forming:
+        return cls(rounds=8) if quick else cls()
+
+    def measure(self, note: Note) -> Finding:
+        return asyncio.run(self._measure(note))
+
+    async def _measure(self, note: Note) -> Finding:
+        rounds, rng, engine, executor, watch = 0, Random(self.seed), *self._engine()
+        await engine.start()
+        free_s: list[float] = []
+        try:
+            while len(free_s) < self.rounds:
+                rounds += 1
+                took_s = await _round(str(rounds), rng, self, engine, executor, watch)
+                if took_s is not None:
+                    free_s.append(took_s)
+                    if not len(free_s) % 10:
+                        note(f"{len(free_s)} rounds, median {sorted(free_s)[len(free_s) // 2]:.3f} s")
+        finally:
+            await engine.stop()
+        needless = watch.num_lost - rounds
+        return Finding(
+            checks=(
+                Check(
+                    what="from the kill until all survivors are free, median",
+                    measured=bootstrap(free_s, self.seed),
+                    high=2,
+                    unit="s",
+                ),
+                Check(what="the longest", measured=exact(max(free_s)), high=5, unit="s"),
+                Check(what="workers lost that were not killed", measured=exact(needless), high=0),
+            ),
+            method=(
+                f"{self.workers} simulated devices with real processes and real groups (gloo); each round is a new "
+                f"request on all of them, which needs a new group.",
+                "A member is killed with SIGKILL after another one has come to the rendezvous.",
+                f"{rounds} rounds; those in which the group had formed before the kill are left out.",
+                "Intervals: 95% bootstrap of the median.",
+            ),
+            tables=(
+                Table(
+                    title="Seconds until the survivors are free",
+                    columns=("quantile", "s"),
+                    rows=tuple(
+                        (f"{percent}%", f"{sorted(free_s)[(len(free_s) - 1) * percent // 100]:.3f}")
+                        for percent in (0, 25, 50, 75, 90, 100)
+                    ),
+                ),
+            ),
+        )
+
+    def _engine(self) -> tuple[Engine, LocalExecutor, _Watch]:
+        rows = tuple(
+            CostRow(pipeline="simulated", stage="diffuse", height=_SIDE, width=_SIDE, degree=degree, seconds=_STEP_S)
+            for degree in (1, 2, 4, 8)
+            if degree <= self.workers
+        )
+        rows += tuple(
+            CostRow(pipeline="simulated", stage=stage, height=_SIDE, width=_SIDE, seconds=0.001)
+            for stage in ("encode", "decode")
+        )
+        table = CostTable(hardware="simulated devices", rows=rows, steps=_STEPS)
+        source = SimulatedSource(pipeline="simulated", hardware=table.hardware, steps=_STEPS, rows=rows)
+        executor = LocalExecutor(
+            LocalConfig(num_workers=self.workers, source=source, restart_delay_s=0.05, max_restarts=10_000)
+        )
+        config = EngineConfig(
+            controller=ControllerConfig(policy=f"fixed-sp{self.workers}", max_attempts=100), table=table
+        )
+        engine, watch = Engine(config, executor), _Watch()
+        engine.observe(watch)
+        return engine, executor, watch
+
+
+@dataclass(slots=True)
+class _Watch(Observer):
+    """Counts lost workers and ended works."""
+
+    num_lost: int = 0
+    num_ended: int = 0
+
+    def on_lost(self, device_id: int) -> None:
+        self.num_lost += 1
+
+    def on_work_ended(self, ended: EndedWork) -> None:
+        self.num_ended += len(ended.work.devices) > 1
+
+
+async def _round(
+    uid: str, rng: Random, case: Forming, engine: Engine, executor: LocalExecutor, watch: _Watch
+) -> float | None:
+    """Seconds from the kill until no survivor has the work any more; None if the group had formed before."""
+    await _until(lambda: engine.health().num_devices_up == case.workers)
+    place = Path(executor._rendezvous.address)
+    known = set(place.iterdir())
+    answer = engine.submit(
+        {uid: Spec(prompt="", negative_prompt="", height=_SIDE, width=_SIDE, steps=_STEPS, guidance_scale=1.0, seed=0)}
+    )
+    if not isinstance(answer, tuple):
+        raise CaseFailed(f"a request was refused: {answer.reason}")
+    (ticket,) = answer
+    await _until(lambda: any(path.glob("device-*") for path in set(place.iterdir()) - known))
+    (meeting,) = set(place.iterdir()) - known
+    await asyncio.sleep(rng.uniform(0, case.most_delay_s))
+    pid = executor.pid(rng.randrange(case.workers))
+    assert pid is not None
+    is_forming, num_ended = meeting.exists(), watch.num_ended
+    os.kill(pid, signal.SIGKILL)
+    killed_s = time.monotonic()
+    await _until(lambda: watch.num_ended > num_ended)
+    took_s = time.monotonic() - killed_s
+    engine.cancel(uid, "the round is over")  # Tried again, it would form the group that the next round is to form.
+    await asyncio.wait_for(ticket.outcome, _PATIENCE_S)
+    return took_s if is_forming else None
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + _PATIENCE_S
+    while not condition():
+        if time.monotonic() > end_s:
+            raise CaseFailed(f"nothing has happened for {_PATIENCE_S:g} s")
+        await asyncio.sleep(_POLL_S)
