@@ -112,6 +112,13 @@ def _hold_budget() -> None:
     os._exit(0 if right else 1)
 
 
+@pytest.mark.parametrize(("memory_bytes", "is_exceeded"), [(64 * MIB, True), (None, False)])
+def test_a_primitive_that_onednn_cannot_create_exceeds_a_budget(memory_bytes: int | None, is_exceeded: bool) -> None:
+    """Without a budget it is an error of the model: oneDNN has the same words for what it cannot compute."""
+    error = RuntimeError("could not create a primitive")
+    assert Budget(torch.device("cpu"), memory_bytes).is_exceeded_by(error) == is_exceeded
+
+
 # What is learnt.
 
 

@@ -17,6 +17,9 @@ _M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 1 << 20
 _SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed", "bad_alloc")
 """Parts of the messages of torch, its allocators, cuDNN and cuBLAS, in lower case; most raise a RuntimeError."""
 
+_ONEDNN_SIGN = "could not create a primitive"
+"""oneDNN's message where it cannot allocate, and also where it cannot compute what it is asked for."""
+
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether `error` reports a lack of memory, of the host or of an accelerator."""
@@ -48,9 +51,16 @@ class Budget:
             _data_bytes()
             _glibc("mallopt", _M_MMAP_THRESHOLD, _MAPPED_BYTES)
 
+    def is_exceeded_by(self, error: Exception) -> bool:
+        """Whether `error` reports a lack of memory. With a budget on a CPU, oneDNN's ambiguous message counts, too."""
+        limits_cpu = self._memory_bytes is not None and self._device.type == "cpu"
+        return is_out_of_memory(error) or (
+            limits_cpu and isinstance(error, RuntimeError) and _ONEDNN_SIGN in str(error)
+        )
+
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """While entered, allocations beyond the budget raise an error that `is_out_of_memory`."""
+        """While entered, allocations beyond the budget raise an error for which `is_exceeded_by` is true."""
         if self._memory_bytes is None:
             yield
         elif self._device.type == "cuda":

@@ -32,7 +32,7 @@ from tilework.pipelines.family import Family
 from tilework.worker.calibrate import calibrate
 from tilework.worker.hardware import memory_in_use
 from tilework.worker.jobs import Job, JobMissing, Jobs
-from tilework.worker.memory import Budget, is_out_of_memory
+from tilework.worker.memory import Budget
 from tilework.worker.moving import import_job, write_conditioning, write_states
 from tilework.worker.state_blobs import StateBlobs, TruncatedStateBlob
 from tilework.worker.steps import Steps, WorkJob
@@ -116,7 +116,7 @@ class Worker:
         except JobMissing as error:
             return Failed(command.work_id, describe(error), error.state_lost)
         except Exception as error:
-            if is_out_of_memory(error):
+            if self._budget.is_exceeded_by(error):
                 _log.warning("work %d of %s: %s", command.work_id, _names(command), describe(error))
                 return None
             _log.exception("work %d of %s failed", command.work_id, _names(command))
