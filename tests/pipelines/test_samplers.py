@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import tiny
+from tilework.core.model import StepRange
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.family import Family
 from tilework.pipelines.flux import Flux
@@ -216,3 +217,23 @@ def test_a_sampler_whose_noise_no_seed_decides_is_refused() -> None:
     stock.scheduler = DPMSolverSDEScheduler()
     with pytest.raises(UnsupportedModel, match="DPMSolverSDEScheduler draws noise that no seed decides"):
         StableDiffusionXL(stock, "tiny", {}, "")
+
+
+@pytest.mark.parametrize(
+    ("sampler", "ranges"),
+    [
+        (diffusers.PNDMScheduler(skip_prk_steps=False), ((4, None),)),
+        (diffusers.LCMScheduler(original_inference_steps=40), ((1, 40),)),
+        (diffusers.DDIMScheduler(), ((1, None),)),
+    ],
+    ids=["pndm-prk", "lcm", "ddim"],
+)
+def test_a_model_says_which_numbers_of_steps_its_sampler_runs(sampler: Any, ranges: tuple[StepRange, ...]) -> None:
+    stock = tiny.build_sdxl()
+    stock.scheduler = sampler
+    model = StableDiffusionXL(stock, "tiny", {"steps": 5}, "")
+    assert model.info.step_ranges == ranges
+    edges = {steps for first, last in ranges for steps in (first, last) if steps is not None}
+    for steps in sorted(edges):
+        tiny.begin(model, tiny.spec(steps=steps))
+    assert not any(model.info.can_run(steps) for steps in (0, min(edges) - 1))

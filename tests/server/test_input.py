@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fake_engine import INFO, FakeEngine, Served, serving
+from tilework.core.model import StepRange
 from tilework.server.http.body import MAX_DEPTH
 
 MAX_SEED = 2**63 - 1
@@ -301,3 +302,20 @@ def test_a_negative_prompt_for_a_model_without_a_second_pass_is_refused() -> Non
         assert (error["param"], error["code"]) == ("negative_prompt", "unsupported_value")
         assert "leave it out" in error["message"]
         assert served.post({"prompt": "a cat", "negative_prompt": ""}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("ranges", "steps", "offer"),
+    [(((4, None),), 3, "from 4 on"), (((1, 1), (3, 40)), 2, "from 1 to 1 or from 3 to 40")],
+)
+def test_a_number_of_steps_that_the_sampler_cannot_run_is_refused(
+    ranges: tuple[StepRange, ...], steps: int, offer: str
+) -> None:
+    with serving(FakeEngine(info=replace(INFO, step_ranges=ranges))) as served:
+        answer = served.post({"prompt": "a cat", "num_inference_steps": steps})
+        assert answer.status_code == 400
+        error = error_of(answer)
+        assert (error["param"], error["code"]) == ("num_inference_steps", "unsupported_value")
+        assert offer in error["message"]
+        assert not served.engine.requests
+        assert served.post({"prompt": "a cat", "num_inference_steps": ranges[-1][0]}).status_code == 200

@@ -43,6 +43,9 @@ class SimulatedSource:
 
 Source = ModelSource | SimulatedSource
 
+StepRange = tuple[int, int | None]
+"""Numbers of steps from the first to the second, both included; None: no limit."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
@@ -52,6 +55,7 @@ class ModelInfo:
     above 1 adds a second pass to each step (classifier-free guidance); otherwise guidance is an input of the model.
     `max_degree` is how many devices can share one request's steps. `path` is the directory that the model was loaded
     from, or its hub id; empty if there is no model. If it `packs`, requests of any sizes can share a forward pass.
+    `step_ranges` are the numbers of steps that the model's sampler can run, ascending.
     """
 
     name: str
@@ -68,3 +72,8 @@ class ModelInfo:
     max_degree: int = 1
     packs: bool = False
     path: str = ""
+    step_ranges: tuple[StepRange, ...] = ((1, None),)
+
+    def can_run(self, steps: int) -> bool:
+        """Whether the sampler can run this number of steps."""
+        return any(first <= steps and (last is None or steps <= last) for first, last in self.step_ranges)

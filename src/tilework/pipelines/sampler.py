@@ -1,14 +1,18 @@
-"""Samplers of diffusers: which ones can be served, and which of their attributes a state must hold."""
+"""Samplers of diffusers: which ones can be served, in how many steps, and which attributes a state must hold."""
 
 from __future__ import annotations
 
 import inspect
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from tilework.core.model import ModelInfo
+from tilework.core.model import ModelInfo, StepRange
 from tilework.core.wire import Spec
 from tilework.pipelines.errors import UnsupportedModel
+
+_ALL_TRIED, _MOST_TRIED = 32, 1000  # Numbers of steps.
 
 # These draw from a Brownian tree (of the package torchsde), which takes no generator and cannot be moved.
 _BROWNIAN = ("CosineDPMSolverMultistepScheduler", "DPMSolverSDEScheduler")
@@ -23,17 +27,8 @@ def check_sampler(pipeline: Any, info: ModelInfo, prepare: Callable[[Spec], obje
     name = f"scheduler/scheduler_config.json: {type(pipeline.scheduler).__name__}"
     if type(pipeline.scheduler).__name__ in _BROWNIAN:
         raise UnsupportedModel(f"{name} draws noise that no seed decides; choose another sampler")
-    spec = Spec(
-        prompt="",
-        negative_prompt="",
-        height=info.default_height,
-        width=info.default_width,
-        steps=info.default_steps,
-        guidance_scale=info.default_guidance_scale,
-        seed=0,
-    )
     try:
-        prepare(spec)
+        prepare(_usual(info))
     except (AssertionError, TypeError, ValueError) as error:
         raise UnsupportedModel(
             f"{name} does not fit {type(pipeline).__name__}; choose another sampler or its flow options ({error})"
@@ -48,3 +43,48 @@ def generator_argument(sampler: Any) -> Mapping[str, Any]:
 def memory_of(sampler: Any) -> dict[str, Any]:
     """The attributes of a sampler without functions: SASolver keeps one, which cannot be pickled."""
     return {name: value for name, value in vars(sampler).items() if not callable(value)}
+
+
+def step_ranges(info: ModelInfo, prepare: Callable[[Spec], Any]) -> tuple[StepRange, ...]:
+    """The numbers of steps that a sampler can run, ascending. `prepare` makes the sampler for a request.
+
+    Each number up to _ALL_TRIED is tried. Of larger ones the largest is found by bisection, up to _MOST_TRIED: samplers
+    refuse all numbers above a limit (LCM, its original steps). Above _MOST_TRIED all are accepted if that one is.
+    Trying all of them would take minutes with Karras sigmas.
+    """
+
+    def accepts(steps: int) -> bool:
+        try:
+            sampler = prepare(replace(_usual(info), steps=steps))
+        except Exception:  # Samplers raise what comes: ValueError, IndexError, AssertionError.
+            return False
+        num_iterations, order = len(sampler.timesteps), int(sampler.order)
+        return num_iterations > (steps - 1) * order
+
+    ranges: list[StepRange] = []
+    for steps in filter(accepts, range(1, _ALL_TRIED + 1)):
+        if ranges and ranges[-1][1] == steps - 1:
+            ranges[-1] = (ranges[-1][0], steps)
+        else:
+            ranges.append((steps, steps))
+    if ranges and ranges[-1][1] == _ALL_TRIED:
+        most = (
+            None
+            if accepts(_MOST_TRIED)
+            else bisect_left(range(_MOST_TRIED), True, lo=_ALL_TRIED, key=lambda steps: not accepts(steps + 1))
+        )
+        ranges[-1] = (ranges[-1][0], most)
+    return tuple(ranges)
+
+
+def _usual(info: ModelInfo) -> Spec:
+    """A request with the defaults of the model."""
+    return Spec(
+        prompt="",
+        negative_prompt="",
+        height=info.default_height,
+        width=info.default_width,
+        steps=info.default_steps,
+        guidance_scale=info.default_guidance_scale,
+        seed=0,
+    )

@@ -23,7 +23,7 @@ from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.family import Conditioning, StepState
 from tilework.pipelines.packing import Packing
 from tilework.pipelines.parallel import Parallel
-from tilework.pipelines.sampler import check_sampler, generator_argument, memory_of
+from tilework.pipelines.sampler import check_sampler, generator_argument, memory_of, step_ranges
 
 Pieces = Mapping[str, Sequence[Tensor]]
 """Conditioning by name, of each picture of a packed batch, in the order in which they were given."""
@@ -82,7 +82,7 @@ class StagedPipeline(ABC):
 
     @cached_property
     def info(self) -> ModelInfo:
-        return replace(self._info, packs=self._packing.is_possible)
+        return replace(self._info, packs=self._packing.is_possible, step_ranges=step_ranges(self._info, self._sampler))
 
     @property
     def device(self) -> torch.device:

@@ -62,6 +62,7 @@ def _model_card(engine: Engine, created: int) -> ModelCard:
         "max_side": info.max_side,
         "default_size": f"{info.default_width}x{info.default_height}",
         "default_steps": info.default_steps,
+        "step_ranges": info.step_ranges,
         "default_guidance_scale": info.default_guidance_scale,
         "policy": engine.policy,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from random import Random
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from tilework.core.model import ModelInfo
+from tilework.core.model import ModelInfo, StepRange
 from tilework.core.request import OnMiss, Shape, Terms
 from tilework.core.wire import Spec
 from tilework.server.calls.deadlines import Deadline, asked_deadline
@@ -86,7 +86,7 @@ def image_call(body: Mapping[str, object], rules: Rules, rng: Random, *, slo_ms:
     _check_negative(ask, info)
     _check_limits(ask, config, rules.tenant)
     _check_stream(ask)
-    steps = info.default_steps if ask.num_inference_steps is None else ask.num_inference_steps
+    steps = _steps(ask, info)
     return ImageCall(
         specs=_specs(ask, rules, steps, rng),
         deadline=asked_deadline(
@@ -170,6 +170,18 @@ def _check_limits(ask: ImageRequest, config: ServerConfig, tenant: Tenant) -> No
     if ask.seed is not None and ask.seed > MAX_SEED - ask.n:
         remedy = f"Give an integer from 0 to {MAX_SEED - ask.n}, so that {ask.n} seeds fit."
         raise invalid("seed", ask.seed, remedy)
+
+
+def _steps(ask: ImageRequest, info: ModelInfo) -> int:
+    steps = info.default_steps if ask.num_inference_steps is None else ask.num_inference_steps
+    if not info.can_run(steps):
+        remedy = f"The sampler of {info.name} cannot run it: give an integer {_ranges_text(info.step_ranges)}."
+        raise invalid("num_inference_steps", steps, remedy, code="unsupported_value")
+    return steps
+
+
+def _ranges_text(ranges: Sequence[StepRange]) -> str:
+    return " or ".join(f"from {first} on" if last is None else f"from {first} to {last}" for first, last in ranges)
 
 
 def _check_stream(ask: ImageRequest) -> None:
