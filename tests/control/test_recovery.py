@@ -204,6 +204,36 @@ def test_a_device_keeps_a_bounded_number_of_states_and_gets_the_others_back_when
     assert {move.job_id for move in only(MoveState, actions) if move.conditioning} == {0, 1}
 
 
+# Errors of the model.
+
+
+@pytest.mark.parametrize(
+    ("errors", "num_tries"),
+    [(["ValueError: 60 steps"] * 3, 2), (["a", "b", "a"], 3)],
+    ids=["the same again", "others"],
+)
+def test_an_error_of_the_model_that_repeats_is_not_tried_a_third_time(errors: list[str], num_tries: int) -> None:
+    it = driver()
+    it.describe(Submitted(request("a", steps=6)))
+    ends: list[Finish] = []
+    tries = 0
+    while not ends:
+        work = it.pending.pop(0)
+        ends = only(Finish, it.describe(WorkFailed(work.work_id, errors[tries], by_model=True)))
+        tries += 1
+    assert (tries, ends[0].status) == (num_tries, Status.FAILED)
+    assert errors[tries - 1] in ends[0].reason
+
+
+def test_an_error_after_progress_is_a_new_one() -> None:
+    it = driver()
+    it.describe(Submitted(request("a", steps=6)))
+    for _ in range(2):
+        assert not only(Finish, it.describe(WorkFailed(it.pending.pop(0).work_id, "flaky", by_model=True)))
+        it.describe(finished(it.pending.pop(0)))
+    assert only(Finish, it.finish())[0].status is Status.DONE
+
+
 # Lost states, reports out of order.
 
 

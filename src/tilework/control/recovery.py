@@ -49,6 +49,16 @@ class Recovery:
         self._guard.recheck()
         return actions
 
+    def retry_error(self, job: Job, error: str) -> list[Action]:
+        """Retry a job for which the model raised an error; fail it if the model raised the same one before.
+
+        A job whose work has failed shares none, so the error is not another request's.
+        """
+        if job.last_error == error:
+            return self.end(job, Status.FAILED, f"{error} (twice in a row)")
+        job.last_error = error
+        return self.retry(job, error)
+
     def end(self, job: Job, status: Status, reason: str) -> list[Action]:
         """End a job. Each job ends here, once."""
         actions = self._abandon(job)

@@ -78,8 +78,11 @@ class Reports:
             case Stopped(_, steps_done):
                 jobs = self._tracker.end_work(work, steps_done)
                 return [] if steps_done else self._drop_unused(jobs, work)
-            case WorkFailed(_, reason, state_lost):
-                return self._retry(self._tracker.end_work(work, 0), reason, state_lost)
+            case WorkFailed(_, reason, state_lost, by_model):
+                jobs = self._tracker.end_work(work, 0)
+                if by_model and len(jobs) == len(work.job_ids) == 1:
+                    return self._recovery.retry_error(jobs[0], reason)
+                return self._retry(jobs, reason, state_lost)
             case Broken(_, steps_done):
                 return self._retry(self._tracker.end_work(work, steps_done), report.why)
             case OutOfMemory(_, steps_done):

@@ -70,12 +70,13 @@ class Stopped:
 class WorkFailed:
     """A work raised an error; the states of its jobs on its devices are lost.
 
-    With `state_lost` their blobs are gone, too: the jobs start over.
+    With `state_lost` their blobs are gone, too: the jobs start over. `by_model`: the model raised it.
     """
 
     work_id: int
     reason: str
     state_lost: bool = False
+    by_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)

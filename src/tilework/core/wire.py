@@ -259,11 +259,15 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A work raised an error. With `state_lost` the blobs that it should have started from are gone."""
+    """A work raised an error. With `state_lost` the blobs that it should have started from are gone.
+
+    `by_model`: the model raised it, so that the same request may raise it again.
+    """
 
     work_id: int
     reason: str
     state_lost: bool = False
+    by_model: bool = False
 
 
 Report = Loaded | LoadFailed | Calibrated | Progress | Preview | Ended | Failed

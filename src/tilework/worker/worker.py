@@ -122,7 +122,7 @@ class Worker:
             _log.exception("work %d of %s failed", command.work_id, _names(command))
             for job_id in _job_ids(command):
                 self._jobs.lose(job_id, f"work {command.work_id} failed with {describe(error)}")
-            return Failed(command.work_id, describe(error))
+            return Failed(command.work_id, describe(error), by_model=True)
 
     def _starved(self, command: WorkCommand) -> Ended:
         """The end of a work that ran out of memory. Only a denoise work may have done some steps before."""

@@ -25,6 +25,7 @@ class Job:
         holders: devices that have its conditioning.
         attempt: a lost device or a failed work starts the next attempt, from `done`.
         failures: the number of attempts without progress.
+        last_error: what the model raised in the last of these, if it was alone in its work.
         has_advanced: whether it made progress since its works were last told to stop.
         demand, promised: its remaining work and its reservation, kept up to date by the tracker.
         urgency_ns: its place in the order of service, which includes `delay_ns`, its fair delay (see `load`).
@@ -37,6 +38,7 @@ class Job:
     done: Cursor
     attempt: int = 1
     failures: int = 0
+    last_error: str = ""
     delay_ns: int = 0
     dropped_to_best_effort: bool = False
     demand: Demand = _NOTHING

@@ -260,7 +260,8 @@ class Tracker:
         jobs = self.members(work)
         for job in jobs:
             job.end(work, steps_done)
-            job.failures = 0 if steps_done else job.failures
+            if steps_done:
+                job.failures, job.last_error = 0, ""
             if not job.works:
                 self._busy.pop(job.job_id)
                 if job.done.stage is not None:

@@ -212,7 +212,7 @@ class DriverCore:
             for job_id in self._members(in_flight.work):
                 yield from _discard(self.states.reset(job_id))
         work = in_flight.work
-        event = WorkFailed(work.work_id, failed.reason, failed.state_lost)
+        event = WorkFailed(work.work_id, failed.reason, failed.state_lost, failed.by_model)
         yield from self._write_off(in_flight, WorkResult(work, Ending.FAILED, event, self._members(work)))
 
     def _write_off(self, in_flight: InFlightWork, result: WorkResult) -> Iterator[Effect]:
