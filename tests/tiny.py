@@ -34,6 +34,7 @@ from tilework.core.wire import Image, Spec
 from tilework.pipelines.family import Conditioning, Family, StepState
 from tilework.pipelines.loading import quiet
 from tilework.pipelines.model_index import INDEX, shipped_directory
+from tilework.pipelines.numerics import pin_numerics
 
 _SCALED_LINEAR = {
     "beta_start": 0.00085,
@@ -61,7 +62,7 @@ TEXT_LENGTH = 16
 
 def prepare() -> None:
     """One thread and no chatter, as in a worker process; call it before anything is computed."""
-    torch.set_num_threads(1)
+    pin_numerics(threads=1)
     quiet()
 
 
@@ -143,15 +144,14 @@ def build_sd(sampler: str = "sdxl-euler") -> Any:
     )
 
 
-def save(pipeline: Any, directory: Path, name: str) -> Any:
-    """Save a tiny pipeline in `directory`, with defaults; returns the very pipeline, which was never on disk."""
+def save(pipeline: Any, directory: Path, name: str) -> None:
+    """Save a tiny pipeline in `directory`, with defaults."""
     pipeline.save_pretrained(directory, safe_serialization=True)
     write_defaults(directory, name=name, steps=4, height=64, width=64, max_sequence_length=TEXT_LENGTH)
-    return pipeline
 
 
-def save_sd3(directory: Path, sampler: str = "euler") -> StableDiffusion3Pipeline:
-    return save(build_sd3(sampler), directory, "tiny-sd3")
+def save_sd3(directory: Path, sampler: str = "euler") -> None:
+    save(build_sd3(sampler), directory, "tiny-sd3")
 
 
 def write_defaults(directory: Path, **defaults: Any) -> None:

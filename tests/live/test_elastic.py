@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import torch
-from diffusers import StableDiffusion3Pipeline
 
+import tilework
 import tiny
 from builders import Idle, table
 from tilework.control.controller import ControllerConfig
@@ -30,7 +30,6 @@ from tilework.core.request import Status
 from tilework.core.wire import Ended, Forget, ImportState, Spec, StateBlob
 from tilework.core.work import DIFFUSE, Group, Plan, Start
 from tilework.pipelines import serialization
-from tilework.pipelines.model_index import shipped_directory
 from tilework.policy import registry
 from tilework.policy.toolkit.order import jobs_at_hand
 from tilework.runtime.engine import Engine, EngineConfig
@@ -148,13 +147,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.002)
 
 
-def stock_shapes() -> Any:
-    return StableDiffusion3Pipeline.from_pretrained(
-        shipped_directory(), local_files_only=True, dtype=torch.float32, text_encoder_3=None, tokenizer_3=None
-    )
-
-
-BUILDERS = {"sd3": partial(tiny.build_sd3, max_side=320), "flux": tiny.build_flux, "shapes": stock_shapes}
+BUILDERS = {"sd3": partial(tiny.build_sd3, max_side=320), "flux": tiny.build_flux}
 
 
 @dataclass(frozen=True)
@@ -165,17 +158,16 @@ class Model:
     px_per_token: int
 
 
-@pytest.fixture(scope="module", params=BUILDERS)
+@pytest.fixture(scope="module", params=[*BUILDERS, "shapes"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     """A rig, and the stock pipeline with the same weights."""
     tiny.prepare()
-    name, stock = request.param, BUILDERS[request.param]()
-    directory = Path("shapes")
-    if name != "shapes":
+    name, directory = request.param, Path("shapes")
+    if name in BUILDERS:
         directory = tmp_path_factory.mktemp(name)
-        tiny.save(stock, directory, name)
+        tiny.save(BUILDERS[name](), directory, name)
     rig = Rig(directory, name)
-    yield Model(rig, stock, *((0, 8) if name == "shapes" else (tiny.TEXT_LENGTH, 16)))
+    yield Model(rig, tilework.reference(str(directory)), *((0, 8) if name == "shapes" else (tiny.TEXT_LENGTH, 16)))
     rig.close()
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline
 
+import tilework
 import tiny
 from tilework.core.model import ModelSource
 from tilework.pipelines.loading import load
@@ -46,7 +46,7 @@ def test_memory_in_use_is_that_of_the_device() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_split_and_moved_after_every_step_equals_the_stock_pipeline(directory: Path, dtype: str) -> None:
     family = load(ModelSource(path=str(directory), device="cuda", dtype=dtype))
-    pipeline = DiffusionPipeline.from_pretrained(directory, dtype=getattr(torch, dtype)).to("cuda")
+    pipeline = tilework.reference(str(directory), device="cuda", dtype=dtype)
     stock = tiny.run_stock(pipeline, tiny.spec())
     state = tiny.begin(family, tiny.spec())
     for latents in stock.latents:

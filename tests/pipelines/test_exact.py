@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import StableDiffusion3Pipeline, StableDiffusionXLPipeline
 
+import tilework
 import tiny
 from tilework.core.model import ModelSource
 from tilework.core.wire import Spec
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
-from tilework.pipelines.model_index import shipped_directory
 from tilework.pipelines.sd import StableDiffusion
 
 SPECS = {
@@ -46,10 +45,10 @@ STOCK = {
 
 
 class Model:
-    """A stock pipeline and two instances of the family, loaded one after the other from the same directory."""
+    """The stock pipeline and two instances of the family, loaded one after the other from the same directory."""
 
-    def __init__(self, stock: Any, source: ModelSource, max_sequence_length: int) -> None:
-        self.stock = stock
+    def __init__(self, source: ModelSource, max_sequence_length: int) -> None:
+        self.stock = tilework.reference(source.path, dtype=source.dtype)
         self.here, self.there = load(source), load(source)
         self.max_sequence_length = max_sequence_length
 
@@ -61,17 +60,10 @@ class Model:
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     directory = tmp_path_factory.mktemp(request.param)
     if request.param in STOCK:
-        stock = tiny.save(STOCK[request.param](), directory, "tiny")
-        return Model(stock, ModelSource(path=str(directory)), tiny.TEXT_LENGTH)
+        tiny.save(STOCK[request.param](), directory, "tiny")
+        return Model(ModelSource(path=str(directory)), tiny.TEXT_LENGTH)
     source = ModelSource(path="shapes") if request.param == "shapes" else tiny.shapes_with_sampler(directory, "dpm")
-    stock = StableDiffusion3Pipeline.from_pretrained(
-        shipped_directory() if source.path == "shapes" else directory,
-        local_files_only=True,
-        dtype=torch.float32,
-        text_encoder_3=None,
-        tokenizer_3=None,
-    )
-    return Model(stock, source, 0)
+    return Model(source, 0)
 
 
 def assert_same(family: Family, state: tiny.StepState, stock: tiny.Stock) -> None:
@@ -120,11 +112,8 @@ def test_a_moved_state_does_not_change_the_original(model: Model) -> None:
 
 def test_in_half_precision_the_autoencoder_of_sdxl_runs_in_float32_as_in_stock(tmp_path: Path) -> None:
     tiny.save(tiny.build_sdxl(), tmp_path, "tiny")
-    stock = StableDiffusionXLPipeline.from_pretrained(
-        tmp_path, local_files_only=True, dtype=torch.float16, add_watermarker=False
-    )
-    assert stock.vae.config.force_upcast
-    model = Model(stock, ModelSource(path=str(tmp_path), dtype="float16"), 0)
+    model = Model(ModelSource(path=str(tmp_path), dtype="float16"), 0)
+    assert model.stock.vae.config.force_upcast
     state = tiny.begin(model.here, tiny.spec())
     tiny.finish(model.here, state)
     assert state.latents.dtype == torch.float16

@@ -12,6 +12,7 @@ from random import Random
 import numpy as np
 import pytest
 
+import tilework
 import tiny
 from runtime.rig import PingPong, Rig, assert_nothing_is_left, kill, until
 from tilework.control.log import replay
@@ -43,9 +44,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stock() -> Callable[[Spec], np.ndarray]:
-    tiny.prepare()
-    pipeline = tiny.build_sd3("dpm")
+def stock(directory: Path) -> Callable[[Spec], np.ndarray]:
+    pipeline = tilework.reference(str(directory))
     return lambda spec: tiny.run_stock(pipeline, spec).pixels
 
 

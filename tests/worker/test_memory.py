@@ -17,6 +17,7 @@ import pytest
 import torch
 import typer
 
+import tilework
 import tiny
 from runtime.rig import PingPong
 from tilework.cli.sizes import parse_bytes
@@ -391,7 +392,7 @@ def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, Any]]
     tiny.save(pipeline, directory, "wide")
     source = ModelSource(path=str(directory), memory_bytes=28 * MIB)
     rig = Rig(source, costs("wide", (64, 256, 512), (1,)), "edf", 2)
-    yield rig, pipeline
+    yield rig, tilework.reference(str(directory))
     rig.close()
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+import tilework
 import tiny
 from birth import report_birth
 from tilework.core.model import ModelSource
@@ -112,13 +113,14 @@ def test_the_preload_took_effect() -> None:
     assert child.exit_code() == 0
 
 
-def test_a_request_through_the_pipe_equals_the_stock_pipeline(worker: Child) -> None:
+def test_a_request_through_the_pipe_equals_the_stock_pipeline(source: ModelSource, worker: Child) -> None:
+    stock = tilework.reference(source.path)
     worker.send(Encode(1, 1, tiny.spec()), Denoise(2, ((1, 0),), 4), Decode(3, 1))
     reports = worker.receive_until_end_of(3)
     assert [report for report in reports if isinstance(report, Progress)] == [Progress(2, step) for step in (1, 2, 3)]
     assert isinstance(reports[-1], Ended)
     assert reports[-1].image is not None
-    assert np.array_equal(tiny.pixels(reports[-1].image), tiny.run_stock(tiny.build_sd3(), tiny.spec()).pixels)
+    assert np.array_equal(tiny.pixels(reports[-1].image), tiny.run_stock(stock, tiny.spec()).pixels)
     worker.send(Quit())
     assert worker.exit_code() == 0
 

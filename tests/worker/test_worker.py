@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import tilework
 import tiny
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape
@@ -58,8 +59,8 @@ def twin(directory: Path) -> Family:
 
 
 @pytest.fixture(scope="module")
-def stock() -> Callable[..., np.ndarray]:
-    pipeline = tiny.build_sd3("dpm")
+def stock(directory: Path) -> Callable[..., np.ndarray]:
+    pipeline = tilework.reference(str(directory))
     return lambda **changes: tiny.run_stock(pipeline, tiny.spec(**changes)).pixels
 
 

@@ -30,13 +30,20 @@ def load(source: ModelSource) -> Family:
     dtype, device = _dtype(source), _device(source)
     index = read_model_index(source.path)
     overrides = {} if index.directory is None else read_overrides(index.directory)
-    pipeline = _load_pipeline(index, dtype).to(device)
-    for part in pipeline.components.values():
-        if isinstance(part, torch.nn.Module):
-            _copy_weights(part)
+    pipeline = _stock(index, dtype, device)
     name = source.path if index.directory is None else index.directory.resolve().name
     family: Family = pkgutil.resolve_name(index.adapter)(pipeline, name, overrides, library_versions())
     return family
+
+
+def load_stock(source: ModelSource) -> Any:
+    """The diffusers pipeline of a model on its device, with the very weights that `load` draws with.
+
+    Raises:
+        ModelError: as `load`.
+    """
+    dtype, device = _dtype(source), _device(source)
+    return _stock(read_model_index(source.path), dtype, device)
 
 
 def quiet() -> None:
@@ -63,6 +70,14 @@ def _device(source: ModelSource) -> torch.device:
     if source.device == "cuda" and not torch.cuda.is_available():
         raise InvalidSource(f"device is {source.device!r}, but torch sees no such device; choose cpu")
     return torch.device(source.device)
+
+
+def _stock(index: ModelIndex, dtype: torch.dtype, device: torch.device) -> Any:
+    pipeline = _load_pipeline(index, dtype).to(device)
+    for part in pipeline.components.values():
+        if isinstance(part, torch.nn.Module):
+            _copy_weights(part)
+    return pipeline
 
 
 def _load_pipeline(index: ModelIndex, dtype: torch.dtype) -> Any:

@@ -33,6 +33,7 @@ from tilework.pipelines.family import Family
 from tilework.pipelines.identity import model_identity
 from tilework.pipelines.loading import load, quiet
 from tilework.pipelines.model_index import location
+from tilework.pipelines.numerics import pin_numerics
 from tilework.worker.hardware import describe_hardware
 from tilework.worker.memory import Budget
 from tilework.worker.simulated import SimulatedFamily
@@ -83,7 +84,7 @@ def _device_name(source: Source, device_id: int) -> str:
 
 def _prepare(source: Source, device_id: int) -> None:
     quiet()
-    torch.set_num_threads(source.threads)
+    pin_numerics(source.threads)
     if source.device == "cuda" and torch.cuda.is_available():  # If it is not, `load` says so.
         torch.cuda.set_device(device_id)
 

@@ -65,14 +65,13 @@ def command(
 def _generate(source: ModelSource, fields: dict[str, object], output: Path, quiet: bool) -> tuple[float, Spec]:
     """Load, draw and write; returns the seconds that drawing took, and what was drawn."""
     with console.status(f"loading {source.path}"):
-        import torch
-
         from tilework.pipelines.errors import ModelError
         from tilework.pipelines.loading import load
         from tilework.pipelines.loading import quiet as silence_libraries
+        from tilework.pipelines.numerics import pin_numerics
 
         silence_libraries()
-        torch.set_num_threads(source.threads)
+        pin_numerics(source.threads)
         try:
             family = load(source)
         except ModelError as error:

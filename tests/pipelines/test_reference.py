@@ -1,0 +1,61 @@
+"""What makes the stock pipeline equal to a server's, and how far it is away without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+
+import tilework
+import tiny
+from tilework.pipelines.errors import ModelNotFound
+from tilework.pipelines.model_index import shipped_directory
+from tilework.pipelines.numerics import pin_numerics
+
+_CACHE_LINE_BYTES = 64
+_BOUND = 1e-5
+
+
+@pytest.fixture
+def plain() -> Any:
+    """What a user of diffusers has."""
+    return StableDiffusion3Pipeline.from_pretrained(
+        shipped_directory(), local_files_only=True, dtype=torch.float32, text_encoder_3=None, tokenizer_3=None
+    )
+
+
+def unaligned(pipeline: Any) -> int:
+    """How many weights of the denoiser do not begin at a cache line."""
+    return sum(weight.data_ptr() % _CACHE_LINE_BYTES != 0 for weight in pipeline.transformer.parameters())
+
+
+def test_weights_lie_aligned_which_those_of_a_plain_pipeline_do_not(plain: Any) -> None:
+    assert unaligned(plain) > 0, "the first condition of docs/exactness.md is gone"
+    assert unaligned(tilework.reference("shapes")) == 0
+
+
+def test_a_plain_pipeline_is_away_by_rounding_only(plain: Any) -> None:
+    expected, drawn = (tiny.run_stock(each, tiny.spec(), 0) for each in (tilework.reference("shapes"), plain))
+    for mine, theirs in zip(expected.latents, drawn.latents, strict=True):
+        assert (mine - theirs).abs().max() <= _BOUND * mine.abs().max()
+    assert np.abs(expected.pixels.astype(int) - drawn.pixels).max() <= 1
+
+
+def test_the_number_of_threads_and_the_precision_of_float32_are_set() -> None:
+    torch.set_num_threads(2)
+    torch.backends.cudnn.conv.fp32_precision = "tf32"  # type: ignore[attr-defined]
+    tilework.reference("shapes", threads=1)
+    assert torch.get_num_threads() == 1
+    assert torch.backends.cudnn.conv.fp32_precision == "ieee"  # type: ignore[attr-defined]
+    assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+    assert not torch.backends.cudnn.allow_tf32
+    pin_numerics(threads=1)
+
+
+def test_a_model_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=str(tmp_path)):
+        tilework.reference(str(tmp_path))
