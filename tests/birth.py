@@ -10,10 +10,10 @@ MARKER = "tilework.worker.preload"
 def report_birth(connection: Connection) -> None:
     """Body of a process that says whether it has the marker, and what processor time it took until it could serve."""
     marker = sys.modules.get(MARKER)
-    import tilework.pipelines.flux
-    import tilework.pipelines.sd
-    import tilework.pipelines.sd3
-    import tilework.pipelines.sdxl
+    import tilework.pipelines.families.flux
+    import tilework.pipelines.families.sd
+    import tilework.pipelines.families.sd3
+    import tilework.pipelines.families.sdxl
     import tilework.worker.process  # noqa: F401  All of them should be here already.
 
     connection.send((getattr(marker, "PRELOADED", False), time.process_time()))

@@ -9,10 +9,10 @@ import diffusers
 import torch
 
 from tilework.core.wire import Spec
+from tilework.pipelines.families.flux import Flux
+from tilework.pipelines.families.sd3 import StableDiffusion3
+from tilework.pipelines.families.sdxl import StableDiffusionXL
 from tilework.pipelines.family import Conditioning, Family, StepState
-from tilework.pipelines.flux import Flux
-from tilework.pipelines.sd3 import StableDiffusion3
-from tilework.pipelines.sdxl import StableDiffusionXL
 
 TEXT_TOKENS, TEXT_WIDTH, POOLED_WIDTH = 77, 64, 32
 FAMILIES = ("sd3", "flux", "sdxl")

@@ -23,9 +23,9 @@ import tiny
 from tilework.core.packing import IMAGE, Pack, Size
 from tilework.core.wire import Spec
 from tilework.patches.layout import PatchLayout, pack
+from tilework.pipelines.families.sdxl import StableDiffusionXL
 from tilework.pipelines.family import Conditioning, StepState
 from tilework.pipelines.model_index import ADAPTERS
-from tilework.pipelines.sdxl import StableDiffusionXL
 from tilework.pipelines.staged import StagedPipeline
 
 # Relative to the largest value, as in test_parallel: guided predictions are several times as large as plain ones.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +13,9 @@ import tilework
 import tiny
 from tilework.core.model import ModelSource
 from tilework.core.wire import Spec
+from tilework.pipelines.families.sd import StableDiffusion
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
-from tilework.pipelines.sd import StableDiffusion
 
 SPECS = {
     "guided": tiny.spec(),

@@ -12,10 +12,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 import tiny
-from tilework.pipelines.flux import Flux
+from tilework.pipelines.families.flux import Flux
+from tilework.pipelines.families.sd3 import StableDiffusion3
 from tilework.pipelines.hooks import SharedAttention, share_passes, share_sequence
 from tilework.pipelines.parallel import Parallel
-from tilework.pipelines.sd3 import StableDiffusion3
 
 MODELS = {
     "sd3": (StableDiffusion3, tiny.build_sd3, {"JointAttnProcessor2_0"}),

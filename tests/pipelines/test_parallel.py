@@ -16,13 +16,13 @@ from ranks import Ranks
 from tilework.core.comm import Comm
 from tilework.core.model import ModelSource
 from tilework.core.wire import Spec
+from tilework.pipelines.families.flux import Flux
+from tilework.pipelines.families.sd3 import StableDiffusion3
+from tilework.pipelines.families.sdxl import StableDiffusionXL
 from tilework.pipelines.family import Family
-from tilework.pipelines.flux import Flux
 from tilework.pipelines.loading import load
 from tilework.pipelines.model_index import shipped_directory
 from tilework.pipelines.parallel import Parallel, split_evenly
-from tilework.pipelines.sd3 import StableDiffusion3
-from tilework.pipelines.sdxl import StableDiffusionXL
 from tilework.pipelines.serialization import SerializedState, room
 
 # Relative to the largest value: guided predictions of `shapes` reach 12, and a stock step of it in float32 is itself

@@ -38,11 +38,11 @@ from tilework.core.wire import (
     Report,
     StateBlob,
 )
+from tilework.pipelines.families.flux import Flux
+from tilework.pipelines.families.sd3 import StableDiffusion3
+from tilework.pipelines.families.sdxl import StableDiffusionXL
 from tilework.pipelines.family import Family, StepState
-from tilework.pipelines.flux import Flux
 from tilework.pipelines.loading import load
-from tilework.pipelines.sd3 import StableDiffusion3
-from tilework.pipelines.sdxl import StableDiffusionXL
 from tilework.worker import simulated as modelled
 from tilework.worker.simulated import SimulatedFamily
 from tilework.worker.state_blobs import StateBlobs

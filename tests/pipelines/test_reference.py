@@ -13,19 +13,24 @@ from diffusers import StableDiffusion3Pipeline
 import tilework
 import tiny
 from tilework.pipelines.errors import ModelNotFound
-from tilework.pipelines.model_index import shipped_directory
-from tilework.pipelines.numerics import pin_numerics
 
 _CACHE_LINE_BYTES = 64
 _BOUND = 1e-5
 
 
-@pytest.fixture
-def plain() -> Any:
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose weights are stored in float32; those of `shapes` are converted, which copies them."""
+    tiny.prepare()
+    directory = tmp_path_factory.mktemp("sd3")
+    tiny.save_sd3(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def plain(directory: Path) -> Any:
     """What a user of diffusers has."""
-    return StableDiffusion3Pipeline.from_pretrained(
-        shipped_directory(), local_files_only=True, dtype=torch.float32, text_encoder_3=None, tokenizer_3=None
-    )
+    return StableDiffusion3Pipeline.from_pretrained(directory, local_files_only=True, dtype=torch.float32)
 
 
 def unaligned(pipeline: Any) -> int:
@@ -33,13 +38,13 @@ def unaligned(pipeline: Any) -> int:
     return sum(weight.data_ptr() % _CACHE_LINE_BYTES != 0 for weight in pipeline.transformer.parameters())
 
 
-def test_weights_lie_aligned_which_those_of_a_plain_pipeline_do_not(plain: Any) -> None:
+def test_weights_lie_aligned_which_those_of_a_plain_pipeline_do_not(plain: Any, directory: Path) -> None:
     assert unaligned(plain) > 0, "the first condition of docs/exactness.md is gone"
-    assert unaligned(tilework.reference("shapes")) == 0
+    assert unaligned(tilework.reference(str(directory))) == 0
 
 
-def test_a_plain_pipeline_is_away_by_rounding_only(plain: Any) -> None:
-    expected, drawn = (tiny.run_stock(each, tiny.spec(), 0) for each in (tilework.reference("shapes"), plain))
+def test_a_plain_pipeline_is_away_by_rounding_only(plain: Any, directory: Path) -> None:
+    expected, drawn = (tiny.run_stock(each, tiny.spec()) for each in (tilework.reference(str(directory)), plain))
     for mine, theirs in zip(expected.latents, drawn.latents, strict=True):
         assert (mine - theirs).abs().max() <= _BOUND * mine.abs().max()
     assert np.abs(expected.pixels.astype(int) - drawn.pixels).max() <= 1
@@ -47,13 +52,11 @@ def test_a_plain_pipeline_is_away_by_rounding_only(plain: Any) -> None:
 
 def test_the_number_of_threads_and_the_precision_of_float32_are_set() -> None:
     torch.set_num_threads(2)
-    torch.backends.cudnn.conv.fp32_precision = "tf32"  # type: ignore[attr-defined]
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
     tilework.reference("shapes", threads=1)
     assert torch.get_num_threads() == 1
-    assert torch.backends.cudnn.conv.fp32_precision == "ieee"  # type: ignore[attr-defined]
-    assert torch.backends.cuda.matmul.fp32_precision == "ieee"
     assert not torch.backends.cudnn.allow_tf32
-    pin_numerics(threads=1)
+    assert not torch.backends.cuda.matmul.allow_tf32
 
 
 def test_a_model_that_is_missing_is_named(tmp_path: Path) -> None:

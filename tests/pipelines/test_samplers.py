@@ -15,10 +15,10 @@ import torch
 import tiny
 from tilework.core.model import StepRange
 from tilework.pipelines.errors import UnsupportedModel
+from tilework.pipelines.families.flux import Flux
+from tilework.pipelines.families.sd3 import StableDiffusion3
+from tilework.pipelines.families.sdxl import StableDiffusionXL
 from tilework.pipelines.family import Family
-from tilework.pipelines.flux import Flux
-from tilework.pipelines.sd3 import StableDiffusion3
-from tilework.pipelines.sdxl import StableDiffusionXL
 from tilework.pipelines.staged import StagedPipeline
 
 BUILD = {"sd3": tiny.build_sd3, "flux": tiny.build_flux, "sdxl": tiny.build_sdxl}

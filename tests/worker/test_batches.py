@@ -27,8 +27,8 @@ from tilework.core.wire import (
     StateBlob,
 )
 from tilework.pipelines import serialization
+from tilework.pipelines.families.sd3 import StableDiffusion3
 from tilework.pipelines.family import Family, StepState
-from tilework.pipelines.sd3 import StableDiffusion3
 from worker.worker_bench import WorkerBench
 
 SPECS = {

@@ -19,10 +19,10 @@ from tilework.pipelines.errors import ModelNotFound, UnsafeWeights, UnsupportedM
 SHIPPED = "shapes"
 INDEX = "model_index.json"
 ADAPTERS = {
-    "FluxPipeline": "tilework.pipelines.flux:Flux",
-    "StableDiffusion3Pipeline": "tilework.pipelines.sd3:StableDiffusion3",
-    "StableDiffusionPipeline": "tilework.pipelines.sd:StableDiffusion",
-    "StableDiffusionXLPipeline": "tilework.pipelines.sdxl:StableDiffusionXL",
+    "FluxPipeline": "tilework.pipelines.families.flux:Flux",
+    "StableDiffusion3Pipeline": "tilework.pipelines.families.sd3:StableDiffusion3",
+    "StableDiffusionPipeline": "tilework.pipelines.families.sd:StableDiffusion",
+    "StableDiffusionXLPipeline": "tilework.pipelines.families.sdxl:StableDiffusionXL",
 }
 """Adapter by class name of the stock pipeline; called with (pipeline, name, overrides, library)."""
 _PICKLED = (".bin", ".ckpt", ".pt", ".pth")

@@ -15,6 +15,6 @@ def pin_numerics(threads: int) -> None:
     with torch's defaults differs in these bits. No GPU has been measured.
     """
     torch.set_num_threads(threads)
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
-    torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
-    torch.backends.cudnn.rnn.fp32_precision = "ieee"  # type: ignore[attr-defined]
+    # The older of torch's two interfaces: after the newer one has set them, libraries that read these fail.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False

@@ -29,10 +29,10 @@ _NAMES = (
     "transformers:CLIPTokenizer",
     "transformers:T5EncoderModel",
     "transformers:T5Tokenizer",
-    "tilework.pipelines.flux",
-    "tilework.pipelines.sd",
-    "tilework.pipelines.sd3",
-    "tilework.pipelines.sdxl",
+    "tilework.pipelines.families.flux",
+    "tilework.pipelines.families.sd",
+    "tilework.pipelines.families.sd3",
+    "tilework.pipelines.families.sdxl",
     "tilework.worker.process",
 )
 

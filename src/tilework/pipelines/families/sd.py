@@ -11,8 +11,8 @@ from torch import Tensor
 from tilework.core.wire import Spec
 from tilework.pipelines import slices
 from tilework.pipelines.defaults import Defaults
+from tilework.pipelines.families.u_net import UNetPipeline
 from tilework.pipelines.family import Conditioning
-from tilework.pipelines.u_net import UNetPipeline
 
 _BLACK = -1.0
 

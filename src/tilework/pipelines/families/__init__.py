@@ -1,0 +1,1 @@
+"""Owns one thin adapter per class of diffusers pipelines."""
