@@ -209,16 +209,6 @@ def test_a_sampler_that_stock_cannot_run_is_refused_when_the_model_is_loaded() -
             Flux(stock, "tiny", {}, "")
 
 
-def test_a_sampler_whose_noise_no_seed_decides_is_refused() -> None:
-    class DPMSolverSDEScheduler(diffusers.EulerDiscreteScheduler):
-        """Stands for diffusers' own, which needs the package torchsde."""
-
-    stock = tiny.build_sdxl()
-    stock.scheduler = DPMSolverSDEScheduler()
-    with pytest.raises(UnsupportedModel, match="DPMSolverSDEScheduler draws noise that no seed decides"):
-        StableDiffusionXL(stock, "tiny", {}, "")
-
-
 @pytest.mark.parametrize(
     ("sampler", "ranges"),
     [

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tilework.pipelines.errors import InvalidDefaults
+from tilework.pipelines.errors import InvalidDefaults, UnsupportedModel
 
 FILE = "tilework.json"
 MAX_SEQUENCE_LENGTH = 512
@@ -30,6 +30,18 @@ class Defaults:
     width: int
     max_side: int
     max_sequence_length: int
+
+
+def sides_of(sample_size: Any, pixels: int, place: str) -> tuple[int, int]:
+    """Height and width of a configuration's `sample_size`, one number or [height, width] in latents of `pixels` each.
+
+    Raises:
+        UnsupportedModel: it is neither; `place` says where it stands.
+    """
+    sides = sample_size if isinstance(sample_size, list | tuple) else [sample_size] * 2
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise UnsupportedModel(f"{place}: sample_size is {sample_size!r}; write one number, or [height, width]")
+    return sides[0] * pixels, sides[1] * pixels
 
 
 def read_overrides(directory: Path) -> dict[str, Any]:
@@ -57,14 +69,16 @@ def read_overrides(directory: Path) -> dict[str, Any]:
 def resolve(stock: Defaults, overrides: Mapping[str, Any], side_multiple: int) -> Defaults:
     """The `stock` defaults of the family with the model's own `overrides`.
 
-    `stock.max_side` is what the architecture can draw; an override may only lower it.
+    `stock.max_side` is what the architecture can draw; an override may only lower it. Sides of `stock` that the model
+    cannot draw, which happens where its configuration names an odd size, become the next smaller ones that it can.
 
     Raises:
         InvalidDefaults: a value has the wrong type or lies outside its range.
     """
     for key, value in overrides.items():
         _check_type(key, value)
-    defaults = replace(stock, **overrides)
+    legal = {key: getattr(stock, key) // side_multiple * side_multiple for key in ("height", "width", "max_side")}
+    defaults = replace(stock, **legal | dict(overrides))
     _check_range("steps", defaults.steps, 1, None)
     _check_range("guidance_scale", defaults.guidance_scale, 0, None)
     _check_range("max_sequence_length", defaults.max_sequence_length, 0, MAX_SEQUENCE_LENGTH)

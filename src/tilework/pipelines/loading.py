@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import diffusers
@@ -11,10 +14,14 @@ import transformers
 from diffusers import DiffusionPipeline
 
 from tilework.core.model import DEVICES, DTYPES, ModelSource
+from tilework.pipelines.component_files import has_variant
 from tilework.pipelines.defaults import read_overrides
-from tilework.pipelines.errors import InvalidSource, ModelNotFound
+from tilework.pipelines.errors import InvalidSource, ModelError, ModelNotFound, UnsupportedModel
 from tilework.pipelines.family import Family
-from tilework.pipelines.model_index import ModelIndex, read_model_index
+from tilework.pipelines.model_index import INDEX, ModelIndex, read_model_index
+
+_NEEDED = ("scheduler", "text_encoder", "tokenizer", "transformer", "unet", "vae")
+_WRONG_WEIGHT = "{place}: its files hold no {name} of the shape that its config.json asks for; fetch the model again"
 
 
 def load(source: ModelSource) -> Family:
@@ -32,7 +39,8 @@ def load(source: ModelSource) -> Family:
     overrides = {} if index.directory is None else read_overrides(index.directory)
     pipeline = _stock(index, dtype, device)
     name = source.path if index.directory is None else index.directory.resolve().name
-    family: Family = pkgutil.resolve_name(index.adapter)(pipeline, name, overrides, library_versions())
+    with _explained(index.path):
+        family: Family = pkgutil.resolve_name(index.adapter)(pipeline, name, overrides, library_versions())
     return family
 
 
@@ -73,26 +81,86 @@ def _device(source: ModelSource) -> torch.device:
 
 
 def _stock(index: ModelIndex, dtype: torch.dtype, device: torch.device) -> Any:
-    pipeline = _load_pipeline(index, dtype).to(device)
-    for part in pipeline.components.values():
-        if isinstance(part, torch.nn.Module):
-            _copy_weights(part)
+    with _explained(index.path):
+        pipeline = _load_pipeline(index, dtype)
+        for name in _NEEDED:
+            if name in pipeline.components and pipeline.components[name] is None:
+                raise ModelNotFound(f"{index.path}: {INDEX} names no {name}, without which nothing can be drawn")
+        modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
+        for name, module in modules.items():
+            _require_weights(f"{index.path}/{name}", module)
+        pipeline.to(device)
+        for module in modules.values():
+            _copy_weights(module)
     return pipeline
 
 
 def _load_pipeline(index: ModelIndex, dtype: torch.dtype) -> Any:
     """The stock pipeline. Components that the index leaves empty (SD3 without T5) must be passed as None."""
     absent = {name: None for name, value in index.components.items() if value == [None, None]}
-    try:
-        return DiffusionPipeline.from_pretrained(
-            index.path if index.directory is None else str(index.directory),
-            local_files_only=index.directory is not None,
+    return DiffusionPipeline.from_pretrained(
+        index.path if index.directory is None else str(index.directory),
+        local_files_only=index.directory is not None,
+        use_safetensors=True,
+        variant=index.variant,
+        dtype=dtype,
+        **absent,
+        **_transformers_models(index, dtype),
+    )
+
+
+def _transformers_models(index: ModelIndex, dtype: torch.dtype) -> dict[str, Any]:
+    """The components of a directory that are models of transformers, by name.
+
+    Loaded with the pipeline, a weight that is in no file would be drawn at random, and nothing would say so.
+
+    Raises:
+        ModelNotFound: a weight is in no file, or of another shape.
+    """
+    models: dict[str, Any] = {}
+    for name, value in index.components.items() if index.directory is not None else ():
+        kind = getattr(transformers, value[1], None) if isinstance(value, list) and value[0] == "transformers" else None
+        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+            continue
+        folder = f"{index.directory}/{name}"
+        models[name], report = kind.from_pretrained(
+            folder,
+            local_files_only=True,
             use_safetensors=True,
+            variant=index.variant if has_variant(Path(folder), index.variant) else None,
             dtype=dtype,
-            **absent,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
+        wrong = [*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]
+        if wrong:
+            raise ModelNotFound(_WRONG_WEIGHT.format(place=folder, name=min(wrong)))
+    return models
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Turn what libraries raise while they load a model into a ModelError that names it."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise UnsupportedModel(
+            f"{path}: does not fit into memory; choose a dtype of 16 bits, or a larger device"
+        ) from error
     except (OSError, ValueError) as error:
-        raise ModelNotFound(f"{index.path}: cannot be loaded; check that the model is complete ({error})") from error
+        raise ModelNotFound(f"{path}: cannot be loaded; check that the model is complete ({error})") from error
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise UnsupportedModel(f"{path}: cannot be loaded; its files do not fit its classes ({cause})") from error
+
+
+def _require_weights(place: str, module: torch.nn.Module) -> None:
+    """Raise ModelNotFound if a weight was in no file: it has no values then, and lies on the device "meta"."""
+    missing = next((name for name, tensor in module.state_dict().items() if tensor.is_meta), None)
+    if missing is not None:
+        raise ModelNotFound(_WRONG_WEIGHT.format(place=place, name=missing))
 
 
 @torch.no_grad()

@@ -14,7 +14,8 @@ from typing import Any
 
 import httpx
 
-from tilework.pipelines.errors import ModelNotFound, UnsafeWeights, UnsupportedModel
+from tilework.pipelines.component_files import check_components
+from tilework.pipelines.errors import ModelNotFound, UnsupportedModel
 
 SHIPPED = "shapes"
 INDEX = "model_index.json"
@@ -25,7 +26,8 @@ ADAPTERS = {
     "StableDiffusionXLPipeline": "tilework.pipelines.families.sdxl:StableDiffusionXL",
 }
 """Adapter by class name of the stock pipeline; called with (pipeline, name, overrides, library)."""
-_PICKLED = (".bin", ".ckpt", ".pt", ".pth")
+_UNSEEDED = ("CosineDPMSolverMultistepScheduler", "DPMSolverSDEScheduler")
+"""Samplers that draw from a Brownian tree (of the package torchsde), which takes no generator and cannot be moved."""
 _HUB_TIMEOUT_S = 10.0
 
 
@@ -34,31 +36,39 @@ class ModelIndex:
     """A model that can be served as far as its files show. `directory` is None for a hub id.
 
     `components` is the contents of `model_index.json`: the pipeline's class name, and (library, class) by component.
+    `variant` is that of `from_pretrained`.
     """
 
     path: str
     directory: Path | None
     components: Mapping[str, Any]
     adapter: str
+    variant: str | None = None
 
 
 def read_model_index(path: str) -> ModelIndex:
-    """The index of a model, given as in `ModelSource.path`, if its class is supported and no weights are pickled.
+    """The index of a model, given as in `ModelSource.path`, if its class is supported and its files are sound.
 
     Raises:
-        ModelNotFound: there is no such directory and no such model on the hub, or it has no readable index.
-        UnsupportedModel: no adapter serves pipelines of its class.
+        ModelNotFound: there is no such directory and no such model on the hub, or it has no readable index; or
+            `check_components` finds that files are missing or damaged.
+        UnsupportedModel: no adapter serves pipelines of its class, or its sampler draws noise that no seed decides.
         UnsafeWeights: some weights of the directory are there only in pickled form.
     """
     directory = model_directory(path)
     components = _hub_index(path) if directory is None else _read(path, directory / INDEX)
     name = components.get("_class_name")
-    if name not in ADAPTERS:
+    adapter = ADAPTERS.get(name) if isinstance(name, str) else None
+    if adapter is None:
         supported = ", ".join(sorted(ADAPTERS))
         raise UnsupportedModel(f"{path}: {INDEX} names the pipeline class {name!r}; supported are {supported}")
-    if directory is not None:
-        _check_weights(directory, components)
-    return ModelIndex(path=path, directory=directory, components=components, adapter=ADAPTERS[name])
+    match components.get("scheduler"):
+        case [_, str(sampler)] if sampler in _UNSEEDED:
+            raise UnsupportedModel(
+                f"{path}: {INDEX} names the sampler {sampler}, which draws noise that no seed decides; choose another"
+            )
+    variant = None if directory is None else check_components(directory, components)
+    return ModelIndex(path=path, directory=directory, components=components, adapter=adapter, variant=variant)
 
 
 def model_directory(path: str) -> Path | None:
@@ -138,17 +148,6 @@ def _read(path: str, file: Path) -> dict[str, Any]:
             f"path is {path!r}, but {file.parent} has no readable {INDEX}; give a diffusers directory or hub id "
             f"({error})"
         ) from error
-
-
-def _check_weights(directory: Path, components: Mapping[str, Any]) -> None:
-    for component in components:
-        files = sorted((directory / component).glob("*")) if not component.startswith("_") else []
-        pickled = [file for file in files if file.suffix in _PICKLED]
-        if pickled and not any(file.suffix == ".safetensors" for file in files):
-            raise UnsafeWeights(
-                f"{pickled[0]}: pickled weights are not read; convert them with "
-                "save_pretrained(..., safe_serialization=True)"
-            )
 
 
 def _first_line(error: Exception) -> str:

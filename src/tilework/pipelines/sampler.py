@@ -14,19 +14,14 @@ from tilework.pipelines.errors import UnsupportedModel
 
 _ALL_TRIED, _MOST_TRIED = 32, 1000  # Numbers of steps.
 
-# These draw from a Brownian tree (of the package torchsde), which takes no generator and cannot be moved.
-_BROWNIAN = ("CosineDPMSolverMultistepScheduler", "DPMSolverSDEScheduler")
-
 
 def check_sampler(pipeline: Any, info: ModelInfo, prepare: Callable[[Spec], object]) -> None:
     """Check the sampler of a pipeline. `prepare` makes one for a request.
 
     Raises:
-        UnsupportedModel: it draws noise that no seed decides, or does not fit the pipeline.
+        UnsupportedModel: it does not fit the pipeline.
     """
     name = f"scheduler/scheduler_config.json: {type(pipeline.scheduler).__name__}"
-    if type(pipeline.scheduler).__name__ in _BROWNIAN:
-        raise UnsupportedModel(f"{name} draws noise that no seed decides; choose another sampler")
     try:
         prepare(_usual(info))
     except (AssertionError, TypeError, ValueError) as error:

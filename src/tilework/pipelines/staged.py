@@ -39,7 +39,7 @@ class StagedPipeline(ABC):
     no generator: there the picture depends on what else the process drew, here on the seed alone.
 
     Raises:
-        UnsupportedModel: the sampler draws noise that no seed decides, or does not fit the pipeline.
+        UnsupportedModel: the sampler does not fit the pipeline.
         InvalidDefaults: see `defaults.resolve`.
     """
 

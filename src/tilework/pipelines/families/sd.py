@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tilework.core.wire import Spec
 from tilework.pipelines import slices
-from tilework.pipelines.defaults import Defaults
+from tilework.pipelines.defaults import Defaults, sides_of
 from tilework.pipelines.families.u_net import UNetPipeline
 from tilework.pipelines.family import Conditioning
 
@@ -55,14 +55,13 @@ class StableDiffusion(UNetPipeline):
 
 def _stock_defaults(pipeline: Any, name: str) -> Defaults:
     """The defaults of `StableDiffusionPipeline.__call__`; as for Stable Diffusion XL, twice the side is the limit."""
-    sample = pipeline.unet.config.sample_size
-    side = (sample if isinstance(sample, int) else max(sample)) * pipeline.vae_scale_factor
+    height, width = sides_of(pipeline.unet.config.sample_size, pipeline.vae_scale_factor, "unet/config.json")
     return Defaults(
         name=name,
         steps=50,
         guidance_scale=7.5,
-        height=side,
-        width=side,
-        max_side=2 * side,
+        height=height,
+        width=width,
+        max_side=2 * max(height, width),
         max_sequence_length=0,
     )

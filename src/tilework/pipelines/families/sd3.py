@@ -12,7 +12,7 @@ from torch import Tensor
 from tilework.core.packing import Layout
 from tilework.core.wire import Spec
 from tilework.pipelines import slices
-from tilework.pipelines.defaults import Defaults
+from tilework.pipelines.defaults import Defaults, sides_of
 from tilework.pipelines.estimate import clean_by_flow
 from tilework.pipelines.family import Conditioning, StepState
 from tilework.pipelines.hooks import share_sequence
@@ -113,13 +113,14 @@ class StableDiffusion3(StagedPipeline):
 def _stock_defaults(pipeline: Any, name: str) -> Defaults:
     """The defaults of `StableDiffusion3Pipeline.__call__`, as far as the positional table of the model allows it."""
     max_side = pipeline.transformer.config.pos_embed_max_size * pipeline.vae_scale_factor * pipeline.patch_size
-    side = min(pipeline.default_sample_size * pipeline.vae_scale_factor, max_side)
+    sides = sides_of(pipeline.default_sample_size, pipeline.vae_scale_factor, "transformer/config.json")
+    height, width = (min(side, max_side) for side in sides)
     return Defaults(
         name=name,
         steps=28,
         guidance_scale=7.0,
-        height=side,
-        width=side,
+        height=height,
+        width=width,
         max_side=max_side,
         max_sequence_length=256,
     )

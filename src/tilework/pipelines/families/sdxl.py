@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tilework.core.wire import Spec
 from tilework.pipelines import slices
-from tilework.pipelines.defaults import Defaults
+from tilework.pipelines.defaults import Defaults, sides_of
 from tilework.pipelines.families.u_net import UNetPipeline
 from tilework.pipelines.family import Conditioning
 
@@ -69,13 +69,13 @@ def _stock_defaults(pipeline: Any, name: str) -> Defaults:
 
     Beyond it pictures fall apart. The text encoders fix the text's length themselves.
     """
-    side = pipeline.default_sample_size * pipeline.vae_scale_factor
+    height, width = sides_of(pipeline.default_sample_size, pipeline.vae_scale_factor, "unet/config.json")
     return Defaults(
         name=name,
         steps=50,
         guidance_scale=5.0,
-        height=side,
-        width=side,
-        max_side=2 * side,
+        height=height,
+        width=width,
+        max_side=2 * max(height, width),
         max_sequence_length=0,
     )

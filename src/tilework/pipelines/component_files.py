@@ -1,0 +1,109 @@
+"""The files of a model's components: what is missing, damaged or unsafe is found before anything is loaded.
+
+Imports no torch, so that a server can refuse a model before it starts workers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tilework.pipelines.errors import ModelNotFound, UnsafeWeights, UnsupportedModel
+
+_CONFIG, _WEIGHTS = "config.json", ".safetensors"
+_PICKLED = (".bin", ".ckpt", ".pt", ".pth")
+_SHARD = re.compile(r"-\d{5}-of-\d{5}")
+_LORA = re.compile(r"\.(lora_[AB]|lora_(up|down)|lora_linear_layer|base_layer)\.")
+_UNFUSED = "pipeline.fuse_lora(), pipeline.unload_lora_weights() and pipeline.save_pretrained(...)"
+_PREFERRED_VARIANT = "fp16"
+_VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model")
+
+
+def check_components(directory: Path, components: Mapping[str, Any]) -> str | None:
+    """Check the folder of each component that `components`, the contents of `model_index.json`, names.
+
+    Returns the `variant` of `from_pretrained` that the weights need: None, unless a component has weights in files of
+    a variant only, such as `model.fp16.safetensors`.
+
+    Raises:
+        ModelNotFound: a folder, a configuration or weights are missing or damaged.
+        UnsafeWeights: some weights are there only in pickled form.
+        UnsupportedModel: some weights have a LoRA beside them that is not fused.
+    """
+    offers = [_check_component(directory / name, kind) for name, kind in _named(components)]
+    needed = [variants for variants in offers if variants and None not in variants]
+    if not needed:
+        return None
+    common = {name for name in set.intersection(*needed) if name is not None}
+    if not common:
+        found = ", ".join(sorted({str(name) for variants in needed for name in variants}))
+        raise ModelNotFound(f"{directory}: its components have weights of different variants only ({found}); give one")
+    return _PREFERRED_VARIANT if _PREFERRED_VARIANT in common else min(common)
+
+
+def _named(components: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names and classes of the components that are there: others are [null, null]."""
+    for name, value in components.items():
+        if isinstance(value, list) and len(value) == 2 and all(isinstance(part, str) for part in value):
+            yield name, value[1]
+
+
+def _check_component(folder: Path, kind: str) -> set[str | None]:
+    """The variants of its weights, None for those without a name; empty if it has none, as a tokenizer."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        raise ModelNotFound(
+            f"{folder}: is missing or empty, but model_index.json names it ({kind}); fetch the model again, or set "
+            f'"{folder.name}" to [null, null] there if the pipeline can do without it'
+        )
+    for file in sorted(folder.glob("*.json")):
+        _check_json(file)
+    if "Tokenizer" in kind and not any(any(folder.glob(name)) for name in _VOCABULARIES):
+        raise ModelNotFound(f"{folder}: there is no vocabulary ({', '.join(_VOCABULARIES)}); fetch the model again")
+    weights = sorted(folder.glob(f"*{_WEIGHTS}"))
+    pickled = [file for file in sorted(folder.iterdir()) if file.suffix in _PICKLED]
+    if pickled and not weights:
+        raise UnsafeWeights(
+            f"{pickled[0]}: pickled weights are not read; convert them with "
+            "save_pretrained(..., safe_serialization=True)"
+        )
+    if (folder / _CONFIG).is_file() != bool(weights):
+        missing = f"*{_WEIGHTS}" if not weights else _CONFIG
+        raise ModelNotFound(f"{folder}: there is no {missing}; fetch the model again")
+    for file in weights:
+        _check_weights(file)
+    return {_variant(file) for file in weights}
+
+
+def has_variant(folder: Path, variant: str | None) -> bool:
+    """Whether a component has weights in files of this variant."""
+    return any(_variant(file) == variant for file in folder.glob(f"*{_WEIGHTS}"))
+
+
+def _variant(file: Path) -> str | None:
+    """Of `diffusion_pytorch_model.fp16.safetensors`, or a shard of it: "fp16"."""
+    return _SHARD.sub("", file.name.removesuffix(_WEIGHTS)).partition(".")[2] or None
+
+
+def _check_json(file: Path) -> None:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"{file}: cannot be read as JSON ({error}); fetch the model again") from error
+    if not isinstance(value, dict):
+        raise ModelNotFound(f"{file}: holds a {type(value).__name__}, not a JSON object; fetch the model again")
+
+
+def _check_weights(file: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="np") as tensors:
+            keys = list(tensors.keys())
+    except (OSError, SafetensorError) as error:
+        raise ModelNotFound(f"{file}: cannot be read ({error}); fetch the model again") from error
+    lora = next((key for key in keys if _LORA.search(f"{key}.")), None)
+    if lora is not None:
+        raise UnsupportedModel(f"{file}: holds a LoRA that is not fused ({lora}); fuse it with {_UNFUSED}")
