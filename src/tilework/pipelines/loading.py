@@ -119,11 +119,12 @@ def _transformers_models(index: ModelIndex, dtype: torch.dtype) -> dict[str, Any
     """
     models: dict[str, Any] = {}
     for name, value in index.components.items() if index.directory is not None else ():
-        kind = getattr(transformers, value[1], None) if isinstance(value, list) and value[0] == "transformers" else None
+        is_known = isinstance(value, list) and value[0] == "transformers"
+        kind: Any = getattr(transformers, value[1], None) if is_known else None
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
             continue
         folder = f"{index.directory}/{name}"
-        models[name], report = kind.from_pretrained(
+        models[name], report = cast(Any, kind).from_pretrained(
             folder,
             local_files_only=True,
             use_safetensors=True,
