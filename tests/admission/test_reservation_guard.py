@@ -71,7 +71,7 @@ class Reckless(Idle):
         for job in jobs:
             self.random.shuffle(idle)
             assert job.stage is not None
-            width = usable_degree(job.stage, self.random.randint(0, len(idle)), costs)
+            width = usable_degree(job.request, self.random.randint(0, len(idle)), costs)
             if not idle or self.random.random() < 0.3:
                 break
             starts.append(start(job, tuple(idle[:width]), self.random.randint(1, 8)))

@@ -127,6 +127,39 @@ def test_a_request_that_never_fits_fails_and_is_refused_until_the_limit_is_forgo
     assert only(Accept, it.describe(Submitted(request("c", steps=2))))
 
 
+def test_an_exact_request_whose_decode_fits_only_in_slices_fails_and_the_next_is_refused() -> None:
+    it = driver(max_attempts=2)
+    it.describe(Submitted(request("a", steps=2, exact=True)))
+    while it.control.tracker.jobs:
+        work = it.until(DECODE)
+        assert not work.sliced
+        actions = it.describe(OutOfMemory(work.work_id, 0))
+    [end] = only(Finish, actions)
+    assert end.status is Status.FAILED
+    assert end.reason.startswith("there was not enough memory; it is exact, so")
+    [refusal] = only(Reject, it.describe(Submitted(request("b", steps=2, exact=True))))
+    assert refusal.code is RefusalCode.MEMORY
+    assert refusal.reason.endswith(
+        "it is exact, so several devices cannot share its steps and its decode cannot be sliced"
+    )
+    assert only(Accept, it.describe(Submitted(request("c", steps=2)))), "what is not exact is decoded in slices"
+
+
+def test_an_exact_request_whose_steps_fit_only_on_two_devices_is_refused() -> None:
+    it = driver(policy="tetriserve", num_devices=2)
+    it.describe(Submitted(request("a", steps=2)))
+    work = it.until(DIFFUSE)
+    while len(work.devices) > 1:
+        it.finish()
+        it.describe(Submitted(request(f"next after {work.work_id}", steps=2)))
+        work = it.until(DIFFUSE)
+    it.describe(OutOfMemory(work.work_id, 0))
+    [refusal] = only(Reject, it.describe(Submitted(request("b", steps=2, exact=True))))
+    assert refusal.code is RefusalCode.MEMORY
+    assert "on one of the devices; it is exact" in refusal.reason
+    assert only(Accept, it.describe(Submitted(request("c", steps=2)))), "what is not exact has two devices"
+
+
 def test_steps_that_were_done_before_the_memory_ran_out_count() -> None:
     it = driver()
     it.describe(Submitted(request("a", steps=6)))

@@ -23,7 +23,7 @@ from tilework.control.recovery import Recovery
 from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.core.request import Request, Status
-from tilework.core.work import Work
+from tilework.core.work import DIFFUSE, StageId, Work
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.order import DeadlineOrder
 from tilework.sim.cluster import Cluster
@@ -137,8 +137,9 @@ def test_works_too_large_for_a_device_use_several_devices_or_slices() -> None:
     for seed in range(12):
         one, trace, _ = run(["memory=1:0.6"], seed, "tetriserve")
         degrees = {row.degree for row in one.table.rows if row.stage == "diffuse"}
-        pixels = max(request.shape.pixels for request in one.requests)
-        large = [ending for ending in trace.endings if ending.request.shape.pixels == pixels]
+        elastic = [ending for ending in trace.endings if not ending.request.exact]
+        pixels = max((ending.request.shape.pixels for ending in elastic), default=0)
+        large = [ending for ending in elastic if ending.request.shape.pixels == pixels]
         done = [ending for ending in large if ending.status is Status.DONE]
         if 2 in degrees and min(one.config.num_devices, one.table.devices_per_node) >= 2:
             assert done or not [e for e in large if e.status is Status.FAILED]
@@ -269,6 +270,17 @@ def send_too_many_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilework.admission.reservation_guard.WORKS_PER_DEVICE", 1000)
 
 
+def share_exact_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Job, "may_share", True)
+    monkeypatch.setattr("tilework.control.cluster.tracker.check_start", lambda jobs, start: None)
+
+
+def widen_exact_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = "tilework.policy.toolkit.demand.step_degrees"
+    monkeypatch.setattr(step, lambda request, costs: costs.degrees(StageId(request.pipeline, DIFFUSE)))
+    monkeypatch.setattr("tilework.control.cluster.tracker.check_start", lambda jobs, start: None)
+
+
 def answer_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decision depends on something that is not in the log."""
     real, count = Tracker.commit, iter(range(10**9))
@@ -292,6 +304,8 @@ def answer_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
         (starve, "waits", [], "edf"),
         (forget_what_does_not_fit, "did not fit", ["memory=1:0.6"], "tetriserve"),
         (send_too_many_works, " works", [], "tetriserve"),
+        (share_exact_requests, "has several jobs or devices", [], "patchedserve"),
+        (widen_exact_requests, "has several jobs or devices", [], "fixed-sp4"),
         (answer_at_random, "replayed", ["replay=0.02:1"], "edf"),
     ],
 )

@@ -106,7 +106,11 @@ def _too_large(request: Request, policy: Policy, costs: CostModel, widest: int) 
     """The refusal of a request that is known not to fit into the memory of the devices that the policy may give it."""
     stage, decode, shape = StageId(request.pipeline, DIFFUSE), StageId(request.pipeline, DECODE), request.shape
     degrees = [degree for degree in policy.degrees(request, costs) if degree <= widest] or [1]
-    if any(costs.fits(stage, shape, degree) for degree in degrees) and costs.fits(decode, shape, 1):
+    decodes = costs.fits(decode, shape, 1) and not (request.exact and costs.needs_slices(decode, shape))
+    if decodes and any(costs.fits(stage, shape, degree) for degree in degrees):
         return None
     devices = "one of the devices" if max(degrees) == 1 else f"{max(degrees)} of the devices"
-    return Reject(request.uid, f"{shape} needs more memory than there is on {devices}", None, RefusalCode.MEMORY)
+    reason = f"{shape} needs more memory than there is on {devices}"
+    if request.exact:
+        reason += "; it is exact, so several devices cannot share its steps and its decode cannot be sliced"
+    return Reject(request.uid, reason, None, RefusalCode.MEMORY)

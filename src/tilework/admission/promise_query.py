@@ -13,7 +13,6 @@ from tilework.core.interfaces import Backlog, Block, CostModel, Demand, Policy
 from tilework.core.progress import Cursor
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import s_from_ns
-from tilework.core.work import DIFFUSE, StageId
 from tilework.policy.toolkit.demand import demand_at, usable_degree
 from tilework.policy.toolkit.margin import ADMISSION_MARGIN
 
@@ -47,9 +46,9 @@ class PromiseQuery:
         free_ns: FreeTimes,
     ) -> PromiseQuery:
         """`free_ns`: when devices are free after the jobs before the request. Raises UnknownCost."""
-        start, stage = Cursor.start(request), StageId(request.pipeline, DIFFUSE)
+        start = Cursor.start(request)
         widest = max(map(len, reservations.nodes))
-        degrees = {usable_degree(stage, min(degree, widest), costs) for degree in policy.degrees(request, costs)}
+        degrees = {usable_degree(request, min(degree, widest), costs) for degree in policy.degrees(request, costs)}
         blocks = [demand_at(request, start, degree, costs) for degree in degrees]
         blocks.sort(key=lambda block: (block.width * block.run_ns, block.width))
         return PromiseQuery(

@@ -149,7 +149,7 @@ class ReservationGuard:
         assert cursor.stage is not None
         degree, num_steps = 1, 1
         if cursor.stage.name == DIFFUSE:
-            degree = usable_degree(cursor.stage, len(group), costs)
+            degree = usable_degree(job.request, len(group), costs)
             step_ns = costs.work_ns(cursor.stage, (job.request,), degree)
             num_steps = max(1, min(cursor.num_steps_left, self.chunk_ns // max(1, step_ns)))
         why = "its deadline is promised, and it cannot wait any longer"

@@ -22,8 +22,8 @@ class Dialect:
     """The fields that are the same for all requests of a drive.
 
     `model` replaces the requests' `pipeline`. `response_format` "none" leaves the field out. `plain` leaves out
-    `slo_s`, `on_miss` and `priority`, which only Tilework knows. `extra_body` is laid over each body; a value of None
-    takes the field out (OpenAI's own service refuses `num_inference_steps` and `seed`).
+    `slo_s`, `on_miss`, `priority` and `exact`, which only Tilework knows. `extra_body` is laid over each body; a value
+    of None takes the field out (OpenAI's own service refuses `num_inference_steps` and `seed`).
     """
 
     model: str | None = None
@@ -47,6 +47,8 @@ class Dialect:
             body |= {"slo_s": request.slo_s, "on_miss": str(request.on_miss)}
         if request.priority != DEFAULT_CLASS and not self.plain:
             body["priority"] = request.priority
+        if request.exact and not self.plain:
+            body["exact"] = True
         return {name: value for name, value in (body | dict(self.extra_body)).items() if value is not None}
 
 

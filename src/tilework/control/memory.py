@@ -12,6 +12,8 @@ from tilework.core.work import DIFFUSE, StageId, Work
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.demand import usable_degree
 
+_EXACT = "it is exact, so several devices cannot share its steps and its decode cannot be sliced"
+
 
 class MemoryShortage:
     """Records in the costs what did not fit, and retries the jobs within these limits."""
@@ -30,7 +32,8 @@ class MemoryShortage:
 
         It does not count as a failure of its jobs, unless the costs knew before that it would not fit. If a job of it
         has ended meanwhile, it is unknown what did not fit. A job that would fit only on more devices than are up is
-        parked until they are up, or until the costs forget the limit.
+        parked until they are up, or until the costs forget the limit. The decode of an exact job is
+        tried again as a whole.
         """
         actions: list[Action] = []
         jobs = self._tracker.end_work(work, steps_done)
@@ -40,7 +43,8 @@ class MemoryShortage:
         for job in jobs:
             lacks_devices = self._lacks_devices(job)
             counts_as_failure = lacks_devices or not is_excused
-            actions += self._recovery.retry(job, reason, counts_as_failure=counts_as_failure)
+            why = f"{reason}; {_EXACT}" if job.request.exact else reason
+            actions += self._recovery.retry(job, why, counts_as_failure=counts_as_failure)
             if job.job_id in self._tracker.jobs and lacks_devices:
                 self._tracker.park(job)
             elif job.promised is not None:
@@ -54,7 +58,7 @@ class MemoryShortage:
         would be forgotten that could unpark the job.
         """
         stage, shape = StageId(job.request.pipeline, DIFFUSE), job.request.shape
-        if self._costs.fits(stage, shape, usable_degree(stage, self._tracker.widest_now, self._costs)):
+        if self._costs.fits(stage, shape, usable_degree(job.request, self._tracker.widest_now, self._costs)):
             return False
         degrees = [one for one in self._policy.degrees(job.request, self._costs) if one <= self._tracker.widest]
         fitting = [degree for degree in degrees if self._costs.fits(stage, shape, degree)]

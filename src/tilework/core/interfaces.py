@@ -80,7 +80,9 @@ class JobView(Protocol):
 
     @property
     def may_share(self) -> bool:
-        """Whether its works may have other members: not while its works fail, since the others would fail with it."""
+        """Whether its works may have other members: not while its works fail, since the others would fail with it, and
+        never if it is exact.
+        """
 
     @property
     def last_devices(self) -> Group:

@@ -74,6 +74,8 @@ class Request(Terms):
         deadline_ns: absolute, on the controller's clock; None means best effort.
         guided: whether classifier-free guidance doubles each step. Cost tables describe guided steps.
         preview_every: a preview is decoded after every `preview_every` steps; 0 means never.
+        exact: its steps run on one device without sharing a forward pass, and its decode is not sliced. So its picture
+            is the stock pipeline's bit for bit, in any dtype and under any load.
     """
 
     uid: str
@@ -85,6 +87,7 @@ class Request(Terms):
     deadline_ns: int | None = None
     guided: bool = True
     preview_every: int = 0
+    exact: bool = False
 
     @property
     def is_promise(self) -> bool:
@@ -108,6 +111,7 @@ class StepClass(NamedTuple):
     shape: Shape
     guided: bool
     preview_every: int
+    exact: bool
 
 
 class RequestClass(NamedTuple):
@@ -119,7 +123,7 @@ class RequestClass(NamedTuple):
 
 def step_key(request: Request) -> StepClass:
     """The step class of a request."""
-    return StepClass(request.pipeline, request.shape, request.guided, request.preview_every)
+    return StepClass(request.pipeline, request.shape, request.guided, request.preview_every, request.exact)
 
 
 def cost_key(request: Request) -> RequestClass:

@@ -92,6 +92,13 @@ class JsonLine:
             self.fail(field, value, remedy)
         return value
 
+    def truth(self, field: str, default: Any = MISSING) -> bool:
+        remedy = "use true or false"
+        value = self._take(field, default, remedy)
+        if not isinstance(value, bool):
+            self.fail(field, value, remedy)
+        return value
+
     def choice(self, field: str, choices: Iterable[str], default: Any = MISSING) -> str:
         names = [str(choice) for choice in choices]
         remedy = f"use one of {', '.join(names)}"

@@ -36,6 +36,7 @@ class WorkloadRequest:
     priority: str = DEFAULT_CLASS
     on_miss: OnMiss = OnMiss.BEST_EFFORT
     prompt: str | None = None
+    exact: bool = False
 
     @property
     def shape(self) -> Shape:
@@ -96,6 +97,7 @@ def _parse(line: JsonLine) -> WorkloadRequest:
         priority=line.text("priority") if line.given("priority") else DEFAULT_CLASS,
         on_miss=OnMiss(line.choice("on_miss", OnMiss, OnMiss.BEST_EFFORT)),
         prompt=line.text("prompt") if line.given("prompt") else None,
+        exact=line.truth("exact", False),
     )
 
 

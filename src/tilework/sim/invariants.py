@@ -184,6 +184,9 @@ class Invariants:
             uid = self._uids.get(job_id)
             require(uid is not None and uid not in self._ended, f"work {number} is for job {job_id}, which has ended")
             require(attempt >= self._attempts.get(job_id, 1), f"work {number} goes back to attempt {attempt}")
+            if uid is not None and self._requests[uid].exact:
+                is_alone = len(work.devices) == len(work.job_ids) == 1 and not work.sliced
+                require(is_alone, f"work {number} of the exact {uid} has several jobs or devices, or is sliced")
             self._attempts[job_id] = attempt
             if uid is not None:
                 self._first_start_ns.setdefault(uid, now_ns)
@@ -192,7 +195,12 @@ class Invariants:
         self._check_memory(work, now_ns)
 
     def _check_memory(self, work: Work, now_ns: int) -> None:
-        """A decode that ran out of memory is not tried whole again for FORGET_NS, unless reports may be late."""
+        """A decode that ran out of memory is not tried whole again for FORGET_NS, unless reports may be late.
+
+        The decode of an exact request is tried whole until the request fails.
+        """
+        if self._requests[self._uids[work.job_ids[0]]].exact:
+            return
         if work.stage.name == DECODE and not work.sliced and not MESSAGE_FAULTS & self._faults.by_name.keys():
             pixels = self._pixels(work)
             known = [size for size, until_ns in self._too_large.items() if size <= pixels and now_ns < until_ns]

@@ -69,6 +69,7 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
     rate = random.uniform(1.1, 1.6) if is_overload else random.choice((0.4, 0.8, 1.2, 3.0))
     num_requests = 400 if is_overload else random.randint(4, 90)
     requests = _requests(random, num_requests, rate * num_devices / _MEAN_S, is_overload)
+    requests = _some_exact(Random(f"exact/{seed}"), requests)
     return Scenario(
         seed=seed,
         controller=ControllerConfig(
@@ -157,6 +158,12 @@ def _requests(random: Random, num_requests: int, rate_per_s: float, is_overload:
             )
         )
     return tuple(requests)
+
+
+def _some_exact(random: Random, requests: tuple[Request, ...]) -> tuple[Request, ...]:
+    """The same requests, in some scenarios with exact ones among them."""
+    share = random.choice((0.0, 0.0, 0.0, 0.3, 1.0))
+    return tuple(replace(request, exact=random.random() < share) for request in requests)
 
 
 def _cancels(random: Random, requests: tuple[Request, ...]) -> tuple[tuple[int, str], ...]:

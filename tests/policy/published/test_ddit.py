@@ -107,7 +107,7 @@ def test_devices_are_divided_in_proportion(weights: list[int], more: int) -> Non
 
 
 def test_with_few_devices_neighbours_share() -> None:
-    kinds = [(size, "") for size in range(4)]
+    kinds = [(size, "", False) for size in range(4)]
     assert share(kinds, [5, 1, 2, 9], 4) == [
         ((kind,), weight) for kind, weight in zip(kinds, [5, 1, 2, 9], strict=True)
     ]

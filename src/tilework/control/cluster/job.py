@@ -79,7 +79,7 @@ class Job:
 
     @property
     def may_share(self) -> bool:
-        return self.failures == 0
+        return self.failures == 0 and not self.request.exact
 
     @property
     def stage(self) -> StageId | None:

@@ -24,6 +24,8 @@ def _check_job(job: Job, start: Start) -> None:
     if len(start.devices) > 1:
         assert list(start.devices) == sorted(set(start.devices)), f"the group {start.devices} is not sorted"
         assert diffuse, f"{start.stage} of job {job.job_id} is started on {len(start.devices)} devices; it runs on one"
+    if job.request.exact:
+        assert len(start.devices) == 1, f"job {job.job_id} is exact, and is started on {len(start.devices)} devices"
     assert not job.is_stopping, f"job {job.job_id} is started while its stopped works have not all ended"
 
 
@@ -32,4 +34,4 @@ def _check_members(jobs: Sequence[Job], start: Start) -> None:
     assert start.stage.name == DIFFUSE, f"{start.stage} is started for {len(jobs)} jobs; only steps are shared"
     assert len(start.devices) == 1, f"{len(jobs)} jobs share steps on {len(start.devices)} devices; they share one"
     for job in jobs:
-        assert job.may_share, f"job {job.job_id} shares a work although its works fail"
+        assert job.may_share, f"job {job.job_id} shares a work although it is exact or its works fail"

@@ -212,6 +212,7 @@ class Tracker:
     def commit(self, start: Start) -> Work:
         """Number a start, check that it is legal, and put it in flight."""
         jobs = [self.jobs[job_id] for job_id in start.job_ids]
+        requests = [job.request for job in jobs]
         check_start(jobs, start)
         devices = [self._devices.by_id[device_id] for device_id in start.devices]
         assert len(devices) == 1 or len({device.node for device in devices}) == 1, f"{start.devices} spans nodes"
@@ -225,7 +226,7 @@ class Tracker:
             num_steps=start.num_steps,
             why=start.why,
             after=tuple(sorted({device.works[-1].work_id for device in devices if device.works})),
-            sliced=any(self._costs.needs_slices(start.stage, job.request.shape) for job in jobs),
+            sliced=any(self._costs.needs_slices(start.stage, one.shape) and not one.exact for one in requests),
         )
         self._next_work_id += 1
         for job in jobs:
@@ -235,16 +236,15 @@ class Tracker:
             job.last_devices = start.devices
             self._busy[job.job_id] = job
             self._update_demand(job)
-        self._occupy(devices, work, jobs)
+        self._occupy(devices, work, jobs, requests)
         return work
 
-    def _occupy(self, devices: list[Device], work: Work, jobs: list[Job]) -> None:
+    def _occupy(self, devices: list[Device], work: Work, jobs: list[Job], requests: list[Request]) -> None:
         """Put a work on its devices; it begins when the last of them is free and its jobs' earlier works have ended."""
         begin_ns = max([device.free_ns for device in devices])
         for job in jobs:
             if len(job.works) > 1 and job.works[-2].devices != work.devices:
                 begin_ns = max(begin_ns, self._devices.end_ns(job.works[-2]))
-        requests = [job.request for job in jobs]
         end_ns = begin_ns + self._costs.work_ns(work.stage, requests, len(work.devices), work.num_steps)
         for device in devices:
             device.push(work, end_ns)

@@ -10,7 +10,7 @@ from tilework.core.interfaces import ClusterView, CostModel, Demand
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import Plan, stages_of
+from tilework.core.work import Plan
 from tilework.policy.registry import policy
 from tilework.policy.toolkit.demand import demand_at, usable_degree
 from tilework.policy.toolkit.fixed_groups import LanePlan, Pick
@@ -37,8 +37,7 @@ class FixedDegree(ArrivalOrdered):
         self._division = LaneDivision(self.degree)
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
-        _, diffuse, _ = stages_of(request.pipeline)
-        return (usable_degree(diffuse, self.degree, costs),)
+        return (usable_degree(request, self.degree, costs),)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
         (degree,) = self.degrees(request, costs)
@@ -62,6 +61,8 @@ class FixedDegree(ArrivalOrdered):
         """Why a request gets fewer devices than `degree`; empty if it gets them."""
         if len(lane.devices) < self.degree:
             return f"; its node has only {devices_text(len(lane.devices))} left for a group"
+        if request.exact:
+            return "" if self.degree == 1 else "; its steps run on one device, since it is exact"
         (profiled,) = self.degrees(request, costs)
         return "" if profiled == self.degree else f"; its pipeline was profiled for {devices_text(profiled)} at most"
 

@@ -10,7 +10,7 @@ from math import ceil
 from tilework.core.interfaces import CostModel, Demand
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
-from tilework.core.work import DIFFUSE, StageId, stages_of
+from tilework.core.work import DIFFUSE, stages_of
 
 
 def demand_at(request: Request, left: Cursor, degree: int, costs: CostModel) -> Demand:
@@ -53,21 +53,34 @@ def cheapest_in_time(
     return min(blocks, key=lambda block: (block.run_ns, block.width))
 
 
-def usable_degree(stage: StageId, width: int, costs: CostModel) -> int:
-    """The widest profiled degree that `width` devices can run; 1 for a stage that was profiled at wider ones only."""
-    for degree in reversed(costs.degrees(stage)):
+def step_degrees(request: Request, costs: CostModel) -> tuple[int, ...]:
+    """The degrees at which the steps of a request may run, ascending: the profiled ones; 1 alone if it is exact.
+
+    All policies, admission and the bounds ask this function, so nothing else needs to know what exact requests exclude.
+    Raises UnknownCost.
+    """
+    _, diffuse, _ = stages_of(request.pipeline)
+    return (1,) if request.exact else costs.degrees(diffuse)
+
+
+def usable_degree(request: Request, width: int, costs: CostModel) -> int:
+    """The widest degree at which `width` devices can run the steps of a request; 1 if it may run at wider ones only.
+
+    Raises UnknownCost.
+    """
+    for degree in reversed(step_degrees(request, costs)):
         if degree <= width:
             return degree
     return 1
 
 
 def fitting_degrees(request: Request, costs: CostModel) -> Sequence[int]:
-    """The profiled degrees at which the steps of a request fit into memory, ascending; all of them if none does.
+    """The degrees at which the steps of a request fit into memory, ascending; all that it may run at if none does.
 
     Raises UnknownCost.
     """
     _, stage, _ = stages_of(request.pipeline)
-    degrees = costs.degrees(stage)
+    degrees = step_degrees(request, costs)
     return [degree for degree in degrees if costs.fits(stage, request.shape, degree)] or degrees
 
 
@@ -87,7 +100,7 @@ def step_speeds(request: Request, costs: CostModel, max_degree: int | None = Non
     """The degrees at which a request's steps can run, ascending, up to a limit if given. Raises UnknownCost."""
     _, stage, _ = stages_of(request.pipeline)
     degrees: list[int] = []
-    for known in (fitting_degrees(request, costs), costs.degrees(stage)):
+    for known in (fitting_degrees(request, costs), step_degrees(request, costs)):
         degrees = degrees or [degree for degree in known if max_degree is None or degree <= max_degree]
     return tuple(Speed(degree, costs.work_ns(stage, (request,), degree)) for degree in degrees)
 

@@ -77,7 +77,7 @@ class LanePlan:
         stage, degree, num_steps = cursor.stage, 1, 1
         assert stage is not None, f"job {job.job_id} has nothing left to start"
         if stage.name == DIFFUSE:
-            degree = usable_degree(stage, len(lane.devices), self.costs)
+            degree = usable_degree(job.request, len(lane.devices), self.costs)
             step_ns = self.costs.work_ns(stage, (job.request,), degree)
             num_steps = steps_in_chunk(cursor.num_steps_left, step_ns, self.chunk_ns)
         self.starts.append(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tilework.core.request import Request
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.toolkit.demand import Speed
+from tilework.policy.toolkit.demand import Speed, step_degrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,15 @@ class Due:
 def due_requests(requests: Sequence[Request], costs: TableCosts, max_degree: int) -> list[Due]:
     """The requests that have a deadline, in the order given, as their pieces.
 
-    Encode and decode run on one device, steps on every profiled degree up to `max_degree`. Pieces that cost nothing
-    are left out, and so are previews, which only add to the time of a request. Raises UnknownCost.
+    Encode and decode run on one device, steps at every degree up to `max_degree` that the request may have. Pieces that
+    cost nothing are left out, and so are previews, which only add to the time of a request. Raises UnknownCost.
     """
     known: dict[object, tuple[Piece, ...]] = {}
     found = []
     for one in requests:
         if one.deadline_ns is None:
             continue
-        key = one.pipeline, one.shape, one.steps, one.guided
+        key = one.pipeline, one.shape, one.steps, one.guided, one.exact
         if key not in known:
             known[key] = tuple(_pieces(one, costs, max_degree))
         found.append(Due(request=one, deadline_ns=one.deadline_ns, pieces=known[key]))
@@ -71,7 +71,7 @@ def due_requests(requests: Sequence[Request], costs: TableCosts, max_degree: int
 def _pieces(request: Request, costs: TableCosts, max_degree: int) -> Iterable[Piece]:
     for name, units in ((ENCODE, 1), (DIFFUSE, request.steps), (DECODE, 1)):
         stage = StageId(request.pipeline, name)
-        known = costs.degrees(stage) if name == DIFFUSE else (1,)
+        known = step_degrees(request, costs) if name == DIFFUSE else (1,)
         degrees = [degree for degree in known if degree <= max_degree] or [max_degree]  # Raises UnknownCost below.
         units_ns = [costs.run_ns(stage, (request.shape,), degree, 1, request.guided) for degree in degrees]
         if all(units_ns):

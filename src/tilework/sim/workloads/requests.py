@@ -46,6 +46,7 @@ def to_requests(workload: Iterable[WorkloadRequest]) -> list[Request]:
             tenant=line.tenant or "default",
             priority=line.priority,
             weight=DEFAULT_CLASSES.get(line.priority, 1.0),
+            exact=line.exact,
         )
         for index, line in enumerate(workload)
     ]

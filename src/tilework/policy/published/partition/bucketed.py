@@ -13,8 +13,8 @@ from tilework.policy.toolkit.demand import Speed
 
 
 def by_size(request: Request, speeds: Sequence[Speed]) -> Bucket:
-    """The pipeline, and the octave of the side: squares of 512 to 1023 pixels a side are one bucket."""
-    return (request.shape.pixels.bit_length() - 1) // 2, request.pipeline
+    """The octave of the side (squares of 512 to 1023 pixels are one bucket), the pipeline, and whether it is exact."""
+    return (request.shape.pixels.bit_length() - 1) // 2, request.pipeline, request.exact
 
 
 @policy("bucketed")

@@ -43,7 +43,7 @@ def dynamic_partition() -> Partition:
 
 
 def _by_best_degree(request: Request, speeds: Sequence[Speed]) -> Bucket:
-    return best_doubling(speeds), ""
+    return best_doubling(speeds), "", False
 
 
 def _narrowest(speeds: Sequence[Speed]) -> int:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from tilework.core.work import Group
 from tilework.policy.toolkit.buddy_allocator import Allocator
 
-Bucket = tuple[int, str]
-"""Buckets are ordered: the requests of later ones take more."""
+Bucket = tuple[int, str, bool]
+"""Ordered: the requests of later buckets take more. The last part: exact requests, which take one device each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from tilework.core.interfaces import ClusterView, CostModel, Demand, JobView
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, StepClass, step_key
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import ENCODE, Group, Plan, stages_of
+from tilework.core.work import ENCODE, Group, Plan
 from tilework.policy.published.partition.division import (
     Bucket,
     Cluster,
@@ -73,8 +73,7 @@ class Partition(ArrivalOrdered):
         bucket, speeds = self._class_of(request, costs)
         cluster = self._clusters.get(bucket)
         degree = self.degree_of(speeds) if cluster is None else cluster.degree
-        _, diffuse, _ = stages_of(request.pipeline)
-        return (usable_degree(diffuse, degree, costs),)
+        return (usable_degree(request, degree, costs),)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
         (degree,) = self.degrees(request, costs)
