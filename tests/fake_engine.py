@@ -243,8 +243,9 @@ class FakeEngine:
 
     def _resolve(self, ticket: Ticket, status: Status, reason: str, image: Image | None) -> None:
         start_ns, end_ns = ticket.request.arrival_ns, self.now_ns()
+        devices = (0,) if ticket.request.exact else (0, 1)
         segment = Segment(
-            stage="diffuse", devices=(0, 1), num_steps=ticket.request.steps, start_ns=start_ns, end_ns=end_ns
+            stage="diffuse", devices=devices, num_steps=ticket.request.steps, start_ns=start_ns, end_ns=end_ns
         )
         outcome = Outcome(
             uid=ticket.request.uid, status=status, reason=reason, finished_ns=end_ns, image=image, segments=(segment,)

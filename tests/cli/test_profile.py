@@ -166,6 +166,13 @@ def test_a_start_measures_a_few_batches_where_requests_can_share_a_pass(cache: C
     assert second.asked == [WARM_UP]
 
 
+def test_a_start_of_a_server_whose_requests_are_all_exact_measures_no_batches(cache: CostCache) -> None:
+    packing = replace(INFO, packs=True)
+    measurer = FakeMeasurer(info=packing)
+    assert asyncio.run(start_costs(measurer, packing, (1,), cache, with_batches=False)) is not None
+    assert {(len(batch), degree) for batch, degree, _ in measurer.asked} == {(1, 1)}
+
+
 def test_a_start_at_more_degrees_measures_those_only(cache: CostCache) -> None:
     asyncio.run(start(FakeMeasurer(), (1,), cache))
     more = FakeMeasurer()

@@ -42,7 +42,7 @@ def test_the_queue_is_as_long_as_the_operator_says(monkeypatch: pytest.MonkeyPat
     async def serve(engine: Any, config: ServerConfig, **_: object) -> None:
         handed.append(engine._config)
 
-    monkeypatch.setattr("tilework.server.main.serve", serve)
+    monkeypatch.setattr("tilework.cli.serving.serve_http", serve)
     monkeypatch.setenv("TILEWORK_MAX_JOBS", "7")
     flags = ["serve", "--backend", "modelled", "--cost", "flux1dev_h100_eager", "--policy", "tetriserve"]
     flags += ["--max-backlog", "1.5", "--max-batch", "3"]

@@ -194,6 +194,7 @@ def test_keys_are_never_printed(tmp_path: Path) -> None:
         ('[tenants.a]\nkeys = ["x"]\nweight = 500', ("2000", "tenants.a.weight x classes.interactive.weight")),
         ('[tenants.a]\nkeys = ["x"]\n[tenants.b]\nkeys = ["x"]', ("tenants.b.keys", "tenants.a.keys", "share")),
         ("[classes.batch]\nwait = 1", ("classes.batch.wait", "weight")),
+        ("[classes.batch]\nexact = 1", ("classes.batch.exact = 1", "true or false")),
         ('[classes.batch]\nweight = "low"', ("classes.batch.weight = 'low'", "number")),
     ],
 )

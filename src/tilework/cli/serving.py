@@ -96,6 +96,7 @@ class Serving:
             watchdog=WatchdogConfig(least_ns=ns_from_s(self.stuck_after_s)),
             table=self.table,
             cache=CostCache(open_profiles(self.profiles), refresh=self.recalibrate),
+            exact=config.exact,
             begin_ns=0 if state is None else state.now_ns(),
         )
         owner, journal = (None, None) if state is None else (state.path, state.journal)

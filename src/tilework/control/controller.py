@@ -62,8 +62,8 @@ class ControllerConfig:
         max_attempts: a request fails when it has lost this many works in a row without progress.
         max_jobs: how many requests may be waiting or running at a time.
         max_backlog_ns: how long the devices that are up may need for all of them (see `admission.admission_limits`).
-        max_batch: how many requests share a forward pass at most; 1 makes each picture bit-identical to the stock
-            pipeline's.
+        max_batch: how many requests share a forward pass at most. With 1 a picture still depends on how many devices
+            its request gets: see `core.request.Request.exact`.
         max_residents: for how many jobs a device keeps state or conditioning, unless more run on it.
     """
 

@@ -55,7 +55,8 @@ class ModelInfo:
     above 1 adds a second pass to each step (classifier-free guidance); otherwise guidance is an input of the model.
     `max_degree` is how many devices can share one request's steps. `path` is the directory that the model was loaded
     from, or its hub id; empty if there is no model. If it `packs`, requests of any sizes can share a forward pass.
-    `step_ranges` are the numbers of steps that the model's sampler can run, ascending.
+    `dtype` and `attention_backend` are those with which it computes; empty if there is no model. `step_ranges` are the
+    numbers of steps that the model's sampler can run, ascending.
     """
 
     name: str
@@ -72,6 +73,8 @@ class ModelInfo:
     max_degree: int = 1
     packs: bool = False
     path: str = ""
+    dtype: str = ""
+    attention_backend: str = ""
     step_ranges: tuple[StepRange, ...] = ((1, None),)
 
     def can_run(self, steps: int) -> bool:

@@ -24,6 +24,9 @@ class Spec:
     After every `preview_every` denoising steps, but not after the last one, the client gets a preview; 0: never.
     Previews cost time and leave the picture unchanged.
 
+    A worker refuses works that would run the steps of an `exact` one in a group or together with others, or slice its
+    decode: see `core.request.Request`.
+
     The server has checked the values against `ModelInfo`.
     """
 
@@ -35,6 +38,7 @@ class Spec:
     guidance_scale: float
     seed: int
     preview_every: int = 0
+    exact: bool = False
 
     @property
     def shape(self) -> Shape:
@@ -97,7 +101,7 @@ class Denoise:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Decode a job's state to its picture. `sliced` takes less memory and more time, and gives the same picture."""
+    """Decode a job's state to its picture. `sliced` takes less memory and more time; pictures differ by rounding."""
 
     work_id: int
     job_id: int

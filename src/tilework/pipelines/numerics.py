@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import torch
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+
+ATTENTION = AttentionBackendName.NATIVE.value
+"""The attention back end of diffusers that a stock pipeline has: torch's scaled_dot_product_attention."""
 
 
 def pin_numerics(threads: int) -> None:
@@ -13,8 +17,14 @@ def pin_numerics(threads: int) -> None:
     On GPUs torch computes convolutions of float32 in TF32 by default, which keeps 10 bits of each factor. TF32 is off
     here, so that the bounds of float32 hold (docs/exactness.md); bfloat16 is the choice for speed. A stock pipeline
     with torch's defaults differs in these bits. No GPU has been measured.
+
+    The attention back end is diffusers' default, whatever the environment variable DIFFUSERS_ATTN_BACKEND says: torch's
+    `scaled_dot_product_attention`, which U-Nets call directly. Torch chooses its kernel in each call by device, dtype,
+    shape, mask and strides of the inputs, and by switches of the process that are not touched here (such as
+    `torch.backends.cuda.enable_flash_sdp`). So one request alone has the same kernel each time.
     """
     torch.set_num_threads(threads)
+    _AttentionBackendRegistry.set_active_backend(AttentionBackendName.NATIVE)
     # The older of torch's two interfaces: after the newer one has set them, libraries that read these fail.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False

@@ -120,6 +120,8 @@ class ControlLoop:
 
     def _finish(self, job_id: int, uid: str, status: Status, reason: str) -> None:
         entry = self._requests.remove(job_id)
+        if status is Status.DONE and (inexact := _inexact(entry.ticket)):
+            status, reason = Status.FAILED, inexact
         if self._holds_states and status is Status.DONE:
             self._dispatcher.hold(job_id, uid)
         else:
@@ -138,3 +140,10 @@ class ControlLoop:
         )
         self._observer.on_ended(ticket, outcome)
         ticket.end(outcome)
+
+
+def _inexact(ticket: Ticket) -> str:
+    """Why the picture of a request that should be exact is not; empty if it is, or need not be."""
+    if not ticket.request.exact or all(segment.is_exact for segment in ticket.segments):
+        return ""
+    return "it is exact, but a part of it ran on several devices, together with other requests or in slices"

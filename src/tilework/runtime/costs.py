@@ -103,18 +103,22 @@ async def start_costs(
     degrees: Sequence[int],
     cache: CostCache | None = None,
     on_measuring: Callable[[int, int], None] = lambda _num_done, _num_all: None,
+    *,
+    with_batches: bool = True,
 ) -> CostTable | None:
     """The table for a start: what is known under the measurer's key, and new measurements of what is missing.
 
-    It has every stage at the calibration shapes and each of `degrees`, and a step of the calibration batches, except
-    where one cannot run. New measurements are saved for the next start. Returns None if nothing is known and nothing
-    runs. Afterwards every device is warm, even if nothing had to be measured. An unusable cache logs a warning, and the
-    server measures at every start. `on_measuring` is called with the number of measurements done and of all.
+    It has every stage at the calibration shapes and each of `degrees`, and a step of the calibration batches (unless
+    `with_batches` is false), except where one cannot run. New measurements are saved for the next start. Returns None
+    if nothing is known and nothing runs. Afterwards every device is warm, even if nothing had to be measured. An
+    unusable cache logs a warning, and the server measures at every start. `on_measuring` is called with the number of
+    measurements done and of all.
     """
     key, singles = measurer.profile_key, tuple((shape,) for shape in calibration_shapes(info))
     known = _load(cache, key) or key.table(())
     missing = [(one, degree) for degree in degrees for one in missing_batches(known.rows, info.name, singles, degree)]
-    missing += [(batch, 1) for batch in missing_batches(known.rows, info.name, calibration_batches(info), 1)]
+    batches = calibration_batches(info) if with_batches else ()
+    missing += [(batch, 1) for batch in missing_batches(known.rows, info.name, batches, 1)]
     fresh: list[CostRow] = []
     num_done = 0
     on_measuring(num_done, len(missing))

@@ -36,13 +36,15 @@ from tilework.runtime.work_dispatcher import WorkDispatcher
 class EngineConfig:
     """`table` is used as it is; without one the devices are measured, as far as `cache` does not know them.
 
-    `begin_ns` is what the engine's clock shows when it is made: it may continue an earlier engine's clock.
+    `exact` says that all requests will be exact, so neither groups nor batches are measured. `begin_ns` is what the
+    engine's clock shows when it is made: it may continue an earlier engine's clock.
     """
 
     controller: ControllerConfig = field(default_factory=ControllerConfig)
     watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
     table: CostTable | None = None
     cache: CostCache | None = None
+    exact: bool = False
     begin_ns: int = 0
 
 
@@ -108,7 +110,12 @@ class Engine:
         self.on_loading(0)
         self.info = await self._executor.start(self)
         table = self._config.table or await start_costs(
-            self._executor, self.info, self._degrees(), self._config.cache, self._on_measuring
+            self._executor,
+            self.info,
+            self._degrees(),
+            self._config.cache,
+            self._on_measuring,
+            with_batches=not self._config.exact,
         )
         if table is None:
             await self._executor.stop()
@@ -146,8 +153,8 @@ class Engine:
         self._observer.on_log_lost()
 
     def _degrees(self) -> tuple[int, ...]:
-        """Powers of two, as policies use them."""
-        most = min(self.info.max_degree, self._executor.num_devices)
+        """Powers of two, as policies use them; 1 if all requests are exact."""
+        most = 1 if self._config.exact else min(self.info.max_degree, self._executor.num_devices)
         return tuple(1 << power for power in range(most.bit_length()))
 
     async def stop(self) -> None:

@@ -35,6 +35,7 @@ class Wanted:
             seed=spec.seed,
             deadline_ns=self.deadline_ns,
             preview_every=spec.preview_every,
+            exact=spec.exact,
             guided=spec.guidance_scale > 1 or not info.two_passes,
             **asdict(self.terms),
         )
@@ -54,6 +55,11 @@ class Segment:
     end_ns: int
     sliced: bool = False
     batch: int = 1
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it ran as the stock pipeline would: on one device, alone in its forward passes, and whole."""
+        return len(self.devices) == 1 and self.batch == 1 and not self.sliced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,8 @@ class ServerConfig(BaseSettings):
     `public_url` replaces scheme and host in the URLs of results, for servers behind a proxy. `tenants` is the path of a
     TOML file (see `server.tenants`). `max_jobs` is how many images of all tenants may wait or run at a time, and
     `max_backlog_s` how long the devices may need for them when another comes in (see `admission.admission_limits`).
-    `max_batch` is how many share a forward pass at most. `reconnect_s` is how long a call with an idempotency key goes
+    `max_batch` is how many share a forward pass at most; `exact` makes all requests
+    exact (see `core.request.Request`). `reconnect_s` is how long a call with an idempotency key goes
     on after its client has gone. `read_timeout_s` is for a whole request head, and for a whole body; `send_timeout_s`
     is after how long a client that takes too little of an answer is cut off (how little is in `protocol`). `durable` is
     a directory that keeps accepted calls when the server ends (see `store.durable`). `max_records` and `record_bytes`
@@ -63,6 +64,7 @@ class ServerConfig(BaseSettings):
     max_jobs: int = Field(ControllerConfig().max_jobs, ge=1, le=1 << 20)
     max_backlog_s: LongSeconds = s_from_ns(ControllerConfig().max_backlog_ns)
     max_batch: int = Field(ControllerConfig().max_batch, ge=1, le=1024)
+    exact: bool = False
     result_ttl_s: LongSeconds = 3600.0
     result_bytes: int = Field(512 << 20, ge=1, le=1 << 50)
     max_records: int = Field(10_000, ge=1, le=1 << 30)
@@ -174,6 +176,8 @@ def _wrong_value(name: str, error: Any, shown: str) -> str:
 
 def _wanted(name: str) -> str:
     field = ServerConfig.model_fields[name]
+    if field.annotation is bool:
+        return "true or false"
     low = next((one.ge for one in field.metadata if isinstance(one, Ge)), None)
     high = next((one.le for one in field.metadata if isinstance(one, Le)), None)
     if low is None or high is None:

@@ -35,10 +35,14 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenants:
-    """All tenants, and the weight of each class. Without any key every call is of the default tenant."""
+    """All tenants, and the weight of each class. Without any key every call is of the default tenant.
+
+    All requests of `exact_classes` are exact.
+    """
 
     members: tuple[Tenant, ...] = (Tenant(),)
     classes: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_CLASSES))
+    exact_classes: frozenset[str] = frozenset()
 
     @property
     def has_keys(self) -> bool:
@@ -92,6 +96,7 @@ _WANTED = {
     "keys": 'a list of texts, keys = ["..."], each printable ASCII without blanks at its ends',
     "weight": f"a number from {LEAST_WEIGHT:g} to {LARGEST_WEIGHT:g}",
     "classes": "a list of one class or more",
+    "exact": "true or false",
     "max_open": f"a whole number from 1 to {MAX_OPEN}",
 }
 
@@ -113,6 +118,7 @@ class _Class(_Table):
     """A table `[classes.NAME]`."""
 
     weight: _Weight | None = None
+    exact: bool = False
 
 
 class _File(_Table):
@@ -134,7 +140,8 @@ def load_tenants(config: ServerConfig) -> Tenants:
         raise ConfigError("a tenant has no keys, so that no client could call as it; give each a list of keys.")
     default = members.pop(DEFAULT_TENANT, Tenant())
     default = replace(default, keys=(*default.keys, *config.api_keys))
-    tenants = Tenants(members=(default, *members.values()), classes=classes)
+    exact_classes = frozenset(name for name, row in file.classes.items() if row.exact)
+    tenants = Tenants(members=(default, *members.values()), classes=classes, exact_classes=exact_classes)
     _check_distinct(tenants)
     _check_weights(tenants)
     return tenants

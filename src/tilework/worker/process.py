@@ -33,7 +33,7 @@ from tilework.pipelines.family import Family
 from tilework.pipelines.identity import model_identity
 from tilework.pipelines.loading import load, quiet
 from tilework.pipelines.model_index import location
-from tilework.pipelines.numerics import pin_numerics
+from tilework.pipelines.numerics import ATTENTION, pin_numerics
 from tilework.worker.hardware import describe_hardware
 from tilework.worker.memory import Budget
 from tilework.worker.simulated import SimulatedFamily
@@ -71,7 +71,7 @@ def serve(connection: Connection, source: Source, site: Site) -> None:
 def _loaded(family: Family, source: Source, load_ns: int) -> Loaded:
     if isinstance(source, SimulatedSource):
         return Loaded(family.info, load_ns, hardware=source.hardware, identity=source.pipeline)
-    info = replace(family.info, path=location(source.path))
+    info = replace(family.info, path=location(source.path), dtype=source.dtype, attention_backend=ATTENTION)
     return Loaded(info, load_ns, describe_hardware(family.device), model_identity(source))
 
 

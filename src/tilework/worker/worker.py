@@ -30,6 +30,7 @@ from tilework.core.wire import (
 )
 from tilework.pipelines.family import Family
 from tilework.worker.calibrate import calibrate
+from tilework.worker.exact import check_exact
 from tilework.worker.hardware import memory_in_use
 from tilework.worker.jobs import Job, JobMissing, Jobs
 from tilework.worker.memory import Budget
@@ -162,6 +163,8 @@ class Worker:
         self._absent = check.absent
         if not check.present:
             return replace(_revoked(command.work_id), absent=check.absent)
+        for member in check.present:
+            check_exact(member.job.spec, command)
         start_ns = time.monotonic_ns()
         leads = comm is None or comm.rank == 0
         if comm is not None:
@@ -206,6 +209,7 @@ class Worker:
         job = self._jobs.get(command.job_id)
         job = self._jobs.at_step(command.job_id, job.spec.steps)
         assert job.state is not None
+        check_exact(job.spec, command)
         with self._budget.hold():
             image = self._family.decode(job.state, command.sliced)
         return Ended(command.work_id, start_ns, self._now_ns(), steps_done=1, image=image)

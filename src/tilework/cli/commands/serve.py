@@ -44,6 +44,7 @@ def command(
     durable: options.Durable = None,
     max_backlog: options.MaxBacklog = None,
     max_batch: options.MaxBatch = None,
+    exact: options.Exact = False,
     log: options.Log = None,
     stuck_after: options.StuckAfter = STUCK_AFTER_S,
     log_level: options.LogLevelName = options.LogLevel.WARNING,
@@ -69,6 +70,7 @@ def command(
     settings: dict[str, object] = {"host": host, "port": port, "api_key": api_key}
     settings |= {"tenants": None if tenants is None else str(tenants), "max_backlog_s": max_backlog}
     settings |= {"durable": None if durable is None else str(durable), "max_batch": max_batch}
+    settings |= {"exact": exact or None}
     from tilework.cli.serving import Serving
 
     Serving(

@@ -76,7 +76,14 @@ MaxBacklog = Annotated[
 ]
 MaxBatch = Annotated[
     int | None,
-    typer.Option(help="Most pictures in one forward pass; default 12. With 1, each is bit for bit as it is alone."),
+    typer.Option(help="Most pictures in one forward pass; default 12."),
+]
+Exact = Annotated[
+    bool,
+    typer.Option(
+        "--exact",
+        help="Draw every picture on one device and alone: it is the stock pipeline's bit for bit under any load.",
+    ),
 ]
 Log = Annotated[
     Path | None,

@@ -133,7 +133,7 @@ def _add_routes(app: FastAPI, images: ImageService, readiness: Readiness) -> Non
     add_image_routes(app, images, requests)
     add_chat_route(app, ChatService(images=images))
     add_request_routes(app, requests)
-    add_model_routes(app, readiness, created=int(time.time()))
+    add_model_routes(app, readiness, created=int(time.time()), exact=images.config.exact)
     add_probe_routes(app, readiness, images.metrics)
 
 

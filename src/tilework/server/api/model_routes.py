@@ -15,7 +15,7 @@ from tilework.server.schema.answers import ModelCard, ModelList, ModelPath
 ModelId = Annotated[str, Path(description="the name of the model", examples=["tiny-shapes"])]
 
 
-def add_model_routes(app: FastAPI, readiness: Readiness, created: int) -> None:
+def add_model_routes(app: FastAPI, readiness: Readiness, created: int, exact: bool) -> None:
     @app.get(
         "/v1/models",
         tags=["models"],
@@ -28,7 +28,7 @@ def add_model_routes(app: FastAPI, readiness: Readiness, created: int) -> None:
     async def list_models() -> ModelList:
         """What is served here: one model, with its limits and defaults."""
         readiness.require()
-        return ModelList(data=[_model_card(readiness.engine, created)])
+        return ModelList(data=[_model_card(readiness.engine, created, exact)])
 
     @app.get(
         "/v1/models/{model_id:path}",
@@ -40,7 +40,7 @@ def add_model_routes(app: FastAPI, readiness: Readiness, created: int) -> None:
         """The served model, by its name."""
         readiness.require()
         check_model(model_id, readiness.engine.info)
-        return _model_card(readiness.engine, created)
+        return _model_card(readiness.engine, created, exact)
 
     @app.get(
         "/v1/model_info",
@@ -53,7 +53,7 @@ def add_model_routes(app: FastAPI, readiness: Readiness, created: int) -> None:
         return ModelPath(model_path=public_source(readiness.engine.info))
 
 
-def _model_card(engine: Engine, created: int) -> ModelCard:
+def _model_card(engine: Engine, created: int, exact: bool) -> ModelCard:
     info = engine.info
     limits = {
         "family": info.family,
@@ -64,6 +64,9 @@ def _model_card(engine: Engine, created: int) -> ModelCard:
         "default_steps": info.default_steps,
         "step_ranges": info.step_ranges,
         "default_guidance_scale": info.default_guidance_scale,
+        "dtype": info.dtype,
+        "attention_backend": info.attention_backend,
+        "exact": exact,
         "policy": engine.policy,
     }
     return ModelCard(id=info.name, created=created, tilework=limits)

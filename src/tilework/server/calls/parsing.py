@@ -87,12 +87,13 @@ def image_call(body: Mapping[str, object], rules: Rules, rng: Random, *, slo_ms:
     _check_limits(ask, config, rules.tenant)
     _check_stream(ask)
     steps = _steps(ask, info)
+    priority = _priority(ask.priority, rules)
     return ImageCall(
-        specs=_specs(ask, rules, steps, rng),
+        specs=_specs(ask, rules, steps, rng, exact=_is_exact(ask, priority, rules)),
         deadline=asked_deadline(
             slo_s=ask.slo_s, slo_ms=slo_ms, deadline=ask.deadline, now=rules.now, most_s=config.max_slo_s
         ),
-        terms=rules.tenants.terms(rules.tenant, _priority(ask.priority, rules), OnMiss(ask.on_miss)),
+        terms=rules.tenants.terms(rules.tenant, priority, OnMiss(ask.on_miss)),
         as_url=ask.response_format == "url",
         output_format=ask.output_format,
         quality=_quality(ask),
@@ -204,7 +205,12 @@ def _priority(name: str | None, rules: Rules) -> str:
     return name
 
 
-def _specs(ask: ImageRequest, rules: Rules, steps: int, rng: Random) -> tuple[Spec, ...]:
+def _is_exact(ask: ImageRequest, priority: str, rules: Rules) -> bool:
+    """Whether the request, its class or the server asks for it; none of them can take it back."""
+    return bool(ask.exact) or priority in rules.tenants.exact_classes or rules.config.exact
+
+
+def _specs(ask: ImageRequest, rules: Rules, steps: int, rng: Random, *, exact: bool) -> tuple[Spec, ...]:
     info = rules.info
     shape = _shape(ask.size, info)
     _check_pixels(ask.size, shape, rules.config.max_pixels)
@@ -220,6 +226,7 @@ def _specs(ask: ImageRequest, rules: Rules, steps: int, rng: Random) -> tuple[Sp
             guidance_scale=info.default_guidance_scale if ask.guidance_scale is None else ask.guidance_scale,
             seed=first_seed + index,
             preview_every=preview_every,
+            exact=exact,
         )
         for index in range(ask.n)
     )

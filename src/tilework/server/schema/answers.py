@@ -39,6 +39,7 @@ class RequestTimeline(BaseModel):
     queue_s: float | None
     slo_s: float | None
     on_time: bool | None
+    exact: bool = Field(description="Whether it was exact, and each work of it ran on one device, alone and whole")
     segments: list[SegmentModel]
 
 

@@ -65,6 +65,9 @@ class ImageRequest(BaseModel):
         description="a time in the future as RFC 3339 with offset, such as 2030-01-01T12:00:00Z, or nothing",
     )
     priority: str | None = Field(None, description="the name of a class of requests, or nothing")
+    exact: bool | None = Field(
+        None, description="true for a picture that is the stock pipeline's bit for bit under any load, or false"
+    )
     on_miss: Literal["best_effort", "reject"] = Field(
         "best_effort", description='"best_effort" or "reject": what to do if the deadline cannot be met'
     )
