@@ -414,3 +414,9 @@ def test_a_server_that_does_not_answer_is_reported(server: Server) -> None:
 
     assert "does not answer" in refusal("x", "--url", "http://127.0.0.1:9")
     assert "leave out 'y'" in refusal("x", "y", "--url", server.url)
+
+
+def test_an_exact_request_is_called_so(tmp_path: Path) -> None:
+    log = recorded([request("a", exact=True), request("b")]).write(tmp_path / "events.jsonl")
+    assert "on miss best_effort, exact;" in explain(log, "a").output
+    assert [document(log, uid)["request"]["exact"] for uid in "ab"] == [True, False]

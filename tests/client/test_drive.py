@@ -97,7 +97,7 @@ def test_every_ending_is_distinguished(server):
 
 
 def test_the_client_sends_the_workload(server):
-    full = request("draw 0", seed=7, slo_s=4.0, on_miss=OnMiss.REJECT, tenant="t")
+    full = request("draw 0", seed=7, slo_s=4.0, on_miss=OnMiss.REJECT, tenant="t", exact=True)
     asyncio.run(drive(f"{server}/v1/", [full], api_key="secret"))
     body, headers = seen.pop()
     assert headers["authorization"] == "Bearer secret"
@@ -112,10 +112,11 @@ def test_the_client_sends_the_workload(server):
         "slo_s": 4.0,
         "on_miss": "reject",
         "user": "t",
+        "exact": True,
     }
     asyncio.run(drive(server, [request("draw 0")], dialect=Dialect(model="other")))
     assert seen[0][0]["model"] == "other"
-    assert not {"seed", "slo_s", "on_miss", "user"} & seen[0][0].keys()
+    assert not {"seed", "slo_s", "on_miss", "user", "exact"} & seen[0][0].keys()
 
 
 def test_the_loop_is_open_and_arrivals_keep_their_times(server):

@@ -28,6 +28,7 @@ requests = st.builds(
     priority=text,
     on_miss=st.sampled_from(OnMiss),
     prompt=st.none() | text,
+    exact=st.booleans(),
 )
 
 
@@ -45,9 +46,9 @@ def test_what_is_written_comes_back(tmp_path_factory, workload):
     assert by_id(first) == {i: first[i] for i in range(len(workload))}
     write_workload(path, first)
     assert read_workload(path) == first
-    assert [(r.arrival_s, r.shape, r.slo_s, r.prompt, r.tenant, r.seed, r.priority, r.on_miss) for r in first] == [
-        (r.arrival_s, r.shape, r.slo_s, r.prompt, r.tenant, r.seed, r.priority, r.on_miss) for r in workload
-    ]
+    assert [
+        (r.arrival_s, r.shape, r.slo_s, r.prompt, r.tenant, r.seed, r.priority, r.on_miss, r.exact) for r in first
+    ] == [(r.arrival_s, r.shape, r.slo_s, r.prompt, r.tenant, r.seed, r.priority, r.on_miss, r.exact) for r in workload]
 
 
 def test_the_design_s_example_reads(tmp_path):
@@ -78,6 +79,7 @@ def test_the_design_s_example_reads(tmp_path):
         ({"priority": 3}, "priority", "text that is not empty"),
         ({"seed": -1}, "seed", "at least 0"),
         ({"prompt": 3}, "prompt", "text"),
+        ({"exact": 1}, "exact", "true or false"),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path, change, field, words):

@@ -17,7 +17,8 @@ def reference(path: str, *, device: str = "cpu", dtype: str = "float32", threads
     by the number of cores. See docs/exactness.md for what else has to be equal.
 
     `path` is a diffusers directory, a hub id or "shapes"; `device`, `dtype` and `threads` are those of the server. Sets
-    the number of threads and the precision of float32 for the whole process, so call it before anything is computed.
+    the number of threads, the precision of float32 and the attention back end for the whole process, so call it before
+    anything is computed.
 
     Raises:
         ModelError: the model cannot be loaded.

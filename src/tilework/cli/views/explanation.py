@@ -33,6 +33,7 @@ def request_document(history: History, past: PastRequest) -> dict[str, Any]:
             "on_miss": request.on_miss.value,
             "tenant": request.tenant,
             "priority": request.priority,
+            "exact": request.exact,
         },
         "status": "open" if past.status is None else past.status.value,
         "on_time": past.on_time,

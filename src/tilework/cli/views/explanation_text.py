@@ -21,10 +21,11 @@ def print_request(document: Mapping[str, Any]) -> None:
     request = document["request"]
     job = "" if document["job"] is None else f" (job {document['job']})"
     deadline = "no deadline" if request["deadline_s"] is None else f"due {_span(request['deadline_s'])} after arrival"
+    exact = ", exact" if request["exact"] else ""
     print_line(f"{document['uid']}{job}", style="bold")
     print_line(
         f"{request['pipeline']}, {request['size']}, {request['steps']} steps, {deadline}; "
-        f"tenant {request['tenant']}, class {request['priority']}, on miss {request['on_miss']}; "
+        f"tenant {request['tenant']}, class {request['priority']}, on miss {request['on_miss']}{exact}; "
         f"arrived at {request['arrival_s']:.3f} s"
     )
     print_line(_ending(document), style={True: "green", False: "red", None: ""}[document["on_time"]])
