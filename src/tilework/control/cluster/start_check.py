@@ -34,4 +34,5 @@ def _check_members(jobs: Sequence[Job], start: Start) -> None:
     assert start.stage.name == DIFFUSE, f"{start.stage} is started for {len(jobs)} jobs; only steps are shared"
     assert len(start.devices) == 1, f"{len(jobs)} jobs share steps on {len(start.devices)} devices; they share one"
     for job in jobs:
-        assert job.may_share, f"job {job.job_id} shares a work although it is exact or its works fail"
+        assert not job.request.exact, f"job {job.job_id} shares a work although it is exact"
+        assert job.may_share, f"job {job.job_id} shares a work although its works fail"
