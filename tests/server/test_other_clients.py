@@ -167,6 +167,7 @@ def test_omni_stage_durations_count_every_piece_of_a_stage() -> None:
         queue_s=0.0,
         slo_s=None,
         on_time=None,
+        exact=False,
         segments=segments,
     )
     part = image_part(b"\x00", timeline, "image/webp")
