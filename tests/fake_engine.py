@@ -17,7 +17,7 @@ import httpx
 from clock import SkippingLoop
 from tilework.core.actions import Accept, Reject
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.model import ModelInfo
+from tilework.core.model import Argument, ArgumentKind, ModelInfo
 from tilework.core.request import DEFAULT_TERMS, RefusalCode, Request, Status, Terms
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire import Image, Spec
@@ -38,6 +38,16 @@ INFO = ModelInfo(
     default_guidance_scale=4.5,
     parameters=1000,
     library="none",
+    arguments=(
+        Argument(name="generator_device", kind=ArgumentKind.CHOICE, choices=("cpu",)),
+        Argument(name="prompt_2", kind=ArgumentKind.TEXT),
+        Argument(name="eta", kind=ArgumentKind.NUMBER, high=1.0),
+        Argument(name="clip_skip", kind=ArgumentKind.INTEGER, high=2),
+        Argument(name="target_size", kind=ArgumentKind.INTEGERS, high=64, count=2),
+        Argument(name="skip_guidance_layers", kind=ArgumentKind.INTEGERS, high=3),
+        Argument(name="sigmas", kind=ArgumentKind.SCHEDULE, high=20.0, more=1),
+        Argument(name="timesteps", kind=ArgumentKind.SCHEDULE, high=999.0),
+    ),
 )
 
 

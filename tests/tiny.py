@@ -197,8 +197,11 @@ def run_stock(
     max_sequence_length: int = TEXT_LENGTH,
     generator: torch.Generator | None = None,
     instead: Mapping[int, torch.Tensor] | None = None,
+    arguments: Mapping[str, Any] | None = None,
 ) -> Stock:
     """Run a stock pipeline of any family; `generator` is of the request's seed unless given.
+
+    `arguments` are further ones of its call.
 
     `instead` are latents, by the index of an iteration, that it goes on from instead of those that it has made.
     """
@@ -217,7 +220,7 @@ def run_stock(
         guidance_scale=request.guidance_scale,
         generator=generator or torch.Generator("cpu").manual_seed(request.seed),
         callback_on_step_end=keep,
-        **_text_arguments(pipeline, request, max_sequence_length),
+        **_text_arguments(pipeline, request, max_sequence_length) | dict(arguments or {}),
     ).images[0]
     return Stock(latents, np.asarray(picture))
 

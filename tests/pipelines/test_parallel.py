@@ -220,6 +220,27 @@ def test_a_request_whose_degree_changes_ends_as_the_stock_pipeline(
     assert_close([latents for _, latents in results], reference)
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("flux", {"true_cfg_scale": 3.0, "negative_prompt": "a cross"}),
+        ("sd3.5", {"skip_guidance_layers": (1,), "skip_layer_guidance_stop": 0.9}),
+        ("sdxl", {"guidance_rescale": 0.7}),
+    ],
+    ids=["flux", "sd3.5", "sdxl"],
+)
+def test_arguments_that_add_passes_do_so_at_every_degree(ranks: Ranks, name: str, arguments: dict[str, Any]) -> None:
+    negative = arguments.get("negative_prompt", "")
+    given = {key: value for key, value in arguments.items() if key != "negative_prompt"}
+    spec = request(name, steps=4, negative_prompt=negative, arguments=given)
+    reference = tiny.run_stock(STOCK[name](), spec, arguments=arguments).latents[-1]
+    box: Box | None = None
+    for degree, num_steps in ((2, 1), (4, 1), (3, 1), (1, 1)):
+        results = ranks.run(degree, take_steps, name, spec, box, num_steps)
+        box = results[0][0]
+    assert_close([latents for _, latents in results], reference)
+
+
 def stop_when_asked(comm: Comm, spec: Spec, asked_at: tuple[int, ...]) -> int:
     """On each rank: steps taken until a stop is agreed; rank i asks for one from step asked_at[i] on."""
     model = family("sd3")

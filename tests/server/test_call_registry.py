@@ -17,7 +17,7 @@ from tilework.core.wire import Spec
 from tilework.server.calls.call import Call
 from tilework.server.calls.errors import KeyReused
 from tilework.server.calls.idempotency import Key
-from tilework.server.calls.parsing import ImageCall
+from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.calls.records import Record
 from tilework.server.calls.registry import CallRegistry
 

@@ -142,7 +142,8 @@ def test_values_of_any_size_are_cut_in_messages(server: Served) -> None:
 @pytest.mark.parametrize("has_key", [False, True])
 def test_depth_of_a_body_is_limited_long_before_the_stack_is(server: Served, path: str, has_key: bool) -> None:
     """JSON that is just shallow enough to be parsed may be too deep to be written again, for a key or a message."""
-    fields = '{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "more": '
+    named = '"prompt": "x"' if "images" in path else '"messages": [{"role": "user", "content": "x"}]'
+    fields = f'{{{named}, "metadata": '
     headers = {"Content-Type": "application/json", **({"Idempotency-Key": f"deep {path}"} if has_key else {})}
     statuses = {}
     for depth in (MAX_DEPTH - 1, MAX_DEPTH, *range(800, 1101)):
@@ -319,3 +320,71 @@ def test_a_number_of_steps_that_the_sampler_cannot_run_is_refused(
         assert offer in error["message"]
         assert not served.engine.requests
         assert served.post({"prompt": "a cat", "num_inference_steps": ranges[-1][0]}).status_code == 200
+
+
+ARGUMENTS = {
+    "prompt_2": "a dog",
+    "eta": 1,
+    "clip_skip": 2,
+    "target_size": [64, 0],
+    "skip_guidance_layers": [0, 3],
+    "sigmas": [14.5, 2, 0.5],
+    "generator_device": "cpu",
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/chat/completions"])
+def test_arguments_of_the_model_reach_the_engine(server: Served, path: str) -> None:
+    what: dict[str, Any] = {"prompt": "a cat"} if "images" in path else {"messages": [{"role": "user", "content": "x"}]}
+    assert server.http.post(path, json=what | ARGUMENTS).status_code == 200
+    spec = server.engine.specs[-1]
+    assert spec.steps == 2, "as many as the schedule has"
+    assert dict(spec.arguments) == {
+        "prompt_2": "a dog",
+        "eta": 1.0,
+        "clip_skip": 2,
+        "target_size": (64, 0),
+        "skip_guidance_layers": (0, 3),
+        "sigmas": (14.5, 2, 0.5),
+        "generator_device": "cpu",
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "remedy"),
+    [
+        ({"prompt_2": 3}, "prompt_2", "Give a text"),
+        ({"prompt_2": "y" * 101}, "prompt_2", "at most 100 characters"),
+        ({"eta": 1.5}, "eta", "a number from 0 to 1"),
+        ({"eta": True}, "eta", "a number"),
+        ({"eta": [0.5]}, "eta", "a number"),
+        ({"clip_skip": 0.5}, "clip_skip", "an integer from 0 to 2"),
+        ({"target_size": [64]}, "target_size", "a list of 2 integers from 0 to 64"),
+        ({"target_size": [64, 65]}, "target_size", "a list of 2 integers"),
+        ({"skip_guidance_layers": []}, "skip_guidance_layers", "a list of integers from 0 to 3"),
+        ({"sigmas": [1, 2, 0]}, "sigmas", "falling numbers from 0 to 20, one for each step, and 1 more"),
+        ({"sigmas": [1]}, "sigmas", "falling numbers"),
+        ({"sigmas": [2, 1], "timesteps": [5]}, "sigmas", "timesteps is given as well"),
+        ({"timesteps": [9, 8], "num_inference_steps": 3}, "num_inference_steps", "timesteps has 2 steps"),
+        ({"timesteps": [*range(60, 0, -1)]}, "timesteps", "at most 50 steps"),
+        ({"generator_device": "cuda"}, "generator_device", 'Give "cpu"'),
+        ({"crops": [0, 0]}, "crops", "no such field"),
+        ({"guidance_scal": 3}, "guidance_scal", "did you mean guidance_scale?"),
+        ({"denoising_end": 0.5}, "denoising_end", "leave it out"),
+        ({"background": "transparent"}, "background", '"auto" or "opaque"'),
+        ({"size": "64x64", "width": 64}, "size", "width or height is given as well"),
+    ],
+)
+def test_a_field_that_would_change_the_picture_is_refused_by_name(
+    server: Served, fields: dict[str, Any], name: str, remedy: str
+) -> None:
+    before = len(server.engine.requests)
+    error = error_of(server.post({"prompt": "x", **fields}))
+    assert error["param"] == name
+    assert remedy in error["message"]
+    assert len(server.engine.requests) == before
+
+
+def test_width_and_height_are_a_size(server: Served) -> None:
+    assert server.post({"prompt": "x", "width": 96}).status_code == 200
+    assert (server.engine.specs[-1].width, server.engine.specs[-1].height) == (96, INFO.default_height)

@@ -136,7 +136,7 @@ def test_omni_chat_fields_reach_the_engine(server: Served) -> None:
         "negative_prompt": "blue",
         "slo_ms": 75_000,
     }
-    assert omni_chat(server.url, "a cat", INFO.name, **fields, num_outputs_per_prompt=2, unknown={"a": [1]}).success
+    assert omni_chat(server.url, "a cat", INFO.name, **fields, num_outputs_per_prompt=2).success
     first, second = server.engine.specs
     assert (first.prompt, first.negative_prompt, first.seed, second.seed) == ("a cat", "blue", 9, 10)
     assert (first.width, first.height, first.steps, first.guidance_scale) == (96, INFO.default_height, 3, 2.5)
@@ -181,14 +181,16 @@ def test_omni_image_back_end(server: Served) -> None:
     payload |= {
         "seed": 4,
         "num_inference_steps": 2,
-        "true_cfg_scale": 4.0,
-        "vae_use_tiling": True,
+        "vae_use_tiling": False,
         "generator_device": "cpu",
     }
     answer = server.http.post("/v1/images/generations", json=payload, headers=KEYLESS)
     assert answer.status_code == 200
     assert "peak_memory_mb" not in answer.json().get("usage", {})
     assert Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"]))).size == (64, 32)
+    for name, value in {"true_cfg_scale": 4.0, "vae_use_tiling": True}.items():
+        refused = server.http.post("/v1/images/generations", json=payload | {name: value}, headers=KEYLESS)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name), "it asks for another picture"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from tilework.core.cost_row import CostRow
 
@@ -46,6 +47,36 @@ Source = ModelSource | SimulatedSource
 StepRange = tuple[int, int | None]
 """Numbers of steps from the first to the second, both included; None: no limit."""
 
+ArgumentValue = str | int | float | tuple[int | float, ...]
+
+
+class ArgumentKind(StrEnum):
+    """What a value of an argument is, as JSON. A schedule is a list of numbers that fall, one for each step."""
+
+    TEXT = "text"
+    NUMBER = "number"
+    INTEGER = "integer"
+    INTEGERS = "integers"
+    CHOICE = "choice"
+    SCHEDULE = "schedule"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """An argument of the stock pipeline's call that a request may give, beside those that all models have.
+
+    Numbers lie between `low` and `high`. `count` is how many integers there are; None: one or more. A schedule has
+    `more` values than there are steps. `choices` are the values of a choice.
+    """
+
+    name: str
+    kind: ArgumentKind
+    low: float = 0.0
+    high: float = 0.0
+    count: int | None = None
+    more: int = 0
+    choices: tuple[str, ...] = ()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
@@ -56,7 +87,8 @@ class ModelInfo:
     `max_degree` is how many devices can share one request's steps. `path` is the directory that the model was loaded
     from, or its hub id; empty if there is no model. If it `packs`, requests of any sizes can share a forward pass.
     `dtype` and `attention_backend` are those with which it computes; empty if there is no model. `step_ranges` are the
-    numbers of steps that the model's sampler can run, ascending.
+    numbers of steps that the model's sampler can run, ascending. `arguments` are what a request may give beside what
+    all models take.
     """
 
     name: str
@@ -76,6 +108,7 @@ class ModelInfo:
     dtype: str = ""
     attention_backend: str = ""
     step_ranges: tuple[StepRange, ...] = ((1, None),)
+    arguments: tuple[Argument, ...] = ()
 
     def can_run(self, steps: int) -> bool:
         """Whether the sampler can run this number of steps."""

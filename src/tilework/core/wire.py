@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tilework.core.cost_row import Batch, CostRow
-from tilework.core.model import ModelInfo
+from tilework.core.model import ArgumentValue, ModelInfo
 from tilework.core.request import Shape
 from tilework.core.work import Group
 
@@ -22,7 +22,8 @@ class Spec:
     """The part of a request that a worker needs to draw it. The scheduler never sees prompts.
 
     After every `preview_every` denoising steps, but not after the last one, the client gets a preview; 0: never.
-    Previews cost time and leave the picture unchanged.
+    Previews cost time and leave the picture unchanged. `arguments` are those of `ModelInfo.arguments` that the client
+    gave, by name.
 
     A worker refuses works that would run the steps of an `exact` one in a group or together with others, or slice its
     decode: see `core.request.Request`.
@@ -39,6 +40,7 @@ class Spec:
     seed: int
     preview_every: int = 0
     exact: bool = False
+    arguments: Mapping[str, ArgumentValue] = field(default_factory=dict, hash=False)
 
     @property
     def shape(self) -> Shape:

@@ -34,7 +34,8 @@ class Conditioning:
 class StepState:
     """A request between its steps: the mutable latents, sampler and generator, and the conditioning.
 
-    `generator` drew the initial latents and draws what a stochastic sampler needs; it lives on the CPU.
+    `generator` drew the initial latents and draws what a stochastic sampler needs; it lives on the CPU unless the
+    request names another device.
 
     The stock loop iterates over `sampler.timesteps`, once per forward. A *step*, which is what requests and works
     count, is `sampler.order` iterations, as on the stock progress bar: a Heun step is two, its last one is one. The

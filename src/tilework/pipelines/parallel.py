@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -49,6 +50,16 @@ class Parallel:
         self.degree = self._num_passes = self._width = 1
         self._pass_index = self._index = 0
         self._lengths: dict[str, list[int]] = {}
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Run at degree 1 for a while: what follows is the same on every rank, and shared with none."""
+        joined = vars(self).copy()
+        self.leave()
+        try:
+            yield
+        finally:
+            vars(self).update(joined)
 
     @property
     def splits_sequence(self) -> bool:

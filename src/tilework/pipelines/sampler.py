@@ -23,7 +23,7 @@ def check_sampler(pipeline: Any, info: ModelInfo, prepare: Callable[[Spec], obje
     """
     name = f"scheduler/scheduler_config.json: {type(pipeline.scheduler).__name__}"
     try:
-        prepare(_usual(info))
+        prepare(usual(info))
     except (AssertionError, TypeError, ValueError) as error:
         raise UnsupportedModel(
             f"{name} does not fit {type(pipeline).__name__}; choose another sampler or its flow options ({error})"
@@ -50,7 +50,7 @@ def step_ranges(info: ModelInfo, prepare: Callable[[Spec], Any]) -> tuple[StepRa
 
     def accepts(steps: int) -> bool:
         try:
-            sampler = prepare(replace(_usual(info), steps=steps))
+            sampler = prepare(replace(usual(info), steps=steps))
         except Exception:  # Samplers raise what comes: ValueError, IndexError, AssertionError.
             return False
         num_iterations, order = len(sampler.timesteps), int(sampler.order)
@@ -72,7 +72,7 @@ def step_ranges(info: ModelInfo, prepare: Callable[[Spec], Any]) -> tuple[StepRa
     return tuple(ranges)
 
 
-def _usual(info: ModelInfo) -> Spec:
+def usual(info: ModelInfo) -> Spec:
     """A request with the defaults of the model."""
     return Spec(
         prompt="",

@@ -18,12 +18,13 @@ from tilework.core.packing import Layout, Pack, Size
 from tilework.core.preview import preview_shape
 from tilework.core.wire import Image, Spec
 from tilework.pipelines import serialization
+from tilework.pipelines.arguments import GENERATOR_DEVICE, generator_device, offered
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.family import Conditioning, StepState
 from tilework.pipelines.packing import Packing
 from tilework.pipelines.parallel import Parallel
-from tilework.pipelines.sampler import check_sampler, generator_argument, memory_of, step_ranges
+from tilework.pipelines.sampler import check_sampler, generator_argument, memory_of, step_ranges, usual
 
 Pieces = Mapping[str, Sequence[Tensor]]
 """Conditioning by name, of each picture of a packed batch, in the order in which they were given."""
@@ -32,7 +33,8 @@ Pieces = Mapping[str, Sequence[Tensor]]
 class StagedPipeline(ABC):
     """A family over the stock `pipeline`; see `family.Family` for the contract. `denoiser` is its largest component.
 
-    The sides of a patch (`core.packing`) are multiples of `cell_multiple`.
+    The sides of a patch (`core.packing`) are multiples of `cell_multiple`. `arguments` are those of the stock call that
+    requests may give, with their limits (see `arguments.offered`).
 
     Any sampler that the stock pipeline accepts is served. A stochastic one draws from the request's
     generator, after the initial latents. Stock SDXL does the same; stock SD3 and FLUX give their samplers
@@ -56,8 +58,9 @@ class StagedPipeline(ABC):
         two_passes: bool,
         max_degree: int,
         cell_multiple: int,
+        arguments: Mapping[str, float | None],
     ) -> None:
-        self._pipeline = pipeline
+        self._pipeline, self._arguments = pipeline, arguments
         # diffusers' own property walks all modules on each read: 0.5 ms, and a worker reads it in each step.
         self._device: torch.device = denoiser.device
         self._parallel = Parallel()
@@ -82,7 +85,15 @@ class StagedPipeline(ABC):
 
     @cached_property
     def info(self) -> ModelInfo:
-        return replace(self._info, packs=self._packing.is_possible, step_ranges=step_ranges(self._info, self._sampler))
+        return replace(
+            self._info,
+            packs=self._packing.is_possible,
+            step_ranges=step_ranges(self._info, self._sampler),
+            arguments=(
+                generator_device(self._device.type),
+                *offered(self._pipeline, self._arguments, self._scheduled_steps),
+            ),
+        )
 
     @property
     def device(self) -> torch.device:
@@ -124,7 +135,7 @@ class StagedPipeline(ABC):
 
     @torch.no_grad()
     def begin(self, spec: Spec, conditioning: Conditioning) -> StepState:
-        sampler, generator = self._sampler(spec), torch.Generator("cpu").manual_seed(spec.seed)
+        sampler, generator = self._sampler(spec), _generator(spec).manual_seed(spec.seed)
         num_iterations = len(sampler.timesteps)
         if num_iterations <= (spec.steps - 1) * sampler.order:
             name = type(sampler).__name__
@@ -150,7 +161,7 @@ class StagedPipeline(ABC):
 
     @torch.no_grad()
     def advance(self, state: StepState, prediction: Tensor) -> None:
-        arguments = dict(self._step_arguments)
+        arguments = {name: state.spec.arguments.get(name, value) for name, value in self._step_arguments.items()}
         if "generator" in arguments:
             arguments["generator"] = state.generator
         step = state.sampler.step(prediction, state.timestep, state.latents, return_dict=False, **arguments)
@@ -177,9 +188,9 @@ class StagedPipeline(ABC):
 
     def restore(self, blob: serialization.SerializedState, spec: Spec, conditioning: Conditioning) -> StepState:
         latents, memory, iteration_index, randomness = serialization.deserialize(blob, self.device)
-        sampler, generator = copy.deepcopy(self._pipeline.scheduler), torch.Generator("cpu")
+        sampler, generator = copy.deepcopy(self._pipeline.scheduler), _generator(spec)
         vars(sampler).update(memory)
-        generator.set_state(randomness)
+        generator.set_state(randomness.cpu())
         return StepState(
             spec=spec,
             conditioning=conditioning,
@@ -213,8 +224,11 @@ class StagedPipeline(ABC):
         prediction = self._forward(state, rows(latents), conditioning)
         if guided:
             negative, positive = prediction.chunk(2)
-            prediction = _guide(negative, positive, state.spec.guidance_scale)
+            prediction = self._guide(state, negative, positive)
         return prediction
+
+    def _guide(self, state: StepState, negative: Tensor, positive: Tensor) -> Tensor:
+        return negative + state.spec.guidance_scale * (positive - negative)
 
     def _packing_key(self, state: StepState) -> Hashable:
         """States with equal keys can share a forward pass."""
@@ -238,7 +252,7 @@ class StagedPipeline(ABC):
             predicted = self._forward_packed(layout, layout.split(pictures), times, conditioning)
         halves = iter([self._prediction(picture) for picture in layout.assemble(predicted)])
         return [
-            _guide(next(halves), next(halves), state.spec.guidance_scale) if count == 2 else next(halves)
+            self._guide(state, next(halves), next(halves)) if count == 2 else next(halves)
             for state, count in zip(states, passes, strict=True)
         ]
 
@@ -260,13 +274,25 @@ class StagedPipeline(ABC):
         self._set_timesteps(sampler, spec)
         return sampler
 
+    def _scheduled_steps(self, name: str, values: tuple[float, ...]) -> int | None:
+        """See `arguments.offered`."""
+        spec = replace(usual(self._info), steps=len(values))
+        try:
+            asked, default = self._sampler(replace(spec, arguments={name: values})), self._sampler(spec)
+        except Exception:  # Samplers raise what comes.
+            return None
+        if asked.order != 1 or asked.timesteps.equal(default.timesteps):
+            return None
+        return len(asked.timesteps)
+
     def _accepted_by(self, sampler: Any) -> Mapping[str, Any]:
         """Extra arguments of `sampler.step`; the generator is set for each request."""
         return generator_argument(sampler)
 
 
-def _guide(negative: Tensor, positive: Tensor, scale: float) -> Tensor:
-    return negative + scale * (positive - negative)
+def _generator(spec: Spec) -> torch.Generator:
+    """Of the CPU unless the request asks for another: its numbers are the same on every device."""
+    return torch.Generator(str(spec.arguments.get(GENERATOR_DEVICE, "cpu")))
 
 
 def stack(layout: Layout, pieces: Pieces) -> dict[str, Tensor]:

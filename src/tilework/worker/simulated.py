@@ -19,6 +19,7 @@ from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.pipelines import serialization
+from tilework.pipelines.arguments import generator_device
 from tilework.pipelines.family import Conditioning, StepState
 from tilework.pipelines.parallel import Parallel
 
@@ -55,6 +56,7 @@ class SimulatedFamily:
             library=f"no model; times of {source.hardware}",
             two_passes=False,
             max_degree=max(row.degree for row in rows),
+            arguments=(generator_device("cpu"),),
         )
 
     @property

@@ -94,7 +94,8 @@ def _generate(source: ModelSource, fields: dict[str, object], output: Path, quie
 
 def _spec(fields: dict[str, object], info: ModelInfo) -> Spec:
     """Check the values as the server would."""
-    from tilework.server.calls.parsing import Rules, image_call
+    from tilework.server.calls.parsing.image_call import image_call
+    from tilework.server.calls.parsing.specs import Rules
     from tilework.server.config import ServerConfig
     from tilework.server.http.errors import ApiError
     from tilework.server.tenants import Tenant, Tenants

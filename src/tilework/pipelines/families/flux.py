@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 from tilework.core.packing import Layout, Size
 from tilework.core.wire import Spec
 from tilework.pipelines import slices
+from tilework.pipelines.arguments import as_number, as_tuple
 from tilework.pipelines.defaults import Defaults
 from tilework.pipelines.estimate import clean_by_flow
 from tilework.pipelines.family import Conditioning, StepState
@@ -20,12 +21,14 @@ from tilework.pipelines.hooks import share_sequence
 from tilework.pipelines.packing import pack_transformer
 from tilework.pipelines.staged import Pieces, StagedPipeline, stack
 
+_NEGATIVE = "negative_"  # Before the names of tensors that only the second pass has.
+
 
 class Flux(StagedPipeline):
     """The family of `FluxPipeline` (dev, and schnell, which has no guidance).
 
-    The guidance scale is an input of the model, not a second pass; the negative prompt is not used, as in stock
-    without `true_cfg_scale`. Latents are packed: (1, tokens, channels x 4).
+    The guidance scale is an input of the model. With `true_cfg_scale` above 1 there is a second pass, after the first
+    one as in stock, away from the negative prompt. Latents are packed: (1, tokens, channels x 4).
     """
 
     def __init__(self, pipeline: Any, name: str, overrides: Mapping[str, Any], library: str) -> None:
@@ -41,6 +44,10 @@ class Flux(StagedPipeline):
             two_passes=False,
             max_degree=transformer.config.num_attention_heads,
             cell_multiple=1,
+            arguments={
+                **dict.fromkeys(("prompt_2", "negative_prompt_2", "true_cfg_scale", "max_sequence_length")),
+                "sigmas": 1.0,
+            },
         )
         share_sequence(
             transformer,
@@ -54,12 +61,7 @@ class Flux(StagedPipeline):
 
     @torch.no_grad()
     def encode(self, spec: Spec) -> Conditioning:
-        text, pooled, text_ids = self._pipeline.encode_prompt(
-            prompt=spec.prompt,
-            prompt_2=None,
-            device=self.device,
-            max_sequence_length=self._defaults.max_sequence_length,
-        )
+        text, pooled, text_ids = self._encode(spec, spec.prompt, "prompt_2")
         # Given latents, stock draws none and only adds the ids that belong to the size.
         _, image_ids = self._prepare(spec, text.dtype, latents=torch.empty(0))
         tensors = {
@@ -68,13 +70,30 @@ class Flux(StagedPipeline):
             "txt_ids": text_ids,
             "img_ids": image_ids,
         }
+        if _true_scale(spec) > 1:
+            negative = self._encode(spec, spec.negative_prompt, "negative_prompt_2")
+            names = ("encoder_hidden_states", "pooled_projections", "txt_ids")
+            tensors |= {f"{_NEGATIVE}{name}": tensor for name, tensor in zip(names, negative, strict=True)}
         if self._pipeline.transformer.config.guidance_embeds:
             tensors["guidance"] = torch.full([1], spec.guidance_scale, device=self.device, dtype=torch.float32)
         return Conditioning(tensors)
 
+    def _encode(self, spec: Spec, prompt: str, other: str) -> tuple[Tensor, Tensor, Tensor]:
+        """A text, whose part for T5 may be an argument called `other`, its pooled form, and its places."""
+        encoded: tuple[Tensor, Tensor, Tensor] = self._pipeline.encode_prompt(
+            prompt=prompt,
+            prompt_2=spec.arguments.get(other),
+            device=self.device,
+            max_sequence_length=spec.arguments.get("max_sequence_length", self._defaults.max_sequence_length),
+        )
+        return encoded
+
     def _set_timesteps(self, sampler: Any, spec: Spec) -> None:
         config, side = sampler.config, self._info.side_multiple
-        sigmas = None if config.get("use_flow_sigmas", False) else np.linspace(1.0, 1 / spec.steps, spec.steps)
+        given = spec.arguments.get("sigmas")
+        sigmas: Any = np.linspace(1.0, 1 / spec.steps, spec.steps) if given is None else list(as_tuple(given))
+        if config.get("use_flow_sigmas", False):
+            sigmas = None
         mu = calculate_shift(
             (spec.height // side) * (spec.width // side),
             config.get("base_image_seq_len", 256),
@@ -109,13 +128,20 @@ class Flux(StagedPipeline):
 
     def _forward(self, state: StepState, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
         timestep = state.timestep.expand(latents.shape[0]).to(latents.dtype)
-        prediction: Tensor = self._pipeline.transformer(
-            hidden_states=latents,
-            timestep=timestep / 1000,
-            return_dict=False,
-            **conditioning,
-        )[0]
-        return prediction
+        positive = {name: tensor for name, tensor in conditioning.items() if not name.startswith(_NEGATIVE)}
+        negative = {name.removeprefix(_NEGATIVE): conditioning[name] for name in conditioning.keys() - positive.keys()}
+        passes: list[Tensor] = [
+            self._pipeline.transformer(
+                hidden_states=latents, timestep=timestep / 1000, return_dict=False, **positive | other
+            )[0]
+            for other in ([{}, negative] if negative else [{}])
+        ]
+        if not negative:
+            return passes[0]
+        return passes[1] + _true_scale(state.spec) * (passes[0] - passes[1])
+
+    def _packing_key(self, state: StepState) -> Hashable:
+        return id(state) if _true_scale(state.spec) > 1 else super()._packing_key(state)
 
     def _forward_packed(self, layout: Layout, patches: Tensor, times: Tensor, conditioning: Pieces) -> Tensor:
         inputs = stack(layout, conditioning)
@@ -156,6 +182,10 @@ class Flux(StagedPipeline):
     def _decode(self, latents: Tensor, sliced: bool = False) -> Tensor:
         vae = self._pipeline.vae
         return slices.decode(vae, (latents / vae.config.scaling_factor) + vae.config.shift_factor, sliced)
+
+
+def _true_scale(spec: Spec) -> float:
+    return as_number(spec.arguments.get("true_cfg_scale", 1.0))
 
 
 def _stock_defaults(pipeline: Any, name: str) -> Defaults:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tilework.core.wire import Spec
 from tilework.pipelines import slices
+from tilework.pipelines.arguments import clip_layers
 from tilework.pipelines.defaults import Defaults, sides_of
 from tilework.pipelines.families.u_net import UNetPipeline
 from tilework.pipelines.family import Conditioning
@@ -24,7 +25,12 @@ class StableDiffusion(UNetPipeline):
     """
 
     def __init__(self, pipeline: Any, name: str, overrides: Mapping[str, Any], library: str) -> None:
-        super().__init__(pipeline, _stock_defaults(pipeline, name), overrides, library, family="sd")
+        # The stock call reads `text_encoder.text_model`, which transformers has not in all versions; it fails then.
+        can_skip = hasattr(pipeline.text_encoder, "text_model")
+        arguments = {"clip_skip": clip_layers(pipeline, 0) if can_skip else -1}
+        super().__init__(
+            pipeline, _stock_defaults(pipeline, name), overrides, library, family="sd", arguments=arguments
+        )
 
     @torch.no_grad()
     def encode(self, spec: Spec) -> Conditioning:
@@ -35,6 +41,7 @@ class StableDiffusion(UNetPipeline):
             num_images_per_prompt=1,
             do_classifier_free_guidance=guided,
             negative_prompt=spec.negative_prompt or None,
+            clip_skip=spec.arguments.get("clip_skip"),
         )
         if guided:
             text = torch.cat([negative_text, text])

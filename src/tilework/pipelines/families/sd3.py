@@ -12,6 +12,7 @@ from torch import Tensor
 from tilework.core.packing import Layout
 from tilework.core.wire import Spec
 from tilework.pipelines import slices
+from tilework.pipelines.arguments import SKIPS, TEXTS, as_number, as_tuple, clip_layers
 from tilework.pipelines.defaults import Defaults, sides_of
 from tilework.pipelines.estimate import clean_by_flow
 from tilework.pipelines.family import Conditioning, StepState
@@ -36,6 +37,12 @@ class StableDiffusion3(StagedPipeline):
             two_passes=True,
             max_degree=2 * transformer.config.num_attention_heads,
             cell_multiple=pipeline.patch_size,
+            arguments={
+                **dict.fromkeys((*TEXTS, "max_sequence_length", "mu", *SKIPS)),
+                "clip_skip": clip_layers(pipeline, 1),
+                "sigmas": 1.0,
+                "skip_guidance_layers": transformer.config.num_layers - 1,
+            },
         )
         share_sequence(transformer, self._parallel, image="pos_embed", text="context_embedder", output="proj_out")
         pack_transformer(transformer, self._packing, text_first=False)
@@ -43,15 +50,18 @@ class StableDiffusion3(StagedPipeline):
 
     @torch.no_grad()
     def encode(self, spec: Spec) -> Conditioning:
-        guided = self._is_guided(spec)
+        guided, given = self._is_guided(spec), spec.arguments
         text, negative_text, pooled, negative_pooled = self._pipeline.encode_prompt(
             prompt=spec.prompt,
-            prompt_2=None,
-            prompt_3=None,
+            prompt_2=given.get("prompt_2"),
+            prompt_3=given.get("prompt_3"),
             negative_prompt=spec.negative_prompt,
+            negative_prompt_2=given.get("negative_prompt_2"),
+            negative_prompt_3=given.get("negative_prompt_3"),
             do_classifier_free_guidance=guided,
             device=self.device,
-            max_sequence_length=self._defaults.max_sequence_length,
+            clip_skip=given.get("clip_skip"),
+            max_sequence_length=given.get("max_sequence_length", self._defaults.max_sequence_length),
         )
         if guided:
             text = torch.cat([negative_text, text], dim=0)
@@ -59,13 +69,22 @@ class StableDiffusion3(StagedPipeline):
         return Conditioning({"encoder_hidden_states": text, "pooled_projections": pooled})
 
     def _set_timesteps(self, sampler: Any, spec: Spec) -> None:
-        retrieve_timesteps(sampler, spec.steps, self.device, **self._shift(sampler, spec))
+        sigmas = spec.arguments.get("sigmas")
+        retrieve_timesteps(
+            sampler,
+            spec.steps,
+            self.device,
+            sigmas=None if sigmas is None else list(as_tuple(sigmas)),
+            **self._shift(sampler, spec),
+        )
 
     def _shift(self, sampler: Any, spec: Spec) -> dict[str, float]:
         """Arguments of the sampler that depend on the size of the picture."""
         config, side = sampler.config, self._info.side_multiple
         if not config.get("use_dynamic_shifting", None):
             return {}
+        if "mu" in spec.arguments:
+            return {"mu": as_number(spec.arguments["mu"])}
         mu = calculate_shift(
             (spec.height // side) * (spec.width // side),
             config.get("base_image_seq_len", 256),
@@ -86,6 +105,25 @@ class StableDiffusion3(StagedPipeline):
             generator,
         )
         return latents
+
+    def _guide(self, state: StepState, negative: Tensor, positive: Tensor) -> Tensor:
+        """With skipped layers, steps in a window have a third pass, which each rank of a group makes whole."""
+        prediction, given = super()._guide(state, negative, positive), state.spec.arguments
+        if "skip_guidance_layers" not in given:
+            return prediction
+        num_steps = len(state.sampler.timesteps) if "sigmas" in given else state.spec.steps
+        scale, start, stop = (as_number(given.get(name, default)) for name, default in SKIPS.items())
+        if num_steps * start < state.iteration_index < num_steps * stop:
+            with self._parallel.suspended():
+                skipped: Tensor = self._pipeline.transformer(
+                    hidden_states=state.latents,
+                    timestep=state.timestep.expand(1),
+                    return_dict=False,
+                    skip_layers=list(as_tuple(given["skip_guidance_layers"])),
+                    **{name: tensor[1:] for name, tensor in state.conditioning.tensors.items()},
+                )[0]
+            prediction = prediction + (positive - skipped) * scale
+        return prediction
 
     def _forward(self, state: StepState, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
         prediction: Tensor = self._pipeline.transformer(

@@ -10,19 +10,23 @@ from torch import Tensor
 
 from tilework.core.wire import Spec
 from tilework.pipelines import slices
+from tilework.pipelines.arguments import SIZES, as_tuple, clip_layers
 from tilework.pipelines.defaults import Defaults, sides_of
 from tilework.pipelines.families.u_net import UNetPipeline
 from tilework.pipelines.family import Conditioning
 
 
 class StableDiffusionXL(UNetPipeline):
-    """The family of `StableDiffusionXLPipeline`, with its defaults: no cropping. See `UNetPipeline`.
+    """The family of `StableDiffusionXLPipeline`. See `UNetPipeline`.
 
     An empty negative prompt means none, as in a stock call without one: many such models then take zeros for it.
     """
 
     def __init__(self, pipeline: Any, name: str, overrides: Mapping[str, Any], library: str) -> None:
-        super().__init__(pipeline, _stock_defaults(pipeline, name), overrides, library, family="sdxl")
+        arguments = {**dict.fromkeys(("prompt_2", "negative_prompt_2", *SIZES)), "clip_skip": clip_layers(pipeline, 1)}
+        super().__init__(
+            pipeline, _stock_defaults(pipeline, name), overrides, library, family="sdxl", arguments=arguments
+        )
         # Stock converts it to float32 and back for each picture, since it overflows in half precision.
         if pipeline.vae.dtype == torch.float16 and pipeline.vae.config.force_upcast:
             pipeline.vae.to(torch.float32)
@@ -32,16 +36,20 @@ class StableDiffusionXL(UNetPipeline):
         guided = self._is_guided(spec)
         text, negative_text, pooled, negative_pooled = self._pipeline.encode_prompt(
             prompt=spec.prompt,
+            prompt_2=spec.arguments.get("prompt_2"),
             device=self.device,
             do_classifier_free_guidance=guided,
             negative_prompt=spec.negative_prompt or None,
+            negative_prompt_2=spec.arguments.get("negative_prompt_2"),
+            clip_skip=spec.arguments.get("clip_skip"),
         )
-        size = (spec.height, spec.width)
-        time_ids = torch.tensor([[*size, 0, 0, *size]], dtype=text.dtype, device=self.device)
+        positive_sizes, negative_sizes = _sizes(spec)
+        time_ids = torch.tensor([positive_sizes], dtype=text.dtype, device=self.device)
         if guided:
             text = torch.cat([negative_text, text], dim=0)
             pooled = torch.cat([negative_pooled, pooled], dim=0)
-            time_ids = torch.cat([time_ids] * 2, dim=0)
+            negative_ids = torch.tensor([negative_sizes], dtype=text.dtype, device=self.device)
+            time_ids = torch.cat([negative_ids, time_ids], dim=0)
         tensors = {"encoder_hidden_states": text, "text_embeds": pooled, "time_ids": time_ids}
         return Conditioning({**tensors, **self._guidance(spec, text.dtype)})
 
@@ -61,6 +69,23 @@ class StableDiffusionXL(UNetPipeline):
             latents = latents / config.scaling_factor
         decoded = slices.decode(pipeline.vae, latents, sliced)
         return decoded if pipeline.watermark is None else pipeline.watermark.apply_watermark(decoded)
+
+
+def _sizes(spec: Spec) -> tuple[list[float], list[float]]:
+    """What the model is told of sizes and crops, (height, width) each: for the positive and the negative pass."""
+    given, size = spec.arguments, (spec.height, spec.width)
+    positive = [
+        *as_tuple(given.get("original_size", size)),
+        *as_tuple(given.get("crops_coords_top_left", (0, 0))),
+        *as_tuple(given.get("target_size", size)),
+    ]
+    if "negative_original_size" not in given or "negative_target_size" not in given:
+        return positive, positive
+    return positive, [
+        *as_tuple(given["negative_original_size"]),
+        *as_tuple(given.get("negative_crops_coords_top_left", (0, 0))),
+        *as_tuple(given["negative_target_size"]),
+    ]
 
 
 def _stock_defaults(pipeline: Any, name: str) -> Defaults:

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import retrieve_timesteps
+from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import rescale_noise_cfg, retrieve_timesteps
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from tilework.core.packing import Layout
 from tilework.core.wire import Spec
+from tilework.pipelines.arguments import as_number, as_tuple
 from tilework.pipelines.defaults import Defaults
 from tilework.pipelines.estimate import clean_by_noise
 from tilework.pipelines.family import StepState
@@ -23,7 +24,7 @@ from tilework.pipelines.staged import Pieces, StagedPipeline, stack
 
 
 class UNetPipeline(StagedPipeline):
-    """Denoising of a pipeline around a U-Net, with its defaults: eta 0, no rescaling of guidance.
+    """Denoising of a pipeline around a U-Net.
 
     `guidance_scale` above 1 adds the negative pass, except where it is an input of the model (distilled ones).
 
@@ -31,7 +32,14 @@ class UNetPipeline(StagedPipeline):
     """
 
     def __init__(
-        self, pipeline: Any, stock: Defaults, overrides: Mapping[str, Any], library: str, *, family: str
+        self,
+        pipeline: Any,
+        stock: Defaults,
+        overrides: Mapping[str, Any],
+        library: str,
+        *,
+        family: str,
+        arguments: Mapping[str, float | None],
     ) -> None:
         two_passes = pipeline.unet.config.time_cond_proj_dim is None
         super().__init__(
@@ -45,6 +53,13 @@ class UNetPipeline(StagedPipeline):
             two_passes=two_passes,
             max_degree=2 if two_passes else 1,
             cell_multiple=2**pipeline.unet.num_upsamplers,
+            arguments={
+                "eta": None,
+                "guidance_rescale": None if two_passes else -1,
+                "sigmas": None,
+                "timesteps": pipeline.scheduler.config.num_train_timesteps - 1,
+                **arguments,
+            },
         )
         share_passes(pipeline.unet, self._parallel, output="conv_out")
         pack_u_net(pipeline.unet, self._packing)
@@ -64,7 +79,14 @@ class UNetPipeline(StagedPipeline):
         return {"timestep_cond": embedding.to(self.device, dtype)}
 
     def _set_timesteps(self, sampler: Any, spec: Spec) -> None:
-        retrieve_timesteps(sampler, spec.steps, self.device)
+        timesteps, sigmas = (spec.arguments.get(name) for name in ("timesteps", "sigmas"))
+        retrieve_timesteps(
+            sampler,
+            spec.steps,
+            self.device,
+            None if timesteps is None else [int(timestep) for timestep in as_tuple(timesteps)],
+            None if sigmas is None else list(as_tuple(sigmas)),
+        )
         if hasattr(sampler, "set_begin_index"):
             sampler.set_begin_index(0)
 
@@ -99,6 +121,13 @@ class UNetPipeline(StagedPipeline):
             added_cond_kwargs=self._added(per_patch),
             return_dict=False,
         )[0]
+        return prediction
+
+    def _guide(self, state: StepState, negative: Tensor, positive: Tensor) -> Tensor:
+        prediction = super()._guide(state, negative, positive)
+        rescale = as_number(state.spec.arguments.get("guidance_rescale", 0.0))
+        if rescale > 0:
+            prediction = rescale_noise_cfg(prediction, positive, guidance_rescale=rescale)
         return prediction
 
     def _picture(self, state: StepState) -> Tensor:

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from tilework.server.api.images import ImageService
 from tilework.server.calls.call import Finished
-from tilework.server.calls.chat_parsing import chat_call
+from tilework.server.calls.parsing.chat_call import chat_call
 from tilework.server.schema.answers import ChatChoice, ChatCompletion, ChatMessage, ImagePart, ImageUrl, RequestTimeline
 
 

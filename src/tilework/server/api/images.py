@@ -18,7 +18,8 @@ from tilework.server.calls.encode import Threads
 from tilework.server.calls.errors import CallError
 from tilework.server.calls.events import CallEvents, Event, View
 from tilework.server.calls.idempotency import idempotency_key
-from tilework.server.calls.parsing import ImageCall, Rules, image_call
+from tilework.server.calls.parsing.image_call import ImageCall, image_call
+from tilework.server.calls.parsing.specs import Rules
 from tilework.server.calls.status import call_status
 from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ServerConfig

@@ -7,7 +7,8 @@ from typing import Annotated
 from fastapi import FastAPI, Path
 
 from tilework.server.api.openapi import errors, good
-from tilework.server.calls.parsing import check_model, public_source
+from tilework.server.calls.parsing.arguments import wanted
+from tilework.server.calls.parsing.image_call import check_model, public_source
 from tilework.server.calls.readiness import Readiness
 from tilework.server.engine_protocol import Engine
 from tilework.server.schema.answers import ModelCard, ModelList, ModelPath
@@ -67,6 +68,7 @@ def _model_card(engine: Engine, created: int, exact: bool) -> ModelCard:
         "dtype": info.dtype,
         "attention_backend": info.attention_backend,
         "exact": exact,
+        "arguments": [{"name": one.name, "value": wanted(one)} for one in info.arguments],
         "policy": engine.policy,
     }
     return ModelCard(id=info.name, created=created, tilework=limits)

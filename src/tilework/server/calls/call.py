@@ -11,7 +11,7 @@ from tilework.runtime.ticket import Ticket
 from tilework.server.calls.errors import CallError
 from tilework.server.calls.idempotency import Key
 from tilework.server.calls.journal import KeptCall
-from tilework.server.calls.parsing import ImageCall
+from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.schema.answers import RequestTimeline
 
 

@@ -15,7 +15,7 @@ from tilework.core.checkpoint import Checkpoint
 from tilework.core.time import ns_from_s
 from tilework.server.calls.errors import NotReady
 from tilework.server.calls.idempotency import Key
-from tilework.server.calls.parsing import ImageCall
+from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.calls.records import Record
 from tilework.store.journal import Ended, Journal, JournalUnusable, NotWritten, OpenCall
 

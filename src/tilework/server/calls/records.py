@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilework.server.calls.idempotency import Key
-from tilework.server.calls.parsing import ImageCall
+from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.schema.answers import Decisions, RequestStatus
 
 # What a record takes beside its texts, roughly.

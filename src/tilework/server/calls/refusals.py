@@ -7,9 +7,9 @@ import math
 from tilework.core.actions import Reject
 from tilework.core.request import RefusalCode
 from tilework.core.time import NS_PER_S
-from tilework.server.calls.deadlines import Deadline
 from tilework.server.calls.errors import CallError, Refused, invalid, not_ready
-from tilework.server.calls.parsing import ImageCall
+from tilework.server.calls.parsing.deadlines import Deadline
+from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.tenants import Tenant
 from tilework.server.text import counted, shown
 

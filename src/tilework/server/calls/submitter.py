@@ -18,7 +18,7 @@ from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.errors import CallError, gone
 from tilework.server.calls.finish import Finisher, stored_name
 from tilework.server.calls.idempotency import Key
-from tilework.server.calls.parsing import ImageCall
+from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.calls.readiness import Readiness
 from tilework.server.calls.records import Record
 from tilework.server.calls.refusals import refused, too_many_open

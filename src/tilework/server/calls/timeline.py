@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilework.core.time import s_from_ns
 from tilework.runtime.ticket import Outcome, Segment, Ticket
-from tilework.server.calls.parsing import ImageCall
+from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.schema.answers import RequestTimeline, SegmentModel
 
 

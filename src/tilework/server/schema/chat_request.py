@@ -21,8 +21,15 @@ _PART = {"type": "object", "required": ["type", "text"], "properties": {"type": 
 _CONTENT = {"anyOf": [_TEXT, {"type": "array", "items": _PART}]}
 _MESSAGE = {"type": "object", "required": ["role", "content"], "properties": {"role": _TEXT, "content": _CONTENT}}
 _MESSAGES = {"type": "array", "minItems": 1, "items": _MESSAGE}
-_NOT_IN_CHATS = {"prompt", "response_format", "stream", "partial_images", "tilework_events", "preview_every"}
-AS_IN_IMAGES = tuple(name for name in ImageRequest.model_fields if name not in _NOT_IN_CHATS)
+NOT_IN_CHATS = {"prompt", "partial_images", "tilework_events", "preview_every"}
+_OTHERWISE_IN_CHATS = NOT_IN_CHATS | {"response_format", "stream"}
+AS_IN_IMAGES = tuple(name for name in ImageRequest.model_fields if name not in _OTHERWISE_IN_CHATS)
+NO_EFFECT_IN_CHATS = {
+    *("frequency_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens", "min_p", "modalities"),
+    *("presence_penalty", "reasoning_effort", "repetition_penalty", "response_format", "service_tier", "stop"),
+    *("stream_options", "temperature", "tool_choice", "tools", "top_k", "top_logprobs", "top_p"),
+}
+"""Fields of OpenAI's and vLLM's chats that are about text: they are ignored, since no picture depends on them."""
 
 
 class Part(BaseModel):
@@ -40,15 +47,13 @@ class Message(BaseModel):
 class ChatRequest(BaseModel):
     """What a chat adds to the fields of an image."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)  # Further fields are those of an image.
 
     messages: Annotated[list[Message], WithJsonSchema(_MESSAGES)] = Field(
         description='messages; the texts of those with role "user" are the prompt, as "content": "..." or in parts'
     )
     stream: bool | None = Field(None, description="false, or nothing")
     extra_body: dict[str, Any] | None = Field(None, description="an object with any of the other fields, or nothing")
-    width: int | None = Field(None, ge=1, description="an integer, the width in pixels (instead of size)")
-    height: int | None = Field(None, ge=1, description="an integer, the height in pixels (instead of size)")
     num_frames: int | None = Field(None, ge=1, le=1, description="1, or nothing: there are single images only")
     num_outputs_per_prompt: int | None = Field(None, description="an integer, another name of n")
     guidance: float | None = Field(None, description="a number, another name of guidance_scale")

@@ -23,8 +23,26 @@ EXAMPLE: dict[str, JsonValue] = {
 }
 
 
+WITHOUT_EFFECT: dict[str, tuple[JsonValue, ...]] = {
+    "background": ("auto", "opaque"),
+    "diffusers_kwargs": ({},),
+    "enable_teacache": (False,),
+    "fps": (),
+    "metadata": (),
+    "moderation": (),
+    "quality": ("auto", "standard"),
+    "vae_use_slicing": (),
+    "vae_use_tiling": (False,),
+}
+"""Fields of OpenAI's, vLLM-Omni's and SGLang's clients that change no picture, with the values that ask for no other
+one; where none are named, no value does."""
+
+
 class ImageRequest(BaseModel):
-    """What to draw and by when. Unknown fields are ignored; null means absent, except for `prompt`."""
+    """What to draw and by when. null means absent, except for `prompt`.
+
+    Further fields are the arguments of the model (see `calls.arguments`), or refused by name.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, json_schema_extra={"examples": [EXAMPLE]})
 
@@ -32,6 +50,8 @@ class ImageRequest(BaseModel):
     model: str | None = Field(None, description="the name of the served model, or nothing")
     n: int = Field(1, ge=1, le=MAX_IMAGES, description="an integer from 1 to 10: image i is drawn with seed + i")
     size: str | None = Field(None, description='"auto", or width and height in pixels as in "512x512"')
+    width: int | None = Field(None, ge=1, description="an integer, the width in pixels (instead of size)")
+    height: int | None = Field(None, ge=1, description="an integer, the height in pixels (instead of size)")
     response_format: Literal["b64_json", "url"] = Field("b64_json", description='"b64_json" or "url"')
     output_format: OutputFormat = Field("png", description='"png", "jpeg" or "webp"')
     output_compression: int | None = Field(

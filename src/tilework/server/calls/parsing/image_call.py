@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from random import Random
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from tilework.core.model import ModelInfo, StepRange
-from tilework.core.request import OnMiss, Shape, Terms
+from tilework.core.model import ArgumentValue, ModelInfo
+from tilework.core.request import OnMiss, Terms
 from tilework.core.wire import Spec
-from tilework.server.calls.deadlines import Deadline, asked_deadline
 from tilework.server.calls.errors import InvalidValue, UnknownModel, invalid
+from tilework.server.calls.parsing.arguments import arguments_of
+from tilework.server.calls.parsing.deadlines import Deadline, asked_deadline
+from tilework.server.calls.parsing.specs import Rules, specs_of
 from tilework.server.config import ServerConfig
 from tilework.server.schema.image_request import MAX_SEED, ImageRequest, OutputFormat
-from tilework.server.tenants import Tenant, Tenants
+from tilework.server.tenants import Tenant
 from tilework.server.text import shown
 
 DEFAULT_QUALITY = 90
+TRUE_SCALE = "true_cfg_scale"
 Body = TypeVar("Body", bound=BaseModel)
-RANDOM_SEEDS = 2**32  # Small enough for clients whose numbers are all floats.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """What a body is checked against; `now` is the server's time of day."""
-
-    info: ModelInfo
-    config: ServerConfig
-    tenants: Tenants
-    tenant: Tenant
-    now: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +55,15 @@ class ImageCall:
 
     def without_texts(self) -> ImageCall:
         """What is remembered after the call's end, to answer a repeat: nothing that its client wrote."""
-        specs = tuple(replace(spec, prompt="", negative_prompt="") for spec in self.specs)
+        specs = tuple(
+            replace(
+                spec,
+                prompt="",
+                negative_prompt="",
+                arguments={name: value for name, value in spec.arguments.items() if not isinstance(value, str)},
+            )
+            for spec in self.specs
+        )
         return replace(self, specs=specs, user=None)
 
 
@@ -82,14 +79,14 @@ def image_call(body: Mapping[str, object], rules: Rules, rng: Random, *, slo_ms:
     ask = parsed(ImageRequest, body, "prompt", '"..."')
     info, config = rules.info, rules.config
     check_model(ask.model, info)
-    _check_texts(ask, config.max_prompt_chars)
-    _check_negative(ask, info)
+    arguments = arguments_of(body, info)
+    _check_texts(ask, arguments, config.max_prompt_chars)
+    _check_negative(ask, arguments, info)
     _check_limits(ask, config, rules.tenant)
     _check_stream(ask)
-    steps = _steps(ask, info)
     priority = _priority(ask.priority, rules)
     return ImageCall(
-        specs=_specs(ask, rules, steps, rng, exact=_is_exact(ask, priority, rules)),
+        specs=specs_of(ask, arguments, rules, rng, exact=_is_exact(ask, priority, rules)),
         deadline=asked_deadline(
             slo_s=ask.slo_s, slo_ms=slo_ms, deadline=ask.deadline, now=rules.now, most_s=config.max_slo_s
         ),
@@ -136,20 +133,30 @@ def parsed(model: type[Body], body: Mapping[str, object], required: str, example
         raise invalid(name, given[name], f"Give {model.model_fields[name].description}.") from None
 
 
-def _check_texts(ask: ImageRequest, max_chars: int) -> None:
+def _check_texts(ask: ImageRequest, arguments: Mapping[str, ArgumentValue], max_chars: int) -> None:
     if not ask.prompt.strip():
         raise invalid("prompt", ask.prompt, "Give a text that says what to draw.")
-    for name, text in (("prompt", ask.prompt), ("negative_prompt", ask.negative_prompt)):
+    texts = {name: text for name, text in arguments.items() if isinstance(text, str)}
+    for name, text in {"prompt": ask.prompt, "negative_prompt": ask.negative_prompt, **texts}.items():
         if len(text) > max_chars:
             raise invalid(name, text, f"Give at most {max_chars} characters; these are {len(text)}.")
         if not _is_unicode(text):
             raise invalid(name, text, "Give valid Unicode: it holds half of a surrogate pair.")
 
 
-def _check_negative(ask: ImageRequest, info: ModelInfo) -> None:
-    if ask.negative_prompt and not info.two_passes:
-        remedy = f"{info.name} has no second pass that it could guide away from: leave it out."
+def _check_negative(ask: ImageRequest, arguments: Mapping[str, ArgumentValue], info: ModelInfo) -> None:
+    """`true_cfg_scale` above 1 and a negative prompt belong together, as in the stock call."""
+    scale = arguments.get(TRUE_SCALE, 1.0)
+    has_second_pass = info.two_passes or (isinstance(scale, float) and scale > 1)
+    if ask.negative_prompt and not has_second_pass:
+        takes_scale = any(one.name == TRUE_SCALE for one in info.arguments)
+        instead = f"set {TRUE_SCALE} above 1 as well, or leave it out" if takes_scale else "leave it out"
+        remedy = f"{info.name} has no second pass that it could guide away from: {instead}."
         raise invalid("negative_prompt", ask.negative_prompt, remedy, code="unsupported_value")
+    if scale != 1.0 and "negative_prompt" not in ask.model_fields_set:
+        raise invalid(
+            TRUE_SCALE, scale, "Give negative_prompt as well, which may be empty: without one it has no effect."
+        )
 
 
 def _is_unicode(text: str) -> bool:
@@ -171,18 +178,6 @@ def _check_limits(ask: ImageRequest, config: ServerConfig, tenant: Tenant) -> No
     if ask.seed is not None and ask.seed > MAX_SEED - ask.n:
         remedy = f"Give an integer from 0 to {MAX_SEED - ask.n}, so that {ask.n} seeds fit."
         raise invalid("seed", ask.seed, remedy)
-
-
-def _steps(ask: ImageRequest, info: ModelInfo) -> int:
-    steps = info.default_steps if ask.num_inference_steps is None else ask.num_inference_steps
-    if not info.can_run(steps):
-        remedy = f"The sampler of {info.name} cannot run it: give an integer {_ranges_text(info.step_ranges)}."
-        raise invalid("num_inference_steps", steps, remedy, code="unsupported_value")
-    return steps
-
-
-def _ranges_text(ranges: Sequence[StepRange]) -> str:
-    return " or ".join(f"from {first} on" if last is None else f"from {first} to {last}" for first, last in ranges)
 
 
 def _check_stream(ask: ImageRequest) -> None:
@@ -208,70 +203,6 @@ def _priority(name: str | None, rules: Rules) -> str:
 def _is_exact(ask: ImageRequest, priority: str, rules: Rules) -> bool:
     """Whether the request, its class or the server asks for it; none of them can take it back."""
     return bool(ask.exact) or priority in rules.tenants.exact_classes or rules.config.exact
-
-
-def _specs(ask: ImageRequest, rules: Rules, steps: int, rng: Random, *, exact: bool) -> tuple[Spec, ...]:
-    info = rules.info
-    shape = _shape(ask.size, info)
-    _check_pixels(ask.size, shape, rules.config.max_pixels)
-    first_seed = rng.randrange(RANDOM_SEEDS) if ask.seed is None else ask.seed
-    preview_every = _preview_every(ask, steps, rules.config.max_previews)
-    return tuple(
-        Spec(
-            prompt=ask.prompt,
-            negative_prompt=ask.negative_prompt,
-            height=shape.height,
-            width=shape.width,
-            steps=steps,
-            guidance_scale=info.default_guidance_scale if ask.guidance_scale is None else ask.guidance_scale,
-            seed=first_seed + index,
-            preview_every=preview_every,
-            exact=exact,
-        )
-        for index in range(ask.n)
-    )
-
-
-def _preview_every(ask: ImageRequest, steps: int, max_previews: int) -> int:
-    """As asked for, or what a stream shows; never after the last step.
-
-    That is the shortest interval with no more previews than unfinished pictures are wanted, so that none is drawn in
-    vain; it spreads them most evenly, too. Where no interval brings the very number (3 in 5 steps), there are fewer.
-    """
-    if ask.preview_every is None:
-        return -(-steps // (ask.partial_images + 1)) if ask.partial_images else 0
-    if ask.preview_every and (steps - 1) // ask.preview_every > max_previews:
-        least = (steps - 1) // (max_previews + 1) + 1
-        remedy = f"There are at most {max_previews} previews: give 0, or at least {least} for {steps} steps."
-        raise invalid("preview_every", ask.preview_every, remedy)
-    return ask.preview_every
-
-
-def _check_pixels(size: str | None, shape: Shape, max_pixels: int) -> None:
-    if shape.pixels > max_pixels:
-        given = str(shape) if size is None else size
-        raise invalid("size", given, f"An image has at most {max_pixels} pixels here; this one has {shape.pixels}.")
-
-
-def _shape(size: str | None, info: ModelInfo) -> Shape:
-    if size is None or size == "auto":
-        return Shape(info.default_height, info.default_width)
-    match = re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", size)
-    if match is None:
-        remedy = f'Give "auto", or width and height in pixels as in "{info.default_width}x{info.default_height}".'
-        raise invalid("size", size, remedy)
-    asked = Shape(width=int(match[1]), height=int(match[2]))
-    nearest = Shape(width=_legal_side(asked.width, info), height=_legal_side(asked.height, info))
-    if asked != nearest:
-        limits = f"Sides are multiples of {info.side_multiple}, at most {info.max_side}"
-        raise invalid("size", size, f'{limits}; the nearest size is "{nearest}".')
-    return asked
-
-
-def _legal_side(side: int, info: ModelInfo) -> int:
-    """The nearest legal side; the larger one if two are equally near."""
-    multiples = (2 * side + info.side_multiple) // (2 * info.side_multiple)
-    return info.side_multiple * min(max(multiples, 1), info.max_side // info.side_multiple)
 
 
 def _quality(ask: ImageRequest) -> int:

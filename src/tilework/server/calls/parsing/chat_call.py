@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from random import Random
 
-from tilework.core.model import ModelInfo
 from tilework.server.calls.errors import invalid
-from tilework.server.calls.parsing import ImageCall, Rules, image_call, parsed
-from tilework.server.schema.chat_request import AS_IN_IMAGES, ChatRequest, Part
+from tilework.server.calls.parsing.image_call import ImageCall, image_call, parsed
+from tilework.server.calls.parsing.specs import Rules
+from tilework.server.schema.chat_request import NO_EFFECT_IN_CHATS, NOT_IN_CHATS, ChatRequest, Part
 
 
 def chat_call(body: Mapping[str, object], rules: Rules, rng: Random) -> ImageCall:
@@ -27,10 +27,15 @@ def chat_call(body: Mapping[str, object], rules: Rules, rng: Random) -> ImageCal
         name: value for part in (body, outer.extra_body or {}) for name, value in part.items() if value is not None
     }
     ask = _parsed({**given, "messages": body["messages"]})
-    images = {name: given[name] for name in AS_IN_IMAGES if name in given}
+    for name in NOT_IN_CHATS & given.keys():
+        raise invalid(name, given[name], "Chats have no such field: use POST /v1/images/generations, or leave it out.")
+    images = {
+        name: value
+        for name, value in given.items()
+        if name not in ChatRequest.model_fields and name not in NO_EFFECT_IN_CHATS
+    }
     images["prompt"] = _prompt(ask, body)
     for name, instead, value in (
-        ("size", "width or height", _size(ask, rules.info)),
         ("n", "num_outputs_per_prompt", ask.num_outputs_per_prompt),
         ("guidance_scale", "guidance", ask.guidance),
     ):
@@ -62,10 +67,3 @@ def _prompt(ask: ChatRequest, body: Mapping[str, object]) -> str:
     if not prompt.strip():
         raise invalid("messages", body["messages"], 'Give one with role "user" whose content says what to draw.')
     return prompt
-
-
-def _size(ask: ChatRequest, info: ModelInfo) -> str | None:
-    """A side that is not given is the model's default."""
-    if ask.width is None and ask.height is None:
-        return None
-    return f"{ask.width or info.default_width}x{ask.height or info.default_height}"

@@ -1,0 +1,119 @@
+"""Checks the fields of a body that only some models take, and refuses those that none takes here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from difflib import get_close_matches
+from itertools import pairwise
+from typing import Any, assert_never
+
+from tilework.core.model import Argument, ArgumentKind, ArgumentValue, ModelInfo
+from tilework.server.calls.errors import invalid
+from tilework.server.schema.image_request import WITHOUT_EFFECT, ImageRequest
+
+
+def arguments_of(body: Mapping[str, object], info: ModelInfo) -> dict[str, ArgumentValue]:
+    """The arguments of a model that a body gives, by name.
+
+    Raises:
+        InvalidValue: a value is wrong, or the model takes no such field.
+    """
+    known = {one.name: one for one in info.arguments}
+    found: dict[str, ArgumentValue] = {}
+    for name, value in body.items():
+        if value is None or name in ImageRequest.model_fields:
+            continue
+        if name in known:
+            found[name] = _checked(known[name], value)
+        elif name in WITHOUT_EFFECT:
+            _check_without_effect(name, value)
+        else:
+            raise invalid(name, value, _remedy(name, info, known), code="unsupported_value")
+    return found
+
+
+def schedule_of(arguments: Mapping[str, ArgumentValue], info: ModelInfo) -> tuple[str, int] | None:
+    """The name of the schedule among the arguments, and how many steps it has; None if there is none.
+
+    Raises:
+        InvalidValue: there are two.
+    """
+    found = [
+        (one.name, len(values) - one.more)
+        for one in info.arguments
+        if one.kind is ArgumentKind.SCHEDULE and isinstance(values := arguments.get(one.name), tuple)
+    ]
+    if len(found) > 1:
+        (name, _), (other, _) = found[:2]
+        raise invalid(name, arguments[name], f"{other} is given as well: leave one of them out.")
+    return found[0] if found else None
+
+
+def _check_without_effect(name: str, value: object) -> None:
+    accepted = WITHOUT_EFFECT[name]
+    if accepted and value not in accepted:
+        values = " or ".join(json.dumps(each) for each in accepted)
+        remedy = f"There is no choice here: give {values}, or leave it out."
+        raise invalid(name, value, remedy, code="unsupported_value")
+
+
+def _remedy(name: str, info: ModelInfo, known: Mapping[str, Argument]) -> str:
+    near = get_close_matches(name, [*ImageRequest.model_fields, *known], n=1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    own = f" {info.name} has {', '.join(sorted(known))} of its own." if known else ""
+    return f"There is no such field here: leave it out{hint}{own}"
+
+
+def _checked(one: Argument, value: object) -> ArgumentValue:
+    """Raises InvalidValue."""
+    if one.kind in (ArgumentKind.TEXT, ArgumentKind.CHOICE):
+        if isinstance(value, str) and (not one.choices or value in one.choices):
+            return value
+    elif (numbers := _numbers(one, value)) is not None:
+        return numbers
+    raise invalid(one.name, value, f"Give {wanted(one)}.")
+
+
+def _numbers(one: Argument, value: object) -> int | float | tuple[int | float, ...] | None:
+    """A number or numbers as the argument wants them; None if they are not."""
+    is_list = one.kind in (ArgumentKind.INTEGERS, ArgumentKind.SCHEDULE)
+    if isinstance(value, list) != is_list:
+        return None
+    given: list[Any] = value if isinstance(value, list) else [value]
+    if not given or not all(_is_within(one, each) for each in given):
+        return None
+    if not is_list:
+        return int(given[0]) if one.kind is ArgumentKind.INTEGER else float(given[0])
+    if one.kind is ArgumentKind.SCHEDULE:
+        falls = all(before > after for before, after in pairwise(given))
+        return tuple(given) if falls and len(given) > one.more else None
+    return tuple(given) if one.count in (None, len(given)) else None
+
+
+def _is_within(one: Argument, number: object) -> bool:
+    whole = one.kind in (ArgumentKind.INTEGER, ArgumentKind.INTEGERS)
+    if isinstance(number, bool) or not isinstance(number, int if whole else int | float):
+        return False
+    return one.low <= number <= one.high  # False for NaN.
+
+
+def wanted(one: Argument) -> str:
+    """What to give for an argument, in words."""
+    limits = f"from {one.low:g} to {one.high:g}"
+    match one.kind:
+        case ArgumentKind.TEXT:
+            return "a text"
+        case ArgumentKind.CHOICE:
+            return " or ".join(f'"{choice}"' for choice in one.choices)
+        case ArgumentKind.NUMBER:
+            return f"a number {limits}"
+        case ArgumentKind.INTEGER:
+            return f"an integer {limits}"
+        case ArgumentKind.INTEGERS:
+            return f"a list of {'' if one.count is None else f'{one.count} '}integers {limits}"
+        case ArgumentKind.SCHEDULE:
+            more = f", and {one.more} more" if one.more else ""
+            return f"a list of falling numbers {limits}, one for each step{more}"
+        case _:
+            assert_never(one.kind)
