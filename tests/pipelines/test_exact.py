@@ -109,6 +109,22 @@ def test_a_moved_state_does_not_change_the_original(model: Model) -> None:
     assert_same(model.here, state, model.run_stock(SPECS["guided"]))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["sd3-dpm", "sd3.5", "flux", "sdxl-noisy", "sd"])
+def test_in_half_precision_a_request_that_moves_equals_the_stock_pipeline(
+    name: str, dtype: str, tmp_path: Path
+) -> None:
+    tiny.save(STOCK[name](), tmp_path, "tiny")
+    model = Model(ModelSource(path=str(tmp_path), dtype=dtype), tiny.TEXT_LENGTH)
+    stock = model.run_stock(tiny.spec())
+    state = tiny.begin(model.here, tiny.spec())
+    for latents in stock.latents:
+        tiny.iterate(model.here, state)
+        state = tiny.move(model.here, model.there, state)
+        assert torch.equal(state.latents, latents)
+    assert_same(model.there, state, stock)
+
+
 def test_in_half_precision_the_autoencoder_of_sdxl_runs_in_float32_as_in_stock(tmp_path: Path) -> None:
     tiny.save(tiny.build_sdxl(), tmp_path, "tiny")
     model = Model(ModelSource(path=str(tmp_path), dtype="float16"), 0)
