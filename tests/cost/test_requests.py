@@ -170,3 +170,14 @@ def test_nothing_is_learned_from_a_work_with_previews() -> None:
     model = costs(row(100, 1.0), row(100, 1.0, stage=DECODE))
     model.observe(STEP, (sized(100, preview_every=3),), 1, 6, 9 * NS_PER_S)
     assert model.version == 0
+
+
+def test_passes_that_arguments_add_are_priced_and_teach_nothing_about_other_requests() -> None:
+    model = costs(row(100, 1.0))
+    plain, longer = sized(100), replace(sized(100), passes=2.0)
+    assert model.work_ns(STEP, [longer], 1, 3) == 2 * model.work_ns(STEP, [plain], 1, 3)
+    decode = StageId(PIPELINE, DECODE)
+    assert model.work_ns(decode, [longer], 1) == model.work_ns(decode, [plain], 1)
+    version = model.version
+    model.observe(STEP, [longer], 1, 1, 5 * NS_PER_S)
+    assert model.version == version

@@ -74,6 +74,8 @@ class Request(Terms):
         deadline_ns: absolute, on the controller's clock; None means best effort.
         guided: whether classifier-free guidance doubles each step. Cost tables describe guided steps.
         preview_every: a preview is decoded after every `preview_every` steps; 0 means never.
+        passes: how much longer its steps take than those that cost tables describe, since arguments add forward
+            passes to them. Such a request shares no forward pass.
         exact: its steps run on one device without sharing a forward pass, and its decode is not sliced. So its picture
             is the stock pipeline's bit for bit, in any dtype and under any load.
     """
@@ -87,6 +89,7 @@ class Request(Terms):
     deadline_ns: int | None = None
     guided: bool = True
     preview_every: int = 0
+    passes: float = 1.0
     exact: bool = False
 
     @property
@@ -111,6 +114,7 @@ class StepClass(NamedTuple):
     shape: Shape
     guided: bool
     preview_every: int
+    passes: float
     exact: bool
 
 
@@ -123,7 +127,9 @@ class RequestClass(NamedTuple):
 
 def step_key(request: Request) -> StepClass:
     """The step class of a request."""
-    return StepClass(request.pipeline, request.shape, request.guided, request.preview_every, request.exact)
+    return StepClass(
+        request.pipeline, request.shape, request.guided, request.preview_every, request.passes, request.exact
+    )
 
 
 def cost_key(request: Request) -> RequestClass:

@@ -47,6 +47,8 @@ class TableCosts:
         if len(requests) == 1:  # The usual case, thousands of times a second: it builds no lists.
             (one,) = requests
             run_ns = self._price(stage, (one.shape,), degree, (one.guided,)).unit_ns * num_steps
+            if one.passes != 1 and stage.name == DIFFUSE:
+                run_ns = round(run_ns * one.passes)
             return run_ns + self._previews_ns(stage, requests, num_steps) if one.preview_every else run_ns
         return self._price_of(stage, requests, degree).unit_ns * num_steps + self._previews_ns(
             stage, requests, num_steps
@@ -150,9 +152,10 @@ class TableCosts:
         return 0 if not source or set(target) <= set(source) else self._move_ns
 
     def observe(self, stage: StageId, requests: Sequence[Request], degree: int, num_steps: int, run_ns: int) -> None:
-        """Learn from the time of a work. A work with previews is ignored, since its time is not that of its steps."""
+        """Learn from the time of a work. A work with previews or further passes is ignored: its time is not that of its
+        steps alone."""
         for one in requests:
-            if one.preview_every:
+            if one.preview_every or one.passes != 1:
                 return
         price = self._price_of(stage, requests, degree)
         expected_ns = price.base_ns * num_steps * (self._factor_alone(price) if price.alone else 1.0)

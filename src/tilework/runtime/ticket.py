@@ -37,8 +37,23 @@ class Wanted:
             preview_every=spec.preview_every,
             exact=spec.exact,
             guided=spec.guidance_scale > 1 or not info.two_passes,
+            passes=_passes(spec, info),
             **asdict(self.terms),
         )
+
+
+def _passes(spec: Spec, info: ModelInfo) -> float:
+    """See `core.request.Request`: FLUX with true guidance runs each pass twice, SD3 skips layers in a third pass."""
+    given = spec.arguments
+    if "true_cfg_scale" in given:
+        return 2.0 if float(given["true_cfg_scale"]) > 1 else 1.0  # type: ignore[arg-type]
+    if "skip_guidance_layers" in given and info.two_passes and spec.guidance_scale > 1:
+        start, stop = (
+            float(given.get(f"skip_layer_guidance_{name}", default))  # type: ignore[arg-type]
+            for name, default in (("start", 0.01), ("stop", 0.2))
+        )
+        return 1.0 + max(0.0, stop - start) / 2
+    return 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,7 @@ class Job:
 
     @property
     def may_share(self) -> bool:
-        return self.failures == 0 and not self.request.exact
+        return self.failures == 0 and not self.request.exact and self.request.passes == 1
 
     @property
     def stage(self) -> StageId | None:

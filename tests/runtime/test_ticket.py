@@ -1,0 +1,36 @@
+"""What scheduling learns of a request from its spec."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import tiny
+from fake_engine import INFO
+from tilework.control.cluster.job import Job
+from tilework.core.model import ArgumentValue
+from tilework.core.request import DEFAULT_TERMS, Request
+from tilework.runtime.ticket import Wanted
+
+
+def wanted(two_passes: bool = True, guidance_scale: float = 4.0, **arguments: ArgumentValue) -> Request:
+    spec = tiny.spec(guidance_scale=guidance_scale, arguments=arguments)
+    one = Wanted(uid="u", spec=spec, arrival_ns=0, deadline_ns=None, terms=DEFAULT_TERMS)
+    return one.request(replace(INFO, two_passes=two_passes))
+
+
+@pytest.mark.parametrize(
+    ("request_", "passes"),
+    [
+        (wanted(), 1.0),
+        (wanted(two_passes=False, true_cfg_scale=1.0), 1.0),
+        (wanted(two_passes=False, true_cfg_scale=3.0), 2.0),
+        (wanted(skip_guidance_layers=(1,)), 1.095),
+        (wanted(skip_guidance_layers=(1,), skip_layer_guidance_start=0.0, skip_layer_guidance_stop=1.0), 1.5),
+        (wanted(guidance_scale=1.0, skip_guidance_layers=(1,)), 1.0),
+    ],
+)
+def test_arguments_that_add_passes_make_steps_longer(request_: Request, passes: float) -> None:
+    assert request_.passes == pytest.approx(passes)
+    assert Job(job_id=0, request=request_, urgency_ns=0).may_share == (passes == 1)
