@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 import tiny
+from builders import job
 from fake_engine import INFO
-from tilework.control.cluster.job import Job
 from tilework.core.model import ArgumentValue
 from tilework.core.request import DEFAULT_TERMS, Request
 from tilework.runtime.ticket import Wanted
@@ -33,4 +33,4 @@ def wanted(two_passes: bool = True, guidance_scale: float = 4.0, **arguments: Ar
 )
 def test_arguments_that_add_passes_make_steps_longer(request_: Request, passes: float) -> None:
     assert request_.passes == pytest.approx(passes)
-    assert Job(job_id=0, request=request_, urgency_ns=0).may_share == (passes == 1)
+    assert job(0, request_).may_share == (passes == 1)
