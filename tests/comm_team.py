@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from tilework.comm import connecting
 from tilework.comm.groups import Groups
 from tilework.comm.nccl import NcclComm
 from tilework.comm.rendezvous import Rendezvous
@@ -242,7 +241,3 @@ def keep_error(groups: Groups, ref: GroupRef) -> None:
 
 def remembered(groups: Groups) -> int:
     return len(groups._broken) + len(groups._comms)
-
-
-def limit_connecting(groups: Groups, limit_s: float) -> None:
-    connecting.CONNECT_S = limit_s

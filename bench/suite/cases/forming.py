@@ -7,7 +7,8 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
@@ -29,15 +30,16 @@ _SIDE, _STEPS, _STEP_S = 512, 10, 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forming:
-    """Groups of all `workers`; in each of `rounds` one member is killed after the first one has come.
+    """Groups of all `workers`; in each of `rounds` one member is killed while the group forms.
 
-    The kill follows within `most_delay_s`, at a random time. A round in which the group was formed by then is not
-    counted, and another one takes its place.
+    Forming takes 1 to 2 ms, too short to be hit. So a member is stopped first, and goes on when the others wait for it;
+    another one, or the same, is killed within `spread_s` before or after that. A round in which the group was formed
+    by then is not counted, and another one takes its place.
     """
 
     rounds: int = 60
     workers: int = 4
-    most_delay_s: float = 0.03
+    spread_s: float = 0.003
     seed: int = 1
 
     @classmethod
@@ -74,9 +76,10 @@ class Forming:
                 Check(what="workers lost that were not killed", measured=exact(needless), high=0),
             ),
             method=(
-                f"{self.workers} simulated devices with real processes and real groups (gloo); each round is a new "
+                f"{self.workers} simulated devices with real processes and real groups; each round is a new "
                 f"request on all of them, which needs a new group.",
-                "A member is killed with SIGKILL after another one has come to the rendezvous.",
+                f"One member is stopped and goes on when others have come to the rendezvous; within "
+                f"{1000 * self.spread_s:g} ms before or after, a member is killed with SIGKILL.",
                 f"{rounds} rounds; those in which the group had formed before the kill are left out.",
                 "Intervals: 95% bootstrap of the median.",
             ),
@@ -117,16 +120,20 @@ class Forming:
 
 @dataclass(slots=True)
 class _Watch(Observer):
-    """Counts lost workers and ended works."""
+    """Counts lost workers and ended works of groups; stops a process of `to_stop` when its request ends a stage."""
 
     num_lost: int = 0
     num_ended: int = 0
+    to_stop: dict[str, int] = field(default_factory=dict)
 
     def on_lost(self, device_id: int) -> None:
         self.num_lost += 1
 
     def on_work_ended(self, ended: EndedWork) -> None:
         self.num_ended += len(ended.work.devices) > 1
+        for request in ended.requests:
+            if pid := self.to_stop.pop(request.uid, None):  # It is encoded, and its group forms next.
+                os.kill(pid, signal.SIGSTOP)
 
 
 async def _round(
@@ -136,25 +143,42 @@ async def _round(
     await _until(lambda: engine.health().num_devices_up == case.workers)
     place = Path(executor._rendezvous.address)
     known = set(place.iterdir())
+    stopped, killed = (_pid(executor, rng.randrange(case.workers)) for _ in range(2))
+    watch.to_stop = {uid: stopped}
     answer = engine.submit(
         {uid: Spec(prompt="", negative_prompt="", height=_SIDE, width=_SIDE, steps=_STEPS, guidance_scale=1.0, seed=0)}
     )
     if not isinstance(answer, tuple):
         raise CaseFailed(f"a request was refused: {answer.reason}")
     (ticket,) = answer
-    await _until(lambda: any(path.glob("device-*") for path in set(place.iterdir()) - known))
-    (meeting,) = set(place.iterdir()) - known
-    await asyncio.sleep(rng.uniform(0, case.most_delay_s))
-    pid = executor.pid(rng.randrange(case.workers))
-    assert pid is not None
+    await _until(lambda: not watch.to_stop and any(list(path.glob("member-?")) for path in _new(place, known)))
+    meeting = max(_new(place, known), key=lambda path: int(path.name))
+    early_s = rng.uniform(-case.spread_s, case.spread_s)
+    if early_s < 0:
+        os.kill(stopped, signal.SIGCONT)
+        await asyncio.sleep(-early_s)
     is_forming, num_ended = meeting.exists(), watch.num_ended
-    os.kill(pid, signal.SIGKILL)
+    os.kill(killed, signal.SIGKILL)
     killed_s = time.monotonic()
+    if early_s >= 0:
+        await asyncio.sleep(early_s)
+        with suppress(ProcessLookupError):  # It may be the one that was killed.
+            os.kill(stopped, signal.SIGCONT)
     await _until(lambda: watch.num_ended > num_ended)
     took_s = time.monotonic() - killed_s
     engine.cancel(uid, "the round is over")  # Tried again, it would form the group that the next round is to form.
     await asyncio.wait_for(ticket.outcome, _PATIENCE_S)
     return took_s if is_forming else None
+
+
+def _new(place: Path, known: set[Path]) -> set[Path]:
+    return set(place.iterdir()) - known
+
+
+def _pid(executor: LocalExecutor, device_id: int) -> int:
+    pid = executor.pid(device_id)
+    assert pid is not None
+    return pid
 
 
 async def _until(condition: Callable[[], bool]) -> None:

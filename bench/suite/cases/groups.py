@@ -70,7 +70,7 @@ class GroupTime:
         return (
             "Forming: from the end of an exchange among all to `Groups.open` returning at the first member, so all "
             "members begin within a fraction of a millisecond.",
-            "Gloo over the loopback interface, one thread per member; more members than cores take turns.",
+            "Unix sockets, one thread per member; more members than cores take turns.",
             "Intervals: 95% bootstrap of the median.",
         )
 

@@ -10,15 +10,14 @@ from tilework.comm.exchange import ExchangeComm
 from tilework.core.comm import GroupBroken
 
 CONNECT_S = 4.0
-"""How long all members of a group, all of them present, may take to connect. It takes 10 to 25 ms on idle cores."""
+"""How long all members of a group may take to connect once all are present."""
 
 
 class Connecting:
     """Runs `connect` on a thread, which `wait` can leave behind.
 
-    When a member is killed between coming and connecting, gloo keeps the others in its constructor for 10 s or more,
-    once for each connection. A thread that was left behind ends by gloo's own time limit and closes what it has made;
-    until then it holds some sockets and nothing else.
+    NCCL's waits for all members, also for one that was killed between coming and connecting. A thread that was left
+    behind closes what it has made, if it ever ends.
     """
 
     def __init__(self, connect: Callable[[], ExchangeComm], changed: Condition) -> None:

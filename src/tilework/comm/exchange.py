@@ -20,7 +20,7 @@ class ExchangeComm(ABC):
     """core.comm.Comm, but for `exchange`, `abort` and `close`. A group of one sends nothing and copies.
 
     Rejected: the backends' own collectives. A communicator that is shared by a whole node (NCCL) offers its subsets
-    point-to-point messages only; and gloo's collectives run on threads of their own, at half again the latency.
+    point-to-point messages only.
     """
 
     def __init__(self, rank: int, size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from threading import Condition
 
@@ -9,9 +10,10 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from tilework.comm.connecting import Connecting
 from tilework.comm.exchange import ExchangeComm
-from tilework.comm.gloo import GlooComm
+from tilework.comm.joining import Joining
 from tilework.comm.nccl import NcclComm, NcclNode
 from tilework.comm.rendezvous import Meeting
+from tilework.comm.sockets import SocketComm
 from tilework.core.comm import Comm, GroupBroken
 from tilework.core.model import DEVICES
 from tilework.core.wire import GroupRef
@@ -99,10 +101,9 @@ class Groups:
         self._form(node)
 
     def _form(self, ref: GroupRef) -> Comm:
+        connect = self._connect_sockets if self._device == "cpu" else self._connect_node
         try:
-            self._await_members(ref)
-            connecting = Connecting(partial(self._connect, ref), self._changed)
-            comm = self._keep(ref, connecting.wait(partial(self._check, ref.group_id)))
+            comm = self._keep(ref, connect(ref))
             comm.meet(self._device)
             if comm.rank == 0 and self._device == "cpu":  # NCCL may look into its store again.
                 self._meeting(ref.group_id).end()
@@ -112,21 +113,32 @@ class Groups:
             raise GroupBroken(f"group {ref.group_id} could not form: {reason}") from error
         return comm
 
-    def _await_members(self, ref: GroupRef) -> None:
-        """Say that we are here, and look until all are; connecting has a time limit, this has none."""
-        meeting, pause_s = self._meeting(ref.group_id), _LEAST_PAUSE_S
+    def _connect_sockets(self, ref: GroupRef) -> SocketComm:
+        rank, size = ref.devices.index(self._device_id), len(ref.devices)
+        with Joining(self._meeting(ref.group_id).path, rank, size) as joining:
+            self._wait(ref.group_id, joining.advance)
+            return SocketComm(rank, joining.connections)
+
+    def _connect_node(self, ref: GroupRef) -> ExchangeComm:
+        """Connecting has a time limit; waiting until all members are there has none."""
+        meeting, rank, size = self._meeting(ref.group_id), ref.devices.index(self._device_id), len(ref.devices)
         meeting.come(self._device_id)
-        while not all(map(meeting.has_come, ref.devices)):
+        self._wait(ref.group_id, lambda: all(map(meeting.has_come, ref.devices)))
+
+        def connect() -> ExchangeComm:
+            node = NcclNode(FileStore(meeting.store), rank, size, self._device_id)
+            return NcclComm(node, rank, range(size))
+
+        return Connecting(connect, self._changed).wait(partial(self._check, ref.group_id))
+
+    def _wait(self, group_id: int, is_done: Callable[[], bool]) -> None:
+        """Look until it is done. Raises GroupBroken if the group is broken off."""
+        pause_s = _LEAST_PAUSE_S
+        while not is_done():
             with self._changed:
-                self._check(ref.group_id)
+                self._check(group_id)
                 self._changed.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-    def _connect(self, ref: GroupRef) -> ExchangeComm:
-        store, rank = FileStore(self._meeting(ref.group_id).store), ref.devices.index(self._device_id)
-        if self._device == "cpu":
-            return GlooComm(store, rank, len(ref.devices))
-        return NcclComm(NcclNode(store, rank, len(ref.devices), self._device_id), rank, range(len(ref.devices)))
 
     def _part_of_node(self, ref: GroupRef) -> ExchangeComm:
         assert self._node is not None, "enter comes before open"

@@ -29,15 +29,15 @@ class Meeting:
     """The files in which members of one group exchange addresses. Raises FileNotFoundError without a rendezvous."""
 
     def __init__(self, address: str, group_id: int) -> None:
-        self._path = Path(address) / str(group_id)
+        self.path = Path(address) / str(group_id)
 
     @property
     def store(self) -> str:
         """A file for the backend to exchange addresses in."""
-        return str(self._path / "store")
+        return str(self.path / "store")
 
     def come(self, device_id: int) -> None:
-        self._path.mkdir(exist_ok=True)
+        self.path.mkdir(exist_ok=True)
         self._member(device_id).touch()
 
     def has_come(self, device_id: int) -> bool:
@@ -45,7 +45,7 @@ class Meeting:
 
     def end(self) -> None:
         """Remove the files: all members are connected, or never will be."""
-        shutil.rmtree(self._path, ignore_errors=True)
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def _member(self, device_id: int) -> Path:
-        return self._path / f"device-{device_id}"
+        return self.path / f"device-{device_id}"

@@ -14,8 +14,7 @@ from tilework.core.work import Work
 class WatchdogConfig:
     """A driver checks every `tick_ns`. A step may take `factor` times as long as predicted, and at least `least_ns`.
 
-    `least_ns` is more than the ten seconds after which a group gives up connecting or sending, and more than a first
-    step that allocates or compiles.
+    `least_ns` is more than a first step takes that allocates or compiles.
     """
 
     tick_ns: int = NS_PER_S
