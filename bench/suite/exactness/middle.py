@@ -29,7 +29,7 @@ _PAIRS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One request, alone and beside others of its size.
+    """One request, alone and beside three others: of its size with fixed rows, of other sizes else.
 
     `apart` is how many levels of 255 these two pictures differ, `distances` are the errors of their latents against
     float32, and `cost` is the time alone over the time alone as served.
@@ -43,18 +43,21 @@ class Trial:
 
 def trials(model: Family, spec: Spec, reference: Tensor) -> Iterator[Trial]:
     """`reference` are the latents of the stock pipeline in float32."""
-    others = [replace(spec, seed=spec.seed + 100 + index) for index in range(_ROWS - 1)]
-    asks = [others[0], spec, *others[1:]]
+    alike = [replace(spec, seed=spec.seed + 100 + index) for index in range(_ROWS - 1)]
+    mixed = [replace(other, height=spec.width + 16, width=spec.height) for other in alike]
 
     def trial(way: str, cost: float, lonely: Run, crowded: Run) -> Trial:
         distances = (relative_error(lonely.latents, reference), relative_error(crowded.latents, reference))
         return Trial(way=way, apart=levels(lonely, crowded), distances=distances, cost=cost)
 
     served = partial(alone, model, spec)
-    yield trial("as served", 1.0, served(), shared(model, asks)[1])
-    for way, run, lonely in ((FLOAT32_AROUND, _float32_around, [spec]), (FIXED_ROWS, _fixed, [spec] * _ROWS)):
+    yield trial("as served", 1.0, served(), shared(model, [spec, *mixed])[0])
+    for way, run, lonely, crowded in (
+        (FLOAT32_AROUND, _float32_around, [spec], [spec, *mixed]),
+        (FIXED_ROWS, _fixed, [spec] * _ROWS, [spec, *alike]),
+    ):
         cost = _ratio(served, partial(run, model, lonely))
-        yield trial(way, cost, run(model, lonely)[0], run(model, asks)[1])
+        yield trial(way, cost, run(model, lonely)[0], run(model, crowded)[0])
 
 
 def _fixed(model: Family, specs: Sequence[Spec]) -> list[Run]:

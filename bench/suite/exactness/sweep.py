@@ -46,13 +46,17 @@ class Model:
     sampler: str = "its own"
 
     def __str__(self) -> str:
-        return self.family if self.family == SHIPPED else f"{self.family} {self.seed}, {self.sampler}"
+        return self.family if self.is_shipped else f"{self.family} {self.seed}, {self.sampler}"
 
     def save(self, directory: Path) -> None:
-        if self.family == SHIPPED:
+        if self.is_shipped:
             shutil.copytree(shipped_directory(), directory, dirs_exist_ok=True)
         else:
             models.save(self.family, self.seed, self.sampler, directory)
+
+    @property
+    def is_shipped(self) -> bool:
+        return self.family == SHIPPED
 
     @property
     def is_guided(self) -> bool:
@@ -65,10 +69,11 @@ class Model:
         return self.sampler in ("euler", "flow euler", "edm")
 
     def specs(self, steps: int) -> list[Spec]:
-        """Requests of two sizes; at each guidance if the model is guided."""
+        """Requests of two sizes, of six for the shipped model; at each guidance if the model is guided."""
         rng = Random(str(self))
-        sizes = [(16 * rng.randint(4, 8), 16 * rng.randint(4, 8)) for _ in range(2)]
-        scales = GUIDANCE if self.is_guided else (3.5, 3.5)
+        count, most = (6, 12) if self.is_shipped else (2, 8)
+        sizes = [(16 * rng.randint(4, most), 16 * rng.randint(4, most)) for _ in range(count)]
+        scales = GUIDANCE if self.is_guided else (3.5, 3.5, 3.5)
         return [
             Spec(
                 prompt=PROMPTS[index % len(PROMPTS)],
