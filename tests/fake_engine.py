@@ -42,11 +42,11 @@ INFO = ModelInfo(
         Argument(name="generator_device", kind=ArgumentKind.CHOICE, choices=("cpu",)),
         Argument(name="prompt_2", kind=ArgumentKind.TEXT),
         Argument(name="eta", kind=ArgumentKind.NUMBER, high=1.0),
-        Argument(name="clip_skip", kind=ArgumentKind.NUMBER, whole=True, high=2),
-        Argument(name="target_size", kind=ArgumentKind.NUMBERS, whole=True, high=64, count=2),
-        Argument(name="skip_guidance_layers", kind=ArgumentKind.NUMBERS, whole=True, high=3),
+        Argument(name="clip_skip", kind=ArgumentKind.INTEGER, high=2),
+        Argument(name="target_size", kind=ArgumentKind.INTEGERS, high=64, count=2),
+        Argument(name="skip_guidance_layers", kind=ArgumentKind.INTEGERS, high=3),
         Argument(name="sigmas", kind=ArgumentKind.SCHEDULE, high=20.0, more=1),
-        Argument(name="timesteps", kind=ArgumentKind.SCHEDULE, whole=True, high=999.0),
+        Argument(name="timesteps", kind=ArgumentKind.SCHEDULE, high=999.0),
     ),
 )
 

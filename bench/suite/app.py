@@ -18,7 +18,6 @@ from suite.cases.bubbles import Bubbles
 from suite.cases.chaos import Chaos
 from suite.cases.controller import ControllerTime
 from suite.cases.elastic import Elastic
-from suite.cases.exactness import Exactness
 from suite.cases.forming import Forming
 from suite.cases.frontdoor import FrontDoor
 from suite.cases.fuzz import Fuzz
@@ -68,7 +67,6 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "stitcher": ("Normalisation, SiLU and frames of patches in one pass, against several and a copy", Stitcher),
     "batch_model": ("The predicted time of batches: how well, on a CPU and simulated, and how fast", BatchModelCase),
     "together": ("Mixed traffic on a live server, in batches and one by one", Together),
-    "exactness": ("How far pictures are from stock's: families, samplers, types, guidance, batches, groups", Exactness),
     "ready": ("Time from the start of the server to ready", Ready),
     "chaos": ("Workers killed under load: nothing is lost, and how soon requests continue", Chaos),
     "forming": ("A member killed while its group forms: how soon the survivors are free", Forming),

@@ -147,7 +147,7 @@ def test_limits_are_those_beyond_which_the_model_fails(name: str) -> None:
     """The highest value of each integer runs."""
     model = family(name)
     for one in model.info.arguments:
-        if one.whole and one.kind is ArgumentKind.NUMBER:
+        if one.kind is ArgumentKind.INTEGER:
             tiny.begin(model, tiny.spec(arguments={one.name: int(one.high)}))
 
 

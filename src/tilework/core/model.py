@@ -55,7 +55,8 @@ class ArgumentKind(StrEnum):
 
     TEXT = "text"
     NUMBER = "number"
-    NUMBERS = "numbers"
+    INTEGER = "integer"
+    INTEGERS = "integers"
     CHOICE = "choice"
     SCHEDULE = "schedule"
 
@@ -64,15 +65,14 @@ class ArgumentKind(StrEnum):
 class Argument:
     """An argument of the stock pipeline's call that a request may give, beside those that all models have.
 
-    Numbers lie between `low` and `high`, and are integers if they are `whole`. `count` is how many numbers there are;
-    None: one or more. A schedule has `more` values than there are steps. `choices` are the values of a choice.
+    Numbers lie between `low` and `high`. `count` is how many integers there are; None: one or more. A schedule has
+    `more` values than there are steps. `choices` are the values of a choice.
     """
 
     name: str
     kind: ArgumentKind
     low: float = 0.0
     high: float = 0.0
-    whole: bool = False
     count: int | None = None
     more: int = 0
     choices: tuple[str, ...] = ()

@@ -32,18 +32,18 @@ ARGUMENTS: Mapping[str, Argument] = {
     one.name: one
     for one in (
         *(Argument(name=name, kind=ArgumentKind.TEXT) for name in TEXTS),
-        *(Argument(name=name, kind=ArgumentKind.NUMBERS, whole=True, high=_MOST_PIXELS, count=2) for name in SIZES),
-        Argument(name="clip_skip", kind=ArgumentKind.NUMBER, whole=True),
+        *(Argument(name=name, kind=ArgumentKind.INTEGERS, high=_MOST_PIXELS, count=2) for name in SIZES),
+        Argument(name="clip_skip", kind=ArgumentKind.INTEGER),
         Argument(name="eta", kind=ArgumentKind.NUMBER, high=1.0),
         Argument(name="guidance_rescale", kind=ArgumentKind.NUMBER, high=1.0),
-        Argument(name="max_sequence_length", kind=ArgumentKind.NUMBER, whole=True, low=1, high=MAX_SEQUENCE_LENGTH),
+        Argument(name="max_sequence_length", kind=ArgumentKind.INTEGER, low=1, high=MAX_SEQUENCE_LENGTH),
         Argument(name="mu", kind=ArgumentKind.NUMBER, low=-10.0, high=10.0),
         Argument(name="sigmas", kind=ArgumentKind.SCHEDULE, high=1000.0),
-        Argument(name="skip_guidance_layers", kind=ArgumentKind.NUMBERS, whole=True),
+        Argument(name="skip_guidance_layers", kind=ArgumentKind.INTEGERS),
         Argument(name="skip_layer_guidance_scale", kind=ArgumentKind.NUMBER, high=_MOST_GUIDANCE),
         Argument(name="skip_layer_guidance_start", kind=ArgumentKind.NUMBER, high=1.0),
         Argument(name="skip_layer_guidance_stop", kind=ArgumentKind.NUMBER, high=1.0),
-        Argument(name="timesteps", kind=ArgumentKind.SCHEDULE, whole=True, high=1000.0),
+        Argument(name="timesteps", kind=ArgumentKind.SCHEDULE, high=1000.0),
         Argument(name="true_cfg_scale", kind=ArgumentKind.NUMBER, low=1.0, high=_MOST_GUIDANCE),
     )
 }

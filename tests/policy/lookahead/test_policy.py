@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from math import inf
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,9 @@ from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import DIFFUSE
 from tilework.cost.table_costs import TableCosts
+from tilework.policy.lookahead.due_arrivals import DueArrivals
 from tilework.policy.lookahead.forecast import Claim, JobForecast
+from tilework.policy.lookahead.node_assignment import NodeAssignment
 from tilework.policy.lookahead.node_jobs import NodeJobs
 from tilework.policy.lookahead.policy import LookaheadPolicy
 from tilework.policy.lookahead.rollout import simulate_ahead
@@ -146,6 +149,68 @@ def test_a_job_that_cannot_be_on_time_is_dropped_to_best_effort_with_its_reason(
     plan = planned(LookaheadPolicy(), [request("a", slo_s=0.4), request("b", slo_s=1)], 8, TableCosts(WIDE))
     assert plan.dropped_to_best_effort == ((0, "even if nothing else ran, it would finish 0.05 s late"),)
     assert not plan.starts
+
+
+# Late requests.
+
+
+def late_beside(*arrivals_ms: int, now_ms: int, steps: int, due: bool) -> tuple[Claim, float]:
+    """The claim of a late job of 60 ms per step, and when it is held no longer, in ms.
+
+    Requests that can be on time came at these times; the last is still here if `due`.
+    """
+    arrivals = DueArrivals()
+    for at_ms in arrivals_ms:
+        arrivals.add([at_ms * MS])
+    late = forecast(steps=steps, claim=Claim.LATE)
+    node = NodeJobs([], now_ms * MS, 200 * MS, lambda _: inf, due_arrivals=arrivals, forecasts=[late])
+    if due:
+        node.forecasts.append(replace(forecast(due_ms=9000), arrival_ns=arrivals_ms[-1] * MS))
+    until_ns = node.hold_late()
+    return late.claim, until_ns / MS
+
+
+def test_a_late_job_is_held_where_another_request_is_likely_to_come_while_it_runs() -> None:
+    """It takes 600 ms; requests come every 1,000 ms."""
+    assert late_beside(0, 1000, 2000, now_ms=2100, steps=10, due=True) == (Claim.HELD, inf)
+    assert late_beside(0, 1000, 2000, now_ms=2100, steps=10, due=False) == (Claim.HELD, 2600)
+    assert late_beside(0, 1000, 2000, now_ms=2600, steps=10, due=False) == (Claim.LATE, inf)
+
+
+def test_a_late_job_that_is_cheap_or_nearly_alone_is_served() -> None:
+    assert late_beside(0, 1000, 2000, now_ms=2100, steps=8, due=True)[0] is Claim.LATE
+    assert late_beside(0, 5000, 10_000, now_ms=10_100, steps=10, due=True)[0] is Claim.LATE
+    assert late_beside(2000, now_ms=2100, steps=10, due=True)[0] is Claim.LATE, "nothing is known yet"
+
+
+def test_the_mean_time_between_arrivals_follows_the_latest() -> None:
+    arrivals = DueArrivals()
+    arrivals.add([0])
+    assert arrivals.gap_ns == inf
+    arrivals.add([100, 0])
+    assert (arrivals.last_ns, arrivals.gap_ns) == (100, 100)
+    arrivals.add([100, 600])
+    assert (arrivals.last_ns, arrivals.gap_ns) == (600, 140)
+
+
+def test_a_held_job_gets_no_device_and_keeps_those_of_its_step() -> None:
+    held, small = forecast(steps=10, claim=Claim.HELD), forecast(due_ms=900, steps=2)
+    assert simulate_ahead([small, held], 4, 0).degrees == [4, 0]
+    running = forecast(steps=10, claim=Claim.HELD, degree=2, hold_ms=50)
+    result = simulate_ahead([small, running], 2, 0)
+    assert result.degrees == [2, 0]
+    assert result.next_ns == 50 * MS + 2 * 60 * MS
+
+
+def test_late_requests_do_not_block_those_that_can_be_on_time() -> None:
+    """The large request is late from the start; each small one has 30 ms to spare, and a step takes 100 ms."""
+    costs = table(degrees=(1,))
+    small = [request(f"small-{index}", float(index), steps=4, slo_s=0.49) for index in range(8)]
+    trace = simulate([request("large", 0.0, steps=30, slo_s=0.5), *small], "tilework", num_devices=1, costs=costs)
+    late = [ending.request.uid for ending in trace.endings if not ending.on_time]
+    assert set(late) <= {"large", "small-0", "small-1"}, "until two have come nothing is known of the gaps"
+    (large,) = (ending for ending in trace.endings if ending.request.uid == "large")
+    assert large.finish_ns <= 8 * NS_PER_S + 2 * 3.06 * NS_PER_S, "it waits no longer than it takes"
 
 
 def test_a_job_that_was_deferred_in_vain_is_served() -> None:
@@ -286,6 +351,28 @@ def test_devices_that_only_make_others_faster_count_as_room() -> None:
     nodes = {uid: {device_id // 4 for group in taken for device_id in group} for uid, taken in groups(trace).items()}
     assert nodes["c"] == nodes["tight"] != nodes["loose"]
     assert on_time(trace) == 1.0
+
+
+def test_a_job_that_found_no_node_is_tried_again_after_one_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes of one device: `a` and `b` have them, and `c` can be on time on neither."""
+    requests = [
+        request("a", slo_s=1.1, steps=10),
+        request("b", slo_s=1.1, steps=10),
+        request("c", 0.01, slo_s=2.0, steps=10),
+    ]
+    tried_ns: list[int] = []
+    place = NodeAssignment._place
+
+    def spy(self: NodeAssignment, job: Any, elsewhere: Any = None) -> int | None:
+        if elsewhere is not None:
+            tried_ns.append(self.forecaster.now_ns)
+        return place(self, job, elsewhere)
+
+    monkeypatch.setattr(NodeAssignment, "_place", spy)
+    costs = replace(table(degrees=(1,)), devices_per_node=1)
+    simulate(requests, "tilework", num_devices=2, costs=costs)
+    assert tried_ns
+    assert all(after - before >= 100 * MS for before, after in pairwise(tried_ns))
 
 
 def test_a_job_that_would_be_late_on_its_node_moves_to_another() -> None:

@@ -23,7 +23,11 @@ class Claim(IntEnum):
     DEFERRED = 3
     """It has a deadline that it could meet only at the cost of other deadlines."""
     BEST_EFFORT = 4
-    """It has no deadline, or none that it can meet."""
+    """It has no deadline."""
+    LATE = 5
+    """It cannot meet its deadline."""
+    HELD = 6
+    """It is late, and gets no device now (`NodeJobs.hold_late`)."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -36,6 +40,7 @@ class JobForecast:
 
     `job_id` is `NO_JOB` for a device whose works belong to no job that can be planned. `order_key` orders jobs of the
     same claim: the smallest is served first. `due_ns` is the deadline that the job is to meet; inf if there is none.
+    `arrival_ns` is when its request came.
 
     `usual` is the index in `speeds` of the degree at which the job runs when no deadline says otherwise. `rank` is the
     index of the degree at which it runs now, -1 if it does not run. Its devices cannot be taken from it before
@@ -55,12 +60,18 @@ class JobForecast:
     rank: int = -1
     hold_ns: float = 0.0
     shares: bool = False
+    arrival_ns: int = 0
 
     @property
     def least_device_ns(self) -> float:
         """The least device time that the remaining work takes, over all degrees."""
         extra_ns = self.head_ns + self.tail_ns
         return min([self.num_steps * speed.device_ns + extra_ns * speed.degree for speed in self.speeds])
+
+    @property
+    def usual_ns(self) -> float:
+        """The time that the remaining work takes at its usual degree."""
+        return self.head_ns + self.num_steps * self.speeds[self.usual].step_ns + self.tail_ns
 
     @property
     def least_ns(self) -> float:

@@ -52,11 +52,13 @@ class Forecaster:
             tail_ns=float(known.decode_ns),
             weight=job.request.weight,
             shares=known.shares and job.may_share,
+            arrival_ns=job.request.arrival_ns,
         )
         if job.works:
             self._add_works(forecast, job, steps, node)
         if not is_due:
-            forecast.claim = Claim.OVERDUE if job.urgency_ns <= self.now_ns else Claim.BEST_EFFORT
+            usual_claim = Claim.BEST_EFFORT if job.request.deadline_ns is None else Claim.LATE
+            forecast.claim = Claim.OVERDUE if job.urgency_ns <= self.now_ns else usual_claim
         if job.request.deadline_ns is None:
             forecast.order_key = -self._priority(job, forecast)
         return forecast

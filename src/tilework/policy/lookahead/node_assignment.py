@@ -50,6 +50,7 @@ class NodeAssignment:
                     now_ns=self.forecaster.now_ns,
                     chunk_ns=self.chunk_ns,
                     step_time=self._step_time,
+                    due_arrivals=self.table.due_arrivals[number],
                     min_slack_ns=inf if self.table.others_were_idle(number) else self.min_slack_ns,
                 )
             )
@@ -91,7 +92,7 @@ class NodeAssignment:
         """Give every waiting job a node; the most urgent may move to nodes where devices are idle."""
         table = self.table
         self.forecaster.by_tenant = len({job.request.tenant for job in waiting}) > 1
-        newcomers = table.update(waiting, self.view)
+        newcomers = table.update(waiting, self.view, self.forecaster.now_ns)
         for job in newcomers:
             number = table.returning(job)
             if number is None:
@@ -118,8 +119,12 @@ class NodeAssignment:
         for number in sorted(self.table.changed):
             node = self.at(number).node
             for job, forecast in node.deferred():
+                if not self.table.may_try(job, self.forecaster.now_ns):
+                    continue
                 other = self._place(job, forecast)
                 if other is None:
+                    step_ns = forecast.speeds[forecast.usual].step_ns
+                    self.table.try_again(job, self.forecaster.now_ns + step_ns)
                     continue
                 if job.works:
                     node.leaving.add(job.job_id)
@@ -131,6 +136,11 @@ class NodeAssignment:
     def _choose(self, number: int) -> Selection:
         selection = self.at(number)
         self.table.set_need(number, selection.num_needed())
+        self.table.set_wake(number, selection.wake_ns)
+        if selection.defers:
+            self.table.full.add(number)
+        else:
+            self.table.full.discard(number)
         return selection
 
     def _place(self, job: JobView, elsewhere: JobForecast | None = None) -> int | None:
@@ -139,6 +149,8 @@ class NodeAssignment:
             return None
         numbers = [*self.table.with_room(self._width(job), _MOST_TRIED), *self.table.least_loaded(_MOST_TRIED)]
         for number in dict.fromkeys(numbers):
+            if number in self.table.full:
+                continue
             selection = self._choose(number)
             if elsewhere is None or not job.works:
                 forecast = self.forecaster.forecast(job, selection.node)

@@ -9,12 +9,15 @@ from math import inf
 from tilework.core.interfaces import DeviceView, JobView
 from tilework.core.request import Request
 from tilework.core.work import DIFFUSE, Group, Work
+from tilework.policy.lookahead.due_arrivals import DueArrivals
 from tilework.policy.lookahead.forecast import NO_JOB, Claim, JobForecast
 from tilework.policy.toolkit.best_effort import drop_reason
 from tilework.policy.toolkit.demand import Speed
 
 ONE_DEVICE = Speed(1, 0)
 CHUNKS = 2  # Committed to a group at a time, so that it does not wait for the controller.
+_LIKELY = 2.0
+"""A request is likely to come while a job runs if the mean time between two is less than so many times the job's."""
 StepTime = Callable[[Sequence[Request]], float]
 """The time of a step of requests together on one device; inf if they do not fit into its memory."""
 
@@ -23,7 +26,7 @@ StepTime = Callable[[Sequence[Request]], float]
 class NodeJobs:
     """The devices of a node, and the jobs that it serves or may serve, in any order.
 
-    `leaving` are jobs that are to stop here and continue on another node.
+    `leaving` are jobs that are to stop here and continue on another node. `due_arrivals` are kept from plan to plan.
     """
 
     devices: Sequence[DeviceView]
@@ -31,6 +34,7 @@ class NodeJobs:
     chunk_ns: int
     step_time: StepTime
     min_slack_ns: float = inf
+    due_arrivals: DueArrivals = field(default_factory=DueArrivals)
     jobs: dict[int, JobView] = field(default_factory=dict)
     forecasts: list[JobForecast] = field(default_factory=list)
     leaving: set[int] = field(default_factory=set)
@@ -45,6 +49,26 @@ class NodeJobs:
             return False
         self.forecasts = [forecast for forecast in self.forecasts if forecast.job_id != job_id]
         return True
+
+    def hold_late(self) -> float:
+        """Hold late jobs back where a request that can be on time is likely to come while they run.
+
+        A step of theirs could make it late. Held are jobs that take more than half the mean time between two such
+        requests: while one is here, and after that until as much time has passed since the last one came as the job
+        takes. So a cheap job is served at once, and one that would take the devices for long waits for a gap between
+        arrivals. Returns when the first late job is held no longer, if nothing happens; inf without any.
+        """
+        due = [forecast for forecast in self.forecasts if forecast.claim in (Claim.FEASIBLE, Claim.DEFERRED)]
+        self.due_arrivals.add(forecast.arrival_ns for forecast in due)
+        last_ns, gap_ns = self.due_arrivals.last_ns, self.due_arrivals.gap_ns
+        first_ns = inf
+        for forecast in self.forecasts:
+            if forecast.claim >= Claim.LATE:
+                until_ns = inf if due else last_ns + forecast.usual_ns
+                is_held = gap_ns < _LIKELY * forecast.usual_ns and self.now_ns < until_ns
+                forecast.claim = Claim.HELD if is_held else Claim.LATE
+                first_ns = min(first_ns, until_ns) if is_held else first_ns
+        return first_ns
 
     def ready_ns(self, job: JobView) -> int:
         """When the works of a job have ended; now if it has none."""

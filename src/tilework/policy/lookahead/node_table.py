@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import nsmallest
+from math import ceil, inf
 
 from tilework.core.interfaces import ClusterView, DeviceView, JobView
+from tilework.policy.lookahead.due_arrivals import DueArrivals
 
 
 class NodeTable:
@@ -13,6 +15,9 @@ class NodeTable:
 
     `changed` are the nodes where there may be something to decide: works of their devices were committed or have ended,
     or the jobs that wait there have changed. `idle` counts the idle devices of each node that has some.
+
+    `full` are the nodes that defer jobs: no other job finds room there. `due_arrivals` are those of requests that could
+    be on time, by node.
 
     A node has *room* for what jobs on time do not need: devices that only make a job faster count as room. A job that
     runs on another node and will move here is *expected*, and counts with the devices that it needs.
@@ -30,6 +35,10 @@ class NodeTable:
         self.waiting: dict[int, dict[int, JobView]] = {number: {} for number in self.by_node}
         self.changed = set(self.by_node)
         self.idle: dict[int, int] = {}
+        self.due_arrivals = {number: DueArrivals() for number in self.by_node}
+        self.full: set[int] = set()
+        self._wake_ns: dict[int, float] = {}
+        self._again_ns: dict[int, int] = {}
         self._expected: dict[int, tuple[int, int]] = {}
         self._room = {number: len(devices) for number, devices in self.by_node.items()}
         self._with_room: list[set[int]] = [set() for _ in range(self.widest + 1)]
@@ -38,8 +47,9 @@ class NodeTable:
         self._num_changes: list[int] = []
         self._was_idle: dict[int, int] = {}
 
-    def update(self, waiting: Sequence[JobView], view: ClusterView) -> list[JobView]:
+    def update(self, waiting: Sequence[JobView], view: ClusterView, now_ns: int) -> list[JobView]:
         """Update the table for a new plan; returns the jobs that no node serves yet, in order."""
+        self.changed.update(number for number, wake_ns in self._wake_ns.items() if wake_ns <= now_ns)
         num_changes = [device.num_changes for device in self.devices]
         if num_changes != self._num_changes:
             before = self._num_changes or [-1] * len(num_changes)
@@ -53,9 +63,19 @@ class NodeTable:
         self._was_idle = dict(self.idle)
         for job_id in self.node_of.keys() - {job.job_id for job in waiting}:
             self._remove(job_id)
+        self._again_ns = {job_id: at_ns for job_id, at_ns in self._again_ns.items() if at_ns > now_ns}
         for job_id in [job_id for job_id in self._expected if view.job(job_id) is None]:
             self._stop_expecting(job_id)
         return [job for job in waiting if job.job_id not in self.node_of]
+
+    def set_wake(self, number: int, wake_ns: float) -> None:
+        """Count the node as changed from this time on; inf: not before something happens."""
+        self._wake_ns[number] = wake_ns
+
+    def wake_ns(self) -> int | None:
+        """The next time at which a node counts as changed, whatever happens until then; None without one."""
+        first_ns = min(self._wake_ns.values(), default=inf)
+        return None if first_ns == inf else ceil(first_ns)
 
     # Which node serves a job.
 
@@ -85,6 +105,14 @@ class NodeTable:
         if number is None and job.last_devices:
             number = self._device_node.get(job.last_devices[0])
         return number
+
+    def may_try(self, job: JobView, now_ns: int) -> bool:
+        """Whether to look for another node for a job now, after `try_again`."""
+        return self._again_ns.get(job.job_id, 0) <= now_ns
+
+    def try_again(self, job: JobView, at_ns: int) -> None:
+        """Set when it is worth while to look again for another node for a job; nothing was found now."""
+        self._again_ns[job.job_id] = at_ns
 
     def _stop_expecting(self, job_id: int) -> int | None:
         if job_id not in self._expected:

@@ -106,4 +106,4 @@ class LookaheadPolicy(DeadlinePolicy):
             stops += dispatch.stops
             if not dispatch.starts and not dispatch.stops:
                 table.changed.remove(number)
-        return Plan(starts=tuple(starts), stops=tuple(stops))
+        return Plan(starts=tuple(starts), stops=tuple(stops), wake_ns=table.wake_ns())

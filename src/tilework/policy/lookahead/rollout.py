@@ -4,7 +4,8 @@ Theory of operation. A rollout starts with the jobs of a node in an order of ser
 simulator does. At each event all devices are divided again among the jobs that are left (`allocation.allocate`): each
 feasible job gets the narrowest group with which it is on time if it keeps that group, and what is left makes jobs wider
 or goes to jobs without a deadline. The next event is the first end of a job, or the first end of a step for which
-another job waits. The rollout ends when no feasible job is left, or when one is late.
+another job waits. The rollout ends when no feasible job is left, or when one is late. A held job gets no devices, and
+keeps those that it has to the end of its step.
 
 It is an estimate in one respect: a step that runs now holds its devices to its end, but later steps are not counted one
 by one. From then on, a job makes progress at the speed of its degree and can change it at any time.
@@ -51,7 +52,8 @@ def simulate_ahead(
     ]
     certain = [job for job in remaining if job.forecast.claim < Claim.FEASIBLE]
     feasible = [job for job in remaining if job.forecast.claim is Claim.FEASIBLE]
-    others = [job for job in remaining if job.forecast.claim > Claim.FEASIBLE]
+    others = [job for job in remaining if Claim.FEASIBLE < job.forecast.claim < Claim.HELD]
+    held = [job for job in remaining if job.forecast.claim is Claim.HELD]
     in_step = [job for job in remaining if job.hold_ns > ROUNDING_NS]
     now, next_ns = float(now_ns), inf
     moments: list[list[int]] = []
@@ -79,8 +81,10 @@ def simulate_ahead(
                 feasible.remove(job)
                 if now > job.forecast.due_ns + ROUNDING_NS:
                     late.append(job.index)
+            elif job.forecast.claim < Claim.FEASIBLE:
+                certain.remove(job)
             else:
-                (certain if job.forecast.claim < Claim.FEASIBLE else others).remove(job)
+                (held if job.forecast.claim is Claim.HELD else others).remove(job)
         in_step = [job for job in in_step if job.hold_ns > ROUNDING_NS]
         if feasible and now > feasible[0].forecast.due_ns:
             late.append(feasible[0].index)

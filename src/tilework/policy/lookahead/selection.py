@@ -18,6 +18,7 @@ a rollout a batch is one job.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from tilework.core.interfaces import JobView
 from tilework.policy.lookahead.forecast import Claim, JobForecast
@@ -30,10 +31,14 @@ _MOST_REFUSED = 8  # Jobs in a row that could join no batch, after which no furt
 
 @dataclass(slots=True)
 class Selection:
-    """The order of service of a node, chosen on first use and again after jobs were added or dropped."""
+    """The order of service of a node, chosen on first use and again after jobs were added or dropped.
+
+    From `wake_ns` on, another one may be better although nothing has happened.
+    """
 
     node: NodeJobs
     sharing: StepSharing = field(init=False)
+    wake_ns: float = field(default=inf, init=False)
     _chosen: ServiceOrder | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -55,6 +60,7 @@ class Selection:
         for forecast in self.node.forecasts:
             if forecast.claim is Claim.DEFERRED:
                 forecast.claim = Claim.FEASIBLE
+        self.wake_ns = self.node.hold_late()
         chosen = self.sharing.simulate(self.sharing.gather())
         deferred: list[JobForecast] = []
         while (late := chosen.result.late) is not None:
@@ -83,6 +89,12 @@ class Selection:
         node, order = self.node, [*self.choose().order, forecast]
         order.sort(key=JobForecast.place)
         return simulate_ahead(order, len(node.devices), node.now_ns, node.min_slack_ns).late is None
+
+    @property
+    def defers(self) -> bool:
+        """Whether a job could be on time only if another were late."""
+        self.choose()
+        return any(forecast.claim is Claim.DEFERRED for forecast in self.node.forecasts)
 
     def num_needed(self) -> int:
         """The number of devices that the jobs that are on time need now."""

@@ -77,14 +77,14 @@ def _checked(one: Argument, value: object) -> ArgumentValue:
 
 def _numbers(one: Argument, value: object) -> int | float | tuple[int | float, ...] | None:
     """A number or numbers as the argument wants them; None if they are not."""
-    is_list = one.kind in (ArgumentKind.NUMBERS, ArgumentKind.SCHEDULE)
+    is_list = one.kind in (ArgumentKind.INTEGERS, ArgumentKind.SCHEDULE)
     if isinstance(value, list) != is_list:
         return None
     given: list[Any] = value if isinstance(value, list) else [value]
     if not given or not all(_is_within(one, each) for each in given):
         return None
     if not is_list:
-        return int(given[0]) if one.whole else float(given[0])
+        return int(given[0]) if one.kind is ArgumentKind.INTEGER else float(given[0])
     if one.kind is ArgumentKind.SCHEDULE:
         falls = all(before > after for before, after in pairwise(given))
         return tuple(given) if falls and len(given) > one.more else None
@@ -92,7 +92,8 @@ def _numbers(one: Argument, value: object) -> int | float | tuple[int | float, .
 
 
 def _is_within(one: Argument, number: object) -> bool:
-    if isinstance(number, bool) or not isinstance(number, int if one.whole else int | float):
+    whole = one.kind in (ArgumentKind.INTEGER, ArgumentKind.INTEGERS)
+    if isinstance(number, bool) or not isinstance(number, int if whole else int | float):
         return False
     return one.low <= number <= one.high  # False for NaN.
 
@@ -100,18 +101,19 @@ def _is_within(one: Argument, number: object) -> bool:
 def wanted(one: Argument) -> str:
     """What to give for an argument, in words."""
     limits = f"from {one.low:g} to {one.high:g}"
-    number = "integer" if one.whole else "number"
     match one.kind:
         case ArgumentKind.TEXT:
             return "a text"
         case ArgumentKind.CHOICE:
             return " or ".join(f'"{choice}"' for choice in one.choices)
         case ArgumentKind.NUMBER:
-            return f"{'an' if one.whole else 'a'} {number} {limits}"
-        case ArgumentKind.NUMBERS:
-            return f"a list of {'' if one.count is None else f'{one.count} '}{number}s {limits}"
+            return f"a number {limits}"
+        case ArgumentKind.INTEGER:
+            return f"an integer {limits}"
+        case ArgumentKind.INTEGERS:
+            return f"a list of {'' if one.count is None else f'{one.count} '}integers {limits}"
         case ArgumentKind.SCHEDULE:
             more = f", and {one.more} more" if one.more else ""
-            return f"a list of falling {number}s {limits}, one for each step{more}"
+            return f"a list of falling numbers {limits}, one for each step{more}"
         case _:
             assert_never(one.kind)
