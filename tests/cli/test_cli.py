@@ -238,6 +238,18 @@ def test_the_same_seed_prints_the_same_and_another_does_not(files: Path) -> None
     assert json.loads(printed(3))["result"] != json.loads(printed(4))["result"]
 
 
+def test_simulate_takes_the_times_of_the_devices_from_another_table(files: Path, tmp_path: Path) -> None:
+    path = tmp_path / "true.json"
+    path.write_text(json.dumps(table_json(table(encode_s=0.03, step_s=0.3, decode_s=0.15))))
+
+    def mean_s(*options: object) -> float:
+        printed = simulate(files, "--policy", "fixed-sp1", "--devices", NUM_REQUESTS, "--json", *options).stdout
+        result: float = json.loads(printed)["result"]["latency_s"]["mean"]
+        return result
+
+    assert mean_s("--true-cost", path) == pytest.approx(3 * mean_s())
+
+
 def test_simulate_defaults_to_one_device_and_tilework(files: Path) -> None:
     document = json.loads(simulate(files, "--json").stdout)
     assert (document["policy"], document["config"]["num_devices"]) == ("tilework", 1)
@@ -397,6 +409,8 @@ def test_simulate_names_missing_options(files: Path, mistake: Callable[..., str]
     for arguments in ([files / "requests.jsonl"], ["--cost", files / "costs.json"]):
         said = mistake("simulate", "--log", files / "events.jsonl", *arguments)
         assert said == "--log brings its own requests and costs; leave out REQUESTS and --cost"
+    said = mistake("simulate", "--log", files / "events.jsonl", "--true-cost", files / "costs.json")
+    assert said == "--log brings the times that the run measured; leave out --true-cost"
 
 
 def test_files_that_are_not_there_are_named(files: Path, mistake: Callable[..., str]) -> None:

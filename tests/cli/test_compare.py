@@ -178,6 +178,34 @@ def test_a_file_is_run_once_unless_there_is_jitter(tmp_path: Path, begun: list[T
     assert [task.policy for task in begun[2:]] == [None, "edf", "edf", "edf"]
 
 
+def true_costs(directory: Path, **changes: Any) -> tuple[str, str]:
+    (directory / "true.json").write_text(json.dumps(table_json(table(**changes))))
+    return ("--true-cost", str(directory / "true.json"))
+
+
+def test_devices_may_take_other_times_than_those_by_which_is_planned(tmp_path: Path, begun: list[Task]) -> None:
+    """Twice as long: of two requests that are due after 1.2 s, none is on time, and the bound says so."""
+    given = (*file_of(tmp_path), "--processes", 1, "--out", tmp_path / "out")
+    (alike,) = document(*given)["cells"]
+    (slower,) = document(*given, *true_costs(tmp_path, encode_s=0.02, step_s=0.2, decode_s=0.1))["cells"]
+    assert (alike["true_cost"], slower["true_cost"]) == (str(tmp_path / "costs.json"), str(tmp_path / "true.json"))
+    assert (alike["bound"]["mean"], slower["bound"]["mean"]) == (0.5, 0.0)
+    assert slower["policies"]["edf"]["attainment"]["values"] == [0.0]
+    assert slower["policies"]["edf"]["mean_s"]["mean"] >= 2 * alike["policies"]["edf"]["mean_s"]["mean"]
+    assert len(begun) == 4, "other devices are another result"
+    assert "Devices take the times of" in shown(invoke(*given, *true_costs(tmp_path, step_s=0.2)))
+
+
+def test_true_costs_without_a_degree_that_may_be_planned_are_refused(
+    tmp_path: Path, mistake: Callable[..., str]
+) -> None:
+    given = (*file_of(tmp_path), *true_costs(tmp_path))
+    (tmp_path / "costs.json").write_text(json.dumps(table_json(table(degrees=(1, 2)))))
+    said = mistake(*given)
+    assert f"{tmp_path / 'true.json'} has no time for diffuse of 'toy' at degree 2, which" in said
+    assert "measure it, or leave it out" in said
+
+
 # What is kept.
 
 

@@ -66,3 +66,18 @@ def merged(tables: Sequence[CostTable]) -> CostTable:
         rows=tuple(row for table in tables for row in table.rows),
         batch_models={pipeline: one for table in tables for pipeline, one in table.batch_models.items()},
     )
+
+
+def check_covers(planned: CostTable, devices: CostTable, *, planned_name: str, devices_name: str) -> None:
+    """Check that `devices` has a time for whatever may be planned by `planned`.
+
+    Raises:
+        BadCostTable: a pipeline, stage or degree is missing.
+    """
+    known = {(row.pipeline, row.stage, row.degree) for row in devices.rows}
+    for row in planned.rows:
+        if (row.pipeline, row.stage, row.degree) not in known:
+            raise BadCostTable(
+                f"{devices_name} has no time for {row.stage} of {row.pipeline!r} at degree {row.degree}, which "
+                f"{planned_name} has; measure it, or leave it out of {planned_name}"
+            )

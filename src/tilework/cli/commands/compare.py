@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 
 import typer
@@ -21,7 +22,7 @@ from tilework.formats.json_lines import BadLine
 from tilework.policy.registry import UnknownPolicy, make_policy
 from tilework.sim.compare.cells import BadCell, Cell, Devices, cell_of, chosen
 from tilework.sim.compare.grid import FEW_SEEDS, FULL_SEEDS, GRIDS, POLICIES
-from tilework.sim.compare.runs import Conditions, given
+from tilework.sim.compare.runs import Conditions, given, true_costs
 from tilework.sim.workloads.parameters import BadParameter
 from tilework.sim.workloads.registry import UnknownWorkload
 from tilework.sim.workloads.requests import BadRequests
@@ -30,6 +31,7 @@ EXAMPLE = examples(
     "tilework compare --workload tetriserve,rpm=18,mix=skewed \\\n  --policies tilework,tetriserve,edf",
     "tilework compare --out out/grid --plot grid.png",
     "tilework compare --workload r.jsonl --cost flux1dev_h100_eager --devices 8",
+    "tilework compare --workload 'grid:flux8-*' --true-cost measured.json",
 )
 
 
@@ -40,6 +42,7 @@ def command(
     devices: options.Devices = None,
     devices_per_node: DevicesPerNode = None,
     cost: options.Cost = None,
+    true_cost: options.TrueCost = None,
     jitter: Jitter = 0.0,
     switch_ms: SwitchMs = 0.0,
     processes: Processes = None,
@@ -56,7 +59,7 @@ def command(
     """
     texts = workload or [options.GRID]
     comparison = Comparison(
-        cells=_cells(texts, Devices(table=cost, num_devices=devices, devices_per_node=devices_per_node)),
+        cells=_cells(texts, Devices(table=cost, num_devices=devices, devices_per_node=devices_per_node), true_cost),
         policies=_policies(_default_policies(texts) if policies is None else policies),
         num_seeds=_num_seeds(seeds, full, texts),
         conditions=Conditions(jitter=jitter, switch_ns=round(switch_ms * NS_PER_MS)),
@@ -80,7 +83,7 @@ def command(
     _report_errors(runs)
 
 
-def _cells(texts: Sequence[str], devices: Devices) -> tuple[Cell, ...]:
+def _cells(texts: Sequence[str], devices: Devices, true_cost: str | None) -> tuple[Cell, ...]:
     cells: dict[str, Cell] = {}
     for text in texts:
         try:
@@ -90,10 +93,11 @@ def _cells(texts: Sequence[str], devices: Devices) -> tuple[Cell, ...]:
         for cell in found:
             if cell.name in cells:
                 raise UserError(f"--workload {text}: {cell.name} is named twice; leave one out")
-            cells[cell.name] = cell
+            cells[cell.name] = replace(cell, true_table=true_cost)
     with user_errors(BadCell, BadRequests, BadCostTable, BadParameter, BadLine, OSError):
         for cell in cells.values():
             given(cell, 0)
+            true_costs(cell)
     return tuple(cells.values())
 
 

@@ -24,7 +24,7 @@ from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS
-from tilework.cost.table import BadCostTable, CostTable
+from tilework.cost.table import BadCostTable, CostTable, check_covers
 from tilework.cost.table_file import read_table
 from tilework.formats.json_lines import BadLine, RequestId
 from tilework.formats.schedule import write_schedule
@@ -39,6 +39,7 @@ from tilework.sim.workloads.requests import BadRequests, check_requests, to_requ
 
 EXAMPLE = examples(
     "tilework simulate requests.jsonl --cost flux.json --devices 8 \\\n  --policy edf --timeline plan.html",
+    "tilework simulate requests.jsonl --cost flux.json --true-cost measured.json",
     "tilework simulate --log events.jsonl",
 )
 
@@ -62,6 +63,7 @@ class _Scenario:
 def command(
     requests: options.Requests = None,
     cost: options.Cost = None,
+    true_cost: options.TrueCost = None,
     log: options.Log = None,
     policy: options.Policy = None,
     max_batch: options.MaxBatch = None,
@@ -83,6 +85,8 @@ def command(
     config = SimConfig(num_devices=devices or 1, seed=seed, jitter=jitter, switch_ns=round(switch_ms * NS_PER_MS))
     with user_errors(BadLine, BadCostTable, BadRequests, UnknownPolicy, OSError):
         scenario = _scenario(requests, cost, log, policy, devices, config, quiet=json)
+        if true_cost is not None:
+            scenario = _on_devices(scenario, true_cost, log, str(cost))
         if devices_per_node is not None:
             scenario = replace(scenario, devices=replace(scenario.devices, devices_per_node=devices_per_node))
         if max_batch is not None:
@@ -140,6 +144,15 @@ def _scenario(
         config=config,
         live=[],
     )
+
+
+def _on_devices(scenario: _Scenario, true_cost: str, log: Path | None, cost: str) -> _Scenario:
+    """The scenario on devices that take other times. Raises BadCostTable."""
+    if log is not None:
+        raise UserError("--log brings the times that the run measured; leave out --true-cost")
+    devices = read_table(true_cost)
+    check_covers(scenario.table, devices, planned_name=cost, devices_name=true_cost)
+    return replace(scenario, devices=devices)
 
 
 def _from_log(log: Path, policy: str | None, devices: int | None, config: SimConfig, quiet: bool) -> _Scenario:

@@ -32,6 +32,14 @@ Devices = Annotated[
     int | None, typer.Option(min=1, help="Number of devices; default the workload's own, 1 for a file.")
 ]
 Cost = Annotated[str | None, typer.Option(help="Cost table; default the workload's own.")]
+TrueCost = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COST",
+        help="Cost table of the simulated devices, where it is not the one by which is planned. The planner starts "
+        "from its own and learns from what it measures; the bound is that of the devices.",
+    ),
+]
 Directory = Annotated[
     Path | None,
     typer.Option("--out", help="Keep each result here as soon as it is there; those that are kept are not run again."),

@@ -13,6 +13,13 @@ Requests = Annotated[Path | None, typer.Argument(help="Requests as JSON lines (d
 Cost = Annotated[
     str | None, typer.Option(help="Cost table: a JSON file (docs/formats.md), or a name of `tilework cost list`.")
 ]
+TrueCost = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COST",
+        help="Cost table of the simulated devices, where it is not the one by which is planned; default --cost.",
+    ),
+]
 Log = Annotated[Path | None, typer.Option(help="Take requests and measured costs from a live run's log.")]
 Policy = Annotated[
     str | None, typer.Option(help=f"A name of docs/policies.md; default {DEFAULT_POLICY}, or the log's.")

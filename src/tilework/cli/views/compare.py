@@ -202,6 +202,8 @@ def _print_notes(cells: Sequence[CellSummary], num_processes: int, conditions: C
         f"plan ms: measured on this machine, by the wall clock, under load of {num_processes} "
         f"process{'es' if num_processes > 1 else ''}. All other times are simulated."
     )
+    if true := {summary.cell.true_table for summary in cells} - {None}:
+        notes.append(f"Devices take the times of {', '.join(sorted(map(str, true)))}, by which is not planned.")
     if any(cell.num_due for cell in cells) and not has_bound:
         notes.append(f"{INSTALL}.")
     if has_bound and conditions.jitter:

@@ -37,6 +37,7 @@ def _cell_document(summary: CellSummary) -> dict[str, Any]:
         "workload": cell.source,
         "parameters": cell.parameters,
         "cost": cell.table,
+        "true_cost": cell.true_table or cell.table,
         "devices": cell.num_devices,
         "devices_per_node": cell.devices_per_node or read_table(cell.table).devices_per_node,
         "requests": summary.num_requests,

@@ -17,7 +17,7 @@ from tilework.policy.toolkit.demand import Speed
 ONE_DEVICE = Speed(1, 0)
 CHUNKS = 2  # Committed to a group at a time, so that it does not wait for the controller.
 _LIKELY = 2.0
-"""A request is likely to come while a job runs if the mean time between two is less than so many times the job's."""
+"""How many times the time of a job the mean time between two arrivals may be, for one to be likely while it runs."""
 StepTime = Callable[[Sequence[Request]], float]
 """The time of a step of requests together on one device; inf if they do not fit into its memory."""
 

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from tilework.cost.table import CostTable
+from tilework.cost.table import CostTable, check_covers
 from tilework.cost.table_file import read_table
 from tilework.formats.workload import WorkloadRequest, read_workload
 from tilework.sim.workloads.family import Family
@@ -28,7 +28,8 @@ class BadCell(ValueError):
 class Cell:
     """A workload, by name or as a file, on simulated devices.
 
-    `table` is a place for `read_table`; `devices_per_node` None leaves the table's. `section` is the part of the grid.
+    `table` is a place for `read_table`, as is `true_table`: the times that devices take, if they are not those by which
+    is planned. `devices_per_node` None leaves the table's. `section` is the part of the grid.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Cell:
     num_devices: int
     devices_per_node: int | None = None
     section: str = ""
+    true_table: str | None = None
 
     @property
     def source(self) -> str:
@@ -61,7 +63,18 @@ class Cell:
 
     def costs(self) -> CostTable:
         """Raises BadCostTable."""
-        table = read_table(self.table)
+        return self._read(self.table)
+
+    def true_costs(self) -> CostTable:
+        """Those of the devices. Raises BadCostTable, also if there is none for what may be planned."""
+        if self.true_table is None:
+            return self.costs()
+        table = self._read(self.true_table)
+        check_covers(self.costs(), table, planned_name=self.table, devices_name=self.true_table)
+        return table
+
+    def _read(self, place: str) -> CostTable:
+        table = read_table(place)
         return table if self.devices_per_node is None else replace(table, devices_per_node=self.devices_per_node)
 
 

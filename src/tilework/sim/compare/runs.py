@@ -57,7 +57,7 @@ def config_of(task: Task, conditions: Conditions) -> dict[str, Any]:
     Requests and cost table are in it as digests: a file that has changed is another workload.
     """
     cell = task.cell
-    requests_digest, table_digest, devices_per_node = _digests(cell, _seed_of(task))
+    requests_digest, table_digest, true_digest, devices_per_node = _digests(cell, _seed_of(task))
     config = {
         "version": tilework.__version__,
         "workload": cell.source,
@@ -67,6 +67,7 @@ def config_of(task: Task, conditions: Conditions) -> dict[str, Any]:
         "devices": cell.num_devices,
         "devices_per_node": devices_per_node,
         "seed": task.seed,
+        **({} if cell.true_table is None else {"true_cost": true_digest}),
     }
     if task.policy is None:
         return config | {"bound": True}
@@ -77,10 +78,10 @@ def run(task: Task, conditions: Conditions, num_processes: int = 1) -> Record:
     """Run one task. Raises what a policy or the simulation raises; for the bound also SolverMissing and UnknownCost."""
     config = config_of(task, conditions)
     asked, table = given(task.cell, _seed_of(task))
-    requests, started_s = to_requests(asked), time.monotonic()
+    requests, true, started_s = to_requests(asked), true_costs(task.cell), time.monotonic()
     if task.policy is None:
         bound = on_time_bound(
-            requests, TableCosts(table), num_devices=task.cell.num_devices, devices_per_node=table.devices_per_node
+            requests, TableCosts(true), num_devices=task.cell.num_devices, devices_per_node=true.devices_per_node
         )
         num_due = sum(one.deadline_ns is not None for one in requests)
         wall_s = round(time.monotonic() - started_s, 3)
@@ -91,7 +92,7 @@ def run(task: Task, conditions: Conditions, num_processes: int = 1) -> Record:
     )
     stopwatch = Stopwatch(make_policy(task.policy))
     simulation = Simulation(
-        ControllerConfig(policy=task.policy), table, sim, make_controller=partial(Controller, policy=stopwatch)
+        ControllerConfig(policy=task.policy), table, sim, true, make_controller=partial(Controller, policy=stopwatch)
     )
     last_ns = max(one.arrival_ns for one in requests)
     with without_collections():
@@ -127,14 +128,21 @@ def given(cell: Cell, seed: int) -> tuple[tuple[WorkloadRequest, ...], CostTable
 
 
 @cache
+def true_costs(cell: Cell) -> CostTable:
+    """The times that the devices of a cell take, read once. Raises BadCostTable."""
+    return cell.true_costs()
+
+
+@cache
 def _table(cell: Cell) -> CostTable:
     return cell.costs()
 
 
 @cache
-def _digests(cell: Cell, seed: int) -> tuple[str, str, int]:
+def _digests(cell: Cell, seed: int) -> tuple[str, str, str, int]:
     requests, table = given(cell, seed)
-    return digest_of_requests(requests), digest(table_json(table)), table.devices_per_node
+    planned, true = (digest(table_json(one)) for one in (table, true_costs(cell)))
+    return digest_of_requests(requests), planned, true, table.devices_per_node
 
 
 def _seed_of(task: Task) -> int:
