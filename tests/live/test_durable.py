@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -25,6 +26,7 @@ from tilework.control.log import Entry, read_log, replay
 from tilework.core.actions import Accept, RunSteps
 from tilework.core.events import Restored
 from tilework.cost.table_file import table_json
+from tilework.store.durable import JOURNAL
 
 ASYNC = {"Prefer": "respond-async"}
 STEPS = 24
@@ -110,6 +112,7 @@ def test_a_killed_server_finishes_what_it_had_accepted(tmp_path: Path) -> None:
         waits = threading.Thread(target=lose, args=(server, 30))
         waits.start()
         eventually(lambda: len(server.calls()) == 6)
+        eventually(lambda: kept_step(state, f"{running}-0") > 0, 60)  # On a fast machine, later than `step`.
         server.await_step(running, 0, step)
         server.stop(signal.SIGKILL)
         waits.join()
@@ -137,6 +140,13 @@ def lose(server: Server, seed: int) -> None:
     """A call whose client waits until the server is no more."""
     with pytest.raises(httpx.TransportError):
         server.post({"prompt": "a red circle", "seed": seed, "n": 1})
+
+
+def kept_step(state: Path, uid: str) -> int:
+    """The step of an image's latest checkpoint, as the next start would find it; 0 if it has none."""
+    with closing(sqlite3.connect(f"file:{state / JOURNAL}?mode=ro", uri=True)) as journal:
+        found = journal.execute("SELECT steps_done FROM image WHERE uid = ?", (uid,)).fetchone()
+    return 0 if found is None else int(found[0])
 
 
 def check_logs(state: Path, running: str) -> None:
