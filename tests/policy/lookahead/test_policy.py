@@ -22,6 +22,7 @@ from tilework.policy.lookahead.due_arrivals import DueArrivals
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_assignment import NodeAssignment
 from tilework.policy.lookahead.node_jobs import NodeJobs
+from tilework.policy.lookahead.node_table import NodeTable
 from tilework.policy.lookahead.policy import LookaheadPolicy
 from tilework.policy.lookahead.rollout import simulate_ahead
 from tilework.policy.lookahead.selection import Selection
@@ -334,6 +335,16 @@ def test_a_new_request_goes_where_the_fewest_idle_devices_are_enough() -> None:
     assert nodes["a"] == nodes["c"]
     assert nodes["b"].isdisjoint(nodes["a"])
     assert on_time(trace) == 1.0
+
+
+def test_a_whole_node_is_tried_first_while_another_stays_whole() -> None:
+    """At low load a job need not share a node; at high load the fullest nodes are tried first."""
+    devices: list[Any] = [SimpleNamespace(device_id=index, node=index // 4) for index in range(12)]
+    nodes = NodeTable(devices)
+    nodes.take_room(2, 3)
+    assert nodes.with_room(1, 3)[:2] == [0, 2]
+    nodes.take_room(0, 1)
+    assert nodes.with_room(1, 3) == [2, 0, 1], "only one node is whole"
 
 
 def test_a_job_that_has_not_begun_goes_to_another_node_that_becomes_idle() -> None:

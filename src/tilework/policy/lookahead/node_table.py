@@ -167,8 +167,12 @@ class NodeTable:
         self._with_room[max(0, room)].add(number)
 
     def with_room(self, width: int, most: int) -> list[int]:
-        """Nodes with room for `width` devices, those with the least first, so that others stay whole for wide jobs."""
-        found: list[int] = []
+        """Nodes with room for `width` devices, those with the least first, so that others stay whole for wide jobs.
+
+        Before them comes a node that is whole, if another one is: at low load a job need not share a node.
+        """
+        whole = self._with_room[self.widest]
+        found = [min(whole)] if len(whole) > 1 else []
         for numbers in self._with_room[width:]:
             found += nsmallest(most - len(found), numbers)
         return found
