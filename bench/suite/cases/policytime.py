@@ -30,36 +30,52 @@ from tilework.sim.simulation import Simulation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """`jobs` requests are always in the system: as one ends, the next arrives, until `requests` have ended."""
+    """`jobs` requests are always in the system: as one ends, the next arrives, until `requests` have ended.
+
+    `slo_s`: each request is due at a time after its arrival that is drawn evenly from this range. By default waiting
+    takes about as long, so that some are early, some urgent and some late. `is_overloaded`: it takes longer, so that
+    every node is full and defers requests all the time.
+    """
 
     policy: str
     devices: int
     jobs: int
     requests: int
     seeds: tuple[int, ...] = (1, 2)
+    slo_s: tuple[float, float] = (5.0, 120.0)
+    is_overloaded: bool = False
     median_ms: float
     p99_ms: float
 
     def __str__(self) -> str:
-        return f"{self.policy}, {self.devices} devices, {self.jobs} requests"
+        load = ", overloaded" if self.is_overloaded else ""
+        return f"{self.policy}, {self.devices} devices, {self.jobs} requests{load}"
+
+    def overloaded(self, slo_s: tuple[float, float], p99_ms: float) -> Size:
+        return replace(self, slo_s=slo_s, is_overloaded=True, p99_ms=p99_ms)
+
+
+_NODE = Size(policy="tilework", devices=8, jobs=100, requests=600, median_ms=0.5, p99_ms=1.0)
+_NODES = Size(policy="tilework", devices=64, jobs=500, requests=800, median_ms=2.0, p99_ms=5.0)
+_MANY_NODES = Size(policy="tilework", devices=128, jobs=500, requests=800, median_ms=2.0, p99_ms=5.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTime:
-    """`slo_s`: each request is due at a time after its arrival that is drawn evenly from this range.
-
-    Waiting takes about as long, so that some are early, some urgent and some late.
-    """
+    """Each of `sizes`, with requests of all sizes of the table and `steps` steps."""
 
     sizes: tuple[Size, ...] = (
-        Size(policy="tilework", devices=8, jobs=100, requests=600, median_ms=0.5, p99_ms=1.0),
-        Size(policy="tilework", devices=128, jobs=500, requests=800, median_ms=2.0, p99_ms=5.0),
+        _NODE,
+        _NODE.overloaded((50.0, 100.0), 1.5),
+        _NODES,
+        _NODES.overloaded((30.0, 60.0), 8.0),
+        _MANY_NODES,
+        _MANY_NODES.overloaded((15.0, 30.0), 8.0),
         Size(policy="tilework", devices=4096, jobs=16_000, requests=30, seeds=(1,), median_ms=40.0, p99_ms=80.0),
         Size(policy="tetriserve", devices=8, jobs=50, requests=600, median_ms=3.0, p99_ms=3.0),
     )
     table: str = "flux1dev_h100_eager"
     steps: int = 20
-    slo_s: tuple[float, float] = (5.0, 120.0)
     jitter: float = 0.05
 
     @classmethod
@@ -92,7 +108,7 @@ class PolicyTime:
     def _run(self, size: Size, seed: int) -> list[Thought]:
         """What the controller thought of each event while all `jobs` were there."""
         table = read_table(self.table)
-        requests = self._requests(table, Random(seed))
+        requests = self._requests(table, size, Random(seed))
         config = SimConfig(num_devices=size.devices, seed=seed, jitter=self.jitter)
         timed = _Timed(ControllerConfig(policy=size.policy), table)
         simulation = _Steady(timed, table, config, requests, size.requests)
@@ -100,7 +116,7 @@ class PolicyTime:
             simulation.run([next(requests) for _ in range(size.jobs)])
         return [thought for thought in timed.thoughts if thought.num_jobs >= size.jobs - 1]
 
-    def _requests(self, table: CostTable, rng: Random) -> Iterator[Request]:
+    def _requests(self, table: CostTable, size: Size, rng: Random) -> Iterator[Request]:
         """Without end, all at time 0; their deadlines count from there."""
         shapes = sorted({Shape(row.height, row.width) for row in table.rows if row.stage == DIFFUSE})
         index = 0
@@ -113,7 +129,7 @@ class PolicyTime:
                 steps=self.steps,
                 arrival_ns=0,
                 seed=index,
-                deadline_ns=ns_from_s(rng.uniform(*self.slo_s)),
+                deadline_ns=ns_from_s(rng.uniform(*size.slo_s)),
             )
 
     def _method(self) -> tuple[str, ...]:
