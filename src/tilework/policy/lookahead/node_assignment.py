@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -147,10 +147,11 @@ class NodeAssignment:
         """A node where a job would be on time and make no other late; `elsewhere` is its forecast on its node."""
         if len(self.table.by_node) == 1 or job.request.deadline_ns is None or job.dropped_to_best_effort:
             return None
-        numbers = [*self.table.with_room(self._width(job), _MOST_TRIED), *self.table.least_loaded(_MOST_TRIED)]
-        for number in dict.fromkeys(numbers):
-            if number in self.table.full:
+        tried: set[int] = set()
+        for number in self._candidates(job):
+            if number in tried or number in self.table.full:
                 continue
+            tried.add(number)
             selection = self._choose(number)
             if elsewhere is None or not job.works:
                 forecast = self.forecaster.forecast(job, selection.node)
@@ -159,6 +160,11 @@ class NodeAssignment:
             if forecast is not None and selection.keeps_all_with(forecast):
                 return number
         return None
+
+    def _candidates(self, job: JobView) -> Iterator[int]:
+        """The nodes to try for a job, some twice. The second ones are found only when they are asked for."""
+        yield from self.table.with_room(self._width(job), _MOST_TRIED)
+        yield from self.table.least_loaded(_MOST_TRIED)
 
     def _width(self, job: JobView) -> int:
         return self.forecaster.width(job, self.table.widest)

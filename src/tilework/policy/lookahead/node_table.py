@@ -46,6 +46,7 @@ class NodeTable:
             self._with_room[room].add(number)
         self._num_changes: list[int] = []
         self._was_idle: dict[int, int] = {}
+        self._free_sums_ns: dict[int, int] = {}
 
     def update(self, waiting: Sequence[JobView], view: ClusterView, now_ns: int) -> list[JobView]:
         """Update the table for a new plan; returns the jobs that no node serves yet, in order."""
@@ -56,6 +57,7 @@ class NodeTable:
             pairs = zip(self.devices, before, num_changes, strict=True)
             self.changed.update(device.node for device, old, new in pairs if old != new)
             self._num_changes = num_changes
+        self._free_sums_ns = {}
         self.idle = {}
         for device in self.devices:
             if not device.works:
@@ -149,7 +151,11 @@ class NodeTable:
         )
 
     def _free_ns(self, number: int) -> int:
-        return sum(device.free_ns for device in self.by_node[number])
+        """The sum of the times at which the devices of a node are free: the same until the next plan."""
+        found = self._free_sums_ns.get(number)
+        if found is None:
+            found = self._free_sums_ns[number] = sum(device.free_ns for device in self.by_node[number])
+        return found
 
     # Room.
 
