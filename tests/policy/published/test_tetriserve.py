@@ -32,9 +32,9 @@ MARGIN_NS = 10 * NS_PER_MS
 WIDE = table(degrees=(1, 2, 4))  # A step of 128 px takes 100, 62.5 and 39.1 ms; encode 10 ms, decode 50 ms.
 
 
-def choose_round_ns(kinds: Sequence[ClassBudget], margin_ns: int) -> int:
+def choose_round_ns(kinds: Sequence[ClassBudget], margin_ns: int, *, ends_early: bool = False) -> int:
     """What the whole search finds."""
-    search = RoundSearch(kinds, margin_ns)
+    search = RoundSearch(kinds, margin_ns, ends_early)
     while not search.is_over:
         search.proceed()
     return search.best_ns()
@@ -183,6 +183,14 @@ def test_a_search_tries_few_lengths_at_once_and_first_some_of_all_sizes(
         assert len(tried) - before <= most
     assert len(tried) == len(set(tried)), "none is tried twice"
     assert search.best_ns() == choose_round_ns(kinds, MARGIN_NS)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.2, 1.5])
+def test_rounds_that_end_early_are_as_short_as_a_step_of_the_largest_on_half_of_the_devices(scale: float) -> None:
+    """What the other rounds add to that are steps that leave no tail; these have none."""
+    kinds = flux_kinds(scale)
+    step_ns = max(speed.step_ns for kind in kinds for speed in kind.speeds if speed.degree == 4)
+    assert step_ns < choose_round_ns(kinds, MARGIN_NS, ends_early=True) < 1.1 * step_ns + MARGIN_NS
 
 
 def test_without_requests_a_round_is_long() -> None:

@@ -71,7 +71,7 @@ class TetriServe(DeadlinePolicy):
         self._has_news |= self._remember(tasks)
         self._age += 1
         if self._search is None and self._age >= (_SOONEST if self._has_news else _LATEST):
-            self._search = RoundSearch(list(self._budgets.values()), self.margin_ns)
+            self._search = RoundSearch(list(self._budgets.values()), self.margin_ns, self.ends_early)
             self._has_news, self._age = False, 0
         if self._search is not None:
             self._search.proceed()
