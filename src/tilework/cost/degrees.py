@@ -31,6 +31,12 @@ def optimal_latency_ns(costs: TableCosts, pipeline: str, shape: Shape, steps: in
     return latency_ns(costs, pipeline, shape, steps, degree)
 
 
+def fastest_latency_ns(costs: TableCosts, pipeline: str, shape: Shape, steps: int) -> int:
+    """The time of all stages of one request alone, at the degree that is fastest. Raises UnknownCost."""
+    degrees = costs.degrees(StageId(pipeline, DIFFUSE))
+    return min(latency_ns(costs, pipeline, shape, steps, degree) for degree in degrees)
+
+
 def optimal_degree(costs: TableCosts, stage: StageId, shape: Shape) -> int:
     """The highest degree k that is efficient: T(1) / (k T(k)) is at least EFFICIENT. Raises UnknownCost.
 

@@ -37,6 +37,10 @@ class RemainingJob:
     def run_ns(self) -> float:
         return self.head_ns + self.num_steps * self.forecast.speeds[self.rank].step_ns + self.tail_ns
 
+    def keeps_too_long(self) -> bool:
+        """Whether requests that cannot wait for the end of a step are likely to come while it runs."""
+        return self.forecast.speeds[self.rank].step_ns > self.forecast.least_slack_ns
+
     def run(self, span_ns: float) -> None:
         """Take off what it does in this time at its degree."""
         step_ns = self.forecast.speeds[self.rank].step_ns
@@ -54,7 +58,6 @@ def allocate(
     others: Sequence[RemainingJob],
     num_free: int,
     now: float,
-    min_slack_ns: float,
 ) -> list[RemainingJob]:
     """Set the rank of each job that gets devices; returns these jobs in order of service.
 
@@ -63,7 +66,7 @@ def allocate(
     1. to each pinned and overdue job, its usual group; to each feasible job, the narrowest group with which it would be
        on time if it kept that, or else the widest for which there is room;
     2. to these jobs again, wider groups where these are `_LEAST_SPEEDUP` times faster;
-    3. to the other jobs in order, their usual groups;
+    3. to the other jobs in order, their usual groups, but not the last device if they would keep it too long;
     4. to the job that gains most by them, as long as one gains.
 
     No job has devices before the call.
@@ -76,17 +79,17 @@ def allocate(
         if job.rank >= 0:
             num_free -= job.degree
             running.append(job)
-    num_free = _widen(running, num_free, _LEAST_SPEEDUP, min_slack_ns)
+    num_free = _widen(running, num_free, _LEAST_SPEEDUP)
     for job in others:
         if not num_free:
             return running
         job.rank = _widest(job, job.forecast.usual, num_free)
-        while job.rank > 0 and job.degree == num_free and job.forecast.speeds[job.rank].step_ns > min_slack_ns:
+        while job.rank >= 0 and job.degree == num_free and job.keeps_too_long():
             job.rank -= 1
         if job.rank >= 0:
             num_free -= job.degree
             running.append(job)
-    _widen(running, num_free, 1.0, min_slack_ns)
+    _widen(running, num_free, 1.0)
     return running
 
 
@@ -137,7 +140,7 @@ def _widest(job: RemainingJob, max_rank: int, num_free: int) -> int:
     return next((rank for rank in range(max_rank, -1, -1) if job.forecast.speeds[rank].degree <= num_free), -1)
 
 
-def _widen(candidates: Iterable[RemainingJob], num_free: int, least_speedup: float, min_slack_ns: float) -> int:
+def _widen(candidates: Iterable[RemainingJob], num_free: int, least_speedup: float) -> int:
     """Widen, again and again, the group that saves most time per device by it; returns how many devices stay free."""
     growing = [job for job in candidates if job.forecast.claim is not Claim.PINNED]
     while num_free:
@@ -148,7 +151,7 @@ def _widen(candidates: Iterable[RemainingJob], num_free: int, least_speedup: flo
                 continue
             narrow, wide = speeds[rank], speeds[rank + 1]
             extra = wide.degree - narrow.degree
-            room = num_free - 1 if wide.step_ns > min_slack_ns else num_free
+            room = num_free - 1 if wide.step_ns > job.forecast.least_slack_ns else num_free
             if extra <= room and narrow.step_ns >= least_speedup * wide.step_ns:
                 gain = job.num_steps * (narrow.step_ns - wide.step_ns) / extra
                 if gain > best_gain:

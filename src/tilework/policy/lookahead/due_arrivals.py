@@ -16,6 +16,11 @@ class DueArrivals:
     last_ns: float = -inf
     gap_ns: float = inf
 
+    def gap_at(self, now_ns: int) -> float:
+        """The mean time between two, or the time since the latest if that is longer or there was only one."""
+        since_ns = max(1.0, now_ns - self.last_ns)
+        return since_ns if self.gap_ns == inf else max(self.gap_ns, since_ns)
+
     def add(self, arrivals_ns: Iterable[int]) -> None:
         """Count those that are later than the latest so far."""
         for at_ns in sorted(arrivals_ns):

@@ -40,7 +40,7 @@ class JobForecast:
 
     `job_id` is `NO_JOB` for a device whose works belong to no job that can be planned. `order_key` orders jobs of the
     same claim: the smallest is served first. `due_ns` is the deadline that the job is to meet; inf if there is none.
-    `arrival_ns` is when its request came.
+    `arrival_ns` is when its request came. Steps that are longer than `least_slack_ns` leave one device to others.
 
     `usual` is the index in `speeds` of the degree at which the job runs when no deadline says otherwise. `rank` is the
     index of the degree at which it runs now, -1 if it does not run. Its devices cannot be taken from it before
@@ -61,6 +61,7 @@ class JobForecast:
     hold_ns: float = 0.0
     shares: bool = False
     arrival_ns: int = 0
+    least_slack_ns: float = inf
 
     @property
     def least_device_ns(self) -> float:

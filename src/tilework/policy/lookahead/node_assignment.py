@@ -27,8 +27,8 @@ class NodeAssignment:
     node has no idle devices for it and others have, a waiting job goes to the node with the fewest that are enough. A
     job that its node defers looks for another node, and keeps the steps that it has done.
 
-    If other jobs would keep the last free device of the cluster for a step longer than `min_slack_ns` without need, it
-    is left for requests that cannot wait so long.
+    If other jobs would keep the last free device of the cluster for long steps without need, it is left for requests
+    that cannot wait so long (`tight`, see `TightClasses.frequencies`).
 
     Jobs without deadlines go by priority (`Forecaster`).
     """
@@ -37,7 +37,7 @@ class NodeAssignment:
     forecaster: Forecaster
     view: ClusterView
     chunk_ns: int
-    min_slack_ns: float
+    tight: Sequence[tuple[int, float]]
     _selections: dict[int, Selection] = field(default_factory=dict)
 
     def at(self, number: int) -> Selection:
@@ -51,7 +51,7 @@ class NodeAssignment:
                     chunk_ns=self.chunk_ns,
                     step_time=self._step_time,
                     due_arrivals=self.table.due_arrivals[number],
-                    min_slack_ns=inf if self.table.others_were_idle(number) else self.min_slack_ns,
+                    tight=() if self.table.others_were_idle(number) else self.tight,
                 )
             )
             for job in (*_running(selection.node.devices, self.view), *self.table.waiting[number].values()):

@@ -18,6 +18,8 @@ ONE_DEVICE = Speed(1, 0)
 CHUNKS = 2  # Committed to a group at a time, so that it does not wait for the controller.
 _LIKELY = 2.0
 """How many times the time of a job the mean time between two arrivals may be, for one to be likely while it runs."""
+_DELAYED_PER_JOB = 4.0
+"""How many jobs are delayed for each that is here: three come before the devices are idle if the load is 75%."""
 StepTime = Callable[[Sequence[Request]], float]
 """The time of a step of requests together on one device; inf if they do not fit into its memory."""
 
@@ -26,14 +28,15 @@ StepTime = Callable[[Sequence[Request]], float]
 class NodeJobs:
     """The devices of a node, and the jobs that it serves or may serve, in any order.
 
-    `leaving` are jobs that are to stop here and continue on another node. `due_arrivals` are kept from plan to plan.
+    `tight` says how often requests come that cannot wait (`TightClasses.frequencies`). `leaving` are jobs that are to
+    stop here and continue on another node. `due_arrivals` are kept from plan to plan.
     """
 
     devices: Sequence[DeviceView]
     now_ns: int
     chunk_ns: int
     step_time: StepTime
-    min_slack_ns: float = inf
+    tight: Sequence[tuple[int, float]] = ()
     due_arrivals: DueArrivals = field(default_factory=DueArrivals)
     jobs: dict[int, JobView] = field(default_factory=dict)
     forecasts: list[JobForecast] = field(default_factory=list)
@@ -69,6 +72,37 @@ class NodeJobs:
                 forecast.claim = Claim.HELD if is_held else Claim.LATE
                 first_ns = min(first_ns, until_ns) if is_held else first_ns
         return first_ns
+
+    def share_devices(self) -> None:
+        """Narrow the usual degree of the jobs without a deadline while there are many.
+
+        A doubling of the devices of a job ends it sooner, and delays all that come after it by the device time that it
+        costs. It pays as long as the job gains more than the others lose: those that are here, and those that come
+        before the devices are idle.
+        """
+        jobs = [forecast for forecast in self.forecasts if forecast.claim is Claim.BEST_EFFORT]
+        num_delayed = len(jobs) * _DELAYED_PER_JOB / len(self.devices)
+        for forecast in jobs:
+            speeds, rank = forecast.speeds, 0
+            while rank < forecast.usual:
+                narrow, wide = speeds[rank], speeds[rank + 1]
+                if narrow.step_ns - wide.step_ns <= num_delayed * (wide.device_ns - narrow.device_ns):
+                    break
+                rank += 1
+            forecast.usual = rank
+
+    def leave_room(self) -> None:
+        """Set how long steps of a job may be that keep the last free device.
+
+        A request with less slack than that is late if it comes during such a step. It is left a device if one is
+        likely to come while as many jobs run, one after the other, as there are devices: the more there are, the less
+        one of them costs.
+        """
+        if not self.tight or len(self.devices) == 1:
+            return
+        for forecast in self.forecasts:
+            too_often = 1.0 / max(1.0, _LIKELY * len(self.devices) * forecast.usual_ns)
+            forecast.least_slack_ns = next((slack for slack, often in self.tight if often >= too_often), inf)
 
     def ready_ns(self, job: JobView) -> int:
         """When the works of a job have ended; now if it has none."""

@@ -6,34 +6,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import islice
-from math import inf
 
 from tilework.core.interfaces import ClusterView, CostModel, Demand
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, RequestClass, cost_key
-from tilework.core.time import NS_PER_MS, NS_PER_S
+from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan, Start
 from tilework.policy.lookahead.dispatch import Dispatch
 from tilework.policy.lookahead.forecaster import Forecaster
 from tilework.policy.lookahead.node_assignment import NodeAssignment
 from tilework.policy.lookahead.node_table import NodeTable
 from tilework.policy.lookahead.request_costs import RequestCosts
+from tilework.policy.lookahead.tight_classes import TightClasses
 from tilework.policy.registry import policy
 from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
 from tilework.policy.toolkit.demand import demand_at
 
 _MOST_WAITING = 24  # Per node: the most urgent.
 _MOST_CLASSES = 256
-_RECENT_NS = 60 * NS_PER_S
-
-
-@dataclass(frozen=True, slots=True)
-class ClassStats:
-    """The last request of a class: its arrival, its device time, and its slack on the narrowest group."""
-
-    arrival_ns: int
-    device_ns: int
-    slack_ns: float
 
 
 @policy("tilework")
@@ -52,7 +42,8 @@ class LookaheadPolicy(DeadlinePolicy):
     chunk_ns: int = 200 * NS_PER_MS
     patience: float = 20.0
     _request_costs: RequestCosts = field(default_factory=RequestCosts, init=False)
-    _stats: dict[RequestClass, ClassStats] = field(default_factory=dict, init=False)
+    _device_ns: dict[RequestClass, int] = field(default_factory=dict, init=False)
+    _tight: TightClasses = field(default_factory=TightClasses, init=False)
     _table: NodeTable | None = field(default=None, init=False)
 
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
@@ -60,27 +51,21 @@ class LookaheadPolicy(DeadlinePolicy):
         urgency_ns = self.order.urgency_ns(request, dropped_to_best_effort, delay_ns)
         if request.deadline_ns is not None and not dropped_to_best_effort:
             return urgency_ns
-        stats = self._stats.get(cost_key(request))
-        return urgency_ns + int(self.patience * (stats.device_ns if stats else 0) / request.weight)
+        return urgency_ns + int(self.patience * self._device_ns.get(cost_key(request), 0) / request.weight)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
         demand = DeadlinePolicy.demand(self, request, left, costs)  # Dataclasses with slots know no super().
         if left == Cursor.start(request):
-            narrowest = demand_at(request, left, self.degrees(request, costs)[0], costs)
-            slack_ns = (
-                inf if request.deadline_ns is None else request.deadline_ns - request.arrival_ns - narrowest.run_ns
-            )
             key = cost_key(request)
-            self._stats.pop(key, None)
-            self._stats[key] = ClassStats(request.arrival_ns, demand.width * demand.run_ns, slack_ns)
-            if len(self._stats) > _MOST_CLASSES:
-                del self._stats[next(iter(self._stats))]
+            if request.deadline_ns is not None:
+                narrowest = demand_at(request, left, self.degrees(request, costs)[0], costs)
+                slack_ns = request.deadline_ns - request.arrival_ns - narrowest.run_ns
+                self._tight.add(key, request.arrival_ns, slack_ns)
+            self._device_ns.pop(key, None)
+            self._device_ns[key] = demand.width * demand.run_ns
+            if len(self._device_ns) > _MOST_CLASSES:
+                del self._device_ns[next(iter(self._device_ns))]
         return demand
-
-    def _min_slack_ns(self, now_ns: int) -> float:
-        """The least slack among recent requests that would be on time on the narrowest group; inf without any."""
-        recent = (stats.slack_ns for stats in self._stats.values() if stats.arrival_ns > now_ns - _RECENT_NS)
-        return min((slack_ns for slack_ns in recent if slack_ns > 0), default=inf)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         """The next starts and stops of every node on which something has changed.
@@ -91,7 +76,7 @@ class LookaheadPolicy(DeadlinePolicy):
             self._table = NodeTable(view.devices)
         table = self._table
         forecaster = Forecaster(self._request_costs, costs, now_ns)
-        assignment = NodeAssignment(table, forecaster, view, self.chunk_ns, self._min_slack_ns(now_ns))
+        assignment = NodeAssignment(table, forecaster, view, self.chunk_ns, self._tight.frequencies(now_ns))
         assignment.assign_waiting(list(islice(view.waiting(), _MOST_WAITING * len(table.by_node))))
         unreachable = [each for number in sorted(table.changed) for each in assignment.at(number).node.unreachable()]
         if unreachable:

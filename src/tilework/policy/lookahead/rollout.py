@@ -36,13 +36,10 @@ class RolloutResult:
     then: list[int]
 
 
-def simulate_ahead(
-    forecasts: Sequence[JobForecast], num_devices: int, now_ns: int, min_slack_ns: float = inf
-) -> RolloutResult:
+def simulate_ahead(forecasts: Sequence[JobForecast], num_devices: int, now_ns: int) -> RolloutResult:
     """Simulate jobs in this order of service until no feasible one is left, or one is late.
 
-    The order goes by claim, and among feasible jobs by deadline. If steps take longer than `min_slack_ns`, no job gets
-    more devices than it needs when that would leave no device free.
+    The order goes by claim, and among feasible jobs by deadline.
 
     This is the inner loop of the policy: each iteration looks at the jobs that have devices, not at all waiting ones.
     """
@@ -58,7 +55,7 @@ def simulate_ahead(
     now, next_ns = float(now_ns), inf
     moments: list[list[int]] = []
     while certain or feasible or (others and len(moments) < 2):
-        running, change_ns = allocate(certain, feasible, others, num_devices, now, min_slack_ns), inf
+        running, change_ns = allocate(certain, feasible, others, num_devices, now), inf
         if not moments or (len(moments) < 2 and next_ns < inf):
             moments.append(_degrees(running, len(forecasts)))
         if in_step:

@@ -61,6 +61,8 @@ class Selection:
             if forecast.claim is Claim.DEFERRED:
                 forecast.claim = Claim.FEASIBLE
         self.wake_ns = self.node.hold_late()
+        self.node.share_devices()
+        self.node.leave_room()
         chosen = self.sharing.simulate(self.sharing.gather())
         deferred: list[JobForecast] = []
         while (late := chosen.result.late) is not None:
@@ -88,7 +90,7 @@ class Selection:
         """Whether one more job would be on time, and make no other job late."""
         node, order = self.node, [*self.choose().order, forecast]
         order.sort(key=JobForecast.place)
-        return simulate_ahead(order, len(node.devices), node.now_ns, node.min_slack_ns).late is None
+        return simulate_ahead(order, len(node.devices), node.now_ns).late is None
 
     @property
     def defers(self) -> bool:

@@ -47,7 +47,7 @@ class StepSharing:
     def simulate(self, served: list[JobForecast]) -> ServiceOrder:
         node = self.node
         order = sorted([*self._pinned, *served], key=JobForecast.place)
-        return ServiceOrder(served, order, simulate_ahead(order, len(node.devices), node.now_ns, node.min_slack_ns))
+        return ServiceOrder(served, order, simulate_ahead(order, len(node.devices), node.now_ns))
 
     # Batches that run.
 

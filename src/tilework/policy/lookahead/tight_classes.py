@@ -1,0 +1,38 @@
+"""The request classes whose deadlines leave little room for waiting, and how often such requests come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from tilework.core.request import RequestClass
+from tilework.policy.lookahead.due_arrivals import DueArrivals
+
+_MOST_CLASSES = 256
+
+
+@dataclass(slots=True)
+class TightClasses:
+    """The slack of the latest request of each class: how long it could wait and be on time on the narrowest group."""
+
+    _slacks_ns: dict[RequestClass, int] = field(default_factory=dict, init=False)
+    _arrivals: dict[RequestClass, DueArrivals] = field(default_factory=dict, init=False)
+
+    def add(self, key: RequestClass, arrival_ns: int, slack_ns: int) -> None:
+        """Count a request that has a deadline and this slack; one that needs a wider group does not count."""
+        if slack_ns <= 0:
+            return
+        arrivals = self._arrivals.pop(key, None) or DueArrivals()
+        arrivals.add([arrival_ns])
+        self._arrivals[key], self._slacks_ns[key] = arrivals, slack_ns
+        if len(self._arrivals) > _MOST_CLASSES:
+            oldest = next(iter(self._arrivals))
+            del self._arrivals[oldest], self._slacks_ns[oldest]
+
+    def frequencies(self, now_ns: int) -> tuple[tuple[int, float], ...]:
+        """For each slack, ascending: how many requests with at most this slack come per nanosecond."""
+        ordered = sorted(
+            (slack_ns, 1 / self._arrivals[key].gap_at(now_ns)) for key, slack_ns in self._slacks_ns.items()
+        )
+        sums = accumulate(frequency for _, frequency in ordered)
+        return tuple((slack_ns, total) for (slack_ns, _), total in zip(ordered, sums, strict=True))
