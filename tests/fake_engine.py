@@ -62,6 +62,7 @@ class Plan:
     delay_s: float = 0.0
     is_held: bool = False
     fail: str | None = None
+    expire: str | None = None
     refuse_s: float | None = None
     code: RefusalCode | None = None
     retry_ns: int | None = None
@@ -242,7 +243,9 @@ class FakeEngine:
         if uid not in self.tickets or self.tickets[uid].outcome.done():
             return
         ticket, spec, plan = self.tickets[uid], self.spec_of[uid], plan or Plan()
-        if plan.fail is not None:
+        if plan.expire is not None:
+            self._resolve(ticket, Status.EXPIRED, plan.expire, None)
+        elif plan.fail is not None:
             self._resolve(ticket, Status.FAILED, plan.fail, None)
         else:
             pixels = bytes((spec.seed % 256, 0, 0)) * (spec.height * spec.width)

@@ -150,7 +150,7 @@ def test_promises_are_kept_at_every_load(policy: str, share: float, load: float)
     ]
     num_kept, num_refused = map(sum, zip(*answers, strict=True))
     assert num_kept > 10
-    assert num_refused or load < 3, "not all requests can be on time"
+    assert num_refused or load * share < 3, "not all promises can be kept"
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -127,7 +127,7 @@ class HostileDriver(RuleBasedStateMachine):
                 self.wakes_ns.append(at_ns)
 
     def end(self, uid: str, status: Status) -> None:
-        assert status in (Status.DONE, Status.FAILED, Status.CANCELLED, Status.REJECTED)
+        assert status in (Status.DONE, Status.FAILED, Status.CANCELLED, Status.EXPIRED, Status.REJECTED)
         self.ends[uid] += 1
         self.statuses[uid] = status
 

@@ -263,6 +263,35 @@ def test_one_failure_fails_the_call_and_cancels_the_rest(server: Served, client:
     assert list(server.engine.cancelled) == [server.engine.requests[0].uid]
 
 
+def test_a_deadline_that_is_too_short_alone_is_not_worth_a_retry(server: Served) -> None:
+    server.engine.script = [Plan(refuse_s=3.25)]
+    with pytest.raises(openai.BadRequestError) as caught:
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=3).images.generate(
+            prompt="x", extra_body={"slo_s": 1, "on_miss": "drop"}
+        )
+    assert (caught.value.code, caught.value.param) == ("deadline_unreachable", "slo_s")
+    message = "slo_s = 1.0 is not accepted. It cannot be met: too much is ahead. Use 3.25"
+    assert caught.value.response.json()["error"]["message"].startswith(message)
+    assert "retry-after" not in caught.value.response.headers
+    assert server.engine.specs == []
+
+
+def test_a_dropped_call_ends_with_its_reason_and_is_not_sent_again(server: Served) -> None:
+    server.engine.script = [Plan(expire="it would finish 0.42 s late"), Plan()]
+    with pytest.raises(openai.InternalServerError, match=r"0.42 s late") as caught:
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=3).images.generate(
+            prompt="x", extra_body={"slo_s": 1, "on_miss": "drop"}
+        )
+    assert (caught.value.status_code, caught.value.code) == (504, "deadline_missed")
+    (request,) = server.engine.requests
+    assert request.on_miss == "drop"
+    status = server.http.get(f"/v1/requests/{request.uid.rpartition('-')[0]}").json()
+    assert (status["status"], status["error"]["code"]) == ("failed", "deadline_missed")
+    assert [(image["state"], image["reason"]) for image in status["images"]] == [
+        ("failed", "it would finish 0.42 s late")
+    ]
+
+
 def test_bug_is_logged_and_not_shown(server: Served, client: openai.OpenAI, caplog: pytest.LogCaptureFixture) -> None:
     server.engine.script = [Plan(delay_s=60), Plan(bug=RuntimeError("the password is swordfish"))]
     with pytest.raises(openai.InternalServerError) as caught:

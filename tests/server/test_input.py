@@ -112,8 +112,8 @@ BAD = [
     ("slo_s", 1e300, "at most 604800"),
     ("slo_s", "soon", "above 0"),
     ("slo_s", True, "above 0"),
-    ("on_miss", "cry", '"best_effort" or "reject"'),
-    ("on_miss", {"a": 1}, '"best_effort" or "reject"'),
+    ("on_miss", "cry", '"best_effort", "reject" or "drop"'),
+    ("on_miss", {"a": 1}, '"best_effort", "reject" or "drop"'),
 ]
 
 

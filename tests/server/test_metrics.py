@@ -293,7 +293,7 @@ def test_devices_are_busy_for_as_long_as_works_ran(texts: list[str]) -> None:
 def test_known_labels_are_there_from_the_start(texts: list[str]) -> None:
     first = samples(texts[0])
     for name in DEFAULT_CLASSES:
-        for outcome in ("done", "failed", "cancelled", "rejected"):
+        for outcome in ("done", "failed", "cancelled", "expired", "rejected"):
             assert first["tilework_requests_total", frozenset({("class", name), ("outcome", outcome)})] == 0
     for reason in (*RefusalCode, "too_many_open"):
         assert first["tilework_refusals_total", frozenset({("reason", str(reason))})] == 0

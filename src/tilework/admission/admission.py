@@ -24,12 +24,14 @@ from tilework.core.progress import Cursor
 from tilework.core.request import RefusalCode, Request
 from tilework.core.work import DECODE, DIFFUSE, StageId
 from tilework.policy.toolkit.buddy_allocator import nodes
+from tilework.policy.toolkit.demand import fastest
 from tilework.policy.toolkit.wording import needs
 
 
 @dataclass(slots=True, kw_only=True)
 class Admission:
-    """Accepts every request, unless the limits leave no room for it or its promise could not be kept.
+    """Accepts every request, unless the limits leave no room for it, its promise could not be kept, or it would be
+    late on idle devices and is worthless then (`on_miss: drop`).
 
     The finish is predicted by placing each job that is served before the new request, in order, on as many devices as
     the policy would give it, those that are free first (`admission.eta`). The prediction is corrected by the errors of
@@ -57,6 +59,8 @@ class Admission:
             return Admitted(now_ns + demand.run_ns, why, EtaPrediction(demand.run_ns, 0, 1.0))
         if (too_large := _too_large(request, policy, costs, backlog.widest)) is not None:
             return too_large
+        if (too_late := _too_late(request, policy, costs, now_ns)) is not None:
+            return too_late
         free_ns, num_jobs = free_before(request, policy, backlog), backlog.num_jobs()
         predicted_ns = place(list(free_ns), demand) - now_ns
         eta_prediction = EtaPrediction(predicted_ns, num_jobs, self._eta_correction.ratio(request, num_jobs))
@@ -100,6 +104,18 @@ def _with_earliest(no_room: Reject, demand: Demand, free_ns: FreeTimes, now_ns: 
     """
     assert no_room.retry_ns is not None
     return replace(no_room, earliest_ns=max(place(free_ns, demand), now_ns + no_room.retry_ns + demand.run_ns))
+
+
+def _too_late(request: Request, policy: Policy, costs: CostModel, now_ns: int) -> Reject | None:
+    """The refusal of a request that is worthless when late, and would be late even if nothing else ran."""
+    if not request.is_dropped_if_late:
+        return None
+    assert request.deadline_ns is not None
+    least = fastest(request, Cursor.start(request), policy.degrees(request, costs), costs)
+    end_ns = now_ns + least.run_ns
+    if end_ns <= request.deadline_ns:
+        return None
+    return Reject(request.uid, f"alone it needs {needs(least)}", end_ns, RefusalCode.DEADLINE)
 
 
 def _too_large(request: Request, policy: Policy, costs: CostModel, widest: int) -> Reject | None:

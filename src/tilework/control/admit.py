@@ -9,6 +9,7 @@ from tilework.admission.admission import Admission
 from tilework.admission.reservation_guard import ReservationGuard
 from tilework.control.cluster.job import Job
 from tilework.control.cluster.tracker import Tracker
+from tilework.control.expiry import Expiry
 from tilework.core.actions import Accept, Action, Reject
 from tilework.core.interfaces import Admitted, EtaPrediction, Policy
 from tilework.core.progress import Cursor
@@ -23,8 +24,15 @@ class Admit:
     """Turns requests into jobs if admission accepts them."""
 
     def __init__(
-        self, rule: Admission, policy: Policy, costs: TableCosts, tracker: Tracker, guard: ReservationGuard
+        self,
+        rule: Admission,
+        policy: Policy,
+        costs: TableCosts,
+        tracker: Tracker,
+        guard: ReservationGuard,
+        expiry: Expiry,
     ) -> None:
+        self._expiry = expiry
         self._rule = rule
         self._policy = policy
         self._costs = costs
@@ -82,6 +90,7 @@ class Admit:
             done=done or Cursor.start(request),
         )
         self._tracker.add_job(job)
+        self._expiry.watch(job)
         return job
 
     def _take_back(self, jobs: Sequence[Job]) -> None:

@@ -8,7 +8,8 @@ Theory of operation. `handle` does three things in this order:
 3. it turns the plan into actions, and moves a job's state first where the plan changes its devices.
 
 Each subject has a module: `admit` (new requests), `reports` (works that ended), `memory` (works that did not fit),
-`recovery` (jobs that lost a work, and how jobs end), `plan` (2 and 3). They share the `tracker`.
+`recovery` (jobs that lost a work, and how jobs end), `expiry` (jobs that are worthless when late), `plan` (2 and 3).
+They share the `tracker`.
 
 Every request ends exactly once, by one `Finish` or one `Reject`. Nothing here reads a clock or draws a random number,
 so a log of events gives the same actions again.
@@ -24,6 +25,7 @@ from tilework.admission.reservation_guard import ReservationGuard
 from tilework.control.admit import Admit
 from tilework.control.cluster.occupancy import Occupancy, occupancy
 from tilework.control.cluster.tracker import Tracker
+from tilework.control.expiry import Expiry
 from tilework.control.memory import MemoryShortage
 from tilework.control.plan import Planner
 from tilework.control.recovery import Recovery
@@ -94,11 +96,12 @@ class Controller:
         self._rule = rule or Admission(limits=limits)
         guard = ReservationGuard()
         self.tracker = Tracker(policy, self.costs)
-        self._admit = Admit(self._rule, policy, self.costs, self.tracker, guard)
         self._recovery = Recovery(self.tracker, guard, config.max_attempts)
+        expiry = Expiry(policy, self.costs, self.tracker, self._recovery)
+        self._admit = Admit(self._rule, policy, self.costs, self.tracker, guard, expiry)
         memory = MemoryShortage(policy, self.costs, self.tracker, guard, self._recovery)
         self._reports = Reports(self._rule, self.costs, self.tracker, self._recovery, memory)
-        self._planner = Planner(policy, self.costs, self.tracker, guard, config.max_residents)
+        self._planner = Planner(policy, self.costs, self.tracker, guard, expiry, config.max_residents)
 
     def handle(self, event: Event, now_ns: int) -> tuple[Action, ...]:
         """Record an event; returns the actions that follow from it, in the order in which to perform them."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tilework.admission.reservation_guard import ReservationGuard
 from tilework.control.cluster.tracker import Tracker
+from tilework.control.expiry import Expiry
 from tilework.core.actions import Action, DropState, DropToBestEffort, MoveState, RunStage, RunSteps, Stop, WakeAt
 from tilework.core.interfaces import Block, Policy
 from tilework.core.work import DIFFUSE, ENCODE, Group, Plan, Start
@@ -21,12 +22,19 @@ class Planner:
     """
 
     def __init__(
-        self, policy: Policy, costs: TableCosts, tracker: Tracker, guard: ReservationGuard, max_residents: int
+        self,
+        policy: Policy,
+        costs: TableCosts,
+        tracker: Tracker,
+        guard: ReservationGuard,
+        expiry: Expiry,
+        max_residents: int,
     ) -> None:
         self._policy = policy
         self._costs = costs
         self._tracker = tracker
         self._guard = guard
+        self._expiry = expiry
         self._max_residents = max_residents
         self._wakes_ns: list[int] = []  # Times of `WakeAt` that have not been reached, ascending.
 
@@ -39,7 +47,7 @@ class Planner:
 
         If the guard starts promised jobs itself, they may leave room for others, so the policy is asked again.
         """
-        actions: list[Action] = []
+        actions = self._expiry.expire(now_ns)
         for _ in range(_MOST_PLANS):
             plan = self._policy.plan(self._tracker, self._costs, now_ns)
             while plan.dropped_to_best_effort:
@@ -56,15 +64,21 @@ class Planner:
             if not forced:
                 break
         unpark_ns = self._costs.forgets_ns if self._tracker.num_parked else None
-        return actions + self._wake(plan.wake_ns, self._guard.wake_ns(self._tracker, now_ns), unpark_ns)
+        guard_ns = self._guard.wake_ns(self._tracker, now_ns)
+        return actions + self._wake(plan.wake_ns, guard_ns, unpark_ns, self._expiry.wake_ns())
 
     def _drop_to_best_effort(self, plan: Plan) -> list[Action]:
-        for job_id, _ in plan.dropped_to_best_effort:
+        actions: list[Action] = []
+        for job_id, why in plan.dropped_to_best_effort:
             job = self._tracker.jobs[job_id]
+            if job.request.is_dropped_if_late:
+                actions += self._expiry.end(job, why)
+                continue
             assert not job.dropped_to_best_effort, f"job {job_id} is dropped to best effort twice"
             delay_ns = self._tracker.delay_ns(job.request, dropped_to_best_effort=True)
             self._tracker.drop_to_best_effort(job, self._policy.urgency_ns(job.request, True, delay_ns), delay_ns)
-        return [DropToBestEffort(job_id, why) for job_id, why in plan.dropped_to_best_effort]
+            actions.append(DropToBestEffort(job_id, why))
+        return actions
 
     def _stop(self, job_ids: Sequence[int]) -> list[Action]:
         actions: list[Action] = []

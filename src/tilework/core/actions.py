@@ -88,7 +88,7 @@ class DropState:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End a job: done, failed or cancelled. Each job ends exactly once."""
+    """End a job: done, failed, cancelled or expired. Each job ends exactly once."""
 
     job_id: int
     uid: str

@@ -36,10 +36,14 @@ class Shape:
 
 
 class OnMiss(StrEnum):
-    """What to do with a request whose deadline cannot be met at admission."""
+    """What to do with a request whose deadline cannot be met."""
 
     BEST_EFFORT = "best_effort"
+    """It is served late."""
     REJECT = "reject"
+    """It is refused at admission, unless its deadline can be promised."""
+    DROP = "drop"
+    """It is worthless when late: it is refused, or ends later, as soon as its deadline cannot be met."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +51,7 @@ class Terms:
     """The terms on which a request is accepted and ordered among others: all images of a call have the same.
 
     Attributes:
-        on_miss: what to do if the deadline cannot be met at admission.
+        on_miss: what to do if the deadline cannot be met.
         tenant: the client that the request is charged to.
         priority: name of the priority class (see `core.priority`).
         weight: weight of the request, the product of its tenant's and its class's.
@@ -97,8 +101,13 @@ class Request(Terms):
         """Whether it is accepted only with the promise that its deadline will be met."""
         return self.on_miss is OnMiss.REJECT and self.deadline_ns is not None
 
+    @property
+    def is_dropped_if_late(self) -> bool:
+        """Whether it ends as soon as its deadline cannot be met."""
+        return self.on_miss is OnMiss.DROP and self.deadline_ns is not None
+
     def met_deadline(self, status: Status, end_ns: int) -> bool | None:
-        """Whether a request that ends so meets its deadline; a failed request misses it.
+        """Whether a request that ends so meets its deadline; one that failed or expired misses it.
 
         None without a deadline, and for a request that was refused or cancelled.
         """
@@ -149,7 +158,7 @@ class RefusalCode(StrEnum):
 
 
 class Status(StrEnum):
-    """The status of a job. The last four are final and entered exactly once."""
+    """The status of a job. The last five are final and entered exactly once."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -158,3 +167,5 @@ class Status(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     REJECTED = "rejected"
+    EXPIRED = "expired"
+    """Its deadline could not be met any more, and it was to be dropped then (`OnMiss.DROP`)."""

@@ -16,7 +16,7 @@ from tilework.core.request import Status
 from tilework.formats.json_lines import JsonLine, RequestId, read_lines
 
 DROPPED = "dropped"
-STATUSES = (str(Status.DONE), DROPPED, str(Status.CANCELLED), str(Status.FAILED))
+STATUSES = (str(Status.DONE), DROPPED, str(Status.CANCELLED), str(Status.FAILED), str(Status.EXPIRED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

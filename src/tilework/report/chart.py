@@ -14,7 +14,7 @@ OPEN = "open"
 """The status of a request whose end is unknown, as in a log that was cut off."""
 
 
-_KEEP_OR_MISS = {Status.DONE, Status.FAILED}  # Other ends neither keep nor miss a deadline.
+_KEEP_OR_MISS = {Status.DONE, Status.FAILED, Status.EXPIRED}  # Other ends neither keep nor miss a deadline.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,7 +162,9 @@ class Invariants:
         require(job_id not in self._uids, f"job {job_id} belongs to two requests")
         require(eta_ns >= now_ns or "skew" in self._faults, f"the predicted finish of {uid} is in the past")
         self._job_ids[uid], self._uids[job_id] = job_id, uid
-        self._urgency_ns.setdefault(uid, self._simulation.controller.tracker.jobs[job_id].urgency_ns)
+        job = self._simulation.controller.tracker.job(job_id)
+        if job is not None:  # It has not expired at once.
+            self._urgency_ns.setdefault(uid, job.urgency_ns)
 
     def _check_failure(self, uid: str, job_id: int) -> None:
         count, least = self._interruptions[job_id], self._config.max_attempts
@@ -244,6 +246,10 @@ class Invariants:
                 check_image(uid, ending.image, ending.request.steps)
             if self._is_exact and ending.request.is_promise and ending.status is Status.DONE:
                 require(ending.on_time, f"the promise to {uid} is broken without a fault")
+            if self._is_exact and ending.request.is_dropped_if_late and ending.status is Status.DONE:
+                require(ending.on_time, f"{uid} was to be dropped, but is done late")
+            if ending.status is Status.EXPIRED:
+                require(ending.request.is_dropped_if_late, f"{uid} was not to be dropped")
         require(self._job_ids.keys() <= self._ended, "an accepted request has not ended")
         for device_id in {device_id for run in trace.runs for device_id in run.devices}:
             check_no_overlap(device_id, [run for run in trace.runs if device_id in run.devices])

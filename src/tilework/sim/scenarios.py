@@ -70,6 +70,7 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
     num_requests = 400 if is_overload else random.randint(4, 90)
     requests = _requests(random, num_requests, rate * num_devices / _MEAN_S, is_overload)
     requests = _some_exact(Random(f"exact/{seed}"), requests)
+    requests = _some_dropped(Random(f"drop/{seed}"), requests)
     return Scenario(
         seed=seed,
         controller=ControllerConfig(
@@ -158,6 +159,15 @@ def _requests(random: Random, num_requests: int, rate_per_s: float, is_overload:
             )
         )
     return tuple(requests)
+
+
+def _some_dropped(random: Random, requests: tuple[Request, ...]) -> tuple[Request, ...]:
+    """The same requests, of which some that are not promised are dropped if they cannot be on time."""
+    share = random.choice((0.0, 0.0, 0.3, 1.0))
+    return tuple(
+        replace(one, on_miss=OnMiss.DROP) if one.on_miss is OnMiss.BEST_EFFORT and random.random() < share else one
+        for one in requests
+    )
 
 
 def _some_exact(random: Random, requests: tuple[Request, ...]) -> tuple[Request, ...]:

@@ -87,7 +87,7 @@ Slo = Annotated[
 ]
 SloScale = Annotated[float, _option("--slo-scale", "Multiplies all deadlines; default 1.", "1.5", callback=_positive)]
 OnMissed = Annotated[
-    OnMiss | None, _option("--on-miss", "What a Tilework server does if a deadline is out of reach.", "reject")
+    OnMiss | None, _option("--on-miss", "What a Tilework server does if a deadline cannot be met.", "reject")
 ]
 Model = Annotated[str | None, _option("--model", "Default: the first of /v1/models.", "flux.1-dev")]
 Plain = Annotated[

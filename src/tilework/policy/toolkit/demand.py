@@ -53,6 +53,11 @@ def cheapest_in_time(
     return min(blocks, key=lambda block: (block.run_ns, block.width))
 
 
+def fastest(request: Request, left: Cursor, degrees: Sequence[int], costs: CostModel) -> Demand:
+    """The remaining work at the degree at which it ends first. Raises UnknownCost."""
+    return cheapest_in_time(request, left, degrees, -1, costs)
+
+
 def step_degrees(request: Request, costs: CostModel) -> tuple[int, ...]:
     """The degrees at which the steps of a request may run, ascending: the profiled ones; 1 alone if it is exact.
 

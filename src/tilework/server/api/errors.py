@@ -20,6 +20,7 @@ STATUSES: dict[type[CallError], int] = {
     errors.Refused: 429,
     errors.Failed: 500,
     errors.NotReady: 503,
+    errors.Expired: 504,
 }
 
 

@@ -116,6 +116,14 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         "The server is not ready: it is stopping: 3 calls open, 2 pictures not fetched,"
         " at most 20 s. Try again in 5 seconds.",
     ),
+    504: (
+        'The deadline could not be met any more, and on_miss is "drop"',
+        "server_error",
+        "deadline_missed",
+        None,
+        'Image r1-0 was dropped, as on_miss "drop" asks: even if nothing else ran, it would finish 0.42 s late. Ask for'
+        " a later deadline.",
+    ),
 }
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "examples.json").read_text("utf-8"))
 """Answers of a server with the shipped model: `record` has written them."""

@@ -43,7 +43,7 @@ def add_image_routes(app: FastAPI, images: ImageService, requests: RequestServic
         responses={
             200: done,
             202: accepted,
-            **errors(400, 401, 404, 408, 409, 410, 413, 415, 422, 429),
+            **errors(400, 401, 404, 408, 409, 410, 413, 415, 422, 429, 504),
         },
         openapi_extra={**IMAGE_BODY, "parameters": [IDEMPOTENCY_KEY, PREFER]},
     )
@@ -55,7 +55,7 @@ def add_image_routes(app: FastAPI, images: ImageService, requests: RequestServic
         "/v1/images/{uid}/content",
         tags=["images"],
         response_class=Response,
-        responses={200: files("The file"), **errors(401, 404, 409, 410)},
+        responses={200: files("The file"), **errors(401, 404, 409, 410, 504)},
     )
     async def image_content(uid: ImageUid, http: Request) -> Response:
         """The file of an image; `uid` is the image's own."""
@@ -69,7 +69,7 @@ def add_chat_route(app: FastAPI, chat: ChatService) -> None:
         response_model=ChatCompletion,
         responses={
             200: good("The pictures", "chat", "x-request-id", "Idempotent-Replayed"),
-            **errors(400, 401, 404, 408, 409, 410, 413, 415, 422, 429),
+            **errors(400, 401, 404, 408, 409, 410, 413, 415, 422, 429, 504),
         },
         openapi_extra={**CHAT_BODY, "parameters": [IDEMPOTENCY_KEY]},
     )

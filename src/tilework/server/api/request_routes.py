@@ -74,7 +74,7 @@ def _add_result_routes(app: FastAPI, requests: RequestService) -> None:
         "/v1/requests/{uid}/content",
         tags=["requests"],
         response_class=Response,
-        responses={200: files("The file"), **errors(400, 401, 404, 409, 410)},
+        responses={200: files("The file"), **errors(400, 401, 404, 409, 410, 504)},
     )
     async def request_content(uid: Uid, http: Request, index: Index = None) -> Response:
         """The file of an image: that of `uid`, or number `index` of a call (default 0)."""

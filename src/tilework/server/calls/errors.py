@@ -102,6 +102,13 @@ class Failed(CallError):
     code = "internal_error"
 
 
+class Expired(CallError):
+    """The deadline cannot be met any more, and the call was to be dropped then."""
+
+    type = "server_error"
+    code = "deadline_missed"
+
+
 class NotReady(CallError):
     """The server takes no calls now, or cannot finish this one. `is_stopping`: it will not take any more."""
 

@@ -15,7 +15,7 @@ from tilework.core.wire import Image
 from tilework.runtime.ticket import Outcome
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.encode import Threads, encode
-from tilework.server.calls.errors import CallError, Cancelled, Failed, NotReady, internal_error, not_ready
+from tilework.server.calls.errors import CallError, Cancelled, Expired, Failed, NotReady, internal_error, not_ready
 from tilework.server.calls.records import Record
 from tilework.server.calls.registry import CallRegistry
 from tilework.server.calls.status import call_decisions, call_status
@@ -148,6 +148,11 @@ async def _outcomes(call: Call) -> list[Outcome] | CallError:
 def _failure(call: Call, outcome: Outcome) -> CallError | None:
     if outcome.status is Status.DONE:
         return None
+    if outcome.status is Status.EXPIRED:
+        message = (
+            f'Image {outcome.uid} was dropped, as on_miss "drop" asks: {outcome.reason}. Ask for a later deadline.'
+        )
+        return Expired(message, resend=False)
     if outcome.status is not Status.CANCELLED:
         message = f"Image {outcome.uid} failed: {outcome.reason}. The request may be sent again."
         return Failed(message, code="generation_failed")

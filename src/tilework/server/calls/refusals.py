@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tilework.core.actions import Reject
-from tilework.core.request import RefusalCode
+from tilework.core.request import OnMiss, RefusalCode
 from tilework.core.time import NS_PER_S
 from tilework.server.calls.errors import CallError, Refused, invalid, not_ready
 from tilework.server.calls.parsing.deadlines import Deadline
@@ -21,6 +21,8 @@ def refused(refusal: Reject, ask: ImageCall, arrival_ns: int) -> CallError:
     match refusal.code:
         case RefusalCode.DEADLINE:
             assert ask.deadline is not None
+            if ask.terms.on_miss is OnMiss.DROP:
+                return _too_short(refusal, ask.deadline, arrival_ns)
             return _unreachable(refusal, ask.deadline, arrival_ns)
         case RefusalCode.QUEUE:
             return _no_room(f"The queue is full: {refusal.reason}.", refusal, arrival_ns)
@@ -66,6 +68,14 @@ def _unreachable(refusal: Reject, deadline: Deadline, arrival_ns: int) -> CallEr
         resend=False,
         details={"uid": refusal.uid, "slo_s": deadline.slo_s, "earliest_s": earliest_s, **as_time},
     )
+
+
+def _too_short(refusal: Reject, deadline: Deadline, arrival_ns: int) -> CallError:
+    """The error for a deadline that could not be met even if nothing else ran, so that a retry is of no use."""
+    assert refusal.earliest_ns is not None
+    field, earliest = deadline.field, deadline.moved(_ceil_ms(refusal.earliest_ns - arrival_ns))
+    remedy = f'It cannot be met: {refusal.reason}. Use {shown(earliest)} or later, or on_miss "best_effort".'
+    return invalid(field, deadline.value, remedy, code=refusal.code.value)
 
 
 def _no_room(message: str, refusal: Reject, arrival_ns: int) -> Refused:

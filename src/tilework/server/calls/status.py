@@ -7,6 +7,7 @@ from typing import cast
 
 from tilework.control.decisions import describe
 from tilework.core.actions import Accept, Finish
+from tilework.core.request import Status
 from tilework.core.time import s_from_ns
 from tilework.runtime.ticket import Ticket
 from tilework.server.calls.call import Call, Finished
@@ -70,7 +71,7 @@ def _image_status(call: Call, index: int, ticket: Ticket, engine: Engine | None)
     return ImageStatus(
         uid=ticket.request.uid,
         index=index,
-        state=cast(State, ticket.status.value),
+        state=_state_of_image(ticket.status),
         step=ticket.steps_done,
         steps=ticket.request.steps,
         eta_s=expected and expected.seconds,
@@ -81,6 +82,11 @@ def _image_status(call: Call, index: int, ticket: Ticket, engine: Engine | None)
         if outcome is None or outcome.image is None
         else request_timeline(call.ask, index, ticket, outcome),
     )
+
+
+def _state_of_image(status: Status) -> State:
+    """To a client, an image that was dropped since it would be late has failed; its call's error says why."""
+    return "failed" if status is Status.EXPIRED else cast(State, status.value)
 
 
 def _state_of_call(images: list[ImageStatus], end: Finished | CallError | None) -> State:

@@ -9,7 +9,7 @@ from tilework.runtime.ticket import Outcome, Ticket
 from tilework.server.metrics.meters import DEVICE_S, ERROR_S, ERROR_SHARE, LATENCY_S, SLACK_S, Meters, Names
 
 TOO_MANY_OPEN = "too_many_open"
-_OUTCOMES = (Status.DONE, Status.FAILED, Status.CANCELLED, Status.REJECTED)
+_OUTCOMES = (Status.DONE, Status.FAILED, Status.CANCELLED, Status.EXPIRED, Status.REJECTED)
 
 
 class RequestMetrics:

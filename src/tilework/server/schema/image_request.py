@@ -88,8 +88,8 @@ class ImageRequest(BaseModel):
     exact: bool | None = Field(
         None, description="true for a picture that is the stock pipeline's bit for bit under any load, or false"
     )
-    on_miss: Literal["best_effort", "reject"] = Field(
-        "best_effort", description='"best_effort" or "reject": what to do if the deadline cannot be met'
+    on_miss: Literal["best_effort", "reject", "drop"] = Field(
+        "best_effort", description='"best_effort", "reject" or "drop": what to do if the deadline cannot be met'
     )
 
 
