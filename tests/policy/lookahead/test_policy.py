@@ -30,6 +30,8 @@ from tilework.policy.toolkit.demand import Speed
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
+from tilework.sim.workloads.requests import to_requests
+from tilework.sim.workloads.tetriserve import TetriServe
 
 WIDE = table(degrees=(1, 2, 4))  # Ten steps with encode and decode take 1.06, 0.69 and 0.45 s on 1, 2 and 4 devices.
 MS = NS_PER_MS
@@ -266,6 +268,17 @@ def test_a_job_that_is_on_time_on_idle_devices_does_not_wait_for_more() -> None:
     trace = simulate([request("a", side=512), request("b", 0.3, slo_s=1.2)], "tilework", num_devices=3, costs=WIDE)
     assert min(one.start_ns for one in trace.runs if one.work.job_ids == (1,)) < 0.4 * NS_PER_S
     assert [ending.on_time for ending in trace.endings if ending.request.uid == "b"] == [True]
+
+
+def test_full_devices_serve_requests_of_one_size_on_few_devices_each() -> None:
+    """At 98% of what devices can do one by one. Measured: 85% on time, `edf` 82%; 74% if waiting has no cost."""
+    workload = TetriServe(mix="1024", rate_per_s=1.675, scale=2.0, num_requests=200)
+    costs = shipped(workload.table)
+    ours, edf = (
+        on_time(simulate(to_requests(workload.requests(2)), policy, num_devices=8, costs=costs))
+        for policy in ("tilework", "edf")
+    )
+    assert ours > edf
 
 
 # It can wait for 0.2 s; a step of the long one takes 0.6 and 0.4 s on 2 and 4 devices.

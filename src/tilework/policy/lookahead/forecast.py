@@ -79,9 +79,13 @@ class JobForecast:
         """The time that the remaining work takes at the widest degree."""
         return self.head_ns + self.num_steps * self.speeds[-1].step_ns + self.tail_ns
 
-    def cost(self) -> float:
-        """The cost of serving the job to others: its least device time per weight."""
-        return self.least_device_ns / self.weight
+    def cost(self, now_ns: int) -> float:
+        """What it costs others to have a job with a deadline on time: the device time that it needs now, per weight.
+
+        The longer it has waited, the wider it must be, and the more device time its remaining work takes.
+        """
+        speed = self._needed(now_ns)
+        return (self.num_steps * speed.device_ns + (self.head_ns + self.tail_ns) * speed.degree) / self.weight
 
     def place(self) -> tuple[int, float, int]:
         """The sort key of the order of service."""
@@ -93,7 +97,11 @@ class JobForecast:
         A feasible job that is late at every degree needs the widest one; pinned and overdue jobs need the usual one.
         """
         if self.claim is Claim.FEASIBLE:
-            budget_ns = self.due_ns - now_ns - self.head_ns - self.tail_ns
-            in_time = (speed.degree for speed in self.speeds if self.num_steps * speed.step_ns <= budget_ns)
-            return next(in_time, self.speeds[-1].degree)
+            return self._needed(now_ns).degree
         return self.speeds[self.usual].degree if self.claim < Claim.FEASIBLE else 0
+
+    def _needed(self, now_ns: int) -> Speed:
+        """The speed of the fewest devices with which it is on time from now on, or else of the most."""
+        budget_ns = self.due_ns - now_ns - self.head_ns - self.tail_ns
+        in_time = (speed for speed in self.speeds if self.num_steps * speed.step_ns <= budget_ns)
+        return next(in_time, self.speeds[-1])

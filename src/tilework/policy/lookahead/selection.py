@@ -2,9 +2,10 @@
 
 Theory of operation. Jobs go by claim and then by deadline (`JobForecast.place`). A rollout (`rollout.simulate_ahead`)
 says which feasible job is the first to be late in that order. Then one job is *deferred*: of the feasible jobs up to
-the late one, the one with the most device time left per weight. It goes behind all feasible jobs, and the rollout runs
-again, until no job is late. For one machine this is the rule of Moore and Hodgson, which keeps the most deadlines
-there; here device time stands for time.
+the late one, the one that needs the most device time per weight to be on time from now on. It goes behind all feasible
+jobs, and the rollout runs again, until no job is late. For one machine this is the rule of Moore and Hodgson, which
+keeps the most deadlines there; here device time stands for time. It is not the least device time that counts: on full
+devices, jobs that have waited until they need wide groups would displace those that come after them.
 
 On several devices a job may be deferred in vain: a step that runs now may end too late for the job that needed the
 room. So each deferred job but the last is tried once more, the cheapest first, and becomes feasible again if no job is
@@ -67,7 +68,7 @@ class Selection:
         deferred: list[JobForecast] = []
         while (late := chosen.result.late) is not None:
             candidates = [forecast for forecast in chosen.order[: late + 1] if forecast.claim is Claim.FEASIBLE]
-            dearest = max(reversed(candidates), key=JobForecast.cost)
+            dearest = max(reversed(candidates), key=self._cost)
             if not self.sharing.may_join(dearest, Claim.FEASIBLE):
                 relieved = self.sharing.make_room(chosen)
                 if relieved is not None:
@@ -76,7 +77,7 @@ class Selection:
             dearest.claim = Claim.DEFERRED
             deferred.append(dearest)
             chosen = self.sharing.simulate(chosen.served)
-        for forecast in sorted(deferred[:-1], key=JobForecast.cost):
+        for forecast in sorted(deferred[:-1], key=self._cost):
             forecast.claim = Claim.FEASIBLE
             with_it = self.sharing.simulate(chosen.served)
             if with_it.result.late is None:
@@ -85,6 +86,9 @@ class Selection:
                 forecast.claim = Claim.DEFERRED
         self._chosen = chosen
         return chosen
+
+    def _cost(self, forecast: JobForecast) -> float:
+        return forecast.cost(self.node.now_ns)
 
     def keeps_all_with(self, forecast: JobForecast) -> bool:
         """Whether one more job would be on time, and make no other job late."""
@@ -119,7 +123,7 @@ class Selection:
             if not degree and sharing.may_join(forecast, forecast.claim)
         ]
         joining.sort(
-            key=lambda forecast: (forecast.claim, forecast.cost() if forecast.claim is Claim.DEFERRED else 0.0)
+            key=lambda forecast: (forecast.claim, self._cost(forecast) if forecast.claim is Claim.DEFERRED else 0.0)
         )
         num_refused = 0
         for index, forecast in enumerate(joining):
