@@ -14,8 +14,18 @@ from tilework.policy.lookahead.forecaster import Forecaster, last_steps
 from tilework.policy.lookahead.node_jobs import NodeJobs
 from tilework.policy.lookahead.node_table import NodeTable
 from tilework.policy.lookahead.selection import Selection
+from tilework.policy.lookahead.step_sharing import ServiceOrder
 
 _MOST_TRIED = 4  # Nodes on which a job is tried to find one where it is on time.
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A node where a job would be on time, with its forecast there and the order of service that includes it."""
+
+    number: int
+    forecast: JobForecast
+    chosen: ServiceOrder
 
 
 @dataclass(slots=True)
@@ -77,15 +87,17 @@ class NodeAssignment:
         if forecast is not None:
             selection.add(job, forecast)
 
-    def _assign(self, job: JobView, number: int) -> None:
-        """Let a waiting job wait at this node."""
+    def _assign(self, job: JobView, number: int, place: Place | None = None) -> None:
+        """Let a waiting job wait at this node, which `_place` may have found."""
         former = self.table.node_of.get(job.job_id)
         if former == number:
             return
         if former in self._selections:
             self._selections[former].drop(job.job_id)
         self.table.assign(job, number)
-        if number in self._selections:
+        if place is not None and place.number == number:
+            self._selections[number].add(job, place.forecast, place.chosen)
+        elif number in self._selections:
             self._add(job, self._selections[number])
 
     def assign_waiting(self, waiting: Sequence[JobView]) -> None:
@@ -94,11 +106,11 @@ class NodeAssignment:
         self.forecaster.by_tenant = len({job.request.tenant for job in waiting}) > 1
         newcomers = table.update(waiting, self.view, self.forecaster.now_ns)
         for job in newcomers:
-            number = table.returning(job)
-            if number is None:
-                number = self._place(job)
+            number, place = table.returning(job), None
+            if number is None and (place := self._place(job)) is not None:
+                number = place.number
             if number is not None:
-                self._assign(job, number)
+                self._assign(job, number, place)
                 table.take_room(number, self._width(job))
         for job in waiting:
             if not table.idle:
@@ -121,17 +133,17 @@ class NodeAssignment:
             for job, forecast in node.deferred():
                 if not self.table.may_try(job, self.forecaster.now_ns):
                     continue
-                other = self._place(job, forecast)
-                if other is None:
+                place = self._place(job, forecast)
+                if place is None:
                     step_ns = forecast.speeds[forecast.usual].step_ns
                     self.table.try_again(job, self.forecaster.now_ns + step_ns)
                     continue
                 if job.works:
                     node.leaving.add(job.job_id)
-                    self.table.expect(job, other, self._width(job))
+                    self.table.expect(job, place.number, self._width(job))
                 else:
-                    self._assign(job, other)
-                    self._choose(other)
+                    self._assign(job, place.number, place)
+                    self._choose(place.number)
 
     def _choose(self, number: int) -> Selection:
         selection = self.at(number)
@@ -143,8 +155,8 @@ class NodeAssignment:
             self.table.full.discard(number)
         return selection
 
-    def _place(self, job: JobView, elsewhere: JobForecast | None = None) -> int | None:
-        """A node where a job would be on time and make no other late; `elsewhere` is its forecast on its node."""
+    def _place(self, job: JobView, elsewhere: JobForecast | None = None) -> Place | None:
+        """Where a job would be on time and make no other late; `elsewhere` is its forecast on its node."""
         if len(self.table.by_node) == 1 or job.request.deadline_ns is None or job.dropped_to_best_effort:
             return None
         tried: set[int] = set()
@@ -157,8 +169,8 @@ class NodeAssignment:
                 forecast = self.forecaster.forecast(job, selection.node)
             else:
                 forecast = self.forecaster.moved(job, elsewhere, selection.node.devices)
-            if forecast is not None and selection.keeps_all_with(forecast):
-                return number
+            if forecast is not None and (chosen := selection.with_job(forecast)) is not None:
+                return Place(number, forecast, chosen)
         return None
 
     def _candidates(self, job: JobView) -> Iterator[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -91,7 +91,7 @@ class NodeJobs:
                 rank += 1
             forecast.usual = rank
 
-    def leave_room(self) -> None:
+    def leave_room(self, forecasts: Iterable[JobForecast]) -> None:
         """Set how long steps of a job may be that keep the last free device.
 
         A request with less slack than that is late if it comes during such a step. It is left a device if one is
@@ -100,7 +100,7 @@ class NodeJobs:
         """
         if not self.tight or len(self.devices) == 1:
             return
-        for forecast in self.forecasts:
+        for forecast in forecasts:
             too_often = 1.0 / max(1.0, _LIKELY * len(self.devices) * forecast.usual_ns)
             forecast.least_slack_ns = next((slack for slack, often in self.tight if often >= too_often), inf)
 

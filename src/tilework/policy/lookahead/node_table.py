@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
-from heapq import nsmallest
 from math import ceil, inf
 
 from tilework.core.interfaces import ClusterView, DeviceView, JobView
@@ -41,12 +41,13 @@ class NodeTable:
         self._again_ns: dict[int, int] = {}
         self._expected: dict[int, tuple[int, int]] = {}
         self._room = {number: len(devices) for number, devices in self.by_node.items()}
-        self._with_room: list[set[int]] = [set() for _ in range(self.widest + 1)]
-        for number, room in self._room.items():
-            self._with_room[room].add(number)
+        self._with_room: list[list[int]] = [[] for _ in range(self.widest + 1)]
+        for number, room in sorted(self._room.items()):
+            self._with_room[room].append(number)
         self._num_changes: list[int] = []
         self._was_idle: dict[int, int] = {}
-        self._free_sums_ns: dict[int, int] = {}
+        self._free_ns: dict[int, int] = {}
+        self._by_load: list[tuple[int, int, int]] = []
 
     def update(self, waiting: Sequence[JobView], view: ClusterView, now_ns: int) -> list[JobView]:
         """Update the table for a new plan; returns the jobs that no node serves yet, in order."""
@@ -57,7 +58,7 @@ class NodeTable:
             pairs = zip(self.devices, before, num_changes, strict=True)
             self.changed.update(device.node for device, old, new in pairs if old != new)
             self._num_changes = num_changes
-        self._free_sums_ns = {}
+        self._free_ns, self._by_load = {}, []
         self.idle = {}
         for device in self.devices:
             if not device.works:
@@ -86,13 +87,17 @@ class NodeTable:
         if self.node_of.get(job.job_id) != number:
             self._remove(job.job_id)
             self.node_of[job.job_id] = number
+            load = self._load(number)
             self.waiting[number][job.job_id] = job
+            self._load_changed(number, load)
             self.changed.add(number)
 
     def _remove(self, job_id: int) -> None:
         number = self.node_of.pop(job_id, None)
         if number is not None:
+            load = self._load(number)
             del self.waiting[number][job_id]
+            self._load_changed(number, load)
             self.changed.add(number)
 
     def expect(self, job: JobView, number: int, width: int) -> None:
@@ -146,16 +151,21 @@ class NodeTable:
 
     def least_loaded(self, most: int) -> list[int]:
         """The nodes with the fewest waiting jobs; among equals those whose devices are free first."""
-        return nsmallest(
-            most, self.by_node, key=lambda number: (len(self.waiting[number]), self._free_ns(number), number)
-        )
+        if not self._by_load:
+            self._free_ns = {
+                number: sum([device.free_ns for device in devices]) for number, devices in self.by_node.items()
+            }
+            self._by_load = sorted(map(self._load, self.by_node))
+        return [number for _, _, number in self._by_load[:most]]
 
-    def _free_ns(self, number: int) -> int:
-        """The sum of the times at which the devices of a node are free: the same until the next plan."""
-        found = self._free_sums_ns.get(number)
-        if found is None:
-            found = self._free_sums_ns[number] = sum(device.free_ns for device in self.by_node[number])
-        return found
+    def _load(self, number: int) -> tuple[int, int, int]:
+        """The place of a node among those by load; the times at which devices are free stay until the next plan."""
+        return len(self.waiting[number]), self._free_ns.get(number, 0), number
+
+    def _load_changed(self, number: int, before: tuple[int, int, int]) -> None:
+        if self._by_load:
+            del self._by_load[bisect_left(self._by_load, before)]
+            insort(self._by_load, self._load(number))
 
     # Room.
 
@@ -168,9 +178,11 @@ class NodeTable:
         self._set_room(number, self._room[number] - width)
 
     def _set_room(self, number: int, room: int) -> None:
-        self._with_room[max(0, self._room[number])].discard(number)
+        before, after = self._with_room[max(0, self._room[number])], self._with_room[max(0, room)]
         self._room[number] = room
-        self._with_room[max(0, room)].add(number)
+        if before is not after:
+            del before[bisect_left(before, number)]
+            insort(after, number)
 
     def with_room(self, width: int, most: int) -> list[int]:
         """Nodes with room for `width` devices, those with the least first, so that others stay whole for wide jobs.
@@ -178,7 +190,7 @@ class NodeTable:
         Before them comes a node that is whole, if another one is: at low load a job need not share a node.
         """
         whole = self._with_room[self.widest]
-        found = [min(whole)] if len(whole) > 1 else []
+        found = whole[:1] if len(whole) > 1 else []
         for numbers in self._with_room[width:]:
-            found += nsmallest(most - len(found), numbers)
+            found += numbers[: most - len(found)]
         return found

@@ -24,7 +24,6 @@ from math import inf
 from tilework.core.interfaces import JobView
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import NodeJobs
-from tilework.policy.lookahead.rollout import simulate_ahead
 from tilework.policy.lookahead.step_sharing import ServiceOrder, StepSharing
 
 _MOST_REFUSED = 8  # Jobs in a row that could join no batch, after which no further ones are tried.
@@ -45,9 +44,16 @@ class Selection:
     def __post_init__(self) -> None:
         self.sharing = StepSharing(self.node)
 
-    def add(self, job: JobView, forecast: JobForecast) -> None:
+    def add(self, job: JobView, forecast: JobForecast, chosen: ServiceOrder | None = None) -> None:
+        """Let a job wait here. `chosen` is what `with_job` has returned for it."""
         self.node.add(job, forecast)
-        self._chosen = None
+        self._chosen = chosen if chosen and self._stays() else None
+
+    def _stays(self) -> bool:
+        """Whether to choose again would give the order of `with_job`: a further job changes no claim and no batch."""
+        return not self.sharing.batches and all(
+            one.claim in (Claim.FEASIBLE, Claim.BEST_EFFORT) for one in self.node.forecasts
+        )
 
     def drop(self, job_id: int) -> None:
         """Forget a job that another node serves."""
@@ -63,7 +69,7 @@ class Selection:
                 forecast.claim = Claim.FEASIBLE
         self.wake_ns = self.node.hold_late()
         self.node.share_devices()
-        self.node.leave_room()
+        self.node.leave_room(self.node.forecasts)
         chosen = self.sharing.simulate(self.sharing.gather())
         deferred: list[JobForecast] = []
         while (late := chosen.result.late) is not None:
@@ -90,11 +96,12 @@ class Selection:
     def _cost(self, forecast: JobForecast) -> float:
         return forecast.cost(self.node.now_ns)
 
-    def keeps_all_with(self, forecast: JobForecast) -> bool:
-        """Whether one more job would be on time, and make no other job late."""
-        node, order = self.node, [*self.choose().order, forecast]
-        order.sort(key=JobForecast.place)
-        return simulate_ahead(order, len(node.devices), node.now_ns).late is None
+    def with_job(self, forecast: JobForecast) -> ServiceOrder | None:
+        """The order with one more job, if it would be on time and make no other job late."""
+        chosen = self.choose()
+        self.node.leave_room([forecast])
+        order = self.sharing.simulate([*chosen.served, forecast])
+        return order if order.result.late is None else None
 
     @property
     def defers(self) -> bool:
