@@ -8,14 +8,17 @@ from statistics import fmean
 import pytest
 
 from builders import groups, profile, request, shipped, simulate
+from tilework.core.progress import Cursor
 from tilework.core.request import Request, cost_key
 from tilework.core.time import NS_PER_S
+from tilework.cost.table_costs import TableCosts
+from tilework.policy.lookahead.policy import LookaheadPolicy
 from tilework.policy.lookahead.tight_classes import TightClasses
 from tilework.sim.trace import Trace
 from tilework.sim.workloads.flood import Flood
 from tilework.sim.workloads.requests import to_requests
 
-# Twelve steps; the request of 64 px can wait for 0.2 s.
+# Of ten steps; the request of 64 px can wait for 0.2 s.
 STEPS = profile({64: {1: 0.1}, 128: {1: 1.0, 2: 0.6, 4: 0.4}})
 HURRIED = request("hurried", side=64, slo_s=1.2)
 
@@ -75,6 +78,17 @@ def test_deadlines_that_leave_no_room_are_kept_beside_more_best_effort_than_the_
     flood = Flood(rate_per_s=1.3, urgent=0.5, slo_factor=1.05)
     due = [ending for ending in flooded(flood, "tilework").endings if ending.request.deadline_ns is not None]
     assert fmean(ending.on_time for ending in due) > 0.42
+
+
+def test_patience_is_a_multiple_of_the_time_that_a_request_takes_alone() -> None:
+    """10 steps take 4 s on four devices and 10 s on one."""
+    policy, costs = LookaheadPolicy(), TableCosts(STEPS)
+    long, short, due = background("long"), request("short", 5.0, steps=4, weight=2.0), request("due", slo_s=2000)
+    for one in (long, short, due):
+        policy.demand(one, Cursor.start(one), costs)
+    assert policy.urgency_ns(long, False) == 300 * 4 * NS_PER_S
+    assert policy.urgency_ns(short, False, delay_ns=7) == 5 * NS_PER_S + 7 + 300 * 1.6 * NS_PER_S / 2
+    assert policy.urgency_ns(due, False) == policy.urgency_ns(due, True) == 2000 * NS_PER_S
 
 
 def test_how_often_requests_come_that_cannot_wait_for_long() -> None:

@@ -100,9 +100,11 @@ class NodeJobs:
         """
         if not self.tight or len(self.devices) == 1:
             return
+        least_slack_ns = self.tight[0][0]
         for forecast in forecasts:
-            too_often = 1.0 / max(1.0, _LIKELY * len(self.devices) * forecast.usual_ns)
-            forecast.least_slack_ns = next((slack for slack, often in self.tight if often >= too_often), inf)
+            if forecast.speeds[0].step_ns > least_slack_ns:
+                too_often = 1.0 / max(1.0, _LIKELY * len(self.devices) * forecast.usual_ns)
+                forecast.least_slack_ns = next((slack for slack, often in self.tight if often >= too_often), inf)
 
     def ready_ns(self, job: JobView) -> int:
         """When the works of a job have ended; now if it has none."""

@@ -35,36 +35,36 @@ class LookaheadPolicy(DeadlinePolicy):
     does next.
 
     Requests without a deadline are served by their priority (`Forecaster`), each at the degree up to which a doubling
-    pays. No request starves: from the point of `DeadlineOrder`, and `patience` times its device time after it, a
+    pays. No request starves: once it has waited `patience` times as long as it takes alone, divided by its weight, a
     request goes before all that have deadlines. Requests whose deadline cannot be met go by that point from the start.
     """
 
     chunk_ns: int = 200 * NS_PER_MS
-    patience: float = 20.0
+    patience: float = 300.0
     _request_costs: RequestCosts = field(default_factory=RequestCosts, init=False)
-    _device_ns: dict[RequestClass, int] = field(default_factory=dict, init=False)
+    _alone_ns: dict[RequestClass, int] = field(default_factory=dict, init=False)
     _tight: TightClasses = field(default_factory=TightClasses, init=False)
     _table: NodeTable | None = field(default=None, init=False)
 
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
-        """The device time of a request is known from `demand`, which admission asks for first."""
-        urgency_ns = self.order.urgency_ns(request, dropped_to_best_effort, delay_ns)
+        """How long a request takes alone is known from `demand`, which admission asks for first."""
         if request.deadline_ns is not None and not dropped_to_best_effort:
-            return urgency_ns
-        return urgency_ns + int(self.patience * self._device_ns.get(cost_key(request), 0) / request.weight)
+            return request.deadline_ns
+        patience_ns = int(self.patience * self._alone_ns.get(cost_key(request), 0) / request.weight)
+        return max(request.deadline_ns or 0, request.arrival_ns + delay_ns + patience_ns)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
         demand = DeadlinePolicy.demand(self, request, left, costs)  # Dataclasses with slots know no super().
         if left == Cursor.start(request):
-            key = cost_key(request)
+            key, degrees = cost_key(request), self.degrees(request, costs)
             if request.deadline_ns is not None:
-                narrowest = demand_at(request, left, self.degrees(request, costs)[0], costs)
+                narrowest = demand_at(request, left, degrees[0], costs)
                 slack_ns = request.deadline_ns - request.arrival_ns - narrowest.run_ns
                 self._tight.add(key, request.arrival_ns, slack_ns)
-            self._device_ns.pop(key, None)
-            self._device_ns[key] = demand.width * demand.run_ns
-            if len(self._device_ns) > _MOST_CLASSES:
-                del self._device_ns[next(iter(self._device_ns))]
+            self._alone_ns.pop(key, None)
+            self._alone_ns[key] = self._request_costs.of(request, degrees[-1], costs).alone_ns(request.steps)
+            if len(self._alone_ns) > _MOST_CLASSES:
+                del self._alone_ns[next(iter(self._alone_ns))]
         return demand
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:

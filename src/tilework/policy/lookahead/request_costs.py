@@ -28,6 +28,11 @@ class StepCosts:
     decode_ns: int
     shares: bool
 
+    def alone_ns(self, num_steps: int) -> int:
+        """The time of a request with this many steps at the fastest degree."""
+        step_ns = self.speeds[-1].step_ns if self.speeds else 0
+        return self.encode_ns + num_steps * step_ns + self.decode_ns
+
 
 @dataclass(slots=True)
 class RequestCosts:
