@@ -258,7 +258,7 @@ class Invariants:
 
     def _check_waits(self) -> None:
         """A best-effort request waits at most for all more urgent or promised requests, and for interruptions."""
-        alone_ns = {uid: self._alone_ns(self._requests[uid]) for uid in self._job_ids}
+        alone_ns = {uid: self._alone_ns(self._requests[uid]) for uid in self._urgency_ns}
         slowness = 2 * max(1.0, 1.5 * self._faults.size("slow") if "slow" in self._faults else 1.0)
         spare_ns = self._num_interruptions * INTERRUPTION_NS + self._delays_ns() + 10 * NS_PER_S
         for uid, start_ns in self._first_start_ns.items():
