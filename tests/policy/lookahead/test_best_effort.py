@@ -7,10 +7,11 @@ from statistics import fmean
 
 import pytest
 
-from builders import groups, profile, request, shipped, simulate
+from builders import groups, planned, profile, request, shipped, simulate
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, cost_key
 from tilework.core.time import NS_PER_S
+from tilework.core.work import DIFFUSE, StageId, Work
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.lookahead.policy import LookaheadPolicy
 from tilework.policy.lookahead.tight_classes import TightClasses
@@ -71,6 +72,19 @@ def test_a_single_device_is_not_left_idle() -> None:
     again = replace(HURRIED, uid="again", arrival_ns=2 * NS_PER_S, deadline_ns=int(3.2 * NS_PER_S))
     trace = simulate([HURRIED, again, background("b", 3.3)], "tilework", num_devices=1, costs=STEPS)
     assert min(run.start_ns for run in trace.runs if run.work.job_ids == (2,)) == int(3.3 * NS_PER_S)
+
+
+def test_a_request_that_fits_on_all_devices_only_gets_the_last_one_too() -> None:
+    """It waited for ever where hurried requests had come."""
+    policy, costs, one = LookaheadPolicy(), TableCosts(STEPS), background("b")
+    stage = StageId(one.pipeline, DIFFUSE)
+    narrow = Work(
+        work_id=0, stage=stage, job_ids=(0,), attempts=(1,), first_steps=(0,), devices=(0, 1), num_steps=1, why=""
+    )
+    costs.observe_memory(narrow, (one.shape,), fitted=False, now_ns=0)
+    policy.demand(HURRIED, Cursor.start(HURRIED), costs)
+    plan = planned(policy, [one], 4, costs)
+    assert [start.devices for start in plan.starts if start.stage.name == DIFFUSE] == [(0, 1, 2, 3)] * 2
 
 
 def test_deadlines_that_leave_no_room_are_kept_beside_more_best_effort_than_the_devices_can_do() -> None:

@@ -96,13 +96,14 @@ class NodeJobs:
 
         A request with less slack than that is late if it comes during such a step. It is left a device if one is
         likely to come while as many jobs run, one after the other, as there are devices: the more there are, the less
-        one of them costs.
+        one of them costs. A job that fits on no fewer than all devices leaves none, or it would never begin.
         """
         if not self.tight or len(self.devices) == 1:
             return
         least_slack_ns = self.tight[0][0]
         for forecast in forecasts:
-            if forecast.speeds[0].step_ns > least_slack_ns:
+            narrowest = forecast.speeds[0]
+            if narrowest.step_ns > least_slack_ns and narrowest.degree < len(self.devices):
                 too_often = 1.0 / max(1.0, _LIKELY * len(self.devices) * forecast.usual_ns)
                 forecast.least_slack_ns = next((slack for slack, often in self.tight if often >= too_often), inf)
 
