@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -10,12 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import PIPELINE, costs, request, row, sized, table
-from tilework.core.request import Shape
+from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, StageId
+from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, StageId, Work
 from tilework.cost.table_costs import TableCosts
 
 STEP = StageId(PIPELINE, DIFFUSE)
+
+
+def a_step() -> Work:
+    return Work(work_id=0, stage=STEP, job_ids=(0,), attempts=(1,), first_steps=(0,), devices=(0,), num_steps=1, why="")
 
 
 def step_s(model: TableCosts, pixels: int, **more: Any) -> float:
@@ -69,6 +74,47 @@ def test_the_version_changes_with_the_answers() -> None:
         seen.append((model.version, step_s(model, 100)))
     assert [version for version, _ in seen] == [0, 1, 1, 2, 3]
     assert len({seconds for _, seconds in seen}) == 4
+
+
+KINDS = [request(f"{side}", side=side, preview_every=previews) for side in (64, 256, 512) for previews in (0, 2)]
+
+
+def answers(model: TableCosts, asked: Request) -> list[object]:
+    stages = [StageId(PIPELINE, stage) for stage in STAGES]
+    alone = [model.work_ns(stage, (asked,), degree) for stage in stages for degree in (1, 2)]
+    together = [model.work_ns(STEP, (asked, asked), 1), model.fits_together(STEP, (asked.shape, asked.shape))]
+    return [*alone, *together, model.knows(STEP, asked), model.fits(STEP, asked.shape, 1)]
+
+
+@given(
+    events=st.lists(
+        st.tuples(
+            st.sampled_from(KINDS), st.sampled_from(STAGES), st.integers(1, 2), st.sampled_from([0.5, 1.0, 3.0, inf])
+        )
+    )
+)
+def test_the_version_of_a_request_changes_with_the_answers_about_it(
+    events: list[tuple[Request, str, int, float]],
+) -> None:
+    """An event is a measurement of one or two requests, or a work that did not fit."""
+    model = TableCosts(table())
+    for measured, stage, number, seconds in events:
+        before = [(model.version_of(asked), answers(model, asked)) for asked in KINDS]
+        group = (measured,) * number
+        if seconds < inf:
+            model.observe(StageId(PIPELINE, stage), group, 1, 1, round(seconds * NS_PER_S))
+        else:
+            model.observe_memory(a_step(), [asked.shape for asked in group], fitted=False, now_ns=0)
+        for asked, (version, known) in zip(KINDS, before, strict=True):
+            assert model.version_of(asked) != version or answers(model, asked) == known
+
+
+def test_a_measurement_leaves_the_versions_of_other_sizes() -> None:
+    model, small, large = TableCosts(table()), request("small", side=64), request("large", side=128)
+    model.observe(STEP, (small,), 1, 1, NS_PER_S)
+    assert (model.version_of(small), model.version_of(large)) == (1, 0)
+    model.observe(STEP, (small, small), 1, 1, NS_PER_S)
+    assert (model.version_of(small), model.version_of(large)) == (2, 2)
 
 
 def test_a_measurement_changes_no_other_key() -> None:

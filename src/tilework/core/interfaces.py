@@ -137,10 +137,11 @@ class ClusterView(Protocol):
 
 
 class CostModel(Protocol):
-    """Predicted durations. `version` changes whenever an answer may have changed."""
+    """Predicted durations."""
 
-    @property
-    def version(self) -> int: ...
+    def version_of(self, request: Request) -> int:
+        """Changes whenever an answer about works of this request, alone or with requests like it, may have changed."""
+
     def work_ns(self, stage: StageId, requests: Sequence[Request], degree: int, num_steps: int = 1) -> int:
         """Device time of a work, without the gap between two works. Raises UnknownCost."""
 

@@ -24,6 +24,8 @@ class TableCosts:
     the weight `weight`. Tables describe guided steps; unguided ones are taken to cost half as much until some have been
     measured. The requests of a batch are corrected like single ones; the savings of the batch have a correction of
     their own.
+
+    `version` counts the changes of predictions.
     """
 
     def __init__(self, table: CostTable, *, move_ns: int = 2_000_000, weight: float = 0.1, max_batch: int = 12) -> None:
@@ -35,6 +37,24 @@ class TableCosts:
         self._tabled = TabledTimes(table)
         self._corrections = Corrections(weight)
         self._prices: dict[_Key, _Price] = {}
+        self._changed: dict[int, int] = {}  # The version at which the times of single requests changed, by pixels.
+        self._all_changed = 0
+
+    def version_of(self, request: Request) -> int:
+        """The version at which a prediction for such requests, alone or together, may have changed last."""
+        version = max(self._all_changed, self._changed.get(request.shape.pixels, 0))
+        if request.preview_every:
+            version = max(version, self._changed.get(preview_shape(request.shape).pixels, 0))
+        return version
+
+    def _has_changed(self, pixels: int | None = None) -> None:
+        """Count a change of the times of requests with this many pixels; None: of any, or of batches."""
+        self.version += 1
+        if pixels is None or len(self._changed) >= _MAX_CACHED:
+            self._all_changed = self.version
+            self._changed.clear()
+        else:
+            self._changed[pixels] = self.version
 
     def run_ns(
         self, stage: StageId, shapes: Sequence[Shape], degree: int, num_steps: int = 1, guided: bool = True
@@ -133,7 +153,7 @@ class TableCosts:
         else:
             is_new = self._memory.starved(work.stage, shapes, len(work.devices), work.sliced, now_ns)
         if is_new:
-            self.version += 1
+            self._has_changed()
         return is_new
 
     @property
@@ -145,7 +165,7 @@ class TableCosts:
         """Forget the memory limits that are too old; returns whether there were any."""
         is_forgotten = bool(self._memory) and self._memory.forget(now_ns)
         if is_forgotten:
-            self.version += 1
+            self._has_changed()
         return is_forgotten
 
     def move_ns(self, source: Group, target: Group) -> int:
@@ -163,7 +183,7 @@ class TableCosts:
             return
         learn = self._corrections.observe_batch if price.alone else self._corrections.observe_single
         if learn(price.key, run_ns / expected_ns):
-            self.version += 1
+            self._has_changed(None if price.alone else requests[0].shape.pixels)
 
     def knows(self, stage: StageId, request: Request) -> bool:
         """Whether the time of such a work alone on one device was measured, for the table or since then.

@@ -43,13 +43,15 @@ class RemainingJob:
 
     def run(self, span_ns: float) -> None:
         """Take off what it does in this time at its degree."""
+        if self.head_ns:
+            head_ns = min(self.head_ns, span_ns)
+            self.head_ns, span_ns = self.head_ns - head_ns, span_ns - head_ns
         step_ns = self.forecast.speeds[self.rank].step_ns
-        head_ns = min(self.head_ns, span_ns)
-        self.head_ns, span_ns = self.head_ns - head_ns, span_ns - head_ns
-        if step_ns:
-            num_steps = min(self.num_steps, span_ns / step_ns)
-            self.num_steps, span_ns = self.num_steps - num_steps, span_ns - num_steps * step_ns
-        self.tail_ns -= span_ns
+        steps_ns = self.num_steps * step_ns
+        if span_ns < steps_ns:
+            self.num_steps -= span_ns / step_ns
+        else:
+            self.num_steps, self.tail_ns = 0.0, self.tail_ns - (span_ns - steps_ns)
 
 
 def allocate(
@@ -75,10 +77,16 @@ def allocate(
     for job in chain(certain, feasible):
         if not num_free:
             return running
-        job.rank = _narrowest_in_time(job, num_free, now)
-        if job.rank >= 0:
-            num_free -= job.degree
+        speeds = job.forecast.speeds
+        if job.forecast.claim is Claim.FEASIBLE:
+            job.rank = rank = _narrowest_in_time(job, num_free, now)
+        else:
+            job.rank = rank = _widest(job, job.forecast.usual, num_free)
+        if rank >= 0:
+            num_free -= speeds[rank].degree
             running.append(job)
+    if not num_free:
+        return running
     num_free = _widen(running, num_free, _LEAST_SPEEDUP)
     for job in others:
         if not num_free:
@@ -119,18 +127,14 @@ def available_now(
 
 
 def _narrowest_in_time(job: RemainingJob, num_free: int, now: float) -> int:
-    """The narrowest rank that is on time, or else the widest that fits; the usual one without a deadline.
-
-    -1 if there is no room.
-    """
-    if job.forecast.claim is not Claim.FEASIBLE:
-        return _widest(job, job.forecast.usual, num_free)
-    budget_ns, found = job.forecast.due_ns - now - job.head_ns - job.tail_ns, -1
-    for rank, speed in enumerate(job.forecast.speeds):
+    """The narrowest rank that is on time, or else the widest that fits; -1 if there is no room."""
+    forecast = job.forecast
+    budget_ns, num_steps, found = forecast.due_ns - now - job.head_ns - job.tail_ns, job.num_steps, -1
+    for speed in forecast.speeds:
         if speed.degree > num_free:
             break
-        found = rank
-        if job.num_steps * speed.step_ns <= budget_ns:
+        found += 1
+        if num_steps * speed.step_ns <= budget_ns:
             break
     return found
 

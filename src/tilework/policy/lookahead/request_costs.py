@@ -11,6 +11,9 @@ from tilework.policy.lookahead.batch import LEAST_SAVED
 from tilework.policy.toolkit.degrees import best_doubling
 from tilework.policy.toolkit.demand import Speed, step_speeds, worthwhile
 
+_MOST_CLASSES = 10_000
+_UNKNOWN = (0, None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCosts:
@@ -36,20 +39,21 @@ class StepCosts:
 
 @dataclass(slots=True)
 class RequestCosts:
-    """The costs of each class of requests, as of the latest version of the cost model."""
+    """The costs of each class of requests, computed again when the cost model has learned of such requests."""
 
-    _version: int = -1
-    _known: dict[tuple[StepClass, int], StepCosts] = field(default_factory=dict)
+    _known: dict[tuple[StepClass, int], tuple[int, StepCosts]] = field(default_factory=dict)
 
     def of(self, request: Request, num_devices: int, costs: CostModel) -> StepCosts:
         """The costs on a node of `num_devices`. Raises UnknownCost."""
-        if costs.version != self._version:
-            self._known, self._version = {}, costs.version
-        key = step_key(request), num_devices
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = _step_costs(request, num_devices, costs)
-        return found
+        key, version = (step_key(request), num_devices), costs.version_of(request)
+        known_version, known = self._known.get(key, _UNKNOWN)
+        if known is not None and known_version == version:
+            return known
+        if len(self._known) >= _MOST_CLASSES:  # Clients choose the shapes.
+            self._known.clear()
+        known = _step_costs(request, num_devices, costs)
+        self._known[key] = version, known
+        return known
 
 
 def _step_costs(request: Request, num_devices: int, costs: CostModel) -> StepCosts:
