@@ -7,23 +7,26 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from tilework.core.interfaces import CostModel, DeviceView, JobView
-from tilework.core.time import NS_PER_MS
 from tilework.core.work import DECODE, DIFFUSE, ENCODE, Work
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import ONE_DEVICE, NodeJobs
 from tilework.policy.lookahead.request_costs import RequestCosts
 
 _ROUNDING = 1e-6
-_GRACE_NS = 500 * NS_PER_MS  # Added to the time that each request without a deadline has waited.
 
 
 @dataclass(slots=True)
 class Forecaster:
-    """Makes forecasts at one time. `by_tenant`: jobs of several tenants wait."""
+    """Makes forecasts at one time.
+
+    `by_tenant`: jobs of several tenants wait. `grace_ns` is added to the time that each request without a deadline has
+    waited: the shorter go first among those that have just come.
+    """
 
     request_costs: RequestCosts
     costs: CostModel
     now_ns: int
+    grace_ns: float = 0.0
     by_tenant: bool = False
 
     def forecast(self, job: JobView, node: NodeJobs) -> JobForecast | None:
@@ -84,7 +87,7 @@ class Forecaster:
         the request would have arrived if each tenant kept to its share. Until then the priority is negative, below that
         of all other requests.
         """
-        waited_ns = self.now_ns - job.request.arrival_ns - (job.delay_ns if self.by_tenant else 0) + _GRACE_NS
+        waited_ns = self.now_ns - job.request.arrival_ns - (job.delay_ns if self.by_tenant else 0) + self.grace_ns
         if waited_ns <= 0:
             return waited_ns
         return forecast.weight * waited_ns**2 / max(1.0, forecast.least_device_ns)

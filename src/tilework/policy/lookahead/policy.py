@@ -24,6 +24,7 @@ from tilework.policy.toolkit.demand import demand_at
 
 _MOST_WAITING = 24  # Per node: the most urgent.
 _MOST_CLASSES = 256
+_GRACE = 0.5  # Of the shortest time that a request takes alone.
 
 
 @policy("tilework")
@@ -39,7 +40,7 @@ class LookaheadPolicy(DeadlinePolicy):
     request goes before all that have deadlines. Requests whose deadline cannot be met go by that point from the start.
     """
 
-    chunk_ns: int = 200 * NS_PER_MS
+    chunk_ns: int = 200 * NS_PER_MS  # So often it decides for a device; a decision takes as long for any model.
     patience: float = 300.0
     _request_costs: RequestCosts = field(default_factory=RequestCosts, init=False)
     _alone_ns: dict[RequestClass, int] = field(default_factory=dict, init=False)
@@ -75,7 +76,8 @@ class LookaheadPolicy(DeadlinePolicy):
         if self._table is None or self._table.devices is not view.devices:
             self._table = NodeTable(view.devices)
         table = self._table
-        forecaster = Forecaster(self._request_costs, costs, now_ns)
+        grace_ns = _GRACE * min(self._alone_ns.values(), default=0)
+        forecaster = Forecaster(self._request_costs, costs, now_ns, grace_ns)
         assignment = NodeAssignment(table, forecaster, view, self.chunk_ns, self._tight.frequencies(now_ns))
         assignment.assign_waiting(list(islice(view.waiting(), _MOST_WAITING * len(table.by_node))))
         unreachable = [each for number in sorted(table.changed) for each in assignment.at(number).node.unreachable()]
