@@ -45,9 +45,9 @@ class Device:
 
     def end_ns(self, work: Work) -> int:
         end_ns = max(self._head_ns, self.now.ns)
-        for one, run_ns in zip(self.works, self._runs_ns, strict=True):
-            if one is not self.works[0]:
-                end_ns += run_ns
+        for index, one in enumerate(self.works):
+            if index:
+                end_ns += self._runs_ns[index]
             if one is work:
                 return end_ns
         return 0

@@ -115,14 +115,7 @@ class NodeJobs:
 
     def end_ns(self, work: Work) -> int:
         """When a work is predicted to end."""
-        return max(
-            [
-                device.end_ns(work)
-                for device in self.devices
-                if device.device_id in work.devices and work in device.works
-            ],
-            default=0,
-        )
+        return max([device.end_ns(work) for device in self.devices if device.device_id in work.devices], default=0)
 
     def unreachable(self) -> list[tuple[int, str]]:
         """The jobs that are late even if they run at the widest degree from now on, with the reason."""

@@ -63,7 +63,9 @@ class StepSharing:
         batches: list[Batch] = []
         by_id = {forecast.job_id: forecast for forecast in node.forecasts}
         for device in node.devices:
-            committed = dict.fromkeys(job_id for work in device.works for job_id in work.job_ids)
+            committed = dict.fromkeys([job_id for work in device.works for job_id in work.job_ids])
+            if len(committed) < 2:
+                continue
             here = [node.jobs[job_id] for job_id in committed if job_id in by_id]
             if not _is_shared(device, here, by_id):
                 continue
