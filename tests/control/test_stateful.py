@@ -192,9 +192,10 @@ class HostileDriver(RuleBasedStateMachine):
             slo_s = slo_s / 20 + alone_ns / 1e9
         new = request(uid, self.now_ns / 1e9, side=side, steps=steps, slo_s=slo_s, on_miss=on_miss)
         self.requests[uid] = steps
+        is_first = Status.DONE not in self.statuses.values()  # From those that are done, predictions learn.
         was_idle = not self.job_of.keys() - self.ends.keys()
         self.describe(Submitted(new))
-        if was_idle and self.queues and uid in self.etas_ns and slo_s is None:  # Shapes that do not fit are refused.
+        if is_first and was_idle and self.queues and uid in self.etas_ns and slo_s is None:
             assert self.etas_ns[uid] >= self.now_ns + alone_ns
 
     def alone_ns(self, uid: str, side: int, steps: int) -> int:
