@@ -11,11 +11,11 @@ from tilework.control.controller import Controller, ControllerConfig
 from tilework.control.history import History
 from tilework.control.history_recorder import read_history
 from tilework.control.log import entry_line, header_line
-from tilework.core.actions import Action, RunStage, RunSteps
-from tilework.core.events import Broken, DeviceJoined, DeviceLost, Event, StageFinished, StepsFinished, Submitted
+from tilework.core.actions import Action, RunWork
+from tilework.core.events import Broken, DeviceJoined, DeviceLost, Event, Submitted, WorkFinished
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, ns_from_s
-from tilework.core.work import DIFFUSE, Work
+from tilework.core.work import Work
 from tilework.cost.table import CostTable
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
@@ -69,11 +69,10 @@ class Play:
         self.now_ns += ns_from_s(after_s)
         actions = self.controller.handle(event, self.now_ns)
         self.lines.append(entry_line(event, actions, self.now_ns))
-        return [action.work for action in actions if isinstance(action, RunStage | RunSteps)]
+        return [action.work for action in actions if isinstance(action, RunWork)]
 
     def finish(self, work: Work, run_s: float) -> list[Work]:
-        kind = StepsFinished if work.stage.name == DIFFUSE else StageFinished
-        return self.tell(kind(work.work_id, ns_from_s(run_s)), run_s)
+        return self.tell(WorkFinished(work.work_id, ns_from_s(run_s)), run_s)
 
 
 def lost_and_broken() -> tuple[list[str], Work]:

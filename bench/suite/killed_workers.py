@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from suite.case import CaseFailed
 from tilework.control.driver.result import Ending
-from tilework.core.actions import RunStage, RunSteps
+from tilework.core.actions import RunWork
 from tilework.core.model import ModelSource
 from tilework.core.time import s_from_ns
 from tilework.core.wire import Ended, Progress, Report, Spec
@@ -126,7 +126,7 @@ class KillingDriver(Observer):
 
 
 def _begun(ticket: Ticket) -> list[tuple[int, Work]]:
-    return [(at_ns, action.work) for at_ns, action in ticket.history if isinstance(action, RunSteps | RunStage)]
+    return [(at_ns, action.work) for at_ns, action in ticket.history if isinstance(action, RunWork)]
 
 
 @asynccontextmanager

@@ -12,12 +12,13 @@ from builders import SERVICE_S, Idle, controller, only, promise, request, simula
 from tilework.admission.admission import Admission
 from tilework.admission.admission_limits import AdmissionLimits
 from tilework.control.cluster.device import Device, Now
-from tilework.core.actions import Accept, Finish, Reject, RunStage
-from tilework.core.events import Cancelled, StageFinished, Submitted
+from tilework.core.actions import Accept, Finish, Reject, RunWork
+from tilework.core.events import Cancelled, Submitted, WorkFinished
 from tilework.core.interfaces import Admitted, Ahead, Block, CostModel, Demand, EtaPrediction, Held
 from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, RefusalCode, Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
+from tilework.core.work import ENCODE
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.margin import ADMISSION_MARGIN
 
@@ -173,7 +174,7 @@ def test_a_full_queue_precedes_an_unreachable_deadline_as_the_reason() -> None:
     control.handle(Submitted(request("a")), 0)
     (refused,) = only(Reject, control.handle(Submitted(promise("b", 0, slo_s=0.1)), 0))
     assert (refused.code, refused.earliest_ns) == (RefusalCode.QUEUE, None)
-    control.handle(StageFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
+    control.handle(WorkFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
     (refused,) = only(Reject, control.handle(Submitted(request("c")), 11 * NS_PER_MS))
     assert refused.code is RefusalCode.QUEUE, "the end of a stage makes no room"
 
@@ -190,7 +191,8 @@ def test_requests_submitted_together_are_all_accepted_before_any_starts() -> Non
     control = controller(num_devices=2)
     answers = control.handle(together(3, slo_s=9), 0)
     assert [type(answer) for answer in answers[:3]] == [Accept] * 3
-    assert len(only(RunStage, answers[3:])) == 2
+    begun = [action.work for action in only(RunWork, answers[3:])]
+    assert [work.job_ids for work in begun if work.stage.name == ENCODE] == [(0,), (1,)]
     assert [answer.job_id for answer in only(Accept, answers)] == [0, 1, 2]
     (accept,) = only(Accept, control.handle(Submitted(request("later")), 1))
     assert accept.job_id == 3

@@ -9,7 +9,7 @@ import pytest
 from builders import controller, only, poisson, promise, request, simulate, table
 from tilework.admission.eta_correction import EtaCorrection
 from tilework.core.actions import Accept
-from tilework.core.events import StageFinished, StepsFinished, Submitted
+from tilework.core.events import Submitted, WorkFinished
 from tilework.core.time import NS_PER_S
 from tilework.sim.trace import Trace
 
@@ -90,9 +90,9 @@ def test_the_next_prediction_is_corrected_by_the_error_of_the_last_one() -> None
     control = controller("fixed-sp1")
     (first,) = only(Accept, control.handle(Submitted(request("a", steps=2)), 0))
     at_ns = first.eta_ns * 2
-    control.handle(StageFinished(1, 10_000_000), 1)
-    control.handle(StepsFinished(2, 200_000_000), 2)
-    control.handle(StageFinished(3, 50_000_000), at_ns)
+    control.handle(WorkFinished(1, 10_000_000), 1)
+    control.handle(WorkFinished(2, 200_000_000), 2)
+    control.handle(WorkFinished(3, 50_000_000), at_ns)
     (second,) = only(Accept, control.handle(Submitted(request("b", steps=2, arrival_s=at_ns / NS_PER_S)), at_ns))
     assert second.eta_ns - at_ns == pytest.approx(2 * first.eta_ns)
     assert control.eta_ns(1, at_ns) == pytest.approx(second.eta_ns, rel=0.01), "and so are later predictions"

@@ -29,8 +29,7 @@ from tilework.core.actions import (
     Finish,
     MoveState,
     Reject,
-    RunStage,
-    RunSteps,
+    RunWork,
     Stop,
     WakeAt,
 )
@@ -84,12 +83,12 @@ ASKED = request("img-1", 10.0, steps=28, slo_s=2.0)
             "refused (no_device): no device is up",
         ),
         (
-            RunSteps(work()),
+            RunWork(work()),
             "started",
             "steps 4-9 of 28 on devices 0-1 (degree 2): with 1 it would finish 0.31 s late",
         ),
-        (RunSteps(work(num_steps=1, devices=(3,), why="")), "started", "step 4 of 28 on device 3"),
-        (RunStage(work(DECODE, devices=(3,), why="must run now")), "started", "decode on device 3: must run now"),
+        (RunWork(work(num_steps=1, devices=(3,), why="")), "started", "step 4 of 28 on device 3"),
+        (RunWork(work(DECODE, devices=(3,), why="must run now")), "started", "decode on device 3: must run now"),
         (MoveState(5, (2, 3, 6), True), "moved", "its state moves to devices 2-3, 6, with its conditioning"),
         (MoveState(5, (2,), False), "moved", "its state moves to device 2"),
         (Stop(7), "stopped", "work 7 is told to stop at its next step boundary"),
@@ -120,7 +119,7 @@ def test_actions_that_decide_nothing_about_a_request_are_not_described() -> None
 
 
 def test_a_decision_as_json() -> None:
-    decision = describe(ns_from_s(10.5), RunSteps(work()), ASKED)
+    decision = describe(ns_from_s(10.5), RunWork(work()), ASKED)
     assert decision is not None
     assert decision.to_json() == {
         "at_s": 0.5,
@@ -136,7 +135,7 @@ def test_a_decision_as_json() -> None:
 
 
 def test_a_member_of_a_batch_has_its_own_steps() -> None:
-    batch = RunSteps(work(job_ids=(5, 9, 11), attempts=(0, 0, 0), first_steps=(3, 0, 8), why=""))
+    batch = RunWork(work(job_ids=(5, 9, 11), attempts=(0, 0, 0), first_steps=(3, 0, 8), why=""))
     texts = [decision.text for job_id in (5, 9, 11) if (decision := describe(0, batch, ASKED, job_id)) is not None]
     ending = "of 28 on devices 0-1 (degree 2), together with 2 others"
     assert texts == [f"steps 4-9 {ending}", f"steps 1-6 {ending}", f"steps 9-14 {ending}"]
@@ -379,7 +378,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def test_a_running_server_is_asked(server: Server) -> None:
-    decision = describe(ns_from_s(10.213), RunSteps(work()), ASKED)
+    decision = describe(ns_from_s(10.213), RunWork(work()), ASKED)
     assert decision is not None
     told = {"uid": "a/b", "status": "running", "decisions": [decision.to_json()]}
     server.body = json.dumps(told).encode()

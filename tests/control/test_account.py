@@ -13,7 +13,7 @@ from tilework.cli.views.explanation import summary_document
 from tilework.control.account import account_of, cause_of
 from tilework.control.history import History, PastRequest
 from tilework.control.history_recorder import read_history
-from tilework.core.events import Cancelled, StageFinished, StepsFinished, Submitted, WorkFailed
+from tilework.core.events import Cancelled, Submitted, WorkFailed, WorkFinished
 from tilework.core.request import OnMiss, Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import DIFFUSE
@@ -163,8 +163,8 @@ def test_no_request_waits_for_itself() -> None:
     """The end of its encode is reported so late that, by the log, its steps began before."""
     play = Play("fixed-sp1", 1, table())
     (encode, *works) = play.tell(Submitted(request("a", steps=2)))
-    steps, decode = [*works, *play.tell(StageFinished(encode.work_id, 10 * NS_PER_MS), 0.05)]
-    play.tell(StepsFinished(steps.work_id, 30 * NS_PER_MS), 0.001)
+    steps, decode = [*works, *play.tell(WorkFinished(encode.work_id, 10 * NS_PER_MS), 0.05)]
+    play.tell(WorkFinished(steps.work_id, 30 * NS_PER_MS), 0.001)
     play.finish(decode, 0.02)
     history = read_history(play.lines)
     account = account_of(history, of(history, "a"))

@@ -8,29 +8,17 @@ import pytest
 
 from builders import ALL_STAGES, PIPELINE, SERVICE_S, Idle, controller, only, request
 from tilework.control.controller import Controller
-from tilework.core.actions import (
-    Accept,
-    Action,
-    DropState,
-    DropToBestEffort,
-    Finish,
-    MoveState,
-    RunStage,
-    RunSteps,
-    Stop,
-    WakeAt,
-)
+from tilework.core.actions import Accept, Action, DropState, DropToBestEffort, Finish, MoveState, RunWork, Stop, WakeAt
 from tilework.core.events import (
     Broken,
     Cancelled,
     DeviceJoined,
     DeviceLost,
-    StageFinished,
-    StepsFinished,
     Stopped,
     Submitted,
     Woke,
     WorkFailed,
+    WorkFinished,
 )
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.request import Request, Status
@@ -77,9 +65,7 @@ def run(*starts: Start) -> Plan:
 
 def ran(actions: tuple[Action, ...]) -> list[tuple[int, str, int, Group]]:
     """(work, stage, steps, devices) of each work that was started."""
-    assert all(action.work.stage.name == DIFFUSE for action in only(RunSteps, actions))
-    assert all(action.work.stage.name != DIFFUSE for action in only(RunStage, actions))
-    works = [action.work for action in actions if isinstance(action, RunStage | RunSteps)]
+    works = [action.work for action in only(RunWork, actions)]
     return [(work.work_id, work.stage.name, work.num_steps, work.devices) for work in works]
 
 
@@ -96,20 +82,19 @@ def test_one_request_goes_through_its_stages_in_chunks_with_one_work_queued_ahea
     assert begun[0] == Accept(0, "a", ns_from_s(0.01 + 5 * 0.1 + 0.05), why)
     steps_ns = 200 * NS_PER_MS
     later = [
-        control.handle(StageFinished(1, 10 * NS_PER_MS), 1),
-        control.handle(StepsFinished(2, steps_ns), 2),
-        control.handle(StepsFinished(3, steps_ns), 3),
+        control.handle(WorkFinished(1, 10 * NS_PER_MS), 1),
+        control.handle(WorkFinished(2, steps_ns), 2),
+        control.handle(WorkFinished(3, steps_ns), 3),
     ]
     assert [ran(actions) for actions in later] == [
         [(3, DIFFUSE, 2, (0,))],
         [(4, DIFFUSE, 1, (0,))],
         [(5, DECODE, 1, (0,))],
     ]
-    afters = [action.work.after for actions in (begun, *later) for action in only(RunStage, actions)]
-    afters += [action.work.after for actions in (begun, *later) for action in only(RunSteps, actions)]
+    afters = [action.work.after for actions in (begun, *later) for action in only(RunWork, actions)]
     assert sorted(afters) == [(), (1,), (2,), (3,), (4,)], "each is queued after the one before it"
-    assert control.handle(StepsFinished(4, steps_ns // 2), 4) == ()
-    assert control.handle(StageFinished(5, 50 * NS_PER_MS), 5) == (
+    assert control.handle(WorkFinished(4, steps_ns // 2), 4) == ()
+    assert control.handle(WorkFinished(5, 50 * NS_PER_MS), 5) == (
         DropState(0, (0,)),
         Finish(0, "a", Status.DONE, ""),
     )
@@ -149,7 +134,7 @@ def test_requests_that_wait_for_a_device_begin_when_one_joins() -> None:
 def test_each_work_names_the_works_after_which_it_is_queued(scripted: Scripted) -> None:
     chunk = start(DIFFUSE, 0, steps=2)
     begun = scripted(run(start(ENCODE, 0), chunk, chunk)).handle(Submitted(request("a")), 0)
-    works = [action.work for action in begun if isinstance(action, RunStage | RunSteps)]
+    works = [action.work for action in begun if isinstance(action, RunWork)]
     assert [work.after for work in works] == [(), (1,), (2,)]
 
 
@@ -171,8 +156,8 @@ def test_conditioning_is_moved_once_to_each_device(scripted: Scripted) -> None:
         run(start(DIFFUSE, 1, steps=2)),
         run(start(DIFFUSE, 1, steps=4)),
     )
-    told = [control.handle(Submitted(request("a")), 0), control.handle(StageFinished(1, 1), 1)]
-    told += [control.handle(StepsFinished(work_id, 1), work_id) for work_id in (2, 3, 4)]
+    told = [control.handle(Submitted(request("a")), 0), control.handle(WorkFinished(1, 1), 1)]
+    told += [control.handle(WorkFinished(work_id, 1), work_id) for work_id in (2, 3, 4)]
     assert [only(MoveState, actions) for actions in told] == [
         [],
         [MoveState(0, (1,), conditioning=True)],
@@ -180,7 +165,7 @@ def test_conditioning_is_moved_once_to_each_device(scripted: Scripted) -> None:
         [MoveState(0, (1,), conditioning=False)],
         [],
     ]
-    assert all(isinstance(actions[-1], RunStage | RunSteps) for actions in told), "the move precedes the work"
+    assert all(isinstance(actions[-1], RunWork) for actions in told), "the move precedes the work"
     cancelled = control.handle(Cancelled("a", "gone"), 9)
     assert cancelled[1] == DropState(0, (0, 1)), "both devices keep something of it"
 
@@ -193,8 +178,8 @@ def test_a_state_moves_to_the_devices_of_a_group_that_lack_it(scripted: Scripted
         run(start(DIFFUSE, 0, 1, 2, 3, steps=2), start(DIFFUSE, 1, steps=2), start(DIFFUSE, 1, 3, steps=2)),
         num_devices=4,
     )
-    told = [control.handle(Submitted(request("a")), 0), control.handle(StageFinished(1, 1), 1)]
-    told += [control.handle(StepsFinished(work_id, 1), work_id) for work_id in (2, 3)]
+    told = [control.handle(Submitted(request("a")), 0), control.handle(WorkFinished(1, 1), 1)]
+    told += [control.handle(WorkFinished(work_id, 1), work_id) for work_id in (2, 3)]
     assert [only(MoveState, actions) for actions in told] == [
         [],
         [MoveState(0, (0,), conditioning=True)],
@@ -205,15 +190,15 @@ def test_a_state_moves_to_the_devices_of_a_group_that_lack_it(scripted: Scripted
             MoveState(0, (3,), conditioning=False),
         ],
     ], "a device that stays in the group has the state; one that returns to it has an old state"
-    works = [action.work for action in told[-1] if isinstance(action, RunSteps)]
-    assert [work.first_steps for work in works] == [(4,), (6,), (8,)]
+    works = [action.work for action in only(RunWork, told[-1])]
+    assert [work.first_steps for work in works if work.stage.name == DIFFUSE] == [(4,), (6,), (8,)]
 
 
 def test_the_next_attempt_moves_its_conditioning_again(scripted: Scripted) -> None:
     control = scripted(run(start(ENCODE, 0)), *[run(start(DIFFUSE, 1, steps=2))] * 3)
     control.handle(Submitted(request("a")), 0)
-    control.handle(StageFinished(1, 1), 1)
-    control.handle(StepsFinished(2, 1), 2)
+    control.handle(WorkFinished(1, 1), 1)
+    control.handle(WorkFinished(2, 1), 2)
     again = control.handle(WorkFailed(3, "broken"), 3)
     assert again[:2] == (DropState(0, (0, 1)), MoveState(0, (1,), conditioning=True))
     assert again[2].work.first_steps == (2,), "no step is repeated"  # type: ignore[union-attr]
@@ -232,7 +217,7 @@ def test_a_failed_work_restarts_the_request_and_the_last_attempt_fails_it() -> N
     control.handle(Stopped(2, 0), 2)
     failed = control.handle(WorkFailed(3, "out of memory"), 3)
     assert failed[-1] == Finish(0, "a", Status.FAILED, "out of memory (attempt 2 of 2)")
-    assert not only(RunStage, failed)
+    assert not only(RunWork, failed)
 
 
 def test_requests_of_a_lost_device_restart_elsewhere() -> None:
@@ -241,7 +226,7 @@ def test_requests_of_a_lost_device_restart_elsewhere() -> None:
         control.handle(Submitted(request(uid)), 0)
     lost = control.handle(DeviceLost(0, "it burns"), 1)
     assert lost == (), "the other device is busy, and nothing is left to stop or to drop"
-    assert control.handle(StageFinished(1, 5), 2) == (), "too late"
+    assert control.handle(WorkFinished(1, 5), 2) == (), "too late"
     assert ran(control.handle(DeviceJoined(0, 0, ALL_STAGES), 3))[0][1:] == (ENCODE, 1, (0,))
     assert control.handle(DeviceLost(7, "never there"), 4) == ()
 
@@ -259,8 +244,8 @@ def test_a_moved_request_restarts_when_the_device_of_its_running_work_is_lost(sc
 def test_a_waiting_request_resumes_though_all_devices_with_its_state_are_lost(scripted: Scripted) -> None:
     control = scripted(run(start(ENCODE, 0)), run(start(DIFFUSE, 0, 1, steps=4)), Plan(), Plan(), Plan())
     control.handle(Submitted(request("a")), 0)
-    control.handle(StageFinished(1, 1), 1)
-    control.handle(StepsFinished(2, 1), 2)
+    control.handle(WorkFinished(1, 1), 1)
+    control.handle(WorkFinished(2, 1), 2)
     (job,) = control.tracker.waiting()
     assert control.handle(DeviceLost(0, "it burns"), 3) == ()
     assert (job.last_devices, job.holders) == ((1,), {1})
@@ -274,7 +259,7 @@ def test_a_work_of_a_broken_group_occupies_the_survivors_until_they_have_reporte
         run(start(ENCODE, 0), start(DIFFUSE, 0, 1, 2, steps=4)), *[Plan()] * 3, run(start(DIFFUSE, 1, 2)), num_devices=3
     )
     control.handle(Submitted(request("a")), 0)
-    control.handle(StageFinished(1, 1), 1)
+    control.handle(WorkFinished(1, 1), 1)
     assert control.handle(DeviceLost(0, "it burns"), 2) == ()
     assert [[work.work_id for work in device.works] for device in control.tracker.devices] == [[2], [2]]
     control.handle(DeviceJoined(0, 0, ALL_STAGES), 3)
@@ -288,7 +273,7 @@ def test_a_work_of_a_broken_group_occupies_the_survivors_until_they_have_reporte
 def test_a_work_of_a_group_is_lost_with_its_last_member(scripted: Scripted) -> None:
     control = scripted(run(start(ENCODE, 0), start(DIFFUSE, 0, 1, steps=4)), *[Plan()] * 4)
     control.handle(Submitted(request("a")), 0)
-    control.handle(StageFinished(1, 1), 1)
+    control.handle(WorkFinished(1, 1), 1)
     control.handle(DeviceLost(0, "it burns"), 2)
     control.handle(DeviceLost(1, "it burns"), 3)
     (job,) = control.tracker.waiting()
@@ -298,11 +283,11 @@ def test_a_work_of_a_group_is_lost_with_its_last_member(scripted: Scripted) -> N
 def test_progress_resets_the_count_of_failures() -> None:
     control = controller("fixed-sp1", max_attempts=2)
     control.handle(Submitted(request("a", steps=6)), 0)
-    control.handle(StageFinished(1, 1), 1)
+    control.handle(WorkFinished(1, 1), 1)
     retried = control.handle(WorkFailed(2, "bad luck"), 2)
     work_id = ran(retried)[0][0]
     control.handle(Stopped(3, 0), 3)
-    control.handle(StepsFinished(work_id, 1), 4)
+    control.handle(WorkFinished(work_id, 1), 4)
     failed = control.handle(WorkFailed(work_id + 1, "bad luck"), 5)
     assert not only(Finish, failed), "the second failure in all, but the first since progress"
     again = ran(failed)[0][0]
@@ -322,7 +307,7 @@ def test_a_request_is_dropped_to_best_effort_once_though_a_stopped_work_of_it_is
     """A failure makes it late: the job waits, and its stopped second work is still on the device."""
     control = controller()
     control.handle(Submitted(request("a", slo_s=1.3)), 0)
-    control.handle(StageFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
+    control.handle(WorkFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
     again = control.handle(WorkFailed(2, "broken"), 500 * NS_PER_MS)
     assert ran(again) == [(4, DIFFUSE, 2, (0,))]
     assert only(DropToBestEffort, again) == [
@@ -336,18 +321,18 @@ def test_a_policy_that_stops_every_work_does_not_prevent_progress(scripted: Scri
     stop, steps = Plan(stops=(0,)), run(start(DIFFUSE, 0, steps=2))
     control = scripted(run(start(ENCODE, 0)), steps, stop, steps, stop, steps, stop)
     control.handle(Submitted(request("a", steps=6)), 0)
-    control.handle(StageFinished(1, 1), 1)
+    control.handle(WorkFinished(1, 1), 1)
     assert only(Stop, control.handle(Woke(), 2)) == [Stop(2)]
     assert ran(control.handle(Stopped(2, 0), 3)) == [(3, DIFFUSE, 2, (0,))]
     assert not only(Stop, control.handle(Woke(), 4)), "it has done no step since its last stop"
-    assert ran(control.handle(StepsFinished(3, 1), 5)) == [(4, DIFFUSE, 2, (0,))]
+    assert ran(control.handle(WorkFinished(3, 1), 5)) == [(4, DIFFUSE, 2, (0,))]
     assert only(Stop, control.handle(Woke(), 6)) == [Stop(4)]
 
 
 def test_a_job_stopped_at_a_step_resumes_from_there(scripted: Scripted) -> None:
     control = scripted(run(start(ENCODE, 0)), run(start(DIFFUSE, 0, steps=6)))
     control.handle(Submitted(request("a")), 0)
-    control.handle(StageFinished(1, 1), 1)
+    control.handle(WorkFinished(1, 1), 1)
     control.handle(Stopped(2, 4), 2)
     (job,) = control.tracker.waiting()
     assert (job.stage, job.num_steps_left) == (StageId(PIPELINE, DIFFUSE), 6)

@@ -9,10 +9,9 @@ import pytest
 
 from builders import SERVICE_S, controller, poisson, request, simulate
 from tilework.control.controller import Controller
-from tilework.core.events import Cancelled, StageFinished, StepsFinished, Submitted
+from tilework.core.events import Cancelled, Submitted, WorkFinished
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.work import DIFFUSE
 from tilework.sim.trace import Trace
 
 PATIENCE_S = 60
@@ -104,8 +103,7 @@ def test_the_order_of_a_request_is_bounded_and_stays() -> None:
         control.handle(Submitted(request(str(index), now_ns / NS_PER_S, tenant=tenant)), now_ns)
         most_waiting_ns = max([most_waiting_ns, *(tracker.held(name).device_ns for name in "abc")])
         for work in [device.works[0] for device in tracker.devices if device.works and rng.random() < 0.5]:
-            ended = StepsFinished if work.stage.name == DIFFUSE else StageFinished
-            control.handle(ended(work.work_id, ns_from_s(0.1)), now_ns)
+            control.handle(WorkFinished(work.work_id, ns_from_s(0.1)), now_ns)
         for job in tracker.jobs.values():
             assert urgencies.setdefault(job.job_id, job.urgency_ns) == job.urgency_ns
             bound_ns = PATIENCE_S * NS_PER_S + 3 * most_waiting_ns // 2  # Three tenants, two devices.

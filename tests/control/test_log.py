@@ -22,16 +22,7 @@ from tilework.control.log import BadLog, Difference, entry_line, header_line, re
 from tilework.control.measured import dispatch_ns, profiled_table
 from tilework.core.actions import Action, Reject
 from tilework.core.cost_row import CostRow
-from tilework.core.events import (
-    DeviceJoined,
-    DeviceLost,
-    Event,
-    StageFinished,
-    StepsFinished,
-    Stopped,
-    Woke,
-    WorkFailed,
-)
+from tilework.core.events import DeviceJoined, DeviceLost, Event, Stopped, Woke, WorkFailed, WorkFinished
 from tilework.core.request import OnMiss, RefusalCode, Request, Shape, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.wire import Spec
@@ -158,8 +149,8 @@ def change(text: str, field: str, start: str = '"actions"') -> str:
     "field", ["work_id", "num_steps", "after", "devices", "attempts", "job_ids", "eta_ns", "job_id"]
 )
 def test_an_altered_number_of_an_action_is_found(busy_log: list[str], field: str) -> None:
-    with_field = "Accept" if field in ("eta_ns", "job_id") else "RunSteps"
-    index = find(busy_log, f'"is":"{with_field}"', after=20 if with_field == "RunSteps" else 4)
+    with_field = "Accept" if field in ("eta_ns", "job_id") else "RunWork"
+    index = find(busy_log, f'"is":"{with_field}"', after=20 if with_field == "RunWork" else 4)
     lines = list(busy_log)
     if field in ("after", "devices", "attempts", "job_ids"):
         lines[index] = re.sub(rf'"{field}":\[(\d+)\]', lambda m: f'"{field}":[{int(m[1]) + 1}]', lines[index], count=1)
@@ -247,7 +238,7 @@ def test_an_altered_log_is_found_at_its_line(
     busy_log: list[str], alter: Callable[[list[str], int], None], offset: int
 ) -> None:
     lines = list(busy_log)
-    index = find(lines, '"event":{"is":"StepsFinished"', '"is":"RunSteps"', after=12)
+    index = find(lines, '"event":{"is":"WorkFinished"', '"is":"RunWork"', after=12)
     assert '"actions":[{' in lines[index + 1], "the next line has actions, too"
     alter(lines, index)
     assert lines != busy_log
@@ -255,7 +246,7 @@ def test_an_altered_log_is_found_at_its_line(
 
 
 def test_an_altered_measurement_is_found_where_it_first_changes_a_decision(busy_log: list[str]) -> None:
-    index = find(busy_log, '"event":{"is":"StepsFinished"', after=5)
+    index = find(busy_log, '"event":{"is":"WorkFinished"', after=5)
     answered = find(busy_log, '"is":"Accept"', after=index)
     lines = list(busy_log)
     lines[index] = re.sub(r'"run_ns":\d+', '"run_ns":777777777', lines[index])
@@ -272,7 +263,8 @@ def test_an_altered_header_is_found_where_it_first_changes_a_decision(busy_log: 
 
 
 def test_an_event_that_the_controller_cannot_handle_is_a_difference(busy_log: list[str]) -> None:
-    index = find(busy_log, '"event":{"is":"StepsFinished"')
+    encoded = find(busy_log, '"event":{"is":"WorkFinished"')
+    index = find(busy_log, '"event":{"is":"WorkFinished"', after=encoded)
     work_id = json.loads(busy_log[index])["event"]["work_id"]
     impossible = entry_line(Stopped(work_id, 1000), (), json.loads(busy_log[index])["t"])
     count, difference = replay([*busy_log[:index], impossible])
@@ -317,7 +309,7 @@ def header_without(*keys: str, **changes: Any) -> str:
         ("", "line 1 is not JSON"),
         ("[]", "line 1 is not a JSON object"),
         ("{}", "line 1 is not the header of a log; give"),
-        (header_without(tilework_log=1), "line 1 is the header of a log of format 1, and this Tilework reads format 3"),
+        (header_without(tilework_log=1), "line 1 is the header of a log of format 1, and this Tilework reads format 4"),
         (SMALL_LOG[1], "line 1 is not the header of a log; give"),
         (header_without("version"), "line 1 is not the header of a log: KeyError('version')"),
         (header_without("cost_table"), "line 1 is not the header of a log: KeyError('cost_table')"),
@@ -349,7 +341,7 @@ def test_a_wrong_header_is_named(header: str | None, complaint: str) -> None:
         '{"t":0,"event":{"is":"Woke"},"actions":[{"is":"Stop"}]}',
         '{"t":0,"event":{"is":"Woke"},"actions":[{"is":"Stop","work_id":"1"}]}',
         '{"t":0,"event":{"is":"Woke"},"actions":[{"is":"DropState","job_id":0,"devices":4}]}',
-        '{"t":0,"event":{"is":"StepsFinished","work_id":1,"run_ns":true},"actions":[]}',
+        '{"t":0,"event":{"is":"WorkFinished","work_id":1,"run_ns":true},"actions":[]}',
         '{"t":0,"event":{"is":"DeviceLost","device_id":0,"reason":null},"actions":[]}',
         '{"t":0,"event":{"is":"Woke"},"actions":[{"is":"Finish","job_id":0,"uid":"a","status":"over","reason":""}]}',
     ],
@@ -490,8 +482,7 @@ def test_the_largest_hundredth_of_the_gaps_is_left_out() -> None:
 @pytest.mark.parametrize(
     "entry",
     [
-        entry_line(StepsFinished(9, 1), (), 0),
-        entry_line(StageFinished(9, 1), (), 0),
+        entry_line(WorkFinished(9, 1), (), 0),
         entry_line(Stopped(9, 1), (), 0),
         entry_line(Woke(), (Reject("9", "no", None, RefusalCode.QUEUE),), 0),
     ],
@@ -504,7 +495,7 @@ def test_history_refuses_a_work_that_no_line_began(entry: str) -> None:
 def test_history_lists_failed_and_lost_works_apart() -> None:
     """They are not among the executed works."""
     lines, _ = record([request("a")])
-    begun = find(lines, '"event":{"is":"StageFinished"')
+    begun = find(lines, '"event":{"is":"WorkFinished"')
     broken = [*lines[:begun], *(entry_line(e, (), 10**7) for e in (WorkFailed(1, "broken"), DeviceLost(0, "gone")))]
     history = read_history(broken)
     assert history.works == ()

@@ -11,7 +11,7 @@ from builders import ALL_STAGES, PIPELINE, SERVICE_S, controller, job, only, pro
 from tilework.control.cluster.job import Job
 from tilework.control.cluster.queue import WaitingQueue
 from tilework.core.actions import Accept, Action, Reject
-from tilework.core.events import Cancelled, DeviceJoined, Event, StageFinished, StepsFinished, Stopped, Submitted, Woke
+from tilework.core.events import Cancelled, DeviceJoined, Event, Stopped, Submitted, Woke, WorkFinished
 from tilework.core.interfaces import Ahead, Demand
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import NS_PER_MS, ns_from_s
@@ -28,7 +28,7 @@ def learned(event: Event, asked: Request) -> float:
 
 
 def test_measurements_correct_the_costs() -> None:
-    slow = StageFinished(1, 20 * NS_PER_MS)
+    slow = WorkFinished(1, 20 * NS_PER_MS)
     assert learned(slow, request("a")) == 2.0
     assert learned(slow, request("a", guided=False)) == 2.0, "guidance affects steps only"
     assert learned(Stopped(1, 0), request("a")) == 1.0
@@ -38,7 +38,7 @@ def test_nothing_is_learned_from_a_work_of_a_cancelled_request() -> None:
     control = controller()
     control.handle(Submitted(request("a")), 0)
     control.handle(Cancelled("a", "gone"), 1)
-    control.handle(StageFinished(1, 20 * NS_PER_MS), 2)
+    control.handle(WorkFinished(1, 20 * NS_PER_MS), 2)
     assert control.costs.version == 0
 
 
@@ -53,7 +53,7 @@ def test_a_device_is_expected_to_be_free_when_its_works_end_and_never_in_the_pas
 
     assert free_ms(4) == 10 + 200
     assert free_ms(50) == 50 + 200, "the encode is late: it may end now at the earliest"
-    control.handle(StageFinished(1, 10 * NS_PER_MS), 60 * NS_PER_MS)
+    control.handle(WorkFinished(1, 10 * NS_PER_MS), 60 * NS_PER_MS)
     assert free_ms(100) == 60 + 200 + 200
     control.handle(Cancelled("a", "gone"), 110 * NS_PER_MS)
     control.handle(Stopped(3, 0), 120 * NS_PER_MS)
@@ -62,8 +62,8 @@ def test_a_device_is_expected_to_be_free_when_its_works_end_and_never_in_the_pas
     assert free_ms(150) == 150
     control.handle(Submitted(request("b", steps=1)), 300 * NS_PER_MS)
     assert free_ms(301) == 300 + 10 + 100
-    control.handle(StageFinished(4, 10 * NS_PER_MS), 310 * NS_PER_MS)
-    control.handle(StepsFinished(5, 100 * NS_PER_MS), 410 * NS_PER_MS)
+    control.handle(WorkFinished(4, 10 * NS_PER_MS), 310 * NS_PER_MS)
+    control.handle(WorkFinished(5, 100 * NS_PER_MS), 410 * NS_PER_MS)
     control.handle(Submitted(request("c")), 430 * NS_PER_MS)
     assert free_ms(431) == 410 + 50 + 10, "a queued work does not delay the predicted end of the running one"
 
@@ -117,7 +117,7 @@ def test_the_eta_counts_what_runs_and_what_waits_ahead() -> None:
     control = controller("fixed-sp1")
     etas = [eta_ns(control.handle(Submitted(request(uid, 0.0)), 0)) for uid in "abc"]
     assert etas == [ns_from_s(count * SERVICE_S) for count in (1, 2, 3)]
-    control.handle(StageFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
+    control.handle(WorkFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
     assert eta_ns(control.handle(Submitted(request("d", 0.01)), 10 * NS_PER_MS)) == ns_from_s(4 * SERVICE_S)
     assert [control.eta_ns(job_id, 10 * NS_PER_MS) for job_id in (0, 3)] == [etas[0], 4 * etas[0]], "as they stand now"
 

@@ -9,7 +9,7 @@ import pytest
 
 from builders import ALL_STAGES, controller, only, promise, request, table
 from tilework.control.controller import Controller, ControllerConfig
-from tilework.core.actions import Accept, Action, DropState, Finish, MoveState, Reject, RunStage, RunSteps, Stop
+from tilework.core.actions import Accept, Action, DropState, Finish, MoveState, Reject, RunWork, Stop
 from tilework.core.events import (
     Broken,
     DeviceJoined,
@@ -17,12 +17,11 @@ from tilework.core.events import (
     Event,
     OutOfMemory,
     Restored,
-    StageFinished,
-    StepsFinished,
     Stopped,
     Submitted,
     Woke,
     WorkFailed,
+    WorkFinished,
 )
 from tilework.core.request import RefusalCode, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S
@@ -33,12 +32,11 @@ MS = NS_PER_MS
 
 
 def works(actions: tuple[Action, ...]) -> list[Work]:
-    return [action.work for action in actions if isinstance(action, RunStage | RunSteps)]
+    return [action.work for action in actions if isinstance(action, RunWork)]
 
 
 def finished(work: Work) -> Event:
-    kind = StepsFinished if work.stage.name == DIFFUSE else StageFinished
-    return kind(work.work_id, 100 * MS * work.num_steps if work.stage.name == DIFFUSE else 10 * MS)
+    return WorkFinished(work.work_id, 100 * MS * work.num_steps if work.stage.name == DIFFUSE else 10 * MS)
 
 
 class Driver:

@@ -12,18 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from builders import ALL_STAGES, ONE_OF_EACH, SIDES, request, table
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.control.log import entry_line, header_line, replay
-from tilework.core.actions import (
-    Accept,
-    Action,
-    DropState,
-    Finish,
-    MoveState,
-    Reject,
-    RunStage,
-    RunSteps,
-    Stop,
-    WakeAt,
-)
+from tilework.core.actions import Accept, Action, DropState, Finish, MoveState, Reject, RunWork, Stop, WakeAt
 from tilework.core.events import (
     Broken,
     Cancelled,
@@ -32,12 +21,11 @@ from tilework.core.events import (
     Event,
     OutOfMemory,
     Restored,
-    StageFinished,
-    StepsFinished,
     Stopped,
     Submitted,
     Woke,
     WorkFailed,
+    WorkFinished,
 )
 from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, Status
@@ -105,8 +93,7 @@ class HostileDriver(RuleBasedStateMachine):
                 assert self.job_of[uid] == job_id
                 assert not self.seen[job_id], "devices keep something of a request that has ended"
                 self.end(uid, status)
-            case RunStage(work) | RunSteps(work):
-                assert (work.stage.name == DIFFUSE) == isinstance(action, RunSteps)
+            case RunWork(work):
                 self.enqueue(work)
             case Stop(work_id):
                 assert work_id in self.in_flight()
@@ -222,8 +209,7 @@ class HostileDriver(RuleBasedStateMachine):
             self.describe(Stopped(work.work_id, num_steps))
         else:
             self.record(work, work.num_steps)
-            kind = StepsFinished if work.stage.name == DIFFUSE else StageFinished
-            self.describe(kind(work.work_id, run_ns))
+            self.describe(WorkFinished(work.work_id, run_ns))
 
     def is_next(self, work: Work) -> bool:
         """Whether its job has reached the work's first step; not after a work that was stopped before its end."""
@@ -306,7 +292,7 @@ class HostileDriver(RuleBasedStateMachine):
         event: Event = data.draw(
             st.sampled_from(
                 [
-                    StepsFinished(work.work_id, MS),
+                    WorkFinished(work.work_id, MS),
                     Stopped(work.work_id, 1),
                     Broken(work.work_id, 1),
                     OutOfMemory(work.work_id, 1),

@@ -8,8 +8,8 @@ import pytest
 
 from builders import Idle, controller, request
 from tilework.control.watchdog import Watchdog, WatchdogConfig
-from tilework.core.actions import RunStage, RunSteps
-from tilework.core.events import Cancelled, DeviceLost, Event, StageFinished, StepsFinished, Submitted
+from tilework.core.actions import RunWork
+from tilework.core.events import Cancelled, DeviceLost, Event, Submitted, WorkFinished
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import DIFFUSE, Group, Plan, Start, Work
@@ -30,13 +30,13 @@ class Rig:
     def handle(self, event: Event) -> None:
         self.now_ns += NS_PER_MS
         actions = self.controller.handle(event, self.now_ns)
-        self.works += [action.work for action in actions if isinstance(action, RunStage | RunSteps)]
+        self.works += [action.work for action in actions if isinstance(action, RunWork)]
 
     def begin_steps(self, uid: str = "a", **fields: int) -> Work:
         """Submit a request and end its encode; returns its first chunk of steps."""
         count = len(self.works)
         self.handle(Submitted(request(uid, **fields)))
-        self.handle(StageFinished(self.works[count].work_id, NS_PER_MS))
+        self.handle(WorkFinished(self.works[count].work_id, NS_PER_MS))
         return next(work for work in self.works[count:] if work.stage.name == DIFFUSE)
 
     def checks(self, count: int) -> list[list[int]]:
@@ -79,7 +79,7 @@ def test_a_work_behind_another_is_not_suspected() -> None:
     rig = Rig()
     first = rig.begin_steps()
     assert rig.checks(4) == [[]] * 4
-    rig.handle(StepsFinished(first.work_id, first.num_steps * 100 * NS_PER_MS))
+    rig.handle(WorkFinished(first.work_id, first.num_steps * 100 * NS_PER_MS))
     second = rig.controller.tracker.devices[0].works[0]
     assert rig.checks(5) == [[], [], [], [], [second.work_id]]
 
@@ -117,8 +117,8 @@ def test_a_group_should_run_when_it_is_first_on_all_its_devices(monkeypatch: pyt
     assert pair.devices == (0, 1)
     for checks in rig.checks(9):
         assert pair.work_id not in checks, "its second member is still busy with another work"
-    rig.handle(StepsFinished(single.work_id, NS_PER_S))
-    rig.handle(StageFinished(rig.works[-1].work_id, NS_PER_S))
+    rig.handle(WorkFinished(single.work_id, NS_PER_S))
+    rig.handle(WorkFinished(rig.works[-1].work_id, NS_PER_S))
     assert rig.checks(5)[-1] == [pair.work_id]
 
 
@@ -128,7 +128,7 @@ def test_a_work_on_an_idle_device_waits_for_the_one_before_it(monkeypatch: pytes
     for _ in range(3):
         assert rig.checks(4) == [[]] * 4, "the second chunk is the first work of its device, but has no state yet"
         rig.watchdog.on_progress(first.work_id)
-    rig.handle(StepsFinished(first.work_id, 100 * NS_PER_MS))
+    rig.handle(WorkFinished(first.work_id, 100 * NS_PER_MS))
     assert rig.checks(5)[-1] == [first.work_id + 1]
 
 
@@ -144,8 +144,7 @@ def test_idle_devices_are_not_suspected_and_ended_works_are_forgotten() -> None:
     rig.begin_steps(steps=1)
     rig.checks(3)
     while works := rig.controller.tracker.devices[0].works:
-        kind = StepsFinished if works[0].stage.name == DIFFUSE else StageFinished
-        rig.handle(kind(works[0].work_id, NS_PER_S))
+        rig.handle(WorkFinished(works[0].work_id, NS_PER_S))
     assert rig.checks(9) == [[]] * 9
     assert not rig.watchdog._quiet
     rig.watchdog.on_progress(rig.works[0].work_id)

@@ -23,8 +23,9 @@ import pytest
 from builders import table
 from fake_engine import eventually
 from tilework.control.log import Entry, read_log, replay
-from tilework.core.actions import Accept, RunSteps
+from tilework.core.actions import Accept, RunWork
 from tilework.core.events import Restored
+from tilework.core.work import DIFFUSE
 from tilework.cost.table_file import table_json
 from tilework.store.durable import JOURNAL
 
@@ -172,5 +173,5 @@ def first_steps(log: list[Entry]) -> dict[str, int]:
     """By uid, at which step the first work with steps began."""
     actions = [action for entry in log for action in entry.actions]
     uids = {action.job_id: action.uid for action in actions if isinstance(action, Accept)}
-    works = [action.work for action in actions if isinstance(action, RunSteps)]
+    works = [action.work for action in actions if isinstance(action, RunWork) and action.work.stage.name == DIFFUSE]
     return {uids[work.job_ids[0]]: work.first_steps[0] for work in reversed(works)}

@@ -193,8 +193,7 @@ def first_steps(log: io.StringIO, place: int) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for line in log.getvalue()[place:].splitlines():
         for action in json.loads(line)["actions"]:
-            if action["is"] == "RunSteps":
-                work = action["work"]
+            if action["is"] == "RunWork" and (work := action["work"])["stage"]["name"] == DIFFUSE:
                 found.setdefault(work["job_ids"][0], []).append(work["first_steps"][0])
     return found
 

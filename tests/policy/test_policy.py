@@ -12,13 +12,13 @@ import pytest
 
 from builders import ALL_STAGES, PIPELINE, planned, request, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
-from tilework.core.actions import RunStage, RunSteps
-from tilework.core.events import DeviceJoined, StageFinished, StepsFinished, Submitted, WorkFailed
+from tilework.core.actions import RunWork
+from tilework.core.events import DeviceJoined, Submitted, WorkFailed, WorkFinished
 from tilework.core.interfaces import Demand
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
-from tilework.core.work import DECODE, ENCODE, Group, Plan, StageId
+from tilework.core.work import DECODE, DIFFUSE, ENCODE, Group, Plan, StageId
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.published.edf import EarliestDeadlineFirst
 from tilework.policy.published.fixed import FixedDegree
@@ -89,7 +89,7 @@ def test_a_job_that_begins_again_does_not_follow_its_remnant() -> None:
         control.handle(DeviceJoined(device_id, 0, ALL_STAGES), 0)
     control.handle(Submitted(request("a")), 0)
     again = control.handle(WorkFailed(1, "broken"), 1)
-    works = [action.work for action in again if isinstance(action, RunStage | RunSteps)]
+    works = [action.work for action in again if isinstance(action, RunWork)]
     assert [(work.stage.name, work.devices) for work in works] == [(ENCODE, (1,)), ("diffuse", (1,))]
 
 
@@ -166,9 +166,9 @@ def test_a_running_job_that_has_become_late_is_dropped_to_best_effort() -> None:
     control.handle(DeviceJoined(0, 0, ALL_STAGES), 0)
     control.handle(Submitted(request("slow", slo_s=1.5)), 0)
     control.handle(Submitted(request("other", slo_s=4.0)), 0)
-    control.handle(StageFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
-    actions = control.handle(StepsFinished(2, 200 * NS_PER_MS), 1200 * NS_PER_MS)
-    (begun,) = (action.work for action in actions if isinstance(action, RunStage | RunSteps))
+    control.handle(WorkFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
+    actions = control.handle(WorkFinished(2, 200 * NS_PER_MS), 1200 * NS_PER_MS)
+    (begun,) = (action.work for action in actions if isinstance(action, RunWork))
     assert (begun.job_ids, begun.why) == (
         (1,),
         "goes before a request that has 596.00 s more; due in 2.80 s, needs 1.06 s of 1 device",
@@ -181,8 +181,9 @@ def test_equal_deadlines_are_served_in_order_of_arrival() -> None:
     control.handle(DeviceJoined(0, 0, ALL_STAGES), 0)
     for uid in ("a", "b"):
         control.handle(Submitted(request(uid, slo_s=9)), 0)
-    actions = control.handle(StageFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
-    assert [action.work.job_ids for action in actions if isinstance(action, RunSteps)] == [(0,)]
+    actions = control.handle(WorkFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
+    begun = [action.work for action in actions if isinstance(action, RunWork)]
+    assert [work.job_ids for work in begun if work.stage.name == DIFFUSE] == [(0,)]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,8 @@ def test_every_start_has_a_reason(asked: Request, dropped_to_best_effort: bool, 
     control = Controller(ControllerConfig(policy="edf"), table())
     control.handle(Submitted(asked), 0)
     actions = control.handle(DeviceJoined(0, 0, ALL_STAGES), 0)
-    assert [action.work.why for action in actions if isinstance(action, RunStage)] == [why]
+    first = next(action.work for action in actions if isinstance(action, RunWork))
+    assert first.why == why
     assert control.tracker.jobs[0].dropped_to_best_effort == dropped_to_best_effort
 
 

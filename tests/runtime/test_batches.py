@@ -12,18 +12,17 @@ from tilework.admission.reservation_guard import _by_job
 from tilework.control.controller import ControllerConfig
 from tilework.control.history_recorder import read_history
 from tilework.control.log import entry_line, header_line, replay
-from tilework.core.actions import DropState, Finish, RunStage, RunSteps, Stop
+from tilework.core.actions import DropState, Finish, RunWork, Stop
 from tilework.core.events import (
     Cancelled,
     DeviceLost,
     Event,
     LeftOut,
     OutOfMemory,
-    StageFinished,
-    StepsFinished,
     Stopped,
     Submitted,
     WorkFailed,
+    WorkFinished,
 )
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import NS_PER_MS
@@ -61,7 +60,7 @@ class Desk:
         for job_id, asked in enumerate(requests):
             self.tell(Submitted(asked))
             work = self.start(job_id, stage=ENCODE, num_steps=1)
-            self.tell(StageFinished(work.work_id, NS_PER_MS))
+            self.tell(WorkFinished(work.work_id, NS_PER_MS))
 
     def tell(self, event: Event) -> tuple[object, ...]:
         self.now_ns += NS_PER_MS
@@ -70,7 +69,7 @@ class Desk:
     def start(self, *job_ids: int, device_id: int = 0, num_steps: int = 2, stage: str = DIFFUSE) -> Work:
         start = Start(stage=StageId("toy", stage), job_ids=job_ids, devices=(device_id,), num_steps=num_steps, why="")
         actions = self.do(Plan(starts=(start,)))
-        return next(action.work for action in actions if isinstance(action, RunSteps | RunStage))
+        return next(action.work for action in actions if isinstance(action, RunWork))
 
     def do(self, plan: Plan) -> tuple[object, ...]:
         """Plan this, when something happens that changes nothing."""
@@ -93,10 +92,10 @@ def stops(actions: tuple[object, ...]) -> list[int]:
 
 
 def test_members_advance_together_each_from_where_it_is(desk: Desk) -> None:
-    desk.tell(StepsFinished(desk.start(0, num_steps=3).work_id, NS_PER_MS))
+    desk.tell(WorkFinished(desk.start(0, num_steps=3).work_id, NS_PER_MS))
     shared = desk.start(0, 1, 2)
     assert (shared.first_steps, shared.attempts) == ((3, 0, 0), (1, 1, 1))
-    desk.tell(StepsFinished(shared.work_id, NS_PER_MS))
+    desk.tell(WorkFinished(shared.work_id, NS_PER_MS))
     assert desk.done(0, 1, 2) == [5, 2, 2]
 
 
@@ -106,7 +105,7 @@ def test_a_shared_work_continues_when_a_member_is_cancelled(desk: Desk) -> None:
     assert stops(actions) == [alone.work_id]
     assert [end.status for end in only(Finish, actions)] == [Status.CANCELLED]
     assert stops(desk.tell(Cancelled("c", "gone"))) == [last.work_id], "nobody is left in it"
-    desk.tell(StepsFinished(shared.work_id, NS_PER_MS))
+    desk.tell(WorkFinished(shared.work_id, NS_PER_MS))
     assert desk.done(1) == [2]
 
 
@@ -115,7 +114,7 @@ def test_a_batch_that_lost_a_member_corrects_nothing(desk: Desk, gone: tuple[str
     shared, version = desk.start(0, 1), desk.control.costs.version
     for uid in gone:
         desk.tell(Cancelled(uid, "gone"))
-    desk.tell(StepsFinished(shared.work_id, 999 * NS_PER_MS))
+    desk.tell(WorkFinished(shared.work_id, 999 * NS_PER_MS))
     assert desk.control.costs.version == version + news
 
 
@@ -154,11 +153,11 @@ def test_a_failed_job_runs_alone_until_it_has_made_progress(desk: Desk) -> None:
         (0, True),
     ]
     desk.tell(LeftOut(behind[1].work_id, 1, "it has no state"))
-    desk.tell(StepsFinished(behind[1].work_id, NS_PER_MS))
+    desk.tell(WorkFinished(behind[1].work_id, NS_PER_MS))
     assert desk.done(0, 1, 2) == [0, 0, 2]
     with pytest.raises(AssertionError, match="job 0 shares a work although its works fail"):
         desk.start(2, 0)
-    desk.tell(StepsFinished(desk.start(0).work_id, NS_PER_MS))
+    desk.tell(WorkFinished(desk.start(0).work_id, NS_PER_MS))
     assert desk.start(2, 0).first_steps == (2, 2)
 
 
@@ -169,7 +168,7 @@ def test_a_left_out_member_restarts_and_the_others_continue(desk: Desk) -> None:
     job = desk.control.tracker.jobs[0]
     assert (job.attempt, job.failures, job.stage) == (2, 1, StageId("toy", ENCODE))
     assert not desk.tell(LeftOut(shared.work_id, 0, "gone", state_lost=True)), "said twice"
-    desk.tell(StepsFinished(shared.work_id, NS_PER_MS))
+    desk.tell(WorkFinished(shared.work_id, NS_PER_MS))
     assert desk.done(0, 1) == [0, 2]
     assert not desk.tell(LeftOut(shared.work_id, 1, "late")), "the work has ended"
 
@@ -178,7 +177,7 @@ def test_left_out_members_of_a_later_work_are_handled_in_order(desk: Desk) -> No
     """The report on the second work overtakes that on the first, without which nobody knows what to make of it."""
     first, second = desk.start(0, 1), desk.start(0, 2, device_id=1)
     desk.tell(LeftOut(second.work_id, 0, "it has no state"))
-    desk.tell(StepsFinished(second.work_id, NS_PER_MS))
+    desk.tell(WorkFinished(second.work_id, NS_PER_MS))
     assert desk.done(0, 2) == [0, 0]
     desk.tell(WorkFailed(first.work_id, "broken"))
     assert desk.done(0, 2) == [0, 2]
@@ -190,18 +189,18 @@ def test_a_lost_device_costs_others_nothing(desk: Desk) -> None:
     actions = desk.tell(DeviceLost(1, "killed"))
     assert not stops(actions)
     assert [desk.control.tracker.jobs[job_id].attempt for job_id in range(3)] == [2, 2, 1]
-    assert desk.tell(StepsFinished(running.work_id, NS_PER_MS)) == ()
+    assert desk.tell(WorkFinished(running.work_id, NS_PER_MS)) == ()
     desk.tell(LeftOut(behind.work_id, 0, "it has no state"))
-    desk.tell(StepsFinished(behind.work_id, NS_PER_MS))
+    desk.tell(WorkFinished(behind.work_id, NS_PER_MS))
     assert desk.done(0, 1, 2) == [0, 0, 2]
 
 
 def test_a_work_that_ended_before_its_device_was_lost_is_not_lost(desk: Desk) -> None:
     """Its report came early: that on the work before it is still to come, from another device."""
     first, second = desk.start(0, 1), desk.start(0, device_id=1)
-    desk.tell(StepsFinished(second.work_id, NS_PER_MS))
+    desk.tell(WorkFinished(second.work_id, NS_PER_MS))
     desk.tell(DeviceLost(1, "killed"))
-    desk.tell(StepsFinished(first.work_id, NS_PER_MS))
+    desk.tell(WorkFinished(first.work_id, NS_PER_MS))
     assert desk.done(0, 1) == [4, 2]
     assert desk.control.tracker.jobs[0].failures == 0
 
@@ -232,7 +231,7 @@ def test_a_job_that_does_not_fit_alone_does_not_fit_in_a_batch(desk: Desk) -> No
 def test_a_limit_of_several_ends_when_as_many_fit(desk: Desk) -> None:
     desk.tell(OutOfMemory(desk.start(0, 1).work_id, 0))
     assert not desk.control.costs.fits_together(STEPS, (Shape(64, 64), Shape(128, 128)))
-    desk.tell(StepsFinished(desk.start(0, 1).work_id, NS_PER_MS))
+    desk.tell(WorkFinished(desk.start(0, 1).work_id, NS_PER_MS))
     assert desk.control.costs.fits_together(STEPS, (Shape(64, 64), Shape(128, 128)))
 
 

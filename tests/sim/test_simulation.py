@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from builders import ONE_OF_EACH, PIPELINE, POLICIES, SERVICE_S, Idle, assert_legal, poisson, request, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
-from tilework.core.events import DeviceJoined, Event, StageFinished, StepsFinished, Stopped, Submitted
+from tilework.core.events import DeviceJoined, Event, Stopped, Submitted, WorkFinished
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.request import OnMiss, Request, Shape, Status
 from tilework.core.time import NS_PER_S
@@ -169,7 +169,7 @@ def reported(simulation: Simulation, requests: list[Request]) -> tuple[Trace, li
     told: list[int] = []
 
     def observe(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
-        if isinstance(event, StepsFinished | StageFinished):
+        if isinstance(event, WorkFinished):
             told.append(event.run_ns)
 
     return simulation.run(requests, observe=observe), told

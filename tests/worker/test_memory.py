@@ -24,7 +24,7 @@ from tilework.cli.sizes import parse_bytes
 from tilework.comm.groups import Groups
 from tilework.control.controller import ControllerConfig
 from tilework.control.driver.result import Ending
-from tilework.core.actions import Reject, RunStage
+from tilework.core.actions import Reject, RunWork
 from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource, SimulatedSource
 from tilework.core.request import RefusalCode, Shape, Status
@@ -441,7 +441,7 @@ def test_a_request_restarts_when_its_blobs_are_missing(
     rig = Rig(ModelSource(path=str(directory)), costs("tiny-sd3", (64,), (1,)), "ping-pong", 2)
 
     def encodings(ticket: Any) -> int:
-        return sum(isinstance(action, RunStage) and action.work.stage.name == ENCODE for _, action in ticket.history)
+        return sum(isinstance(action, RunWork) and action.work.stage.name == ENCODE for _, action in ticket.history)
 
     async def disturbed() -> Outcome:
         """Whatever is put down is taken away, until the request has had to begin anew."""

@@ -14,7 +14,7 @@ from suite.stats import Interval, median, over_repeats, p99
 from tilework.admission.admission import Admission
 from tilework.admission.admission_limits import AdmissionLimits
 from tilework.control.controller import Controller, ControllerConfig
-from tilework.core.actions import Action, RunStage, RunSteps
+from tilework.core.actions import Action, RunWork
 from tilework.core.events import Event, Submitted
 from tilework.core.interfaces import Admitted, Backlog, ClusterView, CostModel, EtaPrediction, JobView, Policy
 from tilework.core.progress import Cursor
@@ -211,7 +211,7 @@ class _Timed(Controller):
             Thought(
                 handle_ms=(time.perf_counter_ns() - start_ns) / 1e6,
                 plan_ms=self._watched.plan_ns / 1e6,
-                num_starts=sum(isinstance(action, RunSteps | RunStage) for action in actions),
+                num_starts=sum(isinstance(action, RunWork) for action in actions),
                 num_jobs=self.tracker.num_jobs(),
             )
         )

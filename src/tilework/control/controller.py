@@ -40,12 +40,11 @@ from tilework.core.events import (
     LeftOut,
     OutOfMemory,
     Restored,
-    StageFinished,
-    StepsFinished,
     Stopped,
     Submitted,
     Woke,
     WorkFailed,
+    WorkFinished,
 )
 from tilework.core.interfaces import Policy
 from tilework.core.request import Status
@@ -142,7 +141,7 @@ class Controller:
                 return self._admit.admit(submitted.requests, now_ns)
             case Restored(request, steps_done):
                 return self._admit.restore(request, steps_done, now_ns)
-            case LeftOut() | StepsFinished() | StageFinished() | Stopped() | WorkFailed() | OutOfMemory() | Broken():
+            case LeftOut() | WorkFinished() | Stopped() | WorkFailed() | OutOfMemory() | Broken():
                 return self._reports.on_report(event, now_ns)
             case Cancelled(uid, reason):
                 job_id = self.tracker.job_ids.get(uid)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tilework.core.actions import Accept, Action, DropToBestEffort, Finish, MoveState, Reject, RunStage, RunSteps, Stop
+from tilework.core.actions import Accept, Action, DropToBestEffort, Finish, MoveState, Reject, RunWork, Stop
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
 from tilework.core.work import DIFFUSE, Group, Work
@@ -71,7 +71,7 @@ def describe(at_ns: int, action: Action, request: Request, job_id: int | None = 
             text = f"accepted; expected to be done {_ending(eta_ns, request)}{_because(why)}"
         case Reject(_, reason, earliest_ns, code):
             kind, text = DecisionKind.REFUSED, f"refused ({code}): {reason}{_earliest(earliest_ns, request)}"
-        case RunStage(work) | RunSteps(work):
+        case RunWork(work):
             kind, job_ids, devices, steps = DecisionKind.STARTED, work.job_ids, work.devices, steps_of(work, job_id)
             text = f"{work_text(work, request, job_id)}{_because(work.why)}"
         case MoveState(moved_id, devices, conditioning):

@@ -7,17 +7,7 @@ from dataclasses import dataclass, replace
 
 from tilework.control.history import History, LostWork, PastDevice, PastRequest, PastWork
 from tilework.control.log import BadLog, Header, read_log
-from tilework.core.actions import (
-    Accept,
-    Action,
-    DropToBestEffort,
-    Finish,
-    MoveState,
-    Reject,
-    RunStage,
-    RunSteps,
-    Stop,
-)
+from tilework.core.actions import Accept, Action, DropToBestEffort, Finish, MoveState, Reject, RunWork, Stop
 from tilework.core.events import (
     Broken,
     DeviceJoined,
@@ -26,11 +16,10 @@ from tilework.core.events import (
     LeftOut,
     OutOfMemory,
     Restored,
-    StageFinished,
-    StepsFinished,
     Stopped,
     Submitted,
     WorkFailed,
+    WorkFinished,
 )
 from tilework.core.request import Request, Status
 from tilework.core.work import Work
@@ -110,7 +99,7 @@ class HistoryRecorder:
             case Restored(request):
                 self._requests[request.uid] = PastRequest(request=request)
                 self._actions[request.uid] = []
-            case StepsFinished(work_id, run_ns) | StageFinished(work_id, run_ns):
+            case WorkFinished(work_id, run_ns):
                 self._finish_work(work_id, run_ns)
             case Stopped(work_id, steps):
                 self._stop_work(work_id, steps)
@@ -136,7 +125,7 @@ class HistoryRecorder:
                 self._end_request(uid, Status.REJECTED, action)
             case Finish(_, uid, status):
                 self._end_request(uid, status, action)
-            case RunStage(work) | RunSteps(work):
+            case RunWork(work):
                 self._begin_work(work)
                 self._add_for_jobs(work.job_ids, action)
             case Stop(work_id):

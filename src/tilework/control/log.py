@@ -21,7 +21,7 @@ from tilework.core.events import Event
 from tilework.cost.table import CostTable
 from tilework.cost.table_file import parse_table, table_json
 
-FORMAT = 3
+FORMAT = 4
 """Format 2 had no exact requests; format 1 had other names: GPUs for devices, SetAside for DropToBestEffort."""
 
 

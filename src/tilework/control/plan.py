@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from tilework.admission.reservation_guard import ReservationGuard
 from tilework.control.cluster.tracker import Tracker
 from tilework.control.expiry import Expiry
-from tilework.core.actions import Action, DropState, DropToBestEffort, MoveState, RunStage, RunSteps, Stop, WakeAt
+from tilework.core.actions import Action, DropState, DropToBestEffort, MoveState, RunWork, Stop, WakeAt
 from tilework.core.interfaces import Block, Policy
-from tilework.core.work import DIFFUSE, ENCODE, Group, Plan, Start
+from tilework.core.work import ENCODE, Group, Plan, Start
 from tilework.cost.table_costs import TableCosts
 
 _MOST_PLANS = 3  # For one event.
@@ -107,8 +107,7 @@ class Planner:
     def _start(self, start: Start) -> list[Action]:
         moves = [move for job_id in start.job_ids for move in self._moves(job_id, start)]
         work = self._tracker.commit(start)
-        run = RunSteps(work) if work.stage.name == DIFFUSE else RunStage(work)
-        return [*moves, run, *self._make_room(start.devices)]
+        return [*moves, RunWork(work), *self._make_room(start.devices)]
 
     def _moves(self, job_id: int, start: Start) -> list[Action]:
         """Move a job's state to the devices of a start that will lack it; the encode stage needs no state."""

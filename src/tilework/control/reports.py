@@ -10,20 +10,12 @@ from tilework.control.cluster.tracker import Tracker
 from tilework.control.memory import MemoryShortage
 from tilework.control.recovery import Recovery
 from tilework.core.actions import Action, DropState
-from tilework.core.events import (
-    Broken,
-    LeftOut,
-    OutOfMemory,
-    StageFinished,
-    StepsFinished,
-    Stopped,
-    WorkFailed,
-)
+from tilework.core.events import Broken, LeftOut, OutOfMemory, Stopped, WorkFailed, WorkFinished
 from tilework.core.request import Status
 from tilework.core.work import Work
 from tilework.cost.table_costs import TableCosts
 
-WorkEnd = StepsFinished | StageFinished | Stopped | WorkFailed | OutOfMemory | Broken
+WorkEnd = WorkFinished | Stopped | WorkFailed | OutOfMemory | Broken
 Report = LeftOut | WorkEnd
 
 
@@ -73,7 +65,7 @@ class Reports:
 
     def _end_work(self, work: Work, report: WorkEnd, now_ns: int) -> list[Action]:
         match report:
-            case StepsFinished(_, run_ns) | StageFinished(_, run_ns):
+            case WorkFinished(_, run_ns):
                 return self._complete(work, run_ns, now_ns)
             case Stopped(_, steps_done):
                 jobs = self._tracker.end_work(work, steps_done)

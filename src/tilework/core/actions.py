@@ -45,15 +45,8 @@ class DropToBestEffort:
 
 
 @dataclass(frozen=True, slots=True)
-class RunStage:
-    """Run an encode or decode work on its group."""
-
-    work: Work
-
-
-@dataclass(frozen=True, slots=True)
-class RunSteps:
-    """Run a chunk of denoising steps on its group."""
+class RunWork:
+    """Run a work on its group."""
 
     work: Work
 
@@ -106,7 +99,7 @@ class WakeAt:
 def jobs_of(action: Action) -> tuple[int, ...]:
     """The jobs that an action is about."""
     match action:
-        case RunStage(work) | RunSteps(work):
+        case RunWork(work):
             return work.job_ids
         case Accept(job_id) | DropToBestEffort(job_id) | MoveState(job_id) | DropState(job_id) | Finish(job_id):
             return (job_id,)
@@ -114,4 +107,4 @@ def jobs_of(action: Action) -> tuple[int, ...]:
             return ()
 
 
-Action = Accept | Reject | DropToBestEffort | RunStage | RunSteps | Stop | MoveState | DropState | Finish | WakeAt
+Action = Accept | Reject | DropToBestEffort | RunWork | Stop | MoveState | DropState | Finish | WakeAt

@@ -43,16 +43,8 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
-class StepsFinished:
-    """All steps of a diffuse work are done; they took `run_ns` on the device, without the wait in its queue."""
-
-    work_id: int
-    run_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class StageFinished:
-    """A work without steps (encode, decode) is done after `run_ns` on the device."""
+class WorkFinished:
+    """A work is done with all its steps, if it has some, after `run_ns` on the device without the wait in its queue."""
 
     work_id: int
     run_ns: int
@@ -155,8 +147,7 @@ Event = (
     Submitted
     | Restored
     | Cancelled
-    | StepsFinished
-    | StageFinished
+    | WorkFinished
     | Stopped
     | WorkFailed
     | LeftOut

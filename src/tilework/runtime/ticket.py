@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
-from tilework.core.actions import Action, RunStage, RunSteps
+from tilework.core.actions import Action, RunWork
 from tilework.core.model import ModelInfo
 from tilework.core.request import Request, Status, Terms
 from tilework.core.wire import Image, Spec
@@ -142,7 +142,7 @@ class Ticket:
     def note(self, at_ns: int, action: Action) -> None:
         """Keep an action that concerns the request."""
         self.history.append((at_ns, action))
-        self.is_running |= isinstance(action, RunStage | RunSteps)
+        self.is_running |= isinstance(action, RunWork)
         self._tell()
 
     def progress(self, steps_done: int) -> None:

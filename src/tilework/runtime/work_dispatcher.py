@@ -21,7 +21,7 @@ from tilework.control.driver.effects import (
 from tilework.control.driver.result import WorkResult
 from tilework.control.driver.state_registry import StateMove
 from tilework.control.watchdog import WatchdogConfig
-from tilework.core.actions import Action, MoveState, RunStage, RunSteps, Stop
+from tilework.core.actions import Action, MoveState, RunWork, Stop
 from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
 from tilework.core.events import Event
 from tilework.core.time import s_from_ns
@@ -126,7 +126,7 @@ class WorkDispatcher:
 
     def perform(self, action: Action) -> None:
         """Send the messages of an action to devices. Actions without any are ignored."""
-        if self._is_stopping and isinstance(action, RunStage | RunSteps):
+        if self._is_stopping and isinstance(action, RunWork):
             return
         for devices, message in self._core.perform(action):
             outgoing = self._outgoing(message)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from tilework.control.controller import ControllerConfig
-from tilework.core.actions import Accept, Action, Finish, MoveState, Reject, RunStage, RunSteps, jobs_of
+from tilework.core.actions import Accept, Action, Finish, MoveState, Reject, RunWork, jobs_of
 from tilework.core.events import (
     Broken,
     DeviceJoined,
@@ -15,11 +15,10 @@ from tilework.core.events import (
     LeftOut,
     OutOfMemory,
     Restored,
-    StageFinished,
-    StepsFinished,
     Stopped,
     Submitted,
     WorkFailed,
+    WorkFinished,
 )
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, Status
@@ -111,8 +110,8 @@ class Invariants:
                 self._count_interruptions([] if work is None else [work])
                 if work is not None and isinstance(event, OutOfMemory):
                     self._note_out_of_memory(work, actions, now_ns)
-            case StepsFinished(work_id) | StageFinished(work_id) | Stopped(work_id):
-                if (ended := self._works.pop(work_id, None)) is not None and isinstance(event, StageFinished):
+            case WorkFinished(work_id) | Stopped(work_id):
+                if (ended := self._works.pop(work_id, None)) is not None and isinstance(event, WorkFinished):
                     self._note_decoded(ended)
             case _:
                 pass
@@ -147,7 +146,7 @@ class Invariants:
                 if status is Status.FAILED:
                     self._check_failure(uid, job_id)
                 self._end(uid)
-            case RunStage(work) | RunSteps(work):
+            case RunWork(work):
                 self._run(work, now_ns)
             case MoveState(job_id, targets):
                 require(self._uids.get(job_id) not in self._ended, f"a state of the ended job {job_id} moves")

@@ -12,7 +12,7 @@ from tilework.control.driver.effects import BreakOff, Discard, Effect, HandleEve
 from tilework.control.driver.result import WorkResult
 from tilework.control.driver.state_registry import StateMove
 from tilework.control.watchdog import WatchdogConfig
-from tilework.core.actions import MoveState, RunStage, RunSteps
+from tilework.core.actions import MoveState, RunWork
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.wire import Ended, Failed, StateBlob
 from tilework.core.work import DIFFUSE, Group, StageId, Work
@@ -88,8 +88,7 @@ class Rig:
             why="",
         )
         self.tracker.works[work.work_id] = work
-        action = RunSteps(work) if stage == DIFFUSE else RunStage(work)
-        assert self.core.perform(action) == ((devices, work),)
+        assert self.core.perform(RunWork(work)) == ((devices, work),)
         return work
 
     def move(self, job_id: int, target: int, *, conditioning: bool = False) -> StateMove:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from control.driver.rig import Rig, ended
-from tilework.core.events import Broken, DeviceLost, OutOfMemory, StepsFinished, Stopped, WorkFailed
+from tilework.core.events import Broken, DeviceLost, OutOfMemory, Stopped, WorkFailed, WorkFinished
 from tilework.core.wire import Failed
 
 LOST = DeviceLost(0, "killed")
@@ -16,7 +16,7 @@ LOST = DeviceLost(0, "killed")
 @pytest.mark.parametrize(
     ("fields", "event"),
     [
-        ({}, StepsFinished(1, 5)),
+        ({}, WorkFinished(1, 5)),
         ({"stopped": True, "steps": 2}, Stopped(1, 2)),
         ({"out_of_memory": True, "steps": 3, "state": "s"}, OutOfMemory(1, 3)),
         ({"out_of_memory": True, "steps": 3}, OutOfMemory(1, 0)),
@@ -33,7 +33,7 @@ def test_the_report_of_the_leader_counts_for_its_group() -> None:
     rig = Rig()
     work = rig.run(0, 1, 2)
     assert rig.report(1, ended(work)) == []
-    assert rig.report(0, ended(work, state="s")) == [StepsFinished(1, 5)]
+    assert rig.report(0, ended(work, state="s")) == [WorkFinished(1, 5)]
     assert rig.report(2, ended(work)) == [], "a follower's report after its leader's"
     assert rig.core.states.checkpoint(1).steps_done == 4
 
@@ -80,7 +80,7 @@ def test_blobs_of_other_members_are_discarded_when_the_leader_is_done() -> None:
     rig = Rig()
     work = rig.run(0, 1)
     assert rig.report(1, ended(work, 3, "behind", broken=True)) == [("break off", 1)]
-    assert rig.report(0, ended(work, 4, "done")) == [StepsFinished(1, 5), ("discard", {"behind"})]
+    assert rig.report(0, ended(work, 4, "done")) == [WorkFinished(1, 5), ("discard", {"behind"})]
 
 
 def test_a_work_is_lost_with_the_last_of_its_devices() -> None:

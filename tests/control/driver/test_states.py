@@ -8,7 +8,7 @@ import pytest
 
 from control.driver.rig import Rig, blob, ended
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.events import DeviceLost, LeftOut, StageFinished, StepsFinished, Stopped, WorkFailed
+from tilework.core.events import DeviceLost, LeftOut, Stopped, WorkFailed, WorkFinished
 from tilework.core.wire import Absent, Failed
 from tilework.core.work import DECODE
 
@@ -16,7 +16,7 @@ from tilework.core.work import DECODE
 def after_four() -> Rig:
     """A job with four steps done and the state "four"."""
     rig = Rig()
-    assert rig.report(0, ended(rig.run(0), state="four")) == [StepsFinished(1, 5)]
+    assert rig.report(0, ended(rig.run(0), state="four")) == [WorkFinished(1, 5)]
     return rig
 
 
@@ -36,7 +36,7 @@ def test_a_move_of_a_job_without_steps_delivers_only_its_conditioning() -> None:
 @pytest.mark.parametrize(
     ("report", "expected"),
     [
-        ({"state": "eight"}, [("move", (1,), "eight"), StepsFinished(2, 5), ("discard", {"four"})]),
+        ({"state": "eight"}, [("move", (1,), "eight"), WorkFinished(2, 5), ("discard", {"four"})]),
         (
             {"steps": 2, "state": "six", "stopped": True},
             [("move", (1,), "nothing"), Stopped(2, 2), ("discard", {"four"})],
@@ -81,7 +81,7 @@ def test_a_restarted_job_ignores_the_state_of_its_former_attempt() -> None:
     rig.tracker.jobs[1].attempt += 1
     move = rig.move(1, 1)
     assert (move.is_resolved, move.state) == (True, blob("four"))
-    assert rig.report(0, ended(work, state="eight")) == [StepsFinished(2, 5), ("discard", {"eight"})]
+    assert rig.report(0, ended(work, state="eight")) == [WorkFinished(2, 5), ("discard", {"eight"})]
     assert rig.move(1, 1).state == blob("four")
 
 
@@ -93,7 +93,7 @@ def overtaken() -> tuple[Rig, Any]:
     rig = after_four()
     first = rig.run(0, 1, first_step=4)
     second = rig.run(1, first_step=8)
-    assert rig.report(1, ended(second, state="twelve"), late=True) == [StepsFinished(3, 5)], "nothing is discarded yet"
+    assert rig.report(1, ended(second, state="twelve"), late=True) == [WorkFinished(3, 5)], "nothing is discarded yet"
     return rig, first
 
 
@@ -131,7 +131,7 @@ def test_what_a_decode_has_serialized_is_discarded() -> None:
     """Nothing continues from it. The driver takes the picture when it learns of the end, before that."""
     rig = after_four()
     decode = rig.run(0, first_step=4, num_steps=1, stage=DECODE)
-    assert rig.report(0, ended(decode, 0, "picture")) == [StageFinished(2, 5), ("discard", {"picture"})]
+    assert rig.report(0, ended(decode, 0, "picture")) == [WorkFinished(2, 5), ("discard", {"picture"})]
     assert rig.move(1, 1).state == blob("four")
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from builders import ALL_STAGES, flux_requests, on_time, planned, request, shipped, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
-from tilework.core.actions import RunStage, RunSteps, WakeAt
-from tilework.core.events import DeviceJoined, Event, StageFinished, StepsFinished, Submitted, Woke
+from tilework.core.actions import RunWork, WakeAt
+from tilework.core.events import DeviceJoined, Event, Submitted, Woke, WorkFinished
 from tilework.core.interfaces import Demand
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape, Status
@@ -213,7 +213,7 @@ class Rounds:
 
     def tell(self, event: Event, now_ms: float) -> list[tuple[str, int, tuple[int, ...], int]]:
         actions = self.controller.handle(event, round(now_ms * NS_PER_MS))
-        works = [action.work for action in actions if isinstance(action, RunStage | RunSteps)]
+        works = [action.work for action in actions if isinstance(action, RunWork)]
         self.wakes += [action.at_ns for action in actions if isinstance(action, WakeAt)]
         self.works += works
         return [(work.stage.name, work.job_ids[0], work.devices, work.num_steps) for work in works]
@@ -222,8 +222,7 @@ class Rounds:
         """Report all works so far as done, at one time."""
         works, self.works, told = self.works, [], []
         for work in works:
-            kind = StepsFinished if work.stage.name == DIFFUSE else StageFinished
-            told += self.tell(kind(work.work_id, self.controller.costs.run_ns(*priced(work))), now_ms)
+            told += self.tell(WorkFinished(work.work_id, self.controller.costs.run_ns(*priced(work))), now_ms)
         return told
 
 

@@ -31,7 +31,7 @@ from tilework.control.driver.in_flight import InFlightWork, is_cut_off
 from tilework.control.driver.result import Ending, WorkResult, end_event, ending_of
 from tilework.control.driver.state_registry import StateMove, StateRegistry
 from tilework.control.watchdog import Watchdog, WatchdogConfig
-from tilework.core.actions import Action, DropState, MoveState, RunStage, RunSteps, Stop
+from tilework.core.actions import Action, DropState, MoveState, RunWork, Stop
 from tilework.core.events import DeviceLost, LeftOut, WorkFailed
 from tilework.core.wire import Absent, Ended, Failed, Forget, StateBlob, StopWork
 from tilework.core.work import DIFFUSE, Group, Work
@@ -89,7 +89,7 @@ class DriverCore:
     def perform(self, action: Action) -> Messages:
         """Returns the messages for devices that an action causes, if any."""
         match action:
-            case RunStage(work) | RunSteps(work):
+            case RunWork(work):
                 return self._run(work)
             case Stop(work_id):
                 return self._stop(work_id)

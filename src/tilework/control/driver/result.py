@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tilework.core.events import Broken, OutOfMemory, StageFinished, StepsFinished, Stopped, WorkFailed
+from tilework.core.events import Broken, OutOfMemory, Stopped, WorkFailed, WorkFinished
 from tilework.core.wire import Ended
-from tilework.core.work import DIFFUSE, Work
+from tilework.core.work import Work
 
 
 class Ending(StrEnum):
@@ -25,7 +25,7 @@ class Ending(StrEnum):
     LOST = "lost"
 
 
-EndEvent = StepsFinished | StageFinished | Stopped | WorkFailed | OutOfMemory | Broken
+EndEvent = WorkFinished | Stopped | WorkFailed | OutOfMemory | Broken
 
 
 @dataclass(slots=True)
@@ -60,8 +60,7 @@ def ending_of(report: Ended) -> Ending:
 def end_event(work: Work, ending: Ending, report: Ended) -> EndEvent:
     """The event that tells the controller how a work ended."""
     if ending is Ending.DONE:
-        finished = StepsFinished if work.stage.name == DIFFUSE else StageFinished
-        return finished(work.work_id, report.end_ns - report.start_ns)
+        return WorkFinished(work.work_id, report.end_ns - report.start_ns)
     early: type[OutOfMemory | Broken | Stopped] = Stopped
     if ending is not Ending.STOPPED:
         early = Broken if ending is Ending.BROKEN else OutOfMemory
