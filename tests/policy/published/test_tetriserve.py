@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import combinations_with_replacement, product
 
@@ -185,12 +186,10 @@ def test_a_search_tries_few_lengths_at_once_and_first_some_of_all_sizes(
     assert search.best_ns() == choose_round_ns(kinds, MARGIN_NS)
 
 
-@pytest.mark.parametrize("scale", [1.0, 1.2, 1.5])
-def test_rounds_that_end_early_are_as_short_as_a_step_of_the_largest_on_half_of_the_devices(scale: float) -> None:
-    """What the other rounds add to that are steps that leave no tail; these have none."""
+@pytest.mark.parametrize("scale", [1.2, 1.5])
+def test_rounds_that_may_end_early_are_longer_as_they_waste_less(scale: float) -> None:
     kinds = flux_kinds(scale)
-    step_ns = max(speed.step_ns for kind in kinds for speed in kind.speeds if speed.degree == 4)
-    assert step_ns < choose_round_ns(kinds, MARGIN_NS, ends_early=True) < 1.1 * step_ns + MARGIN_NS
+    assert choose_round_ns(kinds, MARGIN_NS, ends_early=True) > 1.5 * choose_round_ns(kinds, MARGIN_NS)
 
 
 def test_without_requests_a_round_is_long() -> None:
@@ -472,3 +471,13 @@ def test_rounds_that_end_early_keep_more_deadlines() -> None:
         for policy in ("tetriserve", "tetriserve-early")
     )
     assert early > plain + 0.01
+
+
+def test_rounds_that_may_end_early_do_on_several_nodes_what_others_do() -> None:
+    """Measured: 84 and 86%; 61% with rounds of a length for those that always end early."""
+    requests, costs = flux_requests(100, 120, 1.0, seed=1, alpha=1.0), replace(flux_table(), devices_per_node=8)
+    plain, early = (
+        on_time(simulate(requests, policy, num_devices=32, costs=costs))
+        for policy in ("tetriserve", "tetriserve-early")
+    )
+    assert early > plain - 0.08
