@@ -35,7 +35,7 @@ class SimSpeed:
     sizes: tuple[Size, ...] = (
         Size(policy="fixed-sp8", devices=8, requests=600, goal=20_000),
         Size(policy="edf", devices=8, requests=600),
-        Size(policy="tilework", devices=8, requests=600, goal=5_000),
+        Size(policy="tilework", devices=8, requests=600, goal=6_000),
         Size(policy="fixed-sp8", devices=128, requests=600),
         Size(policy="edf", devices=128, requests=600),
         Size(policy="tilework", devices=128, requests=600),
