@@ -15,6 +15,7 @@ from tilework.policy.lookahead.node_jobs import NodeJobs
 from tilework.policy.lookahead.node_table import NodeTable
 from tilework.policy.lookahead.selection import Selection
 from tilework.policy.lookahead.step_sharing import ServiceOrder
+from tilework.policy.lookahead.tight_classes import TightClasses
 
 _MOST_TRIED = 4  # Nodes on which a job is tried to find one where it is on time.
 
@@ -38,7 +39,7 @@ class NodeAssignment:
     job that its node defers looks for another node, and keeps the steps that it has done.
 
     If other jobs would keep the last free device of the cluster for long steps without need, it is left for requests
-    that cannot wait so long (`tight`, see `TightClasses.frequencies`).
+    that cannot wait so long (`tight`).
 
     Jobs without deadlines go by priority (`Forecaster`).
     """
@@ -47,7 +48,7 @@ class NodeAssignment:
     forecaster: Forecaster
     view: ClusterView
     chunk_ns: int
-    tight: Sequence[tuple[int, float]]
+    tight: TightClasses
     _selections: dict[int, Selection] = field(default_factory=dict)
 
     def at(self, number: int) -> Selection:
@@ -61,7 +62,7 @@ class NodeAssignment:
                     chunk_ns=self.chunk_ns,
                     step_time=self._step_time,
                     due_arrivals=self.table.due_arrivals[number],
-                    tight=() if self.table.others_were_idle(number) else self.tight,
+                    tight=None if self.table.others_were_idle(number) else self.tight,
                 )
             )
             for job in (*_running(selection.node.devices, self.view), *self.table.waiting[number].values()):

@@ -11,6 +11,7 @@ from tilework.core.request import Request
 from tilework.core.work import DIFFUSE, Group, Work
 from tilework.policy.lookahead.due_arrivals import DueArrivals
 from tilework.policy.lookahead.forecast import NO_JOB, Claim, JobForecast
+from tilework.policy.lookahead.tight_classes import TightClasses
 from tilework.policy.toolkit.best_effort import drop_reason
 from tilework.policy.toolkit.demand import Speed
 
@@ -28,7 +29,7 @@ StepTime = Callable[[Sequence[Request]], float]
 class NodeJobs:
     """The devices of a node, and the jobs that it serves or may serve, in any order.
 
-    `tight` says how often requests come that cannot wait (`TightClasses.frequencies`). `leaving` are jobs that are to
+    `tight` says how often requests come that cannot wait; None: none matter here. `leaving` are jobs that are to
     stop here and continue on another node. `due_arrivals` are kept from plan to plan.
     """
 
@@ -36,7 +37,7 @@ class NodeJobs:
     now_ns: int
     chunk_ns: int
     step_time: StepTime
-    tight: Sequence[tuple[int, float]] = ()
+    tight: TightClasses | None = None
     due_arrivals: DueArrivals = field(default_factory=DueArrivals)
     jobs: dict[int, JobView] = field(default_factory=dict)
     forecasts: list[JobForecast] = field(default_factory=list)
@@ -98,14 +99,16 @@ class NodeJobs:
         likely to come while as many jobs run, one after the other, as there are devices: the more there are, the less
         one of them costs. A job that fits on no fewer than all devices leaves none, or it would never begin.
         """
-        if not self.tight or len(self.devices) == 1:
+        if self.tight is None or len(self.devices) == 1:
             return
-        least_slack_ns = self.tight[0][0]
+        least_slack_ns, num_devices = self.tight.least_slack_ns, len(self.devices)
+        frequencies: tuple[tuple[int, float], ...] = ()
         for forecast in forecasts:
             narrowest = forecast.speeds[0]
-            if narrowest.step_ns > least_slack_ns and narrowest.degree < len(self.devices):
-                too_often = 1.0 / max(1.0, _LIKELY * len(self.devices) * forecast.usual_ns)
-                forecast.least_slack_ns = next((slack for slack, often in self.tight if often >= too_often), inf)
+            if narrowest.step_ns > least_slack_ns and narrowest.degree < num_devices:
+                too_often = 1.0 / max(1.0, _LIKELY * num_devices * forecast.usual_ns)
+                frequencies = frequencies or self.tight.frequencies(self.now_ns)
+                forecast.least_slack_ns = next((slack for slack, often in frequencies if often >= too_often), inf)
 
     def ready_ns(self, job: JobView) -> int:
         """When the works of a job have ended; now if it has none."""

@@ -78,7 +78,7 @@ class LookaheadPolicy(DeadlinePolicy):
         table = self._table
         grace_ns = _GRACE * min(self._alone_ns.values(), default=0)
         forecaster = Forecaster(self._request_costs, costs, now_ns, grace_ns)
-        assignment = NodeAssignment(table, forecaster, view, self.chunk_ns, self._tight.frequencies(now_ns))
+        assignment = NodeAssignment(table, forecaster, view, self.chunk_ns, self._tight)
         assignment.assign_waiting(list(islice(view.waiting(), _MOST_WAITING * len(table.by_node))))
         unreachable = [each for number in sorted(table.changed) for each in assignment.at(number).node.unreachable()]
         if unreachable:

@@ -63,9 +63,9 @@ class StepSharing:
         batches: list[Batch] = []
         by_id = {forecast.job_id: forecast for forecast in node.forecasts}
         for device in node.devices:
-            committed = dict.fromkeys([job_id for work in device.works for job_id in work.job_ids])
-            if len(committed) < 2:
+            if _serves_one(device):
                 continue
+            committed = dict.fromkeys([job_id for work in device.works for job_id in work.job_ids])
             here = [node.jobs[job_id] for job_id in committed if job_id in by_id]
             if not _is_shared(device, here, by_id):
                 continue
@@ -184,6 +184,15 @@ class StepSharing:
         if job.job_id in self.node.leaving or (job.works and len(group_of(job)) > 1):
             return None
         return Batch((self._member(job, host),), float(self.node.ready_ns(job)), self.node.step_time)
+
+
+def _serves_one(device: DeviceView) -> bool:
+    """Whether all works of a device are of the same one job, as nearly always, or it has none."""
+    works = device.works
+    if not works:
+        return True
+    first = works[0].job_ids
+    return len(first) == 1 and all(work.job_ids == first for work in works)
 
 
 def _is_shared(device: DeviceView, jobs: Sequence[JobView], forecasts: Mapping[int, JobForecast]) -> bool:

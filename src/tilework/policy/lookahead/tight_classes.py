@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import inf
 
 from tilework.core.request import RequestClass
 from tilework.policy.lookahead.due_arrivals import DueArrivals
@@ -13,8 +14,12 @@ _MOST_CLASSES = 256
 
 @dataclass(slots=True)
 class TightClasses:
-    """The slack of the latest request of each class: how long it could wait and be on time on the narrowest group."""
+    """The slack of the latest request of each class: how long it could wait and be on time on the narrowest group.
 
+    `least_slack_ns` is the least of any class; inf if there is none.
+    """
+
+    least_slack_ns: float = field(default=inf, init=False)
     _slacks_ns: dict[RequestClass, int] = field(default_factory=dict, init=False)
     _arrivals: dict[RequestClass, DueArrivals] = field(default_factory=dict, init=False)
 
@@ -28,6 +33,7 @@ class TightClasses:
         if len(self._arrivals) > _MOST_CLASSES:
             oldest = next(iter(self._arrivals))
             del self._arrivals[oldest], self._slacks_ns[oldest]
+        self.least_slack_ns = min(self._slacks_ns.values())
 
     def frequencies(self, now_ns: int) -> tuple[tuple[int, float], ...]:
         """For each slack, ascending: how many requests with at most this slack come per nanosecond."""
