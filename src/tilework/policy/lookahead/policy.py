@@ -40,7 +40,7 @@ class LookaheadPolicy(DeadlinePolicy):
     request goes before all that have deadlines. Requests whose deadline cannot be met go by that point from the start.
     """
 
-    chunk_ns: int = 200 * NS_PER_MS  # So often it decides for a device; a decision takes as long for any model.
+    chunk_ns: int = 200 * NS_PER_MS  # How often it decides for a device: a decision takes as long for any model.
     patience: float = 300.0
     _request_costs: RequestCosts = field(default_factory=RequestCosts, init=False)
     _alone_ns: dict[RequestClass, int] = field(default_factory=dict, init=False)
