@@ -9,7 +9,7 @@ import pytest
 
 from builders import Idle
 from tilework.core.interfaces import ClusterView, CostModel, DeviceView, JobView
-from tilework.core.work import DIFFUSE, Plan, Start
+from tilework.core.work import Plan, Start
 from tilework.policy import registry
 
 
@@ -37,7 +37,7 @@ class Batches(Idle):
         if self.ahead > 1:
             # Those that are longest at it last: so members of one work come from several.
             free += [job for job in self._running(view) if job.stage is not None and not job.is_stopping][::-1]
-        free.sort(key=lambda job: job.stage is not None and job.stage.name == DIFFUSE)  # More to put together then.
+        free.sort(key=lambda job: job.stage is not None and job.stage.has_steps)  # More to put together then.
         starts: list[Start] = []
         for device in sorted(view.devices, key=lambda device: len(device.works)):
             if len(device.works) < self.ahead and free:
@@ -53,14 +53,14 @@ class Batches(Idle):
         first = free.pop(0)
         assert first.stage is not None
         members, num_steps = [first], 1
-        if first.stage.name == DIFFUSE:
-            for job in tuple(free) if first.may_share else ():
+        if first.stage.has_steps:
+            for job in tuple(free) if first.may_share and first.stage.spec.batchable else ():
                 shapes = [member.request.shape for member in (*members, job)]
                 is_alike = job.stage == first.stage and job.may_share
                 if len(members) < self.most and is_alike and costs.fits_together(first.stage, shapes):
                     members.append(job)
                     free.remove(job)
-            num_steps = min(self.chunk, *(job.num_steps_left for job in members))
+            num_steps = min(self.chunk, *(job.left.here.num_left_here for job in members))
         return Start(
             stage=first.stage,
             job_ids=tuple(job.job_id for job in members),

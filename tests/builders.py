@@ -12,17 +12,19 @@ from typing import Any, TypeVar
 
 import pytest
 
+from stages import DECODE, DIFFUSE, ENCODE, STAGES, at_start
 from tilework.control.cluster.job import Job
 from tilework.control.cluster.tracker import Tracker
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
 from tilework.core.cost_row import CostRow
 from tilework.core.events import DeviceJoined
+from tilework.core.graph import ACCELERATOR
 from tilework.core.interfaces import ClusterView, CostModel, Demand, EtaPrediction
 from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, Request, Shape, Status
 from tilework.core.time import ns_from_s
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, Group, Plan, StageId
+from tilework.core.work import Group, Plan
 from tilework.cost.shipped import shipped_path
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
@@ -34,7 +36,6 @@ from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
 
 PIPELINE = "toy"
-ALL_STAGES = frozenset(StageId(PIPELINE, stage) for stage in STAGES)
 SIDES = (64, 128, 192)
 SERVICE_S = 0.01 + 10 * 0.1 + 0.05  # Of a `request` by a `table`, on one device.
 
@@ -152,7 +153,7 @@ def promise(uid: str, arrival_s: float, slo_s: float, **more: Any) -> Request:
 
 def job(job_id: int, asked: Request, urgency_ns: int = 0, **more: Any) -> Job:
     """A job as admission makes it; `more` are other fields of `Job`."""
-    fields: dict[str, Any] = {"eta_prediction": EtaPrediction(0, 0, 1.0), "done": Cursor.start(asked)} | more
+    fields: dict[str, Any] = {"eta_prediction": EtaPrediction(0, 0, 1.0), "done": at_start(asked)} | more
     return Job(job_id=job_id, request=asked, urgency_ns=urgency_ns, **fields)
 
 
@@ -188,11 +189,11 @@ def planned(
     costs = costs or TableCosts(table())
     tracker = Tracker(policy, costs)
     for device_id in devices or range(num_devices):
-        tracker.add_device(device_id, device_id // 8, ALL_STAGES)
+        tracker.add_device(device_id, device_id // 8, ACCELERATOR)
     for job_id, asked in enumerate(requests):
-        policy.demand(asked, Cursor.start(asked), costs)  # As admission asks first.
+        policy.demand(asked, at_start(asked), costs)  # As admission asks first.
         group, dropped_to_best_effort = (last_devices or {}).get(job_id, ()), job_id in aside
-        done = Cursor.start(asked).advanced(1 if group else 0)
+        done = at_start(asked).advanced(1 if group else 0)
         urgency_ns = policy.urgency_ns(asked, dropped_to_best_effort)
         tracker.add_job(
             job(job_id, asked, urgency_ns, dropped_to_best_effort=dropped_to_best_effort, done=done, last_devices=group)
@@ -256,7 +257,7 @@ def controller(
     """One that has devices of one node, all idle. `options` are of `ControllerConfig`."""
     built = Controller(ControllerConfig(policy=policy, **options), table(degrees=degrees))
     for device_id in range(num_devices):
-        assert built.handle(DeviceJoined(device_id, 0, ALL_STAGES), 0) == ()
+        assert built.handle(DeviceJoined(device_id, 0), 0) == ()
     return built
 
 

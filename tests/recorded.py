@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from builders import ALL_STAGES, request, table
+from builders import request, table
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.control.history import History
 from tilework.control.history_recorder import read_history
@@ -62,7 +62,7 @@ class Play:
         self.lines = [header_line("1.0", config, costs)]
         self.now_ns = 0
         for device_id in range(num_devices):
-            self.tell(DeviceJoined(device_id, 0, ALL_STAGES))
+            self.tell(DeviceJoined(device_id, 0))
 
     def tell(self, event: Event, after_s: float = 0.0) -> list[Work]:
         """Let time pass, then tell an event; returns the works that the controller begins."""
@@ -85,7 +85,7 @@ def lost_and_broken() -> tuple[list[str], Work]:
     work = next(one for one in begun if len(one.devices) == 4)
     play.tell(DeviceLost(3, "killed by signal 9"), 0.05)
     play.tell(Broken(work.work_id, 1), 0.01)
-    play.tell(DeviceJoined(3, 0, ALL_STAGES), 1.0)
+    play.tell(DeviceJoined(3, 0), 1.0)
     return play.lines, work
 
 

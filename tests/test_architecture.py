@@ -13,6 +13,7 @@ from statistics import median
 import pytest
 
 import tilework
+from tilework.core.shipped_graph import latent_diffusion
 
 ROOT = Path(tilework.__file__).parent
 DECISIONS = {"core", "cost", "policy", "admission", "control"}
@@ -198,3 +199,20 @@ def test_the_page_on_architecture_shows_a_request_pass_each_room_once() -> None:
     assert len(rooms) == len(set(rooms))
     drawn = {room.split("/")[0] for room in rooms}
     assert drawn >= set(ARROWS) - {"core", "formats", "sim", "client", "report", "cli"}
+
+
+def test_only_adapters_name_stages() -> None:
+    """Other rooms ask what a stage is like. Prose may name one; a text that equals a name may not."""
+    names = {stage.name for stage in latent_diffusion("any").stages}
+    found = []
+    for path in ROOT.rglob("*.py"):
+        if "pipelines" in path.relative_to(ROOT).parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Constant) and node.value in names:
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.value!r}")
+            if isinstance(node, ast.Name | ast.Attribute):
+                name = node.id if isinstance(node, ast.Name) else node.attr
+                if name in {one.upper() for one in names}:
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
+    assert not found, "\n".join(found)

@@ -31,10 +31,12 @@ from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 from model import build_text_encoder, build_tokenizer
 from tilework.core.model import ModelSource
 from tilework.core.wire import Image, Spec
-from tilework.pipelines.family import Conditioning, Family, StepState
+from tilework.pipelines.draw import begin_steps
+from tilework.pipelines.family import Family, StepState
 from tilework.pipelines.loading import quiet
 from tilework.pipelines.model_index import INDEX, shipped_directory
 from tilework.pipelines.numerics import pin_numerics
+from tilework.pipelines.serialization import deserialize, serialize
 
 _SCALED_LINEAR = {
     "beta_start": 0.00085,
@@ -226,7 +228,7 @@ def run_stock(
 
 
 def begin(family: Family, request: Spec) -> StepState:
-    return family.begin(request, family.encode(request))
+    return begin_steps(family, request)
 
 
 def iterate(family: Family, *states: StepState) -> None:
@@ -243,8 +245,17 @@ def finish(family: Family, *states: StepState) -> None:
 
 def move(source: Family, target: Family, state: StepState) -> StepState:
     """Carry a request, conditioning and all, from one instance of a model to another."""
-    conditioning: Conditioning = target.restore_conditioning(source.export_conditioning(state.conditioning))
-    return target.restore(source.export(state), state.spec, conditioning)
+    before, exported = (
+        deserialize(serialize(values), target.device)
+        for values in ({"conditioning": dict(state.conditioning.tensors)}, source.export(state))
+    )
+    return target.restore(state.stage, state.spec, before, exported)
+
+
+def decode(family: Family, state: StepState, sliced: bool = False) -> Image:
+    """The picture of a state that has made all its steps."""
+    (values,) = family.run(family.info.graph.stages[-1].name, [state.spec], [family.finish(state)], sliced)
+    return family.image(state.spec, values)
 
 
 def pixels(image: Image) -> np.ndarray:

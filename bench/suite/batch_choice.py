@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from suite.case import Note
 from suite.denoisers import begin
+from suite.stages import DIFFUSE
 from suite.stats import median
 from tilework.control.cluster.job import Job
+from tilework.core.graph import Stage
 from tilework.core.interfaces import EtaPrediction
-from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape
-from tilework.core.work import DIFFUSE, StageId
+from tilework.core.shipped_graph import latent_diffusion
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.pipelines.family import Family, StepState
@@ -56,7 +57,7 @@ class BatchChooser:
 
     def _learn_unguided(self, state: StepState, runs: int) -> None:
         self.family.predict([state])
-        step = StageId(self.family.info.name, DIFFUSE)
+        step = latent_diffusion(self.family.info.name).stage(DIFFUSE)
         for _ in range(runs):
             start_ns = time.perf_counter_ns()
             self.family.predict([state])
@@ -74,8 +75,8 @@ class BatchChooser:
                 batch = batch.with_(member)
         return [states[member.job.job_id] for member in batch.members] if len(batch.members) > 1 else []
 
-    def _step_ns(self, requests: Sequence[Request]) -> float:
-        return self.costs.work_ns(StageId(self.family.info.name, DIFFUSE), requests, 1)
+    def _step_ns(self, stage: Stage, requests: Sequence[Request]) -> float:
+        return self.costs.work_ns(stage, requests, 1)
 
     def _request(self, index: int, state: StepState) -> Request:
         spec, info = state.spec, self.family.info
@@ -95,9 +96,9 @@ class BatchChooser:
             request=request,
             urgency_ns=0,
             eta_prediction=EtaPrediction(0, 0, 1.0),
-            done=Cursor.start(request),
+            done=self.costs.start(request),
         )
-        known = RequestCosts().of(request, 1, self.costs)
+        known = RequestCosts().of(request, job.left, 1, self.costs)
         forecast = JobForecast(
             job_id=index,
             claim=Claim.BEST_EFFORT,
@@ -105,8 +106,8 @@ class BatchChooser:
             speeds=known.speeds,
             usual=known.usual,
             num_steps=float(request.steps),
-            head_ns=float(known.encode_ns),
-            tail_ns=float(known.decode_ns),
+            head_ns=float(known.heads_ns[0]),
+            tail_ns=float(known.last_ns),
             shares=known.shares,
         )
         return Member(job, forecast, forecast.head_ns, request.steps, forecast.tail_ns)

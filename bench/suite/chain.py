@@ -9,19 +9,24 @@ from dataclasses import dataclass
 from itertools import count
 
 from suite.case import CaseFailed
+from suite.stages import DIFFUSE, ENCODE, STAGES
 from tilework.core.model import Source
-from tilework.core.wire import Command, Denoise, Encode, Ended, Failed, Forget, ImportState, Report, Spec
+from tilework.core.wire import Command, Ended, Execute, Failed, Forget, ImportState, Report, SavedState, Spec, StateBlob
 from tilework.core.work import Group
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Awaited:
-    """A work in flight: `moves` are what other workers' queues wait for, to be the state that it leaves."""
+    """A work in flight: `moves` are what other workers' queues wait for, to be the state that it leaves.
+
+    `position` is where its job is then.
+    """
 
     job_id: int
     spec: Spec
     leader: int
+    position: int
     end: asyncio.Future[Ended]
     moves: list[asyncio.Future[Command | None]]
 
@@ -44,7 +49,7 @@ class Chains:
         job_id = next(self._job_ids)
         encoded = await self._encode(job_id, spec)
         for device_id in self._devices[1:]:
-            self._executor.send(device_id, ImportState(job_id, spec, encoded.blobs[job_id], None))
+            self._executor.send(device_id, _move(job_id, spec, ENCODE, 1, encoded.blobs[job_id]))
         works: list[_Awaited] = []
         for index, group in enumerate(route):
             if works:
@@ -68,7 +73,7 @@ class Chains:
             work.end.set_exception(CaseFailed(f"a work failed: {report.reason}"))
         if isinstance(report, Ended) and work is not None and device_id == work.leader:
             for move in work.moves:
-                move.set_result(ImportState(work.job_id, work.spec, None, report.blobs[work.job_id]))
+                move.set_result(_move(work.job_id, work.spec, DIFFUSE, work.position, report.blobs[work.job_id]))
             work.end.set_result(report)
 
     def on_lost(self, device_id: int, reason: str) -> None:
@@ -84,8 +89,8 @@ class Chains:
     # Works.
 
     async def _encode(self, job_id: int, spec: Spec) -> Ended:
-        work_id, work = self._begin(job_id, spec, self._devices[0])
-        self._executor.send(work.leader, Encode(work_id, job_id, spec))
+        work_id, work = self._begin(job_id, spec, self._devices[0], 1)
+        self._executor.send(work.leader, Execute(work_id, ENCODE, ((job_id, 0),), specs={job_id: spec}))
         return await work.end
 
     def _bring(self, latest: _Awaited, newcomers: Iterable[int]) -> None:
@@ -95,15 +100,17 @@ class Chains:
             self._executor.send(device_id, move)
 
     def _denoise(self, job_id: int, spec: Spec, group: Group, first_step: int, num_steps: int) -> _Awaited:
-        work_id, work = self._begin(job_id, spec, group[0])
+        position = 1 + first_step
+        work_id, work = self._begin(job_id, spec, group[0], position + num_steps)
         ref = self._executor.group(group) if len(group) > 1 else None
         for device_id in group:
-            self._executor.send(device_id, Denoise(work_id, ((job_id, first_step),), num_steps, ref))
+            self._executor.send(device_id, Execute(work_id, DIFFUSE, ((job_id, position),), num_steps, group=ref))
         return work
 
-    def _begin(self, job_id: int, spec: Spec, leader: int) -> tuple[int, _Awaited]:
+    def _begin(self, job_id: int, spec: Spec, leader: int, position: int) -> tuple[int, _Awaited]:
         end: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
-        work_id, work = next(self._work_ids), _Awaited(job_id=job_id, spec=spec, leader=leader, end=end, moves=[])
+        work = _Awaited(job_id=job_id, spec=spec, leader=leader, position=position, end=end, moves=[])
+        work_id = next(self._work_ids)
         self._works[work_id] = work
         return work_id, work
 
@@ -111,6 +118,12 @@ class Chains:
         for report in reports:
             for blob in report.blobs.values():
                 self._executor.discard(blob)
+
+
+def _move(job_id: int, spec: Spec, stage: str, position: int, blob: StateBlob) -> ImportState:
+    """What this stage has written, to a worker that has what those before it wrote."""
+    index = STAGES.index(stage)
+    return ImportState(job_id, spec, position, (SavedState(index, position, blob),), known=index > 0)
 
 
 @asynccontextmanager

@@ -9,10 +9,12 @@ import diffusers
 import torch
 
 from tilework.core.wire import Spec
+from tilework.pipelines.draw import begin_steps
 from tilework.pipelines.families.flux import Flux
 from tilework.pipelines.families.sd3 import StableDiffusion3
 from tilework.pipelines.families.sdxl import StableDiffusionXL
 from tilework.pipelines.family import Conditioning, Family, StepState
+from tilework.pipelines.staged import StagedPipeline
 
 TEXT_TOKENS, TEXT_WIDTH, POOLED_WIDTH = 77, 64, 32
 FAMILIES = ("sd3", "flux", "sdxl")
@@ -25,7 +27,7 @@ def build(family: str, width: int = 1) -> Family:
     others stay.
     """
     torch.manual_seed(0)
-    makers: dict[str, Callable[[], Family]] = {"sd3": _sd3, "flux": _flux, "sdxl": lambda: _sdxl(width)}
+    makers: dict[str, Callable[[], StagedPipeline]] = {"sd3": _sd3, "flux": _flux, "sdxl": lambda: _sdxl(width)}
     built = makers[family]()
     built.encode = lambda spec: _conditioning(built, spec)  # type: ignore[method-assign]
     return built
@@ -36,7 +38,7 @@ def begin(family: Family, height: int, width: int, guidance_scale: float, seed: 
     spec = Spec(
         prompt="", negative_prompt="", height=height, width=width, steps=steps, guidance_scale=guidance_scale, seed=seed
     )
-    return family.begin(spec, family.encode(spec))
+    return begin_steps(family, spec)
 
 
 def _conditioning(family: Family, spec: Spec) -> Conditioning:
@@ -69,7 +71,7 @@ def _conditioning(family: Family, spec: Spec) -> Conditioning:
     return Conditioning(tensors)
 
 
-def _sd3() -> Family:
+def _sd3() -> StagedPipeline:
     transformer = diffusers.SD3Transformer2DModel(
         sample_size=32,
         num_layers=4,
@@ -91,7 +93,7 @@ def _sd3() -> Family:
     return StableDiffusion3(pipeline, "sd3", {}, "")
 
 
-def _flux() -> Family:
+def _flux() -> StagedPipeline:
     transformer = diffusers.FluxTransformer2DModel(
         in_channels=64,
         num_layers=2,
@@ -112,7 +114,7 @@ def _flux() -> Family:
     return Flux(pipeline, "flux", {}, "")
 
 
-def _sdxl(width: int) -> Family:
+def _sdxl(width: int) -> StagedPipeline:
     unet = diffusers.UNet2DConditionModel(
         sample_size=32,
         block_out_channels=(16 * width, 32 * width, 32 * width),

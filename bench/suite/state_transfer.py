@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tilework.core.wire import Ended, ImportState, Spec, StateBlob
+from tilework.core.wire import Ended, ImportState, SavedState, Spec, StateBlob
 from tilework.pipelines import serialization
 from tilework.runtime.state_blobs import StateBlobDirectory
 from tilework.runtime.worker_process import forkserver_context
@@ -49,7 +49,7 @@ class StateTransfer:
         self._source.send(load)
         report: Ended = self._source.recv()
         (blob,) = report.blobs.values()
-        self._target.send(ImportState(1, SPEC, None, blob))
+        self._target.send(ImportState(1, SPEC, 1, (SavedState(0, 1, blob),), known=False))
         end_ns: int = self._target.recv()
         self._blobs.discard(blob)
         return (end_ns - report.start_ns) / 1e9
@@ -96,11 +96,11 @@ def _target(connection: Connection, directory: Path, device_id: int) -> None:
     blobs = StateBlobs(directory, device_id)
     for load in iter(connection.recv, None):
         command: ImportState = connection.recv()
-        assert command.state is not None
+        (state,) = command.states
         if load.bare:
-            taken: Any = (directory / command.state.name).read_bytes()
+            taken: Any = (directory / state.blob.name).read_bytes()
         else:
-            taken = serialization.deserialize(blobs.read(command.state), CPU)
+            taken = serialization.deserialize(blobs.read(state.blob), CPU)
         connection.send(time.monotonic_ns())
         assert len(taken) == (load.num_bytes if load.bare else load.num_tensors)
 

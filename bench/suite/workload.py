@@ -8,10 +8,10 @@ from random import Random
 from statistics import fmean
 from uuid import UUID
 
+from suite.stages import DECODE, DIFFUSE, ENCODE
 from tilework.core.cost_row import CostRow
 from tilework.core.request import Request, Shape
 from tilework.core.time import ns_from_s
-from tilework.core.work import DECODE, DIFFUSE, ENCODE
 from tilework.cost.table import CostTable
 
 PIPELINE = "bench"

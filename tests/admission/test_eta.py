@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from builders import SERVICE_S, Idle, controller, only, promise, request, simulate, table
+from stages import ENCODE
 from tilework.admission.admission import Admission
 from tilework.admission.admission_limits import AdmissionLimits
 from tilework.control.cluster.device import Device, Now
@@ -18,7 +19,6 @@ from tilework.core.interfaces import Admitted, Ahead, Block, CostModel, Demand, 
 from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, RefusalCode, Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
-from tilework.core.work import ENCODE
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.margin import ADMISSION_MARGIN
 
@@ -49,10 +49,7 @@ class Backlog:
 
     def __post_init__(self) -> None:
         times = enumerate(self.free_s)
-        self.devices = [
-            Device(device_id=device_id, node=0, stages=frozenset(), now=Now(ns_from_s(free_s)))
-            for device_id, free_s in times
-        ]
+        self.devices = [Device(device_id=device_id, node=0, now=Now(ns_from_s(free_s))) for device_id, free_s in times]
 
     def num_jobs(self) -> int:
         return 3

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from builders import POLICIES, Idle, only, promise, promise_mix, request, simulate, table
+from stages import DIFFUSE
 from tilework.admission import feasibility
 from tilework.admission.reservation_guard import ReservationGuard, Review
 from tilework.control.controller import ControllerConfig
@@ -18,7 +19,7 @@ from tilework.core.events import Event, Woke
 from tilework.core.interfaces import Block, ClusterView, CostModel, JobView
 from tilework.core.request import OnMiss, Request, Status
 from tilework.core.time import NEVER_NS, NS_PER_MS, NS_PER_S
-from tilework.core.work import DIFFUSE, Plan, Start
+from tilework.core.work import Plan, Start
 from tilework.policy import registry
 from tilework.policy.registry import policy_names
 from tilework.policy.toolkit.demand import usable_degree

@@ -77,7 +77,7 @@ class Fake:
 
     def segments(self) -> list[dict[str, Any]]:
         return [
-            {"stage": "encode", "devices": [0], "steps": 1, "start_s": 0.01, "end_s": 0.02},
+            {"stage": "encode", "devices": [0], "steps": 0, "start_s": 0.01, "end_s": 0.02},
             {"stage": "diffuse", "devices": [0], "steps": 1, "start_s": 0.02, "end_s": 0.04},
             {"stage": "diffuse", "devices": [0, 1], "steps": 3, "start_s": 0.04, "end_s": 0.05},
         ]

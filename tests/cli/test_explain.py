@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from builders import PIPELINE, poisson, request, table
 from recorded import SOON_NS, Recorded, recorded
+from stages import DECODE, DIFFUSE, stage_of
 from tilework.cli.app import app
 from tilework.cli.console import UserError
 from tilework.control.decisions import DecisionKind, describe, describe_all, devices_text, span_text
@@ -35,7 +36,7 @@ from tilework.core.actions import (
 )
 from tilework.core.request import OnMiss, RefusalCode, Status
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.work import DECODE, DIFFUSE, StageId, Work
+from tilework.core.work import Work
 from tilework.sim.config import SimConfig
 from tilework.sim.runs import Run, RunEnd
 
@@ -43,9 +44,10 @@ from tilework.sim.runs import Run, RunEnd
 def work(stage: str = DIFFUSE, **changes: Any) -> Work:
     given: dict[str, Any] = {
         "work_id": 7,
-        "stage": StageId(PIPELINE, stage),
+        "stage": stage_of(PIPELINE, stage),
         "job_ids": (5,),
         "attempts": (0,),
+        "positions": (4,),
         "first_steps": (3,),
         "devices": (0, 1),
         "num_steps": 6,
@@ -89,8 +91,8 @@ ASKED = request("img-1", 10.0, steps=28, slo_s=2.0)
         ),
         (RunWork(work(num_steps=1, devices=(3,), why="")), "started", "step 4 of 28 on device 3"),
         (RunWork(work(DECODE, devices=(3,), why="must run now")), "started", "decode on device 3: must run now"),
-        (MoveState(5, (2, 3, 6), True), "moved", "its state moves to devices 2-3, 6, with its conditioning"),
-        (MoveState(5, (2,), False), "moved", "its state moves to device 2"),
+        (MoveState(5, (2, 3, 6), (0,)), "moved", "its state moves to devices 2-3, 6, with all that later stages need"),
+        (MoveState(5, (2,), ()), "moved", "its state moves to device 2"),
         (Stop(7), "stopped", "work 7 is told to stop at its next step boundary"),
         (
             DropToBestEffort(5, "0.02 s late even on 8 devices"),
@@ -135,7 +137,7 @@ def test_a_decision_as_json() -> None:
 
 
 def test_a_member_of_a_batch_has_its_own_steps() -> None:
-    batch = RunWork(work(job_ids=(5, 9, 11), attempts=(0, 0, 0), first_steps=(3, 0, 8), why=""))
+    batch = RunWork(work(job_ids=(5, 9, 11), attempts=(0, 0, 0), positions=(4, 1, 9), first_steps=(3, 0, 8), why=""))
     texts = [decision.text for job_id in (5, 9, 11) if (decision := describe(0, batch, ASKED, job_id)) is not None]
     ending = "of 28 on devices 0-1 (degree 2), together with 2 others"
     assert texts == [f"steps 4-9 {ending}", f"steps 1-6 {ending}", f"steps 9-14 {ending}"]

@@ -18,13 +18,13 @@ import torch
 from typer.testing import CliRunner
 
 from cli.command_line import invoke
+from stages import DECODE, DIFFUSE, ENCODE, STAGES, stage_of
 from tilework.cli.app import app
 from tilework.cli.console import UserError
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.request import Shape
 from tilework.core.wire import Loaded
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, StageId
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles
 from tilework.cost.table_costs import TableCosts
@@ -549,7 +549,7 @@ def test_two_live_workers_profile_the_shipped_model_at_two_degrees(
     invoke("cost", "export", tmp_path / "shapes.json", "--model", "shapes")
     table = read_table(tmp_path / "shapes.json")
     assert len(table.rows) == 8
-    assert TableCosts(table).degrees(StageId("shapes", DIFFUSE)) == (1, 2)
+    assert TableCosts(table).degrees(stage_of("shapes", DIFFUSE)) == (1, 2)
 
 
 def test_a_live_worker_profiles_batches_of_the_shipped_model(tmp_path: Path) -> None:

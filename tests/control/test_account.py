@@ -9,6 +9,7 @@ import pytest
 
 from builders import request, table
 from recorded import Play, lost_and_broken, recorded
+from stages import DIFFUSE
 from tilework.cli.views.explanation import summary_document
 from tilework.control.account import account_of, cause_of
 from tilework.control.history import History, PastRequest
@@ -16,7 +17,6 @@ from tilework.control.history_recorder import read_history
 from tilework.core.events import Cancelled, Submitted, WorkFailed, WorkFinished
 from tilework.core.request import OnMiss, Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
-from tilework.core.work import DIFFUSE
 from tilework.cost.table import CostTable
 from tilework.sim.config import SimConfig
 

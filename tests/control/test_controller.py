@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from builders import ALL_STAGES, PIPELINE, SERVICE_S, Idle, controller, only, request
+from builders import PIPELINE, SERVICE_S, Idle, controller, only, request
+from stages import DECODE, DIFFUSE, ENCODE, stage_of
 from tilework.control.controller import Controller
 from tilework.core.actions import Accept, Action, DropState, DropToBestEffort, Finish, MoveState, RunWork, Stop, WakeAt
 from tilework.core.events import (
@@ -23,7 +24,7 @@ from tilework.core.events import (
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS, ns_from_s
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, Group, Plan, StageId, Start
+from tilework.core.work import Group, Plan, Start
 from tilework.policy import registry
 from tilework.policy.registry import policy_names
 
@@ -56,7 +57,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
 
 
 def start(stage: str, *devices: int, steps: int = 1, job: int = 0) -> Start:
-    return Start(stage=StageId(PIPELINE, stage), job_ids=(job,), devices=devices, num_steps=steps, why="told to")
+    return Start(stage=stage_of(PIPELINE, stage), job_ids=(job,), devices=devices, num_steps=steps, why="told to")
 
 
 def run(*starts: Start) -> Plan:
@@ -127,7 +128,7 @@ def test_requests_that_wait_for_a_device_begin_when_one_joins() -> None:
         (accepted,) = control.handle(Submitted(request(uid)), 0)
         why = "no device is up; the prediction assumes that one is up now"
         assert accepted == Accept(int(uid == "b"), uid, ns_from_s(SERVICE_S), why)
-    joined = control.handle(DeviceJoined(3, 0, ALL_STAGES), 1)
+    joined = control.handle(DeviceJoined(3, 0), 1)
     assert [(stage, devices) for _, stage, _, devices in ran(joined)] == [(ENCODE, (3,)), (DIFFUSE, (3,))]
 
 
@@ -141,7 +142,7 @@ def test_each_work_names_the_works_after_which_it_is_queued(scripted: Scripted) 
 def test_devices_are_ordered_by_id_in_any_order_of_joining() -> None:
     control = controller(num_devices=0)
     for device_id in (2, 0, 1):
-        control.handle(DeviceJoined(device_id, 0, ALL_STAGES), 0)
+        control.handle(DeviceJoined(device_id, 0), 0)
     assert [device.device_id for device in control.tracker.devices] == [0, 1, 2]
 
 
@@ -160,9 +161,9 @@ def test_conditioning_is_moved_once_to_each_device(scripted: Scripted) -> None:
     told += [control.handle(WorkFinished(work_id, 1), work_id) for work_id in (2, 3, 4)]
     assert [only(MoveState, actions) for actions in told] == [
         [],
-        [MoveState(0, (1,), conditioning=True)],
-        [MoveState(0, (0,), conditioning=False)],
-        [MoveState(0, (1,), conditioning=False)],
+        [MoveState(0, (1,), stages=(0,))],
+        [MoveState(0, (0,), stages=())],
+        [MoveState(0, (1,), stages=())],
         [],
     ]
     assert all(isinstance(actions[-1], RunWork) for actions in told), "the move precedes the work"
@@ -182,12 +183,12 @@ def test_a_state_moves_to_the_devices_of_a_group_that_lack_it(scripted: Scripted
     told += [control.handle(WorkFinished(work_id, 1), work_id) for work_id in (2, 3)]
     assert [only(MoveState, actions) for actions in told] == [
         [],
-        [MoveState(0, (0,), conditioning=True)],
-        [MoveState(0, (2,), conditioning=True)],
+        [MoveState(0, (0,), stages=(0,))],
+        [MoveState(0, (2,), stages=(0,))],
         [
-            MoveState(0, (3,), conditioning=True),
-            MoveState(0, (0, 1), conditioning=False),
-            MoveState(0, (3,), conditioning=False),
+            MoveState(0, (3,), stages=(0,)),
+            MoveState(0, (0, 1), stages=()),
+            MoveState(0, (3,), stages=()),
         ],
     ], "a device that stays in the group has the state; one that returns to it has an old state"
     works = [action.work for action in only(RunWork, told[-1])]
@@ -200,7 +201,7 @@ def test_the_next_attempt_moves_its_conditioning_again(scripted: Scripted) -> No
     control.handle(WorkFinished(1, 1), 1)
     control.handle(WorkFinished(2, 1), 2)
     again = control.handle(WorkFailed(3, "broken"), 3)
-    assert again[:2] == (DropState(0, (0, 1)), MoveState(0, (1,), conditioning=True))
+    assert again[:2] == (DropState(0, (0, 1)), MoveState(0, (1,), stages=(0,)))
     assert again[2].work.first_steps == (2,), "no step is repeated"  # type: ignore[union-attr]
 
 
@@ -227,7 +228,7 @@ def test_requests_of_a_lost_device_restart_elsewhere() -> None:
     lost = control.handle(DeviceLost(0, "it burns"), 1)
     assert lost == (), "the other device is busy, and nothing is left to stop or to drop"
     assert control.handle(WorkFinished(1, 5), 2) == (), "too late"
-    assert ran(control.handle(DeviceJoined(0, 0, ALL_STAGES), 3))[0][1:] == (ENCODE, 1, (0,))
+    assert ran(control.handle(DeviceJoined(0, 0), 3))[0][1:] == (ENCODE, 1, (0,))
     assert control.handle(DeviceLost(7, "never there"), 4) == ()
 
 
@@ -235,7 +236,7 @@ def test_a_moved_request_restarts_when_the_device_of_its_running_work_is_lost(sc
     """The state is to move to device 1, but device 0 is lost while it still computes it."""
     control = scripted(run(start(ENCODE, 0), start(DIFFUSE, 1, steps=2)))
     begun = control.handle(Submitted(request("a")), 0)
-    assert only(MoveState, begun) == [MoveState(0, (1,), conditioning=True)]
+    assert only(MoveState, begun) == [MoveState(0, (1,), stages=(0,))]
     assert control.handle(DeviceLost(0, "it burns"), 1) == (Stop(2), DropState(0, (1,)))
     job = control.tracker.jobs[0]
     assert (job.attempt, job.works, list(control.tracker.waiting())) == (2, [], [job])
@@ -248,10 +249,10 @@ def test_a_waiting_request_resumes_though_all_devices_with_its_state_are_lost(sc
     control.handle(WorkFinished(2, 1), 2)
     (job,) = control.tracker.waiting()
     assert control.handle(DeviceLost(0, "it burns"), 3) == ()
-    assert (job.last_devices, job.holders) == ((1,), {1})
+    assert (job.last_devices, job.holders) == ((1,), {1: 1})
     assert control.handle(DeviceLost(1, "it burns"), 4) == ()
-    assert (job.last_devices, job.holders, job.attempt) == ((), set(), 1)
-    assert (job.stage, job.num_steps_left) == (StageId(PIPELINE, DIFFUSE), 6), "its state was serialized"
+    assert (job.last_devices, job.holders, job.attempt) == ((), {}, 1)
+    assert (job.stage, job.num_steps_left) == (stage_of(PIPELINE, DIFFUSE), 6), "its state was serialized"
 
 
 def test_a_work_of_a_broken_group_occupies_the_survivors_until_they_have_reported(scripted: Scripted) -> None:
@@ -262,10 +263,10 @@ def test_a_work_of_a_broken_group_occupies_the_survivors_until_they_have_reporte
     control.handle(WorkFinished(1, 1), 1)
     assert control.handle(DeviceLost(0, "it burns"), 2) == ()
     assert [[work.work_id for work in device.works] for device in control.tracker.devices] == [[2], [2]]
-    control.handle(DeviceJoined(0, 0, ALL_STAGES), 3)
+    control.handle(DeviceJoined(0, 0), 3)
     assert not control.tracker.device(0).works, "a device that joins again does not have it"
     went_on = control.handle(Broken(2, 3), 4)
-    assert went_on[:2] == (DropState(0, (1, 2)), MoveState(0, (1, 2), conditioning=True))
+    assert went_on[:2] == (DropState(0, (1, 2)), MoveState(0, (1, 2), stages=(0,)))
     assert went_on[2].work.first_steps == (3,)  # type: ignore[union-attr]
     assert control.handle(Broken(2, 3), 5) == (), "known already"
 
@@ -335,7 +336,7 @@ def test_a_job_stopped_at_a_step_resumes_from_there(scripted: Scripted) -> None:
     control.handle(WorkFinished(1, 1), 1)
     control.handle(Stopped(2, 4), 2)
     (job,) = control.tracker.waiting()
-    assert (job.stage, job.num_steps_left) == (StageId(PIPELINE, DIFFUSE), 6)
+    assert (job.stage, job.num_steps_left) == (stage_of(PIPELINE, DIFFUSE), 6)
 
 
 # Plans.

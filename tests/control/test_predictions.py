@@ -7,7 +7,8 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import ALL_STAGES, PIPELINE, SERVICE_S, controller, job, only, promise, request
+from builders import PIPELINE, SERVICE_S, controller, job, only, promise, request
+from stages import ENCODE, stage_of
 from tilework.control.cluster.job import Job
 from tilework.control.cluster.queue import WaitingQueue
 from tilework.core.actions import Accept, Action, Reject
@@ -15,7 +16,6 @@ from tilework.core.events import Cancelled, DeviceJoined, Event, Stopped, Submit
 from tilework.core.interfaces import Ahead, Demand
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import NS_PER_MS, ns_from_s
-from tilework.core.work import ENCODE, StageId
 from tilework.policy.toolkit.margin import ADMISSION_MARGIN
 
 
@@ -24,7 +24,7 @@ def learned(event: Event, asked: Request) -> float:
     control = controller()
     control.handle(Submitted(asked), 0)
     control.handle(event, 1)
-    return control.costs.run_ns(StageId(PIPELINE, ENCODE), (asked.shape,), 1) / (10 * NS_PER_MS)
+    return control.costs.run_ns(stage_of(PIPELINE, ENCODE), (asked.shape,), 1) / (10 * NS_PER_MS)
 
 
 def test_measurements_correct_the_costs() -> None:
@@ -71,7 +71,7 @@ def test_a_device_is_expected_to_be_free_when_its_works_end_and_never_in_the_pas
 def test_a_device_is_not_expected_to_begin_before_it_joins() -> None:
     control = controller(num_devices=0)
     control.handle(Submitted(request("a")), 0)
-    control.handle(DeviceJoined(0, 0, ALL_STAGES), 5000 * NS_PER_MS)
+    control.handle(DeviceJoined(0, 0), 5000 * NS_PER_MS)
     (device,) = control.tracker.devices
     assert device.free_ns == (5000 + 10 + 200) * NS_PER_MS
 

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from builders import ALL_STAGES, controller, only, promise, request, table
+from builders import controller, only, promise, request, table
+from stages import DECODE, DIFFUSE, ENCODE
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Accept, Action, DropState, Finish, MoveState, Reject, RunWork, Stop
 from tilework.core.events import (
@@ -25,7 +26,7 @@ from tilework.core.events import (
 )
 from tilework.core.request import RefusalCode, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, Work
+from tilework.core.work import Work
 from tilework.cost.memory import FORGET_NS
 
 MS = NS_PER_MS
@@ -83,7 +84,7 @@ def driver(policy: str = "edf", num_devices: int = 1, **config: int) -> Driver:
     control = Controller(ControllerConfig(policy=policy, **config), table(degrees=(1, 2)))
     it = Driver(control)
     for device_id in range(num_devices):
-        it.describe(DeviceJoined(device_id, 0, ALL_STAGES))
+        it.describe(DeviceJoined(device_id, 0))
     return it
 
 
@@ -177,7 +178,7 @@ def test_steps_that_fit_only_on_more_devices_than_are_up_wait_for_them() -> None
     it.wait(10 * NS_PER_S)
     assert not it.pending
     assert it.control.tracker.jobs
-    it.describe(DeviceJoined(1, 0, ALL_STAGES))
+    it.describe(DeviceJoined(1, 0))
     assert it.until(DIFFUSE).devices == (0, 1)
 
 
@@ -232,7 +233,7 @@ def test_a_device_keeps_a_bounded_number_of_states_and_gets_the_others_back_when
     while it.pending:
         actions += it.describe(finished(it.pending.pop(0)))
     assert [end.status for end in only(Finish, actions)] == [Status.DONE] * 5
-    assert {move.job_id for move in only(MoveState, actions) if move.conditioning} == {0, 1}
+    assert {move.job_id for move in only(MoveState, actions) if move.stages} == {0, 1}
 
 
 # Errors of the model.
@@ -328,21 +329,21 @@ def test_a_lost_decode_is_retried_when_the_steps_before_it_are_reported_done() -
 # A restarted controller.
 
 
-@pytest.mark.parametrize(("kept", "stage", "first_step"), [(None, ENCODE, 0), (0, DIFFUSE, 0), (4, DIFFUSE, 4)])
-def test_a_restored_request_resumes_from_its_checkpoint(kept: int | None, stage: str, first_step: int) -> None:
+@pytest.mark.parametrize(("position", "stage", "first_step"), [(0, ENCODE, 0), (1, DIFFUSE, 0), (5, DIFFUSE, 4)])
+def test_a_restored_request_resumes_from_its_checkpoint(position: int, stage: str, first_step: int) -> None:
     it = driver()
-    actions = it.describe(Restored(request("a", steps=6), kept))
+    actions = it.describe(Restored(request("a", steps=6), position))
     [accept] = only(Accept, actions)
     assert accept.why.startswith("it had been accepted before; ")
     [work, *_] = works(actions)
     assert (work.stage.name, work.first_steps) == (stage, (first_step,))
-    assert [move.conditioning for move in only(MoveState, actions)] == ([] if kept is None else [True])
+    assert [move.stages for move in only(MoveState, actions)] == ([(0,)] if position else [])
     assert only(Finish, it.finish())[0].status is Status.DONE
 
 
 def test_a_restored_request_with_only_its_decode_left_is_decoded() -> None:
     it = driver()
-    [work] = works(it.describe(Restored(request("a", steps=6), 6)))
+    [work] = works(it.describe(Restored(request("a", steps=6), 7)))
     assert work.stage.name == DECODE
 
 
@@ -350,15 +351,15 @@ def test_a_restored_request_is_accepted_where_admission_would_refuse_it() -> Non
     it = driver(max_jobs=1)
     it.describe(Submitted(request("a", steps=6)))
     assert only(Reject, it.describe(Submitted(request("b", steps=6))))
-    assert only(Accept, it.describe(Restored(request("c", steps=6), None)))
+    assert only(Accept, it.describe(Restored(request("c", steps=6), 0)))
     stranger = replace(request("d"), pipeline="unknown")
-    [refusal] = only(Reject, it.describe(Restored(stranger, None)))
+    [refusal] = only(Reject, it.describe(Restored(stranger, 0)))
     assert refusal.code is RefusalCode.UNKNOWN_COST
 
 
 def test_a_restored_promise_is_kept_if_possible() -> None:
     control = controller("edf", num_devices=1)
     for uid, slo_s in (("kept", 10.0), ("late", 0.5)):
-        control.handle(Restored(promise(uid, 0.0, slo_s), None), 0)
+        control.handle(Restored(promise(uid, 0.0, slo_s), 0), 0)
     promised = [job.request.uid for job in control.tracker.promised()]
     assert promised == ["kept"]

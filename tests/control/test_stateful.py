@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from builders import ALL_STAGES, ONE_OF_EACH, SIDES, request, table
+from builders import ONE_OF_EACH, SIDES, request, table
+from stages import DECODE, DIFFUSE, ENCODE, at_start
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.control.log import entry_line, header_line, replay
 from tilework.core.actions import Accept, Action, DropState, Finish, MoveState, Reject, RunWork, Stop, WakeAt
@@ -27,9 +28,8 @@ from tilework.core.events import (
     WorkFailed,
     WorkFinished,
 )
-from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, Status
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, Work
+from tilework.core.work import Work
 from tilework.policy.registry import policy_names
 
 MS = 1_000_000
@@ -98,12 +98,14 @@ class HostileDriver(RuleBasedStateMachine):
             case Stop(work_id):
                 assert work_id in self.in_flight()
                 self.stopped.add(work_id)
-            case MoveState(job_id, targets, conditioning):
+            case MoveState(job_id, targets, stages):
                 assert self.chains[job_id] or self.is_under_way(job_id), "there is nothing to move"
                 assert not self.promised[job_id] & set(targets), "a move to a device that has the state"
                 assert set(targets) <= self.queues.keys(), "a move to a device that is down"
                 self.promised[job_id] |= set(targets)
-                assert all(conditioning == (target not in self.seen[job_id]) for target in targets)
+                assert stages in ((), (0,), (1,)), "a decode needs the latents alone, steps the conditioning"
+                if stages != (1,):
+                    assert all(bool(stages) == (target not in self.seen[job_id]) for target in targets)
                 self.seen[job_id] |= set(targets)
             case DropState(job_id, devices):
                 assert set(devices) <= self.queues.keys()
@@ -139,6 +141,7 @@ class HostileDriver(RuleBasedStateMachine):
         else:
             assert set(work.devices) <= self.promised[job_id], "a work runs on a device without the state"
             assert set(work.devices) <= self.seen[job_id]
+            assert work.positions[0] == work.first_steps[0] + 1
         self.promised[job_id] = set(work.devices)
         assert work.after == tuple(sorted({queue[-1].work_id for queue in queues if queue}))
         for queue in queues:
@@ -187,7 +190,7 @@ class HostileDriver(RuleBasedStateMachine):
 
     def alone_ns(self, uid: str, side: int, steps: int) -> int:
         alone = request(uid, side=side, steps=steps)
-        return self.controller.policy.demand(alone, Cursor.start(alone), self.controller.costs).run_ns
+        return self.controller.policy.demand(alone, at_start(alone), self.controller.costs).run_ns
 
     @precondition(lambda self: any(self.queues.values()))
     @rule(data=st.data(), run_ms=st.integers(1, 900))
@@ -255,7 +258,8 @@ class HostileDriver(RuleBasedStateMachine):
         if kept is not None:
             chain = [(ENCODE, 1, 0), (DIFFUSE, kept, 0)]
             self.chains[self.controller._admit._next_job_id] = [piece for piece in chain if piece[1]]
-        self.describe(Restored(request(uid, self.now_ns / 1e9, side=side, steps=steps), kept))
+        position = 0 if kept is None else kept + 1
+        self.describe(Restored(request(uid, self.now_ns / 1e9, side=side, steps=steps), position))
         assert uid in self.job_of, "it is accepted, whatever admission would answer"
 
     @precondition(lambda self: self.queues)
@@ -275,7 +279,7 @@ class HostileDriver(RuleBasedStateMachine):
     def join(self, device_id: int) -> None:
         if device_id not in self.queues:
             self.queues[device_id] = []
-            self.describe(DeviceJoined(device_id, device_id // self.devices_per_node, ALL_STAGES))
+            self.describe(DeviceJoined(device_id, device_id // self.devices_per_node))
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())

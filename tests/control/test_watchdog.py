@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import pytest
 
 from builders import Idle, controller, request
+from stages import DIFFUSE
 from tilework.control.watchdog import Watchdog, WatchdogConfig
 from tilework.core.actions import RunWork
 from tilework.core.events import Cancelled, DeviceLost, Event, Submitted, WorkFinished
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.time import NS_PER_MS, NS_PER_S
-from tilework.core.work import DIFFUSE, Group, Plan, Start, Work
+from tilework.core.work import Group, Plan, Start, Work
 from tilework.policy import registry
 
 CONFIG = WatchdogConfig(tick_ns=NS_PER_S, least_ns=3 * NS_PER_S, factor=10)

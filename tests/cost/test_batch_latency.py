@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from builders import PIPELINE
+from stages import DECODE, DIFFUSE, stage_of
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import header_line, read_log
 from tilework.core.cost_row import CostRow
+from tilework.core.graph import Stage
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S
-from tilework.core.work import DECODE, DIFFUSE, StageId
 from tilework.cost.batch_latency import BatchLatencyModel, Layer
 from tilework.cost.learning import MIN_MIXED, learn
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
@@ -27,7 +28,7 @@ from tilework.cost.table import BadCostTable, CostTable, merged
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table, table_json
 
-STEP = StageId(PIPELINE, DIFFUSE)
+STEP = stage_of(PIPELINE, DIFFUSE)
 SMALL, WIDE, LARGE = Shape(512, 512), Shape(512, 768), Shape(1024, 1024)
 ALONE_S = {SMALL: 1.0, WIDE: 1.5, LARGE: 4.0}
 KEY = ProfileKey(hardware="a CPU", model="toy@1", dtype="float32", threads=1, workers=2, libraries="torch 2")
@@ -54,7 +55,7 @@ def table(one: BatchLatencyModel, *rows: CostRow) -> CostTable:
     return CostTable(hardware="toy", rows=(*ALONE, *rows), batch_models={PIPELINE: one})
 
 
-def batch_s(costs: CostTable, *shapes: Shape, stage: StageId = STEP) -> float:
+def batch_s(costs: CostTable, *shapes: Shape, stage: Stage = STEP) -> float:
     return TableCosts(costs).run_ns(stage, shapes, 1) / NS_PER_S
 
 
@@ -109,7 +110,7 @@ def test_it_is_used_for_steps_at_degree_1_and_no_batch_is_cheaper_than_its_longe
     rows = (together(2.0, LARGE, stage=DECODE), together(3.0, LARGE, degree=2))
     costs = table(batch_model(bias=math.log(0.1)), *rows)
     assert batch_s(costs, LARGE, LARGE) == 4.0
-    assert batch_s(costs, LARGE, LARGE, stage=StageId(PIPELINE, DECODE)) == 4.0
+    assert batch_s(costs, LARGE, LARGE, stage=stage_of(PIPELINE, DECODE)) == 4.0
     assert TableCosts(costs).run_ns(STEP, (LARGE, LARGE), 2) == 6 * NS_PER_S
 
 
@@ -188,7 +189,7 @@ def measured(number: int, noise: float = 0.02, seed: int = 1) -> list[CostRow]:
 
 def test_without_noise_and_with_two_percent_it_predicts_batches_that_it_has_not_seen() -> None:
     pytest.importorskip("sklearn", exc_type=ImportError)
-    exact, noisy = learn(measured(200, noise=0.0), PIPELINE), learn(measured(200), PIPELINE)
+    exact, noisy = learn(measured(200, noise=0.0), STEP), learn(measured(200), STEP)
     assert exact is not None
     assert noisy is not None
     assert exact.error < 0.02
@@ -204,21 +205,20 @@ def test_without_noise_and_with_two_percent_it_predicts_batches_that_it_has_not_
 def test_the_same_rows_in_any_order_give_the_same_network_and_another_seed_another() -> None:
     pytest.importorskip("sklearn", exc_type=ImportError)
     rows = measured(120)
-    first = learn(rows, PIPELINE)
+    first = learn(rows, STEP)
     assert first is not None
     Random(3).shuffle(rows)
     other = [replace(row, pipeline="other") for row in rows]
     assert (
-        learn([*rows, *other, together(9.0, SMALL, LARGE, stage=DECODE), together(9.0, SMALL, degree=2)], PIPELINE)
-        == first
+        learn([*rows, *other, together(9.0, SMALL, LARGE, stage=DECODE), together(9.0, SMALL, degree=2)], STEP) == first
     )
-    assert learn(rows, PIPELINE, seed=1) != first
+    assert learn(rows, STEP, seed=1) != first
 
 
 def test_from_few_mixes_or_without_single_outputs_nothing_is_learned() -> None:
     rows = measured(150)
     mixed = [row for row in rows if not isinstance(row.batch, int)]
     others = [row for row in rows if isinstance(row.batch, int)]
-    assert learn([*others, *mixed[: MIN_MIXED - 1]], PIPELINE) is None
-    assert learn(mixed, PIPELINE) is None
-    assert learn(rows, "another") is None
+    assert learn([*others, *mixed[: MIN_MIXED - 1]], STEP) is None
+    assert learn(mixed, STEP) is None
+    assert learn(rows, stage_of("another", DIFFUSE)) is None

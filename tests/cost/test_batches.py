@@ -14,16 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import PIPELINE, costs, row, sized
+from stages import DIFFUSE, stage_of
 from tilework.core.cost_row import CostRow
 from tilework.core.request import Shape
+from tilework.core.shipped_graph import latent_diffusion
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.work import DIFFUSE, StageId
 from tilework.cost.rows import merge_rows, missing_batches, row_key
 from tilework.cost.table import BadCostTable, CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table, table_json
 
-STEP = StageId(PIPELINE, DIFFUSE)
+GRAPH = latent_diffusion(PIPELINE)
+STEP = stage_of(PIPELINE, DIFFUSE)
 SMALL, WIDE, LARGE = Shape(512, 512), Shape(512, 768), Shape(1024, 1024)
 FIELDS = {"pipeline": PIPELINE, "stage": DIFFUSE}
 
@@ -102,7 +104,7 @@ def test_rows_of_different_batches_have_different_keys() -> None:
     assert len({row_key(one) for one in rows}) == 4
     merged = merge_rows([*rows, together(3.0, LARGE, SMALL)])
     assert merged == (replace(rows[0], seconds=2.0), *rows[1:])
-    assert missing_batches(rows[:2], PIPELINE, ((LARGE,), (LARGE, SMALL), (LARGE, LARGE)), 1) == (
+    assert missing_batches(rows[:2], GRAPH, ((LARGE,), (LARGE, SMALL), (LARGE, LARGE)), 1) == (
         (LARGE,),
         (LARGE, LARGE),
     )

@@ -14,15 +14,17 @@ from typing import Any
 import pytest
 
 from builders import PIPELINE
+from stages import DECODE, DIFFUSE, ENCODE, STAGES
 from tilework.core.cost_row import CostRow
 from tilework.core.request import Shape
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES
+from tilework.core.shipped_graph import latent_diffusion
 from tilework.cost import profiles as profiles_module
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles, ProfilesUnavailable
 from tilework.cost.rows import merge_rows, missing_batches
 from tilework.cost.table import CostTable
 
+GRAPH = latent_diffusion(PIPELINE)
 KEY = ProfileKey(hardware="a CPU", model="toy@1", dtype="float32", threads=1, workers=2, libraries="torch 2")
 
 
@@ -252,11 +254,11 @@ def test_missing_batches_lack_a_row_for_some_stage_at_that_degree() -> None:
     shapes = tuple((Shape(*sides),) for sides in ((64, 64), (64, 128), (128, 64)))
     known = [row(1.0, stage=stage, width=width) for stage in STAGES for width in (64, 128)]
     known += [row(1.0, degree=2), row(1.0, degree=2, stage=ENCODE, height=128)]
-    assert missing_batches(known, PIPELINE, shapes, 1) == shapes[2:]
-    assert missing_batches(known[1:], PIPELINE, shapes, 1) == (shapes[0], shapes[2])
-    assert missing_batches(known, PIPELINE, shapes, 2) == shapes[1:], "decode is not needed at degree 2"
-    assert missing_batches(known, PIPELINE, shapes, 4) == shapes
-    assert missing_batches(known, "other", shapes, 1) == shapes
+    assert missing_batches(known, GRAPH, shapes, 1) == shapes[2:]
+    assert missing_batches(known[1:], GRAPH, shapes, 1) == (shapes[0], shapes[2])
+    assert missing_batches(known, GRAPH, shapes, 2) == shapes[1:], "decode is not needed at degree 2"
+    assert missing_batches(known, GRAPH, shapes, 4) == shapes
+    assert missing_batches(known, latent_diffusion("other"), shapes, 1) == shapes
     twos = [row(1.0, stage=stage, batch=2) for stage in STAGES]
-    assert missing_batches(twos, PIPELINE, shapes[:1], 1) == shapes[:1]
-    assert missing_batches(twos[1:], PIPELINE, (shapes[0] * 2, shapes[0] * 3), 1) == (shapes[0] * 3,), "steps only"
+    assert missing_batches(twos, GRAPH, shapes[:1], 1) == shapes[:1]
+    assert missing_batches(twos[1:], GRAPH, (shapes[0] * 2, shapes[0] * 3), 1) == (shapes[0] * 3,), "steps only"

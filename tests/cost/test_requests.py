@@ -11,16 +11,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import PIPELINE, costs, request, row, sized, table
+from stages import DECODE, DIFFUSE, ENCODE, STAGES, stage_of
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, StageId, Work
+from tilework.core.work import Work
 from tilework.cost.table_costs import TableCosts
 
-STEP = StageId(PIPELINE, DIFFUSE)
+STEP = stage_of(PIPELINE, DIFFUSE)
 
 
 def a_step() -> Work:
-    return Work(work_id=0, stage=STEP, job_ids=(0,), attempts=(1,), first_steps=(0,), devices=(0,), num_steps=1, why="")
+    return Work(
+        work_id=0,
+        stage=STEP,
+        job_ids=(0,),
+        attempts=(1,),
+        positions=(1,),
+        first_steps=(0,),
+        devices=(0,),
+        num_steps=1,
+        why="",
+    )
 
 
 def step_s(model: TableCosts, pixels: int, **more: Any) -> float:
@@ -80,7 +91,7 @@ KINDS = [request(f"{side}", side=side, preview_every=previews) for side in (64, 
 
 
 def answers(model: TableCosts, asked: Request) -> list[object]:
-    stages = [StageId(PIPELINE, stage) for stage in STAGES]
+    stages = [stage_of(PIPELINE, stage) for stage in STAGES]
     alone = [model.work_ns(stage, (asked,), degree) for stage in stages for degree in (1, 2)]
     together = [model.work_ns(STEP, (asked, asked), 1), model.fits_together(STEP, (asked.shape, asked.shape))]
     return [*alone, *together, model.knows(STEP, asked), model.fits(STEP, asked.shape, 1)]
@@ -102,7 +113,7 @@ def test_the_version_of_a_request_changes_with_the_answers_about_it(
         before = [(model.version_of(asked), answers(model, asked)) for asked in KINDS]
         group = (measured,) * number
         if seconds < inf:
-            model.observe(StageId(PIPELINE, stage), group, 1, 1, round(seconds * NS_PER_S))
+            model.observe(stage_of(PIPELINE, stage), group, 1, 1, round(seconds * NS_PER_S))
         else:
             model.observe_memory(a_step(), [asked.shape for asked in group], fitted=False, now_ns=0)
         for asked, (version, known) in zip(KINDS, before, strict=True):
@@ -123,7 +134,7 @@ def test_a_measurement_changes_no_other_key() -> None:
     ]
     model, fresh = costs(*rows), costs(*rows)
     keys = [
-        (StageId(PIPELINE, stage), (Shape(1, pixels),) * batch, degree)
+        (stage_of(PIPELINE, stage), (Shape(1, pixels),) * batch, degree)
         for pixels in (100, 200)
         for stage in STAGES
         for degree in (1, 2)
@@ -186,7 +197,7 @@ def test_a_work_of_guided_and_unguided_steps_saves_as_much_as_if_all_were_guided
 
 @pytest.mark.parametrize("stage", [ENCODE, DECODE])
 def test_guidance_concerns_steps_only(stage: str) -> None:
-    model, place = costs(row(100, 1.0, stage=stage), row(100, 1.0)), StageId(PIPELINE, stage)
+    model, place = costs(row(100, 1.0, stage=stage), row(100, 1.0)), stage_of(PIPELINE, stage)
     assert model.work_ns(place, (sized(100, guided=False),), 1) == NS_PER_S
     model.observe(place, (sized(100, guided=False),), 1, 1, 2 * NS_PER_S)
     assert model.work_ns(place, (sized(100),), 1) == 2 * NS_PER_S
@@ -202,7 +213,7 @@ def test_previews_are_spread_evenly_over_the_steps(every: int, num_steps: int, p
     model = TableCosts(table())
     assert model.work_ns(STEP, (asked,), 1, num_steps) == ns_from_s(0.1 * num_steps + preview_s)
     assert model.run_ns(STEP, (asked.shape,), 1, num_steps) == ns_from_s(0.1 * num_steps), "the steps alone"
-    assert model.work_ns(StageId(PIPELINE, DECODE), (asked,), 1) == ns_from_s(0.05), "the last decode shows itself"
+    assert model.work_ns(stage_of(PIPELINE, DECODE), (asked,), 1) == ns_from_s(0.05), "the last decode shows itself"
 
 
 def test_the_preview_of_a_large_picture_is_small() -> None:
@@ -222,7 +233,7 @@ def test_passes_that_arguments_add_are_priced_and_teach_nothing_about_other_requ
     model = costs(row(100, 1.0))
     plain, longer = sized(100), replace(sized(100), passes=2.0)
     assert model.work_ns(STEP, [longer], 1, 3) == 2 * model.work_ns(STEP, [plain], 1, 3)
-    decode = StageId(PIPELINE, DECODE)
+    decode = stage_of(PIPELINE, DECODE)
     assert model.work_ns(decode, [longer], 1) == model.work_ns(decode, [plain], 1)
     version = model.version
     model.observe(STEP, [longer], 1, 1, 5 * NS_PER_S)

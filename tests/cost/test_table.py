@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import PIPELINE, SIDES, costs, row, sized, table
+from stages import DECODE, DIFFUSE, ENCODE, STAGES, stage_of
 from tilework.core.cost_row import CostRow
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, ns_from_s, s_from_ns
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES, StageId
 from tilework.cost.degrees import least_device_ns, optimal_latency_ns, useful_degrees
 from tilework.cost.shipped import shipped_names
 from tilework.cost.table import BadCostTable, CostTable, merged
@@ -24,7 +24,7 @@ from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table, read_table, table_json
 from tilework.cost.tabled import UnknownCost
 
-STEP = StageId(PIPELINE, DIFFUSE)
+STEP = stage_of(PIPELINE, DIFFUSE)
 GOOD_ROW = {"pipeline": PIPELINE, "stage": DIFFUSE, "height": 64, "width": 64, "seconds": 0.5}
 
 
@@ -161,7 +161,7 @@ def test_a_shipped_table_says_where_it_is_from_and_covers_its_evaluation(name: s
     assert shipped.source
     assert shipped.hardware.endswith("(approximation)")
     assert shipped.steps is not None
-    stage = StageId(shipped.rows[0].pipeline, DIFFUSE)
+    stage = stage_of(shipped.rows[0].pipeline, DIFFUSE)
     assert TableCosts(shipped).degrees(stage) == (1, 2, 4, 8)
     sizes = {str(Shape(row.height, row.width, row.frames)) for row in shipped.rows}
     assert set(shipped.slo_s) == sizes
@@ -173,7 +173,7 @@ def test_every_shipped_table_meets_its_slos_at_its_best_degree_alone() -> None:
         model, steps = TableCosts(shipped), shipped.steps or 0
         for one in shipped.rows:
             shape = Shape(one.height, one.width, one.frames)
-            diffuse, decode = (StageId(one.pipeline, stage) for stage in (DIFFUSE, DECODE))
+            diffuse, decode = (stage_of(one.pipeline, stage) for stage in (DIFFUSE, DECODE))
             best_ns = min(model.run_ns(diffuse, (shape,), degree, steps) for degree in model.degrees(diffuse))
             assert best_ns + model.run_ns(decode, (shape,), 1) <= ns_from_s(shipped.slo_s[str(shape)]), (one, shipped)
 
@@ -248,7 +248,7 @@ def test_the_optimal_degree_is_the_highest_efficient_one_and_makes_the_published
 
 
 def test_useful_degrees_are_faster_than_all_narrower_ones() -> None:
-    model, stage = TableCosts(read_table("flux1dev_h100_eager")), StageId("flux.1-dev", DIFFUSE)
+    model, stage = TableCosts(read_table("flux1dev_h100_eager")), stage_of("flux.1-dev", DIFFUSE)
     assert useful_degrees(model, stage, Shape(256, 256)) == (1,)
     assert useful_degrees(model, stage, Shape(2048, 2048)) == (1, 2, 4, 8)
 
@@ -341,21 +341,21 @@ def test_steps_multiply() -> None:
 def test_a_stage_that_no_row_mentions_costs_nothing() -> None:
     model = costs(row(10, 1.0))
     for stage in (ENCODE, DECODE):
-        assert model.run_ns(StageId(PIPELINE, stage), (Shape(1, 10),), 1) == 0
-    model.observe(StageId(PIPELINE, ENCODE), (sized(10),), 1, 1, NS_PER_S)
-    assert model.run_ns(StageId(PIPELINE, ENCODE), (Shape(1, 10),), 1) == 0, "zero times any correction is zero"
+        assert model.run_ns(stage_of(PIPELINE, stage), (Shape(1, 10),), 1) == 0
+    model.observe(stage_of(PIPELINE, ENCODE), (sized(10),), 1, 1, NS_PER_S)
+    assert model.run_ns(stage_of(PIPELINE, ENCODE), (Shape(1, 10),), 1) == 0, "zero times any correction is zero"
     assert model.version == 0
 
 
 def test_an_unknown_pipeline_is_an_error_that_names_the_known_ones() -> None:
     model = costs(row(10, 1.0, pipeline="b"), row(10, 1.0, pipeline="a"))
     with pytest.raises(UnknownCost, match=r"pipeline 'c' is not in the cost table; it knows a, b$"):
-        model.run_ns(StageId("c", DIFFUSE), (Shape(1, 1),), 1)
+        model.run_ns(stage_of("c", DIFFUSE), (Shape(1, 1),), 1)
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_profiled_stage_at_an_unprofiled_degree_is_as_fast_as_the_next_narrower_one(stage: str) -> None:
-    known, shapes = StageId(PIPELINE, stage), (Shape(1, 10),)
+    known, shapes = stage_of(PIPELINE, stage), (Shape(1, 10),)
     model = costs(*(row(10, seconds, stage=stage, degree=degree) for degree, seconds in ((2, 1.0), (4, 0.6))))
     assert [model.run_ns(known, shapes, degree) / NS_PER_S for degree in (2, 3, 4, 5, 8)] == [1.0, 1.0, 0.6, 0.6, 0.6]
     assert model.run_ns(known, shapes * 2, 3) == 2 * NS_PER_S
@@ -373,12 +373,12 @@ def test_the_degrees_are_those_at_which_single_requests_have_a_price() -> None:
         row(10, 0.7, stage=DECODE, degree=2),
     )
     assert model.degrees(STEP) == (1, 4)
-    assert model.degrees(StageId(PIPELINE, DECODE)) == (2,)
-    assert model.degrees(StageId(PIPELINE, ENCODE)) == (1,), "it costs nothing"
-    for stage in (STEP, StageId(PIPELINE, DECODE)):
+    assert model.degrees(stage_of(PIPELINE, DECODE)) == (2,)
+    assert model.degrees(stage_of(PIPELINE, ENCODE)) == (1,), "it costs nothing"
+    for stage in (STEP, stage_of(PIPELINE, DECODE)):
         assert all(model.run_ns(stage, (Shape(1, 10),), degree) for degree in model.degrees(stage))
     with pytest.raises(UnknownCost, match=r"pipeline 'c' is not in the cost table; it knows toy$"):
-        model.degrees(StageId("c", ENCODE))
+        model.degrees(stage_of("c", ENCODE))
 
 
 def test_degrees_are_priced_by_their_own_rows() -> None:

@@ -28,11 +28,11 @@ from PIL import Image
 
 from builders import table
 from fake_engine import eventually
+from stages import DIFFUSE
 from tilework.control.controller import ControllerConfig
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.model import ModelSource
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import DIFFUSE
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.log_file import LogFile

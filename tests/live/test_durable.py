@@ -22,10 +22,10 @@ import pytest
 
 from builders import table
 from fake_engine import eventually
+from stages import DIFFUSE
 from tilework.control.log import Entry, read_log, replay
 from tilework.core.actions import Accept, RunWork
 from tilework.core.events import Restored
-from tilework.core.work import DIFFUSE
 from tilework.cost.table_file import table_json
 from tilework.store.durable import JOURNAL
 
@@ -146,8 +146,13 @@ def lose(server: Server, seed: int) -> None:
 def kept_step(state: Path, uid: str) -> int:
     """The step of an image's latest checkpoint, as the next start would find it; 0 if it has none."""
     with closing(sqlite3.connect(f"file:{state / JOURNAL}?mode=ro", uri=True)) as journal:
-        found = journal.execute("SELECT steps_done FROM image WHERE uid = ?", (uid,)).fetchone()
-    return 0 if found is None else int(found[0])
+        (position,) = journal.execute("SELECT max(position) FROM state WHERE uid = ?", (uid,)).fetchone()
+    return steps_done(position or 0)
+
+
+def steps_done(position: int) -> int:
+    """The encode is the first position."""
+    return max(0, position - 1)
 
 
 def check_logs(state: Path, running: str) -> None:
@@ -166,7 +171,7 @@ def check_logs(state: Path, running: str) -> None:
 def kept_steps(log: list[Entry]) -> dict[str, int]:
     """What was taken over, by uid: the steps of the state that was kept."""
     events = (entry.event for entry in log)
-    return {event.request.uid: event.steps_done or 0 for event in events if isinstance(event, Restored)}
+    return {event.request.uid: steps_done(event.position) for event in events if isinstance(event, Restored)}
 
 
 def first_steps(log: list[Entry]) -> dict[str, int]:

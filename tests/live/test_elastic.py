@@ -21,14 +21,14 @@ import torch
 import tilework
 import tiny
 from builders import Idle, table
+from stages import DECODE, DIFFUSE, ENCODE, stage_of
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import replay
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.model import ModelSource
-from tilework.core.progress import Cursor
 from tilework.core.request import Status
 from tilework.core.wire import Ended, Forget, ImportState, Spec, StateBlob
-from tilework.core.work import DIFFUSE, Group, Plan, Start
+from tilework.core.work import Group, Plan, Start
 from tilework.pipelines import serialization
 from tilework.policy import registry
 from tilework.policy.toolkit.order import jobs_at_hand
@@ -59,12 +59,12 @@ class Route(Idle):
         room = {device.device_id: 4 - len(device.works) for device in view.devices}
         starts: list[Start] = []
         for job in jobs_at_hand(view, 100):
-            left = Cursor(job.stage, job.num_steps_left)
+            left = job.left
             for _ in range(2 - len(job.works)):
                 if left.stage is None:
                     break
-                done = job.request.steps - left.num_steps_left
-                wanted = {"encode": (0,), "decode": (1,)}.get(left.stage.name) or ROUTE[done // STEPS_EACH]
+                done = left.num_steps_done
+                wanted = {ENCODE: (0,), DECODE: (1,)}.get(left.stage.name) or ROUTE[done // STEPS_EACH]
                 devices = tuple(device_id for device_id in wanted if device_id in room) or (min(room, default=0),)
                 if not all(room.get(device_id) for device_id in devices):
                     break
@@ -98,8 +98,8 @@ class KeepingExecutor(LocalExecutor):
             super().discard(blob)
             return
         contents = serialization.deserialize(StateBlobs(self._blobs.path, 0).read(blob), torch.device("cpu"))
-        if isinstance(contents, tuple):
-            self.latents.append(contents[0])
+        if "latents" in contents:
+            self.latents.append(contents["latents"])
         super().discard(blob)
 
 
@@ -193,7 +193,7 @@ def first_steps(log: io.StringIO, place: int) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for line in log.getvalue()[place:].splitlines():
         for action in json.loads(line)["actions"]:
-            if action["is"] == "RunWork" and (work := action["work"])["stage"]["name"] == DIFFUSE:
+            if action["is"] == "RunWork" and (work := action["work"])["stage"] == str(stage_of("tiny-sd3", DIFFUSE)):
                 found.setdefault(work["job_ids"][0], []).append(work["first_steps"][0])
     return found
 

@@ -11,10 +11,10 @@ import tilework
 import tiny
 from batching import batching  # noqa: F401
 from runtime.rig import Rig, assert_nothing_is_left
+from stages import DIFFUSE
 from tilework.control.log import replay
 from tilework.core.model import ModelSource
 from tilework.core.request import Status
-from tilework.core.work import DIFFUSE
 
 DTYPE = "bfloat16"
 COUNT = 12

@@ -53,4 +53,4 @@ def test_split_and_moved_after_every_step_equals_the_stock_pipeline(directory: P
         tiny.iterate(family, state)
         assert torch.equal(state.latents, latents)
         state = tiny.move(family, family, state)
-    assert np.array_equal(tiny.pixels(family.decode(state)), stock.pixels)
+    assert np.array_equal(tiny.pixels(tiny.decode(family, state)), stock.pixels)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 import tiny
+from stages import DIFFUSE
 from tilework.cli.commands.serve import simulated_source
 from tilework.cli.console import UserError
 from tilework.control.controller import ControllerConfig
@@ -17,7 +18,6 @@ from tilework.control.log import replay
 from tilework.core.cost_row import CostRow
 from tilework.core.model import SimulatedSource
 from tilework.core.request import Shape, Status
-from tilework.core.work import DIFFUSE
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor

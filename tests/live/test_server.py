@@ -25,6 +25,7 @@ import tiny
 from judge import judge
 from tilework.control.log import replay
 from tilework.core.model import ModelSource
+from tilework.pipelines.draw import draw
 from tilework.pipelines.loading import load
 
 PROMPT = "a large red circle on a blue background"
@@ -88,10 +89,7 @@ def test_a_picture_equals_the_one_that_the_family_makes_in_this_process(server: 
     request = tiny.spec(prompt=PROMPT, width=96, height=64, steps=6, guidance_scale=3.0, seed=11)
     family = load(ModelSource(path="shapes"))
     with torch.inference_mode():
-        state = family.begin(request, family.encode(request))
-        while state.steps_done < request.steps:
-            family.advance(state, family.predict([state])[0])
-        expected = tiny.pixels(family.decode(state))
+        expected = tiny.pixels(draw(family, request))
     assert np.array_equal(pixels_of(answer.data[0].b64_json), expected)
 
 

@@ -115,7 +115,7 @@ def test_an_argument_does_what_it_does_in_stock(
         state = tiny.move(family(name), family(name, 1), state)
         assert torch.equal(state.latents, latents)
     assert state.steps_done == spec.steps
-    assert np.array_equal(tiny.pixels(family(name).decode(state)), stock.pixels)
+    assert np.array_equal(tiny.pixels(tiny.decode(family(name), state)), stock.pixels)
     without = tiny.begin(family(name), plain)
     tiny.finish(family(name), without)
     assert not torch.equal(without.latents, state.latents), "it has no effect, so this test would prove nothing"

@@ -103,7 +103,7 @@ def test_dtype_is_that_of_the_source(saved: Path, dtype: str) -> None:
     state = tiny.begin(family, tiny.spec(steps=1))
     tiny.finish(family, state)
     assert state.latents.dtype == getattr(torch, dtype)
-    assert family.decode(state).height == 64
+    assert tiny.decode(family, state).height == 64
 
 
 def test_a_directory_needs_no_network(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from ranks import Ranks
 from tilework.core.comm import Comm
 from tilework.core.model import ModelSource
 from tilework.core.wire import Spec
+from tilework.pipelines.draw import begin_steps
 from tilework.pipelines.families.flux import Flux
 from tilework.pipelines.families.sd3 import StableDiffusion3
 from tilework.pipelines.families.sdxl import StableDiffusionXL
@@ -23,7 +24,7 @@ from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
 from tilework.pipelines.model_index import shipped_directory
 from tilework.pipelines.parallel import Parallel, split_evenly
-from tilework.pipelines.serialization import SerializedState, room
+from tilework.pipelines.serialization import SerializedState, deserialize, room, serialize
 
 # Relative to the largest value: guided predictions of `shapes` reach 12, and a stock step of it in float32 is itself
 # 1.5e-5 away from one in float64.
@@ -189,19 +190,18 @@ Box = tuple[bytes, list[bytes]]
 def take_steps(comm: Comm, name: str, spec: Spec, box: Box | None, num_steps: int) -> tuple[Box, Tensor]:
     """On each rank: take the state out of its box, or begin; run some steps together; put the state back."""
     model = family(name)
-    conditioning = model.encode(spec)
-    if box is None:
-        state = model.begin(spec, conditioning)
-    else:
+    state = begin_steps(model, spec)
+    if box is not None:
         buffers = [room(len(buffer)) for buffer in box[1]]
         for place, buffer in zip(buffers, box[1], strict=True):
             place[:] = buffer
-        state = model.restore(SerializedState(box[0], buffers), spec, conditioning)
+        exported = deserialize(SerializedState(box[0], buffers), model.device)
+        state = model.restore(state.stage, spec, {"conditioning": state.conditioning.tensors}, exported)
     model.parallel.join(comm, guided(model, spec))
     for _ in range(num_steps):
         tiny.iterate(model, state)
     model.parallel.leave()
-    serialized = model.export(state)
+    serialized = serialize(model.export(state))
     return (serialized.head, [bytes(buffer) for buffer in serialized.buffers]), state.latents
 
 

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 import tiny
+from commands import decode, encode, import_state, steps
 from ranks import Ranks
+from stages import DECODE, DIFFUSE
 from tilework.comm.groups import Groups
 from tilework.core import preview
 from tilework.core.comm import Comm
@@ -26,13 +28,10 @@ from tilework.core.preview import preview_shape
 from tilework.core.request import Shape
 from tilework.core.wire import (
     Command,
-    Decode,
-    Denoise,
-    Encode,
     Ended,
+    Execute,
     GroupRef,
     Image,
-    ImportState,
     Preview,
     Progress,
     Report,
@@ -85,7 +84,7 @@ class Bench:
     def run(self, *commands: Command) -> list[Report]:
         known = len(self.reports)
         for command in commands:
-            if isinstance(command, Encode | Denoise | Decode):
+            if isinstance(command, Execute):
                 self._works.open(command.work_id)
             self._worker.execute(command)
         return self.reports[known:]
@@ -102,15 +101,15 @@ class Bench:
 
     @property
     def picture(self) -> Image:
-        image = self.reports[-1].image  # type: ignore[union-attr]
-        assert isinstance(image, Image)
-        return image
+        ended = self.reports[-1]
+        assert isinstance(ended, Ended), ended
+        return ended.images[JOB]
 
 
 def draw(model: Family, directory: Path, **changes: Any) -> Bench:
     """A whole request in one chunk."""
-    bench = Bench(model, directory)
-    bench.run(Encode(1, JOB, tiny.spec(**changes)), Denoise(2, ((JOB, 0),), 99), Decode(3, JOB))
+    bench, spec = Bench(model, directory), tiny.spec(**changes)
+    bench.run(encode(1, JOB, spec), steps(2, ((JOB, 0),), 99), decode(3, JOB, spec.steps))
     return bench
 
 
@@ -194,7 +193,7 @@ def noisy(model: Family, height: int, width: int, num_steps: int) -> Image:
     state = tiny.begin(model, tiny.spec(height=height, width=width, steps=8))
     while state.steps_done < num_steps:
         tiny.iterate(model, state)
-    return model.decode(state)
+    return tiny.decode(model, state)
 
 
 @every_family
@@ -206,7 +205,7 @@ def test_the_last_prediction_is_the_picture(name: str) -> None:
         prediction = model.predict([state])[0]
         image = model.preview(state, prediction)
         model.advance(state, prediction)
-    last, picture = (tiny.pixels(one).astype(int) for one in (image, model.decode(state)))
+    last, picture = (tiny.pixels(one).astype(int) for one in (image, tiny.decode(model, state)))
     assert np.abs(last - picture).max() <= 1
     assert picture.std() > 10, "a flat picture would prove nothing"
 
@@ -214,11 +213,9 @@ def test_the_last_prediction_is_the_picture(name: str) -> None:
 # When they come, and what they leave alone.
 
 
-def chunks(*first_steps: int) -> list[Denoise]:
+def chunks(*first_steps: int) -> list[Execute]:
     """Works from 10 on that begin at these steps, the last of which is the end."""
-    return [
-        Denoise(10 + index, ((JOB, first),), end - first) for index, (first, end) in enumerate(pairwise(first_steps))
-    ]
+    return [steps(10 + index, ((JOB, first),), end - first) for index, (first, end) in enumerate(pairwise(first_steps))]
 
 
 def told(reports: list[Report]) -> list[tuple[str, int, int]]:
@@ -234,7 +231,7 @@ def told(reports: list[Report]) -> list[tuple[str, int, int]]:
 def test_the_preview_interval_spans_chunks(name: str, tmp_path: Path) -> None:
     """Every second step of seven, also at the end of a chunk and at the beginning of one, and not at the last."""
     bench = Bench(family(name), tmp_path)
-    reports = bench.run(Encode(1, JOB, tiny.spec(steps=7, preview_every=2)), *chunks(0, 2, 3, 6, 7))
+    reports = bench.run(encode(1, JOB, tiny.spec(steps=7, preview_every=2)), *chunks(0, 2, 3, 6, 7))
     assert told(reports) == [
         ("Progress", 10, 1),
         ("Preview", 10, 2),
@@ -261,10 +258,10 @@ def test_the_preview_interval_moves_with_the_job(name: str, tmp_path: Path) -> N
     spec = tiny.spec(steps=6, preview_every=2)
     staying = draw(family(name), tmp_path, steps=6, preview_every=2)
     here, there = Bench(family(name), tmp_path), Bench(family(name), tmp_path)
-    here.run(Encode(1, JOB, spec))
+    here.run(encode(1, JOB, spec))
     conditioning = here.blob()
-    here.run(Denoise(2, ((JOB, 0),), 3))
-    there.run(ImportState(JOB, spec, conditioning, here.blob()), Denoise(3, ((JOB, 3),), 3), Decode(4, JOB))
+    here.run(steps(2, ((JOB, 0),), 3))
+    there.run(import_state(JOB, spec, 3, conditioning, here.blob()), steps(3, ((JOB, 3),), 3), decode(4, JOB, 6))
     assert [one.steps_done for one in here.previews] == [2]
     assert [one.steps_done for one in there.previews] == [1]
     assert [one.image for one in (*here.previews, *there.previews)] == [one.image for one in staying.previews]
@@ -303,7 +300,7 @@ def test_a_preview_that_fails_does_not_fail_the_picture(
     monkeypatch.setattr(model, "preview", fail_first)
     bench = Bench(model, tmp_path)
     with caplog.at_level(logging.WARNING, "tilework"):
-        bench.run(Encode(1, JOB, tiny.spec(preview_every=1)), *chunks(0, 2, 4), Decode(3, JOB))
+        bench.run(encode(1, JOB, tiny.spec(preview_every=1)), *chunks(0, 2, 4), decode(3, JOB))
     assert [(one.work_id, one.steps_done) for one in bench.previews] == [(11, 1)], "the next work tries again"
     assert [record.getMessage() for record in caplog.records] == [
         f"work 10 continues without previews of job {JOB}: one failed"
@@ -331,9 +328,9 @@ def draw_together(comm: Comm, name: str, directory: Path, every: int) -> tuple[l
     """On each rank: the whole request in two chunks of the group; what was reported, and the picture."""
     bench = Bench(family(name), directory, Joined(comm))
     ref = GroupRef(1, tuple(range(comm.size)))
-    bench.run(Encode(1, JOB, tiny.spec(preview_every=every)))
-    reports = bench.run(Denoise(10, ((JOB, 0),), 2, ref), Denoise(11, ((JOB, 2),), 2, ref))
-    bench.run(Decode(3, JOB))
+    bench.run(encode(1, JOB, tiny.spec(preview_every=every)))
+    reports = bench.run(steps(10, ((JOB, 0),), 2, ref), steps(11, ((JOB, 2),), 2, ref))
+    bench.run(decode(3, JOB))
     return reports, bench.picture.pixels
 
 
@@ -342,7 +339,7 @@ def break_in_preview(comm: Comm, directory: Path) -> list[Report]:
     model = family("sd3")
     groups = Joined(comm)
     bench = Bench(model, directory, groups)
-    bench.run(Encode(1, JOB, tiny.spec(preview_every=1)))
+    bench.run(encode(1, JOB, tiny.spec(preview_every=1)))
 
     def draw_and_break(state: StepState, prediction: Tensor) -> Image:
         groups.break_off(1)  # As the thread does that receives commands.
@@ -350,7 +347,7 @@ def break_in_preview(comm: Comm, directory: Path) -> list[Report]:
 
     model.preview = draw_and_break  # type: ignore[method-assign]
     try:
-        return bench.run(Denoise(10, ((JOB, 0),), 4, GroupRef(1, (0, 1))))
+        return bench.run(steps(10, ((JOB, 0),), 4, GroupRef(1, (0, 1))))
     finally:
         del model.preview
 
@@ -398,7 +395,7 @@ ROWS = tuple(
         pipeline="pretended", stage=stage, height=side, width=side, degree=degree, seconds=ns / 1e9 * (side / 256) ** 2
     )
     for side in (256, 1024)
-    for stage, degree, ns in (("diffuse", 1, STEP_NS), ("diffuse", 2, STEP_NS), ("decode", 1, DECODE_NS))
+    for stage, degree, ns in ((DIFFUSE, 1, STEP_NS), (DIFFUSE, 2, STEP_NS), (DECODE, 1, DECODE_NS))
 )
 
 
@@ -438,11 +435,11 @@ def test_a_modelled_preview_takes_as_long_as_a_decode_of_its_size(
     clock = Clock(monkeypatch)
     bench = Bench(pretended, tmp_path)
     for every, expected_ns in ((0, 4 * 16 * STEP_NS), (1, 4 * 16 * STEP_NS + 3 * DECODE_NS)):
-        bench.run(Encode(1, JOB, tiny.spec(height=1024, width=1024, preview_every=every)))
+        bench.run(encode(1, JOB, tiny.spec(height=1024, width=1024, preview_every=every)))
         start_ns = clock.now_ns
-        bench.run(Denoise(2, ((JOB, 0),), 4))
+        bench.run(steps(2, ((JOB, 0),), 4))
         assert clock.now_ns - start_ns == pytest.approx(expected_ns, abs=10)
-    bench.run(Decode(3, JOB))
+    bench.run(decode(3, JOB))
     for one in bench.previews:
         assert (one.image.height, one.image.width) == (256, 256)
         assert one.image.pixels == bench.picture.pixels[: 256 * 256 * 3], "the colour of the picture"

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from builders import ALL_STAGES, PIPELINE, planned, request, simulate, table
+from builders import PIPELINE, planned, request, simulate, table
+from stages import DECODE, DIFFUSE, ENCODE, at_start, stage_of
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import RunWork
 from tilework.core.events import DeviceJoined, Submitted, WorkFailed, WorkFinished
 from tilework.core.interfaces import Demand
-from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, Group, Plan, StageId
+from tilework.core.work import Group, Plan
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.published.edf import EarliestDeadlineFirst
 from tilework.policy.published.fixed import FixedDegree
@@ -32,7 +32,7 @@ WIDE_COSTS = TableCosts(table(degrees=(1, 2, 4)))
 
 
 def service_time_ns(asked: Request) -> int:
-    return demand_at(asked, Cursor.start(asked), 1, COSTS).run_ns
+    return demand_at(asked, at_start(asked), 1, COSTS).run_ns
 
 
 def told(plan: Plan) -> list[tuple[int, int, str, int]]:
@@ -86,7 +86,7 @@ def test_a_job_that_begins_again_does_not_follow_its_remnant() -> None:
     """The stopped second work of the failed attempt is still on device 0; the job goes to the idle device 1."""
     control = Controller(ControllerConfig(policy="edf"), table())
     for device_id in (0, 1):
-        control.handle(DeviceJoined(device_id, 0, ALL_STAGES), 0)
+        control.handle(DeviceJoined(device_id, 0), 0)
     control.handle(Submitted(request("a")), 0)
     again = control.handle(WorkFailed(1, "broken"), 1)
     works = [action.work for action in again if isinstance(action, RunWork)]
@@ -163,7 +163,7 @@ def test_whatever_may_start_now_is_checked_not_only_the_head() -> None:
 def test_a_running_job_that_has_become_late_is_dropped_to_best_effort() -> None:
     """Its steps took far longer than predicted: the one that can still be on time takes over."""
     control = Controller(ControllerConfig(policy="edf"), table())
-    control.handle(DeviceJoined(0, 0, ALL_STAGES), 0)
+    control.handle(DeviceJoined(0, 0), 0)
     control.handle(Submitted(request("slow", slo_s=1.5)), 0)
     control.handle(Submitted(request("other", slo_s=4.0)), 0)
     control.handle(WorkFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
@@ -178,7 +178,7 @@ def test_a_running_job_that_has_become_late_is_dropped_to_best_effort() -> None:
 
 def test_equal_deadlines_are_served_in_order_of_arrival() -> None:
     control = Controller(ControllerConfig(policy="edf"), table())
-    control.handle(DeviceJoined(0, 0, ALL_STAGES), 0)
+    control.handle(DeviceJoined(0, 0), 0)
     for uid in ("a", "b"):
         control.handle(Submitted(request(uid, slo_s=9)), 0)
     actions = control.handle(WorkFinished(1, 10 * NS_PER_MS), 10 * NS_PER_MS)
@@ -197,7 +197,7 @@ def test_equal_deadlines_are_served_in_order_of_arrival() -> None:
 def test_every_start_has_a_reason(asked: Request, dropped_to_best_effort: bool, why: str) -> None:
     control = Controller(ControllerConfig(policy="edf"), table())
     control.handle(Submitted(asked), 0)
-    actions = control.handle(DeviceJoined(0, 0, ALL_STAGES), 0)
+    actions = control.handle(DeviceJoined(0, 0), 0)
     first = next(action.work for action in actions if isinstance(action, RunWork))
     assert first.why == why
     assert control.tracker.jobs[0].dropped_to_best_effort == dropped_to_best_effort
@@ -245,14 +245,14 @@ def test_a_chunk_at_a_wide_degree_has_more_steps() -> None:
 def test_the_demand_at_a_fixed_degree() -> None:
     asked = request("a", steps=4)
     seconds = 0.01 + 4 * 0.1 / 1.6**2 + 0.05
-    assert FixedDegree(degree=4).demand(asked, Cursor.start(asked), WIDE_COSTS) == Demand(4, ns_from_s(seconds))
-    assert FixedDegree(degree=8).demand(asked, Cursor.start(asked), WIDE_COSTS).width == 4
+    assert FixedDegree(degree=4).demand(asked, at_start(asked), WIDE_COSTS) == Demand(4, ns_from_s(seconds))
+    assert FixedDegree(degree=8).demand(asked, at_start(asked), WIDE_COSTS).width == 4
 
 
 def test_a_service_time_counts_every_stage() -> None:
     asked = request("a", steps=3)
     assert service_time_ns(asked) == ns_from_s(0.01 + 0.3 + 0.05)
-    assert COSTS.run_ns(StageId(PIPELINE, DECODE), (asked.shape,), 1) == ns_from_s(0.05)
+    assert COSTS.run_ns(stage_of(PIPELINE, DECODE), (asked.shape,), 1) == ns_from_s(0.05)
 
 
 @pytest.mark.parametrize("policy", policy_names())

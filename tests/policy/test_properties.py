@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import POLICIES, assert_legal, profile, request, table
+from stages import DECODE, DIFFUSE, ENCODE, stage_of
 from tilework.control.controller import ControllerConfig
 from tilework.core.request import OnMiss, Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.sim.config import SimConfig
@@ -49,8 +49,8 @@ class Case:
         """What a request takes at the slowest degree, all its stages one after another."""
         costs = TableCosts(self.costs)
         degrees = [degree for degree in self.degrees if degree <= self.num_devices] or [1]
-        ends = (costs.run_ns(StageId(request.pipeline, stage), (request.shape,), 1) for stage in (ENCODE, DECODE))
-        diffuse = StageId(request.pipeline, DIFFUSE)
+        ends = (costs.run_ns(stage_of(request.pipeline, stage), (request.shape,), 1) for stage in (ENCODE, DECODE))
+        diffuse = stage_of(request.pipeline, DIFFUSE)
         step_ns = max(costs.run_ns(diffuse, (request.shape,), degree) for degree in degrees)
         return sum(ends) + request.steps * step_ns
 

@@ -103,7 +103,7 @@ def test_a_timeline_that_cannot_be_read_is_left_out_and_not_counted(timeline):
 
 
 def test_degree_is_weighed_by_steps_and_device_time_by_devices():
-    wide = [segment("encode", (0,), 1, 0.0, 0.1), segment(devices=(0, 1, 2, 3), steps=6, start_s=0.1, end_s=0.2)]
+    wide = [segment("encode", (0,), 0, 0.0, 0.1), segment(devices=(0, 1, 2, 3), steps=6, start_s=0.1, end_s=0.2)]
     told = served_figures([Seen(timeline={"segments": wide}), Seen(timeline={"segments": [segment(steps=2)]})])
     assert told is not None
     assert told["steps_by_degree"] == {"1": 2, "4": 6}

@@ -8,6 +8,7 @@ import pytest
 
 from batching import Batches, Entangled, batching  # noqa: F401
 from builders import controller, only, promise, request, table
+from stages import DIFFUSE, ENCODE, stage_of
 from tilework.admission.reservation_guard import _by_job
 from tilework.control.controller import ControllerConfig
 from tilework.control.history_recorder import read_history
@@ -26,7 +27,7 @@ from tilework.core.events import (
 )
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import DIFFUSE, ENCODE, Plan, StageId, Start, Work
+from tilework.core.work import Plan, Start, Work
 from tilework.cost.memory import FORGET_NS
 from tilework.policy import registry
 from tilework.sim.config import SimConfig
@@ -35,7 +36,7 @@ from tilework.sim.fuzz import run_seed
 from tilework.sim.scenarios import scenario
 from tilework.sim.simulation import Simulation
 
-STEPS = StageId("toy", DIFFUSE)
+STEPS = stage_of("toy", DIFFUSE)
 
 
 class Told(Batches):
@@ -67,7 +68,7 @@ class Desk:
         return self.control.handle(event, self.now_ns)
 
     def start(self, *job_ids: int, device_id: int = 0, num_steps: int = 2, stage: str = DIFFUSE) -> Work:
-        start = Start(stage=StageId("toy", stage), job_ids=job_ids, devices=(device_id,), num_steps=num_steps, why="")
+        start = Start(stage=stage_of("toy", stage), job_ids=job_ids, devices=(device_id,), num_steps=num_steps, why="")
         actions = self.do(Plan(starts=(start,)))
         return next(action.work for action in actions if isinstance(action, RunWork))
 
@@ -166,7 +167,7 @@ def test_a_left_out_member_restarts_and_the_others_continue(desk: Desk) -> None:
     actions = desk.tell(LeftOut(shared.work_id, 0, "gone", state_lost=True))
     assert [(drop.job_id, drop.devices) for drop in only(DropState, actions)] == [(0, (0,))]
     job = desk.control.tracker.jobs[0]
-    assert (job.attempt, job.failures, job.stage) == (2, 1, StageId("toy", ENCODE))
+    assert (job.attempt, job.failures, job.stage) == (2, 1, stage_of("toy", ENCODE))
     assert not desk.tell(LeftOut(shared.work_id, 0, "gone", state_lost=True)), "said twice"
     desk.tell(WorkFinished(shared.work_id, NS_PER_MS))
     assert desk.done(0, 1) == [0, 2]
@@ -256,7 +257,7 @@ def test_illegal_batches_are_bugs_of_the_policy(
 ) -> None:
     desk.tell(Submitted(request("d")))
     desk.tell(Submitted(request("e")))
-    start = Start(stage=StageId("toy", stage), job_ids=job_ids, devices=devices, num_steps=1, why="")
+    start = Start(stage=stage_of("toy", stage), job_ids=job_ids, devices=devices, num_steps=1, why="")
     with pytest.raises(AssertionError, match=why):
         desk.do(Plan(starts=(start,)))
 
@@ -284,7 +285,7 @@ def test_jobs_join_and_leave_and_each_makes_its_steps_once(policy: str) -> None:
     for ending in trace.endings:
         assert ending.status is Status.DONE
         assert ending.image is not None
-        assert ending.image.steps_done == ending.request.steps
+        assert ending.image.position == ending.request.steps + 2
     shared = [set(run.work.job_ids) for run in trace.runs if len(run.work.job_ids) > 1]
     assert len(shared) > 5
     assert len({frozenset(members) for members in shared}) > 3, "they are formed anew"
@@ -292,7 +293,7 @@ def test_jobs_join_and_leave_and_each_makes_its_steps_once(policy: str) -> None:
 
 def test_a_log_with_batches_is_read_back_and_replayed() -> None:
     config = ControllerConfig(policy="entangled")
-    one = scenario(5, "entangled", parse_faults(["error=0.1", "crash=0.05:1", "checkpoint=0.1"]))
+    one = scenario(4, "entangled", parse_faults(["error=0.1", "crash=0.05:1", "checkpoint=0.1"]))
     requests = tuple(replace(asked, exact=False) for asked in one.requests)
     simulation = Simulation(config, one.table, one.config)
     lines = [header_line("test", config, one.table)]

@@ -15,13 +15,13 @@ import pytest
 import tilework
 import tiny
 from runtime.rig import PingPong, Rig, assert_nothing_is_left, kill, until
+from stages import DIFFUSE
 from tilework.control.log import replay
 from tilework.core.actions import Reject
 from tilework.core.model import ModelSource
 from tilework.core.request import OnMiss, Status, Terms
 from tilework.core.time import NS_PER_MS
 from tilework.core.wire import Spec
-from tilework.core.work import DIFFUSE
 from tilework.policy import registry
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.ticket import Outcome, Ticket

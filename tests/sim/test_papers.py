@@ -11,9 +11,10 @@ from functools import partial
 import pytest
 
 from builders import CLIP_STEPS_S, clip, finished, groups, profile, request, simulate
+from stages import DECODE, DIFFUSE
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
-from tilework.core.work import DECODE, DIFFUSE, Group
+from tilework.core.work import Group
 from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
 from tilework.policy.published.tetriserve.policy import TetriServe

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import ONE_OF_EACH, PIPELINE, POLICIES, SERVICE_S, Idle, assert_legal, poisson, request, simulate, table
+from stages import DIFFUSE, stage_of
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
 from tilework.core.events import DeviceJoined, Event, Stopped, Submitted, WorkFinished
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.request import OnMiss, Request, Shape, Status
 from tilework.core.time import NS_PER_S
-from tilework.core.work import DIFFUSE, Plan, StageId, Start
+from tilework.core.work import Plan, Start
 from tilework.formats.workload import WorkloadRequest
 from tilework.policy import registry
 from tilework.policy.published.fixed import FixedDegree
@@ -142,7 +143,7 @@ def test_the_eta_is_near_what_happens(policy: str, rate: float) -> None:
 
 def test_an_unknown_pipeline_is_rejected_not_crashed_on() -> None:
     controller = Controller(ControllerConfig(), table())
-    controller.handle(DeviceJoined(0, 0, frozenset()), 0)
+    controller.handle(DeviceJoined(0, 0), 0)
     stranger = Request(uid="x", pipeline="other", shape=request("y").shape, steps=1, arrival_ns=0)
     (action,) = controller.handle(Submitted(stranger), 0)
     assert "'other' is not in the cost table; it knows toy" in action.reason  # type: ignore[union-attr]
@@ -259,7 +260,7 @@ class Mover(Idle):
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         starts = [
             Start(
-                stage=StageId(PIPELINE, stage),
+                stage=stage_of(PIPELINE, stage),
                 job_ids=(job.job_id,),
                 devices=devices,
                 num_steps=num_steps,

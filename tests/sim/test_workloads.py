@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from stages import DIFFUSE, stage_of
 from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
-from tilework.core.work import DIFFUSE, StageId
 from tilework.cost.degrees import latency_ns, useful_degrees
 from tilework.formats.json_lines import BadLine
 from tilework.formats.workload import WorkloadRequest, read_workload, write_workload
@@ -355,7 +355,7 @@ def test_unreachable_requests_cannot_be_on_time_even_alone_and_the_others_can() 
 def test_one_degree_leaves_no_narrower_one() -> None:
     chosen = Counter()
     for request in made("one-degree"):
-        degrees = useful_degrees(costs_of("flux1dev_h100_eager"), StageId("flux.1-dev", DIFFUSE), request.shape)
+        degrees = useful_degrees(costs_of("flux1dev_h100_eager"), stage_of("flux.1-dev", DIFFUSE), request.shape)
         assert request.slo_s is not None
         enough = [degree for degree in degrees if alone_s(request, degree) <= request.slo_s]
         assert request.slo_s == pytest.approx(1.08 * alone_s(request, enough[0]), abs=1e-5)

@@ -10,16 +10,13 @@ import pytest
 import torch
 
 import tiny
+from commands import decode, encode, import_state, steps
 from tilework.core.packing import Pack
 from tilework.core.wire import (
     Absent,
-    Decode,
-    Denoise,
-    Encode,
     Ended,
     Failed,
     Forget,
-    ImportState,
     Preview,
     Progress,
     Report,
@@ -36,6 +33,7 @@ SPECS = {
     2: tiny.spec(height=64, width=64, steps=3, seed=2, negative_prompt="a green square"),
     3: tiny.spec(height=64, width=96, steps=4, seed=3, guidance_scale=1.0, preview_every=2),
 }
+OUTPUTS = "latents"
 
 
 def build(sampler: str) -> StableDiffusion3:
@@ -52,7 +50,7 @@ def family() -> StableDiffusion3:
 def bench(family: Family, tmp_path: Path) -> WorkerBench:
     """One on which all are encoded."""
     bench = WorkerBench(family, tmp_path)
-    bench.run(*(Encode(100 + job_id, job_id, spec) for job_id, spec in SPECS.items()))
+    bench.run(*(encode(100 + job_id, job_id, spec) for job_id, spec in SPECS.items()))
     return bench
 
 
@@ -73,17 +71,19 @@ def ended(reports: list[Report]) -> Ended:
     return reports[-1]
 
 
-def iterations(bench: WorkerBench, end: Ended) -> dict[int, int]:
-    """Where the states that a work has put down stand."""
-    taken = {job_id: bench.blobs.read(blob) for job_id, blob in end.blobs.items()}
-    return {job_id: serialization.deserialize(load, torch.device("cpu"))[2] for job_id, load in taken.items()}
+def iterations(bench: WorkerBench, end: Ended) -> dict[int, int | str]:
+    """Where the states that a work has put down stand; OUTPUTS of those that have no steps left."""
+    found: dict[int, int | str] = {}
+    for job_id, blob in end.blobs.items():
+        contents = serialization.deserialize(bench.blobs.read(blob), torch.device("cpu"))
+        found[job_id] = OUTPUTS if contents.keys() == {OUTPUTS} else contents["iteration_index"]
+    return found
 
 
 def assert_drawn(bench: WorkerBench, family: StableDiffusion3, specs: dict[int, Spec] = SPECS) -> None:
     """The pictures are those of the stock pipeline, up to the rounding of a shared pass."""
     for job_id, spec in specs.items():
-        image = ended(bench.run(Decode(200 + job_id, job_id))).image
-        assert image is not None
+        image = ended(bench.run(decode(200 + job_id, job_id, spec.steps))).images[job_id]
         stock = tiny.run_stock(family._pipeline, spec).pixels.astype(int)
         assert np.abs(tiny.pixels(image).astype(int) - stock).max() <= 1, f"job {job_id} differs"
 
@@ -92,19 +92,19 @@ def test_members_join_and_leave_and_get_their_own_pictures(
     bench: WorkerBench, family: StableDiffusion3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = passes(monkeypatch, family)
-    bench.run(Denoise(1, ((1, 0),), 1))
-    both = bench.run(Denoise(2, ((1, 1), (2, 0)), 3))
+    bench.run(steps(1, ((1, 0),), 1))
+    both = bench.run(steps(2, ((1, 1), (2, 0)), 3))
     assert [type(report) for report in both] == [Progress, Progress, Ended]
     assert (ended(both).steps_done, ended(both).stopped, ended(both).absent) == (3, False, ())
-    assert iterations(bench, ended(both)) == {1: 4, 2: 3}
-    bench.run(Denoise(3, ((3, 0), (1, 4)), 2), Denoise(4, ((3, 2),), 2))
+    assert iterations(bench, ended(both)) == {1: 4, 2: OUTPUTS}
+    bench.run(steps(3, ((3, 0), (1, 4)), 2), steps(4, ((3, 2),), 2))
     together = [([1, 2], True)] * 3 + [([3, 1], True)] * 2
     assert seen == [([1], False), *together, ([3], False), ([3], False)], "alone is as ever"
     assert_drawn(bench, family)
 
 
 def test_each_preview_names_its_job(bench: WorkerBench) -> None:
-    reports = bench.run(Denoise(1, ((1, 0), (3, 0)), 4))
+    reports = bench.run(steps(1, ((1, 0), (3, 0)), 4))
     previews = [report for report in reports if isinstance(report, Preview)]
     assert [(one.job_id, one.steps_done) for one in previews] == [(3, 2)]
 
@@ -113,46 +113,46 @@ def test_a_member_with_fewer_iterations_per_step_waits(tmp_path: Path, monkeypat
     """Heun's last step has one iteration, the others two."""
     family = build("heun")
     bench = WorkerBench(family, tmp_path)
-    bench.run(*(Encode(100 + job_id, job_id, spec) for job_id, spec in SPECS.items()))
-    bench.run(Denoise(1, ((1, 0),), 4))
+    bench.run(*(encode(100 + job_id, job_id, spec) for job_id, spec in SPECS.items()))
+    bench.run(steps(1, ((1, 0),), 4))
     seen = passes(monkeypatch, family)
-    end = ended(bench.run(Denoise(2, ((1, 4), (2, 0)), 2)))
+    end = ended(bench.run(steps(2, ((1, 4), (2, 0)), 2)))
     assert end.steps_done == 2
     assert [seeds for seeds, _ in seen] == [[1, 2], [1, 2], [1, 2], [2]]
-    assert iterations(bench, end) == {1: 11, 2: 4}
-    bench.run(Denoise(3, ((2, 2), (3, 0)), 1), Denoise(4, ((3, 1),), 3))
+    assert iterations(bench, end) == {1: OUTPUTS, 2: 4}
+    bench.run(steps(3, ((2, 2), (3, 0)), 1), steps(4, ((3, 1),), 3))
     assert_drawn(bench, family)
 
 
 def test_a_stop_is_for_all(bench: WorkerBench, family: StableDiffusion3) -> None:
     bench.on_report = lambda report: bench.works.stop(1) if isinstance(report, Progress) else None
-    end = ended(bench.run(Denoise(1, ((1, 0), (2, 0)), 3)))
+    end = ended(bench.run(steps(1, ((1, 0), (2, 0)), 3)))
     assert (end.steps_done, end.stopped) == (2, True)
     assert iterations(bench, end) == {1: 2, 2: 2}
     bench.on_report = lambda report: None
-    bench.run(Denoise(2, ((1, 2),), 4), Denoise(3, ((2, 2), (3, 0)), 1), Denoise(4, ((3, 1),), 3))
+    bench.run(steps(2, ((1, 2),), 4), steps(3, ((2, 2), (3, 0)), 1), steps(4, ((3, 1),), 3))
     assert_drawn(bench, family)
 
 
 def test_a_member_whose_state_is_lacking_is_left_out(bench: WorkerBench, family: StableDiffusion3) -> None:
-    bench.run(Denoise(1, ((1, 0),), 2))
-    end = ended(bench.run(Denoise(2, ((1, 0), (2, 0), (9, 4)), 3)))
+    bench.run(steps(1, ((1, 0),), 2))
+    end = ended(bench.run(steps(2, ((1, 0), (2, 0), (9, 4)), 3)))
     assert [(one.job_id, one.state_lost) for one in end.absent] == [(1, False), (9, False)]
-    assert "after step 2, not 0" in end.absent[0].reason
-    assert (end.steps_done, iterations(bench, end)) == (3, {2: 3})
-    bench.run(Denoise(3, ((1, 2),), 4), Denoise(4, ((3, 0),), 4))
+    assert "at position 3, not 1" in end.absent[0].reason
+    assert (end.steps_done, iterations(bench, end)) == (3, {2: OUTPUTS})
+    bench.run(steps(3, ((1, 2),), 4), steps(4, ((3, 0),), 4))
     assert_drawn(bench, family)
 
 
 def test_a_work_without_members_ends_at_once(bench: WorkerBench) -> None:
     bench.run(Forget(2))
-    end = ended(bench.run(Denoise(1, ((1, 3), (2, 0)), 3)))
+    end = ended(bench.run(steps(1, ((1, 3), (2, 0)), 3)))
     assert (end.steps_done, end.stopped, [one.job_id for one in end.absent]) == (0, True, [1, 2])
 
 
 def test_a_missing_state_is_reported_for_its_job_alone(bench: WorkerBench) -> None:
-    bench.run(ImportState(1, SPECS[1], StateBlob("gone", 1), None))
-    end = ended(bench.run(Denoise(1, ((1, 0), (2, 0)), 1)))
+    bench.run(import_state(1, SPECS[1], 0, StateBlob("gone", 1), None))
+    end = ended(bench.run(steps(1, ((1, 0), (2, 0)), 1)))
     assert [(one.job_id, one.state_lost) for one in end.absent] == [(1, True)]
 
 
@@ -161,9 +161,9 @@ def test_an_error_costs_the_members_and_no_others(
 ) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(family, "predict", lambda *_: 1 / 0)
-        [failed] = bench.run(Denoise(1, ((1, 0), (2, 0)), 3))
+        [failed] = bench.run(steps(1, ((1, 0), (2, 0)), 3))
     assert isinstance(failed, Failed)
-    end = ended(bench.run(Denoise(2, ((1, 0), (3, 0)), 4)))
+    end = ended(bench.run(steps(2, ((1, 0), (3, 0)), 4)))
     assert isinstance(end.absent[0], Absent)
     assert "work 1 failed with ZeroDivisionError" in end.absent[0].reason
     assert_drawn(bench, family, {3: SPECS[3]})
@@ -192,7 +192,7 @@ def test_steps_count_only_if_all_members_have_done_them(
     known = set(tmp_path.iterdir())
     with monkeypatch.context() as starved:
         starved.setattr(family, part, starving)
-        end = ended(bench.run(Denoise(1, ((1, 0), (2, 0), (9, 0)), 3)))
+        end = ended(bench.run(steps(1, ((1, 0), (2, 0), (9, 0)), 3)))
     assert (end.out_of_memory, end.steps_done, [one.job_id for one in end.absent]) == (True, steps_done, [9])
     assert iterations(bench, end) == ({1: 2, 2: 2} if steps_done else {})
     assert {path.name for path in set(tmp_path.iterdir()) - known} == {one.name for one in end.blobs.values()}
@@ -211,6 +211,6 @@ def test_states_are_serialized_for_all_members_or_none(
         return usual(load)
 
     bench.blobs.write = write  # type: ignore[method-assign]
-    [*_, failed] = bench.run(Denoise(1, ((1, 0), (2, 0)), 3))
+    [*_, failed] = bench.run(steps(1, ((1, 0), (2, 0)), 3))
     assert isinstance(failed, Failed)
     assert set(tmp_path.iterdir()) == known, "a blob of which nobody knows stays for ever"

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+from stages import DECODE, DIFFUSE, ENCODE, STAGES
 from tilework.core.comm import GroupBroken
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.request import Shape
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, STAGES
 from tilework.pipelines.identity import model_identity
 from tilework.worker import calibrate as calibrate_module
 from tilework.worker.calibrate import calibrate
@@ -112,11 +112,15 @@ class FakeFamily:
     def device(self) -> torch.device:
         return torch.device("cpu")
 
-    def encode(self, spec: Any) -> None:
-        self.calls.append(ENCODE)
-        self.specs.append(spec)
+    def run(self, stage: str, specs: Sequence[Any], values: Sequence[Any], sliced: bool = False) -> list[Any]:
+        self.calls.append(stage)
+        self.specs += specs
+        for spec, of_spec in zip(specs, values, strict=True):
+            assert stage == ENCODE or of_spec["latents"] == spec, "the outputs of the stages before"
+        return [{"conditioning": spec} if stage == ENCODE else {"picture": spec} for spec in specs]
 
-    def begin(self, spec: Any, conditioning: None) -> Any:
+    def begin(self, stage: str, spec: Any, values: Any) -> Any:
+        assert (stage, values["conditioning"]) == (DIFFUSE, spec)
         self.calls.append("begin")
         return SimpleNamespace(steps_done=0, iteration=0, spec=spec)
 
@@ -136,8 +140,8 @@ class FakeFamily:
         state.iteration += 1
         state.steps_done = state.iteration // self.order
 
-    def decode(self, state: Any) -> None:
-        self.calls.append(DECODE)
+    def finish(self, state: Any) -> Any:
+        return {"latents": state.spec}
 
 
 def in_group(families: list[FakeFamily], *batches: Batch, num_runs: int | None = None) -> list[tuple[CostRow, ...]]:
@@ -156,8 +160,9 @@ def test_alone_every_stage_is_timed_as_often_as_asked() -> None:
     assert [(row.stage, row.height, row.degree, row.num_runs) for row in rows] == [
         (stage, side, 1, 7) for side in (64, 128) for stage in STAGES
     ]
-    once = [ENCODE, "begin", *(stage for stage in STAGES for _ in range(3 + 7))]
-    assert family.calls == once * 2, "three to warm up, then seven"
+    encodes, diffuses, decodes = ([stage] * (3 + 7) for stage in STAGES)
+    once = [*encodes, ENCODE, "begin", *diffuses, *decodes]
+    assert family.calls == once * 2, "three to warm up, then seven, and an encode that is read"
     assert all(spec.guidance_scale > 1 for spec in family.specs), "costs are those of guided steps"
     assert family.parallel.comm is None
 
@@ -218,6 +223,7 @@ def test_calibration_times_one_step_of_the_whole_batch(order: int) -> None:
     assert family.batches == [3] * 5 * order + [4] * 5 * order, "three to warm up, then two"
     assert family.calls.count(DIFFUSE) == (3 + 4) * 5 * order, "each member goes on by as many steps"
     assert DECODE not in family.calls
+    assert len(family.specs) == 2 + 1, "each shape is encoded once"
 
 
 def test_a_batch_of_which_one_does_not_fit_is_left_out(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,8 @@ import pytest
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
 import tiny
-from tilework.core.wire import Decode, Denoise, Encode, Ended, Failed, GroupRef, Spec
+from commands import decode, encode, steps
+from tilework.core.wire import Ended, Failed, GroupRef, Spec
 from tilework.pipelines.families.sd3 import StableDiffusion3
 from tilework.pipelines.numerics import ATTENTION, pin_numerics
 from tilework.worker.exact import NotExact, check_exact
@@ -23,28 +24,28 @@ def bench(tmp_path: Path) -> WorkerBench:
     tiny.prepare()
     family = StableDiffusion3(tiny.build_sd3("euler"), "tiny", {"max_sequence_length": tiny.TEXT_LENGTH}, "")
     bench = WorkerBench(family, tmp_path)
-    bench.run(Encode(1, EXACT, tiny.spec(exact=True)), Encode(2, OTHER, tiny.spec(seed=8)))
+    bench.run(encode(1, EXACT, tiny.spec(exact=True)), encode(2, OTHER, tiny.spec(seed=8)))
     return bench
 
 
 def test_an_exact_request_shares_no_forward_pass_and_is_not_decoded_in_slices(bench: WorkerBench) -> None:
-    [shared] = bench.run(Denoise(3, ((OTHER, 0), (EXACT, 0)), 4))
+    [shared] = bench.run(steps(3, ((OTHER, 0), (EXACT, 0)), 4))
     assert isinstance(shared, Failed)
     assert shared.reason == "NotExact: the request is exact, and would run together with others"
-    bench.run(Encode(4, EXACT, tiny.spec(exact=True)), Denoise(5, ((EXACT, 0),), 4))
-    [sliced] = bench.run(Decode(6, EXACT, sliced=True))
+    bench.run(encode(4, EXACT, tiny.spec(exact=True)), steps(5, ((EXACT, 0),), 4))
+    [sliced] = bench.run(decode(6, EXACT, sliced=True))
     assert isinstance(sliced, Failed)
     assert sliced.reason == "NotExact: the request is exact, and would run in slices"
 
 
 def test_an_exact_request_alone_is_drawn(bench: WorkerBench) -> None:
-    *_, end = bench.run(Denoise(3, ((EXACT, 0),), 4), Decode(4, EXACT))
+    *_, end = bench.run(steps(3, ((EXACT, 0),), 4), decode(4, EXACT))
     assert isinstance(end, Ended)
-    assert end.image is not None
+    assert end.images.keys() == {EXACT}
 
 
 def test_an_exact_request_runs_in_no_group() -> None:
-    grouped = Denoise(7, ((EXACT, 0),), 4, group=GroupRef(1, (0, 1)))
+    grouped = steps(7, ((EXACT, 0),), 4, group=GroupRef(1, (0, 1)))
     exact: Spec = tiny.spec(exact=True)
     with pytest.raises(NotExact, match="would run on 2 devices"):
         check_exact(exact, grouped)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 import tiny
+from commands import encode, steps
 from tilework.core.comm import GroupBroken
 from tilework.core.model import ModelSource
-from tilework.core.wire import Command, Denoise, Encode, Ended, Failed, GroupRef, Progress, Report, StateBlob
+from tilework.core.wire import Command, Ended, Execute, Failed, GroupRef, Progress, Report, StateBlob
 from tilework.pipelines import serialization
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
@@ -68,20 +69,21 @@ class Member:
         self.blobs = StateBlobs(directory, 0)
         self.groups = EchoGroups()
         self.worker = Worker(family, self.works, self.groups, self.blobs, self._emit)  # type: ignore[arg-type]
-        self.run(Encode(1, JOB, tiny.spec()))
+        self.run(encode(1, JOB, tiny.spec()))
 
     def run(self, command: Command, **group: Any) -> list[Report]:
         self.worker._groups = self.groups = EchoGroups(**group)  # type: ignore[assignment]
         known = len(self.reports)
-        assert isinstance(command, Encode | Denoise)
+        assert isinstance(command, Execute)
         self.works.open(command.work_id)
         self.worker.execute(command)
         return self.reports[known:]
 
     def steps_in(self, blob: StateBlob) -> int:
         """How many steps the state in a blob has behind it."""
-        position: int = serialization.deserialize(self.blobs.read(blob), torch.device("cpu"))[2]
-        return position
+        contents = serialization.deserialize(self.blobs.read(blob), torch.device("cpu"))
+        steps_done: int = contents["iteration_index"]
+        return steps_done
 
     def _emit(self, report: Report) -> None:
         self.reports.append(report)
@@ -103,7 +105,7 @@ def member(family: Family, tmp_path: Path) -> Iterator[Member]:
 
 
 def test_the_leader_reports_and_serializes_for_its_group(member: Member) -> None:
-    *progress, ended = member.run(Denoise(2, ((JOB, 0),), 3, GROUP))
+    *progress, ended = member.run(steps(2, ((JOB, 0),), 3, GROUP))
     assert progress == [Progress(2, 1), Progress(2, 2)]
     assert isinstance(ended, Ended)
     assert (ended.steps_done, ended.stopped, ended.broken) == (3, False, False)
@@ -111,58 +113,58 @@ def test_the_leader_reports_and_serializes_for_its_group(member: Member) -> None
 
 
 def test_a_follower_keeps_quiet(member: Member) -> None:
-    (ended,) = member.run(Denoise(2, ((JOB, 0),), 3, GROUP), rank=1)
+    (ended,) = member.run(steps(2, ((JOB, 0),), 3, GROUP), rank=1)
     assert isinstance(ended, Ended)
     assert (ended.steps_done, ended.blobs) == (3, {})
 
 
 def test_a_survivor_serializes_a_state_that_can_be_resumed(member: Member) -> None:
     for rank, work_id, first_step in ((1, 2, 0), (0, 3, 1)):
-        *_, ended = member.run(Denoise(work_id, ((JOB, first_step),), 3, GROUP), rank=rank, calls_left=MUSTER + STEP)
+        *_, ended = member.run(steps(work_id, ((JOB, first_step),), 3, GROUP), rank=rank, calls_left=MUSTER + STEP)
         assert isinstance(ended, Ended)
         assert (ended.steps_done, ended.broken) == (1, True)
         assert member.steps_in(ended.blobs[JOB]) == first_step + 1
-    alone = member.run(Denoise(4, ((JOB, 2),), 2))[-1]
+    alone = member.run(steps(4, ((JOB, 2),), 2))[-1]
     assert isinstance(alone, Ended)
     assert alone.steps_done == 2
 
 
 def test_a_group_that_breaks_before_the_first_step_leaves_nothing(member: Member) -> None:
-    (ended,) = member.run(Denoise(2, ((JOB, 0),), 3, GROUP), calls_left=0)
+    (ended,) = member.run(steps(2, ((JOB, 0),), 3, GROUP), calls_left=0)
     assert isinstance(ended, Ended)
     assert (ended.steps_done, ended.broken, ended.blobs) == (0, True, {})
     assert len(member.works) == 0
 
 
 def test_no_member_begins_if_one_lacks_the_state(member: Member) -> None:
-    (ended,) = member.run(Denoise(2, ((JOB, 0),), 3, GROUP), other_flag=ABSENT)
+    (ended,) = member.run(steps(2, ((JOB, 0),), 3, GROUP), other_flag=ABSENT)
     assert isinstance(ended, Ended)
     assert (ended.steps_done, ended.broken) == (0, True)
 
 
 def test_a_member_that_lacks_the_state_informs_the_group_and_reports_why(member: Member) -> None:
-    (failed,) = member.run(Denoise(2, ((JOB, 2),), 1, GROUP))
+    (failed,) = member.run(steps(2, ((JOB, 2),), 1, GROUP))
     assert isinstance(failed, Failed)
-    assert "is after step 0, not 2" in failed.reason
+    assert "is at position 1, not 3" in failed.reason
     assert member.groups.comm.calls_left == 99, "the others were left waiting"
     assert not member.groups.broken
 
 
 def test_a_queued_work_is_revoked_if_the_leader_knows_of_it(member: Member) -> None:
-    (revoked,) = member.run(Denoise(2, ((JOB, 0),), 3, GROUP), rank=1, other_flag=STOPPED)
+    (revoked,) = member.run(steps(2, ((JOB, 0),), 3, GROUP), rank=1, other_flag=STOPPED)
     assert isinstance(revoked, Ended)
     assert (revoked.steps_done, revoked.stopped, revoked.broken) == (0, True, False)
     member.works.open(3)
     member.works.stop(3)
     member.works.open = lambda work_id: None  # type: ignore[method-assign]  # It is open, and stopped.
-    (run,) = member.run(Denoise(3, ((JOB, 0),), 3, GROUP), rank=1, other_flag=READY)
+    (run,) = member.run(steps(3, ((JOB, 0),), 3, GROUP), rank=1, other_flag=READY)
     assert isinstance(run, Ended)
     assert run.steps_done == 1, "the leader began, so this one does, too; the echo then agrees to stop"
 
 
 def test_a_running_group_stops_where_its_leader_wants_to(member: Member) -> None:
     member.on_report = lambda report: member.works.stop(2) if report == Progress(2, 1) else None
-    *_, ended = member.run(Denoise(2, ((JOB, 0),), 4, GROUP))
+    *_, ended = member.run(steps(2, ((JOB, 0),), 4, GROUP))
     assert isinstance(ended, Ended)
     assert (ended.steps_done, ended.stopped) == (2, True)
     assert member.steps_in(ended.blobs[JOB]) == 2
@@ -173,7 +175,7 @@ def test_an_error_in_the_model_breaks_the_group_off(member: Member, monkeypatch:
         raise RuntimeError("out of luck")
 
     monkeypatch.setattr(member.family, "predict", predict)
-    (failed,) = member.run(Denoise(2, ((JOB, 0),), 3, GROUP))
+    (failed,) = member.run(steps(2, ((JOB, 0),), 3, GROUP))
     assert isinstance(failed, Failed)
     assert failed.reason == "RuntimeError: out of luck"
     assert member.groups.broken == [GROUP.group_id], "the others wait for one who has given up"
@@ -190,7 +192,7 @@ def test_a_member_that_runs_out_of_memory_breaks_its_group_off_and_keeps_its_ste
         return type(family).predict(family, states)
 
     monkeypatch.setattr(family, "predict", predict)
-    ended = member.run(Denoise(2, ((JOB, 0),), 4, GROUP))[-1]
+    ended = member.run(steps(2, ((JOB, 0),), 4, GROUP))[-1]
     assert isinstance(ended, Ended)
     assert (ended.out_of_memory, ended.broken, ended.steps_done) == (True, False, 2)
     assert member.steps_in(ended.blobs[JOB]) == 2

@@ -19,7 +19,9 @@ import typer
 
 import tilework
 import tiny
+from commands import decode, encode, import_state, steps
 from runtime.rig import PingPong
+from stages import DECODE, DIFFUSE, ENCODE, STAGES, stage_of
 from tilework.cli.sizes import parse_bytes
 from tilework.comm.groups import Groups
 from tilework.control.controller import ControllerConfig
@@ -29,8 +31,7 @@ from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource, SimulatedSource
 from tilework.core.request import RefusalCode, Shape, Status
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import Decode, Denoise, Encode, Ended, Failed, ImportState, Report, Spec
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
+from tilework.core.wire import Ended, Failed, Report, Spec
 from tilework.cost.memory import FORGET_NS, MemoryLimits
 from tilework.cost.table import CostTable
 from tilework.pipelines.family import Family
@@ -46,7 +47,7 @@ from tilework.worker.worker import Worker
 from tilework.worker.works import OpenWorks
 
 MIB = 1 << 20
-STEPS, PICTURE = StageId("m", DIFFUSE), StageId("m", DECODE)
+STEPS, PICTURE = stage_of("m", DIFFUSE), stage_of("m", DECODE)
 
 
 def no_memory() -> RuntimeError:
@@ -228,20 +229,20 @@ def result(ended: Ended) -> tuple[int, bool, bool]:
 
 
 def picture(ended: Ended) -> np.ndarray:
-    assert ended.image is not None
-    return tiny.pixels(ended.image)
+    (image,) = ended.images.values()
+    return tiny.pixels(image)
 
 
 def test_steps_that_were_done_are_kept_and_the_rest_follows(
     run: Callable[..., list[Ended]], family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [*_, whole] = run(Encode(1, 1, tiny.spec()), Denoise(2, ((1, 0),), 4), Decode(3, 1))
+    [*_, whole] = run(encode(1, 1, tiny.spec()), steps(2, ((1, 0),), 4), decode(3, 1))
     with monkeypatch.context() as patch:
         starving(patch, family, "predict", 3)
-        [encoded, cut] = run(Encode(4, 2, tiny.spec()), Denoise(5, ((2, 0),), 4))
+        [encoded, cut] = run(encode(4, 2, tiny.spec()), steps(5, ((2, 0),), 4))
     assert result(cut) == (2, True, True)
     [rest, decoded] = run(
-        ImportState(2, tiny.spec(), encoded.blobs[2], cut.blobs[2]), Denoise(6, ((2, 2),), 2), Decode(7, 2)
+        import_state(2, tiny.spec(), 2, encoded.blobs[2], cut.blobs[2]), steps(6, ((2, 2),), 2), decode(7, 2)
     )
     assert result(rest) == (2, False, True)
     assert np.array_equal(picture(decoded), picture(whole))
@@ -251,7 +252,7 @@ def test_a_step_that_fails_half_way_leaves_no_state(
     run: Callable[..., list[Ended]], family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sampler that remembers earlier predictions has changed by then."""
-    run(Encode(1, 1, tiny.spec()))
+    run(encode(1, 1, tiny.spec()))
     method = family.advance
 
     def torn(state: Any, prediction: Any) -> None:
@@ -260,19 +261,19 @@ def test_a_step_that_fails_half_way_leaves_no_state(
             raise no_memory()
 
     monkeypatch.setattr(family, "advance", torn)
-    [cut] = run(Denoise(2, ((1, 0),), 4))
+    [cut] = run(steps(2, ((1, 0),), 4))
     assert result(cut) == (0, True, False)
 
 
-@pytest.mark.parametrize("stage", ["encode", "decode"])
+@pytest.mark.parametrize("stage", [ENCODE, DECODE])
 def test_a_stage_that_does_not_fit_can_be_tried_again(
     run: Callable[..., list[Ended]], family: Family, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    commands: list[Any] = [Encode(1, 1, tiny.spec()), Denoise(2, ((1, 0),), 4), Decode(3, 1)]
-    at = 0 if stage == "encode" else 2
+    commands: list[Any] = [encode(1, 1, tiny.spec()), steps(2, ((1, 0),), 4), decode(3, 1)]
+    at = STAGES.index(stage)
     run(*commands[:at])
     with monkeypatch.context() as patch:
-        starving(patch, family, stage, 1)
+        starving(patch, family, "run", 1)
         [cut] = run(commands[at])
     assert result(cut) == (0, True, False)
     assert picture(run(*commands[at:])[-1]).shape == (64, 64, 3)
@@ -295,10 +296,10 @@ def test_memory_of_a_work_is_freed_before_its_state_is_serialized(
         assert taken[0]() is None
         return type(family).export(family, state)
 
-    run(Encode(1, 1, tiny.spec()))
+    run(encode(1, 1, tiny.spec()))
     monkeypatch.setattr(family, "predict", predict)
     monkeypatch.setattr(family, "export", export)
-    assert result(run(Denoise(2, ((1, 0),), 4))[0]) == (1, True, True)
+    assert result(run(steps(2, ((1, 0),), 4))[0]) == (1, True, True)
 
 
 # The live engine.
@@ -366,7 +367,7 @@ def costs(pipeline: str, sides: tuple[int, ...], degrees: tuple[int, ...], **pea
             peak_bytes=peaks[stage] * side * side // (512 * 512) // degree if stage in peaks else None,
         )
         for side in sides
-        for stage in (ENCODE, DIFFUSE, DECODE)
+        for stage in STAGES
         for degree in (degrees if stage == DIFFUSE else (1,))
     ]
     return CostTable(hardware="h", rows=tuple(rows), steps=4)
@@ -459,7 +460,7 @@ def test_a_request_restarts_when_its_blobs_are_missing(
     try:
         outcome = rig.runner.run(asyncio.wait_for(disturbed(), 30))
         assert outcome.status is Status.DONE, outcome.reason
-        assert outcome.image == family.decode(state)
+        assert outcome.image == tiny.decode(family, state)
         assert [segment.stage for segment in outcome.segments].count("encode") == 2
     finally:
         rig.close()

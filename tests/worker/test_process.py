@@ -19,12 +19,10 @@ import torch
 import tilework
 import tiny
 from birth import report_birth
+from commands import decode, encode, steps
 from tilework.core.model import ModelSource
 from tilework.core.wire import (
     Command,
-    Decode,
-    Denoise,
-    Encode,
     Ended,
     Loaded,
     LoadFailed,
@@ -43,8 +41,8 @@ PATIENCE_S = 30.0
 
 def drive(connection: Connection, worker: Connection) -> None:
     """Body of a process that sets a worker a long work, says so, and then waits to be killed."""
-    worker.send(Encode(1, 1, tiny.spec(steps=100_000)))
-    worker.send(Denoise(2, ((1, 0),), 100_000))
+    worker.send(encode(1, 1, tiny.spec(steps=100_000)))
+    worker.send(steps(2, ((1, 0),), 100_000))
     while worker.recv() != Progress(2, 1):
         pass
     connection.send("begun")
@@ -115,22 +113,21 @@ def test_the_preload_took_effect() -> None:
 
 def test_a_request_through_the_pipe_equals_the_stock_pipeline(source: ModelSource, worker: Child) -> None:
     stock = tilework.reference(source.path)
-    worker.send(Encode(1, 1, tiny.spec()), Denoise(2, ((1, 0),), 4), Decode(3, 1))
+    worker.send(encode(1, 1, tiny.spec()), steps(2, ((1, 0),), 4), decode(3, 1))
     reports = worker.receive_until_end_of(3)
     assert [report for report in reports if isinstance(report, Progress)] == [Progress(2, step) for step in (1, 2, 3)]
     assert isinstance(reports[-1], Ended)
-    assert reports[-1].image is not None
-    assert np.array_equal(tiny.pixels(reports[-1].image), tiny.run_stock(stock, tiny.spec()).pixels)
+    assert np.array_equal(tiny.pixels(reports[-1].images[1]), tiny.run_stock(stock, tiny.spec()).pixels)
     worker.send(Quit())
     assert worker.exit_code() == 0
 
 
 def test_a_stop_overtakes_what_is_queued(worker: Child) -> None:
     worker.send(
-        Encode(1, 1, tiny.spec(steps=100_000)),
-        Denoise(2, ((1, 0),), 100_000),
-        Denoise(3, ((1, 9),), 1),
-        Encode(4, 2, tiny.spec()),
+        encode(1, 1, tiny.spec(steps=100_000)),
+        steps(2, ((1, 0),), 100_000),
+        steps(3, ((1, 9),), 1),
+        encode(4, 2, tiny.spec()),
     )
     while worker.receive() != Progress(2, 1):
         pass
@@ -146,13 +143,13 @@ def test_ctrl_c_is_left_to_the_parent(source: ModelSource) -> None:
     assert isinstance(worker.receive(), Loaded)
     assert worker.process.pid is not None
     os.kill(worker.process.pid, signal.SIGINT)
-    worker.send(Encode(1, 1, tiny.spec()), Quit())
+    worker.send(encode(1, 1, tiny.spec()), Quit())
     assert isinstance(worker.receive(), Ended)
     assert worker.exit_code() == 0
 
 
 def test_a_closed_pipe_ends_the_process_in_the_middle_of_a_work(worker: Child) -> None:
-    worker.send(Encode(1, 1, tiny.spec(steps=100_000)), Denoise(2, ((1, 0),), 100_000))
+    worker.send(encode(1, 1, tiny.spec(steps=100_000)), steps(2, ((1, 0),), 100_000))
     while worker.receive() != Progress(2, 1):
         pass
     worker.connection.close()

@@ -15,21 +15,22 @@ import torch
 
 import tilework
 import tiny
+from commands import decode, encode, import_state, steps
+from stages import STAGES
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape
 from tilework.core.wire import (
     Calibrate,
     Calibrated,
-    Decode,
-    Denoise,
-    Encode,
     Ended,
+    Execute,
     Failed,
     Forget,
     ImportState,
     Progress,
     Quit,
     Report,
+    SavedState,
     StateBlob,
 )
 from tilework.pipelines import serialization
@@ -84,8 +85,8 @@ def broken(bench: WorkerBench, family: Family, monkeypatch: pytest.MonkeyPatch) 
 
 def image_of(report: Report) -> np.ndarray:
     assert isinstance(report, Ended)
-    assert report.image is not None
-    return tiny.pixels(report.image)
+    (image,) = report.images.values()
+    return tiny.pixels(image)
 
 
 def end_of(report: Report) -> tuple[int, bool]:
@@ -99,9 +100,7 @@ def reason_of(report: Report) -> str:
 
 
 def test_a_request_in_chunks_equals_the_stock_pipeline(bench: WorkerBench, stock: Callable[..., np.ndarray]) -> None:
-    reports = bench.run(
-        Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 3), Denoise(3, ((JOB, 3),), 1), Decode(4, JOB)
-    )
+    reports = bench.run(encode(1, JOB, tiny.spec()), steps(2, ((JOB, 0),), 3), steps(3, ((JOB, 3),), 1), decode(4, JOB))
     assert [report.work_id for report in reports if isinstance(report, Ended)] == [1, 2, 3, 4]
     assert reports[1:3] == [Progress(2, 1), Progress(2, 2)]
     assert [end_of(reports[index]) for index in (0, 3, 4, 5)] == [(1, False), (3, False), (1, False), (1, False)]
@@ -109,7 +108,7 @@ def test_a_request_in_chunks_equals_the_stock_pipeline(bench: WorkerBench, stock
 
 
 def test_times_are_of_the_work_alone(bench: WorkerBench) -> None:
-    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 4), Decode(3, JOB))
+    reports = bench.run(encode(1, JOB, tiny.spec()), steps(2, ((JOB, 0),), 4), decode(3, JOB))
     ended = [report for report in reports if isinstance(report, Ended)]
     assert all(report.start_ns < report.end_ns for report in ended)
     assert all(before.end_ns <= after.start_ns for before, after in pairwise(ended))
@@ -117,7 +116,7 @@ def test_times_are_of_the_work_alone(bench: WorkerBench) -> None:
 
 def test_every_report_has_the_memory_in_use(bench: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     def told() -> list[int | None]:
-        reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 4), Decode(3, JOB))
+        reports = bench.run(encode(1, JOB, tiny.spec()), steps(2, ((JOB, 0),), 4), decode(3, JOB))
         return [report.memory_bytes for report in reports if isinstance(report, Ended)]
 
     assert told() == [None] * 3, "a CPU has none of its own"
@@ -128,80 +127,78 @@ def test_every_report_has_the_memory_in_use(bench: WorkerBench, monkeypatch: pyt
 def test_jobs_that_take_turns_do_not_touch_each_other(bench: WorkerBench, stock: Callable[..., np.ndarray]) -> None:
     changes: list[dict[str, Any]] = [{}, {"width": 96, "steps": 3, "guidance_scale": 1.0, "seed": 2}]
     for job, change in enumerate(changes):
-        bench.run(Encode(job, job, tiny.spec(**change)))
+        bench.run(encode(job, job, tiny.spec(**change)))
     for turn in range(3):
-        bench.run(Denoise(10 + turn, ((0, turn),), 1), Denoise(20 + turn, ((1, turn),), 1))
-    bench.run(Denoise(14, ((0, 3),), 1))
+        bench.run(steps(10 + turn, ((0, turn),), 1), steps(20 + turn, ((1, turn),), 1))
+    bench.run(steps(14, ((0, 3),), 1))
     for job, change in enumerate(changes):
-        assert np.array_equal(image_of(bench.run(Decode(30 + job, job))[0]), stock(**change))
+        assert np.array_equal(image_of(bench.run(decode(30 + job, job, tiny.spec(**change).steps))[0]), stock(**change))
 
 
 def test_a_stop_ends_a_work_between_steps_and_the_rest_can_follow(
     bench: WorkerBench, stock: Callable[..., np.ndarray]
 ) -> None:
     bench.on_report = lambda report: bench.works.stop(2) if report == Progress(2, 1) else None
-    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 4))
+    reports = bench.run(encode(1, JOB, tiny.spec()), steps(2, ((JOB, 0),), 4))
     assert end_of(reports[-1]) == (2, True)
-    assert end_of(bench.run(Denoise(3, ((JOB, 2),), 2))[-1]) == (2, False)
-    assert np.array_equal(image_of(bench.run(Decode(4, JOB))[0]), stock())
+    assert end_of(bench.run(steps(3, ((JOB, 2),), 2))[-1]) == (2, False)
+    assert np.array_equal(image_of(bench.run(decode(4, JOB))[0]), stock())
 
 
 def test_a_work_that_was_stopped_in_the_queue_is_skipped(bench: WorkerBench) -> None:
     bench.on_report = lambda report: [bench.works.stop(work) for work in (2, 3)] and None
-    reports = bench.run(
-        Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 4), Decode(3, JOB), Denoise(4, ((JOB, 0),), 4)
-    )
+    reports = bench.run(encode(1, JOB, tiny.spec()), steps(2, ((JOB, 0),), 4), decode(3, JOB), steps(4, ((JOB, 0),), 4))
     assert [end_of(report) for report in reports[1:3]] == [(0, True), (0, True)]
     assert end_of(reports[-1]) == (4, False)
 
 
 def test_a_late_or_unknown_stop_has_no_effect(bench: WorkerBench) -> None:
-    bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 1))
+    bench.run(encode(1, JOB, tiny.spec()), steps(2, ((JOB, 0),), 1))
     for work_id in range(100):
         bench.works.stop(work_id)
     assert len(bench.works) == 0
-    assert end_of(bench.run(Denoise(3, ((JOB, 1),), 2))[-1]) == (2, False)
+    assert end_of(bench.run(steps(3, ((JOB, 1),), 2))[-1]) == (2, False)
     assert len(bench.works) == 0
 
 
 def test_a_work_does_no_more_steps_than_its_request_has(bench: WorkerBench) -> None:
-    reports = bench.run(Encode(1, JOB, tiny.spec(steps=2)), Denoise(2, ((JOB, 0),), 9))
+    reports = bench.run(encode(1, JOB, tiny.spec(steps=2)), steps(2, ((JOB, 0),), 9))
     assert [end_of(report) for report in reports if isinstance(report, Ended)] == [(1, False), (2, False)]
 
 
 def test_an_error_is_contained(broken: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     reports = broken.run(
-        Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 4), Denoise(3, ((JOB, 4),), 1), Decode(4, JOB)
+        encode(1, JOB, tiny.spec()), steps(2, ((JOB, 0),), 4), steps(3, ((JOB, 4),), 1), decode(4, JOB)
     )
     assert reason_of(reports[-3]) == "RuntimeError: out of luck"
     assert "work 2 failed with RuntimeError: out of luck" in reason_of(reports[-2])
     assert reason_of(reports[-1]) == reason_of(reports[-2])
     assert broken.worker.num_jobs == len(broken.works) == 0
     monkeypatch.undo()
-    again = broken.run(Encode(5, JOB, tiny.spec()), Denoise(6, ((JOB, 0),), 4), Decode(7, JOB))
+    again = broken.run(encode(5, JOB, tiny.spec()), steps(6, ((JOB, 0),), 4), decode(7, JOB))
     assert image_of(again[-1]).shape == (64, 64, 3)
 
 
 def test_an_error_of_one_job_spares_the_others(broken: WorkerBench) -> None:
-    broken.run(Encode(1, 1, tiny.spec()), Denoise(2, ((1, 0),), 1), Encode(3, 2, tiny.spec()))
-    assert isinstance(broken.run(Denoise(4, ((1, 1),), 1))[0], Failed)
-    assert end_of(broken.run(Denoise(5, ((2, 0),), 1))[0]) == (1, False)
+    broken.run(encode(1, 1, tiny.spec()), steps(2, ((1, 0),), 1), encode(3, 2, tiny.spec()))
+    assert isinstance(broken.run(steps(4, ((1, 1),), 1))[0], Failed)
+    assert end_of(broken.run(steps(5, ((2, 0),), 1))[0]) == (1, False)
 
 
 def test_a_decode_before_the_last_step_fails(bench: WorkerBench) -> None:
-    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 3), Decode(3, JOB))
-    assert "the state of job 5 here is after step 3, not 4" in reason_of(reports[-1])
+    reports = bench.run(encode(1, JOB, tiny.spec()), steps(2, ((JOB, 0),), 3), decode(3, JOB))
+    assert "the state of job 5 here is at position 4, not 5" in reason_of(reports[-1])
 
 
 def test_a_work_does_not_begin_anywhere_but_where_it_was_meant_to(bench: WorkerBench) -> None:
-    reports = bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 2), Denoise(3, ((JOB, 1),), 2))
-    assert "is after step 2, not 1" in reason_of(reports[-1])
-    assert end_of(bench.run(Denoise(4, ((JOB, 2),), 1))[-1]) == (1, False), "the state itself is as good as before"
+    reports = bench.run(encode(1, JOB, tiny.spec()), steps(2, ((JOB, 0),), 2), steps(3, ((JOB, 1),), 2))
+    assert "is at position 3, not 2" in reason_of(reports[-1])
+    assert end_of(bench.run(steps(4, ((JOB, 2),), 1))[-1]) == (1, False), "the state itself is as good as before"
 
 
 def test_works_of_a_job_that_was_never_here_fail(bench: WorkerBench) -> None:
-    for report in bench.run(Denoise(1, ((JOB, 0),), 1), Decode(2, JOB)):
-        assert "job 5 is not on this worker: it was never encoded" in reason_of(report)
+    for report in bench.run(steps(1, ((JOB, 0),), 1), decode(2, JOB)):
+        assert "job 5 is not on this worker: it was never begun" in reason_of(report)
 
 
 @pytest.mark.parametrize("steps_before", range(5))
@@ -209,23 +206,23 @@ def test_a_job_moves_between_workers(
     family: Family, twin: Family, stock: Callable[..., np.ndarray], tmp_path: Path, steps_before: int
 ) -> None:
     source, target = WorkerBench(family, tmp_path), WorkerBench(twin, tmp_path)
-    source.run(Encode(1, JOB, tiny.spec()))
+    source.run(encode(1, JOB, tiny.spec()))
     if steps_before:
-        source.run(Denoise(2, ((JOB, 0),), steps_before))
-    target.run(ImportState(JOB, tiny.spec(), source.latest({1}), source.latest({2})))
+        source.run(steps(2, ((JOB, 0),), steps_before))
+    target.run(import_state(JOB, tiny.spec(), steps_before, source.latest({1}), source.latest({2})))
     if steps_before < 4:
-        assert end_of(target.run(Denoise(3, ((JOB, steps_before),), 4))[-1]) == (4 - steps_before, False)
-    assert np.array_equal(image_of(target.run(Decode(4, JOB))[0]), stock())
+        assert end_of(target.run(steps(3, ((JOB, steps_before),), 4))[-1]) == (4 - steps_before, False)
+    assert np.array_equal(image_of(target.run(decode(4, JOB))[0]), stock())
 
 
 def test_a_returning_job_finds_its_conditioning(
     family: Family, twin: Family, stock: Callable[..., np.ndarray], tmp_path: Path
 ) -> None:
     here, there = WorkerBench(family, tmp_path), WorkerBench(twin, tmp_path)
-    here.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 1))
-    there.run(ImportState(JOB, tiny.spec(), here.latest({1}), here.latest({2})), Denoise(3, ((JOB, 1),), 1))
-    here.run(ImportState(JOB, tiny.spec(), None, there.latest({3})), Denoise(4, ((JOB, 2),), 2))
-    assert np.array_equal(image_of(here.run(Decode(5, JOB))[0]), stock())
+    here.run(encode(1, JOB, tiny.spec()), steps(2, ((JOB, 0),), 1))
+    there.run(import_state(JOB, tiny.spec(), 1, here.latest({1}), here.latest({2})), steps(3, ((JOB, 1),), 1))
+    here.run(import_state(JOB, tiny.spec(), 2, None, there.latest({3})), steps(4, ((JOB, 2),), 2))
+    assert np.array_equal(image_of(here.run(decode(5, JOB))[0]), stock())
     heavy, light = here.latest({1}), here.latest({2})
     assert heavy is not None
     assert light is not None
@@ -238,41 +235,68 @@ def test_a_stopped_work_puts_its_state_down_too(
 ) -> None:
     here, there = WorkerBench(family, tmp_path), WorkerBench(twin, tmp_path)
     here.on_report = lambda report: here.works.stop(2) if report == Progress(2, 1) else None
-    here.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 4))
-    there.run(ImportState(JOB, tiny.spec(), here.latest({1}), here.latest({2})), Denoise(3, ((JOB, 2),), 2))
-    assert np.array_equal(image_of(there.run(Decode(4, JOB))[0]), stock())
+    here.run(encode(1, JOB, tiny.spec()), steps(2, ((JOB, 0),), 4))
+    there.run(import_state(JOB, tiny.spec(), 2, here.latest({1}), here.latest({2})), steps(3, ((JOB, 2),), 2))
+    assert np.array_equal(image_of(there.run(decode(4, JOB))[0]), stock())
 
 
 def test_a_missing_blob_drops_the_job_on_this_device(bench: WorkerBench) -> None:
-    bench.run(Encode(1, JOB, tiny.spec()), ImportState(JOB, tiny.spec(), None, StateBlob("gone", 1)))
-    for report in bench.run(Denoise(2, ((JOB, 0),), 1), Decode(3, JOB)):
+    bench.run(encode(1, JOB, tiny.spec()), import_state(JOB, tiny.spec(), 1, None, StateBlob("gone", 1)))
+    for report in bench.run(steps(2, ((JOB, 0),), 1), decode(3, JOB)):
         assert "a blob of its state is missing" in reason_of(report)
         assert isinstance(report, Failed)
         assert report.state_lost
-    assert end_of(bench.run(Encode(4, JOB, tiny.spec()), Denoise(5, ((JOB, 0),), 1))[-1]) == (1, False)
+    assert end_of(bench.run(encode(4, JOB, tiny.spec()), steps(5, ((JOB, 0),), 1))[-1]) == (1, False)
 
 
 def test_a_blob_that_is_no_state_loses_the_job_here(bench: WorkerBench) -> None:
     rubbish = bench.blobs.write(serialization.SerializedState(b"rubbish", []))
-    bench.run(Encode(1, JOB, tiny.spec()), ImportState(JOB, tiny.spec(), None, rubbish))
-    assert "its import failed with" in reason_of(bench.run(Denoise(2, ((JOB, 0),), 1))[0])
+    bench.run(encode(1, JOB, tiny.spec()), import_state(JOB, tiny.spec(), 1, None, rubbish))
+    assert "its import failed with" in reason_of(bench.run(steps(2, ((JOB, 0),), 1))[0])
 
 
 def test_a_move_without_conditioning_to_a_stranger_loses_the_job(family: Family, twin: Family, tmp_path: Path) -> None:
     source, target = WorkerBench(family, tmp_path), WorkerBench(twin, tmp_path)
-    source.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 1))
-    target.run(ImportState(JOB, tiny.spec(), None, source.latest({2})))
-    assert "moved without its conditioning" in reason_of(target.run(Denoise(3, ((JOB, 1),), 1))[0])
+    source.run(encode(1, JOB, tiny.spec()), steps(2, ((JOB, 0),), 1))
+    target.run(import_state(JOB, tiny.spec(), 1, None, source.latest({2})))
+    [failed] = target.run(steps(3, ((JOB, 1),), 1))
+    assert "moved without its conditioning to a worker that has none of it" in reason_of(failed)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_job_moves_to_its_decode_without_its_conditioning(
+    family: Family, twin: Family, stock: Callable[..., np.ndarray], tmp_path: Path, known: bool
+) -> None:
+    """The latents are all that is left of it, also on a worker that has known nothing else of the job."""
+    source, target = WorkerBench(family, tmp_path), WorkerBench(twin, tmp_path)
+    source.run(encode(1, JOB, tiny.spec()), steps(2, ((JOB, 0),), 4))
+    conditioning, latents = source.latest({1}), source.latest({2})
+    assert conditioning is not None
+    assert latents is not None
+    source.blobs.remove(conditioning)
+    target.run(ImportState(JOB, tiny.spec(), 5, (SavedState(1, 5, latents),), known))
+    assert np.array_equal(image_of(target.run(decode(3, JOB))[0]), stock())
+    contents = serialization.deserialize(target.blobs.read(latents), torch.device("cpu"))
+    assert contents.keys() == {"latents"}
+
+
+def test_a_job_does_not_return_to_steps_whose_conditioning_is_dropped(bench: WorkerBench) -> None:
+    bench.run(encode(1, JOB, tiny.spec()), steps(2, ((JOB, 0),), 3))
+    before_last = bench.latest({2})
+    bench.run(steps(3, ((JOB, 3),), 1), import_state(JOB, tiny.spec(), 3, None, before_last))
+    assert "moved without its conditioning" in reason_of(bench.run(steps(4, ((JOB, 3),), 1))[0])
+    bench.run(import_state(JOB, tiny.spec(), 3, bench.latest({1}), before_last))
+    assert end_of(bench.run(steps(5, ((JOB, 3),), 1))[0]) == (1, False)
 
 
 def test_a_state_that_cannot_be_serialized_fails_the_work(bench: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.run(Encode(1, JOB, tiny.spec()))
+    bench.run(encode(1, JOB, tiny.spec()))
 
     def full(_serialized: serialization.SerializedState) -> StateBlob:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(bench.blobs, "write", full)
-    assert "No space left on device" in reason_of(bench.run(Denoise(2, ((JOB, 0),), 1))[0])
+    assert "No space left on device" in reason_of(bench.run(steps(2, ((JOB, 0),), 1))[0])
 
 
 def test_forget_frees_what_a_job_held(bench: WorkerBench, family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +314,7 @@ def test_forget_frees_what_a_job_held(bench: WorkerBench, family: Family, monkey
 
     monkeypatch.setattr(family, "encode", keep(family.encode))
     monkeypatch.setattr(family, "begin", keep(family.begin))
-    bench.run(Encode(1, JOB, tiny.spec()), Denoise(2, ((JOB, 0),), 1))
+    bench.run(encode(1, JOB, tiny.spec()), steps(2, ((JOB, 0),), 1))
     assert [reference() is not None for reference in held] == [True, True]
     bench.run(Forget(JOB), Forget(99))
     gc.collect()
@@ -298,21 +322,49 @@ def test_forget_frees_what_a_job_held(bench: WorkerBench, family: Family, monkey
     assert bench.worker.num_jobs == 0
 
 
+def test_what_no_later_stage_reads_is_dropped(
+    bench: WorkerBench, family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: dict[str, weakref.ref[Any]] = {}
+
+    def keep(name: str, of_result: Callable[[Any], Any]) -> None:
+        function = getattr(family, name)
+
+        def call(*arguments: Any) -> Any:
+            result = function(*arguments)
+            held[name] = weakref.ref(of_result(result))
+            return result
+
+        monkeypatch.setattr(family, name, call)
+
+    def kept_after(command: Execute) -> set[str]:
+        assert end_of(bench.run(command)[-1])[1] is False
+        gc.collect()
+        return {name for name, reference in held.items() if reference() is not None}
+
+    keep("encode", lambda conditioning: next(iter(conditioning.tensors.values())))
+    keep("begin", lambda state: state.sampler)
+    keep("finish", lambda outputs: outputs["latents"])
+    assert kept_after(encode(1, JOB, tiny.spec())) == {"encode"}
+    assert kept_after(steps(2, ((JOB, 0),), 3)) == {"encode", "begin"}
+    assert kept_after(steps(3, ((JOB, 3),), 1)) == {"finish"}
+    assert not kept_after(decode(4, JOB))
+
+
 def test_reasons_of_lost_jobs_are_bounded(bench: WorkerBench) -> None:
     for job in range(3000):
-        bench.run(ImportState(job, tiny.spec(), StateBlob("gone", 1), None))
+        bench.run(import_state(job, tiny.spec(), 0, StateBlob("gone", 1), None))
     assert len(bench.worker._jobs._lost) == 1024
-    assert "a blob of its state is missing" in reason_of(bench.run(Decode(1, 2999))[0])
-    assert "is not on this worker" in reason_of(bench.run(Decode(2, 0))[0])
+    assert "a blob of its state is missing" in reason_of(bench.run(decode(1, 2999))[0])
+    assert "is not on this worker" in reason_of(bench.run(decode(2, 0))[0])
 
 
 def test_calibration_times_every_stage_of_every_shape_and_steps_of_batches(bench: WorkerBench) -> None:
     shapes = (Shape(64, 64), Shape(64, 96), Shape(72, 72))
     [report] = bench.run(Calibrate((*((shape,) for shape in shapes), shapes[:2])))
     assert isinstance(report, Calibrated)
-    stages = ("encode", "diffuse", "decode")
     assert [(row.shapes, row.stage) for row in report.rows] == [
-        *(((shape,), stage) for shape in shapes[:2] for stage in stages),
+        *(((shape,), stage) for shape in shapes[:2] for stage in STAGES),
         (shapes[:2], "diffuse"),
     ], "72 px is no multiple of 16: the shape is left out"
     assert all(row.pipeline == "tiny-sd3" and 0 < row.seconds < 1 for row in report.rows)

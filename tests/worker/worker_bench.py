@@ -6,7 +6,7 @@ from collections.abc import Callable, Container
 from pathlib import Path
 
 from tilework.comm.groups import Groups
-from tilework.core.wire import Command, Decode, Denoise, Encode, Ended, Report, StateBlob
+from tilework.core.wire import Command, Ended, Execute, Report, StateBlob
 from tilework.pipelines.family import Family
 from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.worker import Worker
@@ -29,7 +29,7 @@ class WorkerBench:
         """Receive all commands, then execute them; returns the reports that they made."""
         known = len(self.reports)
         for command in commands:
-            if isinstance(command, Encode | Denoise | Decode):
+            if isinstance(command, Execute):
                 self.works.open(command.work_id)
         for command in commands:
             self.worker.execute(command)

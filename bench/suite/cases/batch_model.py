@@ -12,12 +12,13 @@ import torch
 
 from suite import denoisers
 from suite.case import CaseFailed, Check, Finding, Note, Table
+from suite.stages import DIFFUSE
 from suite.stats import extremes, fmean, median, over_repeats, p99
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape
+from tilework.core.shipped_graph import latent_diffusion
 from tilework.core.time import NS_PER_S
-from tilework.core.work import DIFFUSE, StageId
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.learning import can_learn, learn
 from tilework.cost.rows import batch_key
@@ -29,7 +30,7 @@ from tilework.runtime.costs import random_batches
 from tilework.worker.calibrate import calibrate
 
 PIPELINE = "batches"
-STEP = StageId(PIPELINE, DIFFUSE)
+STEP = latent_diffusion(PIPELINE).stage(DIFFUSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +171,7 @@ def _start(shapes: tuple[Shape, ...]) -> list[Batch]:
 
 
 def _learned(rows: Sequence[CostRow]) -> BatchLatencyModel:
-    batch_model = learn(rows, PIPELINE)
+    batch_model = learn(rows, STEP)
     if batch_model is None:
         raise CaseFailed("there are too few mixed batches to learn from")
     return batch_model

@@ -12,13 +12,13 @@ from tempfile import TemporaryDirectory
 
 from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.server import serving
+from suite.stages import DIFFUSE
 from suite.stats import fmean, median, over_repeats, percentile
 from tilework.client.drive import drive
 from tilework.client.record import Record
 from tilework.control.history_recorder import read_history
 from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
-from tilework.core.work import DIFFUSE
 from tilework.formats.workload import WorkloadRequest
 
 

@@ -11,13 +11,14 @@ from typing import cast
 
 from suite.case import Check, Finding, Note, Table
 from suite.chain import Chains, chains
+from suite.stages import DIFFUSE
 from suite.state_transfer import Load, StateTransfer, transferring
 from suite.stats import bootstrap, extremes, median, percentile
 from tilework.core.comm import Comm
 from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource, SimulatedSource
 from tilework.core.wire import Spec
-from tilework.core.work import DIFFUSE, Group
+from tilework.core.work import Group
 from tilework.pipelines.parallel import Parallel
 
 ALONE: Group = (0,)

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TextIO
 
 from suite.case import CaseFailed, Check, Finding, Note, Table
+from suite.stages import DIFFUSE
 from suite.stats import bootstrap, extremes
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import Entry, entry_line, read_log
@@ -21,7 +22,6 @@ from tilework.core.cost_row import CostRow
 from tilework.core.model import SimulatedSource
 from tilework.core.request import Status
 from tilework.core.wire import Spec
-from tilework.core.work import DIFFUSE
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor

@@ -11,6 +11,7 @@ from math import inf
 from random import Random
 
 from suite.case import Check, Finding, Note, Table
+from suite.stages import DIFFUSE
 from suite.stats import Interval, median, over_repeats, p99
 from tilework.admission.admission import Admission
 from tilework.admission.admission_limits import AdmissionLimits
@@ -18,10 +19,9 @@ from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action, RunWork
 from tilework.core.events import Event, Submitted
 from tilework.core.interfaces import Admitted, Backlog, ClusterView, CostModel, EtaPrediction, JobView, Policy
-from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import ns_from_s
-from tilework.core.work import DIFFUSE, Plan
+from tilework.core.work import Plan
 from tilework.cost.table import CostTable
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import make_policy
@@ -254,7 +254,7 @@ class _Open(Admission):
     """Accepts every request."""
 
     def admit(self, request: Request, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int) -> Admitted:
-        policy.demand(request, Cursor.start(request), costs)
+        policy.demand(request, costs.start(request), costs)
         return Admitted(now_ns, "", EtaPrediction(0, 0, 1.0))
 
     def eta_ns(self, job: JobView, backlog: Backlog, now_ns: int) -> int:

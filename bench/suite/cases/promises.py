@@ -9,12 +9,11 @@ from functools import partial
 from random import Random
 
 from suite.case import Check, Finding, Note, Table
+from suite.stages import DIFFUSE
 from suite.stats import Interval, bootstrap, exact, median
 from tilework.control.controller import ControllerConfig
-from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, Request, Shape
 from tilework.core.time import ns_from_s
-from tilework.core.work import DIFFUSE
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
@@ -128,7 +127,7 @@ def _requests(case: Reservations, table: CostTable, load: float, only_promises: 
     shapes = sorted({Shape(row.height, row.width) for row in table.rows if row.stage == DIFFUSE})
     steps, costs, requests, arrival_s = table.steps or 20, TableCosts(table), [], 0.0
     model = [Request(uid="", pipeline=pipeline, shape=shape, steps=steps, arrival_ns=0) for shape in shapes]
-    mean_s = sum(demand_at(one, Cursor.start(one), 1, costs).run_ns for one in model) / len(model) / 1e9
+    mean_s = sum(demand_at(one, costs.start(one), 1, costs).run_ns for one in model) / len(model) / 1e9
     for index in range(case.requests):
         arrival_s += rng.expovariate(load * case.devices / mean_s)
         request, kind = rng.choice(model), rng.random()

@@ -11,14 +11,11 @@ from random import Random
 
 from suite.case import Check, Finding, Note, Table
 from suite.stats import bootstrap, exact, p99
-from suite.workload import COSTS, PIPELINE, SHAPES, request_of
+from suite.workload import COSTS, SHAPES, request_of
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.events import DeviceJoined, Event, Submitted, Woke
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, ns_from_s
-from tilework.core.work import STAGES, StageId
-
-_STAGES = frozenset(StageId(PIPELINE, stage) for stage in STAGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +129,7 @@ def _join(controller: Controller, num_devices: int) -> None:
     """Bring devices up. Nothing ever finishes, so they stay busy with their first works."""
     now_ns = controller.tracker.num_jobs() * NS_PER_MS
     for device_id in range(num_devices):
-        controller.handle(DeviceJoined(device_id, device_id // 8, _STAGES), now_ns)
+        controller.handle(DeviceJoined(device_id, device_id // 8), now_ns)
 
 
 def _handle_ms(controller: Controller, event: Event, now_ns: int) -> float:

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from random import Random
 
 from suite.case import Check, Finding, Note, Table
+from suite.stages import DIFFUSE
 from suite.stats import Interval, extremes, median, over_repeats, p99
 from tilework.control.cluster.job import Job
 from tilework.core.interfaces import EtaPrediction
-from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.work import DIFFUSE
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
@@ -106,7 +105,8 @@ class Trident:
         return _Run(decision_ms, knapsack_ms, value_of(options, chosen) / solved.bound, solved, solve_ms)
 
     def _tasks(self, table: CostTable, count: int, rng: Random) -> list[Task]:
-        policy, reader = TridentServe(), TaskReader({}, TableCosts(table), table.devices_per_node, ns_from_s(NOW_S))
+        policy, costs = TridentServe(), TableCosts(table)
+        reader = TaskReader({}, costs, table.devices_per_node, ns_from_s(NOW_S))
         shapes = sorted({Shape(row.height, row.width) for row in table.rows if row.stage == DIFFUSE})
         tasks = []
         for index in range(count):
@@ -125,7 +125,7 @@ class Trident:
                 request=request,
                 urgency_ns=policy.urgency_ns(request, False),
                 eta_prediction=EtaPrediction(NS_PER_S, 0, 1.0),
-                done=Cursor.start(request),
+                done=costs.start(request),
             )
             task = reader.read(job)
             assert task is not None

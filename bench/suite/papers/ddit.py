@@ -12,9 +12,9 @@ from suite.case import Check, Table
 from suite.papers.cached_runs import CachedRuns, RemadeFigure, Runs, least, mean_of, most, percent, range_of, traced
 from suite.papers.ddit_allocation import RequestClass, batch_s, optimal_allocation
 from suite.pictures import BarPanel, grouped_bars
+from suite.stages import DECODE, DIFFUSE
 from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
-from tilework.core.work import DECODE, DIFFUSE
 from tilework.cost.table import CostTable
 from tilework.policy.published.ddit import DDiT
 from tilework.policy.registry import policy

@@ -19,9 +19,11 @@ from suite.papers.cached_runs import (
     share_table,
 )
 from suite.pictures import BarPanel, grouped_bars, panels_png
+from suite.stages import DIFFUSE
 from suite.stats import exact
+from tilework.core.graph import Stage
 from tilework.core.request import Shape
-from tilework.core.work import DIFFUSE, StageId
+from tilework.core.shipped_graph import latent_diffusion
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
 from tilework.sim.compare.cells import Cell
@@ -278,11 +280,11 @@ class _Steps:
     """Seconds of a step of batches, by the letters of their sizes: L, M, H."""
 
     costs: TableCosts
-    stage: StageId
+    stage: Stage
 
     @staticmethod
     def of(model: str) -> _Steps:
-        return _Steps(TableCosts(read_table(f"{model}_h100")), StageId(model, DIFFUSE))
+        return _Steps(TableCosts(read_table(f"{model}_h100")), latent_diffusion(model).stage(DIFFUSE))
 
     def ns(self, letters: str, degree: int = 1) -> int:
         return self.costs.run_ns(self.stage, [_SHAPES[letter] for letter in letters], degree)

@@ -20,11 +20,9 @@ from tilework.core.interfaces import (
     JobView,
     Policy,
 )
-from tilework.core.progress import Cursor
 from tilework.core.request import RefusalCode, Request
-from tilework.core.work import DECODE, DIFFUSE, StageId
 from tilework.policy.toolkit.buddy_allocator import nodes
-from tilework.policy.toolkit.demand import fastest
+from tilework.policy.toolkit.demand import fastest, fits_at
 from tilework.policy.toolkit.wording import needs
 
 
@@ -47,7 +45,7 @@ class Admission:
         self, request: Request, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int
     ) -> Admitted | Reject:
         """Accept or refuse a request. Raises UnknownCost."""
-        demand = policy.demand(request, Cursor.start(request), costs)
+        demand = policy.demand(request, costs.start(request), costs)
         if (no_room := self.limits.refusal(request, backlog, now_ns)) is not None:
             if request.is_promise or no_room.retry_ns is None:
                 return no_room
@@ -111,7 +109,7 @@ def _too_late(request: Request, policy: Policy, costs: CostModel, now_ns: int) -
     if not request.is_dropped_if_late:
         return None
     assert request.deadline_ns is not None
-    least = fastest(request, Cursor.start(request), policy.degrees(request, costs), costs)
+    least = fastest(request, costs.start(request), policy.degrees(request, costs), costs)
     end_ns = now_ns + least.run_ns
     if end_ns <= request.deadline_ns:
         return None
@@ -120,10 +118,13 @@ def _too_late(request: Request, policy: Policy, costs: CostModel, now_ns: int) -
 
 def _too_large(request: Request, policy: Policy, costs: CostModel, widest: int) -> Reject | None:
     """The refusal of a request that is known not to fit into the memory of the devices that the policy may give it."""
-    stage, decode, shape = StageId(request.pipeline, DIFFUSE), StageId(request.pipeline, DECODE), request.shape
+    shape = request.shape
     degrees = [degree for degree in policy.degrees(request, costs) if degree <= widest] or [1]
-    decodes = costs.fits(decode, shape, 1) and not (request.exact and costs.needs_slices(decode, shape))
-    if decodes and any(costs.fits(stage, shape, degree) for degree in degrees):
+    at_once = [stage for stage in costs.graph(request.pipeline).stages if not stage.has_steps]
+    others_fit = all(
+        costs.fits(stage, shape, 1) and not (request.exact and costs.needs_slices(stage, shape)) for stage in at_once
+    )
+    if others_fit and any(fits_at(request, degree, costs) for degree in degrees):
         return None
     devices = "one of the devices" if max(degrees) == 1 else f"{max(degrees)} of the devices"
     reason = f"{shape} needs more memory than there is on {devices}"

@@ -10,7 +10,6 @@ from tilework.admission.list_schedule import FreeTimes, place
 from tilework.admission.reservations import Reservations
 from tilework.core.actions import Reject
 from tilework.core.interfaces import Backlog, Block, CostModel, Demand, Policy
-from tilework.core.progress import Cursor
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import s_from_ns
 from tilework.policy.toolkit.demand import demand_at, usable_degree
@@ -46,7 +45,7 @@ class PromiseQuery:
         free_ns: FreeTimes,
     ) -> PromiseQuery:
         """`free_ns`: when devices are free after the jobs before the request. Raises UnknownCost."""
-        start = Cursor.start(request)
+        start = costs.start(request)
         widest = max(map(len, reservations.nodes))
         degrees = {usable_degree(request, min(degree, widest), costs) for degree in policy.degrees(request, costs)}
         blocks = [demand_at(request, start, degree, costs) for degree in degrees]

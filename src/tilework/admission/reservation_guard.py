@@ -11,7 +11,7 @@ from tilework.admission.what_if import WhatIf
 from tilework.core.interfaces import Block, ClusterView, CostModel, JobView
 from tilework.core.progress import Cursor
 from tilework.core.time import NEVER_NS, NS_PER_MS
-from tilework.core.work import DIFFUSE, Group, Start
+from tilework.core.work import Group, Start
 from tilework.policy.toolkit.demand import usable_degree
 from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE
 
@@ -148,10 +148,10 @@ class ReservationGuard:
         """The next stage of a job, or a chunk of its steps, on its group."""
         assert cursor.stage is not None
         degree, num_steps = 1, 1
-        if cursor.stage.name == DIFFUSE:
+        if cursor.stage.has_steps:
             degree = usable_degree(job.request, len(group), costs)
             step_ns = costs.work_ns(cursor.stage, (job.request,), degree)
-            num_steps = max(1, min(cursor.num_steps_left, self.chunk_ns // max(1, step_ns)))
+            num_steps = max(1, min(cursor.here.num_left_here, self.chunk_ns // max(1, step_ns)))
         why = "its deadline is promised, and it cannot wait any longer"
         return Start(stage=cursor.stage, job_ids=(job.job_id,), devices=group[:degree], num_steps=num_steps, why=why)
 

@@ -92,7 +92,7 @@ class WhatIf:
         self.changed[job_id] = Block(before.due_ns, self.ready_ns[job_id], remaining, reserved)
 
     def cursor(self, job: JobView) -> Cursor:
-        return self.cursors.get(job.job_id) or Cursor(job.stage, job.num_steps_left)
+        return self.cursors.get(job.job_id) or job.left
 
     @property
     def nodes(self) -> Nodes:

@@ -16,7 +16,6 @@ from rich.text import Text
 from tilework.cli.console import UserError, out
 from tilework.core.cost_row import CostRow
 from tilework.core.request import Shape
-from tilework.core.work import STAGES
 from tilework.cost.profiles import Profiles
 from tilework.cost.table import CostTable
 from tilework.report.tables import percentile
@@ -62,8 +61,14 @@ class Scaling:
 
 
 def in_order(rows: Sequence[CostRow]) -> list[CostRow]:
-    """By pipeline, stage, size, batch and degree."""
-    return sorted(rows, key=_order)
+    """By pipeline, stage (in the order in which they first come), size, batch and degree."""
+    ranks = {stage: rank for rank, stage in enumerate(dict.fromkeys(map(_stage, rows)))}
+
+    def order(row: CostRow) -> tuple[object, ...]:
+        size = (row.shape.pixels, row.shape)
+        return row.pipeline, ranks[_stage(row)], size, len(row.shapes), row.shapes, row.degree
+
+    return sorted(rows, key=order)
 
 
 def batch_json(row: CostRow) -> int | list[str]:
@@ -147,18 +152,9 @@ def _sizes(row: CostRow) -> str:
     return " + ".join(str(shape) if count == 1 else f"{count} of {shape}" for shape, count in counts.items())
 
 
-def _order(row: CostRow) -> tuple[object, ...]:
-    size = (row.shape.pixels, row.shape)
-    return row.pipeline, _stage_index(row), size, len(row.shapes), row.shapes, row.degree
-
-
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g}" if seconds < 0.1 else f"{seconds * 1e3:,.0f}"
 
 
 def _stage(row: CostRow) -> tuple[str, str]:
     return row.pipeline, row.stage
-
-
-def _stage_index(row: CostRow) -> tuple[int, str]:
-    return (STAGES.index(row.stage) if row.stage in STAGES else len(STAGES)), row.stage

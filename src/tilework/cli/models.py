@@ -7,7 +7,12 @@ from tilework.core.model import DEVICES, DTYPES, ModelSource
 
 
 def model_source(
-    path: str, *, device: str, dtype: str | None, threads: int, memory_bytes: int | None = None
+    path: str,
+    adapter: str | None,
+    device: str,
+    dtype: str | None,
+    threads: int,
+    memory_bytes: int | None = None,
 ) -> ModelSource:
     """Where a model is and how it runs, if its files show that it can be served.
 
@@ -23,4 +28,6 @@ def model_source(
     with user_errors(ModelError):
         read_model_index(path)
     dtype = dtype or ("bfloat16" if device == "cuda" else "float32")
-    return ModelSource(path=path, device=device, dtype=dtype, threads=threads, memory_bytes=memory_bytes)
+    return ModelSource(
+        path=path, adapter=adapter, device=device, dtype=dtype, threads=threads, memory_bytes=memory_bytes
+    )

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tilework.cli.console import UserError, console, progress
 from tilework.cli.measured import in_order
 from tilework.core.cost_row import Batch, CostRow
+from tilework.core.graph import Graph
 from tilework.core.model import ModelInfo
 from tilework.core.request import Shape
 from tilework.core.wire import Report
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.profile import ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles
-from tilework.cost.table import CostTable
+from tilework.cost.table import CostTable, graphs_of
 
 if TYPE_CHECKING:
     from tilework.runtime.local_executor import LocalExecutor
@@ -46,6 +47,7 @@ class Measured:
     `batch_model` is learned from them."""
 
     key: ProfileKey
+    graph: Graph
     tried: Sequence[tuple[Batch, int]]
     num_wanted: int
     rows: tuple[CostRow, ...]
@@ -53,8 +55,9 @@ class Measured:
 
     @property
     def table(self) -> CostTable:
-        batch_models = {} if self.batch_model is None else {self.rows[0].pipeline: self.batch_model}
-        return self.key.table(tuple(in_order(self.rows)), batch_models)
+        batch_models = {} if self.batch_model is None else {self.graph.pipeline: self.batch_model}
+        table = self.key.table(tuple(in_order(self.rows)), batch_models)
+        return replace(table, graphs=graphs_of(self.graph))
 
 
 class _Listener:
@@ -110,7 +113,7 @@ async def _measure(
                 raise
         if not rows:
             raise UserError("the model ran at none of these sizes; the workers' messages say why")
-        return Measured(executor.profile_key, wanted[:num_tried], len(wanted), tuple(rows))
+        return Measured(executor.profile_key, info.graph, wanted[:num_tried], len(wanted), tuple(rows))
     finally:
         await executor.stop()
 

@@ -12,7 +12,6 @@ from tilework.control.cluster.tracker import Tracker
 from tilework.control.expiry import Expiry
 from tilework.core.actions import Accept, Action, Reject
 from tilework.core.interfaces import Admitted, EtaPrediction, Policy
-from tilework.core.progress import Cursor
 from tilework.core.request import RefusalCode, Request
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.tabled import UnknownCost
@@ -56,7 +55,7 @@ class Admit:
             self._guard.recheck()
         return accepts
 
-    def restore(self, request: Request, steps_done: int | None, now_ns: int) -> list[Action]:
+    def restore(self, request: Request, position: int, now_ns: int) -> list[Action]:
         """Accept a request that was accepted before a restart, even if admission would refuse it now.
 
         In that case its deadline is not promised. It is refused only if its cost is unknown.
@@ -65,9 +64,9 @@ class Admit:
         if isinstance(answer, Reject) and answer.code is RefusalCode.UNKNOWN_COST:
             return [answer]
         if isinstance(answer, Reject):
-            run_ns = self._policy.demand(request, Cursor.start(request), self._costs).run_ns
+            run_ns = self._policy.demand(request, self._costs.start(request), self._costs).run_ns
             answer = Admitted(now_ns + run_ns, answer.reason, EtaPrediction(run_ns, self._tracker.num_jobs(), 1.0))
-        job = self._enter(request, answer, 0, _reached(request, steps_done))
+        job = self._enter(request, answer, 0, position)
         self._next_job_id += 1
         self._guard.recheck()
         return [Accept(job.job_id, request.uid, answer.eta_ns, f"it had been accepted before; {answer.why}")]
@@ -78,7 +77,7 @@ class Admit:
         except UnknownCost as error:
             return Reject(request.uid, str(error), None, RefusalCode.UNKNOWN_COST)
 
-    def _enter(self, request: Request, answer: Admitted, index: int, done: Cursor | None = None) -> Job:
+    def _enter(self, request: Request, answer: Admitted, index: int, position: int = 0) -> Job:
         delay_ns = self._tracker.delay_ns(request)
         job = Job(
             job_id=self._next_job_id + index,
@@ -87,7 +86,7 @@ class Admit:
             delay_ns=delay_ns,
             promised=answer.promised,
             eta_prediction=answer.eta_prediction,
-            done=done or Cursor.start(request),
+            done=replace(self._costs.start(request), position=position),
         )
         self._tracker.add_job(job)
         self._expiry.watch(job)
@@ -137,9 +136,3 @@ class Admit:
             return None
         finally:
             self._take_back(jobs)
-
-
-def _reached(request: Request, steps_done: int | None) -> Cursor:
-    """The progress of a request of which the state after `steps_done` steps is kept; None: nothing is kept."""
-    start = Cursor.start(request)
-    return start if steps_done is None else start.advanced(1).advanced(steps_done)

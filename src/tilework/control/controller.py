@@ -139,8 +139,8 @@ class Controller:
         match event:
             case Submitted() as submitted:
                 return self._admit.admit(submitted.requests, now_ns)
-            case Restored(request, steps_done):
-                return self._admit.restore(request, steps_done, now_ns)
+            case Restored(request, position):
+                return self._admit.restore(request, position, now_ns)
             case LeftOut() | WorkFinished() | Stopped() | WorkFailed() | OutOfMemory() | Broken():
                 return self._reports.on_report(event, now_ns)
             case Cancelled(uid, reason):
@@ -148,8 +148,8 @@ class Controller:
                 if job_id is None:
                     return []
                 return self._recovery.end(self.tracker.jobs[job_id], Status.CANCELLED, reason)
-            case DeviceJoined(device_id, node, stages):
-                self.tracker.add_device(device_id, node, stages)
+            case DeviceJoined(device_id, node, kind):
+                self.tracker.add_device(device_id, node, kind)
                 self.tracker.unpark()
                 return []
             case DeviceLost(device_id):

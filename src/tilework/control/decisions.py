@@ -13,7 +13,7 @@ from typing import Any
 from tilework.core.actions import Accept, Action, DropToBestEffort, Finish, MoveState, Reject, RunWork, Stop
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
-from tilework.core.work import DIFFUSE, Group, Work
+from tilework.core.work import Group, Work
 
 
 class DecisionKind(StrEnum):
@@ -74,9 +74,10 @@ def describe(at_ns: int, action: Action, request: Request, job_id: int | None = 
         case RunWork(work):
             kind, job_ids, devices, steps = DecisionKind.STARTED, work.job_ids, work.devices, steps_of(work, job_id)
             text = f"{work_text(work, request, job_id)}{_because(work.why)}"
-        case MoveState(moved_id, devices, conditioning):
+        case MoveState(moved_id, devices, stages):
             kind, job_ids = DecisionKind.MOVED, (moved_id,)
-            text = f"its state moves to {devices_text(devices)}{', with its conditioning' if conditioning else ''}"
+            whole = ", with all that later stages need" if stages else ""
+            text = f"its state moves to {devices_text(devices)}{whole}"
         case Stop(work_id):
             kind, text = DecisionKind.STOPPED, f"work {work_id} is told to stop at its next step boundary"
         case DropToBestEffort(late_id, why):
@@ -120,7 +121,7 @@ def work_text(work: Work, request: Request, job_id: int | None = None) -> str:
 
 def steps_of(work: Work, job_id: int | None = None) -> tuple[int, int] | None:
     """The first and last denoising step of a member (default: the first one), from 1; None for other stages."""
-    if work.stage.name != DIFFUSE:
+    if not work.stage.has_steps:
         return None
     place = work.job_ids.index(job_id) if job_id in work.job_ids else 0
     return work.first_steps[place] + 1, work.first_steps[place] + work.num_steps

@@ -18,11 +18,13 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
 from tilework.core.events import Event
+from tilework.core.graph import Stage
 from tilework.cost.table import CostTable
 from tilework.cost.table_file import parse_table, table_json
 
-FORMAT = 4
-"""Format 2 had no exact requests; format 1 had other names: GPUs for devices, SetAside for DropToBestEffort."""
+FORMAT = 5
+"""Before format 5 a work named its stage by pipeline and name, and had no positions.
+Format 2 had no exact requests; format 1 had other names: GPUs for devices, SetAside for DropToBestEffort."""
 
 
 class BadLog(ValueError):
@@ -83,13 +85,13 @@ def read_log(lines: Iterable[str]) -> tuple[Header, Iterator[Entry]]:
         header = Header(version=first["version"], config=config, table=table)
     except (KeyError, TypeError, ValueError) as error:
         raise BadLog(f"line 1 is not the header of a log: {error!r}") from error
-    return header, _entries(iterator)
+    return header, _entries(iterator, _Stages(table))
 
 
-def _entries(lines: Iterator[str]) -> Iterator[Entry]:
+def _entries(lines: Iterator[str], stages: _Stages) -> Iterator[Entry]:
     now_ns = 0
     for line, text in enumerate(lines, start=2):
-        entry = _entry(text, line)
+        entry = _entry(text, line, stages)
         if entry.now_ns < now_ns:
             raise BadLog(f"line {line} has time {entry.now_ns}, before that of the line above; lines were moved")
         now_ns = entry.now_ns
@@ -120,14 +122,22 @@ def replay(lines: Iterable[str]) -> tuple[int, Difference | None]:
     return count, None
 
 
-def _entry(text: str, line: int) -> Entry:
+class _Stages:
+    """The stages of a log's pipelines, by what a line calls them: "flux/encode"."""
+
+    def __init__(self, table: CostTable) -> None:
+        pipelines = {row.pipeline for row in table.rows}
+        self.by_text = {str(stage): stage for one in pipelines for stage in table.graph(one).stages}
+
+
+def _entry(text: str, line: int, stages: _Stages) -> Entry:
     document = _load(text, line)
     try:
         return Entry(
             line=line,
-            now_ns=from_plain(document["t"], int),
-            event=from_plain(document["event"], _EVENTS[document["event"]["is"]]),
-            actions=tuple(from_plain(action, _ACTIONS[action["is"]]) for action in document["actions"]),
+            now_ns=_from_plain(document["t"], int, stages),
+            event=_from_plain(document["event"], _EVENTS[document["event"]["is"]], stages),
+            actions=tuple(_from_plain(action, _ACTIONS[action["is"]], stages) for action in document["actions"]),
             text=text.rstrip("\n"),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -154,6 +164,8 @@ def _plain(value: Any) -> Any:
     """A value that JSON does not know, as one that it knows; sets are sorted, so that equal values give equal text."""
     if isinstance(value, frozenset):
         return sorted(value)
+    if isinstance(value, Stage):
+        return str(value)
     cls: Any = type(value)
     return {"is": cls.__name__, **{name: getattr(value, name) for name in _field_names(cls)}}
 
@@ -162,13 +174,15 @@ def _plain(value: Any) -> Any:
 _dump = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False, default=_plain).encode
 
 
-def from_plain(plain: Any, cls: Any) -> Any:
+def _from_plain(plain: Any, cls: Any, stages: _Stages) -> Any:
     """The inverse of `_plain` for a value annotated as `cls`. Raises KeyError, TypeError or ValueError."""
+    if cls is Stage:
+        return stages.by_text[plain]
     origin, arguments = get_origin(cls), get_args(cls)
     if origin in (Union, types.UnionType):
-        return None if plain is None else from_plain(plain, next(a for a in arguments if a is not type(None)))
+        return None if plain is None else _from_plain(plain, next(a for a in arguments if a is not type(None)), stages)
     if origin in (tuple, frozenset):
-        return origin(from_plain(item, arguments[0]) for item in plain)
+        return origin(_from_plain(item, arguments[0], stages) for item in plain)
     if isinstance(cls, EnumType):
         return cls(plain)
     if cls in (int, float, str, bool):
@@ -176,7 +190,7 @@ def from_plain(plain: Any, cls: Any) -> Any:
             raise TypeError(f"{plain!r} is not of type {cls.__name__}")
         return plain
     hints = _hints(cls)
-    return cls(**{name: from_plain(plain[name], hint) for name, hint in hints.items()})
+    return cls(**{name: _from_plain(plain[name], hint, stages) for name, hint in hints.items()})
 
 
 @cache

@@ -8,9 +8,9 @@ from tilework.control.cluster.tracker import Tracker
 from tilework.control.recovery import Recovery
 from tilework.core.actions import Action
 from tilework.core.interfaces import Policy
-from tilework.core.work import DIFFUSE, StageId, Work
+from tilework.core.work import Work
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.toolkit.demand import usable_degree
+from tilework.policy.toolkit.demand import fits_at, usable_degree
 
 _EXACT = "it is exact, so several devices cannot share its steps and its decode cannot be sliced"
 
@@ -57,17 +57,15 @@ class MemoryShortage:
         False if the steps may fit on the devices that are up. Then another stage did not fit, and no limit on steps
         would be forgotten that could unpark the job.
         """
-        stage, shape = StageId(job.request.pipeline, DIFFUSE), job.request.shape
-        if self._costs.fits(stage, shape, usable_degree(job.request, self._tracker.widest_now, self._costs)):
+        if fits_at(job.request, usable_degree(job.request, self._tracker.widest_now, self._costs), self._costs):
             return False
         degrees = [one for one in self._policy.degrees(job.request, self._costs) if one <= self._tracker.widest]
-        fitting = [degree for degree in degrees if self._costs.fits(stage, shape, degree)]
+        fitting = [degree for degree in degrees if fits_at(job.request, degree, self._costs)]
         return bool(fitting) and min(fitting) > self._tracker.widest_now
 
     def _widen_reservation(self, job: Job) -> None:
         """Reserve a wider block if the promised job does not fit into the memory of its reservation's devices."""
         assert job.promised is not None
-        stage, width = StageId(job.request.pipeline, DIFFUSE), job.promised.demand.width
-        if not self._costs.fits(stage, job.request.shape, width):
+        if not fits_at(job.request, job.promised.demand.width, self._costs):
             self._tracker.reserve(job, min(self._policy.degrees(job.request, self._costs)), group=())
             self._guard.recheck()

@@ -9,7 +9,7 @@ from tilework.control.cluster.tracker import Tracker
 from tilework.control.expiry import Expiry
 from tilework.core.actions import Action, DropState, DropToBestEffort, MoveState, RunWork, Stop, WakeAt
 from tilework.core.interfaces import Block, Policy
-from tilework.core.work import ENCODE, Group, Plan, Start
+from tilework.core.work import Group, Plan, Start
 from tilework.cost.table_costs import TableCosts
 
 _MOST_PLANS = 3  # For one event.
@@ -107,18 +107,22 @@ class Planner:
     def _start(self, start: Start) -> list[Action]:
         moves = [move for job_id in start.job_ids for move in self._moves(job_id, start)]
         work = self._tracker.commit(start)
+        for job in map(self._tracker.jobs.__getitem__, start.job_ids):
+            self._tracker.residents.add(job, start.devices, job.committed.here.num_done)
         return [*moves, RunWork(work), *self._make_room(start.devices)]
 
     def _moves(self, job_id: int, start: Start) -> list[Action]:
-        """Move a job's state to the devices of a start that will lack it; the encode stage needs no state."""
+        """Move a job's state to the devices of a start that will lack it; targets that lack the same share a move."""
         job = self._tracker.jobs[job_id]
         moves: list[Action] = []
-        if start.stage.name != ENCODE and start.devices != job.last_devices:
-            targets = [device_id for device_id in start.devices if device_id not in job.last_devices]
-            new = tuple([device_id for device_id in targets if device_id not in job.holders])
-            known = tuple([device_id for device_id in targets if device_id in job.holders])
-            moves = [MoveState(job_id, devices, devices is new) for devices in (new, known) if devices]
-        self._tracker.residents.add(job, start.devices)
+        if job.committed.position and start.devices != job.last_devices:
+            needed = job.committed.itinerary.needed_from[job.committed.here.num_done]
+            lacking: dict[tuple[int, ...], list[int]] = {}
+            for device_id in start.devices:
+                if device_id not in job.last_devices:
+                    known = job.holders.get(device_id, 0)
+                    lacking.setdefault(tuple([index for index in needed if index >= known]), []).append(device_id)
+            moves = [MoveState(job_id, tuple(lacking[lacks]), lacks) for lacks in sorted(lacking, reverse=True)]
         return moves
 
     def _make_room(self, devices: Group) -> list[Action]:

@@ -62,13 +62,13 @@ class Stop:
 class MoveState:
     """Move a job's state, as it will be when the job's works so far have ended, to `targets`.
 
-    Later works of the job wait for it there. `conditioning`: the targets do not have the job's (immutable) conditioning
-    yet, so it is moved, too.
+    Later works of the job wait for it there. `stages` are the indices, on the job's way, of the stages that are done by
+    then whose outputs the targets lack and later stages need.
     """
 
     job_id: int
     targets: tuple[int, ...]
-    conditioning: bool
+    stages: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,32 +6,34 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from tilework.core.wire import StateBlob
+from tilework.core.wire import SavedState, StateBlob
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The latest blobs of a request: none, its conditioning, or also its state after `steps_done` steps."""
+    """The latest state of each stage that a request has begun, in their order; empty if nothing is kept."""
 
-    conditioning: StateBlob | None = None
-    state: StateBlob | None = None
-    steps_done: int = 0
+    states: tuple[SavedState, ...] = ()
+
+    @property
+    def position(self) -> int:
+        """Where the request can be resumed."""
+        return self.states[-1].position if self.states else 0
 
     @property
     def blobs(self) -> tuple[StateBlob, ...]:
-        return tuple(blob for blob in (self.conditioning, self.state) if blob is not None)
+        return tuple(state.blob for state in self.states)
 
     def among(self, there: Collection[StateBlob]) -> Checkpoint:
         """The part of this checkpoint that is still usable if only these blobs exist."""
-        if self.conditioning not in there:
-            return Checkpoint()
-        return self if self.state in there else Checkpoint(conditioning=self.conditioning)
+        for count, state in enumerate(self.states):
+            if state.blob not in there:
+                return Checkpoint(self.states[:count])
+        return self
 
 
 class CheckpointKeeper(Protocol):
     """Records every blob from which a request could be resumed. Its methods must neither wait nor raise."""
 
-    def keep_conditioning(self, uid: str, blob: StateBlob) -> None:
-        """Record that the request is encoded; a state recorded before belongs to an earlier attempt."""
-
-    def keep_state(self, uid: str, blob: StateBlob, steps_done: int) -> None: ...
+    def keep(self, uid: str, state: SavedState) -> None:
+        """Record what a stage has written; what the same stage or a later one wrote before is superseded."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilework.core.graph import ACCELERATOR
 from tilework.core.request import Request
-from tilework.core.work import StageId
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class Submitted:
 class Restored:
     """A request was restored that had been accepted before a restart: it is accepted again without admission.
 
-    `steps_done` is the number of steps in its checkpoint: 0 if only its conditioning was kept, None if nothing was.
+    `position` is where its checkpoint is on its way (`core.graph.Itinerary`): 0 if nothing was kept.
     """
 
     request: Request
-    steps_done: int | None
+    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +118,11 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class DeviceJoined:
-    """A device is up; `stages` are those whose weights its worker holds."""
+    """A device is up; `kind` says which stages it can run (`core.graph.DEVICE_KINDS`)."""
 
     device_id: int
     node: int
-    stages: frozenset[StageId]
+    kind: str = ACCELERATOR
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tilework.core.graph import Graph, Stage
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape
-from tilework.core.work import Group, Plan, StageId, Work
+from tilework.core.work import Group, Plan, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,16 @@ class JobView(Protocol):
     @property
     def request(self) -> Request: ...
     @property
-    def stage(self) -> StageId | None:
+    def left(self) -> Cursor:
+        """The work that no work in flight covers yet."""
+
+    @property
+    def stage(self) -> Stage | None:
         """The first stage that no work covers yet; None once all are committed."""
 
     @property
     def num_steps_left(self) -> int:
-        """Denoising steps that no work covers yet."""
+        """Steps, of all stages, that no work covers yet."""
 
     @property
     def demand(self) -> Demand:
@@ -137,34 +142,40 @@ class ClusterView(Protocol):
 
 
 class CostModel(Protocol):
-    """Predicted durations."""
+    """Predicted durations, and the graphs of the pipelines that have them."""
+
+    def graph(self, pipeline: str) -> Graph:
+        """The graph of a pipeline. Raises UnknownCost."""
+
+    def start(self, request: Request) -> Cursor:
+        """The progress of a request of which nothing is done. Raises UnknownCost."""
 
     def version_of(self, request: Request) -> int:
         """Changes whenever an answer about works of this request, alone or with requests like it, may have changed."""
 
-    def work_ns(self, stage: StageId, requests: Sequence[Request], degree: int, num_steps: int = 1) -> int:
+    def work_ns(self, stage: Stage, requests: Sequence[Request], degree: int, num_steps: int = 1) -> int:
         """Device time of a work, without the gap between two works. Raises UnknownCost."""
 
-    def degrees(self, stage: StageId) -> tuple[int, ...]:
+    def degrees(self, stage: Stage) -> tuple[int, ...]:
         """The degrees at which the stage was profiled, ascending; (1,) for a stage that costs nothing."""
 
-    def fits(self, stage: StageId, shape: Shape, degree: int) -> bool:
+    def fits(self, stage: Stage, shape: Shape, degree: int) -> bool:
         """Whether such a work fits into memory at this degree, as far as is known."""
 
-    def fits_together(self, stage: StageId, shapes: Sequence[Shape]) -> bool:
+    def fits_together(self, stage: Stage, shapes: Sequence[Shape]) -> bool:
         """The same for a work of several members on one device."""
 
-    def needs_slices(self, stage: StageId, shape: Shape) -> bool:
+    def needs_slices(self, stage: Stage, shape: Shape) -> bool:
         """Whether such a work fits only in slices."""
 
-    def knows(self, stage: StageId, request: Request) -> bool:
+    def knows(self, stage: Stage, request: Request) -> bool:
         """Whether the time of such a work alone on one device was measured; otherwise it is interpolated."""
 
-    def prediction_error(self, stage: StageId) -> float:
+    def prediction_error(self, stage: Stage) -> float:
         """The recent mean of |measured / predicted - 1| of batches."""
 
     def move_ns(self, source: Group, target: Group) -> int: ...
-    def observe(self, stage: StageId, requests: Sequence[Request], degree: int, num_steps: int, run_ns: int) -> None:
+    def observe(self, stage: Stage, requests: Sequence[Request], degree: int, num_steps: int, run_ns: int) -> None:
         """Correct the prediction by a measurement."""
 
 

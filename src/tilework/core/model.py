@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tilework.core.cost_row import CostRow
+from tilework.core.graph import Graph, StageSpec
+from tilework.core.shipped_graph import latent_diffusion
 
 DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -16,10 +18,12 @@ class ModelSource:
     """Where a worker finds its model and how it runs it. `path` is a diffusers directory or a hub id.
 
     `device` is one of `DEVICES`, `dtype` one of `DTYPES`. `memory_bytes` is how much memory a work may take in addition
-    to the loaded model; None: what the device has.
+    to the loaded model; None: what the device has. `adapter`, MODULE:CLASS, serves it in place of the one that belongs
+    to the class of its pipeline.
     """
 
     path: str
+    adapter: str | None = None
     device: str = "cpu"
     dtype: str = "float32"
     threads: int = 1
@@ -37,6 +41,7 @@ class SimulatedSource:
     hardware: str
     steps: int
     rows: tuple[CostRow, ...] = field(repr=False)
+    stages: tuple[StageSpec, ...] = latent_diffusion("").specs
     device: str = "cpu"
     threads: int = 1
     memory_bytes: int | None = None
@@ -88,7 +93,7 @@ class ModelInfo:
     from, or its hub id; empty if there is no model. If it `packs`, requests of any sizes can share a forward pass.
     `dtype` and `attention_backend` are those with which it computes; empty if there is no model. `step_ranges` are the
     numbers of steps that the model's sampler can run, ascending. `arguments` are what a request may give beside what
-    all models take.
+    all models take. `stages` are those of its pipeline's graph.
     """
 
     name: str
@@ -109,6 +114,12 @@ class ModelInfo:
     attention_backend: str = ""
     step_ranges: tuple[StepRange, ...] = ((1, None),)
     arguments: tuple[Argument, ...] = ()
+    stages: tuple[StageSpec, ...] = latent_diffusion("").specs
+
+    @property
+    def graph(self) -> Graph:
+        """The stages of its pipeline, which is named like the model."""
+        return Graph(self.name, self.stages)
 
     def can_run(self, steps: int) -> bool:
         """Whether the sampler can run this number of steps."""

@@ -2,8 +2,9 @@
 
 A worker executes commands first in, first out; only `StopWork` and `BreakGroup` overtake.
 
-A job's state travels as a blob: a worker serializes it to a place that all workers of the node can read, and names it
-in its report. A worker that needs the state gets the name in a command.
+A job's state travels as blobs: a worker serializes what a stage has written, named values, to a place that all workers
+of the node can read, and names the blob in its report. A worker that needs it gets the name in a command. Blobs are not
+pickled.
 """
 
 from __future__ import annotations
@@ -75,38 +76,37 @@ class StateBlob:
     num_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """What a stage has written of a request: its outputs, or the state between two of its steps.
+
+    `position` is where the request is after it (`core.graph.Itinerary`), `index` that of the stage.
+    """
+
+    index: int
+    position: int
+    blob: StateBlob
+
+
 # Commands, runtime -> worker. A `revoked` work was stopped before it was sent.
 
 
 @dataclass(frozen=True, slots=True)
-class Encode:
-    work_id: int
-    job_id: int
-    spec: Spec
-    revoked: bool = False
+class Execute:
+    """Run a stage for each member, (job, position), from its state on this worker.
 
-
-@dataclass(frozen=True, slots=True)
-class Denoise:
-    """Run `num_steps` steps of each member, (job, first step), from its state on this worker; a group in lockstep.
-
-    Several members share forward passes; a member whose state is missing is left out. A group has one member only, and
-    the group's first worker decides whether and where it stops.
+    A stage with steps makes `num_steps` of them, a group in lockstep. Several members share forward passes; a member
+    whose state is missing is left out. A group has one member only, and the group's first worker decides whether and
+    where it stops. `specs`, by job, are there for members of which nothing is done yet. `sliced` takes less memory and
+    more time; results differ by rounding.
     """
 
     work_id: int
+    stage: str
     members: tuple[tuple[int, int], ...]
-    num_steps: int
+    num_steps: int = 1
+    specs: Mapping[int, Spec] = field(default_factory=dict, hash=False)
     group: GroupRef | None = None
-    revoked: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Decode:
-    """Decode a job's state to its picture. `sliced` takes less memory and more time; pictures differ by rounding."""
-
-    work_id: int
-    job_id: int
     sliced: bool = False
     revoked: bool = False
 
@@ -118,15 +118,17 @@ class StopWork:
 
 @dataclass(frozen=True, slots=True)
 class ImportState:
-    """Load a job from blobs. Without `conditioning` the worker has it already; without `state` there is none yet.
+    """Load a job from blobs, in the order of its stages; it is at `position` then.
 
-    A state that the worker has of the job is replaced.
+    With `known` the worker has what the stages before the first of `states` wrote, and keeps it. A state that it has
+    of a later stage is dropped.
     """
 
     job_id: int
     spec: Spec
-    conditioning: StateBlob | None
-    state: StateBlob | None
+    position: int
+    states: tuple[SavedState, ...]
+    known: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +161,8 @@ class Forget:
 class Calibrate:
     """Warm up and time the stages for these batches, with a group at its degree; answered by `Calibrated`.
 
-    Encode and decode are timed for single outputs (batches of one) only, without a group. Batches of several have no
-    group. `num_runs` None means a few, within a short time.
+    Batches of several have no group; they are timed for batchable stages, groups for stages that they may share.
+    `num_runs` None means a few, within a short time.
     """
 
     batches: tuple[Batch, ...]
@@ -173,9 +175,7 @@ class Quit:
     pass
 
 
-Command = (
-    Encode | Denoise | Decode | StopWork | ImportState | EnterNode | CloseGroup | BreakGroup | Forget | Calibrate | Quit
-)
+Command = Execute | StopWork | ImportState | EnterNode | CloseGroup | BreakGroup | Forget | Calibrate | Quit
 
 
 # Reports, worker -> runtime. Times are of the machine-wide monotonic clock.
@@ -245,9 +245,10 @@ class Absent:
 class Ended:
     """A work is done; or after `steps_done` steps it was `stopped`, `broken` off with its group, or `out_of_memory`.
 
-    `blobs` are its results, by job: conditioning (encode) or states (denoise). The first worker of a group writes them;
-    when the group breaks, every survivor does. `absent` are the members that were left out. `memory_bytes` is the
-    memory in use on an accelerator at the end. Not frozen, since simulations make one per work.
+    `blobs` are what it has written, by job: the outputs of its stage, or the state after its last step. The first
+    worker of a group writes them; when the group breaks, every survivor does. The last stage of a pipeline writes
+    `images`, by job, instead. `absent` are the members that were left out. `memory_bytes` is the memory in use on an
+    accelerator at the end. Not frozen, since simulations make one per work.
     """
 
     work_id: int
@@ -259,7 +260,7 @@ class Ended:
     out_of_memory: bool = False
     blobs: Mapping[int, StateBlob] = field(default_factory=dict)
     absent: tuple[Absent, ...] = ()
-    image: Image | None = None
+    images: Mapping[int, Image] = field(default_factory=dict)
     memory_bytes: int | None = None
 
 

@@ -4,30 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from functools import lru_cache
+
+from tilework.core.graph import Stage
 
 Group = tuple[int, ...]
 """Sorted ids of devices on one node; a member's rank is its index."""
-
-ENCODE, DIFFUSE, DECODE = "encode", "diffuse", "decode"
-STAGES = (ENCODE, DIFFUSE, DECODE)
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class StageId:
-    """A stage of a pipeline; `name` is one of STAGES."""
-
-    pipeline: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.pipeline}/{self.name}"
-
-
-@lru_cache(maxsize=1024)
-def stages_of(pipeline: str) -> tuple[StageId, StageId, StageId]:
-    """The encode, diffuse and decode stages. Cached, since every event needs them."""
-    return StageId(pipeline, ENCODE), StageId(pipeline, DIFFUSE), StageId(pipeline, DECODE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +16,12 @@ class Start:
     """A work as a policy asks for it, without a number.
 
     `num_steps` is 1 for stages without steps. On a busy device it is queued after the device's works, so that the
-    device does not idle between them. Encode and decode run on one device, for one job. Steps may have several jobs,
-    the *members*, which share forward passes on one device; each does `num_steps` steps, from its own position. `why`
-    is the reason in words, for the decision log and for the client of the job. It names no other job, which may be
-    another tenant's.
+    device does not idle between them. A work of a batchable stage may have several jobs, the *members*, which share
+    forward passes on one device; each does `num_steps` steps, from its own position. `why` is the reason in words, for
+    the decision log and for the client of the job. It names no other job, which may be another tenant's.
     """
 
-    stage: StageId
+    stage: Stage
     job_ids: tuple[int, ...]
     devices: Group
     num_steps: int
@@ -52,15 +32,16 @@ class Start:
 class Work:
     """A Start that the controller has accepted.
 
-    `attempts[i]` is the attempt of `job_ids[i]` that it belongs to, `first_steps[i]` the number of denoising steps
-    that this job has done when the work begins. `after` names the works after which it is queued. A `sliced` decode
-    takes less memory and more time.
+    `attempts[i]` is the attempt of `job_ids[i]` that it belongs to, `positions[i]` where this job is on its way
+    (`core.graph.Itinerary`) when the work begins, and `first_steps[i]` how many steps it has made by then. `after`
+    names the works after which it is queued. A `sliced` one takes less memory and more time.
     """
 
     work_id: int
-    stage: StageId
+    stage: Stage
     job_ids: tuple[int, ...]
     attempts: tuple[int, ...]
+    positions: tuple[int, ...]
     first_steps: tuple[int, ...]
     devices: Group
     num_steps: int
@@ -70,8 +51,8 @@ class Work:
 
     @property
     def members(self) -> tuple[tuple[int, int], ...]:
-        """Each job with the number of steps done before the work."""
-        return tuple(zip(self.job_ids, self.first_steps, strict=True))
+        """Each job with its position before the work."""
+        return tuple(zip(self.job_ids, self.positions, strict=True))
 
     def without(self, left_out: Collection[int]) -> Work:
         """The work without these members."""
@@ -82,6 +63,7 @@ class Work:
             self,
             job_ids=tuple(self.job_ids[index] for index in kept),
             attempts=tuple(self.attempts[index] for index in kept),
+            positions=tuple(self.positions[index] for index in kept),
             first_steps=tuple(self.first_steps[index] for index in kept),
         )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tilework.core.work import StageId
+from tilework.core.graph import Stage
 
 _MAX_FACTOR = 4.0
 
-CorrectionKey = tuple[StageId, int, int, int, int]
+CorrectionKey = tuple[Stage, int, int, int, int]
 """The key of a correction: stage, degree, number of requests, their pixels, how many of them are guided.
 
 A shape on its side has the same key. Guidance matters for steps only."""
@@ -25,8 +25,8 @@ class Corrections:
 
     weight: float
     _learned: dict[CorrectionKey, float] = field(default_factory=dict, init=False)
-    _recent: dict[tuple[StageId, int], float] = field(default_factory=dict, init=False)  # Batches, by stage and degree.
-    _prediction_error: dict[tuple[StageId, int], float] = field(default_factory=dict, init=False)
+    _recent: dict[tuple[Stage, int], float] = field(default_factory=dict, init=False)  # Batches, by stage and degree.
+    _prediction_error: dict[tuple[Stage, int], float] = field(default_factory=dict, init=False)
 
     def __contains__(self, key: CorrectionKey) -> bool:
         """Whether works of this key were measured."""
@@ -41,7 +41,7 @@ class Corrections:
         stage, degree, *_ = key
         return self._learned.get(key, self._recent.get((stage, degree)))
 
-    def prediction_error(self, stage: StageId, degree: int) -> float:
+    def prediction_error(self, stage: Stage, degree: int) -> float:
         """The recent mean of |measured / predicted - 1| of batches; 0 if none were measured."""
         return self._prediction_error.get((stage, degree), 0.0)
 

@@ -4,40 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tilework.core.graph import Stage
+from tilework.core.interfaces import CostModel
+from tilework.core.progress import Cursor
 from tilework.core.request import Shape
-from tilework.core.work import DIFFUSE, STAGES, StageId
 from tilework.cost.table_costs import TableCosts
 
 EFFICIENT = 0.8
 
 
 def latency_ns(costs: TableCosts, pipeline: str, shape: Shape, steps: int, degree: int) -> int:
-    """The time of all stages of one request alone: diffuse at `degree`, the others at their own optimal degree.
+    """The time of all stages of one request alone: those with steps at `degree`, the others at their optimal degree.
 
     Raises:
         UnknownCost: the table does not know the pipeline, or has no degree as low as this one.
     """
     return sum(
-        costs.run_ns(stage, (shape,), degree, steps)
-        if stage.name == DIFFUSE
+        costs.run_ns(stage, (shape,), degree, num_steps)
+        if stage.has_steps
         else costs.run_ns(stage, (shape,), optimal_degree(costs, stage, shape))
-        for stage in _stages(pipeline)
+        for stage, num_steps in _pieces(costs, pipeline, steps)
     )
 
 
 def optimal_latency_ns(costs: TableCosts, pipeline: str, shape: Shape, steps: int) -> int:
-    """The time of all stages of one request alone, each at its optimal degree. Raises UnknownCost."""
-    degree = optimal_degree(costs, StageId(pipeline, DIFFUSE), shape)
+    """The time of all stages of one request alone at their optimal degrees; those with steps have one for all, the
+    least. Raises UnknownCost."""
+    degree = min(optimal_degree(costs, stage, shape) for stage in costs.graph(pipeline).stepped)
     return latency_ns(costs, pipeline, shape, steps, degree)
 
 
 def fastest_latency_ns(costs: TableCosts, pipeline: str, shape: Shape, steps: int) -> int:
     """The time of all stages of one request alone, at the degree that is fastest. Raises UnknownCost."""
-    degrees = costs.degrees(StageId(pipeline, DIFFUSE))
+    degrees = common_degrees(costs, pipeline)
     return min(latency_ns(costs, pipeline, shape, steps, degree) for degree in degrees)
 
 
-def optimal_degree(costs: TableCosts, stage: StageId, shape: Shape) -> int:
+def optimal_degree(costs: TableCosts, stage: Stage, shape: Shape) -> int:
     """The highest degree k that is efficient: T(1) / (k T(k)) is at least EFFICIENT. Raises UnknownCost.
 
     T(1) stands for the lowest profiled degree. Source: TridentServe §6.
@@ -47,7 +50,19 @@ def optimal_degree(costs: TableCosts, stage: StageId, shape: Shape) -> int:
     return max(k for k in degrees if least_ns >= EFFICIENT * k * costs.run_ns(stage, (shape,), k))
 
 
-def useful_degrees(costs: TableCosts, stage: StageId, shape: Shape) -> tuple[int, ...]:
+def common_degrees(costs: CostModel, pipeline: str) -> tuple[int, ...]:
+    """The degrees at which all stages with steps were profiled, ascending; 1 if there is none.
+
+    A pipeline is run at these, so that a request may keep its group from one of them to the next. Raises UnknownCost.
+    """
+    stages = costs.graph(pipeline).stepped
+    if len(stages) == 1:
+        return costs.degrees(stages[0])
+    common = set.intersection(*(set(costs.degrees(stage)) for stage in stages)) if stages else set[int]()
+    return tuple(sorted(common)) or (1,)
+
+
+def useful_degrees(costs: TableCosts, stage: Stage, shape: Shape) -> tuple[int, ...]:
     """The degrees that are faster than every lower one, ascending. Raises UnknownCost."""
     useful: list[int] = []
     for degree in costs.degrees(stage):
@@ -59,10 +74,10 @@ def useful_degrees(costs: TableCosts, stage: StageId, shape: Shape) -> tuple[int
 def least_device_ns(costs: TableCosts, pipeline: str, shape: Shape, steps: int) -> int:
     """The least device time of a request: every stage at the degree that takes the least. Raises UnknownCost."""
     return sum(
-        min(k * costs.run_ns(stage, (shape,), k, steps if stage.name == DIFFUSE else 1) for k in costs.degrees(stage))
-        for stage in _stages(pipeline)
+        min(k * costs.run_ns(stage, (shape,), k, num_steps) for k in costs.degrees(stage))
+        for stage, num_steps in _pieces(costs, pipeline, steps)
     )
 
 
-def _stages(pipeline: str) -> Iterable[StageId]:
-    return (StageId(pipeline, name) for name in STAGES)
+def _pieces(costs: TableCosts, pipeline: str, steps: int) -> Iterable[tuple[Stage, int]]:
+    return Cursor(costs.graph(pipeline).itinerary(steps), 0).pieces()

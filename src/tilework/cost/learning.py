@@ -11,8 +11,8 @@ from operator import mul
 from statistics import fmean, pstdev
 
 from tilework.core.cost_row import CostRow
+from tilework.core.graph import Stage
 from tilework.core.request import Shape
-from tilework.core.work import DIFFUSE
 from tilework.cost.batch_latency import BatchLatencyModel, Layer, input_indices, inputs_of
 from tilework.cost.prices import Prices
 from tilework.cost.rows import batch_key
@@ -27,8 +27,8 @@ def can_learn() -> bool:
     return find_spec("sklearn") is not None
 
 
-def learn(rows: Iterable[CostRow], pipeline: str, seed: int = 0) -> BatchLatencyModel | None:
-    """A model learned from four fifths, chosen by `seed`, of all measured batches of a pipeline's steps.
+def learn(rows: Iterable[CostRow], stage: Stage, seed: int = 0) -> BatchLatencyModel | None:
+    """A model learned from four fifths, chosen by `seed`, of all measured batches of a stage.
 
     No outlier is dropped. None if fewer than MIN_MIXED batches are mixed, or nothing was measured alone. The result
     does not depend on the order of `rows`.
@@ -36,7 +36,7 @@ def learn(rows: Iterable[CostRow], pipeline: str, seed: int = 0) -> BatchLatency
     Raises:
         ImportError: scikit-learn is not installed.
     """
-    steps = [row for row in rows if (row.pipeline, row.stage, row.degree) == (pipeline, DIFFUSE, 1)]
+    steps = [row for row in rows if (row.pipeline, row.stage, row.degree) == (stage.pipeline, stage.name, 1)]
     batches = sorted((row for row in steps if row.batch != 1), key=lambda row: (row.shapes, row.seconds))
     alone = Prices([row for row in steps if row.batch == 1])
     if sum(not isinstance(row.batch, int) for row in batches) < MIN_MIXED or not alone.has_singles:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tilework.core.graph import Stage
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S
-from tilework.core.work import StageId
 
 FORGET_NS = 600 * NS_PER_S
 
@@ -19,14 +19,14 @@ class _Form:
     The memory of several requests together is unrelated to that of one request of as many pixels.
     """
 
-    stage: StageId
+    stage: Stage
     pixels: int
     degree: int
     sliced: bool
     shared: bool
 
     @staticmethod
-    def of(stage: StageId, shapes: Sequence[Shape], degree: int, sliced: bool) -> _Form:
+    def of(stage: Stage, shapes: Sequence[Shape], degree: int, sliced: bool) -> _Form:
         return _Form(stage, sum(shape.pixels for shape in shapes), degree, sliced, len(shapes) > 1)
 
     def is_less(self, other: _Form) -> bool:
@@ -49,7 +49,7 @@ class MemoryLimits:
     def __bool__(self) -> bool:
         return bool(self._until_ns)
 
-    def starved(self, stage: StageId, shapes: Sequence[Shape], degree: int, sliced: bool, now_ns: int) -> bool:
+    def starved(self, stage: Stage, shapes: Sequence[Shape], degree: int, sliced: bool, now_ns: int) -> bool:
         """Learn that a work on outputs of these shapes ran out of memory; returns whether no limit excluded it before.
 
         The limit is kept even if it follows from another one, which may be forgotten sooner.
@@ -58,12 +58,12 @@ class MemoryLimits:
         self._until_ns[_Form.of(stage, shapes, degree, sliced)] = now_ns + FORGET_NS
         return is_new
 
-    def fitted(self, stage: StageId, shapes: Sequence[Shape], degree: int, sliced: bool) -> bool:
+    def fitted(self, stage: Stage, shapes: Sequence[Shape], degree: int, sliced: bool) -> bool:
         """Learn that a work has fitted; returns whether a limit is forgotten by that."""
         form = _Form.of(stage, shapes, degree, sliced)
         return self._drop([other for other in self._until_ns if other.is_less(form)])
 
-    def fits(self, stage: StageId, shapes: Sequence[Shape], degree: int, sliced: bool = False) -> bool:
+    def fits(self, stage: Stage, shapes: Sequence[Shape], degree: int, sliced: bool = False) -> bool:
         """Whether no limit excludes the work. A `sliced` one takes less memory."""
         form = _Form.of(stage, shapes, degree, sliced)
         return not any(other.is_less(form) for other in self._until_ns)

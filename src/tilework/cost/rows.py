@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import TypeVar
 
 from tilework.core.cost_row import Batch, CostRow
+from tilework.core.graph import Graph
 from tilework.core.request import Shape
-from tilework.core.work import DIFFUSE, STAGES
 
 RowKey = tuple[str, str, Shape, int, int | Batch, str]
 ShapeKey = tuple[int, int, int]
@@ -45,14 +45,17 @@ def merge_rows(rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
     return tuple(_merge(alike) for alike in gathered.values())
 
 
-def missing_batches(rows: Iterable[CostRow], pipeline: str, batches: Sequence[Batch], degree: int) -> tuple[Batch, ...]:
-    """The batches that lack a row of a stage at this degree; encode and decode need single outputs at degree 1 only."""
-    known = {(row.stage, *sorted(row.shapes)) for row in rows if (row.pipeline, row.degree) == (pipeline, degree)}
+def missing_batches(rows: Iterable[CostRow], graph: Graph, batches: Sequence[Batch], degree: int) -> tuple[Batch, ...]:
+    """The batches that lack a row of a stage at this degree, of those stages that can be run so."""
+    known = {(row.stage, *sorted(row.shapes)) for row in rows if (row.pipeline, row.degree) == (graph.pipeline, degree)}
     return tuple(
         batch
         for batch in batches
-        for stages in [STAGES if len(batch) == degree == 1 else (DIFFUSE,)]
-        if any((stage, *sorted(batch)) not in known for stage in stages)
+        if any(
+            (stage.name, *sorted(batch)) not in known
+            for stage in graph.stages
+            if (len(batch) == 1 or stage.spec.batchable) and (degree == 1 or stage.is_parallel)
+        )
     )
 
 

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilework.core.cost_row import CostRow
+from tilework.core.graph import Graph
+from tilework.core.shipped_graph import latent_diffusion
 from tilework.cost.batch_latency import BatchLatencyModel
+
+
+def graphs_of(graph: Graph) -> dict[str, Graph]:
+    """What a table must say of a pipeline with this graph: nothing if it is the one that tables mean without."""
+    return {} if graph == latent_diffusion(graph.pipeline) else {graph.pipeline: graph}
 
 
 class BadCostTable(ValueError):
@@ -19,6 +26,7 @@ class CostTable:
 
     `source` is the source of the figures. Tables made for a published evaluation also have its `steps` per request
     and its base SLOs, seconds by `str(Shape)`. `batch_models`, by pipeline, predict batches of steps at degree 1.
+    `graphs` are those of pipelines that are not latent diffusion pipelines (see `core.shipped_graph`).
     """
 
     hardware: str
@@ -28,6 +36,11 @@ class CostTable:
     steps: int | None = None
     slo_s: Mapping[str, float] = field(default_factory=dict)
     batch_models: Mapping[str, BatchLatencyModel] = field(default_factory=dict)
+    graphs: Mapping[str, Graph] = field(default_factory=dict)
+
+    def graph(self, pipeline: str) -> Graph:
+        """The graph of a pipeline."""
+        return self.graphs.get(pipeline) or latent_diffusion(pipeline)
 
     @property
     def has_batches(self) -> bool:
@@ -65,6 +78,7 @@ def merged(tables: Sequence[CostTable]) -> CostTable:
         slo_s={size: seconds for table in tables for size, seconds in table.slo_s.items()},
         rows=tuple(row for table in tables for row in table.rows),
         batch_models={pipeline: one for table in tables for pipeline, one in table.batch_models.items()},
+        graphs={pipeline: graph for table in tables for pipeline, graph in table.graphs.items()},
     )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tilework.core.graph import Graph, Stage
 from tilework.core.preview import preview_shape
+from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape
-from tilework.core.work import DECODE, DIFFUSE, Group, StageId, Work
+from tilework.core.work import Group, Work
 from tilework.cost.corrections import CorrectionKey, Corrections
 from tilework.cost.memory import MemoryLimits
 from tilework.cost.table import CostTable
@@ -57,27 +59,27 @@ class TableCosts:
             self._changed[pixels] = self.version
 
     def run_ns(
-        self, stage: StageId, shapes: Sequence[Shape], degree: int, num_steps: int = 1, guided: bool = True
+        self, stage: Stage, shapes: Sequence[Shape], degree: int, num_steps: int = 1, guided: bool = True
     ) -> int:
         """Predicted device time of works on outputs of these shapes, without previews. Raises UnknownCost."""
         return self._price(stage, shapes, degree, (guided,) * len(shapes)).unit_ns * num_steps
 
-    def work_ns(self, stage: StageId, requests: Sequence[Request], degree: int, num_steps: int = 1) -> int:
+    def work_ns(self, stage: Stage, requests: Sequence[Request], degree: int, num_steps: int = 1) -> int:
         """Predicted device time of one work; previews are spread evenly over the steps. Raises UnknownCost."""
         if len(requests) == 1:  # The usual case, thousands of times a second: it builds no lists.
             (one,) = requests
             run_ns = self._price(stage, (one.shape,), degree, (one.guided,)).unit_ns * num_steps
-            if one.passes != 1 and stage.name == DIFFUSE:
+            if one.passes != 1 and stage.has_steps:
                 run_ns = round(run_ns * one.passes)
             return run_ns + self._previews_ns(stage, requests, num_steps) if one.preview_every else run_ns
         return self._price_of(stage, requests, degree).unit_ns * num_steps + self._previews_ns(
             stage, requests, num_steps
         )
 
-    def _price_of(self, stage: StageId, requests: Sequence[Request], degree: int) -> _Price:
+    def _price_of(self, stage: Stage, requests: Sequence[Request], degree: int) -> _Price:
         return self._price(stage, [one.shape for one in requests], degree, [one.guided for one in requests])
 
-    def _price(self, stage: StageId, shapes: Sequence[Shape], degree: int, guided: Sequence[bool]) -> _Price:
+    def _price(self, stage: Stage, shapes: Sequence[Shape], degree: int, guided: Sequence[bool]) -> _Price:
         # Numbers and strings hash fast; dataclasses compute their hash every time.
         first = shapes[0]
         key: _Key = (stage.name, degree, first.height, first.width, first.frames, guided[0], stage.pipeline)
@@ -93,8 +95,8 @@ class TableCosts:
             price.version = self.version
         return price
 
-    def _new_price(self, stage: StageId, shapes: Sequence[Shape], degree: int, guided: Sequence[bool]) -> _Price:
-        is_step = stage.name == DIFFUSE
+    def _new_price(self, stage: Stage, shapes: Sequence[Shape], degree: int, guided: Sequence[bool]) -> _Price:
+        is_step = stage.has_steps
         num_guided = sum(guided) if is_step else len(shapes)
         key = stage, degree, len(shapes), sum(shape.pixels for shape in shapes), num_guided
         unknown = 1.0 if num_guided else _UNGUIDED
@@ -117,23 +119,31 @@ class TableCosts:
         table_ns = sum(one.base_ns for one in price.alone)
         return sum(one.base_ns * self._factor(one) for one in price.alone) / table_ns if table_ns else 1.0
 
-    def _previews_ns(self, stage: StageId, requests: Sequence[Request], num_steps: int) -> int:
+    def _previews_ns(self, stage: Stage, requests: Sequence[Request], num_steps: int) -> int:
         preview_ns = 0
-        for one in requests if stage.name == DIFFUSE else ():
+        for one in requests if stage.spec.previews else ():
             if one.preview_every:
-                decode = StageId(stage.pipeline, DECODE)
-                preview_ns += self.run_ns(decode, (preview_shape(one.shape),), 1) * num_steps // one.preview_every
+                drawing = self._tabled.graph(stage.pipeline).stage(stage.spec.previews)
+                preview_ns += self.run_ns(drawing, (preview_shape(one.shape),), 1) * num_steps // one.preview_every
         return preview_ns
 
-    def degrees(self, stage: StageId) -> tuple[int, ...]:
+    def graph(self, pipeline: str) -> Graph:
+        """The graph of a pipeline. Raises UnknownCost."""
+        return self._tabled.graph(pipeline)
+
+    def start(self, request: Request) -> Cursor:
+        """The progress of a request of which nothing is done. Raises UnknownCost."""
+        return Cursor(self._tabled.graph(request.pipeline).itinerary(request.steps), 0)
+
+    def degrees(self, stage: Stage) -> tuple[int, ...]:
         """See `TabledTimes.degrees`."""
         return self._tabled.degrees(stage)
 
-    def fits(self, stage: StageId, shape: Shape, degree: int) -> bool:
+    def fits(self, stage: Stage, shape: Shape, degree: int) -> bool:
         """Whether no such work, in slices if possible, has been seen to need more memory than a device has."""
-        return not self._memory or self._memory.fits(stage, (shape,), degree, sliced=stage.name == DECODE)
+        return not self._memory or self._memory.fits(stage, (shape,), degree, sliced=stage.spec.sliceable)
 
-    def fits_together(self, stage: StageId, shapes: Sequence[Shape]) -> bool:
+    def fits_together(self, stage: Stage, shapes: Sequence[Shape]) -> bool:
         """Whether neither a work of all these on one device, nor of one of them alone, has been seen not to fit.
 
         More than `max_batch` never fit.
@@ -142,9 +152,9 @@ class TableCosts:
             return len(shapes) <= self._max_batch
         return self._memory.fits(stage, shapes, 1) and all(self.fits(stage, shape, 1) for shape in shapes)
 
-    def needs_slices(self, stage: StageId, shape: Shape) -> bool:
-        """Whether a work on one device would not fit as a whole, but might in slices; only decodes can be sliced."""
-        return bool(self._memory) and stage.name == DECODE and not self._memory.fits(stage, (shape,), 1)
+    def needs_slices(self, stage: Stage, shape: Shape) -> bool:
+        """Whether a work on one device would not fit as a whole, but might in slices; only sliceable stages can."""
+        return bool(self._memory) and stage.spec.sliceable and not self._memory.fits(stage, (shape,), 1)
 
     def observe_memory(self, work: Work, shapes: Sequence[Shape], *, fitted: bool, now_ns: int) -> bool:
         """Learn that a work on outputs of these shapes fitted, or did not; returns whether a prediction changes."""
@@ -171,7 +181,7 @@ class TableCosts:
     def move_ns(self, source: Group, target: Group) -> int:
         return 0 if not source or set(target) <= set(source) else self._move_ns
 
-    def observe(self, stage: StageId, requests: Sequence[Request], degree: int, num_steps: int, run_ns: int) -> None:
+    def observe(self, stage: Stage, requests: Sequence[Request], degree: int, num_steps: int, run_ns: int) -> None:
         """Learn from the time of a work. A work with previews or further passes is ignored: its time is not that of its
         steps alone."""
         for one in requests:
@@ -185,25 +195,25 @@ class TableCosts:
         if learn(price.key, run_ns / expected_ns):
             self._has_changed(requests[0].shape.pixels if len(requests) == 1 else None)
 
-    def knows(self, stage: StageId, request: Request) -> bool:
+    def knows(self, stage: Stage, request: Request) -> bool:
         """Whether the time of such a work alone on one device was measured, for the table or since then.
 
         Raises UnknownCost.
         """
-        if (request.guided or stage.name != DIFFUSE) and self._tabled.knows(stage, request.shape):
+        if (request.guided or not stage.has_steps) and self._tabled.knows(stage, request.shape):
             return True
         return self._price(stage, (request.shape,), 1, (request.guided,)).key in self._corrections
 
-    def prediction_error(self, stage: StageId) -> float:
+    def prediction_error(self, stage: Stage) -> float:
         """The recent mean of |measured / predicted - 1| of batches on one device; 0 if none were measured."""
         return self._corrections.prediction_error(stage, 1)
 
-    def correction(self, stage: StageId, requests: Sequence[Request], degree: int) -> float:
+    def correction(self, stage: Stage, requests: Sequence[Request], degree: int) -> float:
         """Measured over tabled time of such works; 1 until one has been measured."""
         price = self._price_of(stage, requests, degree)
         return self._factor(price) if price.key in self._corrections else 1.0
 
-    def is_profiled(self, stage: StageId, shape: Shape, degree: int = 1) -> bool:
+    def is_profiled(self, stage: Stage, shape: Shape, degree: int = 1) -> bool:
         """See `TabledTimes.is_profiled`."""
         return self._tabled.is_profiled(stage, shape, degree)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tilework.core.cost_row import CostRow
+from tilework.core.graph import BadGraph, Graph
 from tilework.core.request import Shape
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.shipped import shipped_path
@@ -62,7 +63,7 @@ def parse_table(document: object) -> CostTable:
     for name in ("devices_per_node", "steps"):
         if name in document and (type(document[name]) is not int or document[name] < 1):
             raise BadCostTable(f"{name} is {document[name]!r}; expected a whole number of at least 1")
-    return CostTable(
+    table = CostTable(
         hardware=str(document.get("hardware", "unknown")),
         source=str(document.get("source", "")),
         devices_per_node=document.get("devices_per_node", 8),
@@ -70,7 +71,10 @@ def parse_table(document: object) -> CostTable:
         slo_s=_parse_slos(document.get("slo_s", {})),
         rows=tuple(_parse_row(f"rows[{index}]", row) for index, row in enumerate(document["rows"])),
         batch_models=_parse_batch_models(document.get("batch_models", {})),
+        graphs=_parse_graphs(document.get("graphs", {})),
     )
+    _check_stages(table)
+    return table
 
 
 def table_json(table: CostTable) -> dict[str, Any]:
@@ -86,6 +90,8 @@ def table_json(table: CostTable) -> dict[str, Any]:
     document["rows"] = [_row_json(row) for row in table.rows]
     if table.batch_models:
         document["batch_models"] = {pipeline: model.to_json() for pipeline, model in table.batch_models.items()}
+    if table.graphs:
+        document["graphs"] = {pipeline: graph.to_json() for pipeline, graph in table.graphs.items()}
     return document
 
 
@@ -103,6 +109,27 @@ def _parse_batch_models(batch_models: object) -> dict[str, BatchLatencyModel]:
         return {pipeline: BatchLatencyModel.parse(document) for pipeline, document in batch_models.items()}
     except ValueError as error:
         raise BadCostTable(f"batch_models: {error}; take it out, or write it with tilework profile --mixed") from error
+
+
+def _parse_graphs(graphs: object) -> dict[str, Graph]:
+    if not isinstance(graphs, dict):
+        raise BadCostTable(f"graphs is {graphs!r}; expected an object by pipeline")
+    try:
+        return {pipeline: Graph.parse(pipeline, document) for pipeline, document in graphs.items()}
+    except BadGraph as error:
+        raise BadCostTable(f"graphs: {error}") from error
+
+
+def _check_stages(table: CostTable) -> None:
+    """Refuse rows of stages that their pipeline does not have: nothing would use them."""
+    known = {row.pipeline: [stage.name for stage in table.graph(row.pipeline).stages] for row in table.rows}
+    for index, row in enumerate(table.rows):
+        if row.stage not in known[row.pipeline]:
+            names = ", ".join(known[row.pipeline])
+            raise BadCostTable(
+                f"rows[{index}].stage is {row.stage!r}, and {row.pipeline!r} has {names}; rename it, leave the row "
+                "out, or describe the pipeline under graphs"
+            )
 
 
 def _parse_slos(slo_s: object) -> dict[str, float]:

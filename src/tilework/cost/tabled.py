@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilework.core.cost_row import CostRow
+from tilework.core.graph import Graph, Stage
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S
-from tilework.core.work import DIFFUSE, StageId
 from tilework.cost.prices import Prices
 from tilework.cost.table import CostTable
 
@@ -27,8 +27,17 @@ class TabledTimes:
         self._prices = _prices(table)
         self._degrees = _degrees(self._prices)
         self._pipelines = {row.pipeline for row in table.rows}
+        self._graphs = {pipeline: table.graph(pipeline) for pipeline in self._pipelines}
 
-    def degrees(self, stage: StageId) -> tuple[int, ...]:
+    def graph(self, pipeline: str) -> Graph:
+        """The graph of a pipeline. Raises UnknownCost."""
+        graph = self._graphs.get(pipeline)
+        if graph is None:
+            known = ", ".join(sorted(self._pipelines))
+            raise UnknownCost(f"pipeline {pipeline!r} is not in the cost table; it knows {known}")
+        return graph
+
+    def degrees(self, stage: Stage) -> tuple[int, ...]:
         """The degrees at which single requests were profiled, ascending. Raises UnknownCost for an unknown pipeline.
 
         (1,) for a stage that costs nothing. A degree that was profiled in batches only is left out.
@@ -39,10 +48,10 @@ class TabledTimes:
             return (1,)
         return known
 
-    def base_ns(self, stage: StageId, shapes: Sequence[Shape], degree: int) -> float:
+    def base_ns(self, stage: Stage, shapes: Sequence[Shape], degree: int) -> float:
         """The time of one step or request of these shapes together. Raises UnknownCost."""
         self._check_pipeline(stage)
-        prices = self._prices.get((stage, degree))
+        prices = self._prices.get((stage.pipeline, stage.name, degree))
         seconds = None if prices is None else prices.seconds(shapes)
         if seconds is not None:
             return seconds * NS_PER_S
@@ -54,33 +63,38 @@ class TabledTimes:
             raise UnknownCost(f"{stage} was not profiled at degree {degree}, nor below it, at batch {len(shapes)} or 1")
         return 0.0
 
-    def is_profiled(self, stage: StageId, shape: Shape, degree: int) -> bool:
+    def is_profiled(self, stage: Stage, shape: Shape, degree: int) -> bool:
         """Whether a row has exactly this number of pixels, so that nothing is interpolated."""
-        prices = self._prices.get((stage, degree))
+        prices = self._prices.get((stage.pipeline, stage.name, degree))
         return prices is not None and prices.is_profiled(shape)
 
-    def knows(self, stage: StageId, shape: Shape) -> bool:
+    def knows(self, stage: Stage, shape: Shape) -> bool:
         """Whether an output of exactly this number of pixels was measured alone on one device often enough."""
-        prices = self._prices.get((stage, 1))
+        prices = self._prices.get((stage.pipeline, stage.name, 1))
         return prices is not None and prices.knows(shape)
 
-    def _check_pipeline(self, stage: StageId) -> None:
+    def _check_pipeline(self, stage: Stage) -> None:
         if stage.pipeline not in self._pipelines:
-            known = ", ".join(sorted(self._pipelines))
-            raise UnknownCost(f"pipeline {stage.pipeline!r} is not in the cost table; it knows {known}")
+            self.graph(stage.pipeline)
 
 
-def _prices(table: CostTable) -> dict[tuple[StageId, int], Prices]:
-    gathered: dict[tuple[StageId, int], list[CostRow]] = {}
+_Key = tuple[str, str, int]
+"""Pipeline, name of the stage, degree."""
+
+
+def _prices(table: CostTable) -> dict[_Key, Prices]:
+    gathered: dict[_Key, list[CostRow]] = {}
     for row in table.rows:
-        gathered.setdefault((StageId(row.pipeline, row.stage), row.degree), []).append(row)
-    batch_models = {(StageId(pipeline, DIFFUSE), 1): model for pipeline, model in table.batch_models.items()}
-    return {stage_degree: Prices(rows, batch_models.get(stage_degree)) for stage_degree, rows in gathered.items()}
+        gathered.setdefault((row.pipeline, row.stage, row.degree), []).append(row)
+    batch_models = {
+        (pipeline, table.graph(pipeline).stepped[0].name, 1): model for pipeline, model in table.batch_models.items()
+    }
+    return {key: Prices(rows, batch_models.get(key)) for key, rows in gathered.items()}
 
 
-def _degrees(prices: Mapping[tuple[StageId, int], Prices]) -> dict[tuple[str, str], tuple[int, ...]]:
+def _degrees(prices: Mapping[_Key, Prices]) -> dict[tuple[str, str], tuple[int, ...]]:
     """Degrees with a price for single requests, ascending, by pipeline and stage; empty for a stage without any."""
     found: dict[tuple[str, str], set[int]] = {}
-    for (stage, degree), one in prices.items():
-        found.setdefault((stage.pipeline, stage.name), set()).update({degree} if one.has_singles else ())
-    return {stage: tuple(sorted(degrees)) for stage, degrees in found.items()}
+    for (pipeline, stage, degree), one in prices.items():
+        found.setdefault((pipeline, stage), set()).update({degree} if one.has_singles else ())
+    return {key: tuple(sorted(degrees)) for key, degrees in found.items()}

@@ -21,7 +21,7 @@ STATUSES = (str(Status.DONE), DROPPED, str(Status.CANCELLED), str(Status.FAILED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkLine:
-    """One executed work; `steps` is 1 for stages without steps."""
+    """One executed work; `steps` is 0 for stages without steps."""
 
     work: int
     stage: str
@@ -29,7 +29,7 @@ class WorkLine:
     devices: tuple[int, ...]
     start_s: float
     end_s: float
-    steps: int = 1
+    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,7 @@ def _work(line: JsonLine) -> WorkLine:
         devices=line.integers("devices"),
         start_s=start_s,
         end_s=end_s,
-        steps=line.integer("steps", 1, least=1),
+        steps=line.integer("steps", 0, least=0),
     )
 
 

@@ -2,6 +2,9 @@
 
 A family computes exactly what the stock pipeline computes, bit for bit, on one device and dtype; it only returns
 between the parts. It knows requests as `Spec`, never as jobs.
+
+What stages write are named values: tensors, numbers, texts, and lists, tuples and dicts of them. They are never
+modified. `serialization` makes bytes of them.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from tilework.core.model import ModelInfo
 from tilework.core.packing import Pack
 from tilework.core.wire import Image, Spec
 from tilework.pipelines.parallel import Parallel
-from tilework.pipelines.serialization import SerializedState
+
+Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,10 +44,13 @@ class StepState:
     The stock loop iterates over `sampler.timesteps`, once per forward. A *step*, which is what requests and works
     count, is `sampler.order` iterations, as on the stock progress bar: a Heun step is two, its last one is one. The
     last step takes what remains. Rejected: counting iterations, since a request of 28 steps would then be a job of 55
-    whose number only a loaded model knows.
+    whose number only a loaded model knows. `num_steps` are those of its
+    `stage`.
     """
 
     spec: Spec
+    stage: str
+    num_steps: int
     conditioning: Conditioning
     latents: Tensor
     sampler: Any
@@ -52,7 +59,7 @@ class StepState:
 
     @property
     def steps_done(self) -> int:
-        """Whole steps done; `spec.steps` if and only if no iteration is left."""
+        """Whole steps done; `num_steps` if and only if no iteration is left."""
         return self._steps_after(self.iteration_index)
 
     @property
@@ -68,9 +75,9 @@ class StepState:
 
     def _steps_after(self, num_iterations: int) -> int:
         if num_iterations == len(self.sampler.timesteps):
-            return self.spec.steps
+            return self.num_steps
         order: int = self.sampler.order
-        return min(num_iterations // order, self.spec.steps - 1)
+        return min(num_iterations // order, self.num_steps - 1)
 
 
 class Family(Protocol):
@@ -84,9 +91,14 @@ class Family(Protocol):
     def parallel(self) -> Parallel:
         """Join a group here before `predict`, and leave it afterwards; all else is the same at any degree."""
 
-    def encode(self, spec: Spec) -> Conditioning: ...
-    def begin(self, spec: Spec, conditioning: Conditioning) -> StepState:
-        """Draw the initial latents from `spec.seed` and make the request's sampler."""
+    def run(self, stage: str, specs: Sequence[Spec], values: Sequence[Values], sliced: bool = False) -> list[Values]:
+        """The outputs of a stage without steps for each request, whose `values` hold at least its inputs.
+
+        `sliced` takes less memory and more time; results differ by rounding.
+        """
+
+    def begin(self, stage: str, spec: Spec, values: Values) -> StepState:
+        """The state of a stage with steps before the first: initial latents, by `spec.seed`, and a sampler."""
 
     def predict(self, states: Sequence[StepState], pack: Pack | None = None) -> list[Tensor]:
         """The guided prediction for the next iteration of each state, in order; any mix of shapes and times.
@@ -111,14 +123,14 @@ class Family(Protocol):
         before `advance`. Changes no state; in a group, a rank's own affair.
         """
 
-    def decode(self, state: StepState, sliced: bool = False) -> Image:
-        """The picture of a finished request. `sliced` takes less memory and more time; pictures differ by rounding."""
+    def finish(self, state: StepState) -> Values:
+        """The outputs of a stage that has made all its steps."""
 
-    def export(self, state: StepState) -> SerializedState:
-        """The mutable part, which is all that `restore` needs besides spec and conditioning."""
+    def image(self, spec: Spec, values: Values) -> Image:
+        """The outputs of the last stage as pixels."""
 
-    def restore(self, blob: SerializedState, spec: Spec, conditioning: Conditioning) -> StepState:
-        """Undo `export`, on this family's device. `blob` must come from a worker: reading it can run code."""
+    def export(self, state: StepState) -> Values:
+        """The mutable part of a state between two steps: all that `restore` needs besides spec and values."""
 
-    def export_conditioning(self, conditioning: Conditioning) -> SerializedState: ...
-    def restore_conditioning(self, blob: SerializedState) -> Conditioning: ...
+    def restore(self, stage: str, spec: Spec, values: Values, exported: Values) -> StepState:
+        """Undo `export`, on this family's device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,8 +16,10 @@ def model_identity(source: ModelSource) -> str:
     """NAME@DIGEST of a directory, ID@REVISION of a model from the hub (the id alone if no revision is known).
 
     The digest covers names and contents of configurations and tokenizers, and names, sizes and modification times of
-    all other files: weights are gigabytes, and every server reads this when it starts.
+    all other files: weights are gigabytes, and every server reads this when it starts. Another adapter is named.
     """
+    if source.adapter is not None:
+        return f"{model_identity(replace(source, adapter=None))} by {source.adapter}"
     path = Path(source.path)
     if source.path == SHIPPED:
         return f"{SHIPPED}@{_digest(shipped_directory())}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -36,11 +36,12 @@ def load(source: ModelSource) -> Family:
     """
     dtype, device = _dtype(source), _device(source)
     index = read_model_index(source.path)
+    adapter = _adapter(source.adapter or index.adapter)
     overrides = {} if index.directory is None else read_overrides(index.directory)
     pipeline = _stock(index, dtype, device)
     name = source.path if index.directory is None else index.directory.resolve().name
     with _explained(index.path):
-        family: Family = pkgutil.resolve_name(index.adapter)(pipeline, name, overrides, library_versions())
+        family: Family = adapter(pipeline, name, overrides, library_versions())
     return family
 
 
@@ -64,6 +65,17 @@ def quiet() -> None:
 def library_versions() -> str:
     """The versions of the libraries that compute the pixels."""
     return f"torch {torch.__version__}, diffusers {diffusers.__version__}, transformers {transformers.__version__}"
+
+
+def _adapter(name: str) -> Callable[[Any, str, Mapping[str, Any], str], Family]:
+    try:
+        found: Callable[[Any, str, Mapping[str, Any], str], Family] = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidSource(
+            f"adapter is {name!r}, which cannot be imported ({error}); name MODULE:CLASS, with the module's folder in "
+            "PYTHONPATH"
+        ) from error
+    return found
 
 
 def _dtype(source: ModelSource) -> torch.dtype:

@@ -11,7 +11,9 @@ from typing import Any
 from tilework.core.model import ModelInfo, StepRange
 from tilework.core.wire import Spec
 from tilework.pipelines.errors import UnsupportedModel
+from tilework.pipelines.serialization import NotSerializable, serialize
 
+_CONFIG = "_internal_dict"
 _ALL_TRIED, _MOST_TRIED = 32, 1000  # Numbers of steps.
 
 
@@ -19,15 +21,19 @@ def check_sampler(pipeline: Any, info: ModelInfo, prepare: Callable[[Spec], obje
     """Check the sampler of a pipeline. `prepare` makes one for a request.
 
     Raises:
-        UnsupportedModel: it does not fit the pipeline.
+        UnsupportedModel: it does not fit the pipeline, or a state cannot hold one of its attributes.
     """
     name = f"scheduler/scheduler_config.json: {type(pipeline.scheduler).__name__}"
     try:
-        prepare(usual(info))
+        sampler = prepare(usual(info))
     except (AssertionError, TypeError, ValueError) as error:
         raise UnsupportedModel(
             f"{name} does not fit {type(pipeline).__name__}; choose another sampler or its flow options ({error})"
         ) from error
+    try:
+        serialize(memory_of(sampler))
+    except NotSerializable as error:
+        raise UnsupportedModel(f"{name} keeps what no state can hold; choose another sampler ({error})") from error
 
 
 def generator_argument(sampler: Any) -> Mapping[str, Any]:
@@ -36,8 +42,12 @@ def generator_argument(sampler: Any) -> Mapping[str, Any]:
 
 
 def memory_of(sampler: Any) -> dict[str, Any]:
-    """The attributes of a sampler without functions: SASolver keeps one, which cannot be pickled."""
-    return {name: value for name, value in vars(sampler).items() if not callable(value)}
+    """The attributes of a sampler that a request's steps change.
+
+    Functions, of which SASolver keeps one, and the config are as in the model's own sampler, of which each request has
+    a copy. DPMSolverSinglestep changes its config in `set_timesteps`, but reads that part nowhere else.
+    """
+    return {name: value for name, value in vars(sampler).items() if not callable(value) and name != _CONFIG}
 
 
 def step_ranges(info: ModelInfo, prepare: Callable[[Spec], Any]) -> tuple[StepRange, ...]:

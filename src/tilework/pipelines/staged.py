@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from tilework.core.graph import StageSpec
 from tilework.core.model import ModelInfo
 from tilework.core.packing import Layout, Pack, Size
 from tilework.core.preview import preview_shape
+from tilework.core.shipped_graph import latent_diffusion
 from tilework.core.wire import Image, Spec
-from tilework.pipelines import serialization
 from tilework.pipelines.arguments import GENERATOR_DEVICE, generator_device, offered
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
-from tilework.pipelines.family import Conditioning, StepState
+from tilework.pipelines.family import Conditioning, StepState, Values
 from tilework.pipelines.packing import Packing
 from tilework.pipelines.parallel import Parallel
 from tilework.pipelines.sampler import check_sampler, generator_argument, memory_of, step_ranges, usual
@@ -34,7 +36,8 @@ class StagedPipeline(ABC):
     """A family over the stock `pipeline`; see `family.Family` for the contract. `denoiser` is its largest component.
 
     The sides of a patch (`core.packing`) are multiples of `cell_multiple`. `arguments` are those of the stock call that
-    requests may give, with their limits (see `arguments.offered`).
+    requests may give, with their limits (see `arguments.offered`). A subclass adds a stage by its `stages`, and by a
+    method in `_at_once`.
 
     Any sampler that the stock pipeline accepts is served. A stochastic one draws from the request's
     generator, after the initial latents. Stock SDXL does the same; stock SD3 and FLUX give their samplers
@@ -44,6 +47,8 @@ class StagedPipeline(ABC):
         UnsupportedModel: the sampler does not fit the pipeline.
         InvalidDefaults: see `defaults.resolve`.
     """
+
+    stages: ClassVar[tuple[StageSpec, ...]] = latent_diffusion("").specs
 
     def __init__(
         self,
@@ -79,7 +84,12 @@ class StagedPipeline(ABC):
             library=library,
             two_passes=two_passes,
             max_degree=max_degree,
+            stages=self.stages,
         )
+        self._at_once: dict[str, Callable[[Spec, Values, bool], Values]] = {
+            "encode": self._run_encode,
+            "decode": self._run_decode,
+        }
         self._step_arguments = self._accepted_by(pipeline.scheduler)
         check_sampler(pipeline, self._info, self._sampler)
 
@@ -104,7 +114,9 @@ class StagedPipeline(ABC):
         return self._parallel
 
     @abstractmethod
-    def encode(self, spec: Spec) -> Conditioning: ...
+    def encode(self, spec: Spec) -> Conditioning:
+        """What the denoiser needs of the request's texts and size."""
+
     @abstractmethod
     def _set_timesteps(self, sampler: Any, spec: Spec) -> None: ...
     @abstractmethod
@@ -134,7 +146,20 @@ class StagedPipeline(ABC):
         """
 
     @torch.no_grad()
-    def begin(self, spec: Spec, conditioning: Conditioning) -> StepState:
+    def run(self, stage: str, specs: Sequence[Spec], values: Sequence[Values], sliced: bool = False) -> list[Values]:
+        run = self._at_once[stage]
+        return [run(spec, of_spec, sliced) for spec, of_spec in zip(specs, values, strict=True)]
+
+    def _run_encode(self, spec: Spec, values: Values, sliced: bool) -> Values:
+        return {"conditioning": dict(self.encode(spec).tensors)}
+
+    def _run_decode(self, spec: Spec, values: Values, sliced: bool) -> Values:
+        picture = self._picture_of(self._decode(self._unpack(values["latents"], spec), sliced))
+        return {"picture": torch.from_numpy(np.array(picture))}
+
+    @torch.no_grad()
+    def begin(self, stage: str, spec: Spec, values: Values) -> StepState:
+        conditioning = Conditioning(values["conditioning"])
         sampler, generator = self._sampler(spec), _generator(spec).manual_seed(spec.seed)
         num_iterations = len(sampler.timesteps)
         if num_iterations <= (spec.steps - 1) * sampler.order:
@@ -142,7 +167,18 @@ class StagedPipeline(ABC):
             raise UnsupportedModel(f"{name} makes {num_iterations} iterations of {spec.steps} steps; ask for fewer")
         dtype = conditioning.tensors["encoder_hidden_states"].dtype
         latents = self._draw_latents(spec, dtype, sampler, generator)
-        return StepState(spec=spec, conditioning=conditioning, latents=latents, sampler=sampler, generator=generator)
+        return StepState(
+            spec=spec,
+            stage=stage,
+            num_steps=spec.steps,
+            conditioning=conditioning,
+            latents=latents,
+            sampler=sampler,
+            generator=generator,
+        )
+
+    def finish(self, state: StepState) -> Values:
+        return {"latents": state.latents}
 
     @torch.no_grad()
     def predict(self, states: Sequence[StepState], pack: Pack | None = None) -> list[Tensor]:
@@ -175,44 +211,46 @@ class StagedPipeline(ABC):
         rows, columns = latents.shape[-2:]
         # The mean of latents decodes to about the mean of the pixels, at a fraction of the cost.
         size = (rows * small.height // whole.height, columns * small.width // whole.width)
-        return self._image(self._decode(interpolate(latents, size, mode="area").to(state.latents.dtype)))
+        decoded = self._decode(interpolate(latents, size, mode="area").to(state.latents.dtype))
+        picture = self._picture_of(decoded)
+        return Image(height=picture.height, width=picture.width, pixels=picture.tobytes())
 
-    @torch.no_grad()
-    def decode(self, state: StepState, sliced: bool = False) -> Image:
-        return self._image(self._decode(self._unpack(state.latents, state.spec), sliced))
+    def image(self, spec: Spec, values: Values) -> Image:
+        (output,) = self.info.graph.stages[-1].spec.outputs
+        picture: Tensor = values[output]
+        rows, columns, _ = picture.shape
+        return Image(height=rows, width=columns, pixels=picture.cpu().numpy().tobytes())
 
-    def export(self, state: StepState) -> serialization.SerializedState:
-        return serialization.serialize(
-            (state.latents, memory_of(state.sampler), state.iteration_index, state.generator.get_state())
-        )
+    def export(self, state: StepState) -> Values:
+        return {
+            "latents": state.latents,
+            "sampler": memory_of(state.sampler),
+            "iteration_index": state.iteration_index,
+            "generator": state.generator.get_state(),
+        }
 
-    def restore(self, blob: serialization.SerializedState, spec: Spec, conditioning: Conditioning) -> StepState:
-        latents, memory, iteration_index, randomness = serialization.deserialize(blob, self.device)
+    def restore(self, stage: str, spec: Spec, values: Values, exported: Values) -> StepState:
         sampler, generator = copy.deepcopy(self._pipeline.scheduler), _generator(spec)
-        vars(sampler).update(memory)
-        generator.set_state(randomness.cpu())
+        vars(sampler).update(exported["sampler"])
+        generator.set_state(exported["generator"].cpu())
         return StepState(
             spec=spec,
-            conditioning=conditioning,
-            latents=latents,
+            stage=stage,
+            num_steps=spec.steps,
+            conditioning=Conditioning(values["conditioning"]),
+            latents=exported["latents"],
             sampler=sampler,
             generator=generator,
-            iteration_index=iteration_index,
+            iteration_index=exported["iteration_index"],
         )
-
-    def export_conditioning(self, conditioning: Conditioning) -> serialization.SerializedState:
-        return serialization.serialize(dict(conditioning.tensors))
-
-    def restore_conditioning(self, blob: serialization.SerializedState) -> Conditioning:
-        return Conditioning(serialization.deserialize(blob, self.device))
 
     def _unpack(self, latents: Tensor, spec: Spec) -> Tensor:
         """Latents as they lie in the picture, (1, channels, rows, columns), for a family that packs them otherwise."""
         return latents
 
-    def _image(self, decoded: Tensor) -> Image:
-        picture = self._pipeline.image_processor.postprocess(decoded, output_type="pil")[0]
-        return Image(height=picture.height, width=picture.width, pixels=picture.tobytes())
+    def _picture_of(self, decoded: Tensor) -> Any:
+        """What the stock pipeline makes of a decoded tensor, as an image of PIL."""
+        return self._pipeline.image_processor.postprocess(decoded, output_type="pil")[0]
 
     def _is_guided(self, spec: Spec) -> bool:
         return self._info.two_passes and spec.guidance_scale > 1

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from tilework.core.request import Status
-from tilework.core.work import DIFFUSE
 from tilework.formats.json_lines import RequestId
 from tilework.formats.schedule import DROPPED
 from tilework.report.chart import Chart, ChartRequest, ChartWork
@@ -124,7 +123,7 @@ def _slices(work: ChartWork, spans: _Spans, tracks: _Tracks) -> Iterable[_Event]
 
 
 def _steps_text(work: ChartWork) -> str:
-    if work.stage != DIFFUSE:
+    if not work.steps:
         return ""
     if work.first_step is None:
         return f"{work.steps} steps"

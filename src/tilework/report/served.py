@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeGuard
 
 from tilework.core.request import Shape, Status
-from tilework.core.work import DIFFUSE
 from tilework.formats.json_lines import RequestId
 from tilework.formats.schedule import DROPPED, RequestLine, Schedule, WorkLine
 from tilework.report.tables import DONE, percentile
@@ -82,7 +81,7 @@ def served_figures(records: Sequence[Answered]) -> dict[str, Any] | None:
     all_segments = [segment for record in readable for segment in segments(record)]
     degrees: dict[int, int] = {}
     for segment in all_segments:
-        if segment["stage"] == DIFFUSE:
+        if segment["steps"]:
             degree = len(segment["devices"])
             degrees[degree] = degrees.get(degree, 0) + segment["steps"]
     steps = sum(degrees.values())

@@ -11,13 +11,13 @@ from tilework.report.chart import Chart, ChartRequest, ChartWork, busy_shares
 from tilework.report.lanes import OWN_ROW_LIMIT, RequestBar, draw_requests
 from tilework.report.palette import BAD, GOOD, NEUTRAL, class_hues, darker, ink_on
 from tilework.report.timeline_bars import (
-    HATCHES,
     LOST_HATCH,
     WIDTH_INCHES,
     Layout,
     bar_colour,
     bars,
     corners_of,
+    hatches,
     label_of,
     late_edges,
     lay_out,
@@ -104,7 +104,7 @@ def _draw_work(axes: Any, work: ChartWork, layout: Layout) -> None:
     from matplotlib.patches import Polygon
 
     inches = layout.inches(work)
-    hatch = LOST_HATCH if work.lost else HATCHES.get(work.stage)
+    hatch = LOST_HATCH if work.lost else None if work.steps else layout.hatches.get(work.stage)
     for corners, colour in bars(work, layout):
         bar = Polygon(corners, facecolor=colour, edgecolor="white", linewidth=outline(work, layout))
         if hatch and inches >= 0.2:
@@ -146,8 +146,7 @@ def _draw_legend(figure: Any, chart: Chart, ended: Sequence[ChartRequest]) -> No
 
     hues = class_hues(request.shape for request in chart.requests if request.shape is not None)
     handles: list[Any] = [Patch(color=hue, label=name) for name, hue in hues.items()]
-    stages = {work.stage for work in chart.works}
-    patterns = [(f"{stage} (darker)", hatch) for stage, hatch in HATCHES.items() if stage in stages]
+    patterns = [(f"{stage} (darker)", hatch) for stage, hatch in hatches(chart).items()]
     patterns += [("lost", LOST_HATCH)] if any(work.lost for work in chart.works) else []
     handles += [Patch(facecolor="#6B6E72", edgecolor="white", hatch=hatch, label=name) for name, hatch in patterns]
     if any(len(work.requests) > 1 for work in chart.works):

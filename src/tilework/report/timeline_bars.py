@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 
-from tilework.core.work import DECODE, ENCODE
 from tilework.formats.json_lines import RequestId
 from tilework.report.chart import Chart, ChartRequest, ChartWork
 from tilework.report.palette import Rgb, darker, request_colours
 
 WIDTH_INCHES = 15.0
 PLOT_SHARE = 0.88  # Of the width, without labels and busy shares; exact enough to decide what fits.
-HATCHES, LOST_HATCH = {ENCODE: "....", DECODE: "////"}, "xxxx"
+_HATCHES, LOST_HATCH = ("....", "////", "\\\\\\\\", "oo", "++"), "xxxx"
 BAR_HEIGHT = 0.8
 
 Corners = tuple[tuple[float, float], ...]
@@ -20,18 +20,28 @@ Corners = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What all parts of the drawing share. `rows` maps a device to its row from the top."""
+    """What all parts of the drawing share. `rows` maps a device to its row from the top.
+
+    `hatches` are the patterns of stages without steps.
+    """
 
     rows: dict[int, int]
     start_s: float
     end_s: float
     requests: dict[RequestId, ChartRequest]
     colours: dict[RequestId, Rgb]
+    hatches: dict[str, str]
     starts_s: dict[RequestId, float]
 
     def inches(self, work: ChartWork) -> float:
         """The width of a work on paper."""
         return (work.end_s - work.start_s) / max(self.end_s - self.start_s, 1e-9) * WIDTH_INCHES * PLOT_SHARE
+
+
+def hatches(chart: Chart) -> dict[str, str]:
+    """A pattern for each stage without steps, in the order in which they first ran."""
+    others = dict.fromkeys(work.stage for work in sorted(chart.works, key=lambda work: work.start_s) if not work.steps)
+    return dict(zip(others, cycle(_HATCHES), strict=False))
 
 
 def lay_out(chart: Chart) -> Layout:
@@ -49,6 +59,7 @@ def lay_out(chart: Chart) -> Layout:
         end_s=chart.end_s,
         requests={request.id: request for request in chart.requests},
         colours=request_colours([request.id for request in chart.requests], shapes),
+        hatches=hatches(chart),
         starts_s=starts_s,
     )
 
@@ -99,7 +110,7 @@ def outline(work: ChartWork, layout: Layout) -> float:
 
 def label_of(work: ChartWork, inches: float) -> str:
     """The request and, below it, its steps, as far as they fit into a bar of this width."""
-    if work.stage in HATCHES or work.lost:
+    if not work.steps or work.lost:
         return ""
     name = ",".join(str(request)[:6] for request in work.requests)
     steps = f"x{work.steps}"
@@ -110,7 +121,7 @@ def label_of(work: ChartWork, inches: float) -> str:
 
 def bar_colour(work: ChartWork, request: RequestId, layout: Layout) -> Rgb:
     colour = layout.colours[request]
-    return darker(colour) if work.stage in HATCHES else colour
+    return colour if work.steps else darker(colour)
 
 
 def _row_runs(rows: Sequence[int]) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from tilework.core.wire import Loaded
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles, ProfilesUnavailable
 from tilework.cost.rows import merge_rows, missing_batches, row_key
-from tilework.cost.table import CostTable
+from tilework.cost.table import CostTable, graphs_of
 
 _log = logging.getLogger(__name__)
 MAX_BATCH = 12
@@ -115,10 +115,10 @@ async def start_costs(
     measurements done and of all.
     """
     key, singles = measurer.profile_key, tuple((shape,) for shape in calibration_shapes(info))
-    known = _load(cache, key) or key.table(())
-    missing = [(one, degree) for degree in degrees for one in missing_batches(known.rows, info.name, singles, degree)]
+    known = replace(_load(cache, key) or key.table(()), graphs=graphs_of(info.graph))
+    missing = [(one, degree) for degree in degrees for one in missing_batches(known.rows, info.graph, singles, degree)]
     batches = calibration_batches(info) if with_batches else ()
-    missing += [(batch, 1) for batch in missing_batches(known.rows, info.name, batches, 1)]
+    missing += [(batch, 1) for batch in missing_batches(known.rows, info.graph, batches, 1)]
     fresh: list[CostRow] = []
     num_done = 0
     on_measuring(num_done, len(missing))
@@ -127,7 +127,7 @@ async def start_costs(
         num_done += 1
         on_measuring(num_done, len(missing))
     _save(cache, key, tuple(fresh))
-    if not any((batch, 1) in missing for batch in singles):  # Encode and decode are cold.
+    if not any((batch, 1) in missing for batch in singles):  # Stages that batches and groups do not run are cold.
         await measurer.calibrate(singles[:1])
     rows = {row_key(row): row for row in (*fresh, *known.rows)}
     return replace(known, rows=tuple(rows.values())) if rows else None

@@ -20,7 +20,6 @@ from tilework.core.events import Cancelled, DeviceJoined, Restored, Submitted
 from tilework.core.model import ModelInfo
 from tilework.core.request import DEFAULT_TERMS, Status, Terms
 from tilework.core.wire import Report, Spec
-from tilework.core.work import STAGES, StageId
 from tilework.cost.table import CostTable
 from tilework.runtime.control_loop import ControlLoop, Incoming
 from tilework.runtime.costs import CostCache, calibration_shapes, start_costs
@@ -239,15 +238,15 @@ class Engine:
 
     def _restore(self, wanted: Wanted, checkpoint: Checkpoint) -> Ticket:
         request = wanted.request(self.info)
-        steps_done = None if checkpoint.conditioning is None else checkpoint.steps_done
         incoming = Incoming(request, wanted.spec, checkpoint)
-        answer = self._control.submit(Restored(request, steps_done), [incoming], self.now_ns())
+        answer = self._control.submit(Restored(request, checkpoint.position), [incoming], self.now_ns())
         if isinstance(answer, Reject):
             ticket = self._control.ticket(request, request.arrival_ns)
             self._control.resolve(ticket, Status.FAILED, answer.reason)
             return ticket
         ticket = self._requests.ticket(request.uid)
-        ticket.progress(checkpoint.steps_done)
+        left = self._controller.costs.start(request).itinerary.at[checkpoint.position]
+        ticket.progress(request.steps - left.num_steps_left)
         return ticket
 
     def release(self, uid: str) -> None:
@@ -271,8 +270,7 @@ class Engine:
             return
         self._dispatcher.join(device_id)
         self._observer.on_joined(device_id, self.now_ns())
-        stages = frozenset(StageId(self.info.name, stage) for stage in STAGES)
-        self._control.handle(DeviceJoined(device_id, 0, stages))
+        self._control.handle(DeviceJoined(device_id, 0))
 
     def on_lost(self, device_id: int, reason: str) -> None:
         if self._started and device_id in self._dispatcher.up:

@@ -10,7 +10,7 @@ from tilework.core.actions import Action, RunWork
 from tilework.core.model import ModelInfo
 from tilework.core.request import Request, Status, Terms
 from tilework.core.wire import Image, Spec
-from tilework.core.work import DIFFUSE, Group
+from tilework.core.work import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,9 @@ def _passes(spec: Spec, info: ModelInfo) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One executed work of a request, on the engine's clock. `num_steps` is 1 for encode and decode.
+    """One executed work of a request, on the engine's clock. `num_steps` is 0 for a stage without steps.
 
-    A `sliced` one, a decode, had to do with less memory. `batch` requests shared its forward passes, this one included.
+    A `sliced` one had to do with less memory. `batch` requests shared its forward passes, this one included.
     """
 
     stage: str
@@ -158,7 +158,7 @@ class Ticket:
         self.segments.append(segment)
         if self.first_start_ns is None:
             self.first_start_ns = segment.start_ns
-        if segment.stage == DIFFUSE:
+        if segment.num_steps:
             self.steps_done = first_step + segment.num_steps
         self._tell()
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tilework.control.driver.state_registry import StateMove
-from tilework.core.wire import Decode, Denoise, Encode, GroupRef, ImportState, Spec
-from tilework.core.work import DIFFUSE, ENCODE, Work
+from tilework.core.wire import Execute, GroupRef, ImportState, Spec
+from tilework.core.work import Work
 
 
-def run_command(work: Work, spec: Spec, group: GroupRef | None) -> Encode | Denoise | Decode:
-    """The command that runs a work. `spec` is that of its first job; `group` is None for one device."""
-    match work.stage.name:
-        case stage if stage == ENCODE:
-            return Encode(work.work_id, work.job_ids[0], spec)
-        case stage if stage == DIFFUSE:
-            return Denoise(work.work_id, work.members, work.num_steps, group)
-        case _:
-            return Decode(work.work_id, work.job_ids[0], work.sliced)
+def run_command(work: Work, specs: Mapping[int, Spec], group: GroupRef | None) -> Execute:
+    """The command that runs a work. `specs` are those of its jobs; `group` is None for one device."""
+    return Execute(
+        work_id=work.work_id,
+        stage=work.stage.name,
+        members=work.members,
+        num_steps=work.num_steps,
+        specs={job_id: specs[job_id] for job_id, position in work.members if not position},
+        group=group,
+        sliced=work.sliced,
+    )
 
 
 def import_command(move: StateMove, spec: Spec) -> ImportState:
     """The command that imports the state that a resolved move delivers."""
-    return ImportState(move.job_id, spec, move.conditioning, move.state)
+    known = 0 not in move.stages
+    return ImportState(job_id=move.job_id, spec=spec, position=move.position, states=move.states, known=known)

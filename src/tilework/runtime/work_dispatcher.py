@@ -24,6 +24,7 @@ from tilework.control.watchdog import WatchdogConfig
 from tilework.core.actions import Action, MoveState, RunWork, Stop
 from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
 from tilework.core.events import Event
+from tilework.core.request import Request
 from tilework.core.time import s_from_ns
 from tilework.core.wire import Command, Ended, Failed, GroupRef, Preview, Progress, Report, StateBlob
 from tilework.core.work import Work
@@ -95,9 +96,9 @@ class WorkDispatcher:
 
     # States of jobs.
 
-    def begin(self, job_id: int, checkpoint: Checkpoint) -> None:
+    def begin(self, job_id: int, request: Request, checkpoint: Checkpoint) -> None:
         """Begin a job from a checkpoint, which may be empty."""
-        self._core.states.begin(job_id, checkpoint)
+        self._core.begin_job(job_id, request, checkpoint)
 
     def end(self, job_id: int) -> None:
         """End a job: discard its blobs."""
@@ -155,7 +156,7 @@ class WorkDispatcher:
         group = None
         if len(work.devices) > 1:
             group = self._groups[work.work_id] = self._executor.group(work.devices)
-        return run_command(work, self._requests[work.job_ids[0]].spec, group)
+        return run_command(work, {job_id: self._requests[job_id].spec for job_id in work.job_ids}, group)
 
     # Reports of devices.
 
@@ -174,9 +175,9 @@ class WorkDispatcher:
         match report:
             case Progress(work_id, steps_done):
                 self._core.on_progress(work_id)
-                self._recorder.progress(self._core.members(work_id), steps_done)
+                self._recorder.progress(self._core.work(work_id), self._core.members(work_id), steps_done)
             case Preview():
-                self._recorder.preview(self._core.members(report.work_id), report)
+                self._recorder.preview(self._core.work(report.work_id), self._core.members(report.work_id), report)
             case Ended() | Failed():
                 if isinstance(report, Ended) and report.memory_bytes is not None:
                     self.memory_bytes[device_id] = report.memory_bytes

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from tilework.control.controller import Controller
 from tilework.control.driver.result import WorkResult
 from tilework.core.checkpoint import CheckpointKeeper
 from tilework.core.request import Request
-from tilework.core.wire import Ended, Preview, StateBlob
-from tilework.core.work import ENCODE, Work
+from tilework.core.wire import Ended, Preview, SavedState
+from tilework.core.work import Work
 from tilework.runtime.observer import EndedWork, Observer
 from tilework.runtime.request_table import RequestTable
 from tilework.runtime.ticket import Preview as TicketPreview
@@ -49,13 +49,13 @@ class WorkRecorder:
         predicted_ns = self._costs.work_ns(work.stage, requests, len(work.devices), work.num_steps)
         self._begun[work.work_id] = _Begun(requests, predicted_ns)
 
-    def progress(self, members: Mapping[int, int], steps_done: int) -> None:
-        """Record a finished step. `members` are the work's jobs, each with its steps before the work."""
-        for job_id, first_step in members.items():
+    def progress(self, work: Work | None, members: Collection[int], steps_done: int) -> None:
+        """Record a finished step. `members` are the jobs that the work still belongs to."""
+        for job_id, first_step in _first_steps(work, members):
             self._requests[job_id].ticket.progress(first_step + steps_done)
 
-    def preview(self, members: Mapping[int, int], preview: Preview) -> None:
-        if (first_step := members.get(preview.job_id)) is not None:
+    def preview(self, work: Work | None, members: Collection[int], preview: Preview) -> None:
+        for _, first_step in _first_steps(work, {preview.job_id} & set(members)):
             shown = TicketPreview(first_step + preview.steps_done, preview.image)
             self._requests[preview.job_id].ticket.show(shown)
             self.observer.on_previewed(preview.job_id)
@@ -65,19 +65,22 @@ class WorkRecorder:
         report = result.report
         if report is None:
             return
-        for job_id, first_step in result.members.items():
+        for job_id, first_step in _first_steps(result.work, result.members):
             entry = self._requests[job_id]
+            request = entry.ticket.request
             entry.ticket.add(self._segment(result.work, report), first_step)
-            entry.image = report.image
+            entry.image = report.images.get(job_id)
             if self._keeper is not None and job_id in report.blobs:
-                blob, uid = report.blobs[job_id], entry.ticket.request.uid
-                _checkpoint(self._keeper, uid, result.work, blob, first_step + report.steps_done)
+                before = result.members[job_id]
+                index = self._costs.start(request).itinerary.at[before].num_done
+                saved = SavedState(index, before + report.steps_done, report.blobs[job_id])
+                self._keeper.keep(request.uid, saved)
 
     def _segment(self, work: Work, report: Ended) -> Segment:
         return Segment(
             stage=work.stage.name,
             devices=work.devices,
-            num_steps=report.steps_done,
+            num_steps=report.steps_done if work.stage.has_steps else 0,
             start_ns=report.start_ns - self._origin_ns,
             end_ns=report.end_ns - self._origin_ns,
             sliced=work.sliced,
@@ -102,8 +105,9 @@ class WorkRecorder:
         self.observer.on_work_ended(ended)
 
 
-def _checkpoint(keeper: CheckpointKeeper, uid: str, work: Work, blob: StateBlob, steps_done: int) -> None:
-    if work.stage.name == ENCODE:
-        keeper.keep_conditioning(uid, blob)
-    else:
-        keeper.keep_state(uid, blob, steps_done)
+def _first_steps(work: Work | None, members: Collection[int]) -> Iterator[tuple[int, int]]:
+    """These members of a work, each with the steps that it had made before."""
+    if work is not None:
+        for job_id, first_step in zip(work.job_ids, work.first_steps, strict=True):
+            if job_id in members:
+                yield job_id, first_step

@@ -17,7 +17,7 @@ from multiprocessing.context import ForkServerContext
 from typing import Any
 
 from tilework.core.model import Source
-from tilework.core.wire import BreakGroup, Command, Decode, Denoise, Encode, Quit, Report, Site, StopWork
+from tilework.core.wire import BreakGroup, Command, Execute, Quit, Report, Site, StopWork
 from tilework.runtime.frames import FrameDecoder, encode_frame
 
 PRELOAD = "tilework.worker.preload"
@@ -90,7 +90,7 @@ class WorkerProcess(asyncio.Protocol):
     def _revoke(self, work_id: int) -> bool:
         """Mark a work that has not been sent as revoked; returns whether there is one."""
         for index, waiting in enumerate(self._outbox):
-            if isinstance(waiting, Encode | Denoise | Decode) and waiting.work_id == work_id:
+            if isinstance(waiting, Execute) and waiting.work_id == work_id:
                 self._outbox[index] = replace(waiting, revoked=True)
                 return True
         return False

@@ -44,16 +44,14 @@ class BlobStore:
         self._states = {name: state for name, state in self._states.items() if name in names}
 
     def delivered_by(self, move: StateMove) -> tuple[State | None, bool]:
-        """The state that a resolved move delivers (None: nothing), and whether a fault has lost it.
+        """The state that a resolved move delivers (None: nothing), and whether a fault has lost one of its blobs.
 
-        A simulated state includes its conditioning. Without either blob the target has the conditioning already.
+        A simulated state includes what earlier stages wrote. Without any the target has all that it needs.
         """
-        blob = move.state or move.conditioning
-        if not move.delivers:
+        if not move.states:
             return None, False
-        if blob is None:
-            return State(), False
-        return self._states.get(blob.name), blob not in self
+        is_lost = any(state.blob not in self for state in move.states)
+        return None if is_lost else self._states[move.states[-1].blob.name], is_lost
 
 
 class StateTransfers:

@@ -14,9 +14,10 @@ from tilework.control.watchdog import WatchdogConfig
 from tilework.core.actions import Action
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import DeviceJoined, Event, LeftOut, WorkFailed
+from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import Ended, Failed, Forget, StopWork
-from tilework.core.work import DECODE, StageId, Work
+from tilework.core.work import Work
 from tilework.cost.table_costs import TableCosts
 from tilework.sim.blobs import BlobStore, StateTransfers
 from tilework.sim.clock import Clock
@@ -51,7 +52,6 @@ class Cluster:
         *,
         num_devices: int,
         devices_per_node: int,
-        stages: frozenset[StageId],
         on_event: Callable[[Event], None],
         on_image: Callable[[int, State], None],
         on_given_up: Callable[[], None],
@@ -60,7 +60,6 @@ class Cluster:
         self._injector = injector
         self._has_faults = bool(injector.faults)
         self._devices_per_node = devices_per_node
-        self._stages = stages
         self._on_event, self._on_image = on_event, on_image
         self._controller = controller
         self._core = DriverCore(controller, WatchdogConfig())
@@ -112,15 +111,13 @@ class Cluster:
         return {job_id: checkpoint for job_id, checkpoint in left.items() if checkpoint.blobs}
 
     def _remaining_checkpoint(self, job_id: int) -> Checkpoint:
-        """A job's latest checkpoint without lost blobs. A simulated state includes its conditioning."""
-        last = self._core.states.checkpoint(job_id)
-        if last.state in self._blobs:
-            return last
-        return Checkpoint(conditioning=last.conditioning) if last.conditioning in self._blobs else Checkpoint()
+        """A job's latest checkpoint without lost blobs."""
+        checkpoint = self._core.states.checkpoint(job_id)
+        return checkpoint.among([blob for blob in checkpoint.blobs if blob in self._blobs])
 
-    def begin(self, job_id: int, checkpoint: Checkpoint) -> None:
+    def begin(self, job_id: int, request: Request, checkpoint: Checkpoint) -> None:
         """Begin a job from a checkpoint, which may be empty."""
-        self._core.states.begin(job_id, checkpoint)
+        self._core.begin_job(job_id, request, checkpoint)
 
     def end(self, job_id: int) -> None:
         """End a job: discard its blobs."""
@@ -268,7 +265,7 @@ class Cluster:
             for job_id in result.members:
                 if (blob := report.blobs.get(job_id)) is None:
                     continue
-                if result.work.stage.name != DECODE:
+                if not self._core.is_result(job_id, result):
                     if self._injector.injects("checkpoint"):
                         self._blobs.discard((blob,))
                 elif result.ending is Ending.DONE:
@@ -279,7 +276,7 @@ class Cluster:
     # Workers.
 
     def _join(self, device_id: int) -> None:
-        self._on_event(DeviceJoined(device_id, device_id // self._devices_per_node, self._stages))
+        self._on_event(DeviceJoined(device_id, device_id // self._devices_per_node))
 
     def _lose(self, device_id: int, why: str) -> None:
         self._apply(self._core.on_device_lost(device_id, why))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tilework.core.work import DIFFUSE, ENCODE, Group, Work
+from tilework.core.work import Group, Work
 from tilework.sim.device import Device, StateTransfer
 from tilework.sim.runs import DROPS_STATES, Run, RunEnd, State
 from tilework.sim.timing import TimingModel
+
+_NOTHING = State()
 
 
 class Fleet:
@@ -97,7 +99,7 @@ class Fleet:
                 self._revoked.add(work.work_id)
             return None
         run = device.run
-        if work.stage.name != DIFFUSE or run.end is not RunEnd.DONE or run.hangs:
+        if not work.stage.has_steps or run.end is not RunEnd.DONE or run.hangs:
             return None
         steps = min(run.steps, run.steps_by(now_ns) + 1)
         end_ns = run.end_ns if steps == run.steps else run.start_ns + steps * run.step_ns
@@ -140,7 +142,7 @@ class Fleet:
 
     def _cut(self, run: Run, devices: Group, now_ns: int) -> Run:
         """The run cut off now for these devices. A step in progress is lost: it needs all members."""
-        steps = run.steps_by(now_ns) if run.work.stage.name == DIFFUSE else 0
+        steps = run.steps_by(now_ns) if run.work.stage.has_steps else 0
         self._broken.add(run.work.work_id)
         end_ns = max(run.start_ns, now_ns)
         return replace(run, devices=devices, end_ns=end_ns, steps=steps, end=RunEnd.BROKEN, hangs=False)
@@ -210,21 +212,23 @@ class Fleet:
             if device.awaited:
                 for transfer in device.awaited.pop(work.work_id, ()):
                     received.append(transfer)
-                    device.states.pop(transfer.job_id, None)
-                    if transfer.state is not None:
+                    if transfer.lost:
+                        device.states.pop(transfer.job_id, None)
+                    elif transfer.state is not None:
                         device.states[transfer.job_id] = transfer.state
         return received
 
     def _missing(self, work: Work) -> list[int]:
-        """The members whose state at their first step some device of the work lacks."""
+        """The members whose state at their position some device of the work lacks; at the start there is none."""
         missing: list[int] = []
-        if work.stage.name != ENCODE:
-            for job_id, first_step in work.members:
-                for device_id in work.devices:
-                    state = self._devices[device_id].states.get(job_id)
-                    if state is None or state.steps_done != first_step:
-                        missing.append(job_id)
-                        break
+        for job_id, position in work.members:
+            if not position:
+                continue
+            for device_id in work.devices:
+                state = self._devices[device_id].states.get(job_id)
+                if state is None or state.position != position:
+                    missing.append(job_id)
+                    break
         return missing
 
     def _begin(self, run: Run) -> Run:
@@ -247,8 +251,8 @@ class Fleet:
             return False
         for device in devices:
             device.run = None
-        for job_id, first_step in run.work.members if run.end in DROPS_STATES else run.members:
-            _update_states(devices, job_id, first_step, run)
+        for job_id, position in run.work.members if run.end in DROPS_STATES else run.members:
+            _update_states(devices, job_id, position, run)
         return True
 
     def drop_after(self, run: Run) -> None:
@@ -260,21 +264,19 @@ class Fleet:
                     device.states.pop(job_id, None)
 
 
-def _update_states(devices: Iterable[Device], job_id: int, first_step: int, run: Run) -> None:
+def _update_states(devices: Iterable[Device], job_id: int, position: int, run: Run) -> None:
     """Update a job's state on the devices of an ended run. Devices that shared one object share the new one."""
     if run.end in DROPS_STATES:
         for device in devices:
             device.states.pop(job_id, None)
-    elif run.work.stage.name == DIFFUSE and run.steps:
+    elif run.steps:
         before, after = None, None
         for device in devices:
-            if after is None or device.states[job_id] is not before:
-                before = device.states[job_id]
-                after = before.after(first_step, run.steps)
+            found = device.states.get(job_id, _NOTHING) if position else _NOTHING
+            if after is None or found is not before:
+                before = found
+                after = before.after(position, run.steps)
             device.states[job_id] = after
-    elif run.work.stage.name == ENCODE and run.end is RunEnd.DONE:
-        for device in devices:
-            device.states[job_id] = State()
 
 
 def _empty_run(work: Work, devices: Group, now_ns: int, end: RunEnd) -> Run:

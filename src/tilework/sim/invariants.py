@@ -20,10 +20,9 @@ from tilework.core.events import (
     WorkFailed,
     WorkFinished,
 )
-from tilework.core.progress import Cursor
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
-from tilework.core.work import DECODE, Work
+from tilework.core.work import Work
 from tilework.cost.memory import FORGET_NS
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.demand import demand_at
@@ -64,7 +63,7 @@ class Invariants:
         self._num_interruptions = 0
         self._urgency_ns: dict[str, int] = {}
         self._first_start_ns: dict[str, int] = {}
-        self._too_large: dict[int, int] = {}
+        self._too_large: dict[tuple[str, int], int] = {}  # By stage and pixels.
         self._num_events = 0
         self._num_servers = simulation.num_servers
 
@@ -112,20 +111,22 @@ class Invariants:
                     self._note_out_of_memory(work, actions, now_ns)
             case WorkFinished(work_id) | Stopped(work_id):
                 if (ended := self._works.pop(work_id, None)) is not None and isinstance(event, WorkFinished):
-                    self._note_decoded(ended)
+                    self._note_whole(ended)
             case _:
                 pass
 
     def _note_out_of_memory(self, work: Work, actions: tuple[Action, ...], now_ns: int) -> None:
-        """Remember that decodes of this size must run in slices, if a job of the work has not ended."""
+        """Remember that works of this size must run in slices, if a job of the work has not ended."""
         is_open = any(set(work.job_ids) & set(jobs_of(action)) for action in actions)
-        if work.stage.name == DECODE and not work.sliced and is_open:
-            self._too_large[self._pixels(work)] = now_ns + FORGET_NS
+        if work.stage.spec.sliceable and not work.sliced and is_open:
+            self._too_large[work.stage.name, self._pixels(work)] = now_ns + FORGET_NS
 
-    def _note_decoded(self, work: Work) -> None:
-        if work.stage.name == DECODE and not work.sliced:
+    def _note_whole(self, work: Work) -> None:
+        if work.stage.spec.sliceable and not work.sliced:
             pixels = self._pixels(work)
-            self._too_large = {size: until_ns for size, until_ns in self._too_large.items() if size > pixels}
+            fitted = [one for one in self._too_large if one[0] == work.stage.name and one[1] <= pixels]
+            for one in fitted:
+                del self._too_large[one]
 
     def _pixels(self, work: Work) -> int:
         return self._requests[self._uids[work.job_ids[0]]].shape.pixels
@@ -196,16 +197,20 @@ class Invariants:
         self._check_memory(work, now_ns)
 
     def _check_memory(self, work: Work, now_ns: int) -> None:
-        """A decode that ran out of memory is not tried whole again for FORGET_NS, unless reports may be late.
+        """A sliceable work that ran out of memory is not tried whole again for FORGET_NS, unless reports may be late.
 
-        The decode of an exact request is tried whole until the request fails.
+        That of an exact request is tried whole until the request fails.
         """
         if self._requests[self._uids[work.job_ids[0]]].exact:
             return
-        if work.stage.name == DECODE and not work.sliced and not MESSAGE_FAULTS & self._faults.by_name.keys():
+        if work.stage.spec.sliceable and not work.sliced and not MESSAGE_FAULTS & self._faults.by_name.keys():
             pixels = self._pixels(work)
-            known = [size for size, until_ns in self._too_large.items() if size <= pixels and now_ns < until_ns]
-            require(not known, f"a whole decode of {pixels} pixels begins, though {known} did not fit")
+            known = [
+                size
+                for (stage, size), until_ns in self._too_large.items()
+                if stage == work.stage.name and size <= pixels and now_ns < until_ns
+            ]
+            require(not known, f"a whole {work.stage} of {pixels} pixels begins, though {known} did not fit")
 
     def _check_residents(self, work: Work) -> None:
         """A device has a bounded number of works ahead, and keeps states of a bounded number of jobs."""
@@ -242,7 +247,7 @@ class Invariants:
         for ending in trace.endings:
             uid = ending.request.uid
             if ending.status is Status.DONE:
-                check_image(uid, ending.image, ending.request.steps)
+                check_image(uid, ending.image, self._costs.start(ending.request).itinerary.length)
             if self._is_exact and ending.request.is_promise and ending.status is Status.DONE:
                 require(ending.on_time, f"the promise to {uid} is broken without a fault")
             if self._is_exact and ending.request.is_dropped_if_late and ending.status is Status.DONE:
@@ -279,7 +284,7 @@ class Invariants:
         return round(sum(2 * counts[name] * self._faults.size(name) for name in names) * NS_PER_S)
 
     def _alone_ns(self, request: Request) -> int:
-        return demand_at(request, Cursor.start(request), 1, self._costs).run_ns
+        return demand_at(request, self._costs.start(request), 1, self._costs).run_ns
 
     def _check_leftovers(self) -> None:
         tracker, fleet = self._simulation.controller.tracker, self._simulation.cluster.fleet

@@ -42,7 +42,7 @@ class Run:
 
     @property
     def members(self) -> list[tuple[int, int]]:
-        """The jobs that take part, each with its number of steps before this run."""
+        """The jobs that take part, each with its position before this run."""
         members = self.work.members
         return [one for one in members if one[0] not in self.left_out] if self.left_out else list(members)
 
@@ -59,13 +59,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A job's conditioning and latents: the pieces (first step, number of steps) that it ran, in order.
+    """What stages have written of a job: the pieces (position, number of steps) that it ran, in order.
 
-    `steps_done` is the sum over all pieces, kept since devices ask for it before each work.
+    `position` is the sum over all pieces, kept since devices ask for it before each work.
     """
 
     pieces: tuple[tuple[int, int], ...] = ()
-    steps_done: int = field(default=0, repr=False)
+    position: int = field(default=0, repr=False)
 
-    def after(self, first_step: int, num_steps: int) -> State:
-        return State((*self.pieces, (first_step, num_steps)), self.steps_done + num_steps)
+    def after(self, position: int, num_steps: int) -> State:
+        return State((*self.pieces, (position, num_steps)), self.position + num_steps)

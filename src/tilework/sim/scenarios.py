@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from itertools import cycle, pairwise
 from random import Random
 
 from tilework.control.controller import ControllerConfig
 from tilework.core.cost_row import CostRow
+from tilework.core.graph import Graph, StageSpec, StepShare
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import OnMiss, Request, Shape
+from tilework.core.shipped_graph import latent_diffusion
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.work import DIFFUSE, STAGES
-from tilework.cost.table import CostTable
+from tilework.cost.table import CostTable, graphs_of
 from tilework.policy.registry import policy_names
 from tilework.sim.config import SimConfig
 from tilework.sim.faults import FAULTS, Fault, Faults
 
 PIPELINE = "fuzz"
 _SIDES = (64, 128, 192)
-_SECONDS = {"encode": 0.01, "diffuse": 0.1, "decode": 0.05}  # At 128 px on one device.
+_STEP_S, _OTHERS_S = 0.1, (0.01, 0.05)  # A step, and the stages without steps, at 128 px on one device.
 _MEAN_S = 0.8  # Rough mean time of a request on one device.
 _SPEEDUP = 1.6  # By each doubling of the degree.
 
@@ -80,7 +82,9 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
             max_residents=random.choice((1, 4, 64)),
             max_batch=batch_random.choice((1, 2, 12, 12)),
         ),
-        table=_table(degrees, devices_per_node, batch_random.choice((0.0, 0.0, 0.15, 0.5))),
+        table=_table(
+            _graph(Random(f"graph/{seed}")), degrees, devices_per_node, batch_random.choice((0.0, 0.0, 0.15, 0.5))
+        ),
         config=SimConfig(
             num_devices=num_devices,
             seed=seed,
@@ -105,28 +109,74 @@ def _swarm_faults(random: Random) -> Faults:
     return Faults(faults)
 
 
-def _table(degrees: tuple[int, ...], devices_per_node: int, saving: float) -> CostTable:
+def _graph(random: Random) -> Graph:
+    """A latent diffusion pipeline, or a made-up one: encoders that join, stages with steps one after another, others.
+
+    An upscaler, or what else runs at once, may lie between two stages with steps, or after the last.
+    """
+    usual = latent_diffusion(PIPELINE)
+    if random.random() < 0.6:
+        return usual
+    num_encoders = random.choice((0, 1, 2))
+    encoders = [StageSpec(name=f"encoder{index}", outputs=(f"text{index}",)) for index in range(num_encoders)]
+    specs, latest = list(encoders), [name for spec in encoders for name in spec.outputs]
+    num_stepped = random.choice((1, 2, 2, 3))
+    shares = [index / num_stepped for index in range(num_stepped + 1)]
+    for index, (first, last) in enumerate(pairwise(shares)):
+        specs.append(
+            StageSpec(
+                name=f"steps{index}",
+                inputs=tuple(latest),
+                outputs=(f"latents{index}",),
+                steps=StepShare(first=first, last=last) if random.random() < 0.8 else StepShare(count=3),
+                degrees=None,
+                batchable=random.random() < 0.8,
+            )
+        )
+        latest = [f"latents{index}"]
+        if random.random() < 0.3 or index == num_stepped - 1:
+            specs.append(
+                StageSpec(
+                    name=f"after{index}",
+                    inputs=(*latest, *(encoders[0].outputs if encoders and random.random() < 0.5 else ())),
+                    outputs=(f"picture{index}",),
+                    sliceable=random.random() < 0.5,
+                )
+            )
+            latest = [f"picture{index}"]
+    random.shuffle(specs)
+    return Graph(PIPELINE, tuple(specs))
+
+
+def _table(graph: Graph, degrees: tuple[int, ...], devices_per_node: int, saving: float) -> CostTable:
     """`saving`: share of its time that each member of a batch beyond the first saves; 0: no batch is measured."""
+    others_s = cycle(_OTHERS_S)
+    seconds = {stage: _STEP_S if stage.has_steps else next(others_s) for stage in graph.stages}
     alone = [
         CostRow(
             pipeline=PIPELINE,
-            stage=stage,
+            stage=stage.name,
             height=side,
             width=side,
             degree=degree,
-            seconds=_SECONDS[stage] * (side / 128) ** 2 / _SPEEDUP ** (degree.bit_length() - 1),
+            seconds=seconds[stage] * (side / 128) ** 2 / _SPEEDUP ** (degree.bit_length() - 1),
         )
         for side in _SIDES
-        for stage in STAGES
-        for degree in (degrees if stage == DIFFUSE else (1,))
+        for stage in graph.stages
+        for degree in (degrees if stage.is_parallel else (1,))
     ]
     together = [
         replace(row, batch=size, seconds=row.seconds * (size - saving * (size - 1)))
         for row in alone
         for size in (2, 12)
-        if saving and row.stage == DIFFUSE and row.degree == 1
+        if saving and graph.stage(row.stage).spec.batchable and row.degree == 1
     ]
-    return CostTable(hardware="made up, for fuzzing", devices_per_node=devices_per_node, rows=(*alone, *together))
+    return CostTable(
+        hardware="made up, for fuzzing",
+        devices_per_node=devices_per_node,
+        rows=(*alone, *together),
+        graphs=graphs_of(graph),
+    )
 
 
 def _requests(random: Random, num_requests: int, rate_per_s: float, is_overload: bool) -> tuple[Request, ...]:

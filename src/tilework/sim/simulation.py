@@ -12,7 +12,6 @@ from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import Cancelled, Event, Restored, Submitted, Woke
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_S
-from tilework.core.work import StageId
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.sim.clock import Clock
@@ -79,7 +78,6 @@ class Simulation:
             self.controller,
             num_devices=config.num_devices,
             devices_per_node=devices.devices_per_node,
-            stages=frozenset(StageId(row.pipeline, row.stage) for row in devices.rows),
             on_event=self._handle,
             on_image=self._keep_image,
             on_given_up=self._give_up,
@@ -186,7 +184,7 @@ class Simulation:
             case Accept(job_id, uid):
                 self._accepted[uid] = action
                 self._jobs[job_id] = self._requests[uid]
-                self.cluster.begin(job_id, self._checkpoints.pop(uid, _NO_CHECKPOINT))
+                self.cluster.begin(job_id, self._requests[uid], self._checkpoints.pop(uid, _NO_CHECKPOINT))
             case Reject(uid, reason):
                 self._end(uid, Status.REJECTED, reason)
             case Finish(job_id, uid, status, reason):
@@ -250,7 +248,7 @@ class Simulation:
         self.cluster.restart(self.controller)
         for uid in open_uids:
             self._checkpoints[uid] = checkpoint = checkpoints.get(uid, _NO_CHECKPOINT)
-            self._handle(Restored(self._requests[uid], checkpoint.steps_done if checkpoint.blobs else None))
+            self._handle(Restored(self._requests[uid], checkpoint.position))
         self.cluster.start()
 
     def _unless_restarted(self, call: Callable[[], None]) -> Callable[[], None]:

@@ -7,12 +7,12 @@ from random import Random
 from typing import Protocol
 
 from tilework.core.request import Request
-from tilework.core.work import DECODE, DIFFUSE, Group, Work
+from tilework.core.work import Group, Work
 from tilework.cost.table_costs import TableCosts
 from tilework.sim.faults import FaultInjector
 from tilework.sim.runs import RunEnd
 
-_SLICED_SHARE = 0.5  # Memory of a sliced decode, as a share of that of a whole one.
+_SLICED_SHARE = 0.5  # Memory of a sliced work, as a share of that of a whole one.
 
 
 class TimingModel(Protocol):
@@ -56,7 +56,7 @@ class TableTimingModel:
 
     def dispatch_ns(self, work: Work) -> int:
         total_ns = self._dispatch_ns(len(work.devices))
-        if self._switch_ns and work.stage.name == DIFFUSE:
+        if self._switch_ns and work.stage.has_steps:
             current = work.job_ids, work.devices
             if any(self._latest.get(device_id) != current for device_id in work.devices):
                 total_ns += self._switch_ns
@@ -82,15 +82,16 @@ class TableTimingModel:
 
     def _cut_short(self, work: Work, duration_ns: int, fraction: float, end: RunEnd) -> tuple[int, int, RunEnd]:
         """Duration, steps and end of a work that ends early, after a fraction of its time. Whole steps count."""
-        steps = int(fraction * work.num_steps) if work.stage.name == DIFFUSE else 0
+        steps = int(fraction * work.num_steps) if work.stage.has_steps else 0
         return round(fraction * duration_ns), steps, end
 
     def fits(self, work: Work, requests: Sequence[Request]) -> bool:
         """Whether the devices have enough memory for a work. Its need grows with its pixels, and its devices share it.
 
-        The memory of a device is a share of what the largest request so far needs alone. Encodes always fit.
+        The memory of a device is a share of what the largest request so far needs alone. Stages that have no steps and
+        cannot be sliced always fit.
         """
-        if not self._is_small or work.stage.name not in (DIFFUSE, DECODE):
+        if not self._is_small or not (work.stage.has_steps or work.stage.spec.sliceable):
             return True
         pixels = sum(request.shape.pixels for request in requests)
         need = pixels * (_SLICED_SHARE if work.sliced else 1.0) / len(work.devices)

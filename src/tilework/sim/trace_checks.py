@@ -16,15 +16,15 @@ def require(condition: bool, message: str) -> None:
         raise Violation(message)
 
 
-def check_image(uid: str, image: State | None, steps: int) -> None:
-    """Every step ran exactly once, in order, in one lineage of states."""
+def check_image(uid: str, image: State | None, length: int) -> None:
+    """Every stage and step ran exactly once, in order, in one lineage of states: `length` positions."""
     require(image is not None, f"{uid} is done without a picture")
     assert image is not None
     done = 0
-    for first_step, num_steps in image.pieces:
-        require(first_step == done and num_steps > 0, f"the picture of {uid} is made of the steps {image.pieces}")
+    for position, num_steps in image.pieces:
+        require(position == done and num_steps > 0, f"the picture of {uid} is made of the steps {image.pieces}")
         done += num_steps
-    require(done == steps, f"the picture of {uid} is made of {done} steps, not {steps}")
+    require(done == length, f"the picture of {uid} is made of {done} steps, not {length}")
 
 
 def check_no_overlap(device_id: int, runs: list[Run]) -> None:

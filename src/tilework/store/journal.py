@@ -15,21 +15,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.wire import StateBlob
+from tilework.core.wire import SavedState, StateBlob
 
 _log = logging.getLogger(__name__)
 _APPLICATION_ID = 0x746A726E  # "tjrn"; marks the file as ours.
-_VERSION = 3  # Since 3 the `terms` of a call are one object.
+_VERSION = 4  # Since 4 a checkpoint has a state for each stage.
 _MOST_WAL_PAGES = 16_384  # 64 MiB, in case `tidy` does not run.
 _BUSY_S = 10.0
 _SCHEMA = """
 CREATE TABLE clock (zero_ns INTEGER NOT NULL);
 CREATE TABLE call (number INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE, model TEXT NOT NULL, document BLOB NOT NULL);
-CREATE TABLE image (
-    uid TEXT PRIMARY KEY, call TEXT NOT NULL, conditioning TEXT, conditioning_bytes INTEGER, state TEXT,
-    state_bytes INTEGER, steps_done INTEGER NOT NULL DEFAULT 0
-) WITHOUT ROWID;
+CREATE TABLE image (uid TEXT PRIMARY KEY, call TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX image_call ON image (call);
+CREATE TABLE state (
+    uid TEXT NOT NULL, stage INTEGER NOT NULL, position INTEGER NOT NULL, blob TEXT NOT NULL,
+    num_bytes INTEGER NOT NULL, PRIMARY KEY (uid, stage)
+) WITHOUT ROWID;
 CREATE TABLE record (
     number INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE, has_key INTEGER NOT NULL, document BLOB NOT NULL
 );
@@ -161,11 +162,12 @@ class Journal:
         """Open calls in order of arrival."""
         rows = self._connection.execute("SELECT uid, model, document FROM call ORDER BY number")
         calls = {uid: OpenCall(uid=uid, model=model, document=document) for uid, model, document in rows}
-        columns = "call, uid, conditioning, conditioning_bytes, state, state_bytes, steps_done"
-        for call, uid, *kept, steps_done in self._connection.execute(f"SELECT {columns} FROM image ORDER BY uid"):
-            conditioning, state = _blob(*kept[:2]), _blob(*kept[2:])
-            checkpoint = Checkpoint(conditioning=conditioning, state=state, steps_done=steps_done)
-            calls[call].checkpoints[uid] = checkpoint
+        states: dict[str, list[SavedState]] = {}
+        columns = "uid, stage, position, blob, num_bytes"
+        for uid, index, position, *blob in self._connection.execute(f"SELECT {columns} FROM state ORDER BY uid, stage"):
+            states.setdefault(uid, []).append(SavedState(index, position, StateBlob(*blob)))
+        for call, uid in self._connection.execute("SELECT call, uid FROM image ORDER BY uid"):
+            calls[call].checkpoints[uid] = Checkpoint(tuple(states.get(uid, ())))
         return list(calls.values())
 
     def records(self) -> list[Ended]:
@@ -175,21 +177,17 @@ class Journal:
 
     # Checkpoints. A failed write is no reason to end a call: without a checkpoint it would start over.
 
-    def keep_conditioning(self, uid: str, blob: StateBlob) -> None:
-        values = blob.name, blob.num_bytes, uid
-        self._try(
-            "UPDATE image SET conditioning = ?, conditioning_bytes = ?, state = NULL, steps_done = 0 WHERE uid = ?",
-            values,
-        )
-
-    def keep_state(self, uid: str, blob: StateBlob, steps_done: int) -> None:
-        values = blob.name, blob.num_bytes, steps_done, uid
-        self._try("UPDATE image SET state = ?, state_bytes = ?, steps_done = ? WHERE uid = ?", values)
-
-    def _try(self, statement: str, values: tuple[str | int, ...]) -> None:
+    def keep(self, uid: str, state: SavedState) -> None:
         try:
             with self._transaction() as connection:
-                connection.execute(statement, values)
+                connection.execute("DELETE FROM state WHERE uid = ? AND stage > ?", (uid, state.index))
+                values = uid, state.index, state.position, state.blob.name, state.blob.num_bytes
+                # Only for an image that is open: its call may have ended meanwhile.
+                connection.execute(
+                    "INSERT OR REPLACE INTO state SELECT ?, ?, ?, ?, ? "
+                    "WHERE EXISTS (SELECT 1 FROM image WHERE uid = ?)",
+                    (*values, uid),
+                )
             self._is_failing = False
         except NotWritten as error:
             if not self._is_failing:  # Once, not for every step.
@@ -212,9 +210,6 @@ class Journal:
 
 
 def _remove_open(connection: sqlite3.Connection, uid: str) -> None:
+    connection.execute("DELETE FROM state WHERE uid IN (SELECT uid FROM image WHERE call = ?)", (uid,))
     connection.execute("DELETE FROM image WHERE call = ?", (uid,))
     connection.execute("DELETE FROM call WHERE uid = ?", (uid,))
-
-
-def _blob(name: str | None, num_bytes: int | None) -> StateBlob | None:
-    return None if name is None or num_bytes is None else StateBlob(name, num_bytes)

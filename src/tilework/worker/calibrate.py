@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import torch
@@ -17,9 +18,8 @@ from tilework.core.cost_row import Batch, CostRow
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.core.wire import Spec
-from tilework.core.work import DECODE, DIFFUSE, ENCODE
 from tilework.patches.layout import pack
-from tilework.pipelines.family import Family, StepState
+from tilework.pipelines.family import Family, StepState, Values
 from tilework.worker.synchronize import synchronize
 
 _log = logging.getLogger(__name__)
@@ -40,12 +40,12 @@ def calibrate(
 ) -> tuple[CostRow, ...]:
     """Time the stages for every batch, with guidance; rows in the order of `batches`.
 
-    Without a `comm`: a denoising step of each batch; for a single output also encode and decode. A batch that cannot
-    run here (for lack of memory, for example) is left out.
+    Without a `comm`: every stage for a single output, batchable ones for a batch. A batch that cannot run here (for
+    lack of memory, for example) is left out.
 
-    With a `comm`: a step of single outputs at the degree of the group. All ranks make the same call, and each returns
-    rows of its own. A batch that cannot run on one rank breaks the group, since the others wait for that rank; the rows
-    so far are returned.
+    With a `comm`: stages that several devices may share, for single outputs, at the degree of the group. All ranks make
+    the same call, and each returns rows of its own. A batch that cannot run on one rank breaks the group, since the
+    others wait for that rank; the rows so far are returned.
 
     `num_runs` runs follow three warm-up runs; None means one warm-up run and then up to five within a second.
     """
@@ -65,21 +65,31 @@ def calibrate(
 
 
 def _time_stages(family: Family, batch: Batch, comm: Comm | None, num_runs: int | None) -> dict[str, _Timing]:
+    """Run each stage with what those before it have written, and time those that can be run so."""
     specs = [_guided_spec(family, shape, num_runs) for shape in batch]
-    encoded = {spec: family.encode(spec) for spec in dict.fromkeys(specs)}
-    states = [family.begin(spec, encoded[spec]) for spec in specs]
-    clock = _Clock(family.device, comm, num_runs)
-    if comm is not None:
-        assert len(batch) == 1
-        with _joined(family, comm):
-            return {DIFFUSE: clock.time(lambda: _step(family, states))}
-    if len(batch) > 1:
-        return {DIFFUSE: clock.time(lambda: _step(family, states))}
-    return {
-        ENCODE: clock.time(lambda: family.encode(specs[0])),
-        DIFFUSE: clock.time(lambda: _step(family, states)),
-        DECODE: clock.time(lambda: family.decode(states[0])),
+    values: dict[Spec, Values] = {spec: {} for spec in specs}  # Equal shapes share them.
+    clock, timings = _Clock(family.device, comm, num_runs), dict[str, _Timing]()
+    wanted = {
+        stage.name
+        for stage in family.info.graph.stages
+        if (stage.is_parallel if comm is not None else len(batch) == 1 or stage.spec.batchable)
     }
+    for stage in family.info.graph.stages:
+        if stage.has_steps:
+            states = [family.begin(stage.name, spec, values[spec]) for spec in specs]
+            if stage.name in wanted:
+                with nullcontext() if comm is None else _joined(family, comm):
+                    timings[stage.name] = clock.time(partial(_step, family, states))
+            write: Callable[[], dict[Spec, Values]] = partial(_finish, family, states)
+        else:
+            write = partial(_run, family, stage.name, values)
+            if stage.name in wanted:
+                read = [values[spec] for spec in specs]
+                timings[stage.name] = clock.time(partial(family.run, stage.name, specs, read))
+        if timings.keys() == wanted:
+            break
+        values = {spec: {**values[spec], **outputs} for spec, outputs in write().items()}
+    return timings
 
 
 @contextmanager
@@ -98,6 +108,14 @@ def _step(family: Family, states: Sequence[StepState]) -> None:
         predictions = family.predict(states, pack if len(states) > 1 else None)
         for state, prediction in zip(states, predictions, strict=True):
             family.advance(state, prediction)
+
+
+def _run(family: Family, stage: str, values: Mapping[Spec, Values]) -> dict[Spec, Values]:
+    return dict(zip(values, family.run(stage, list(values), list(values.values())), strict=True))
+
+
+def _finish(family: Family, states: Sequence[StepState]) -> dict[Spec, Values]:
+    return {state.spec: family.finish(state) for state in states}
 
 
 def _guided_spec(family: Family, shape: Shape, num_runs: int | None) -> Spec:

@@ -1,11 +1,13 @@
-"""The jobs that a worker knows: their conditioning, and their state while it is here."""
+"""The jobs that a worker knows: what stages have written of them, and their state between two steps."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+from tilework.core.graph import Itinerary, Stage
 from tilework.core.wire import Spec
-from tilework.pipelines.family import Conditioning, StepState
+from tilework.pipelines.family import Family, StepState
 
 _MAX_LOST = 1024
 
@@ -20,15 +22,62 @@ class JobMissing(Exception):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
-    """A job after its encode. `state` is None before its first step, and outdated once the job continues elsewhere."""
+    """A job as it is here, which is outdated once the job continues elsewhere.
+
+    `values` are what its stages have written, by name, as far as later ones need it. The stages up to `begun_at` are
+    done; `state` is that of the next one if it has made steps.
+    """
 
     spec: Spec
-    conditioning: Conditioning
+    itinerary: Itinerary
+    begun_at: int = 0
+    values: dict[str, Any] = field(default_factory=dict)
     state: StepState | None = None
 
     @property
-    def steps_done(self) -> int:
-        return 0 if self.state is None else self.state.steps_done
+    def position(self) -> int:
+        return self.begun_at + (0 if self.state is None else self.state.steps_done)
+
+    @property
+    def stage(self) -> Stage:
+        """The stage that is next or has begun."""
+        stage = self.itinerary.at[self.begun_at].stage
+        assert stage is not None, "nothing of the job is left"
+        return stage
+
+    @property
+    def is_ended(self) -> bool:
+        return self.begun_at == self.itinerary.length
+
+    def take_outputs(self, outputs: dict[str, Any]) -> None:
+        """End the stage here, with these outputs; what no later stage reads is dropped, but the result is kept."""
+        place = self.itinerary.at[self.begun_at]
+        self.begun_at, self.state = self.itinerary.ends[place.num_done], None
+        if self.is_ended:
+            self.values = outputs
+            return
+        read = outputs_read(self.itinerary, place.num_done + 1)
+        self.values = {name: value for name, value in {**self.values, **outputs}.items() if name in read}
+
+    def end_steps(self, family: Family) -> None:
+        """End the stage here if it has made all its steps."""
+        state = self.state
+        if state is not None and self.position == self.itinerary.ends[self.itinerary.at[self.begun_at].num_done]:
+            self.take_outputs(dict(family.finish(state)))
+
+    def written(self, family: Family) -> dict[str, Any]:
+        """What a blob of the job holds: its state between two steps, or the outputs of the stage that was done last."""
+        if self.state is not None:
+            return dict(family.export(self.state))
+        outputs = self.itinerary.stages[self.itinerary.at[self.begun_at].num_done - 1].spec.outputs
+        return {name: value for name, value in self.values.items() if name in outputs}
+
+
+def outputs_read(itinerary: Itinerary, num_done: int) -> set[str]:
+    """The outputs of the first `num_done` stages that those after them read."""
+    done, left = itinerary.stages[:num_done], itinerary.stages[num_done:]
+    read = {name for stage in left for name in stage.spec.inputs}
+    return read.intersection(name for stage in done for name in stage.spec.outputs)
 
 
 class Jobs:
@@ -51,16 +100,16 @@ class Jobs:
     def get(self, job_id: int) -> Job:
         """Raises JobMissing, with the reason if it is known."""
         if job_id not in self._jobs:
-            unknown = "it was never encoded or imported here, or has been forgotten", False
+            unknown = "it was never begun or imported here, or has been forgotten", False
             why, state_lost = self._lost.get(job_id, unknown)
             raise JobMissing(f"job {job_id} is not on this worker: {why}", state_lost)
         return self._jobs[job_id]
 
-    def at_step(self, job_id: int, num_steps: int) -> Job:
-        """Like `get`, for works that touch the state: it must be the one after `num_steps` steps."""
+    def at(self, job_id: int, position: int) -> Job:
+        """Like `get`, for works: the job must be at this position."""
         job = self.get(job_id)
-        if job.steps_done != num_steps:
-            raise JobMissing(f"the state of job {job_id} here is after step {job.steps_done}, not {num_steps}")
+        if job.position != position:
+            raise JobMissing(f"the state of job {job_id} here is at position {job.position}, not {position}")
         return job
 
     def forget(self, job_id: int) -> None:

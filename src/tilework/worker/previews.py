@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tilework.core.wire import Preview, Report
 from tilework.pipelines.family import Family, StepState
+from tilework.worker.jobs import Job
 
 _log = logging.getLogger(__name__)
 
@@ -20,12 +21,14 @@ class Previews:
     """
 
     def __init__(
-        self, family: Family, work_id: int, job_id: int, first_step: int, every: int, emit: Callable[[Report], None]
+        self, family: Family, work_id: int, job_id: int, job: Job, every: int, emit: Callable[[Report], None]
     ) -> None:
         self._family = family
         self._work_id = work_id
         self._job_id = job_id
-        self._first_step = first_step
+        self._first_step = job.position - job.begun_at
+        self._num_steps = job.itinerary.steps
+        self._num_before = self._num_steps - job.itinerary.at[job.begun_at].num_steps_left
         self._every = every
         self._emit = emit
 
@@ -45,4 +48,5 @@ class Previews:
 
     def _is_due(self, state: StepState) -> bool:
         steps_done = state.steps_done_next
-        return state.steps_done < steps_done < state.spec.steps and steps_done % self._every == 0
+        num_done = self._num_before + steps_done  # Of all stages with steps.
+        return state.steps_done < steps_done and num_done < self._num_steps and num_done % self._every == 0

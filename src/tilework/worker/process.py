@@ -19,9 +19,7 @@ from tilework.core.model import ModelSource, SimulatedSource, Source
 from tilework.core.wire import (
     BreakGroup,
     Command,
-    Decode,
-    Denoise,
-    Encode,
+    Execute,
     Loaded,
     LoadFailed,
     Quit,
@@ -120,7 +118,7 @@ class _Link:
                 self.works.stop(command.work_id)
             case BreakGroup():
                 self._groups.break_off(command.group_id)
-            case Encode() | Denoise() | Decode():
+            case Execute():
                 self.works.open(command.work_id, command.revoked)
                 self.queue.put(command)
             case _:

@@ -9,18 +9,17 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from tilework.core.graph import Graph
 from tilework.core.model import ModelInfo, SimulatedSource
 from tilework.core.packing import Pack
 from tilework.core.preview import preview_shape
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import Image, Spec
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
-from tilework.pipelines import serialization
 from tilework.pipelines.arguments import generator_device
-from tilework.pipelines.family import Conditioning, StepState
+from tilework.pipelines.family import Conditioning, StepState, Values
 from tilework.pipelines.parallel import Parallel
 
 _SIDE_MULTIPLE = 16
@@ -36,11 +35,13 @@ class SimulatedFamily:
     """
 
     def __init__(self, source: SimulatedSource) -> None:
-        self._costs = TableCosts(CostTable(hardware=source.hardware, rows=source.rows))
+        self._graph = Graph(source.pipeline, source.stages)
+        table = CostTable(hardware=source.hardware, rows=source.rows, graphs={source.pipeline: self._graph})
+        self._costs = TableCosts(table)
         self._source = source
-        self._pipeline = source.pipeline
         self._parallel = _Clocked()
-        rows = [row for row in source.rows if (row.pipeline, row.stage) == (source.pipeline, DIFFUSE)]
+        stepped = {stage.name for stage in self._graph.stepped}
+        rows = [row for row in source.rows if row.pipeline == source.pipeline and row.stage in stepped]
         shapes = sorted({row.shape for row in rows}, key=lambda shape: shape.pixels)
         default = shapes[len(shapes) // 2]
         self._info = ModelInfo(
@@ -57,6 +58,7 @@ class SimulatedFamily:
             two_passes=False,
             max_degree=max(row.degree for row in rows),
             arguments=(generator_device("cpu"),),
+            stages=source.stages,
         )
 
     @property
@@ -71,23 +73,33 @@ class SimulatedFamily:
     def parallel(self) -> Parallel:
         return self._parallel
 
-    def encode(self, spec: Spec) -> Conditioning:
-        self._check_memory(ENCODE, [spec.shape], 1)
-        self._sleep(ENCODE, spec)
-        return Conditioning({})
+    def run(self, stage: str, specs: Sequence[Spec], values: Sequence[Values], sliced: bool = False) -> list[Values]:
+        shapes = [spec.shape for spec in specs]
+        self._check_memory(stage, shapes, 1, share=0.5 if sliced else 1.0)
+        time.sleep(self._run_ns(stage, shapes, 1) / NS_PER_S)
+        return [dict.fromkeys(self._graph.stage(stage).spec.outputs) for _ in specs]
 
-    def begin(self, spec: Spec, conditioning: Conditioning) -> StepState:
+    def begin(self, stage: str, spec: Spec, values: Values) -> StepState:
         side = _PIXELS_PER_LATENT
         latents = torch.zeros(_LATENT_CHANNELS, spec.height // side, spec.width // side, dtype=torch.bfloat16)
-        sampler = SimpleNamespace(timesteps=range(spec.steps), order=1)
-        generator = torch.Generator()
-        return StepState(spec=spec, conditioning=conditioning, latents=latents, sampler=sampler, generator=generator)
+        share = self._graph.stage(stage).spec.steps
+        assert share is not None, f"{stage} has no steps"
+        num_steps = share.of(spec.steps)
+        return StepState(
+            spec=spec,
+            stage=stage,
+            num_steps=num_steps,
+            conditioning=Conditioning({}),
+            latents=latents,
+            sampler=SimpleNamespace(timesteps=range(num_steps), order=1),
+            generator=torch.Generator(),
+        )
 
     def predict(self, states: Sequence[StepState], pack: Pack | None = None) -> list[Tensor]:
         shapes = [state.spec.shape for state in states]
         for together in [[shape] for shape in shapes] if pack is None else [shapes]:
-            self._check_memory(DIFFUSE, together, self._parallel.degree)
-            self._parallel.take_step(self._run_ns(DIFFUSE, together, self._parallel.degree))
+            self._check_memory(states[0].stage, together, self._parallel.degree)
+            self._parallel.take_step(self._run_ns(states[0].stage, together, self._parallel.degree))
         return [state.latents for state in states]
 
     def advance(self, state: StepState, prediction: Tensor) -> None:
@@ -96,31 +108,26 @@ class SimulatedFamily:
     def preview(self, state: StepState, prediction: Tensor) -> Image:
         """The decoded picture, but smaller."""
         shape = preview_shape(state.spec.shape)
-        self._parallel.take(self._run_ns(DECODE, [shape], 1))
+        self._parallel.take(self._run_ns(self._graph.stage(state.stage).spec.previews, [shape], 1))
         return _flat(shape, state.spec.seed)
 
-    def decode(self, state: StepState, sliced: bool = False) -> Image:
+    def finish(self, state: StepState) -> Values:
+        return dict.fromkeys(self._graph.stage(state.stage).spec.outputs, state.latents)
+
+    def image(self, spec: Spec, values: Values) -> Image:
         """A picture of one colour, which depends on the seed."""
-        self._check_memory(DECODE, [state.spec.shape], 1, share=0.5 if sliced else 1.0)
-        self._sleep(DECODE, state.spec)
-        return _flat(state.spec.shape, state.spec.seed)
+        return _flat(spec.shape, spec.seed)
 
-    def export(self, state: StepState) -> serialization.SerializedState:
-        return serialization.serialize((state.latents, state.iteration_index))
+    def export(self, state: StepState) -> Values:
+        return {"latents": state.latents, "iteration_index": state.iteration_index}
 
-    def restore(self, blob: serialization.SerializedState, spec: Spec, conditioning: Conditioning) -> StepState:
-        state = self.begin(spec, conditioning)
-        state.latents, state.iteration_index = serialization.deserialize(blob, self.device)
+    def restore(self, stage: str, spec: Spec, values: Values, exported: Values) -> StepState:
+        state = self.begin(stage, spec, values)
+        state.latents, state.iteration_index = exported["latents"], exported["iteration_index"]
         return state
 
-    def export_conditioning(self, conditioning: Conditioning) -> serialization.SerializedState:
-        return serialization.serialize(dict(conditioning.tensors))
-
-    def restore_conditioning(self, blob: serialization.SerializedState) -> Conditioning:
-        return Conditioning(serialization.deserialize(blob, self.device))
-
     def _run_ns(self, stage: str, shapes: Sequence[Shape], degree: int) -> int:
-        return self._costs.run_ns(StageId(self._pipeline, stage), shapes, degree)
+        return self._costs.run_ns(self._graph.stage(stage), shapes, degree)
 
     def _check_memory(self, stage: str, shapes: Sequence[Shape], degree: int, share: float = 1.0) -> None:
         """The peak grows with all pixels together, from the tabled size that is nearest.
@@ -141,9 +148,6 @@ class SimulatedFamily:
             raise MemoryError(
                 f"{stage} at {' + '.join(map(str, shapes))} takes {needed} bytes, and there are {source.memory_bytes}"
             )
-
-    def _sleep(self, stage: str, spec: Spec) -> None:
-        time.sleep(self._run_ns(stage, [spec.shape], 1) / NS_PER_S)
 
 
 def _flat(shape: Shape, seed: int) -> Image:

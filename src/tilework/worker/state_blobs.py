@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from tilework.core.wire import StateBlob
-from tilework.pipelines.serialization import SerializedState, room
+from tilework.pipelines.serialization import BadState, SerializedState, room
 
 _log = logging.getLogger(__name__)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -79,11 +79,18 @@ class StateBlobs:
         Raises:
             FileNotFoundError: the blob was removed.
             TruncatedStateBlob: it ends too early.
+            BadState: it holds nothing.
         """
         with (self._directory / blob.name).open("rb", buffering=0) as file:
             num_pieces = _read_number(file.fileno(), _COUNT)
             lengths = [_read_number(file.fileno(), _LENGTH) for _ in range(num_pieces)]
-            head, *buffers = (_read_all(file.fileno(), length) for length in lengths)
+            num_bytes, num_present = file.tell() + sum(lengths), os.fstat(file.fileno()).st_size
+            if num_present < num_bytes:  # Before there is room for what a malformed file may promise.
+                raise TruncatedStateBlob(f"a blob ends after {num_present} of {num_bytes} bytes")
+            pieces = [_read_all(file.fileno(), length) for length in lengths]
+        if not pieces:
+            raise BadState(f"the blob {blob.name} is empty")
+        head, *buffers = pieces
         return SerializedState(bytes(head), buffers)
 
 

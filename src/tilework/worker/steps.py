@@ -17,16 +17,16 @@ from tilework.worker.works import OpenWorks
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkJob:
-    """A job of a work, which starts after `first_step` steps of it."""
+    """A job of a work, which starts at this `position` of it."""
 
     job_id: int
-    first_step: int
+    position: int
     job: Job
 
     @property
     def num_steps_left(self) -> int:
-        """The steps that are left when the work begins."""
-        return self.job.spec.steps - self.first_step
+        """The steps of the work's stage that are left when the work begins."""
+        return self.job.itinerary.at[self.position].num_left_here
 
 
 class Steps:
@@ -52,7 +52,7 @@ class Steps:
         self._emit = emit
         self._pack = pack if len(jobs) > 1 else None
         self._previews = {
-            job.job_id: Previews(family, work_id, job.job_id, job.first_step, _every(job, leads), emit) for job in jobs
+            job.job_id: Previews(family, work_id, job.job_id, job.job, _every(job, leads), emit) for job in jobs
         }
 
     def run(self, most: int) -> int:
@@ -72,7 +72,7 @@ class Steps:
         return steps_done
 
     def _begun(self, job: Job) -> StepState:
-        state = job.state = job.state or self._family.begin(job.spec, job.conditioning)
+        state = job.state = job.state or self._family.begin(job.stage.name, job.spec, job.values)
         return state
 
     def _step(self, jobs: Sequence[tuple[WorkJob, StepState]]) -> None:
@@ -94,4 +94,4 @@ class Steps:
 
 
 def _every(job: WorkJob, leads: bool) -> int:
-    return job.job.spec.preview_every if leads else 0
+    return job.job.spec.preview_every if leads and job.job.stage.spec.previews else 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from tilework.core.comm import Comm, GroupBroken
-from tilework.core.wire import Absent, Denoise
+from tilework.core.wire import Absent, Execute
 from tilework.worker.jobs import JobMissing, Jobs
 from tilework.worker.steps import WorkJob
 
@@ -22,7 +22,7 @@ class MemberCheck:
     absent: tuple[Absent, ...] = ()
 
 
-def sync_members(jobs: Jobs, command: Denoise, comm: Comm | None, device: torch.device, stopped: bool) -> MemberCheck:
+def sync_members(jobs: Jobs, command: Execute, comm: Comm | None, device: torch.device, stopped: bool) -> MemberCheck:
     """Check the jobs of a work. Of several jobs, those whose state this worker lacks are absent.
 
     The ranks of a group learn of a stop at different times; rank 0 decides. The ranks wait for each other here, so that
@@ -49,12 +49,12 @@ def sync_members(jobs: Jobs, command: Denoise, comm: Comm | None, device: torch.
     return MemberCheck() if flags[0] == _STOPPED else check
 
 
-def _check(jobs: Jobs, command: Denoise) -> MemberCheck:
+def _check(jobs: Jobs, command: Execute) -> MemberCheck:
     present: list[WorkJob] = []
     absent: list[Absent] = []
-    for job_id, first_step in command.members:
+    for job_id, position in command.members:
         try:
-            present.append(WorkJob(job_id, first_step, jobs.at_step(job_id, first_step)))
+            present.append(WorkJob(job_id, position, jobs.at(job_id, position)))
         except JobMissing as error:
             if len(command.members) == 1:
                 raise

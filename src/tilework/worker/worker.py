@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from tilework.comm.groups import Groups
 from tilework.core.comm import Comm, GroupBroken
@@ -17,11 +16,9 @@ from tilework.core.wire import (
     Calibrated,
     CloseGroup,
     Command,
-    Decode,
-    Denoise,
-    Encode,
     Ended,
     EnterNode,
+    Execute,
     Failed,
     Forget,
     GroupRef,
@@ -34,7 +31,7 @@ from tilework.worker.exact import check_exact
 from tilework.worker.hardware import memory_in_use
 from tilework.worker.jobs import Job, JobMissing, Jobs
 from tilework.worker.memory import Budget
-from tilework.worker.moving import import_job, write_conditioning, write_states
+from tilework.worker.moving import import_job, write_states
 from tilework.worker.state_blobs import StateBlobs, TruncatedStateBlob
 from tilework.worker.steps import Steps, WorkJob
 from tilework.worker.sync_members import sync_members
@@ -42,14 +39,12 @@ from tilework.worker.synchronize import synchronize
 from tilework.worker.works import OpenWorks
 
 _log = logging.getLogger(__name__)
-WorkCommand = Encode | Denoise | Decode
-_T = TypeVar("_T", bound=WorkCommand)
 
 
 class Worker:
     """Executes one command after another on one model, and reports through `emit` how each work ended.
 
-    `works` holds the works that were received; `execute` closes those that it ends. A denoise work of a group runs in
+    `works` holds the works that were received; `execute` closes those that it ends. A work of a group runs in
     lockstep with the other ranks; rank 0 decides when to stop. An error in a work is contained: the work answers
     `Failed`, its jobs are lost here, and their later works fail; in a group the work of the other ranks breaks off. A
     group that breaks leaves each rank's state intact. So does a work that needs more memory than `budget` allows: it
@@ -66,6 +61,7 @@ class Worker:
         budget: Budget | None = None,
     ) -> None:
         self._family = family
+        self._graph = family.info.graph
         self._works = works
         self._groups = groups
         self._blobs = blobs
@@ -82,12 +78,9 @@ class Worker:
     def execute(self, command: Command) -> None:
         """Execute a command; the receiver handles `StopWork`, `BreakGroup` and `Quit`."""
         match command:
-            case Encode():
-                self._work(command, self._encode)
-            case Denoise():
-                self._work(command, self._denoise)
-            case Decode():
-                self._work(command, self._decode)
+            case Execute():
+                has_steps = self._graph.stage(command.stage).has_steps
+                self._work(command, self._run_steps if has_steps else self._run_at_once)
             case ImportState():
                 self._import(command)
             case Forget():
@@ -101,7 +94,7 @@ class Worker:
             case _:
                 raise TypeError(f"a worker does not execute {type(command).__name__}")
 
-    def _work(self, command: _T, run: Callable[[_T], Ended]) -> None:
+    def _work(self, command: Execute, run: Callable[[Execute], Ended]) -> None:
         """Run a work and report its end."""
         report = self._attempt(command, run)
         if report is None:  # Only now its memory is unreferenced: an error holds its frames.
@@ -110,7 +103,7 @@ class Worker:
         self._works.close(command.work_id)
         self._emit(report)
 
-    def _attempt(self, command: _T, run: Callable[[_T], Ended]) -> Report | None:
+    def _attempt(self, command: Execute, run: Callable[[Execute], Ended]) -> Report | None:
         """The report of a work; None if there was not enough memory."""
         try:
             return replace(run(command), memory_bytes=memory_in_use(self._family.device))
@@ -121,34 +114,60 @@ class Worker:
                 _log.warning("work %d of %s: %s", command.work_id, _names(command), describe(error))
                 return None
             _log.exception("work %d of %s failed", command.work_id, _names(command))
-            for job_id in _job_ids(command):
+            for job_id, _ in command.members:
                 self._jobs.lose(job_id, f"work {command.work_id} failed with {describe(error)}")
             return Failed(command.work_id, describe(error), by_model=True)
 
-    def _starved(self, command: WorkCommand) -> Ended:
-        """The end of a work that ran out of memory. Only a denoise work may have done some steps before."""
-        if isinstance(command, Denoise):
+    def _starved(self, command: Execute) -> Ended:
+        """The end of a work that ran out of memory; one with steps may have done some before."""
+        if self._graph.stage(command.stage).has_steps:
             return replace(self._cut_off(command), out_of_memory=True)
         return _without_memory(command.work_id)
 
-    def _encode(self, command: Encode) -> Ended:
-        start_ns = time.monotonic_ns()
-        if self._works.is_stopped(command.work_id):
-            return _revoked(command.work_id)
-        with self._budget.hold():
-            conditioning = self._family.encode(command.spec)
-        self._jobs.put(command.job_id, Job(spec=command.spec, conditioning=conditioning))
-        end_ns = self._now_ns()
-        blob = write_conditioning(self._family, self._blobs, conditioning)
-        return Ended(command.work_id, start_ns, end_ns, steps_done=1, blobs={command.job_id: blob})
+    def _begin_jobs(self, command: Execute) -> None:
+        """Begin the jobs of a work of which nothing is done yet."""
+        for job_id, position in command.members:
+            if not position:
+                spec = command.specs[job_id]
+                self._jobs.put(job_id, Job(spec=spec, itinerary=self._graph.itinerary(spec.steps)))
 
-    def _denoise(self, command: Denoise) -> Ended:
+    def _run_at_once(self, command: Execute) -> Ended:
+        """Run a stage without steps."""
+        start_ns = time.monotonic_ns()
+        is_stopped = self._works.is_stopped(command.work_id)
+        if not is_stopped:
+            self._begin_jobs(command)
+        check = sync_members(self._jobs, command, None, self._family.device, is_stopped)
+        if not check.present:
+            return replace(_revoked(command.work_id), absent=check.absent)
+        jobs = [member.job for member in check.present]
+        for job in jobs:
+            check_exact(job.spec, command)
+        with self._budget.hold():
+            outputs = self._family.run(
+                command.stage, [job.spec for job in jobs], [job.values for job in jobs], command.sliced
+            )
+        for job, of_job in zip(jobs, outputs, strict=True):
+            job.take_outputs(dict(of_job))
+        ended = Ended(command.work_id, start_ns, self._now_ns(), steps_done=1, absent=check.absent)
+        return self._with_results(ended, check.present)
+
+    def _with_results(self, ended: Ended, members: Sequence[WorkJob]) -> Ended:
+        """The report with the pictures of jobs that are done, and blobs of the others."""
+        done = [member for member in members if member.job.is_ended]
+        images = {one.job_id: self._family.image(one.job.spec, one.job.values) for one in done}
+        others = [member for member in members if not member.job.is_ended]
+        return replace(ended, blobs=write_states(self._family, self._blobs, others), images=images)
+
+    def _run_steps(self, command: Execute) -> Ended:
         """Run `num_steps` steps; fewer if a stop is agreed between two of them, or if the group breaks."""
         self._absent = ()
+        if not self._works.is_stopped(command.work_id):
+            self._begin_jobs(command)
         if command.group is None:
-            return self._denoise_with(command, None)
+            return self._run_steps_with(command, None)
         try:
-            return self._denoise_with(command, self._groups.open(command.group))
+            return self._run_steps_with(command, self._groups.open(command.group))
         except GroupBroken as error:
             _log.warning("work %d of %s broke off: %s", command.work_id, _names(command), error)
             return replace(self._cut_off(command), broken=True)
@@ -158,7 +177,7 @@ class Worker:
             self._groups.break_off(command.group.group_id)
             raise
 
-    def _denoise_with(self, command: Denoise, comm: Comm | None) -> Ended:
+    def _run_steps_with(self, command: Execute, comm: Comm | None) -> Ended:
         check = sync_members(self._jobs, command, comm, self._family.device, self._works.is_stopped(command.work_id))
         self._absent = check.absent
         if not check.present:
@@ -178,11 +197,12 @@ class Worker:
         finally:
             self._family.parallel.leave()
         end_ns = self._now_ns()
-        blobs = write_states(self._family, self._blobs, check.present) if leads else {}
-        ended = Ended(command.work_id, start_ns, end_ns, steps_done, stopped=steps_done < most)
-        return replace(ended, blobs=blobs, absent=check.absent)
+        for member in check.present:
+            member.job.end_steps(self._family)
+        ended = Ended(command.work_id, start_ns, end_ns, steps_done, stopped=steps_done < most, absent=check.absent)
+        return self._with_results(ended, check.present) if leads else ended
 
-    def _cut_off(self, command: Denoise) -> Ended:
+    def _cut_off(self, command: Execute) -> Ended:
         """The steps that this worker has done; its state may be one step ahead of the other ranks.
 
         No state is kept of several jobs if some are ahead of others.
@@ -190,29 +210,18 @@ class Worker:
         now_ns = time.monotonic_ns()
         absent = {one.job_id for one in self._absent}
         members = [
-            WorkJob(job_id, first_step, self._jobs.get(job_id))
-            for job_id, first_step in command.members
+            WorkJob(job_id, position, self._jobs.get(job_id))
+            for job_id, position in command.members
             if job_id in self._jobs and job_id not in absent
         ]
-        steps_done = {member.job.steps_done - member.first_step for member in members}
+        steps_done = {member.job.position - member.position for member in members}
         is_even = len(steps_done) == 1 and len(members) + len(absent) == len(command.members)
         if not is_even or max(steps_done) <= 0:
             return Ended(command.work_id, now_ns, now_ns, steps_done=0, absent=self._absent)
-        blobs = write_states(self._family, self._blobs, members)
-        ended = Ended(command.work_id, now_ns, self._now_ns(), steps_done.pop())
-        return replace(ended, blobs=blobs, absent=self._absent)
-
-    def _decode(self, command: Decode) -> Ended:
-        start_ns = time.monotonic_ns()
-        if self._works.is_stopped(command.work_id):
-            return _revoked(command.work_id)
-        job = self._jobs.get(command.job_id)
-        job = self._jobs.at_step(command.job_id, job.spec.steps)
-        assert job.state is not None
-        check_exact(job.spec, command)
-        with self._budget.hold():
-            image = self._family.decode(job.state, command.sliced)
-        return Ended(command.work_id, start_ns, self._now_ns(), steps_done=1, image=image)
+        for member in members:
+            member.job.end_steps(self._family)
+        ended = Ended(command.work_id, now_ns, self._now_ns(), steps_done.pop(), absent=self._absent)
+        return self._with_results(ended, members)
 
     def _import(self, command: ImportState) -> None:
         job_id = command.job_id
@@ -255,14 +264,8 @@ def _without_memory(work_id: int) -> Ended:
     return Ended(work_id, now_ns, now_ns, steps_done=0, out_of_memory=True)
 
 
-def _job_ids(command: WorkCommand) -> tuple[int, ...]:
-    if isinstance(command, Denoise):
-        return tuple(job_id for job_id, _ in command.members)
-    return (command.job_id,)
-
-
-def _names(command: WorkCommand) -> str:
-    job_ids = _job_ids(command)
+def _names(command: Execute) -> str:
+    job_ids = [job_id for job_id, _ in command.members]
     return f"job{'s' if len(job_ids) > 1 else ''} {', '.join(map(str, job_ids))}"
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from builders import request, table
+from stages import DIFFUSE, stage_of
 from tilework.control.driver.core import DriverCore
 from tilework.control.driver.effects import BreakOff, Discard, Effect, HandleEvent, Kill, ReportStuck, Resolve
 from tilework.control.driver.result import WorkResult
@@ -14,8 +16,9 @@ from tilework.control.driver.state_registry import StateMove
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.actions import MoveState, RunWork
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.wire import Ended, Failed, StateBlob
-from tilework.core.work import DIFFUSE, Group, StageId, Work
+from tilework.core.wire import Ended, Failed, SavedState, StateBlob
+from tilework.core.work import Group, Work
+from tilework.cost.table_costs import TableCosts
 
 STEPS = 20
 
@@ -30,7 +33,7 @@ class FakeJob:
 
     @property
     def done(self) -> SimpleNamespace:
-        return SimpleNamespace(num_steps_left=STEPS - self.steps_done)
+        return SimpleNamespace(position=1 + self.steps_done)
 
 
 @dataclass
@@ -41,6 +44,18 @@ class FakeTracker:
 
     def is_busy(self, device_id: int) -> bool:
         return device_id in self.busy
+
+
+def checkpoint(text: str, state: str = "", steps_done: int = 0) -> Checkpoint:
+    """The conditioning, and the state after some steps if it has a name."""
+    states = [SavedState(0, 1, blob(text))]
+    return Checkpoint((*states, SavedState(1, 1 + steps_done, blob(state))) if state else tuple(states))
+
+
+def brought_by(move: StateMove) -> tuple[StateBlob | None, StateBlob | None]:
+    """The conditioning and the state that a move delivers."""
+    by_stage = {state.index: state.blob for state in move.states}
+    return by_stage.get(0), by_stage.get(1)
 
 
 class StuckWorks:
@@ -61,11 +76,11 @@ class Rig:
 
     def __init__(self, *job_ids: int) -> None:
         self.tracker = FakeTracker({job_id: FakeJob() for job_id in job_ids or (1,)})
-        controller: Any = SimpleNamespace(tracker=self.tracker, costs=None)
+        controller: Any = SimpleNamespace(tracker=self.tracker, costs=TableCosts(table()))
         self.core = DriverCore(controller, WatchdogConfig())
         self.stuck = self.core._watchdog = StuckWorks()  # type: ignore[assignment]
         for job_id in self.tracker.jobs:
-            self.core.states.begin(job_id, Checkpoint(conditioning=blob(f"text{job_id}")))
+            self.core.begin_job(job_id, request(str(job_id), steps=STEPS), checkpoint(f"text{job_id}"))
         self.num_works = 0
 
     def run(
@@ -79,9 +94,10 @@ class Rig:
         self.num_works += 1
         work = Work(
             work_id=self.num_works,
-            stage=StageId("toy", stage),
+            stage=stage_of("toy", stage),
             job_ids=tuple(jobs),
             attempts=tuple(self.tracker.jobs[job_id].attempt for job_id in jobs),
+            positions=(1 + first_step,) * len(jobs),
             first_steps=(first_step,) * len(jobs),
             devices=devices,
             num_steps=num_steps,
@@ -92,7 +108,7 @@ class Rig:
         return work
 
     def move(self, job_id: int, target: int, *, conditioning: bool = False) -> StateMove:
-        ((devices, move),) = self.core.perform(MoveState(job_id, (target,), conditioning))
+        ((devices, move),) = self.core.perform(MoveState(job_id, (target,), (0,) if conditioning else ()))
         assert isinstance(move, StateMove)
         assert devices == move.targets == (target,)
         return move
@@ -113,9 +129,9 @@ class Rig:
             yield effect
             if isinstance(effect, WorkResult) and not held:
                 self.tracker.works.pop(effect.work.work_id, None)
-                for job_id, first_step in effect.members.items():
+                for job_id, position in effect.members.items():
                     if effect.report is not None:
-                        self.tracker.jobs[job_id].steps_done = first_step + effect.steps_done
+                        self.tracker.jobs[job_id].steps_done = position + effect.steps_done - 1
 
 
 def short(effect: Effect) -> Any:
@@ -126,7 +142,8 @@ def short(effect: Effect) -> Any:
         case WorkResult():
             return effect.ending.value if effect.event is None else effect.event
         case Resolve(move):
-            state = move.state.name if move.state else "no state"
+            _, brought = brought_by(move)
+            state = brought.name if brought else "no state"
             return "move", move.targets, state if move.delivers else "nothing"
         case BreakOff(work):
             return "break off", work.work_id

@@ -35,7 +35,7 @@ def test_the_report_of_the_leader_counts_for_its_group() -> None:
     assert rig.report(1, ended(work)) == []
     assert rig.report(0, ended(work, state="s")) == [WorkFinished(1, 5)]
     assert rig.report(2, ended(work)) == [], "a follower's report after its leader's"
-    assert rig.core.states.checkpoint(1).steps_done == 4
+    assert rig.core.states.checkpoint(1).position == 1 + 4
 
 
 # What each device reports: steps, whether it wrote a blob, whether it ran out of memory. None: it is lost.
@@ -71,8 +71,8 @@ def test_of_a_group_that_is_cut_off_the_farthest_survivor_counts(
     assert seen.count(("break off", 1)) == 1
     spare = {f"state{device_id}" for device_id, said in enumerate(devices) if said and said[1]} - {kept}
     assert [one for one in seen if one == ("discard", spare)] == ([("discard", spare)] if spare else [])
-    state = rig.core.states.checkpoint(1).state
-    assert (state and state.name) == kept
+    _, *states = rig.core.states.checkpoint(1).states
+    assert [one.blob.name for one in states] == ([kept] if kept else [])
 
 
 def test_blobs_of_other_members_are_discarded_when_the_leader_is_done() -> None:
@@ -129,7 +129,7 @@ def test_a_repeated_report_changes_nothing_and_its_blob_stays() -> None:
     assert rig.report(1, broken) == []
     rig.lose(0)
     assert rig.report(1, broken) == []
-    assert rig.core.states.checkpoint(1).steps_done == 3
+    assert rig.core.states.checkpoint(1).position == 1 + 3
 
 
 def test_a_report_from_a_lost_device_changes_nothing() -> None:

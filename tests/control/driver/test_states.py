@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
-from control.driver.rig import Rig, blob, ended
+from builders import request
+from control.driver.rig import STEPS, Rig, blob, brought_by, checkpoint, ended
+from stages import DECODE
+from tilework.control.driver.state_registry import StateMove
+from tilework.core.actions import MoveState
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import DeviceLost, LeftOut, Stopped, WorkFailed, WorkFinished
 from tilework.core.wire import Absent, Failed
-from tilework.core.work import DECODE
 
 
 def after_four() -> Rig:
@@ -24,13 +27,13 @@ def test_a_move_of_an_idle_job_delivers_its_latest_state() -> None:
     rig = after_four()
     known, new = rig.move(1, 1), rig.move(1, 2, conditioning=True)
     assert (known.is_resolved, known.delivers, known.source) == (True, True, (0,))
-    assert (known.conditioning, known.state) == (None, blob("four"))
-    assert (new.conditioning, new.state) == (blob("text1"), blob("four"))
+    assert brought_by(known) == (None, blob("four"))
+    assert brought_by(new) == (blob("text1"), blob("four"))
 
 
 def test_a_move_of_a_job_without_steps_delivers_only_its_conditioning() -> None:
     move = Rig().move(1, 2, conditioning=True)
-    assert (move.delivers, move.conditioning, move.state, move.source) == (True, blob("text1"), None, ())
+    assert (move.delivers, brought_by(move), move.source) == (True, (blob("text1"), None), ())
 
 
 @pytest.mark.parametrize(
@@ -80,9 +83,9 @@ def test_a_restarted_job_ignores_the_state_of_its_former_attempt() -> None:
     work = rig.run(0, first_step=4)
     rig.tracker.jobs[1].attempt += 1
     move = rig.move(1, 1)
-    assert (move.is_resolved, move.state) == (True, blob("four"))
+    assert (move.is_resolved, brought_by(move)[1]) == (True, blob("four"))
     assert rig.report(0, ended(work, state="eight")) == [WorkFinished(2, 5), ("discard", {"eight"})]
-    assert rig.move(1, 1).state == blob("four")
+    assert brought_by(rig.move(1, 1))[1] == blob("four")
 
 
 # Reports of one job from different devices may overtake each other.
@@ -99,11 +102,11 @@ def overtaken() -> tuple[Rig, Any]:
 
 def test_a_report_supersedes_nothing_until_the_earlier_one_has_arrived() -> None:
     rig, first = overtaken()
-    assert rig.move(1, 2).state == blob("twelve"), "the next work begins there"
+    assert brought_by(rig.move(1, 2))[1] == blob("twelve"), "the next work begins there"
     rig.report(0, ended(first, state="eight"))
     rig.tracker.jobs[1].steps_done = 12
     del rig.tracker.works[3]
-    assert rig.move(1, 2).state == blob("twelve"), "the earlier state does not replace it"
+    assert brought_by(rig.move(1, 2))[1] == blob("twelve"), "the earlier state does not replace it"
 
 
 def test_when_the_earlier_work_is_lost_the_job_resumes_from_the_state_before_it() -> None:
@@ -111,7 +114,7 @@ def test_when_the_earlier_work_is_lost_the_job_resumes_from_the_state_before_it(
     rig.tracker.jobs[1].attempt += 1
     rig.lose(0)
     rig.lose(1)
-    assert rig.move(1, 2).state == blob("four")
+    assert brought_by(rig.move(1, 2))[1] == blob("four")
 
 
 def test_superseded_states_are_discarded_when_the_controller_counts_both_works() -> None:
@@ -124,15 +127,25 @@ def test_superseded_states_are_discarded_when_the_controller_counts_both_works()
 
 def test_the_checkpoint_is_the_latest_state() -> None:
     rig, _ = overtaken()
-    assert rig.core.states.checkpoint(1) == Checkpoint(conditioning=blob("text1"), state=blob("twelve"), steps_done=12)
+    assert rig.core.states.checkpoint(1) == checkpoint("text1", "twelve", 12)
 
 
 def test_what_a_decode_has_serialized_is_discarded() -> None:
     """Nothing continues from it. The driver takes the picture when it learns of the end, before that."""
     rig = after_four()
-    decode = rig.run(0, first_step=4, num_steps=1, stage=DECODE)
-    assert rig.report(0, ended(decode, 0, "picture")) == [WorkFinished(2, 5), ("discard", {"picture"})]
-    assert rig.move(1, 1).state == blob("four")
+    assert rig.report(0, ended(rig.run(0, first_step=4, num_steps=STEPS - 4), STEPS - 4, "all"))
+    rig.tracker.jobs[1].steps_done = STEPS
+    decode = rig.run(0, first_step=STEPS, num_steps=1, stage=DECODE)
+    assert rig.report(0, ended(decode, 1, "picture")) == [WorkFinished(3, 5), ("discard", {"picture"})]
+    assert rig.core.states.checkpoint(1) == checkpoint("text1", "all", STEPS)
+
+
+def test_a_decode_elsewhere_needs_the_outputs_of_the_steps_alone() -> None:
+    rig = after_four()
+    assert rig.report(0, ended(rig.run(0, first_step=4, num_steps=STEPS - 4), STEPS - 4, "all"))
+    ((_, move),) = rig.core.perform(MoveState(1, (3,), (1,)))
+    assert isinstance(move, StateMove)
+    assert brought_by(move) == (None, blob("all"))
 
 
 # Works of several members.
@@ -142,7 +155,7 @@ def test_members_each_take_their_own_state() -> None:
     rig = Rig(1, 2)
     work = rig.run(0, jobs=(1, 2))
     rig.report(0, ended(work, blobs={1: blob("one"), 2: blob("two")}))
-    assert [rig.move(job_id, 1).state for job_id in (1, 2)] == [blob("one"), blob("two")]
+    assert [brought_by(rig.move(job_id, 1))[1] for job_id in (1, 2)] == [blob("one"), blob("two")]
 
 
 @pytest.mark.parametrize("state_lost", [False, True])
@@ -158,8 +171,8 @@ def test_a_member_that_was_left_out_gets_nothing_and_the_others_their_states(sta
             assert rig.core.work(1) is not None, "a move made now still waits for this work"
             rig.tracker.jobs[1].attempt += 1
     assert [move.delivers for move in moves] == [False, True]
-    assert moves[1].state == blob("two")
-    assert rig.core.states.checkpoint(1).conditioning == (None if state_lost else blob("text1"))
+    assert brought_by(moves[1])[1] == blob("two")
+    assert rig.core.states.checkpoint(1) == (Checkpoint() if state_lost else checkpoint("text1"))
 
 
 # Jobs begin and end.
@@ -168,9 +181,9 @@ def test_a_member_that_was_left_out_gets_nothing_and_the_others_their_states(sta
 def test_a_restored_job_resumes_from_its_checkpoint() -> None:
     rig = Rig()
     rig.tracker.jobs[1].steps_done = 6
-    rig.core.states.begin(1, Checkpoint(conditioning=blob("text"), state=blob("six"), steps_done=6))
+    rig.core.begin_job(1, request("1", steps=STEPS), checkpoint("text", "six", 6))
     move = rig.move(1, 0, conditioning=True)
-    assert (move.conditioning, move.state) == (blob("text"), blob("six"))
+    assert brought_by(move) == (blob("text"), blob("six"))
     assert rig.core.states.num_bytes == 2
 
 

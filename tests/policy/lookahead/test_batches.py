@@ -21,11 +21,12 @@ from builders import (
     shipped,
     simulate,
 )
+from stages import DIFFUSE, stage_of
 from tilework.control.controller import ControllerConfig
+from tilework.core.graph import Stage
 from tilework.core.interfaces import Block, Demand
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import DIFFUSE, StageId
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.lookahead.batch import Batch, Member
 from tilework.policy.lookahead.forecast import Claim, JobForecast
@@ -39,7 +40,7 @@ MS = NS_PER_MS
 FIXED_MS, EACH_MS = 60, 40  # Of a step: what every forward pass takes, and every request in it.
 
 
-def step_time(requests: Sequence[Request]) -> float:
+def step_time(stage: Stage, requests: Sequence[Request]) -> float:
     return (FIXED_MS + EACH_MS * len(requests)) * MS
 
 
@@ -184,14 +185,14 @@ def test_a_request_whose_time_alone_is_a_guess_does_not_share() -> None:
     costs = TableCosts(guess)
     assert not shares(asked, costs)
     assert shares(watched, costs)
-    costs.observe(StageId(asked[0].pipeline, DIFFUSE), asked[:1], 1, 1, 100 * MS)
+    costs.observe(stage_of(asked[0].pipeline, DIFFUSE), asked[:1], 1, 1, 100 * MS)
     assert shares(asked, costs)
 
 
 def test_errors_of_recent_predictions_count_against_a_batch() -> None:
     """Two take 140 ms, of 200 one by one; then half as much or as much again, in turn. The mean is worth little."""
     costs, pair = TableCosts(batched()), [request(uid) for uid in "ab"]
-    step = StageId(pair[0].pipeline, DIFFUSE)
+    step = stage_of(pair[0].pipeline, DIFFUSE)
 
     def shares() -> bool:
         return max(len(start.job_ids) for start in planned(LookaheadPolicy(), pair, 1, costs).starts) == 2

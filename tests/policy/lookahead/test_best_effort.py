@@ -8,10 +8,10 @@ from statistics import fmean
 import pytest
 
 from builders import groups, planned, profile, request, shipped, simulate
-from tilework.core.progress import Cursor
+from stages import DIFFUSE, at_start, stage_of
 from tilework.core.request import Request, cost_key
 from tilework.core.time import NS_PER_S
-from tilework.core.work import DIFFUSE, StageId, Work
+from tilework.core.work import Work
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.lookahead.policy import LookaheadPolicy
 from tilework.policy.lookahead.tight_classes import TightClasses
@@ -77,12 +77,20 @@ def test_a_single_device_is_not_left_idle() -> None:
 def test_a_request_that_fits_on_all_devices_only_gets_the_last_one_too() -> None:
     """It waited for ever where hurried requests had come."""
     policy, costs, one = LookaheadPolicy(), TableCosts(STEPS), background("b")
-    stage = StageId(one.pipeline, DIFFUSE)
+    stage = stage_of(one.pipeline, DIFFUSE)
     narrow = Work(
-        work_id=0, stage=stage, job_ids=(0,), attempts=(1,), first_steps=(0,), devices=(0, 1), num_steps=1, why=""
+        work_id=0,
+        stage=stage,
+        job_ids=(0,),
+        attempts=(1,),
+        positions=(1,),
+        first_steps=(0,),
+        devices=(0, 1),
+        num_steps=1,
+        why="",
     )
     costs.observe_memory(narrow, (one.shape,), fitted=False, now_ns=0)
-    policy.demand(HURRIED, Cursor.start(HURRIED), costs)
+    policy.demand(HURRIED, at_start(HURRIED), costs)
     plan = planned(policy, [one], 4, costs)
     assert [start.devices for start in plan.starts if start.stage.name == DIFFUSE] == [(0, 1, 2, 3)] * 2
 
@@ -99,7 +107,7 @@ def test_patience_is_a_multiple_of_the_time_that_a_request_takes_alone() -> None
     policy, costs = LookaheadPolicy(), TableCosts(STEPS)
     long, short, due = background("long"), request("short", 5.0, steps=4, weight=2.0), request("due", slo_s=2000)
     for one in (long, short, due):
-        policy.demand(one, Cursor.start(one), costs)
+        policy.demand(one, at_start(one), costs)
     assert policy.urgency_ns(long, False) == 300 * 4 * NS_PER_S
     assert policy.urgency_ns(short, False, delay_ns=7) == 5 * NS_PER_S + 7 + 300 * 1.6 * NS_PER_S / 2
     assert policy.urgency_ns(due, False) == policy.urgency_ns(due, True) == 2000 * NS_PER_S

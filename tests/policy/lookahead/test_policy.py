@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from builders import finished, flux_requests, groups, on_time, planned, profile, request, shipped, simulate, table
+from stages import DIFFUSE
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Action, Stop
 from tilework.core.events import Event
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
-from tilework.core.work import DIFFUSE
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.lookahead.due_arrivals import DueArrivals
 from tilework.policy.lookahead.forecast import Claim, JobForecast

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from builders import finished, flux_requests, groups, on_time, planned, profile, request, shipped, simulate, table
+from stages import DIFFUSE
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
-from tilework.core.work import DIFFUSE, Group
+from tilework.core.work import Group
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry

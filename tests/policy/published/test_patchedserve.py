@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from builders import PIPELINE, finished, groups, planned, request, simulate
+from stages import DIFFUSE
 from tilework.core.cost_row import CostRow
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
-from tilework.core.work import DIFFUSE
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.published.mixed_cache import MixedCache

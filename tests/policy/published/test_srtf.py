@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import finished, groups, planned, poisson, profile, request, shipped, simulate, table
-from tilework.core.progress import Cursor
+from stages import DIFFUSE, at_start
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.work import DIFFUSE
 from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
 from tilework.policy.published.srtf import ShortestFirst
@@ -92,7 +91,7 @@ def test_only_remaining_work_counts() -> None:
 def test_urgency_is_the_arrival_and_twenty_times_the_service() -> None:
     policy, costs = ShortestFirst(), TableCosts(table())
     asked = request("a", 5.0, steps=2)
-    policy.demand(asked, Cursor.start(asked), costs)
+    policy.demand(asked, at_start(asked), costs)
     assert policy.urgency_ns(asked, False) == ns_from_s(5 + 20 * SHORT_S)
     assert policy.urgency_ns(replace(asked, weight=4.0), False, NS_PER_S) == ns_from_s(5 + 5 * SHORT_S)
 

@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import ALL_STAGES, flux_requests, on_time, planned, request, shipped, simulate, table
+from builders import flux_requests, on_time, planned, request, shipped, simulate, table
+from stages import DECODE, DIFFUSE, ENCODE, at_start
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import RunWork, WakeAt
 from tilework.core.events import DeviceJoined, Event, Submitted, Woke, WorkFinished
+from tilework.core.graph import Stage
 from tilework.core.interfaces import Demand
-from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, Group, Plan, StageId, Work
+from tilework.core.work import Group, Plan, Work
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
@@ -208,7 +209,7 @@ class Rounds:
         self.wakes: list[int] = []
         self.works: list[Work] = []
         for device_id in range(num_devices):
-            self.tell(DeviceJoined(device_id, device_id // 8, ALL_STAGES), 0)
+            self.tell(DeviceJoined(device_id, device_id // 8), 0)
 
     def tell(self, event: Event, now_ms: float) -> list[tuple[str, int, tuple[int, ...], int]]:
         actions = self.controller.handle(event, round(now_ms * NS_PER_MS))
@@ -225,7 +226,7 @@ class Rounds:
         return told
 
 
-def priced(work: Work) -> tuple[StageId, tuple[Shape, ...], int, int]:
+def priced(work: Work) -> tuple[Stage, tuple[Shape, ...], int, int]:
     return work.stage, (Shape(128, 128),), len(work.devices), work.num_steps
 
 
@@ -364,13 +365,14 @@ def test_the_demand_is_the_cheapest_degree_in_time() -> None:
 
     def demand(slo_s: float | None) -> Demand:
         asked = request("a", slo_s=slo_s)
-        return TetriServe().demand(asked, Cursor.start(asked), costs)
+        return TetriServe().demand(asked, at_start(asked), costs)
 
     assert demand(None) == demand(9) == Demand(1, ns_from_s(0.01 + 1.0 + 0.05))
     assert demand(1.0) == Demand(2, ns_from_s(0.01 + 0.625 + 0.05))
     assert demand(0.5) == Demand(4, ns_from_s(0.01 + 0.390625 + 0.05)), "an even tighter one takes the same"
     assert demand(0.1) == demand(0.5)
-    decoded = TetriServe().demand(request("a"), Cursor(None, 0), costs)
+    start = at_start(request("a"))
+    decoded = TetriServe().demand(request("a"), replace(start, position=start.itinerary.length), costs)
     assert decoded == Demand(1, 0)
 
 

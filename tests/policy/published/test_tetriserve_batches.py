@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from builders import batched, on_time, planned, request, shipped
+from stages import DECODE, DIFFUSE
 from tilework.control.controller import ControllerConfig
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import DECODE, DIFFUSE, Group, Plan
+from tilework.core.work import Group, Plan
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.published.tetriserve.policy import TetriServe
 from tilework.sim.config import SimConfig

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import groups, job, planned, profile, request, shipped, simulate, table
+from stages import DECODE, DIFFUSE, ENCODE, stage_of
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, Plan, StageId
+from tilework.core.work import Plan
 from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
 from tilework.policy.published.tridentserve.bids import LATE, MOST_SPEED, ON_TIME, read_bids
@@ -265,7 +266,7 @@ def test_a_request_that_needs_several_devices_does_not_wait_for_ever(
     requests = [request(str(n), 0.2 * n, steps=9 + n % 3, slo_s=60.0) for n in range(200)]
     requests.append(replace(request("wide", 1.0, steps=50, slo_s=slo_s), pipeline="video"))
     trace = simulate(requests, "impatient", num_devices=4, costs=costs)
-    (run_ns,) = [run.start_ns for run in trace.runs if run.work.stage == StageId("video", ENCODE)]
+    (run_ns,) = [run.start_ns for run in trace.runs if run.work.stage == stage_of("video", ENCODE)]
     held_s = run_ns / NS_PER_S - 1 - (20 if slo_s is None else 30)
     assert groups(trace)["wide"] == [(0, 1, 2, 3)]
     assert 0 < held_s < 0.01 + 11 * 0.1 + 0.05

@@ -26,7 +26,6 @@ from tilework.cli.options.common import AsJson, ProfilesFile, examples
 from tilework.core.cost_row import CostRow
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, s_from_ns
-from tilework.core.work import StageId
 from tilework.cost.profile import Profile
 from tilework.cost.profiles import Profiles, ProfilesUnavailable
 from tilework.cost.shipped import shipped_names
@@ -51,7 +50,7 @@ def show(
     profiles: ProfilesFile = None,
     json: AsJson = False,
 ) -> None:
-    """Show what each stage costs by size and degree: seconds per step (diffuse) or per request.
+    """Show what each stage costs by size and degree: seconds per step, or per request for a stage without steps.
 
     The efficiency at degree k is T(1) / (k T(k)). With --size, what was not measured is interpolated in pixels.
     """
@@ -129,7 +128,9 @@ def _predict(table: CostTable, shape: Shape) -> tuple[list[CostRow], list[str]]:
     """What single requests of this shape cost by the table, and how each figure is known."""
     costs = TableCosts(table)
     rows, origins = [], {}
-    for stage in sorted({StageId(row.pipeline, row.stage) for row in table.rows}):
+    known = {table.graph(row.pipeline).stage(row.stage) for row in table.rows}
+    pipelines = sorted({row.pipeline for row in table.rows})
+    for stage in [stage for one in pipelines for stage in table.graph(one).stages if stage in known]:
         for degree in costs.degrees(stage):
             seconds = s_from_ns(costs.run_ns(stage, (shape,), degree))
             row = CostRow(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -12,7 +13,7 @@ import typer
 
 from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
 from tilework.cli.models import model_source
-from tilework.cli.options.common import AsJson, examples
+from tilework.cli.options.common import Adapter, AsJson, examples
 from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.wire import Spec
 
@@ -26,6 +27,7 @@ def command(
     prompt: Annotated[str, typer.Argument(help="What to draw.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write: png, jpg or webp.")] = Path("out.png"),
     model: Annotated[str, typer.Option(help="shapes, a diffusers directory, or a hub id.")] = "shapes",
+    adapter: Adapter = None,
     size: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT in pixels; default: the model's.")] = None,
     steps: Annotated[int | None, typer.Option(help="Denoising steps; default: the model's.")] = None,
     guidance: Annotated[float | None, typer.Option(help="Guidance scale; default: the model's.")] = None,
@@ -43,7 +45,7 @@ def command(
         raise UserError(f"output is {str(output)!r}; use a name that ends in {', '.join(FORMATS)}")
     if not output.absolute().parent.is_dir():
         raise UserError(f"output is {str(output)!r}; the directory {output.absolute().parent} does not exist")
-    source = model_source(model, device=device, dtype=dtype, threads=threads)
+    source = model_source(model, adapter, device, dtype, threads)
     fields: dict[str, object] = {
         "prompt": prompt,
         "size": size,
@@ -63,8 +65,9 @@ def command(
 
 
 def _generate(source: ModelSource, fields: dict[str, object], output: Path, quiet: bool) -> tuple[float, Spec]:
-    """Load, draw and write; returns the seconds that drawing took, and what was drawn."""
+    """Load, draw and write; returns the seconds that drawing took, and what was drawn, in the size that came out."""
     with console.status(f"loading {source.path}"):
+        from tilework.pipelines.draw import draw
         from tilework.pipelines.errors import ModelError
         from tilework.pipelines.loading import load
         from tilework.pipelines.loading import quiet as silence_libraries
@@ -80,16 +83,12 @@ def _generate(source: ModelSource, fields: dict[str, object], output: Path, quie
     started_s = time.monotonic()
     with progress(quiet) as bar:
         task = bar.add_task("denoising", total=spec.steps)
-        state = family.begin(spec, family.encode(spec))
-        while state.steps_done < spec.steps:
-            family.advance(state, family.predict([state])[0])
-            bar.update(task, completed=state.steps_done)
-        image = family.decode(state)
+        image = draw(family, spec, lambda steps_done: bar.update(task, completed=steps_done))
     seconds = time.monotonic() - started_s
     from tilework.server.calls.encode import encode
 
     output.write_bytes(encode(image, str(fields["output_format"]), 90))  # type: ignore[arg-type]
-    return seconds, spec
+    return seconds, replace(spec, height=image.height, width=image.width)
 
 
 def _spec(fields: dict[str, object], info: ModelInfo) -> Spec:

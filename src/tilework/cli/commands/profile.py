@@ -68,7 +68,7 @@ def command(
         num_runs=runs,
         combinations=combinations if mixed else 0,
     )
-    source = model_source(model, device=device, dtype=dtype, threads=threads)
+    source = model_source(model, None, device, dtype, threads)
     executor = LocalExecutor(LocalConfig(num_workers=workers, source=source))
     with user_errors(WorkerStartFailed, ProfilesUnavailable, OSError):
         store = open_profiles(profiles)
@@ -101,7 +101,7 @@ def _learned(measured: Measured, store: Profiles) -> BatchLatencyModel | None:
         return None
     known = store.latest(measured.key)
     rows = {row_key(row): row for row in (*(known.rows if known is not None else ()), *measured.rows)}
-    batch_model = learn(rows.values(), measured.rows[0].pipeline)
+    batch_model = learn(rows.values(), measured.graph.stepped[0])
     if batch_model is None:
         console.print(f"nothing is learned from fewer than {MIN_MIXED} mixed batches")
     return batch_model

@@ -7,11 +7,10 @@ import logging
 from tilework.cli.console import UserError, require_serve_extra, user_errors
 from tilework.cli.models import model_source
 from tilework.cli.options import serve as options
-from tilework.cli.options.common import Device, Dtype, ProfilesFile, WorkerThreads, examples
+from tilework.cli.options.common import Adapter, Device, Dtype, ProfilesFile, WorkerThreads, examples
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.model import SimulatedSource, Source
 from tilework.core.time import s_from_ns
-from tilework.core.work import DIFFUSE
 from tilework.cost.table import BadCostTable, CostTable
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, make_policy
@@ -27,6 +26,7 @@ STUCK_AFTER_S = s_from_ns(WatchdogConfig().least_ns)
 
 def command(
     model: options.Model = None,
+    adapter: Adapter = None,
     workers: options.Workers = 2,
     policy: options.Policy = DEFAULT_POLICY,
     device: Device = "cpu",
@@ -64,9 +64,7 @@ def command(
     if backend is options.Backend.MODELLED:
         source = simulated_source(table, model, worker_memory)
     else:
-        source = model_source(
-            model or "shapes", device=device, dtype=dtype, threads=threads, memory_bytes=worker_memory
-        )
+        source = model_source(model or "shapes", adapter, device, dtype, threads, worker_memory)
     settings: dict[str, object] = {"host": host, "port": port, "api_key": api_key}
     settings |= {"tenants": None if tenants is None else str(tenants), "max_backlog_s": max_backlog}
     settings |= {"durable": None if durable is None else str(durable), "max_batch": max_batch}
@@ -91,13 +89,14 @@ def simulated_source(table: CostTable | None, pipeline: str | None, memory_bytes
     """Workers that take the time of a cost table for one of its pipelines. Raises UserError."""
     if table is None:
         raise UserError("--backend modelled needs --cost; name a file, or a table of `tilework cost list`")
-    known = sorted({row.pipeline for row in table.rows if row.stage == DIFFUSE})
+    known = sorted({row.pipeline for row in table.rows if table.graph(row.pipeline).stage(row.stage).has_steps})
     if pipeline is None and len(known) == 1:
         pipeline = known[0]
     if pipeline not in known:
         raise UserError(f"MODEL is {pipeline!r}; the cost table has {', '.join(known)}")
     return SimulatedSource(
         pipeline=pipeline,
+        stages=table.graph(pipeline).specs,
         hardware=table.hardware,
         steps=table.steps or 28,
         rows=table.rows,

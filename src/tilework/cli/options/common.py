@@ -18,6 +18,14 @@ ProfilesFile = Annotated[
     typer.Option("--profiles", envvar="TILEWORK_PROFILES", help="Profile database; default in the user's cache."),
 ]
 
+Adapter = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:CLASS",
+        help="Serves the model in place of the usual adapter, for example with one more stage; see docs/change.md.",
+    ),
+]
+
 # What is simulated.
 DevicesPerNode = Annotated[
     int | None,

@@ -60,7 +60,7 @@ def _work(past: PastWork | LostWork, jobs: Mapping[int, Request], names: Mapping
         devices=work.devices,
         start_s=s_from_ns(past.start_ns),
         end_s=s_from_ns(past.end_ns),
-        steps=past.steps,
+        steps=past.steps if work.stage.has_steps else 0,
         first_step=None if steps is None else steps[0],
         why=work.why,
         predicted_s=_seconds(predicted_ns),

@@ -99,7 +99,7 @@ def _work_line(
         devices=work.devices,
         start_s=s_from_ns(start_ns) + shift_s,
         end_s=s_from_ns(end_ns) + shift_s,
-        steps=steps,
+        steps=steps if work.stage.has_steps else 0,
     )
 
 

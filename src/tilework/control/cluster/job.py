@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from tilework.core.graph import Stage
 from tilework.core.interfaces import Block, Demand, EtaPrediction
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
-from tilework.core.work import Group, StageId, Work
+from tilework.core.work import Group, Work
 
 _NOTHING = Demand(width=1, run_ns=0)
 
@@ -22,7 +23,7 @@ class Job:
         works: works that are committed to devices and have not ended.
         committed: its progress when these have ended.
         last_devices: devices that will have its state then.
-        holders: devices that have its conditioning.
+        holders: devices that have something of it, each with the number of stages whose outputs it has if needed.
         attempt: a lost device or a failed work starts the next attempt, from `done`.
         failures: the number of attempts without progress.
         last_error: what the model raised in the last of these, if it was alone in its work.
@@ -48,16 +49,16 @@ class Job:
     works: list[Work] = field(default_factory=list)
     last_devices: Group = ()
     done_devices: Group = ()
-    holders: set[int] = field(default_factory=set)
+    holders: dict[int, int] = field(default_factory=dict)
     committed: Cursor = field(init=False)
 
     def __post_init__(self) -> None:
         self._commit()
 
     def _commit(self) -> None:
-        self.committed = self.done
-        for work in self.works:
-            self.committed = self.committed.advanced(work.num_steps)
+        """If the first work has failed, the others will be taken back; until then any position may be assumed."""
+        position = self.done.position + sum(work.num_steps for work in self.works)
+        self.committed = replace(self.done, position=min(position, self.done.itinerary.length))
 
     def begin(self, work: Work) -> None:
         """Commit a work to devices."""
@@ -72,6 +73,8 @@ class Job:
             self.done, self.done_devices, self.has_advanced = self.done.advanced(steps_done), work.devices, True
         if steps_done < work.num_steps:
             self._commit()
+            for device_id in self.holders.keys() & set(work.devices):
+                self.holders[device_id] = min(self.holders[device_id], self.done.here.num_done)
 
     @property
     def may_stop(self) -> bool:
@@ -82,7 +85,11 @@ class Job:
         return self.failures == 0 and not self.request.exact and self.request.passes == 1
 
     @property
-    def stage(self) -> StageId | None:
+    def left(self) -> Cursor:
+        return self.committed
+
+    @property
+    def stage(self) -> Stage | None:
         return self.committed.stage
 
     @property
@@ -91,7 +98,7 @@ class Job:
 
     def remove_device(self, device_id: int) -> None:
         """A device keeps nothing of the job any more."""
-        self.holders.discard(device_id)
+        self.holders.pop(device_id, None)
         self.last_devices = tuple(member for member in self.last_devices if member != device_id)
         self.done_devices = tuple(member for member in self.done_devices if member != device_id)
 
@@ -99,7 +106,7 @@ class Job:
         """Begin the next attempt, from `done` or from the start. No device holds anything of the job."""
         assert not self.holders
         if from_start:
-            self.done = Cursor.start(self.request)
+            self.done = replace(self.done, position=0)
         self.attempt += 1
         self.is_stopping, self.done_devices = False, ()
         self.works.clear()

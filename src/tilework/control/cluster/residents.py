@@ -15,9 +15,9 @@ class Residents:
     def __init__(self, devices: DeviceSet) -> None:
         self._devices = devices
 
-    def add(self, job: Job, devices: Group) -> None:
-        """These devices keep something of a job from now on."""
-        job.holders.update(devices)
+    def add(self, job: Job, devices: Group, num_stages: int) -> None:
+        """These devices will have what a job needs of its first `num_stages` stages, after its next work on them."""
+        job.holders.update(dict.fromkeys(devices, num_stages))
         for device_id in devices:
             residents = self._devices.by_id[device_id].residents
             residents.pop(job.job_id, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilework.control.cluster.job import Job
-from tilework.core.work import DIFFUSE, Start
+from tilework.core.work import Start
 
 
 def check_start(jobs: Sequence[Job], start: Start) -> None:
@@ -17,13 +17,14 @@ def check_start(jobs: Sequence[Job], start: Start) -> None:
 
 
 def _check_job(job: Job, start: Start) -> None:
-    committed, diffuse = job.committed, start.stage.name == DIFFUSE
+    committed = job.committed
     assert committed.stage == start.stage, f"job {job.job_id} is at {committed.stage}, not at {start.stage}"
-    limit = committed.num_steps_left if diffuse else 1
+    limit = committed.here.num_left_here
     assert 1 <= start.num_steps <= limit, f"job {job.job_id} has {limit} steps left, not {start.num_steps}"
     if len(start.devices) > 1:
         assert list(start.devices) == sorted(set(start.devices)), f"the group {start.devices} is not sorted"
-        assert diffuse, f"{start.stage} of job {job.job_id} is started on {len(start.devices)} devices; it runs on one"
+        is_allowed = start.stage.allows(len(start.devices))
+        assert is_allowed, f"{start.stage} of job {job.job_id} is started on {len(start.devices)} devices"
     if job.request.exact:
         assert len(start.devices) == 1, f"job {job.job_id} is exact, and is started on {len(start.devices)} devices"
     assert not job.is_stopping, f"job {job.job_id} is started while its stopped works have not all ended"
@@ -31,8 +32,8 @@ def _check_job(job: Job, start: Start) -> None:
 
 def _check_members(jobs: Sequence[Job], start: Start) -> None:
     assert len(set(start.job_ids)) == len(jobs), f"a job is twice among {start.job_ids}"
-    assert start.stage.name == DIFFUSE, f"{start.stage} is started for {len(jobs)} jobs; only steps are shared"
-    assert len(start.devices) == 1, f"{len(jobs)} jobs share steps on {len(start.devices)} devices; they share one"
+    assert start.stage.spec.batchable, f"{start.stage} is started for {len(jobs)} jobs, but cannot be shared"
+    assert len(start.devices) == 1, f"{len(jobs)} jobs share a work on {len(start.devices)} devices; they share one"
     for job in jobs:
         assert not job.request.exact, f"job {job.job_id} shares a work although it is exact"
         assert job.may_share, f"job {job.job_id} shares a work although its works fail"

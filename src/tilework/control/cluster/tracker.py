@@ -15,7 +15,7 @@ from tilework.control.cluster.residents import Residents
 from tilework.control.cluster.start_check import check_start
 from tilework.core.interfaces import Ahead, Block, CostModel, Demand, Held, Policy
 from tilework.core.request import Request
-from tilework.core.work import DIFFUSE, Group, StageId, Start, Work
+from tilework.core.work import Group, Start, Work
 from tilework.policy.toolkit.demand import reserved_at
 
 
@@ -117,8 +117,8 @@ class Tracker:
         """Set the time of the event that is being handled."""
         self._now.ns = now_ns
 
-    def add_device(self, device_id: int, node: int, stages: frozenset[StageId]) -> None:
-        self._devices.add(device_id, node, stages, self._now)
+    def add_device(self, device_id: int, node: int, kind: str) -> None:
+        self._devices.add(device_id, node, kind, self._now)
 
     def remove_device(self, device_id: int, reported: Set[int]) -> list[Work]:
         """Forget a device; returns the works that are lost with it because no other device has them.
@@ -221,7 +221,8 @@ class Tracker:
             stage=start.stage,
             job_ids=start.job_ids,
             attempts=tuple([job.attempt for job in jobs]),
-            first_steps=tuple([job.request.steps - job.num_steps_left for job in jobs]),
+            positions=tuple([job.committed.position for job in jobs]),
+            first_steps=tuple([job.committed.num_steps_done for job in jobs]),
             devices=start.devices,
             num_steps=start.num_steps,
             why=start.why,
@@ -315,7 +316,7 @@ class Tracker:
         carriers = [device_id for device_id in work.devices if self._devices.carries(device_id, work)]
         if any(self._devices.by_id[device_id].works[0] is not work for device_id in carriers):
             return 0
-        if work.stage.name != DIFFUSE:
+        if not work.stage.has_steps:
             return None
         requests = [job.request for job in self.members(work)]
         step_ns = self._costs.work_ns(work.stage, requests, len(work.devices)) if requests else 0

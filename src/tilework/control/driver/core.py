@@ -32,13 +32,15 @@ from tilework.control.driver.result import Ending, WorkResult, end_event, ending
 from tilework.control.driver.state_registry import StateMove, StateRegistry
 from tilework.control.watchdog import Watchdog, WatchdogConfig
 from tilework.core.actions import Action, DropState, MoveState, RunWork, Stop
+from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import DeviceLost, LeftOut, WorkFailed
+from tilework.core.request import Request
 from tilework.core.wire import Absent, Ended, Failed, Forget, StateBlob, StopWork
-from tilework.core.work import DIFFUSE, Group, Work
+from tilework.core.work import Group, Work
 
 
 class DriverCore:
-    """See the theory of operation above. The driver calls `states.begin` and `states.end` when jobs begin and end."""
+    """See the theory of operation above. The driver calls `begin_job` and `states.end` when jobs begin and end."""
 
     def __init__(self, controller: Controller, watchdog: WatchdogConfig) -> None:
         self.states = StateRegistry()
@@ -50,7 +52,7 @@ class DriverCore:
 
     def attach(self, controller: Controller) -> None:
         """Use this controller from now on; it may have been rebuilt from its log."""
-        self._tracker = controller.tracker
+        self._tracker, self._costs = controller.tracker, controller.costs
         self._watchdog = Watchdog(controller.tracker, controller.costs, self._config)
 
     # Queries of the driver.
@@ -71,7 +73,7 @@ class DriverCore:
         return None if in_flight is None else in_flight.work
 
     def members(self, work_id: int) -> Mapping[int, int]:
-        """The jobs that a work still belongs to, each with its steps before the work; empty if it is not in flight."""
+        """The jobs that a work still belongs to, each with its position before it; empty if it is not in flight."""
         in_flight = self._in_flight.get(work_id)
         return {} if in_flight is None else self._members(in_flight.work)
 
@@ -93,8 +95,8 @@ class DriverCore:
                 return self._run(work)
             case Stop(work_id):
                 return self._stop(work_id)
-            case MoveState(job_id, targets, conditioning):
-                return ((targets, self._move(job_id, targets, conditioning)),)
+            case MoveState(job_id, targets, stages):
+                return ((targets, self._move(job_id, targets, stages)),)
             case DropState(job_id, devices):
                 return ((devices, Forget(job_id)),)
             case _:
@@ -111,26 +113,35 @@ class DriverCore:
         in_flight = self._in_flight.get(work_id)
         return () if in_flight is None else ((in_flight.work.devices[:1], StopWork(work_id)),)
 
-    def _move(self, job_id: int, targets: Group, conditioning: bool) -> StateMove:
+    def _move(self, job_id: int, targets: Group, stages: tuple[int, ...]) -> StateMove:
         """The move of a job's state after its latest work; resolved when that work has ended, or now if it has."""
         latest = self._latest.get(job_id)
         source = () if latest is None else latest.devices
-        move = StateMove(job_id=job_id, targets=targets, source=source, wants_conditioning=conditioning)
+        move = StateMove(job_id=job_id, targets=targets, source=source, stages=stages)
         if latest is not None and latest.work_id in self._in_flight and job_id in self._members(latest):
             self._moves.setdefault(latest.work_id, []).append(move)
             return move
-        return self.states.resolve(move, self._next_step(job_id, latest))
+        return self.states.resolve(move, self._next_position(job_id, latest))
 
-    def _next_step(self, job_id: int, latest: Work | None) -> int:
-        """The first step of a job's next work; its latest work, if any, has ended.
+    def _next_position(self, job_id: int, latest: Work | None) -> int:
+        """Where a job's next work begins; its latest work, if any, has ended.
 
         The controller may not count the latest work yet, because an earlier work of the job is still in flight.
         """
         if latest is not None and latest.work_id in self._tracker.works:
-            first_step = self._members(latest).get(job_id)
-            if first_step is not None:
-                return first_step + (latest.num_steps if latest.stage.name == DIFFUSE else 0)
-        return self._steps_done(job_id)
+            position = self._members(latest).get(job_id)
+            if position is not None:
+                return position + latest.num_steps
+        return self._position(job_id)
+
+    def begin_job(self, job_id: int, request: Request, checkpoint: Checkpoint) -> None:
+        """A job has begun, from a checkpoint, which may be empty."""
+        self.states.begin(job_id, self._costs.start(request).itinerary, checkpoint)
+
+    def is_result(self, job_id: int, result: WorkResult) -> bool:
+        """Whether a work that has ended, and not been handled yet, wrote the result of a job."""
+        position = result.members[job_id] + result.steps_done
+        return position == self._tracker.jobs[job_id].done.itinerary.length
 
     def end_job(self, job_id: int) -> None:
         """A job has ended. The driver ends or holds its blobs with `states`."""
@@ -192,16 +203,16 @@ class DriverCore:
         members = self._members(work)
         superseded = in_flight.blobs_except(report) if in_flight.reports else []
         for job_id, blob in report.blobs.items():
-            if (first_step := members.get(job_id)) is None:
+            if (position := members.get(job_id)) is None:
                 superseded.append(blob)
             else:
-                superseded += self.states.adopt(job_id, work.stage.name, blob, first_step + report.steps_done)
+                superseded += self.states.adopt(job_id, blob, position + report.steps_done)
         if work.work_id in self._moves:
             yield from self._resolve(work, members if ending is Ending.DONE else {}, report.steps_done)
         yield WorkResult(work, ending, end_event(work, ending, report), members, report)
         for job_id in members:
             if job_id in self._tracker.jobs:
-                superseded += self.states.advance(job_id, self._steps_done(job_id))
+                superseded += self.states.advance(job_id, self._position(job_id))
         if superseded:
             yield Discard(tuple(superseded))
 
@@ -227,9 +238,8 @@ class DriverCore:
         The next works of those other jobs are revoked, or can do with what their devices have.
         """
         for move in self._moves.pop(work.work_id, ()):
-            first_step = members.get(move.job_id)
-            steps = steps_done if work.stage.name == DIFFUSE else 0
-            yield Resolve(self.states.resolve(move, None if first_step is None else first_step + steps))
+            position = members.get(move.job_id)
+            yield Resolve(self.states.resolve(move, None if position is None else position + steps_done))
 
     # Lost devices and stuck works.
 
@@ -272,18 +282,17 @@ class DriverCore:
     # Queries of the tracker.
 
     def _members(self, work: Work) -> dict[int, int]:
-        """The jobs that a work still belongs to, each with its steps before the work."""
+        """The jobs that a work still belongs to, each with its position before the work."""
         jobs, found = self._tracker.jobs, dict[int, int]()
-        for job_id, attempt, first_step in zip(work.job_ids, work.attempts, work.first_steps, strict=True):
+        for job_id, attempt, position in zip(work.job_ids, work.attempts, work.positions, strict=True):
             job = jobs.get(job_id)
             if job is not None and job.attempt == attempt:
-                found[job_id] = first_step
+                found[job_id] = position
         return found
 
-    def _steps_done(self, job_id: int) -> int:
-        """The number of steps that the controller believes a job to have done."""
-        job = self._tracker.jobs[job_id]
-        return job.request.steps - job.done.num_steps_left
+    def _position(self, job_id: int) -> int:
+        """Where the controller believes a job to be."""
+        return self._tracker.jobs[job_id].done.position
 
 
 def _discard(blobs: Collection[StateBlob]) -> Iterator[Effect]:

@@ -32,7 +32,7 @@ EndEvent = WorkFinished | Stopped | WorkFailed | OutOfMemory | Broken
 class WorkResult:
     """The end of a work.
 
-    `members` are the jobs that it still belongs to, each with the steps that it had before. `report` is merged from its
+    `members` are the jobs that it still belongs to, each with its position before it. `report` is merged from its
     devices' reports; None if the work failed or was lost. `event` is for the controller; None if the work was lost,
     which follows from `DeviceLost`. Not frozen, since simulations make one per work.
     """

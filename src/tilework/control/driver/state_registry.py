@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.wire import StateBlob
-from tilework.core.work import DECODE, ENCODE, Group
+from tilework.core.graph import Itinerary
+from tilework.core.wire import SavedState, StateBlob
+from tilework.core.work import Group
 
 Blobs = tuple[StateBlob, ...]
 
@@ -16,38 +17,40 @@ Blobs = tuple[StateBlob, ...]
 class StateMove:
     """The move of a job's state from `source`, the devices of its latest work, to the queues of `targets`.
 
-    Works queued after it wait until it `is_resolved`. If it `delivers`, the blobs replace what a target has of the job:
-    without `conditioning` the target has it already; without `state` there is none yet. If it does not, a target keeps
-    what it has.
+    The targets lack the outputs of these `stages` (indices on the job's way), and have those of the others that they
+    need; the state between two steps goes with every move. Works queued after it wait until it `is_resolved`. If it
+    `delivers`, the job is at `position`, and `states` are what a target gets; it keeps what it has of other stages. If
+    it does not, a target keeps all that it has.
     """
 
     job_id: int
     targets: Group
     source: Group
-    wants_conditioning: bool
+    stages: tuple[int, ...]
     is_resolved: bool = False
     delivers: bool = False
-    conditioning: StateBlob | None = None
-    state: StateBlob | None = None
+    position: int = 0
+    states: tuple[SavedState, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
 class _JobStates:
-    """The blobs of a job: its conditioning, and its states by the number of steps done."""
+    """The blobs of a job by the position after which they were written."""
 
-    conditioning: StateBlob | None = None
-    states: dict[int, StateBlob] = field(default_factory=dict)
+    itinerary: Itinerary
+    blobs: dict[int, StateBlob] = field(default_factory=dict)
 
-    @property
-    def blobs(self) -> Blobs:
-        return (*(() if self.conditioning is None else (self.conditioning,)), *self.states.values())
+    def saved(self, position: int) -> SavedState | None:
+        blob = self.blobs.get(position)
+        return None if blob is None else SavedState(self.itinerary.at[position - 1].num_done, position, blob)
 
 
 class StateRegistry:
     """The blobs of all jobs.
 
-    A job has the state at which the controller believes it to stand, and later ones: the report of a work may overtake
-    that of an earlier work, which may still be lost. Methods return the blobs that are superseded, to be discarded.
+    A job has the outputs of the stages that are done, the state at which the controller believes it to stand, and later
+    ones: the report of a work may overtake that of an earlier work, which may still be lost. Methods return the blobs
+    that are superseded, to be discarded.
 
     Blobs of a job that has ended may be held, by its uid, until its picture is stored.
     """
@@ -72,18 +75,17 @@ class StateRegistry:
 
     def _blobs(self) -> Iterator[StateBlob]:
         for job in self._jobs.values():
-            yield from job.blobs
+            yield from job.blobs.values()
         for held in self._held.values():
             yield from held
 
-    def begin(self, job_id: int, kept: Checkpoint) -> None:
+    def begin(self, job_id: int, itinerary: Itinerary, kept: Checkpoint) -> None:
         """Add a job that starts from a checkpoint, which may be empty."""
-        states = {} if kept.state is None else {kept.steps_done: kept.state}
-        self._jobs[job_id] = _JobStates(kept.conditioning, states)
+        self._jobs[job_id] = _JobStates(itinerary, {state.position: state.blob for state in kept.states})
 
     def end(self, job_id: int) -> Blobs:
         """Forget a job; returns its blobs."""
-        return self._jobs.pop(job_id).blobs
+        return tuple(self._jobs.pop(job_id).blobs.values())
 
     def hold(self, job_id: int, uid: str) -> None:
         """Keep the blobs of a job that has ended, since its picture may have to be made again."""
@@ -95,47 +97,46 @@ class StateRegistry:
 
     def reset(self, job_id: int) -> Blobs:
         """The state of a job is lost: it starts over. Returns the blobs that it had."""
-        lost = self._jobs[job_id].blobs
-        self._jobs[job_id] = _JobStates()
+        lost = tuple(self._jobs[job_id].blobs.values())
+        self._jobs[job_id].blobs.clear()
         return lost
 
-    def adopt(self, job_id: int, stage: str, blob: StateBlob, steps_done: int) -> Blobs:
-        """Keep the blob that a work has written for a job with this many steps done."""
+    def adopt(self, job_id: int, blob: StateBlob, position: int) -> Blobs:
+        """Keep the blob that a work has written for a job that is at this position then; not that of the result."""
         job = self._jobs[job_id]
-        if stage == DECODE:
+        if position == job.itinerary.length:
             return (blob,)
-        if stage == ENCODE:
-            old, job.conditioning = job.conditioning, blob
-        else:
-            old = job.states.get(steps_done)
-            job.states[steps_done] = blob
+        old = job.blobs.get(position)
+        job.blobs[position] = blob
         return () if old is None else (old,)
 
-    def advance(self, job_id: int, steps_done: int) -> Blobs:
-        """The controller believes that a job has done this many steps: earlier states are superseded."""
-        states = self._jobs[job_id].states
-        if len(states) < 2:
+    def advance(self, job_id: int, position: int) -> Blobs:
+        """The controller believes that a job is at this position: earlier states between two steps are superseded."""
+        job = self._jobs[job_id]
+        if len(job.blobs) < 2:
             return ()
-        old = [steps for steps in states if steps < steps_done]
-        return tuple([states.pop(steps) for steps in old])
+        old = [before for before in job.blobs if before < position and before not in job.itinerary.ends]
+        return tuple([job.blobs.pop(before) for before in old])
 
     def unknown(self, blobs: Iterable[StateBlob]) -> Blobs:
         """Those of these blobs that belong to no job."""
         kept = set(self._blobs())
         return tuple(blob for blob in blobs if blob not in kept)
 
-    def resolve(self, move: StateMove, steps_done: int | None) -> StateMove:
-        """Let a move deliver the job's state after this many steps; nothing if None."""
+    def resolve(self, move: StateMove, position: int | None) -> StateMove:
+        """Let a move deliver the job's state at this position; nothing if None."""
         move.is_resolved = True
-        if steps_done is not None:
+        if position is not None:
             job = self._jobs[move.job_id]
-            move.delivers = True
-            move.conditioning = job.conditioning if move.wants_conditioning else None
-            move.state = job.states.get(steps_done)
+            ends = [job.itinerary.ends[index] for index in move.stages]
+            places = ends if position in job.itinerary.ends else [*ends, position]
+            move.delivers, move.position = True, position
+            move.states = tuple([state for place in places if (state := job.saved(place)) is not None])
         return move
 
     def checkpoint(self, job_id: int) -> Checkpoint:
         """The latest blobs of a job."""
         job = self._jobs[job_id]
-        last = max(job.states, default=0)
-        return Checkpoint(conditioning=job.conditioning, state=job.states.get(last), steps_done=last)
+        last = max(job.blobs, default=0)
+        places = sorted(place for place in job.blobs if place == last or place in job.itinerary.ends)
+        return Checkpoint(tuple([state for place in places if (state := job.saved(place)) is not None]))

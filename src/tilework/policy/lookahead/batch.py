@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
+from tilework.core.graph import Stage
 from tilework.core.interfaces import JobView
-from tilework.core.work import ENCODE, Start, stages_of
+from tilework.core.work import Start
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import StepTime
 from tilework.policy.toolkit.demand import Speed
 from tilework.policy.toolkit.margin import Margin
-from tilework.policy.toolkit.starts import start_stage, start_steps, steps_in_chunk
+from tilework.policy.toolkit.starts import before_steps, start_at_once, start_steps, steps_in_chunk
 
 LEAST_SAVED = 0.1  # Of the time of a step apart. With less saved, requests that come later lose more than these gain.
 
@@ -26,31 +27,40 @@ class Member:
 
     job: JobView
     forecast: JobForecast
-    encode_ns: float
+    head_ns: float
     num_steps: int
-    decode_ns: float
+    tail_ns: float
     due_ns: float = inf
 
     @staticmethod
     def of(job: JobView, forecast: JobForecast, margin: Margin, now_ns: int) -> Member:
         """A job as a member of a batch. A promised one must be on time with this margin."""
-        has_encode, due_ns = job.stage is not None and job.stage.name == ENCODE, inf
+        left, due_ns = job.left, inf
         if forecast.claim is Claim.FEASIBLE:
             due_ns = forecast.due_ns if job.promised is None else margin.latest_ns(int(forecast.due_ns), now_ns)
-        encode_ns = forecast.head_ns if has_encode else 0.0
-        return Member(job, forecast, encode_ns, job.num_steps_left, forecast.tail_ns, due_ns)
+        head_ns = forecast.head_ns if left.num_steps_left and left.stage != left.stepped else 0.0
+        num_steps, tail_ns = left.here.num_steps, forecast.tail_ns
+        tail_ns += (left.num_steps_left - num_steps) * forecast.speeds[0].step_ns  # Of later stages with steps.
+        return Member(job, forecast, head_ns, num_steps, tail_ns, due_ns)
+
+    @property
+    def stage(self) -> Stage:
+        """The stage of its steps; the last one with steps if it has none left."""
+        stage = self.job.left.last_stepped
+        assert stage is not None
+        return stage
 
     @property
     def alone_ns(self) -> float:
         """The time that it takes alone on one device."""
-        return self.encode_ns + self.num_steps * self.forecast.speeds[0].step_ns + self.decode_ns
+        return self.head_ns + self.num_steps * self.forecast.speeds[0].step_ns + self.tail_ns
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Requests that share the forward passes of one device from `ready_ns` on, each to its end.
+    """Requests that share the forward passes of one device from `ready_ns` on, each to the end of its `stage`.
 
-    Encode and decode run one by one.
+    Stages without steps run one by one.
     """
 
     members: tuple[Member, ...]
@@ -59,19 +69,24 @@ class Batch:
     _ends_ns: tuple[float, ...] | None = field(default=None, init=False)
 
     @property
+    def stage(self) -> Stage:
+        """The stage of all members."""
+        return self.members[0].stage
+
+    @property
     def ends_ns(self) -> tuple[float, ...]:
         """When each ends, in the order of the members: those with the fewest steps first, the others without them."""
         if self._ends_ns is None:
-            now = self.ready_ns + sum(member.encode_ns for member in self.members)
+            now = self.ready_ns + sum(member.head_ns for member in self.members)
             ends, done = [0.0] * len(self.members), 0
             left = sorted(range(len(self.members)), key=lambda index: self.members[index].num_steps)
             while left:
                 num_steps = self.members[left[0]].num_steps - done
-                now += num_steps * self.step_time([self.members[index].job.request for index in left])
+                now += num_steps * self.step_time(self.stage, [self.members[index].job.request for index in left])
                 done += num_steps
                 while left and self.members[left[0]].num_steps == done:
                     index = left.pop(0)
-                    now += self.members[index].decode_ns
+                    now += self.members[index].tail_ns
                     ends[index] = now
             self._ends_ns = tuple(ends)
         return self._ends_ns
@@ -90,12 +105,12 @@ class Batch:
         promised = [member for member in self.members if member.job.promised is not None]
         if not promised:
             return True
-        step_ns = self.step_time([member.job.request for member in self.members])
+        step_ns = self.step_time(self.stage, [member.job.request for member in self.members])
         num_steps = max(1, int(chunk_ns // max(1.0, step_ns)))
-        now = self.ready_ns + sum(member.encode_ns for member in self.members) + num_steps * step_ns
+        now = self.ready_ns + sum(member.head_ns for member in self.members) + num_steps * step_ns
         for member in sorted(promised, key=lambda member: member.due_ns):
             num_left = max(0, member.num_steps - num_steps)
-            now += num_left * member.forecast.speeds[0].step_ns + member.decode_ns
+            now += num_left * member.forecast.speeds[0].step_ns + member.tail_ns
             if now > member.due_ns:
                 return False
         return True
@@ -111,10 +126,10 @@ class Batch:
     def saved(self, member: Member) -> float:
         """The share of a step's time that is saved if one more joins, compared with its running apart."""
         here = [each.job.request for each in self.members]
-        if here[0].pipeline != member.job.request.pipeline:
+        if self.stage != member.stage:
             return 0.0
-        apart_ns = self.step_time(here) + member.forecast.speeds[0].step_ns
-        return 1.0 - self.step_time([*here, member.job.request]) / apart_ns if apart_ns else 0.0
+        apart_ns = self.step_time(self.stage, here) + member.forecast.speeds[0].step_ns
+        return 1.0 - self.step_time(self.stage, [*here, member.job.request]) / apart_ns if apart_ns else 0.0
 
     def is_better_with(self, member: Member, otherwise_ns: float, num_behind: float) -> bool:
         """Whether the requests that need not be on time end earlier in the mean if one more joins.
@@ -176,26 +191,26 @@ class Batch:
         )
 
     def starts(self, device_id: int, num_chunks: int, most_steps: int, chunk_ns: int, why: str) -> Iterator[Start]:
-        """The next chunks of steps, after the encodes that are due and before the decodes of members that are done."""
-        pipeline = self.members[0].job.request.pipeline
-        encode, _, decode = stages_of(pipeline)
-        stages = (decode, encode) if num_chunks and most_steps else (decode,)
-        for stage in stages:
-            for job_id in (member.job.job_id for member in self.members if member.job.stage == stage):
-                yield start_stage(stage, job_id, device_id, why)
+        """The next chunks of steps, and the stages without steps: before them, and of members that have made theirs."""
+        lefts = {member.job.job_id: member.job.left for member in self.members}
+        ended = [job_id for job_id, left in lefts.items() if not left.num_steps_left]
+        begin = [job_id for job_id in lefts if job_id not in ended] if num_chunks and most_steps else []
+        for job_id in ended + begin:
+            yield from start_at_once(lefts[job_id], job_id, device_id, why)
         done = 0
         for _ in range(num_chunks):
             sharing = [member for member in self.members if member.num_steps > done]
             if not sharing or done == most_steps:
                 return
-            step_ns = self.step_time([member.job.request for member in sharing])
+            step_ns = self.step_time(self.stage, [member.job.request for member in sharing])
             least = min(member.num_steps for member in sharing)
             num_steps = steps_in_chunk(min(least, most_steps) - done, step_ns, chunk_ns)
             done += num_steps
             job_ids, others = tuple(member.job.job_id for member in sharing), _others(len(sharing) - 1)
-            yield start_steps(pipeline, job_ids, (device_id,), num_steps, why + others)
+            yield start_steps(self.stage, job_ids, (device_id,), num_steps, why + others)
             for job_id in (member.job.job_id for member in sharing if member.num_steps == done):
-                yield start_stage(decode, job_id, device_id, why)
+                left = before_steps(lefts[job_id])
+                yield from start_at_once(left.advanced(left.here.num_left_here), job_id, device_id, why)
 
 
 def _others(num_others: int) -> str:

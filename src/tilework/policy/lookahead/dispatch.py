@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from tilework.core.interfaces import JobView
-from tilework.core.progress import Cursor
-from tilework.core.work import DIFFUSE, Group, Start
+from tilework.core.work import Group, Start
 from tilework.policy.lookahead.batch import Batch
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import CHUNKS, NodeJobs, group_of, num_chunks
@@ -71,7 +70,7 @@ class Dispatch:
         if group is None:
             self._hold(1)
             return
-        step_ns = round(self._node.step_time([member.job.request for member in batch.members]))
+        step_ns = round(self._node.step_time(batch.stage, [member.job.request for member in batch.members]))
         most = self._most_steps(forecast, 1, step_ns, int(batch.ready_ns), min(then, 1))
         num_new = max(0, CHUNKS - max(map(num_chunks, running), default=0))
         self.starts += batch.starts(group[0], num_new, most, self._node.chunk_ns, f"gets {devices_text(1)}")
@@ -108,11 +107,8 @@ class Dispatch:
             self._allocator.take_some([device.device_id for device in self._node.devices], width)
 
     def _works(self, job: JobView, forecast: JobForecast, group: Group, max_chunks: int, then: int) -> Iterator[Start]:
-        """Encode if it is due, chunks of steps on the group, and decode after the last of them."""
-        cursor, why = (
-            Cursor(job.stage, job.num_steps_left),
-            explain(job, _verb(forecast, len(group)), self._node.now_ns),
-        )
+        """Chunks of steps on the group, and the stages without steps before and after them on its first device."""
+        cursor, why = job.left, explain(job, _verb(forecast, len(group)), self._node.now_ns)
         step_ns = next((speed.step_ns for speed in forecast.speeds if speed.degree == len(group)), 0)
         begin_ns = self._node.ready_ns(job) if job.works else self._node.now_ns + int(forecast.head_ns)
         most = self._most_steps(forecast, len(group), step_ns, begin_ns, then)
@@ -120,12 +116,12 @@ class Dispatch:
             return
         while cursor.stage is not None:
             num_steps = 1
-            if cursor.stage.name != DIFFUSE:
+            if not cursor.stage.has_steps:
                 yield start_stage(cursor.stage, job.job_id, group[0], why)
             elif max_chunks and most:
-                num_steps = steps_in_chunk(min(cursor.num_steps_left, most), step_ns, self._node.chunk_ns)
+                num_steps = steps_in_chunk(min(cursor.here.num_left_here, most), step_ns, self._node.chunk_ns)
                 max_chunks, most = max_chunks - 1, most - num_steps
-                yield start_steps(job.request.pipeline, (job.job_id,), group, num_steps, why)
+                yield start_steps(cursor.stage, (job.job_id,), group, num_steps, why)
             else:
                 return
             cursor = cursor.advanced(num_steps)

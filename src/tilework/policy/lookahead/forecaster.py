@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from tilework.core.interfaces import CostModel, DeviceView, JobView
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, Work
+from tilework.core.work import Work
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import ONE_DEVICE, NodeJobs
 from tilework.policy.lookahead.request_costs import RequestCosts
@@ -34,11 +34,11 @@ class Forecaster:
 
         Raises UnknownCost.
         """
-        known = self.request_costs.of(job.request, len(node.devices), self.costs)
+        left = job.left
+        known, num_done = self.request_costs.of(job.request, left, len(node.devices), self.costs), left.here.num_done
         speeds, usual = known.speeds, known.usual
-        stage = None if job.stage is None else job.stage.name
         steps = last_steps(job) if job.works else None
-        if steps is None and stage in (None, DECODE):
+        if steps is None and not left.num_steps_left:
             speeds, usual = (ONE_DEVICE,), 0
         elif not speeds:
             return None
@@ -50,9 +50,9 @@ class Forecaster:
             due_ns=float(job.urgency_ns) if is_due else inf,
             speeds=speeds,
             usual=usual,
-            num_steps=float(job.num_steps_left),
-            head_ns=float(known.encode_ns) if stage == ENCODE else 0.0,
-            tail_ns=float(known.decode_ns),
+            num_steps=float(left.num_steps_left),
+            head_ns=float(known.heads_ns[num_done]),
+            tail_ns=float(known.tails_ns[num_done] if steps is None or left.num_steps_left else known.last_ns),
             weight=job.request.weight,
             shares=known.shares and job.may_share,
             arrival_ns=job.request.arrival_ns,
@@ -73,10 +73,12 @@ class Forecaster:
         if steps is None or job.is_stopping or rank < 0 or not speeds[rank].step_ns:
             forecast.head_ns += node.ready_ns(job) - self.now_ns
             return
-        step_ns = speeds[rank].step_ns
-        num_committed = max(0, node.end_ns(steps) - self.now_ns) / step_ns
+        step_ns, committed_ns = speeds[rank].step_ns, max(0, node.end_ns(steps) - self.now_ns)
         forecast.rank = rank
-        forecast.num_steps += num_committed
+        forecast.num_steps += committed_ns / step_ns
+        if job.left.itinerary.num_stepped > 1:  # Then `step_ns` is the mean of several stages.
+            step_ns = self.costs.work_ns(steps.stage, (job.request,), len(steps.devices))
+        num_committed = committed_ns / step_ns
         forecast.hold_ns = (num_committed - int(num_committed + _ROUNDING)) * step_ns
 
     def _priority(self, job: JobView, forecast: JobForecast) -> float:
@@ -94,7 +96,7 @@ class Forecaster:
 
     def moved(self, job: JobView, forecast: JobForecast, devices: Sequence[DeviceView]) -> JobForecast | None:
         """The forecast of a running job after its current step and a move to another node."""
-        known = self.request_costs.of(job.request, len(devices), self.costs)
+        known = self.request_costs.of(job.request, job.left, len(devices), self.costs)
         if not known.speeds:
             return None
         move_ns = self.costs.move_ns(job.last_devices, tuple(device.device_id for device in devices))
@@ -111,11 +113,11 @@ class Forecaster:
 
     def width(self, job: JobView, max_degree: int) -> int:
         """The fewest devices with which a job is on time from now on, or else its usual number."""
-        known = self.request_costs.of(job.request, max_degree, self.costs)
+        known = self.request_costs.of(job.request, job.left, max_degree, self.costs)
         if not known.speeds:
             return 1
         if job.request.deadline_ns is not None and not job.dropped_to_best_effort:
-            budget_ns = job.request.deadline_ns - self.now_ns - known.encode_ns - known.decode_ns
+            budget_ns = job.request.deadline_ns - self.now_ns - known.rest_ns
             for speed in known.speeds:
                 if job.num_steps_left * speed.step_ns <= budget_ns:
                     return speed.degree
@@ -124,4 +126,4 @@ class Forecaster:
 
 def last_steps(job: JobView) -> Work | None:
     """The last of a job's works that runs steps."""
-    return next((work for work in reversed(job.works) if work.stage.name == DIFFUSE), None)
+    return next((work for work in reversed(job.works) if work.stage.has_steps), None)

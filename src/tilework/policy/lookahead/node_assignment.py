@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from tilework.core.graph import Stage
 from tilework.core.interfaces import ClusterView, DeviceView, JobView
 from tilework.core.request import Request
-from tilework.core.work import DECODE, stages_of
 from tilework.policy.lookahead.forecast import JobForecast
 from tilework.policy.lookahead.forecaster import Forecaster, last_steps
 from tilework.policy.lookahead.node_jobs import NodeJobs
@@ -69,19 +69,18 @@ class NodeAssignment:
                 self._add(job, selection)
         return selection
 
-    def _step_time(self, requests: Sequence[Request]) -> float:
+    def _step_time(self, stage: Stage, requests: Sequence[Request]) -> float:
         """The time of a step of these requests together on one device; inf if they do not fit into its memory.
 
         For a batch, the mean error of recent predictions is added.
         """
         costs = self.forecaster.costs
-        _, diffuse, _ = stages_of(requests[0].pipeline)
-        step_ns = costs.work_ns(diffuse, requests, 1)
+        step_ns = costs.work_ns(stage, requests, 1)
         if len(requests) == 1:
             return step_ns
-        if not costs.fits_together(diffuse, [request.shape for request in requests]):
+        if not costs.fits_together(stage, [request.shape for request in requests]):
             return inf
-        return step_ns * (1.0 + costs.prediction_error(diffuse))
+        return step_ns * (1.0 + costs.prediction_error(stage))
 
     def _add(self, job: JobView, selection: Selection) -> None:
         forecast = self.forecaster.forecast(job, selection.node)
@@ -193,8 +192,8 @@ def _running(devices: Iterable[DeviceView], view: ClusterView) -> Iterable[JobVi
     for work in works.values():
         for job_id in work.job_ids:
             job = view.job(job_id)
-            if job is not None and job.works and work is job.works[-1] and work.devices == job.last_devices:
-                has_steps = job.stage is not None and job.stage.name != DECODE
-                if has_steps or last_steps(job) is not None:
-                    jobs[job_id] = job
+            if job is None or not job.works or work is not job.works[-1] or work.devices != job.last_devices:
+                continue
+            if job.num_steps_left or last_steps(job) is not None:
+                jobs[job_id] = job
     return jobs.values()

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from tilework.core.graph import Stage
 from tilework.core.interfaces import DeviceView, JobView
 from tilework.core.request import Request
-from tilework.core.work import DIFFUSE, Group, Work
+from tilework.core.work import Group, Work
 from tilework.policy.lookahead.due_arrivals import DueArrivals
 from tilework.policy.lookahead.forecast import NO_JOB, Claim, JobForecast
 from tilework.policy.lookahead.tight_classes import TightClasses
@@ -21,8 +22,8 @@ _LIKELY = 2.0
 """How many times the time of a job the mean time between two arrivals may be, for one to be likely while it runs."""
 _DELAYED_PER_JOB = 4.0
 """How many jobs are delayed for each that is here: three come before the devices are idle if the load is 75%."""
-StepTime = Callable[[Sequence[Request]], float]
-"""The time of a step of requests together on one device; inf if they do not fit into its memory."""
+StepTime = Callable[[Stage, Sequence[Request]], float]
+"""The time of a step of requests in a stage together on one device; inf if they do not fit into its memory."""
 
 
 @dataclass(slots=True)
@@ -158,7 +159,7 @@ class NodeJobs:
 
 def num_chunks(job: JobView) -> int:
     """The number of chunks of steps that are committed and have not ended."""
-    return sum(work.stage.name == DIFFUSE for work in job.works)
+    return sum(work.stage.has_steps for work in job.works)
 
 
 def group_of(job: JobView) -> Group:

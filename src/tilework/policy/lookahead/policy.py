@@ -56,14 +56,16 @@ class LookaheadPolicy(DeadlinePolicy):
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
         demand = DeadlinePolicy.demand(self, request, left, costs)  # Dataclasses with slots know no super().
-        if left == Cursor.start(request):
+        if not left.position:
             key, degrees = cost_key(request), self.degrees(request, costs)
             if request.deadline_ns is not None:
                 narrowest = demand_at(request, left, degrees[0], costs)
                 slack_ns = request.deadline_ns - request.arrival_ns - narrowest.run_ns
                 self._tight.add(key, request.arrival_ns, slack_ns)
             self._alone_ns.pop(key, None)
-            self._alone_ns[key] = self._request_costs.of(request, degrees[-1], costs).alone_ns(request.steps)
+            self._alone_ns[key] = self._request_costs.of(request, left, degrees[-1], costs).alone_ns(
+                left.num_steps_left
+            )
             if len(self._alone_ns) > _MOST_CLASSES:
                 del self._alone_ns[next(iter(self._alone_ns))]
         return demand

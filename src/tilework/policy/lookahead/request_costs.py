@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tilework.core.graph import Stage
 from tilework.core.interfaces import CostModel
+from tilework.core.progress import Cursor
 from tilework.core.request import Request, StepClass, step_key
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
 from tilework.policy.lookahead.batch import LEAST_SAVED
 from tilework.policy.toolkit.degrees import best_doubling
-from tilework.policy.toolkit.demand import Speed, step_speeds, worthwhile
+from tilework.policy.toolkit.demand import Speed, head_and_tail_ns, step_speeds, worthwhile
 
 _MOST_CLASSES = 10_000
 _UNKNOWN = (0, None)
@@ -23,58 +24,73 @@ class StepCosts:
     each doubling pays. `shares`: two such requests take less time in a batch, on one device, than one after the other.
     Where the time of one alone is a guess, `shares` is false until one has run alone. Requests with previews are an
     exception: their works measure nothing.
+
+    The others are times of stages without steps, on one device. By the number of stages that are done: `heads_ns` of
+    those before the next steps, `tails_ns` of the others. `last_ns` is that of those after all steps, `rest_ns` that of
+    all.
     """
 
-    encode_ns: int
     speeds: tuple[Speed, ...]
     usual: int
-    decode_ns: int
     shares: bool
+    heads_ns: tuple[int, ...]
+    tails_ns: tuple[int, ...]
+    last_ns: int
+    rest_ns: int
 
     def alone_ns(self, num_steps: int) -> int:
         """The time of a request with this many steps at the fastest degree."""
         step_ns = self.speeds[-1].step_ns if self.speeds else 0
-        return self.encode_ns + num_steps * step_ns + self.decode_ns
+        return self.rest_ns + num_steps * step_ns
 
 
 @dataclass(slots=True)
 class RequestCosts:
     """The costs of each class of requests, computed again when the cost model has learned of such requests."""
 
-    _known: dict[tuple[StepClass, int], tuple[int, StepCosts]] = field(default_factory=dict)
+    _known: dict[tuple[StepClass, int, int], tuple[int, StepCosts]] = field(default_factory=dict)
 
-    def of(self, request: Request, num_devices: int, costs: CostModel) -> StepCosts:
-        """The costs on a node of `num_devices`. Raises UnknownCost."""
-        key, version = (step_key(request), num_devices), costs.version_of(request)
+    def of(self, request: Request, left: Cursor, num_devices: int, costs: CostModel) -> StepCosts:
+        """The costs on a node of `num_devices`. Raises UnknownCost.
+
+        `left` matters where several stages have steps: a step takes their mean time (`toolkit.demand.step_speeds`).
+        """
+        several = left.itinerary.num_stepped > 1
+        key, version = (step_key(request), num_devices, left.position if several else 0), costs.version_of(request)
         known_version, known = self._known.get(key, _UNKNOWN)
         if known is not None and known_version == version:
             return known
         if len(self._known) >= _MOST_CLASSES:  # Clients choose the shapes.
             self._known.clear()
-        known = _step_costs(request, num_devices, costs)
+        known = _step_costs(request, left if several else None, num_devices, costs)
         self._known[key] = version, known
         return known
 
 
-def _step_costs(request: Request, num_devices: int, costs: CostModel) -> StepCosts:
-    encode_ns, decode_ns = (
-        costs.work_ns(StageId(request.pipeline, stage), (request,), 1) for stage in (ENCODE, DECODE)
-    )
-    speeds = tuple(worthwhile(step_speeds(request, costs, num_devices)))
+def _step_costs(request: Request, left: Cursor | None, num_devices: int, costs: CostModel) -> StepCosts:
+    start = costs.start(request)
+    from_here = left if left is not None and left.num_steps_left else start
+    speeds = tuple(worthwhile(step_speeds(request, costs, num_devices, from_here)))
     degree = best_doubling(speeds) if speeds else 0
+    starts = [Cursor(start.itinerary, position) for position in (0, *start.itinerary.ends)]
+    others = [head_and_tail_ns(request, one, costs) for one in starts]
     return StepCosts(
-        encode_ns=encode_ns,
         speeds=speeds,
         usual=max((rank for rank, speed in enumerate(speeds) if speed.degree <= degree), default=0),
-        decode_ns=decode_ns,
-        shares=bool(speeds) and speeds[0].degree == 1 and _shares(request, speeds[0].step_ns, costs),
+        shares=bool(speeds) and speeds[0].degree == 1 and _shares(request, from_here.stepped, costs),
+        heads_ns=tuple(head_ns for head_ns, _ in others),
+        tails_ns=tuple(tail_ns for _, tail_ns in others),
+        last_ns=next((tail_ns for one, (_, tail_ns) in zip(starts, others, strict=True) if not one.num_steps_left), 0),
+        rest_ns=sum(others[0]),
     )
 
 
-def _shares(request: Request, step_ns: int, costs: CostModel) -> bool:
-    both, diffuse = (request, request), StageId(request.pipeline, DIFFUSE)
-    if not costs.fits_together(diffuse, [one.shape for one in both]):
+def _shares(request: Request, stage: Stage | None, costs: CostModel) -> bool:
+    if stage is None or not stage.spec.batchable:
         return False
-    if not (costs.knows(diffuse, request) or request.preview_every):
+    both = (request, request)
+    if not costs.fits_together(stage, [one.shape for one in both]):
         return False
-    return costs.work_ns(diffuse, both, 1) < (1 - LEAST_SAVED) * 2 * step_ns
+    if not (costs.knows(stage, request) or request.preview_every):
+        return False
+    return costs.work_ns(stage, both, 1) < (1 - LEAST_SAVED) * 2 * costs.work_ns(stage, (request,), 1)

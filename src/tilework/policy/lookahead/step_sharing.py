@@ -87,7 +87,7 @@ class StepSharing:
         return served + [self._forecast(batch, may_split) for batch in batches]
 
     def _left_out(self, member: Member, device: DeviceView) -> JobForecast:
-        head_ns = device.free_ns - self.node.now_ns + member.encode_ns
+        head_ns = device.free_ns - self.node.now_ns + member.head_ns
         return replace(member.forecast, head_ns=head_ns, rank=-1, hold_ns=0.0, num_steps=member.num_steps)
 
     def _member(self, job: JobView, forecast: JobForecast, margin: Margin = ADMISSION_MARGIN) -> Member:
@@ -203,6 +203,8 @@ def _is_shared(device: DeviceView, jobs: Sequence[JobView], forecasts: Mapping[i
 
 
 def _without_unfit(batch: Batch) -> Batch:
-    """Without the members that may not share; if none may, the first of them stays alone."""
-    unfit = [member for member in batch.members if not member.job.may_share]
+    """Without the members that may not share, or are at another stage; if none may, the first stays alone."""
+    if not batch.members:
+        return batch
+    unfit = [member for member in batch.members if not member.job.may_share or member.stage != batch.stage]
     return batch.without(unfit if len(unfit) < len(batch.members) else unfit[1:])

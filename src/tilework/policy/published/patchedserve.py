@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tilework.core.interfaces import CostModel, JobView
-from tilework.core.progress import Cursor
 from tilework.core.request import Request
-from tilework.core.work import DIFFUSE, StageId
 from tilework.policy.registry import policy
 from tilework.policy.toolkit.best_effort import drop_reason, late_jobs
 from tilework.policy.toolkit.continuous_batching import (
@@ -105,14 +103,16 @@ class _BatchAdmission:
 
     def _score(self, job: JobView, remaining_ns: int) -> float:
         """(DDL - C - P) / SA, P being the remaining time."""
-        alone_ns = demand_at(job.request, Cursor.start(job.request), 1, self.costs).run_ns
+        alone_ns = demand_at(job.request, self.costs.start(job.request), 1, self.costs).run_ns
         return (job.urgency_ns - self.begin_ns - remaining_ns) / max(1, alone_ns)
 
     def _finish_ns(self, job: JobView, batch: Sequence[JobView]) -> int:
         """When a job ends if the batch stays as it is; encode and decode are its own."""
-        own_ns = job.num_steps_left * self._step_ns([job])
-        return self.begin_ns + job.demand.run_ns - own_ns + job.num_steps_left * self._step_ns(batch)
+        num_steps = job.left.here.num_steps
+        own_ns = num_steps * self._step_ns([job])
+        return self.begin_ns + job.demand.run_ns - own_ns + num_steps * self._step_ns(batch)
 
     def _step_ns(self, batch: Sequence[JobView]) -> int:
-        stage = StageId(batch[0].request.pipeline, DIFFUSE)
+        stage = batch[0].left.stepped
+        assert stage is not None
         return self.costs.work_ns(stage, [job.request for job in batch], 1)

@@ -55,7 +55,7 @@ class ShortestFirst:
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
         (degree,) = self.degrees(request, costs)
         demand = demand_at(request, left, degree if left.num_steps_left else 1, costs)
-        if left == Cursor.start(request):
+        if not left.position:
             self._remember(cost_key(request), demand.run_ns)
         return demand
 

@@ -11,11 +11,11 @@ from tilework.core.interfaces import ClusterView, CostModel, Demand, DeviceView,
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import ENCODE, Plan, Start, stages_of
+from tilework.core.work import Plan, Start
 from tilework.policy.toolkit.demand import demand_at
 from tilework.policy.toolkit.open_devices import is_open, next_open_ns
 from tilework.policy.toolkit.order import by_urgency, jobs_at_hand
-from tilework.policy.toolkit.starts import start_stage, start_steps, steps_in_chunk
+from tilework.policy.toolkit.starts import start_at_once, start_steps, steps_in_chunk
 
 MOST_AHEAD = 4  # Works sent to an open device at once; if more jobs begin and end, the steps wait.
 
@@ -122,22 +122,20 @@ class ContinuousBatching(ABC):
     def _starts(
         self, ended: Sequence[JobView], members: Sequence[JobView], device_id: int, costs: CostModel
     ) -> Iterator[Start]:
-        """Decodes of the jobs that have made all steps, encodes of those that begin, then steps of all members."""
+        """The last stages of the jobs that have made all steps, the stages of members before theirs, then the steps."""
         for job in ended:
-            assert job.stage is not None
-            yield start_stage(job.stage, job.job_id, device_id, "has made all its steps")
+            yield from start_at_once(job.left, job.job_id, device_id, "has made all its steps")
         for job in members:
-            if job.stage is not None and job.stage.name == ENCODE:
-                yield start_stage(job.stage, job.job_id, device_id, "joins the batch")
+            yield from start_at_once(job.left, job.job_id, device_id, "joins the batch")
         if not members:
             return
         others = len(members) - 1
         why = f"makes steps with {others} other{'s' if others > 1 else ''}" if others else "makes steps alone"
-        pipeline = members[0].request.pipeline
-        _, diffuse, _ = stages_of(pipeline)
-        step_ns = costs.work_ns(diffuse, [job.request for job in members], 1)
-        num_steps = steps_in_chunk(min(job.num_steps_left for job in members), step_ns, self.chunk_ns)
-        yield start_steps(pipeline, tuple([job.job_id for job in members]), (device_id,), num_steps, why)
+        stage = members[0].left.stepped
+        assert stage is not None
+        step_ns = costs.work_ns(stage, [job.request for job in members], 1)
+        num_steps = steps_in_chunk(min(job.left.here.num_steps for job in members), step_ns, self.chunk_ns)
+        yield start_steps(stage, tuple([job.job_id for job in members]), (device_id,), num_steps, why)
 
 
 def first_batch(jobs: Iterable[JobView], costs: CostModel) -> list[JobView]:
@@ -153,7 +151,9 @@ def may_join(batch: Sequence[JobView], job: JobView, costs: CostModel) -> bool:
     """Whether a job may make steps with a batch; an empty batch takes any job."""
     if not batch:
         return True
-    if job.request.pipeline != batch[0].request.pipeline or not (job.may_share and batch[0].may_share):
+    stage = job.left.stepped
+    if stage is None or stage != batch[0].left.stepped or not stage.spec.batchable:
         return False
-    _, diffuse, _ = stages_of(job.request.pipeline)
-    return costs.fits_together(diffuse, [member.request.shape for member in (*batch, job)])
+    if not (job.may_share and batch[0].may_share):
+        return False
+    return costs.fits_together(stage, [member.request.shape for member in (*batch, job)])

@@ -7,21 +7,22 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from math import ceil
 
+from tilework.core.graph import Stage
 from tilework.core.interfaces import CostModel, Demand
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
-from tilework.core.work import DIFFUSE, stages_of
+from tilework.cost.degrees import common_degrees
 
 
 def demand_at(request: Request, left: Cursor, degree: int, costs: CostModel) -> Demand:
-    """The remaining work at `degree`. Encode and decode run on one device, but the job keeps its group.
+    """The remaining work at `degree`. Stages without steps run on one device, but the job keeps its group.
 
     Raises UnknownCost.
     """
     one = (request,)
     run_ns = 0
     for stage, num_steps in left.pieces():
-        run_ns += costs.work_ns(stage, one, degree if stage.name == DIFFUSE else 1, num_steps)
+        run_ns += costs.work_ns(stage, one, degree if stage.has_steps else 1, num_steps)
     return Demand(degree, run_ns)
 
 
@@ -43,10 +44,13 @@ def cheapest_in_time(
     """
     if not left.num_steps_left:
         return demand_at(request, left, 1, costs)
-    (_, stage, _), one = stages_of(request.pipeline), (request,)
-    other_ns = sum(costs.work_ns(piece, one, 1) for piece, _ in left.pieces() if piece.name != DIFFUSE)
-    num_steps = left.num_steps_left
-    blocks = [Demand(degree, other_ns + costs.work_ns(stage, one, degree, num_steps)) for degree in degrees]
+    one, pieces = (request,), left.pieces()
+    other_ns = sum(costs.work_ns(stage, one, 1) for stage, _ in pieces if not stage.has_steps)
+    stepped = [(stage, num_steps) for stage, num_steps in pieces if stage.has_steps]
+    blocks = [
+        Demand(degree, other_ns + sum([costs.work_ns(stage, one, degree, num_steps) for stage, num_steps in stepped]))
+        for degree in degrees
+    ]
     in_time = [block for block in blocks if block.run_ns <= budget_ns]
     if in_time:
         return min(in_time, key=lambda block: (block.width * block.run_ns, block.width))
@@ -59,13 +63,13 @@ def fastest(request: Request, left: Cursor, degrees: Sequence[int], costs: CostM
 
 
 def step_degrees(request: Request, costs: CostModel) -> tuple[int, ...]:
-    """The degrees at which the steps of a request may run, ascending: the profiled ones; 1 alone if it is exact.
+    """The degrees at which the steps of a request may run, ascending: those at which all its stages with steps were
+    profiled; 1 alone if it is exact.
 
     All policies, admission and the bounds ask this function, so nothing else needs to know what exact requests exclude.
     Raises UnknownCost.
     """
-    _, diffuse, _ = stages_of(request.pipeline)
-    return (1,) if request.exact else costs.degrees(diffuse)
+    return (1,) if request.exact else common_degrees(costs, request.pipeline)
 
 
 def usable_degree(request: Request, width: int, costs: CostModel) -> int:
@@ -79,14 +83,18 @@ def usable_degree(request: Request, width: int, costs: CostModel) -> int:
     return 1
 
 
+def fits_at(request: Request, degree: int, costs: CostModel) -> bool:
+    """Whether the steps of a request fit into memory at a degree, in all its stages with steps. Raises UnknownCost."""
+    return all(costs.fits(stage, request.shape, degree) for stage in costs.graph(request.pipeline).stepped)
+
+
 def fitting_degrees(request: Request, costs: CostModel) -> Sequence[int]:
     """The degrees at which the steps of a request fit into memory, ascending; all that it may run at if none does.
 
     Raises UnknownCost.
     """
-    _, stage, _ = stages_of(request.pipeline)
     degrees = step_degrees(request, costs)
-    return [degree for degree in degrees if costs.fits(stage, request.shape, degree)] or degrees
+    return [degree for degree in degrees if fits_at(request, degree, costs)] or degrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +109,41 @@ class Speed:
         object.__setattr__(self, "device_ns", self.degree * self.step_ns)
 
 
-def step_speeds(request: Request, costs: CostModel, max_degree: int | None = None) -> tuple[Speed, ...]:
-    """The degrees at which a request's steps can run, ascending, up to a limit if given. Raises UnknownCost."""
-    _, stage, _ = stages_of(request.pipeline)
+def step_speeds(
+    request: Request, costs: CostModel, max_degree: int | None = None, left: Cursor | None = None
+) -> tuple[Speed, ...]:
+    """The degrees at which a request's steps can run, ascending, up to a limit if given; empty without steps.
+
+    A step's time is the mean over the steps that are left (default: all) where several stages have steps, so that the
+    number of these steps times it is what they take. Raises UnknownCost.
+    """
+    pieces = [piece for piece in (left or costs.start(request)).pieces() if piece[0].has_steps]
+    if not pieces:
+        return ()
     degrees: list[int] = []
     for known in (fitting_degrees(request, costs), step_degrees(request, costs)):
         degrees = degrees or [degree for degree in known if max_degree is None or degree <= max_degree]
-    return tuple(Speed(degree, costs.work_ns(stage, (request,), degree)) for degree in degrees)
+    return tuple(Speed(degree, _mean_step_ns(pieces, request, degree, costs)) for degree in degrees)
+
+
+def head_and_tail_ns(request: Request, left: Cursor, costs: CostModel) -> tuple[int, int]:
+    """The time of the remaining stages without steps: before the next steps, and after. Raises UnknownCost."""
+    head_ns, tail_ns, is_tail = 0, 0, not left.num_steps_left
+    for stage, _ in left.pieces():
+        if stage.has_steps:
+            is_tail = True
+        elif is_tail:
+            tail_ns += costs.work_ns(stage, (request,), 1)
+        else:
+            head_ns += costs.work_ns(stage, (request,), 1)
+    return head_ns, tail_ns
+
+
+def _mean_step_ns(pieces: Sequence[tuple[Stage, int]], request: Request, degree: int, costs: CostModel) -> int:
+    if len(pieces) == 1:
+        return costs.work_ns(pieces[0][0], (request,), degree)
+    total_ns = sum(costs.work_ns(stage, (request,), degree, num_steps) for stage, num_steps in pieces)
+    return round(total_ns / sum(num_steps for _, num_steps in pieces))
 
 
 def worthwhile(speeds: Sequence[Speed]) -> list[Speed]:

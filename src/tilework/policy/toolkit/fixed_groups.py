@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heapreplace
 
 from tilework.core.interfaces import ClusterView, CostModel, JobView
 from tilework.core.progress import Cursor
-from tilework.core.work import DIFFUSE, Plan, Start, Work
+from tilework.core.work import Plan, Start, Work
 from tilework.policy.toolkit.demand import usable_degree
 from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE, Lane
 from tilework.policy.toolkit.starts import steps_in_chunk
@@ -72,14 +72,14 @@ class LanePlan:
         return job if job is not None and job.works and job.works[-1] is tail else None
 
     def _start(self, job: JobView, lane: Lane, why: str) -> None:
-        """Append the next piece of `job` to `lane`: its encode, a chunk of steps, or its decode."""
-        cursor = self._cursors.get(job.job_id) or Cursor(job.stage, job.num_steps_left)
+        """Append the next piece of `job` to `lane`: a stage without steps, or a chunk of steps."""
+        cursor = self._cursors.get(job.job_id) or job.left
         stage, degree, num_steps = cursor.stage, 1, 1
         assert stage is not None, f"job {job.job_id} has nothing left to start"
-        if stage.name == DIFFUSE:
+        if stage.has_steps:
             degree = usable_degree(job.request, len(lane.devices), self.costs)
             step_ns = self.costs.work_ns(stage, (job.request,), degree)
-            num_steps = steps_in_chunk(cursor.num_steps_left, step_ns, self.chunk_ns)
+            num_steps = steps_in_chunk(cursor.here.num_left_here, step_ns, self.chunk_ns)
         self.starts.append(
             Start(stage=stage, job_ids=(job.job_id,), devices=lane.ids[:degree], num_steps=num_steps, why=why)
         )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tilework.core.work import Group, StageId, Start, stages_of
+from collections.abc import Iterator
+
+from tilework.core.graph import Stage
+from tilework.core.progress import Cursor
+from tilework.core.work import Group, Start
 
 
 def steps_in_chunk(num_steps_left: int, step_ns: float, chunk_ns: int) -> int:
@@ -10,12 +14,24 @@ def steps_in_chunk(num_steps_left: int, step_ns: float, chunk_ns: int) -> int:
     return max(1, min(num_steps_left, int(chunk_ns // max(1, step_ns))))
 
 
-def start_stage(stage: StageId, job_id: int, device_id: int, why: str) -> Start:
-    """The encode or decode of one job; these run on one device."""
+def start_stage(stage: Stage, job_id: int, device_id: int, why: str) -> Start:
+    """A stage without steps of one job, on one device."""
     return Start(stage=stage, job_ids=(job_id,), devices=(device_id,), num_steps=1, why=why)
 
 
-def start_steps(pipeline: str, job_ids: tuple[int, ...], group: Group, num_steps: int, why: str) -> Start:
+def start_at_once(left: Cursor, job_id: int, device_id: int, why: str) -> Iterator[Start]:
+    """The stages without steps that are next of what is left of a job, on one device."""
+    for stage, _ in left.at_once():
+        yield start_stage(stage, job_id, device_id, why)
+
+
+def before_steps(left: Cursor) -> Cursor:
+    """What is left after the stages without steps that are next."""
+    for _, after in left.at_once():
+        left = after
+    return left
+
+
+def start_steps(stage: Stage, job_ids: tuple[int, ...], group: Group, num_steps: int, why: str) -> Start:
     """Steps of one job on a group, or of several jobs together on one device."""
-    _, diffuse, _ = stages_of(pipeline)
-    return Start(stage=diffuse, job_ids=job_ids, devices=group, num_steps=num_steps, why=why)
+    return Start(stage=stage, job_ids=job_ids, devices=group, num_steps=num_steps, why=why)

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tilework.core.interfaces import ClusterView, CostModel, JobView
+from tilework.core.progress import Cursor
 from tilework.core.request import Request, StepClass, step_key
-from tilework.core.work import DIFFUSE, ENCODE, Group, Start, stages_of
-from tilework.policy.toolkit.demand import Speed, step_speeds
+from tilework.core.work import Group, Start
+from tilework.policy.toolkit.demand import Speed, head_and_tail_ns, step_speeds
 from tilework.policy.toolkit.order import by_urgency, jobs_at_hand
-from tilework.policy.toolkit.starts import start_stage, start_steps
+from tilework.policy.toolkit.starts import before_steps, start_at_once, start_steps
 
 NO_STEPS = Speed(1, 0)
 """The speed of a task without steps: one device, no time."""
@@ -18,19 +19,19 @@ NO_STEPS = Speed(1, 0)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Task:
-    """The remaining work of a job: encode (0 once it is done), steps at each degree, decode; not before `ready_ns`.
+    """The remaining work of a job, not before `ready_ns`: stages before its steps, steps at each degree, other stages.
 
-    `speeds` are ascending in degree, and empty when no steps are left; `fastest` is the narrowest of the quickest.
-    `earliest_ns` is when it ends if it runs at that degree from now on. `group_speeds` are the speeds at which it can
-    be given a group: `speeds`, or `NO_STEPS`.
+    `head_ns` is the time of the stages before, `tail_ns` that of the others. `speeds` are ascending in degree, and
+    empty when no steps are left; `fastest` is the narrowest of the quickest. `earliest_ns` is when it ends if it runs
+    at that degree from now on. `group_speeds` are the speeds at which it can be given a group: `speeds`, or `NO_STEPS`.
     """
 
     job: JobView
     ready_ns: int
-    encode_ns: int
+    head_ns: int
     num_steps: int
     speeds: tuple[Speed, ...]
-    decode_ns: int
+    tail_ns: int
     fastest: Speed = field(init=False)
     earliest_ns: int = field(init=False)
     group_speeds: tuple[Speed, ...] = field(init=False)
@@ -46,19 +47,21 @@ class Task:
 
     def finish_ns(self, speed: Speed) -> int:
         """When it ends if it runs at this speed from `ready_ns` on."""
-        return self.ready_ns + self.encode_ns + self.num_steps * speed.step_ns + self.decode_ns
+        return self.ready_ns + self.head_ns + self.num_steps * speed.step_ns + self.tail_ns
 
     def starts(self, group: Group, num_steps: int, why: str) -> Iterator[Start]:
-        """Encode if it is due, `num_steps` steps on the group, and decode if these are the last."""
-        job_id, stage = self.job.job_id, self.job.stage
-        assert stage is not None, f"job {job_id} has nothing left to start"
-        encode, _, decode = stages_of(stage.pipeline)
-        if stage.name == ENCODE:
-            yield start_stage(encode, job_id, group[0], why)
-        if num_steps:
-            yield start_steps(stage.pipeline, (job_id,), group, num_steps, why)
-        if num_steps == self.num_steps:
-            yield start_stage(decode, job_id, group[0], why)
+        """The stages before the steps, `num_steps` steps on the group, and the stages after them if these are the last.
+
+        Of several stages with steps only the next one makes steps.
+        """
+        job_id, left = self.job.job_id, self.job.left
+        assert left.stage is not None, f"job {job_id} has nothing left to start"
+        yield from start_at_once(left, job_id, group[0], why)
+        left = before_steps(left)
+        if num_steps and left.stage is not None:
+            num_now = min(num_steps, left.here.num_left_here)
+            yield start_steps(left.stage, (job_id,), group, num_now, why)
+            yield from start_at_once(left.advanced(num_now), job_id, group[0], why)
 
 
 class TaskReader:
@@ -67,18 +70,18 @@ class TaskReader:
     def __init__(self, free_ns: Mapping[int, int], costs: CostModel, max_degree: int, now_ns: int) -> None:
         """`free_ns` is when each device that is up becomes free."""
         self._free_ns, self._costs, self._max_degree, self._now_ns = free_ns, costs, max_degree, now_ns
-        self._prices: dict[StepClass, tuple[int, tuple[Speed, ...], int]] = {}
+        self._prices: dict[tuple[StepClass, int, int], tuple[int, tuple[Speed, ...], int]] = {}
 
     def read(self, job: JobView) -> Task | None:
         """The task of a job; None if all of it is committed, or no degree up to `max_degree` was profiled.
 
         Raises UnknownCost.
         """
-        if job.stage is None:
+        left = job.left
+        if left.stage is None:
             return None
-        encode_ns, speeds, decode_ns = self._price(job.request)
-        has_steps = job.stage.name in (ENCODE, DIFFUSE)
-        if has_steps and not speeds:
+        head_ns, speeds, tail_ns = self._price(job.request, left)
+        if left.num_steps_left and not speeds:
             return None
         ends_ns = [
             self._free_ns[device_id] for work in job.works for device_id in work.devices if device_id in self._free_ns
@@ -86,19 +89,19 @@ class TaskReader:
         return Task(
             job=job,
             ready_ns=max([self._now_ns, *ends_ns]),
-            encode_ns=encode_ns if job.stage.name == ENCODE else 0,
-            num_steps=job.num_steps_left if has_steps else 0,
-            speeds=speeds if has_steps else (),
-            decode_ns=decode_ns,
+            head_ns=head_ns,
+            num_steps=left.num_steps_left,
+            speeds=speeds,
+            tail_ns=tail_ns,
         )
 
-    def _price(self, request: Request) -> tuple[int, tuple[Speed, ...], int]:
-        """Times of the encode, of a step at each degree, and of the decode."""
-        key = step_key(request)
+    def _price(self, request: Request, left: Cursor) -> tuple[int, tuple[Speed, ...], int]:
+        """The time of the stages before the steps, of a step at each degree, and of the other stages."""
+        key = step_key(request), left.here.num_done, left.position if left.itinerary.num_stepped > 1 else 0
         if key not in self._prices:
-            encode, _, decode = stages_of(request.pipeline)
-            encode_ns, decode_ns = (self._costs.work_ns(stage, (request,), 1) for stage in (encode, decode))
-            self._prices[key] = encode_ns, step_speeds(request, self._costs, self._max_degree), decode_ns
+            head_ns, tail_ns = head_and_tail_ns(request, left, self._costs)
+            speeds = step_speeds(request, self._costs, self._max_degree, left)
+            self._prices[key] = head_ns, speeds, tail_ns
         return self._prices[key]
 
 

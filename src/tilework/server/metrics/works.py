@@ -9,7 +9,6 @@ from prometheus_client import Counter, Gauge, Histogram
 from tilework.control.driver.result import Ending
 from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
-from tilework.core.work import DIFFUSE, STAGES
 from tilework.runtime.bubbles import Bubbles
 from tilework.runtime.observer import EndedWork
 from tilework.server.metrics.meters import RATIO, STEP_S, WORK_S, Meters, Names
@@ -22,6 +21,7 @@ class _WorkMeters:
     """The meters of works of one stage, size and degree: looking one up by its labels takes as long as moving it."""
 
     done: Counter
+    ratio: Histogram
     seconds: Histogram
     correction: Gauge
     step_seconds: Histogram | None
@@ -29,7 +29,7 @@ class _WorkMeters:
 
 
 class WorkMetrics:
-    """Works count when they end. Encode and decode have a degree, too: 1."""
+    """Works count when they end. Stages that run on one device have a degree, too: 1."""
 
     def __init__(self, meters: Meters, sizes: Names) -> None:
         self._sizes = sizes
@@ -39,15 +39,19 @@ class WorkMetrics:
         self._works = meters.counter("works", "Works by how they ended", "stage", "degree", "ending")
         self._steps = meters.counter("steps", "Denoising steps that were done", "degree")
         self._seconds = meters.histogram(
-            "work_seconds", "Time of works that were done (diffuse: of a chunk)", WORK_S, "stage", "size", "degree"
+            "work_seconds",
+            "Time of works that were done (stages with steps: of a chunk)",
+            WORK_S,
+            "stage",
+            "size",
+            "degree",
         )
         self._step_seconds = meters.histogram(
             "step_seconds", "Time of a denoising step, mean of a chunk", STEP_S, "size", "degree"
         )
-        ratio = meters.histogram(
+        self._ratio = meters.histogram(
             "prediction_ratio", "Predicted over actual time of works that were done", RATIO, "stage"
         )
-        self._ratio = {stage: ratio.labels(stage) for stage in STAGES}
         self._correction = meters.gauge(
             "cost_correction_ratio", "Measured over tabled time, as predictions use it", "stage", "size", "degree"
         )
@@ -64,7 +68,7 @@ class WorkMetrics:
         key = (work.stage.name, ended.requests[0].shape if len(ended.requests) == 1 else None, len(work.devices))
         meters = self._meters.get(key)
         if meters is None:
-            meters = self._make_meters(*key)
+            meters = self._make_meters(*key, has_steps=work.stage.has_steps)
         if ended.ending is Ending.DONE:
             meters.done.inc()
             self._measure(meters, ended)
@@ -74,16 +78,17 @@ class WorkMetrics:
             meters.steps.inc(ended.steps_done * len(ended.requests))
         self._pass_time(ended)
 
-    def _make_meters(self, stage: str, shape: Shape | None, degree: int) -> _WorkMeters:
+    def _make_meters(self, stage: str, shape: Shape | None, degree: int, *, has_steps: bool) -> _WorkMeters:
         """Make these meters; they are kept if their size has a label of its own."""
         size = _SHARED if shape is None else self._sizes.of(shape)
-        many, is_steps = str(degree), stage == DIFFUSE
+        many = str(degree)
         meters = _WorkMeters(
             done=self._works.labels(stage, many, Ending.DONE),
             seconds=self._seconds.labels(stage, size, many),
+            ratio=self._ratio.labels(stage),
             correction=self._correction.labels(stage, size, many),
-            step_seconds=self._step_seconds.labels(size, many) if is_steps else None,
-            steps=self._steps.labels(many) if is_steps else None,
+            step_seconds=self._step_seconds.labels(size, many) if has_steps else None,
+            steps=self._steps.labels(many) if has_steps else None,
         )
         if shape is None or size == str(shape):
             self._meters[stage, shape, degree] = meters
@@ -96,7 +101,7 @@ class WorkMetrics:
         if meters.step_seconds is not None:
             meters.step_seconds.observe(s_from_ns(run_ns) / ended.steps_done)
         if run_ns > 0 and ended.predicted_ns > 0:
-            self._ratio[ended.work.stage.name].observe(ended.predicted_ns / run_ns)
+            meters.ratio.observe(ended.predicted_ns / run_ns)
 
     def _pass_time(self, ended: EndedWork) -> None:
         for device_id in ended.work.devices:

@@ -15,8 +15,8 @@ State = Literal["queued", "running", "paused", "done", "failed", "cancelled"]
 class SegmentModel(BaseModel):
     """One piece of work that was done for an image; times in seconds from its arrival.
 
-    A `sliced` one, a decode, took less memory and more time. The steps of `batch` images, this one included, were done
-    together.
+    `steps` is 0 for a stage without steps. A `sliced` one took less memory and more time. The steps of `batch` images,
+    this one included, were done together.
     """
 
     stage: str

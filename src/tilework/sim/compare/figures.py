@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from tilework.core.request import Status
 from tilework.core.time import s_from_ns
-from tilework.core.work import DIFFUSE
 from tilework.sim.runs import Run
 from tilework.sim.trace import Ending, Trace
 
@@ -99,7 +98,7 @@ def preemptions(runs: Iterable[Run], dispatch_ns: int = 0) -> tuple[int, int]:
     latest: dict[int, Run] = {}
     num_all = num_moved = 0
     for run in sorted(runs, key=lambda run: (run.start_ns, run.work.work_id)):
-        if run.work.stage.name != DIFFUSE or not run.steps:
+        if not run.work.stage.has_steps or not run.steps:
             continue
         for job_id in run.work.job_ids:
             before = latest.get(job_id)

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tilework.core.request import Request
-from tilework.core.work import DECODE, DIFFUSE, ENCODE, StageId
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.demand import Speed, step_degrees
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Units of work of one stage: steps, or one encode or decode. `speeds` say how long a unit takes, by degree."""
+    """Units of work of one stage: its steps, or all of it. `speeds` say how long a unit takes, by degree."""
 
     stage: str
     units: int
@@ -53,7 +52,7 @@ class Due:
 def due_requests(requests: Sequence[Request], costs: TableCosts, max_degree: int) -> list[Due]:
     """The requests that have a deadline, in the order given, as their pieces.
 
-    Encode and decode run on one device, steps at every degree up to `max_degree` that the request may have. Pieces that
+    Steps run at every degree up to `max_degree` that the request may have, other stages on one device. Pieces that
     cost nothing are left out, and so are previews, which only add to the time of a request. Raises UnknownCost.
     """
     known: dict[object, tuple[Piece, ...]] = {}
@@ -69,10 +68,9 @@ def due_requests(requests: Sequence[Request], costs: TableCosts, max_degree: int
 
 
 def _pieces(request: Request, costs: TableCosts, max_degree: int) -> Iterable[Piece]:
-    for name, units in ((ENCODE, 1), (DIFFUSE, request.steps), (DECODE, 1)):
-        stage = StageId(request.pipeline, name)
-        known = step_degrees(request, costs) if name == DIFFUSE else (1,)
+    for stage, units in costs.start(request).pieces():
+        known = step_degrees(request, costs) if stage.has_steps else (1,)
         degrees = [degree for degree in known if degree <= max_degree] or [max_degree]  # Raises UnknownCost below.
         units_ns = [costs.run_ns(stage, (request.shape,), degree, 1, request.guided) for degree in degrees]
         if all(units_ns):
-            yield Piece(name, units, tuple(map(Speed, degrees, units_ns)))
+            yield Piece(stage.name, units, tuple(map(Speed, degrees, units_ns)))

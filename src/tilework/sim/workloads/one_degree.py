@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilework.core.time import s_from_ns
-from tilework.core.work import DIFFUSE, StageId
 from tilework.cost.degrees import latency_ns, useful_degrees
 from tilework.sim.workloads.family import Item, costs_of, stream
 from tilework.sim.workloads.parameters import parameter
@@ -32,5 +31,6 @@ class OneDegree(TetriServe):
     def slos_s(self, items: Sequence[Item], seed: int) -> Iterable[float | None]:
         rng, costs = stream(seed, "deadlines"), costs_of(self.table)
         for item in items:
-            degree = rng.choice(useful_degrees(costs, StageId(item.pipeline, DIFFUSE), item.shape))
+            (stage,) = costs.graph(item.pipeline).stepped
+            degree = rng.choice(useful_degrees(costs, stage, item.shape))
             yield (1 + self.margin) * s_from_ns(latency_ns(costs, *item, degree))

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilework.core.time import s_from_ns
-from tilework.core.work import DIFFUSE, StageId
-from tilework.cost.degrees import latency_ns
+from tilework.cost.degrees import fastest_latency_ns
 from tilework.sim.workloads.family import Item, costs_of, stream
 from tilework.sim.workloads.parameters import parameter
 from tilework.sim.workloads.tetriserve import TetriServe
@@ -38,6 +37,4 @@ class Unreachable(TetriServe):
             yield part * self._fastest_s(item) / self.scale if whether.random() < self.share else self.slo_s(item)
 
     def _fastest_s(self, item: Item) -> float:
-        costs = costs_of(self.table)
-        degrees = costs.degrees(StageId(item.pipeline, DIFFUSE))
-        return s_from_ns(min(latency_ns(costs, *item, degree) for degree in degrees))
+        return s_from_ns(fastest_latency_ns(costs_of(self.table), *item))

@@ -11,7 +11,7 @@ from tilework.core.interfaces import ClusterView, CostModel, Demand, JobView
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, StepClass, step_key
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import ENCODE, Group, Plan
+from tilework.core.work import Group, Plan
 from tilework.policy.published.partition.division import (
     Bucket,
     Cluster,
@@ -141,8 +141,8 @@ class Partition(ArrivalOrdered):
 
     def _count(self, job: JobView, costs: CostModel) -> None:
         """Count a request when its first stage begins."""
-        if job.stage is not None and job.stage.name == ENCODE:
-            demand = self.demand(job.request, Cursor.start(job.request), costs)
+        if not job.left.position:
+            demand = self.demand(job.request, job.left, costs)
             bucket, _ = self._class_of(job.request, costs)
             stats = self._stats[bucket]
             stats.count += 1

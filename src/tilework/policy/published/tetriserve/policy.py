@@ -91,7 +91,7 @@ class TetriServe(DeadlinePolicy):
             is_changed = old is None or _differ(old.speeds, task.speeds)
             if not task.num_steps or (task.job.last_devices and not is_changed):
                 continue
-            budget_ns = self.urgency_ns(request, False) - request.arrival_ns - task.encode_ns - task.decode_ns
+            budget_ns = self.urgency_ns(request, False) - request.arrival_ns - task.head_ns - task.tail_ns
             if old is not None:
                 budget_ns = old.budget_ns + (budget_ns - old.budget_ns) // 8
             is_news |= is_changed

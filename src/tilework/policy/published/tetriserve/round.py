@@ -26,7 +26,7 @@ class Round:
 
     def minimal_allocation(self, task: Task) -> tuple[Segment, ...]:
         """The cheapest degrees that meet the deadline, by what steps take in rounds; if none do, by what they take."""
-        budget_ns = task.due_ns - self.now_ns - task.encode_ns - task.decode_ns
+        budget_ns = task.due_ns - self.now_ns - task.head_ns - task.tail_ns
         in_rounds = self._in_rounds.get(task.speeds)
         if in_rounds is None:
             in_rounds = self._in_rounds[task.speeds] = whole_steps(task.speeds, self.round_ns, self.margin_ns)
@@ -36,19 +36,19 @@ class Round:
 
     def num_steps(self, task: Task, speed: Speed, start_ns: int) -> int:
         """Steps that a task runs in this round, from `start_ns` on; one if a step is longer than a round."""
-        room_ns = self.limit_ns - start_ns - task.encode_ns
+        room_ns = self.limit_ns - start_ns - task.head_ns
         num_steps = min(task.num_steps, max(0, room_ns) // max(1, speed.step_ns))
         is_long = speed.step_ns > self.round_ns - self.margin_ns
         return max(1, num_steps) if is_long else num_steps
 
     def can_wait(self, task: Task) -> bool:
         """Whether a task can be on time even if it does not run in this round."""
-        return self.end_ns + task.encode_ns + self.later_ns(task, task.num_steps) <= task.due_ns
+        return self.end_ns + task.head_ns + self.later_ns(task, task.num_steps) <= task.due_ns
 
     def saves(self, task: Task, speed: Speed) -> bool:
         """Whether a task can be on time if it runs at this speed in this round."""
         num_steps = self.num_steps(task, speed, task.ready_ns)
-        run_end_ns = task.ready_ns + task.encode_ns + num_steps * speed.step_ns
+        run_end_ns = task.ready_ns + task.head_ns + num_steps * speed.step_ns
         return self.final_ns(task, run_end_ns, task.num_steps - num_steps) <= task.due_ns
 
     def final_ns(self, task: Task, run_end_ns: int, num_steps_left: int) -> int:
@@ -59,9 +59,9 @@ class Round:
     def later_ns(self, task: Task, num_steps: int) -> int:
         """The least time that steps and decode take after this round, whole rounds but for the last."""
         if not num_steps:
-            return task.decode_ns
+            return task.tail_ns
         step_ns = task.fastest.step_ns
         per_round = max(1, (self.round_ns - self.margin_ns) // max(1, step_ns))
         num_rounds = (num_steps - 1) // per_round
         last_ns = (num_steps - num_rounds * per_round) * step_ns
-        return num_rounds * max(self.round_ns, step_ns) + last_ns + task.decode_ns
+        return num_rounds * max(self.round_ns, step_ns) + last_ns + task.tail_ns

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tilework.core.interfaces import CostModel
-from tilework.core.work import Start, stages_of
-from tilework.policy.toolkit.starts import start_stage, start_steps
+from tilework.core.progress import Cursor
+from tilework.core.work import Start
+from tilework.policy.toolkit.starts import before_steps, start_at_once, start_steps
 from tilework.policy.toolkit.tasks import Task
 
 _LEAST_SAVING = 0.1  # Of a step's time: with less, requests that come later lose more than these gain.
@@ -33,8 +34,9 @@ class RoundBatch:
     ends_ns: dict[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        members, left = list(self.tasks), {task.job.job_id: task.num_steps for task in self.tasks}
-        now = max([self.ready_ns, *(task.ready_ns for task in members)]) + sum(task.encode_ns for task in members)
+        members = list(self.tasks)
+        left = {task.job.job_id: task.job.left.here.num_steps for task in self.tasks}
+        now = max([self.ready_ns, *(task.ready_ns for task in members)]) + sum(task.head_ns for task in members)
         self.num_steps_left, self.ends_ns = left, dict.fromkeys(left, now)
         while members:
             step_ns = step_together_ns(members, self.costs)
@@ -46,24 +48,22 @@ class RoundBatch:
             now += num_steps * step_ns
             for task in members:
                 left[task.job.job_id] -= num_steps
-                now += 0 if left[task.job.job_id] else task.decode_ns
+                now += 0 if left[task.job.job_id] else task.tail_ns
                 self.ends_ns[task.job.job_id] = now
             members = [task for task in members if left[task.job.job_id]]
 
     def starts(self, device_id: int, why: str) -> Iterator[Start]:
-        pipeline = self.tasks[0].job.request.pipeline
-        encode, _, decode = stages_of(pipeline)
-        left = {task.job.job_id: task.num_steps for task in self.tasks}
+        left: dict[int, Cursor] = {}
         for task in self.tasks:
-            if task.job.stage == encode:
-                yield start_stage(encode, task.job.job_id, device_id, why)
+            left[task.job.job_id] = before_steps(task.job.left)
+            yield from start_at_once(task.job.left, task.job.job_id, device_id, why)
         for members, num_steps in self.parts:
-            job_ids = tuple(task.job.job_id for task in members)
-            yield start_steps(pipeline, job_ids, (device_id,), num_steps, why)
+            stage, job_ids = left[members[0].job.job_id].stage, tuple(task.job.job_id for task in members)
+            assert stage is not None
+            yield start_steps(stage, job_ids, (device_id,), num_steps, why)
             for job_id in job_ids:
-                left[job_id] -= num_steps
-                if not left[job_id]:
-                    yield start_stage(decode, job_id, device_id, why)
+                left[job_id] = left[job_id].advanced(num_steps)
+                yield from start_at_once(left[job_id], job_id, device_id, why)
 
 
 def may_share(tasks: Sequence[Task], task: Task, costs: CostModel) -> bool:
@@ -71,11 +71,12 @@ def may_share(tasks: Sequence[Task], task: Task, costs: CostModel) -> bool:
 
     Raises UnknownCost.
     """
-    joined, request = [*tasks, task], task.job.request
-    _, diffuse, _ = stages_of(request.pipeline)
-    if not all(each.job.may_share for each in joined):
+    joined, request, stage = [*tasks, task], task.job.request, task.job.left.stepped
+    if stage is None or not stage.spec.batchable:
         return False
-    if not costs.fits_together(diffuse, [request.shape] * len(joined)):
+    if not all(each.job.may_share and each.job.left.stepped == stage for each in joined):
+        return False
+    if not costs.fits_together(stage, [request.shape] * len(joined)):
         return False
     apart_ns = step_together_ns(tasks, costs) + step_together_ns([task], costs)
     return step_together_ns(joined, costs) <= (1.0 - _LEAST_SAVING) * apart_ns
@@ -83,6 +84,6 @@ def may_share(tasks: Sequence[Task], task: Task, costs: CostModel) -> bool:
 
 def step_together_ns(tasks: Sequence[Task], costs: CostModel) -> int:
     """The time of a step of these tasks together on one device. Raises UnknownCost."""
-    requests = [task.job.request for task in tasks]
-    _, diffuse, _ = stages_of(requests[0].pipeline)
-    return costs.work_ns(diffuse, requests, 1)
+    stage = tasks[0].job.left.stepped
+    assert stage is not None
+    return costs.work_ns(stage, [task.job.request for task in tasks], 1)

@@ -35,7 +35,7 @@ class Entry:
         useful = {speed.degree: speed for speed in task.speeds if this_round.num_steps(task, speed, task.ready_ns)}
         preferred = parts[0].degree if parts else min(useful, default=1)
         is_only_decode = not task.num_steps
-        has_no_room_after_encode = task.encode_ns > 0 and preferred not in useful
+        has_no_room_after_encode = task.head_ns > 0 and preferred not in useful
         if is_only_decode or (has_no_room_after_encode and (this_round.can_wait(task) or not useful)):
             return Entry(task, {1: NO_STEPS}, (Segment(0, 1),))
         return Entry(task, useful, parts) if useful else None
@@ -73,6 +73,6 @@ class Entry:
             start_ns, step_ns, instead = this_round.end_ns, task.fastest.step_ns, "if it waited a round, it"
         else:
             start_ns, step_ns, instead = task.ready_ns, below.step_ns, f"with {below.degree} it"
-        finish_ns = start_ns + task.encode_ns + task.num_steps * step_ns + task.decode_ns
+        finish_ns = start_ns + task.head_ns + task.num_steps * step_ns + task.tail_ns
         spare_s = s_from_ns(task.due_ns - finish_ns)
         return f"{text}; {instead} would finish {abs(spare_s):.2f} s {'late' if spare_s < 0 else 'early'}"

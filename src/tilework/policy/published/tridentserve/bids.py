@@ -46,7 +46,7 @@ def read_bids(tasks: Iterable[Task]) -> list[Bid]:
     bids = []
     for task in tasks:
         # Narrower than a request class: what is left of it. Speeds of one class are one object, with a cheaper hash.
-        key = task.encode_ns, task.num_steps, task.decode_ns, id(task.speeds)
+        key = task.head_ns, task.num_steps, task.tail_ns, id(task.speeds)
         table = tables.get(key)
         if table is None:
             table = tables[key] = _RewardTable.of(task)
@@ -70,7 +70,7 @@ class _RewardTable:
     @staticmethod
     def of(task: Task) -> _RewardTable:
         speeds = tuple(worthwhile(efficient_speeds(task.group_speeds)))
-        runs_ns = tuple([task.encode_ns + task.num_steps * speed.step_ns + task.decode_ns for speed in speeds])
+        runs_ns = tuple([task.head_ns + task.num_steps * speed.step_ns + task.tail_ns for speed in speeds])
         best_ns = min(runs_ns)
         added = tuple([MOST_SPEED * best_ns // max(1, run_ns) for run_ns in runs_ns])
         return _RewardTable(speeds, runs_ns, added, best_ns)

@@ -1,0 +1,313 @@
+"""A pipeline as a graph of stages. Progress, costs, works, states and reports go by it; only adapters name stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+ACCELERATOR, CPU = "accelerator", "cpu"
+DEVICE_KINDS = (ACCELERATOR, CPU)
+
+_MAX_CACHED = 1024
+
+
+class BadGraph(ValueError):
+    """A description of a graph that cannot be used; the message names the stage, the field and the remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShare:
+    """Which of a request's steps a stage makes: those from the share `first` to the share `last`, or always `count`.
+
+    Shares that follow each other, as 0 to 0.8 and 0.8 to 1, have all steps of a request, each once, if each has one.
+    """
+
+    first: float = 0.0
+    last: float = 1.0
+    count: int | None = None
+
+    def of(self, steps: int) -> int:
+        """How many of a request's `steps` are made in this stage; at least one."""
+        return max(1, round(self.last * steps) - round(self.first * steps)) if self.count is None else self.count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSpec:
+    """What a stage reads and writes, and how it may be run.
+
+    Attributes:
+        name: the name of the stage, which is unique in its graph.
+        components: names of the weights that it needs.
+        inputs: names of the values that it reads. Those that no stage writes come with the request.
+        outputs: names of the values that it writes; no other stage writes them.
+        steps: which steps of a request it makes; None for a stage that runs at once.
+        degrees: how many devices may share it for one request; None: as many as were profiled.
+        batchable: whether several requests may share its forward passes.
+        sliceable: whether it can run in slices, which takes less memory and more time.
+        previews: the stage that draws previews between its steps; empty if there are none.
+        device_kind: on which devices it runs, one of DEVICE_KINDS.
+    """
+
+    name: str
+    components: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    steps: StepShare | None = None
+    degrees: tuple[int, ...] | None = (1,)
+    batchable: bool = False
+    sliceable: bool = False
+    previews: str = ""
+    device_kind: str = ACCELERATOR
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Stage:
+    """A stage of a pipeline. Equal if pipeline and name are; `spec` says how it runs."""
+
+    pipeline: str
+    name: str
+    spec: StageSpec = field(compare=False, repr=False)
+    has_steps: bool = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "has_steps", self.spec.steps is not None)
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether several devices may share it."""
+        return self.spec.degrees != (1,)
+
+    def allows(self, degree: int) -> bool:
+        """Whether this number of devices may share it."""
+        return self.spec.degrees is None or degree in self.spec.degrees
+
+    def __str__(self) -> str:
+        return f"{self.pipeline}/{self.name}"
+
+
+class Itinerary:
+    """The way of a request through its graph, as positions from 0 (nothing is done) to `length` (all is done).
+
+    Each step is one position, and so is each stage that runs at once. Stages run one after another, in the order of the
+    graph.
+
+    Attributes:
+        stages: the stages in order; `ends` are the positions at which they are done.
+        length: the last position.
+        steps: the number of steps, of all stages with steps; `num_stepped` is how many these stages are.
+        at: what is to be done at each position.
+        needed_from: for each stage, the indices of those before it whose outputs it or a later one reads.
+    """
+
+    __slots__ = ("at", "ends", "length", "needed_from", "num_stepped", "stages", "steps")
+
+    def __init__(self, parts: Iterable[tuple[Stage, int]]) -> None:
+        kept = list(parts)
+        self.stages = tuple(stage for stage, _ in kept)
+        self.ends = tuple(accumulate(num_steps for _, num_steps in kept))
+        self.length = self.ends[-1] if kept else 0
+        self.steps = sum(num_steps for stage, num_steps in kept if stage.has_steps)
+        self.num_stepped = sum(stage.has_steps for stage in self.stages)
+        places: list[Place] = []
+        for index, (stage, num_steps) in enumerate(kept):
+            later = [one for one in kept[index:] if one[0].has_steps]
+            after = sum(num for _, num in later) - (num_steps if stage.has_steps else 0)
+            for left in range(num_steps, 0, -1):
+                steps_left = after + (left if stage.has_steps else 0)
+                stepped, num_next = (stage, left) if stage.has_steps else later[0] if later else (None, 0)
+                places.append(Place(stage, index, left, steps_left, stepped, num_next))
+        places.append(Place(None, len(kept), 0, 0, None, 0))
+        self.at = tuple(places)
+        self.needed_from = tuple(_needed(self.stages, index) for index in range(len(kept) + 1))
+
+
+def _needed(stages: Sequence[Stage], index: int) -> tuple[int, ...]:
+    wanted = {name for stage in stages[index:] for name in stage.spec.inputs}
+    return tuple(before for before in range(index) if not wanted.isdisjoint(stages[before].spec.outputs))
+
+
+class Place(NamedTuple):
+    """What is to be done at a position.
+
+    Attributes:
+        stage: the stage here; None at the end.
+        num_done: how many stages are done, so the index of the stage here.
+        num_left_here: how many positions the stage here still has.
+        num_steps_left: the remaining steps of all stages with steps.
+        stepped: the stage here if it has steps, else the next one that has; None if no steps are left.
+        num_steps: the remaining steps of `stepped`.
+    """
+
+    stage: Stage | None
+    num_done: int
+    num_left_here: int
+    num_steps_left: int
+    stepped: Stage | None
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The stages of a pipeline as a directed acyclic graph: a stage comes after those that write its inputs.
+
+    `specs` are in any order; `stages` are in an order in which they can run, that of `specs` where it is free. The
+    outputs of the last one are the result.
+
+    Raises:
+        BadGraph: a name is used twice, inputs form a circle, or it is unclear which stage comes last.
+    """
+
+    pipeline: str
+    specs: tuple[StageSpec, ...]
+    stages: tuple[Stage, ...] = field(init=False, repr=False, compare=False)
+    _itineraries: dict[int, Itinerary] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check(self.specs)
+        object.__setattr__(self, "stages", tuple(Stage(self.pipeline, spec.name, spec) for spec in _sorted(self.specs)))
+
+    def stage(self, name: str) -> Stage:
+        """The stage of this name. Raises KeyError."""
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise KeyError(name)
+
+    @property
+    def stepped(self) -> tuple[Stage, ...]:
+        """The stages with steps."""
+        return tuple(stage for stage in self.stages if stage.has_steps)
+
+    def itinerary(self, steps: int) -> Itinerary:
+        """The way of a request of this number of steps. The same object every time, as far as they are kept."""
+        known = self._itineraries.get(steps)
+        if known is None:
+            if len(self._itineraries) >= _MAX_CACHED:  # Clients choose the steps.
+                self._itineraries.clear()
+            parts = [(stage, 1 if stage.spec.steps is None else stage.spec.steps.of(steps)) for stage in self.stages]
+            known = self._itineraries[steps] = Itinerary(parts)
+        return known
+
+    def renamed(self, pipeline: str) -> Graph:
+        """The same graph for another pipeline."""
+        return Graph(pipeline, self.specs)
+
+    def with_stage(self, spec: StageSpec) -> Graph:
+        """The graph with one more stage, which may read outputs of the others."""
+        return Graph(self.pipeline, (*self.specs, spec))
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The list of stages that `parse` reads, without fields that have their default."""
+        return [_spec_json(spec) for spec in self.specs]
+
+    @classmethod
+    def parse(cls, pipeline: str, document: object) -> Graph:
+        """Read what `to_json` returns. Raises BadGraph."""
+        if not isinstance(document, Sequence) or isinstance(document, str):
+            raise BadGraph(f"the graph of {pipeline!r} is {document!r}; expected a list of stages")
+        return cls(pipeline, tuple(_parse_spec(one) for one in document))
+
+
+def _check(specs: Sequence[StageSpec]) -> None:
+    """Raise BadGraph for values out of range, names that are used twice, and previews by an unknown stage."""
+    names = [spec.name for spec in specs]
+    for what, used in (("stage", names), ("output", [name for spec in specs for name in spec.outputs])):
+        twice = {name for name in used if used.count(name) > 1}
+        if twice:
+            raise BadGraph(f"the {what} {min(twice)!r} is there twice; rename one")
+    for spec in specs:
+        if spec.previews and spec.previews not in names:
+            raise BadGraph(
+                f"previews of {spec.name!r} is {spec.previews!r}, which is no stage; name one, or leave it out"
+            )
+        if spec.device_kind not in DEVICE_KINDS:
+            raise BadGraph(
+                f"device_kind of {spec.name!r} is {spec.device_kind!r}; expected {' or '.join(DEVICE_KINDS)}"
+            )
+        if spec.degrees is not None and (not spec.degrees or min(spec.degrees) < 1):
+            raise BadGraph(f"degrees of {spec.name!r} is {spec.degrees!r}; expected numbers of at least 1, or null")
+
+
+def _sorted(specs: Sequence[StageSpec]) -> list[StageSpec]:
+    """The stages in an order in which they can run. Raises BadGraph."""
+    written = {name for spec in specs for name in spec.outputs}
+    ready, left, found = set[str](), list(specs), list[StageSpec]()
+    while left:
+        runnable = next((spec for spec in left if written.intersection(spec.inputs) <= ready), None)
+        if runnable is None:
+            raise BadGraph(
+                f"the inputs of {', '.join(spec.name for spec in left)} wait for each other; break the circle"
+            )
+        left.remove(runnable)
+        found.append(runnable)
+        ready.update(runnable.outputs)
+    read = {name for spec in specs for name in spec.inputs}
+    last = [spec.name for spec in found if read.isdisjoint(spec.outputs)]
+    if last != [found[-1].name] if found else True:
+        raise BadGraph(
+            f"no other stage reads the outputs of {', '.join(last) or 'any'}; expected that of one, the last"
+        )
+    return found
+
+
+_DEFAULTS = StageSpec(name="")
+
+
+def _spec_json(spec: StageSpec) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    for column in fields(StageSpec):
+        value = getattr(spec, column.name)
+        if value == getattr(_DEFAULTS, column.name):
+            continue
+        if isinstance(value, StepShare):
+            value = {"count": value.count} if value.count is not None else {"first": value.first, "last": value.last}
+        document[column.name] = list(value) if isinstance(value, tuple) else value
+    return document
+
+
+def _parse_spec(document: object) -> StageSpec:
+    if not isinstance(document, Mapping) or not isinstance(document.get("name"), str) or not document["name"]:
+        raise BadGraph(f"a stage is {document!r}; expected an object with a name")
+    values: dict[str, Any] = dict(document)
+    place = f"stage {values['name']!r}"
+    unknown = sorted(values.keys() - {column.name for column in fields(StageSpec)})
+    if unknown:
+        raise BadGraph(f"{place}: {unknown[0]} is not a field; leave it out")
+    for key in ("components", "inputs", "outputs"):
+        values[key] = _texts(f"{place}: {key}", values.get(key, ()))
+    degrees = values.get("degrees", _DEFAULTS.degrees)
+    if degrees is not None:
+        if not isinstance(degrees, Sequence) or not all(type(one) is int for one in degrees):
+            raise BadGraph(f"{place}: degrees is {degrees!r}; expected a list of whole numbers, or null")
+        values["degrees"] = tuple(degrees)
+    for key in ("batchable", "sliceable"):
+        if type(values.get(key, False)) is not bool:
+            raise BadGraph(f"{place}: {key} is {values[key]!r}; expected true or false")
+    if values.get("steps") is not None:
+        values["steps"] = _parse_steps(f"{place}: steps", values["steps"])
+    return StageSpec(**values)
+
+
+def _texts(place: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(one, str) for one in value):
+        raise BadGraph(f"{place} is {value!r}; expected a list of names")
+    return tuple(value)
+
+
+def _parse_steps(place: str, document: object) -> StepShare:
+    try:
+        share = StepShare(**document)  # type: ignore[arg-type]
+    except TypeError:
+        share = None
+    if share is None or not _is_share(share):
+        raise BadGraph(f'{place} is {document!r}; expected {{"first": 0, "last": 1}} or {{"count": 4}}')
+    return share
+
+
+def _is_share(share: StepShare) -> bool:
+    if share.count is not None:
+        return type(share.count) is int and share.count >= 1
+    numbers = all(type(value) in (int, float) for value in (share.first, share.last))
+    return numbers and 0 <= share.first < share.last <= 1

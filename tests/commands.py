@@ -1,0 +1,34 @@
+"""Commands for a worker of a latent diffusion pipeline, in steps that are done instead of positions."""
+
+from __future__ import annotations
+
+from stages import DECODE, DIFFUSE, ENCODE
+from tilework.core.wire import Execute, GroupRef, ImportState, SavedState, Spec, StateBlob
+
+Members = tuple[tuple[int, int], ...]
+"""Each job of a work, and how many of its steps are done before it."""
+
+
+def encode(work_id: int, job_id: int, spec: Spec, revoked: bool = False) -> Execute:
+    return Execute(work_id, ENCODE, ((job_id, 0),), specs={job_id: spec}, revoked=revoked)
+
+
+def steps(work_id: int, members: Members, num_steps: int, group: GroupRef | None = None) -> Execute:
+    return Execute(work_id, DIFFUSE, tuple((job_id, 1 + done) for job_id, done in members), num_steps, group=group)
+
+
+def decode(work_id: int, job_id: int, num_steps: int = 4, sliced: bool = False) -> Execute:
+    """For a request of so many steps; 4 are those of `tiny.spec`."""
+    return Execute(work_id, DECODE, ((job_id, 1 + num_steps),), sliced=sliced)
+
+
+def import_state(
+    job_id: int, spec: Spec, steps_done: int, conditioning: StateBlob | None, state: StateBlob | None
+) -> ImportState:
+    """After so many steps. Without `conditioning` the worker has it already; without `state` there is none yet."""
+    states = [
+        SavedState(index, position, blob)
+        for index, (position, blob) in enumerate(((1, conditioning), (1 + steps_done, state)))
+        if blob is not None
+    ]
+    return ImportState(job_id, spec, 1 + steps_done, tuple(states), known=conditioning is None)

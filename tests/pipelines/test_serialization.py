@@ -1,0 +1,479 @@
+"""Serialized states: every value comes back bit for bit, and a malformed state is refused without running anything."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import re
+from collections import OrderedDict, namedtuple
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tilework
+import tiny
+from pipelines.test_samplers import CASES, sampler
+from tilework.core.wire import StateBlob
+from tilework.pipelines.errors import UnsupportedModel
+from tilework.pipelines.families.sdxl import StableDiffusionXL
+from tilework.pipelines.sampler import memory_of
+from tilework.pipelines.serialization import (
+    BadState,
+    NotSerializable,
+    SerializedState,
+    deserialize,
+    room,
+    serialize,
+)
+from tilework.worker.state_blobs import StateBlobs, TruncatedStateBlob
+
+CPU = torch.device("cpu")
+SRC = Path(tilework.__file__).parent
+DTYPES = (
+    *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu),
+)
+NUMPY_DTYPES = ("?", "i1", "u1", "<i2", "<u4", "<i8", ">i4", "<f2", "<f4", ">f8", "<f8", "<c8", "<c16", "<M8[ns]")
+SHAPES = st.lists(st.integers(0, 5), max_size=3) | st.sampled_from([[1500], [40, 41], [3000], [70, 0, 70]])
+
+
+def bits(value: Any) -> Any:
+    """What must be equal for two values to be: types, dtypes, shapes and bits, recursively."""
+    match value:
+        case torch.Tensor():
+            flat = value.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).flatten()
+            raw = bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
+            return ("tensor", value.dtype, tuple(value.shape), value.device, raw)
+        case np.ndarray() | np.generic():
+            return (type(value), value.dtype, value.dtype.byteorder, value.shape, value.tobytes())
+        case dict():
+            return (dict, [(type(key), key, bits(item)) for key, item in value.items()])
+        case list() | tuple():
+            return (type(value), [bits(item) for item in value])
+        case float() | complex():
+            return (type(value), np.asarray(value).tobytes())
+        case _:
+            return (type(value), value)
+
+
+def carry(values: dict[str, Any]) -> dict[str, Any]:
+    """The values after a way through a blob; buffers are copied as a worker that reads a file does."""
+    serialized = serialize(values)
+    return deserialize(SerializedState(serialized.head, [copied(buffer) for buffer in serialized.buffers]), CPU)
+
+
+def copied(buffer: memoryview) -> memoryview:
+    memory = room(len(buffer))
+    memory[:] = buffer
+    return memory
+
+
+@st.composite
+def tensors(draw: Any) -> torch.Tensor:
+    dtype, shape, seed = draw(st.sampled_from(DTYPES)), draw(SHAPES), draw(st.integers(0, 2**32))
+    generator = torch.Generator().manual_seed(seed)
+    if dtype is torch.bool:
+        return torch.randint(0, 2, shape, generator=generator, dtype=torch.uint8).bool()
+    raw = torch.randint(0, 256, [*shape, dtype.itemsize], generator=generator, dtype=torch.uint8)
+    tensor = raw.view(dtype)[..., 0] if raw.numel() else torch.empty(shape, dtype=dtype)
+    return tensor.mT if draw(st.booleans()) and tensor.dim() > 1 else tensor
+
+
+@st.composite
+def arrays(draw: Any) -> Any:
+    dtype, shape, seed = np.dtype(draw(st.sampled_from(NUMPY_DTYPES))), draw(SHAPES), draw(st.integers(0, 2**32))
+    num_bytes = int(np.prod([*shape, dtype.itemsize]))
+    numbers = np.random.default_rng(seed).integers(0, 2 if dtype.kind == "b" else 256, num_bytes, dtype=np.uint8)
+    array = np.frombuffer(numbers.tobytes(), dtype).reshape(shape)
+    return array[()] if draw(st.booleans()) else np.asarray(array.T)
+
+
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-(2**200), 2**200),
+    st.floats(),
+    st.complex_numbers(),
+    st.text(st.characters(codec=None)),
+    tensors(),
+    arrays(),
+    st.sampled_from(DTYPES),
+    st.just(CPU),
+    st.builds(torch.Size, st.lists(st.integers(-1, 2**62))),
+)
+KEYS = st.text(st.characters(codec=None), max_size=5) | st.integers()
+TREES = st.recursive(
+    LEAVES,
+    lambda trees: st.lists(trees) | st.lists(trees).map(tuple) | st.dictionaries(KEYS, trees),
+    max_leaves=12,
+)
+VALUES = st.dictionaries(st.text(max_size=5), TREES, max_size=5)
+patient = settings(deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@patient
+@given(VALUES)
+def test_any_values_come_back_bit_for_bit(values: dict[str, Any]) -> None:
+    assert bits(carry(values)) == bits(values)
+
+
+def test_numbers_that_json_lacks_come_back_bit_for_bit() -> None:
+    nan = float(np.array([0xFFF8_0000_0000_BEEF], "<u8").view("<f8")[0])
+    values = {
+        "floats": [float("inf"), -float("inf"), nan, -0.0, 5e-324, 0.1],
+        "complex": complex(-0.0, float("nan")),
+        "halves": torch.tensor([float("inf"), float("nan"), -0.0]).bfloat16(),
+        "text": "\ud83d\ude00 is not \U0001f600, nor is \udfff",
+        "names": {1: "one", "1": "text", -3: (), "": []},
+        "conjugate": torch.tensor([1 + 2j]).conj(),
+        "negative": torch.tensor([1 + 2j]).conj().imag,
+        "strided": [torch.arange(6.0)[3::5], np.arange(6.0)[3::5], torch.arange(9000.0)[5::2]],
+    }
+    assert bits(carry(values)) == bits(values)
+
+
+def test_large_memory_is_not_copied_and_small_memory_is_owned() -> None:
+    large, array = torch.randn(5000), np.arange(5000.0)
+    small, little = torch.tensor([1, 2]), np.arange(3)
+    serialized = serialize({"large": large, "array": array, "small": small, "little": little})
+    assert len(serialized.buffers) == 3
+    taken = deserialize(serialized, CPU)
+    assert taken["large"].data_ptr() == large.data_ptr()
+    assert taken["array"].ctypes.data == array.ctypes.data
+    taken["small"].zero_()
+    taken["little"][:] = 0
+    assert (small.tolist(), little.tolist()) == ([1, 2], [0, 1, 2])
+    assert taken["small"].data_ptr() % 64 == 0
+    again = deserialize(serialized, CPU)
+    assert (again["small"].tolist(), again["little"].tolist()) == ([1, 2], [0, 1, 2])
+
+
+def test_a_tensor_that_occurs_twice_is_written_once_and_stays_one() -> None:
+    tensor = torch.randn(5000)
+    serialized = serialize({"first": tensor, "rest": [tensor]})
+    assert len(serialized.buffers) == 1
+    taken = deserialize(serialized, CPU)
+    assert taken["first"] is taken["rest"][0]
+
+
+def test_tensors_of_an_accelerator_are_placed_on_the_device_and_those_of_the_cpu_stay() -> None:
+    serialized = serialize({"one": torch.ones(2), "two": torch.ones(2), "where": CPU})
+    head = json.loads(serialized.head)
+    head["tensors"][1]["place"] = "device"
+    head["values"]["dict"].append(["there", {"device": "device"}])
+    taken = deserialize(encoded(head, serialized.buffers), torch.device("meta"))
+    assert [taken[name].device.type for name in ("one", "two")] == ["cpu", "meta"]
+    assert (taken["where"], taken["there"]) == (CPU, torch.device("meta"))
+
+
+Pair = namedtuple("Pair", ["first", "second"])
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        len,
+        {1, 2},
+        b"bytes",
+        Pair(1, 2),
+        OrderedDict(),
+        {1.5: 1},
+        {True: 1},
+        np.array([object()]),
+        np.array(["text"]),
+        np.zeros(2, [("x", "f4")]),
+        np.matrix([[1]]),
+        torch.nn.Parameter(torch.ones(1)),
+        torch.ones(2, 2).to_sparse(),
+        torch.ones(2, device="meta"),
+        torch.qint8,
+        torch.uint1,
+        CYCLE,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_no_state_can_hold_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(NotSerializable, match=r"^noise: .*(cannot be serialized|neither str nor int|nested deeper)"):
+        serialize({"noise": [value]})
+
+
+def encoded(head: Any, buffers: Sequence[memoryview]) -> SerializedState:
+    return SerializedState(json.dumps(head).encode(), buffers)
+
+
+def state() -> tuple[dict[str, Any], list[memoryview]]:
+    """The head and the buffers of a state with each form of value."""
+    serialized = serialize(
+        {
+            "large": torch.arange(2000.0),
+            "small": torch.arange(3),
+            "numbers": np.arange(1000.0),
+            "number": np.float32(1),
+            "tree": {"list": [1, (2.5, float("inf"), 1j)], 7: None},
+            "size": torch.Size([1, 2]),
+            "dtype": torch.float16,
+            "device": CPU,
+        }
+    )
+    return json.loads(serialized.head), list(serialized.buffers)
+
+
+TAMPERED: dict[str, tuple[str, Any]] = {
+    "shape too large": ("tensors.0.shape.0", 2001),
+    "shape too small": ("tensors.0.shape.0", 1999),
+    "negative shape": ("tensors.0.shape.0", -2000),
+    "shape of a text": ("tensors.0.shape", "2000"),
+    "shape of a bool": ("tensors.0.shape", [True]),
+    "empty, but huge": ("tensors.1", {"dtype": "int64", "shape": [0, 2**62, 2**62], "place": "cpu", "offset": 0}),
+    "wider dtype": ("tensors.0.dtype", "float64"),
+    "narrower dtype": ("tensors.0.dtype", "uint8"),
+    "unknown dtype": ("tensors.0.dtype", "nn"),
+    "quantized dtype": ("tensors.1", {"dtype": "quint8", "shape": [0], "place": "cpu", "offset": 0}),
+    "unknown place": ("tensors.0.place", "cuda:0"),
+    "missing buffer": ("tensors.0.buffer", 2),
+    "negative buffer": ("tensors.0.buffer", -1),
+    "wrong buffer": ("tensors.0.buffer", 1.0),
+    "true for a buffer": ("tensors.0.buffer", True),
+    "no memory": ("tensors.1", {"dtype": "int64", "shape": [3], "place": "cpu"}),
+    "offset near the end": ("tensors.1.offset", 16),
+    "offset after the end": ("tensors.1.offset", 4096),
+    "negative offset": ("tensors.1.offset", -32),
+    "offset of a text": ("tensors.1.offset", "0"),
+    "large at an offset": ("tensors.0.offset", 0),
+    "no tensors": ("tensors", None),
+    "no values": ("values", None),
+    "values without names": ("values", {"dict": [[1, 2]]}),
+    "values in a tuple": ("values", {"tuple": []}),
+    "missing tensor": ("values", {"dict": [["x", {"tensor": 2}]]}),
+    "negative tensor": ("values", {"dict": [["x", {"tensor": -1}]]}),
+    "unknown form": ("values", {"dict": [["x", {"call": "os.system"}]]}),
+    "two forms": ("values", {"dict": [["x", {"tuple": [], "dict": []}]]}),
+    "no form": ("values", {"dict": [["x", {}]]}),
+    "key twice": ("values", {"dict": [["x", 1], ["x", 2]]}),
+    "key of a list": ("values", {"dict": [[[], 1]]}),
+    "dict of pairs": ("values", {"dict": [["x", {"dict": ["ab"]}]]}),
+    "dict of a number": ("values", {"dict": [["x", {"dict": 5}]]}),
+    "tuple of a text": ("values", {"dict": [["x", {"tuple": "ab"}]]}),
+    "size of a text": ("values", {"dict": [["x", {"size": ["ab"]}]]}),
+    "quantized value": ("values", {"dict": [["x", {"dtype": "quint8"}]]}),
+    "short float": ("values", {"dict": [["x", {"float": "00"}]]}),
+    "float of a number": ("values", {"dict": [["x", {"float": 1}]]}),
+    "complex of one": ("values", {"dict": [["x", {"complex": [1.0]}]]}),
+    "complex of texts": ("values", {"dict": [["x", {"complex": ["1", "2"]}]]}),
+    "dtype object": ("values", {"dict": [["x", {"dtype": "Tensor"}]]}),
+    "device object": ("values", {"dict": [["x", {"device": "cuda"}]]}),
+    "array of objects": ("values", {"dict": [["x", {"array": {"dtype": "|O", "shape": [1], "offset": 0}}]]}),
+    "array of bytes": ("values", {"dict": [["x", {"array": {"dtype": "|V8", "shape": [1], "offset": 0}}]]}),
+    "array of records": ("values", {"dict": [["x", {"array": {"dtype": "f4,f4", "shape": [0], "offset": 0}}]]}),
+    "array too large": ("values", {"dict": [["x", {"array": {"dtype": "<f8", "shape": [1001], "buffer": 1}}]]}),
+    "array without a shape": ("values", {"dict": [["x", {"array": {"dtype": "<f8", "buffer": 1}}]]}),
+    "array, but huge": (
+        "values",
+        {"dict": [["x", {"array": {"dtype": "<f8", "shape": [0, 2**62, 2**62], "offset": 0}}]]},
+    ),
+    "scalar of two": ("values", {"dict": [["x", {"scalar": {"dtype": "|u1", "shape": [3], "offset": 0}}]]}),
+}
+
+
+def test_the_state_that_is_tampered_with_is_valid() -> None:
+    head, buffers = state()
+    assert set(deserialize(encoded(head, buffers), CPU)) == {name for name, _ in head["values"]["dict"]}
+
+
+def tampered(path: str, value: Any) -> SerializedState:
+    head, buffers = state()
+    *way, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    place: Any = head
+    for part in way:
+        place = place[part]
+    place[last] = value
+    return encoded(head, buffers)
+
+
+@pytest.mark.parametrize("name", TAMPERED)
+def test_a_tampered_head_is_refused(name: str) -> None:
+    with pytest.raises(BadState):
+        deserialize(tampered(*TAMPERED[name]), CPU)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("tensors.0.shape", [2001], "8000 bytes and not 8004"),
+        ("tensors.0.shape", [True, 2000], "[True, 2000] for a shape"),
+        ("tensors.0.shape", [-1, -2000], "[-1, -2000] for a shape"),
+        ("tensors.0.buffer", 3, "refers to the buffer 3, and has 3"),
+        ("tensors.0.place", "cuda", "unknown place 'cuda'"),
+        ("buffers", [8000], "have [8000, 8000, 36] bytes and not [8000]"),
+        ("values", {"dict": [["x", {"call": 1}]]}, "unknown form ['call']"),
+    ],
+)
+def test_the_error_says_what_is_wrong(path: str, value: Any, message: str) -> None:
+    with pytest.raises(BadState, match=re.escape(message)):
+        deserialize(tampered(path, value), CPU)
+
+
+def holding(node: bytes) -> bytes:
+    return b'{"values": {"dict": [["x", ' + node + b']]}, "tensors": [], "buffers": []}'
+
+
+SMALL_WITHOUT_BUFFERS = holding(b'{"array": {"dtype": "<f8", "shape": [1], "offset": 0}}')
+
+
+def nested(depth: int) -> bytes:
+    return holding(b"[" * depth + b"]" * depth)
+
+
+def test_heads_by_hand_are_read() -> None:
+    assert deserialize(SerializedState(holding(b"1"), []), CPU) == {"x": 1}
+    deserialize(SerializedState(nested(60), []), CPU)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        *(b"", b"rubbish", b"\xff\xfe", b"[]", b"5", b"null"),
+        *(holding(b"NaN"), holding(b"["), nested(70), nested(10**5), SMALL_WITHOUT_BUFFERS),
+    ],
+    ids=lambda head: head[-60:].decode("latin-1"),
+)
+def test_a_head_that_is_no_state_is_refused(head: bytes) -> None:
+    with pytest.raises(BadState):
+        deserialize(SerializedState(head, []), CPU)
+
+
+def test_missing_surplus_and_truncated_buffers_are_refused() -> None:
+    head, (first, second, small) = state()
+    unreadable = (
+        [],
+        [first],
+        [first, small],
+        [first[:-1], second, small],
+        [first, second[:-8], small],
+        [first, second, small[:-1]],
+        [first, room(len(second) + 8), small],
+    )
+    for spoilt in (*unreadable, [first, second], [first, second, small, room(8)]):
+        with pytest.raises(BadState, match="the buffers of a state"):
+            deserialize(encoded(head, spoilt), CPU)
+    for spoilt in unreadable:
+        fitting = head | {"buffers": [len(buffer) for buffer in spoilt]}
+        with pytest.raises(BadState):
+            deserialize(encoded(fitting, spoilt), CPU)
+
+
+def nodes(tree: Any) -> list[tuple[Any, Any]]:
+    """Every place of a head, as (container, key)."""
+    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    return [found for key, item in list(pairs) for found in ((tree, key), *nodes(item))]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda trees: st.lists(trees, max_size=3) | st.dictionaries(st.text(max_size=8), trees, max_size=2),
+    max_leaves=4,
+)
+NEAR = st.sampled_from(
+    ["float64", "quint8", "bits16", "uint1", "complex32", "O", ">f8", "V8", "M8", "<U1000", "tensor", 4096]
+)
+
+
+@patient
+@given(st.data())
+def test_a_head_with_anything_anywhere_is_read_or_refused(data: st.DataObject) -> None:
+    head, buffers = state()
+    for _ in range(data.draw(st.integers(1, 3))):
+        container, key = data.draw(st.sampled_from(nodes(head)))
+        container[key] = data.draw(JSON | NEAR)
+    try:
+        values = deserialize(encoded(head, buffers), CPU)
+    except BadState:
+        return
+    assert isinstance(values, dict)
+
+
+def test_a_truncated_blob_is_refused(tmp_path: Path) -> None:
+    blobs = StateBlobs(tmp_path, 0)
+    blob = blobs.write(serialize({"large": torch.arange(2000.0), "small": 1}))
+    whole = (tmp_path / blob.name).read_bytes()
+    assert deserialize(blobs.read(blob), CPU)["large"].tolist() == list(range(2000))
+    for num_bytes in (0, 3, 11, 25, len(whole) // 2, len(whole) - 1):
+        (tmp_path / "short").write_bytes(whole[:num_bytes])
+        with pytest.raises(TruncatedStateBlob):
+            blobs.read(StateBlob("short", num_bytes))
+
+
+def test_a_blob_that_promises_too_much_or_nothing_is_refused(tmp_path: Path) -> None:
+    blobs = StateBlobs(tmp_path, 0)
+    (tmp_path / "huge").write_bytes((1).to_bytes(4, "little") + (2**62).to_bytes(8, "little"))
+    with pytest.raises(TruncatedStateBlob, match="12 of"):
+        blobs.read(StateBlob("huge", 12))
+    (tmp_path / "none").write_bytes(bytes(4))
+    with pytest.raises(BadState, match="none is empty"):
+        blobs.read(StateBlob("none", 4))
+
+
+def imported(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Import():
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            case ast.ImportFrom():
+                found.add((node.module or "").split(".")[0])
+            case ast.Call(func=ast.Attribute(value=ast.Name("torch"), attr="load" | "save")):
+                found.add("pickle")
+    return found
+
+
+@pytest.mark.parametrize("package", ["pipelines", "worker"])
+def test_nothing_that_reads_states_can_unpickle(package: str) -> None:
+    paths = sorted((SRC / package).rglob("*.py"))
+    assert paths
+    pickles = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+    assert {str(path): found for path in paths if (found := imported(path) & pickles)} == {}
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES, ids=[f"{kind}-{name}" for kind, name in CASES])
+def test_what_a_sampler_remembers_comes_back(kind: str, name: str) -> None:
+    original = sampler(kind, name)
+    shifting = {"mu": 0.7} if getattr(original.config, "use_dynamic_shifting", False) else {}
+    prepared = copy.deepcopy(original)
+    prepared.set_timesteps(6, **shifting)
+    torch.manual_seed(0)
+    latents = torch.randn(1, 4, 8, 8)
+    for timestep in [*prepared.timesteps[:4], None]:
+        carried = memory_of(prepared)
+        restored = copy.deepcopy(original)
+        vars(restored).update(carry(carried))
+        # All attributes, so that none was left out that the steps change; the config is read by `set_timesteps`.
+        assert bits(state_of(restored)) == bits(state_of(prepared))
+        if timestep is not None:
+            if hasattr(prepared, "scale_model_input"):
+                prepared.scale_model_input(latents, timestep)
+            latents = prepared.step(torch.randn(1, 4, 8, 8), timestep, latents, return_dict=False)[0]
+
+
+def state_of(prepared: Any) -> dict[str, Any]:
+    return {name: value for name, value in sorted(vars(prepared).items()) if name != "_internal_dict"}
+
+
+def test_a_sampler_with_a_state_that_cannot_be_carried_is_refused_when_the_model_is_loaded() -> None:
+    stock = tiny.build_sdxl()
+    cast(Any, stock.scheduler)._noise_tree = SimpleNamespace(seed=1)
+    with pytest.raises(UnsupportedModel, match=r"EulerDiscreteScheduler .*_noise_tree: a types\.SimpleNamespace"):
+        StableDiffusionXL(stock, "tiny", {}, "")
