@@ -19,7 +19,6 @@ from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
 from tilework.core.cost_row import CostRow
 from tilework.core.events import DeviceJoined
-from tilework.core.graph import ACCELERATOR
 from tilework.core.interfaces import ClusterView, CostModel, Demand, EtaPrediction
 from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, Request, Shape, Status
@@ -189,7 +188,7 @@ def planned(
     costs = costs or TableCosts(table())
     tracker = Tracker(policy, costs)
     for device_id in devices or range(num_devices):
-        tracker.add_device(device_id, device_id // 8, ACCELERATOR)
+        tracker.add_device(device_id, device_id // 8)
     for job_id, asked in enumerate(requests):
         policy.demand(asked, at_start(asked), costs)  # As admission asks first.
         group, dropped_to_best_effort = (last_devices or {}).get(job_id, ()), job_id in aside

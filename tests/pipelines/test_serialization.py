@@ -420,8 +420,11 @@ def test_a_truncated_blob_is_refused(tmp_path: Path) -> None:
 def test_a_blob_that_promises_too_much_or_nothing_is_refused(tmp_path: Path) -> None:
     blobs = StateBlobs(tmp_path, 0)
     (tmp_path / "huge").write_bytes((1).to_bytes(4, "little") + (2**62).to_bytes(8, "little"))
-    with pytest.raises(TruncatedStateBlob, match="12 of"):
+    with pytest.raises(TruncatedStateBlob, match="a blob of 12 bytes"):
         blobs.read(StateBlob("huge", 12))
+    (tmp_path / "many").write_bytes(b"\xff" * 12)
+    with pytest.raises(TruncatedStateBlob, match="a blob of 12 bytes"):
+        blobs.read(StateBlob("many", 12))
     (tmp_path / "none").write_bytes(bytes(4))
     with pytest.raises(BadState, match="none is empty"):
         blobs.read(StateBlob("none", 4))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilework.core.graph import ACCELERATOR
 from tilework.core.request import Request
 
 
@@ -118,11 +117,10 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class DeviceJoined:
-    """A device is up; `kind` says which stages it can run (`core.graph.DEVICE_KINDS`)."""
+    """A device is up."""
 
     device_id: int
     node: int
-    kind: str = ACCELERATOR
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,6 @@ from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-ACCELERATOR, CPU = "accelerator", "cpu"
-DEVICE_KINDS = (ACCELERATOR, CPU)
-
 _MAX_CACHED = 1024
 
 
@@ -47,7 +44,6 @@ class StageSpec:
         batchable: whether several requests may share its forward passes.
         sliceable: whether it can run in slices, which takes less memory and more time.
         previews: the stage that draws previews between its steps; empty if there are none.
-        device_kind: on which devices it runs, one of DEVICE_KINDS.
     """
 
     name: str
@@ -59,7 +55,6 @@ class StageSpec:
     batchable: bool = False
     sliceable: bool = False
     previews: str = ""
-    device_kind: str = ACCELERATOR
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -221,10 +216,6 @@ def _check(specs: Sequence[StageSpec]) -> None:
         if spec.previews and spec.previews not in names:
             raise BadGraph(
                 f"previews of {spec.name!r} is {spec.previews!r}, which is no stage; name one, or leave it out"
-            )
-        if spec.device_kind not in DEVICE_KINDS:
-            raise BadGraph(
-                f"device_kind of {spec.name!r} is {spec.device_kind!r}; expected {' or '.join(DEVICE_KINDS)}"
             )
         if spec.degrees is not None and (not spec.degrees or min(spec.degrees) < 1):
             raise BadGraph(f"degrees of {spec.name!r} is {spec.degrees!r}; expected numbers of at least 1, or null")

@@ -35,6 +35,7 @@ def import_job(family: Family, blobs: StateBlobs, jobs: Jobs, command: ImportSta
     Raises:
         JobMissing: an output that the remaining stages read is neither here nor in the blobs.
         FileNotFoundError, TruncatedStateBlob: a blob is missing, for example if its job continued on other workers.
+        BadState: a blob is damaged.
     """
     itinerary = family.info.graph.itinerary(command.spec.steps)
     num_done = itinerary.at[command.position].num_done

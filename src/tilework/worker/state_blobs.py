@@ -82,12 +82,11 @@ class StateBlobs:
             BadState: it holds nothing.
         """
         with (self._directory / blob.name).open("rb", buffering=0) as file:
-            num_pieces = _read_number(file.fileno(), _COUNT)
-            lengths = [_read_number(file.fileno(), _LENGTH) for _ in range(num_pieces)]
-            num_bytes, num_present = file.tell() + sum(lengths), os.fstat(file.fileno()).st_size
-            if num_present < num_bytes:  # Before there is room for what a malformed file may promise.
-                raise TruncatedStateBlob(f"a blob ends after {num_present} of {num_bytes} bytes")
-            pieces = [_read_all(file.fileno(), length) for length in lengths]
+            descriptor = file.fileno()
+            size = os.fstat(descriptor).st_size
+            (num_pieces,) = _COUNT.unpack(_read_all(descriptor, _COUNT.size, size))
+            table = _read_all(descriptor, num_pieces * _LENGTH.size, size)
+            pieces = [_read_all(descriptor, length, size) for (length,) in _LENGTH.iter_unpack(table)]
         if not pieces:
             raise BadState(f"the blob {blob.name} is empty")
         head, *buffers = pieces
@@ -101,12 +100,10 @@ def _write_all(descriptor: int, piece: memoryview) -> int:
     return written
 
 
-def _read_number(descriptor: int, form: struct.Struct) -> int:
-    number: int = form.unpack(_read_all(descriptor, form.size))[0]
-    return number
-
-
-def _read_all(descriptor: int, length: int) -> memoryview:
+def _read_all(descriptor: int, length: int, size: int) -> memoryview:
+    """The next `length` bytes of a file of `size` bytes: there is room for no more than that, whatever it promises."""
+    if length > size:
+        raise TruncatedStateBlob(f"a blob of {size} bytes ends before {length} more")
     memory, filled = room(length), 0
     while filled < length:
         got = os.readv(descriptor, [memory[filled:]])

@@ -26,6 +26,7 @@ from tilework.core.wire import (
     Report,
 )
 from tilework.pipelines.family import Family
+from tilework.pipelines.serialization import BadState
 from tilework.worker.calibrate import calibrate
 from tilework.worker.exact import check_exact
 from tilework.worker.hardware import memory_in_use
@@ -227,9 +228,9 @@ class Worker:
         job_id = command.job_id
         try:
             self._jobs.put(job_id, import_job(self._family, self._blobs, self._jobs, command))
-        except (FileNotFoundError, TruncatedStateBlob) as error:
+        except (BadState, FileNotFoundError, TruncatedStateBlob) as error:
             # Either the job continues without this worker and needs nothing here, or a blob of it is lost.
-            self._jobs.lose(job_id, f"a blob of its state is missing ({describe(error)})", state_lost=True)
+            self._jobs.lose(job_id, f"a blob of its state is missing or damaged ({describe(error)})", state_lost=True)
         except Exception as error:
             _log.exception("import of job %d failed", job_id)
             self._jobs.lose(job_id, f"its import failed with {describe(error)}")

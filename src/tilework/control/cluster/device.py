@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilework.control.cluster.job import Job
-from tilework.core.graph import ACCELERATOR
 from tilework.core.work import Work
 
 
@@ -26,7 +25,6 @@ class Device:
 
     device_id: int
     node: int
-    kind: str = ACCELERATOR
     now: Now = field(default_factory=Now)
     works: list[Work] = field(default_factory=list)
     residents: dict[int, Job] = field(default_factory=dict)

@@ -26,9 +26,9 @@ class DeviceSet:
         """The largest number of devices of one node that are up."""
         return max(self._num_on_node.values(), default=0)
 
-    def add(self, device_id: int, node: int, kind: str, now: Now) -> None:
+    def add(self, device_id: int, node: int, now: Now) -> None:
         assert device_id not in self.by_id, f"device {device_id} has joined before"
-        self.by_id[device_id] = device = Device(device_id=device_id, node=node, kind=kind, now=now)
+        self.by_id[device_id] = device = Device(device_id=device_id, node=node, now=now)
         index = self._index(device_id)
         self.ordered = (*self.ordered[:index], device, *self.ordered[index:])
         self._num_on_node[node] += 1

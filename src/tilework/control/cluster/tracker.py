@@ -117,8 +117,8 @@ class Tracker:
         """Set the time of the event that is being handled."""
         self._now.ns = now_ns
 
-    def add_device(self, device_id: int, node: int, kind: str) -> None:
-        self._devices.add(device_id, node, kind, self._now)
+    def add_device(self, device_id: int, node: int) -> None:
+        self._devices.add(device_id, node, self._now)
 
     def remove_device(self, device_id: int, reported: Set[int]) -> list[Work]:
         """Forget a device; returns the works that are lost with it because no other device has them.
