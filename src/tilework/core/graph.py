@@ -147,8 +147,8 @@ class Place(NamedTuple):
 class Graph:
     """The stages of a pipeline as a directed acyclic graph: a stage comes after those that write its inputs.
 
-    `specs` are in any order; `stages` are in an order in which they can run, that of `specs` where it is free. The
-    outputs of the last one are the result.
+    `specs` are in any order; `stages` are in an order in which they can run, that of `specs` where it is free, and
+    `stepped` those of them that have steps. The outputs of the last one are the result.
 
     Raises:
         BadGraph: a name is used twice, inputs form a circle, or it is unclear which stage comes last.
@@ -157,11 +157,13 @@ class Graph:
     pipeline: str
     specs: tuple[StageSpec, ...]
     stages: tuple[Stage, ...] = field(init=False, repr=False, compare=False)
+    stepped: tuple[Stage, ...] = field(init=False, repr=False, compare=False)
     _itineraries: dict[int, Itinerary] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         _check(self.specs)
         object.__setattr__(self, "stages", tuple(Stage(self.pipeline, spec.name, spec) for spec in _sorted(self.specs)))
+        object.__setattr__(self, "stepped", tuple(stage for stage in self.stages if stage.has_steps))
 
     def stage(self, name: str) -> Stage:
         """The stage of this name. Raises KeyError."""
@@ -169,11 +171,6 @@ class Graph:
             if stage.name == name:
                 return stage
         raise KeyError(name)
-
-    @property
-    def stepped(self) -> tuple[Stage, ...]:
-        """The stages with steps."""
-        return tuple(stage for stage in self.stages if stage.has_steps)
 
     def itinerary(self, steps: int) -> Itinerary:
         """The way of a request of this number of steps. The same object every time, as far as they are kept."""
@@ -188,10 +185,6 @@ class Graph:
     def renamed(self, pipeline: str) -> Graph:
         """The same graph for another pipeline."""
         return Graph(pipeline, self.specs)
-
-    def with_stage(self, spec: StageSpec) -> Graph:
-        """The graph with one more stage, which may read outputs of the others."""
-        return Graph(self.pipeline, (*self.specs, spec))
 
     def to_json(self) -> list[dict[str, Any]]:
         """The list of stages that `parse` reads, without fields that have their default."""

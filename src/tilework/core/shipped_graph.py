@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 
 from tilework.core.graph import Graph
 
 
+@lru_cache(maxsize=1024)
 def latent_diffusion(pipeline: str) -> Graph:
     """The graph of a latent diffusion pipeline. Cost tables without graphs describe such pipelines."""
     return _shipped().renamed(pipeline)

@@ -51,6 +51,8 @@ class Job:
     done_devices: Group = ()
     holders: dict[int, int] = field(default_factory=dict)
     committed: Cursor = field(init=False)
+    stage: Stage | None = field(init=False)
+    num_steps_left: int = field(init=False)
 
     def __post_init__(self) -> None:
         self._commit()
@@ -58,12 +60,17 @@ class Job:
     def _commit(self) -> None:
         """If the first work has failed, the others will be taken back; until then any position may be assumed."""
         position = self.done.position + sum(work.num_steps for work in self.works)
-        self.committed = replace(self.done, position=min(position, self.done.itinerary.length))
+        self._set_committed(replace(self.done, position=min(position, self.done.itinerary.length)))
+
+    def _set_committed(self, cursor: Cursor) -> None:
+        """Policies read `stage` and `num_steps_left` far more often than these change."""
+        self.committed, place = cursor, cursor.here
+        self.stage, self.num_steps_left = place.stage, place.num_steps_left
 
     def begin(self, work: Work) -> None:
         """Commit a work to devices."""
         self.works.append(work)
-        self.committed = self.committed.advanced(work.num_steps)
+        self._set_committed(self.committed.advanced(work.num_steps))
 
     def end(self, work: Work, steps_done: int) -> None:
         """Remove its first work and count its steps; a stopped work may have done fewer than were committed."""
@@ -87,14 +94,6 @@ class Job:
     @property
     def left(self) -> Cursor:
         return self.committed
-
-    @property
-    def stage(self) -> Stage | None:
-        return self.committed.stage
-
-    @property
-    def num_steps_left(self) -> int:
-        return self.committed.num_steps_left
 
     def remove_device(self, device_id: int) -> None:
         """A device keeps nothing of the job any more."""
