@@ -16,6 +16,7 @@ import pytest
 from builders import PIPELINE
 from stages import DECODE, DIFFUSE, ENCODE, STAGES
 from tilework.core.cost_row import CostRow
+from tilework.core.graph import Graph, StageSpec, StepShare
 from tilework.core.request import Shape
 from tilework.core.shipped_graph import latent_diffusion
 from tilework.cost import profiles as profiles_module
@@ -262,3 +263,23 @@ def test_missing_batches_lack_a_row_for_some_stage_at_that_degree() -> None:
     twos = [row(1.0, stage=stage, batch=2) for stage in STAGES]
     assert missing_batches(twos, GRAPH, shapes[:1], 1) == shapes[:1]
     assert missing_batches(twos[1:], GRAPH, (shapes[0] * 2, shapes[0] * 3), 1) == (shapes[0] * 3,), "steps only"
+
+
+def test_missing_batches_follow_the_graph() -> None:
+    """Several together are measured for what is batchable, groups for what they may share."""
+    one = (Shape(64, 64),)
+    graph = Graph(
+        PIPELINE,
+        (
+            StageSpec(name="read", outputs=("words",), batchable=True),
+            StageSpec(name="draft", inputs=("words",), outputs=("sketch",), steps=StepShare(last=0.5), degrees=None),
+            StageSpec(name="paint", inputs=("sketch",), outputs=("a",), steps=StepShare(first=0.5), degrees=(1, 2)),
+        ),
+    )
+    alone = [row(1.0, stage=name) for name in ("read", "draft", "paint")]
+    assert missing_batches(alone, graph, (one, one * 2), 1) == (one * 2,)
+    assert missing_batches([*alone, row(1.0, stage="read", batch=2)], graph, (one, one * 2), 1) == ()
+    assert missing_batches(alone[:2], graph, (one,), 1) == (one,)
+    twos = [row(1.0, stage=name, degree=2) for name in ("draft", "paint")]
+    assert missing_batches(twos, graph, (one,), 2) == ()
+    assert missing_batches(twos[:1], graph, (one,), 2) == (one,)

@@ -15,17 +15,26 @@ from hypothesis import strategies as st
 from builders import PIPELINE, SIDES, costs, row, sized, table
 from stages import DECODE, DIFFUSE, ENCODE, STAGES, stage_of
 from tilework.core.cost_row import CostRow
+from tilework.core.graph import Graph, StageSpec, StepShare
 from tilework.core.request import Shape
+from tilework.core.shipped_graph import latent_diffusion
 from tilework.core.time import NS_PER_S, ns_from_s, s_from_ns
 from tilework.cost.degrees import least_device_ns, optimal_latency_ns, useful_degrees
 from tilework.cost.shipped import shipped_names
-from tilework.cost.table import BadCostTable, CostTable, merged
+from tilework.cost.table import BadCostTable, CostTable, graphs_of, merged
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table, read_table, table_json
 from tilework.cost.tabled import UnknownCost
 
 STEP = stage_of(PIPELINE, DIFFUSE)
 GOOD_ROW = {"pipeline": PIPELINE, "stage": DIFFUSE, "height": 64, "width": 64, "seconds": 0.5}
+TWO_STAGES = Graph(
+    PIPELINE,
+    (
+        StageSpec(name="draft", outputs=("sketch",), steps=StepShare(last=0.5), degrees=None, batchable=True),
+        StageSpec(name="paint", inputs=("sketch",), outputs=("picture",), steps=StepShare(first=0.5), degrees=(1, 2)),
+    ),
+)
 
 
 def step_s(model: TableCosts, pixels: int, **more: Any) -> float:
@@ -150,6 +159,79 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "absent", tmp_path, tmp_path / "binary"):
         with pytest.raises(BadCostTable, match=f"^{path}: "):
             read_table(path)
+
+
+# Graphs in files.
+
+
+def test_the_graph_of_a_pipeline_survives_the_file_of_its_table(tmp_path: Path) -> None:
+    full = CostTable(
+        hardware="toy",
+        rows=(row(9, 1.5, stage="draft"), row(9, 2.5, stage="paint"), row(9, 1.0, pipeline="usual")),
+        graphs={PIPELINE: TWO_STAGES},
+    )
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(table_json(full)), "utf-8")
+    read = read_table(path)
+    assert read == full
+    assert read.graph(PIPELINE) == TableCosts(read).graph(PIPELINE) == TWO_STAGES
+    assert [stage.spec for stage in read.graph(PIPELINE).stages] == list(TWO_STAGES.specs)
+    assert read.graph("usual") == latent_diffusion("usual")
+
+
+def test_a_file_describes_only_graphs_that_are_not_the_usual_one() -> None:
+    assert graphs_of(TWO_STAGES) == {PIPELINE: TWO_STAGES}
+    assert graphs_of(latent_diffusion(PIPELINE)) == {}
+    assert "graphs" not in table_json(CostTable(hardware="toy", rows=(row(9, 1.5),)))
+
+
+@pytest.mark.parametrize(
+    ("graphs", "known"),
+    [({}, "encode, diffuse, decode"), ({PIPELINE: TWO_STAGES.to_json()}, "draft, paint")],
+)
+def test_a_row_of_a_stage_that_its_pipeline_does_not_have_is_refused(graphs: dict[str, Any], known: str) -> None:
+    good = GOOD_ROW | ({"stage": "draft"} if graphs else {})
+    assert parse_table({"rows": [good], "graphs": graphs}).rows
+    with pytest.raises(BadCostTable) as caught:
+        parse_table({"rows": [good, good | {"stage": "upscale"}], "graphs": graphs})
+    assert str(caught.value) == (
+        f"rows[1].stage is 'upscale', and 'toy' has {known}; rename it, leave the row out, or describe the pipeline "
+        "under graphs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("graphs", "complaint"),
+    [
+        ([], "graphs is []; expected an object by pipeline"),
+        ({PIPELINE: "encode"}, "graphs: the graph of 'toy' is 'encode'; expected a list of stages"),
+        ({PIPELINE: []}, "graphs: no other stage reads the outputs of any; expected that of one, the last"),
+        (
+            {PIPELINE: [{"name": "draft", "steps": {"first": 1}}]},
+            'graphs: stage \'draft\': steps is {\'first\': 1}; expected {"first": 0, "last": 1} or {"count": 4}',
+        ),
+        (
+            {PIPELINE: [{"name": "draft", "inputs": ["b"], "outputs": ["a"]}, {"name": "b", "outputs": ["b"]}] * 2},
+            "graphs: the stage 'b' is there twice; rename one",
+        ),
+    ],
+)
+def test_a_graph_that_cannot_be_used_is_named_with_its_file(tmp_path: Path, graphs: object, complaint: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps({"rows": [GOOD_ROW], "graphs": graphs}))
+    with pytest.raises(BadCostTable) as caught:
+        read_table(path)
+    assert str(caught.value) == f"{path}: {complaint}"
+
+
+def test_joined_tables_keep_their_graphs() -> None:
+    first = CostTable(hardware="toy", rows=(row(9, 1.5, stage="draft"),), graphs={PIPELINE: TWO_STAGES})
+    other = CostTable(
+        hardware="toy", rows=(row(9, 1.5, pipeline="b", stage="paint"),), graphs=graphs_of(TWO_STAGES.renamed("b"))
+    )
+    joined = merged([first, other])
+    assert joined.graphs == {PIPELINE: TWO_STAGES, "b": TWO_STAGES.renamed("b")}
+    assert parse_table(table_json(joined)) == joined
 
 
 # Tables that come with the package.

@@ -252,7 +252,7 @@ def test_a_missing_blob_drops_the_job_on_this_device(bench: WorkerBench) -> None
 def test_a_blob_that_is_no_state_loses_the_job_here(bench: WorkerBench) -> None:
     rubbish = bench.blobs.write(serialization.SerializedState(b"rubbish", []))
     bench.run(encode(1, JOB, tiny.spec()), import_state(JOB, tiny.spec(), 1, None, rubbish))
-    assert "its import failed with" in reason_of(bench.run(steps(2, ((JOB, 0),), 1))[0])
+    assert "a blob of its state is missing or damaged" in reason_of(bench.run(steps(2, ((JOB, 0),), 1))[0])
 
 
 def test_a_move_without_conditioning_to_a_stranger_loses_the_job(family: Family, twin: Family, tmp_path: Path) -> None:

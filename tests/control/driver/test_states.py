@@ -9,11 +9,23 @@ import pytest
 from builders import request
 from control.driver.rig import STEPS, Rig, blob, brought_by, checkpoint, ended
 from stages import DECODE
-from tilework.control.driver.state_registry import StateMove
+from tilework.control.driver.state_registry import StateMove, StateRegistry
 from tilework.core.actions import MoveState
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import DeviceLost, LeftOut, Stopped, WorkFailed, WorkFinished
-from tilework.core.wire import Absent, Failed
+from tilework.core.graph import Graph, Itinerary, StageSpec, StepShare
+from tilework.core.wire import Absent, Failed, SavedState
+
+LONG = Graph(
+    "toy",
+    (
+        StageSpec(name="text", outputs=("words",)),
+        StageSpec(name="image", outputs=("reference",)),
+        StageSpec(name="base", inputs=("words", "reference"), outputs=("latents",), steps=StepShare(last=0.8)),
+        StageSpec(name="refine", inputs=("latents", "words"), outputs=("refined",), steps=StepShare(first=0.8)),
+        StageSpec(name="decode", inputs=("refined",), outputs=("picture",)),
+    ),
+)
 
 
 def after_four() -> Rig:
@@ -173,6 +185,66 @@ def test_a_member_that_was_left_out_gets_nothing_and_the_others_their_states(sta
     assert [move.delivers for move in moves] == [False, True]
     assert brought_by(moves[1])[1] == blob("two")
     assert rig.core.states.checkpoint(1) == (Checkpoint() if state_lost else checkpoint("text1"))
+
+
+# Pipelines with other stages.
+
+
+def long_way() -> tuple[StateRegistry, Itinerary]:
+    """Of a job with two encoders, ten steps in two stages, and a decoder: all is done up to the sixth step."""
+    states, way = StateRegistry(), LONG.itinerary(10)
+    states.begin(1, way, Checkpoint())
+    for position in (1, 2, 6, 8):
+        assert states.adopt(1, blob(f"p{position}"), position) == ()
+    assert states.advance(1, 8) == (blob("p6"),)
+    return states, way
+
+
+def named(states: tuple[SavedState, ...]) -> list[tuple[int, int, str]]:
+    return [(state.index, state.position, state.blob.name) for state in states]
+
+
+def test_outputs_of_stages_stay_and_states_between_steps_are_superseded() -> None:
+    states, way = long_way()
+    assert named(states.checkpoint(1).states) == [(0, 1, "p1"), (1, 2, "p2"), (2, 8, "p8")]
+    for position, superseded in ((10, (blob("p8"),)), (11, ()), (12, (blob("p11"),))):
+        assert states.adopt(1, blob(f"p{position}"), position) == ()
+        assert states.advance(1, position) == superseded
+    assert named(states.checkpoint(1).states) == [(0, 1, "p1"), (1, 2, "p2"), (2, 10, "p10"), (3, 12, "p12")]
+    assert states.adopt(1, blob("result"), way.length) == (blob("result"),)
+    assert set(states.end(1)) == {blob(name) for name in ("p1", "p2", "p10", "p12")}
+
+
+@pytest.mark.parametrize(
+    ("stages", "position", "delivered"),
+    [
+        ((0, 1), 8, [(0, 1, "p1"), (1, 2, "p2"), (2, 8, "p8")]),
+        ((), 8, [(2, 8, "p8")]),
+        ((1,), 2, [(1, 2, "p2")]),
+        ((0, 2), 10, [(0, 1, "p1"), (2, 10, "p10")]),
+        ((2,), 11, [(2, 10, "p10"), (3, 11, "p11")]),
+        ((), 10, []),
+    ],
+)
+def test_a_move_delivers_the_stages_that_are_asked_for_and_the_state_between_steps(
+    stages: tuple[int, ...], position: int, delivered: list[tuple[int, int, str]]
+) -> None:
+    states, _ = long_way()
+    for later in (10, 11):
+        states.adopt(1, blob(f"p{later}"), later)
+    move = states.resolve(StateMove(job_id=1, targets=(3,), source=(0,), stages=stages), position)
+    assert (move.delivers, move.position, named(move.states)) == (True, position, delivered)
+
+
+def test_a_checkpoint_is_usable_up_to_the_first_blob_that_is_gone() -> None:
+    states, _ = long_way()
+    kept = states.checkpoint(1)
+    there = set(kept.blobs)
+    assert kept.among(there) == kept
+    assert [kept.among(there - {blob(name)}).position for name in ("p8", "p2", "p1")] == [2, 1, 0]
+    assert (kept.position, Checkpoint().position) == (8, 0)
+    states.begin(2, LONG.itinerary(10), kept)
+    assert states.checkpoint(2) == kept
 
 
 # Jobs begin and end.
