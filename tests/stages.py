@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tilework.core.graph import Stage
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.shipped_graph import latent_diffusion
+from tilework.core.stage import Stage
 
 STAGES = ENCODE, DIFFUSE, DECODE = "encode", "diffuse", "decode"
 

@@ -10,8 +10,9 @@ import pytest
 from builders import POLICIES, poisson
 from tilework.control.controller import ControllerConfig
 from tilework.core.cost_row import CostRow
-from tilework.core.graph import Graph, StageSpec, StepShare
+from tilework.core.graph import Graph
 from tilework.core.request import OnMiss, Request, Status
+from tilework.core.stage import StageSpec, StepShare
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table, table_json

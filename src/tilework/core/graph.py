@@ -2,145 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
+
+from tilework.core.itinerary import Itinerary
+from tilework.core.stage import DeviceKind, Stage, StageSpec, StepShare
 
 _MAX_CACHED = 1024
 
 
 class BadGraph(ValueError):
     """A description of a graph that cannot be used; the message names the stage, the field and the remedy."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepShare:
-    """Which of a request's steps a stage makes: those from the share `first` to the share `last`, or always `count`.
-
-    Shares that follow each other, as 0 to 0.8 and 0.8 to 1, have all steps of a request, each once, if each has one.
-    """
-
-    first: float = 0.0
-    last: float = 1.0
-    count: int | None = None
-
-    def of(self, steps: int) -> int:
-        """How many of a request's `steps` are made in this stage; at least one."""
-        return max(1, round(self.last * steps) - round(self.first * steps)) if self.count is None else self.count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageSpec:
-    """What a stage reads and writes, and how it may be run.
-
-    Attributes:
-        name: the name of the stage, which is unique in its graph.
-        components: names of the weights that it needs.
-        inputs: names of the values that it reads. Those that no stage writes come with the request.
-        outputs: names of the values that it writes; no other stage writes them.
-        steps: which steps of a request it makes; None for a stage that runs at once.
-        degrees: how many devices may share it for one request; None: as many as were profiled.
-        batchable: whether several requests may share its forward passes.
-        sliceable: whether it can run in slices, which takes less memory and more time.
-        previews: the stage that draws previews between its steps; empty if there are none.
-    """
-
-    name: str
-    components: tuple[str, ...] = ()
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    steps: StepShare | None = None
-    degrees: tuple[int, ...] | None = (1,)
-    batchable: bool = False
-    sliceable: bool = False
-    previews: str = ""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Stage:
-    """A stage of a pipeline. Equal if pipeline and name are; `spec` says how it runs."""
-
-    pipeline: str
-    name: str
-    spec: StageSpec = field(compare=False, repr=False)
-    has_steps: bool = field(init=False, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "has_steps", self.spec.steps is not None)
-
-    @property
-    def is_parallel(self) -> bool:
-        """Whether several devices may share it."""
-        return self.spec.degrees != (1,)
-
-    def allows(self, degree: int) -> bool:
-        """Whether this number of devices may share it."""
-        return self.spec.degrees is None or degree in self.spec.degrees
-
-    def __str__(self) -> str:
-        return f"{self.pipeline}/{self.name}"
-
-
-class Itinerary:
-    """The way of a request through its graph, as positions from 0 (nothing is done) to `length` (all is done).
-
-    Each step is one position, and so is each stage that runs at once. Stages run one after another, in the order of the
-    graph.
-
-    Attributes:
-        stages: the stages in order; `ends` are the positions at which they are done.
-        length: the last position.
-        steps: the number of steps, of all stages with steps; `num_stepped` is how many these stages are.
-        at: what is to be done at each position.
-        needed_from: for each stage, the indices of those before it whose outputs it or a later one reads.
-    """
-
-    __slots__ = ("at", "ends", "length", "needed_from", "num_stepped", "stages", "steps")
-
-    def __init__(self, parts: Iterable[tuple[Stage, int]]) -> None:
-        kept = list(parts)
-        self.stages = tuple(stage for stage, _ in kept)
-        self.ends = tuple(accumulate(num_steps for _, num_steps in kept))
-        self.length = self.ends[-1] if kept else 0
-        self.steps = sum(num_steps for stage, num_steps in kept if stage.has_steps)
-        self.num_stepped = sum(stage.has_steps for stage in self.stages)
-        places: list[Place] = []
-        for index, (stage, num_steps) in enumerate(kept):
-            later = [one for one in kept[index:] if one[0].has_steps]
-            after = sum(num for _, num in later) - (num_steps if stage.has_steps else 0)
-            for left in range(num_steps, 0, -1):
-                steps_left = after + (left if stage.has_steps else 0)
-                stepped, num_next = (stage, left) if stage.has_steps else later[0] if later else (None, 0)
-                places.append(Place(stage, index, left, steps_left, stepped, num_next))
-        places.append(Place(None, len(kept), 0, 0, None, 0))
-        self.at = tuple(places)
-        self.needed_from = tuple(_needed(self.stages, index) for index in range(len(kept) + 1))
-
-
-def _needed(stages: Sequence[Stage], index: int) -> tuple[int, ...]:
-    wanted = {name for stage in stages[index:] for name in stage.spec.inputs}
-    return tuple(before for before in range(index) if not wanted.isdisjoint(stages[before].spec.outputs))
-
-
-class Place(NamedTuple):
-    """What is to be done at a position.
-
-    Attributes:
-        stage: the stage here; None at the end.
-        num_done: how many stages are done, so the index of the stage here.
-        num_left_here: how many positions the stage here still has.
-        num_steps_left: the remaining steps of all stages with steps.
-        stepped: the stage here if it has steps, else the next one that has; None if no steps are left.
-        num_steps: the remaining steps of `stepped`.
-    """
-
-    stage: Stage | None
-    num_done: int
-    num_left_here: int
-    num_steps_left: int
-    stepped: Stage | None
-    num_steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +85,11 @@ def _check(specs: Sequence[StageSpec]) -> None:
             )
         if spec.degrees is not None and (not spec.degrees or min(spec.degrees) < 1):
             raise BadGraph(f"degrees of {spec.name!r} is {spec.degrees!r}; expected numbers of at least 1, or null")
+        if spec.device_kind is DeviceKind.CPU and (spec.steps is not None or spec.degrees != (1,) or spec.batchable):
+            raise BadGraph(
+                f"device_kind of {spec.name!r} is 'cpu', and a CPU slot runs a stage at once, alone, for one request; "
+                "leave out steps, degrees and batchable, or device_kind"
+            )
 
 
 def _sorted(specs: Sequence[StageSpec]) -> list[StageSpec]:
@@ -269,6 +147,10 @@ def _parse_spec(document: object) -> StageSpec:
     for key in ("batchable", "sliceable"):
         if type(values.get(key, False)) is not bool:
             raise BadGraph(f"{place}: {key} is {values[key]!r}; expected true or false")
+    kinds, kind = [one.value for one in DeviceKind], values.get("device_kind", _DEFAULTS.device_kind.value)
+    if kind not in kinds:
+        raise BadGraph(f"{place}: device_kind is {kind!r}; expected {' or '.join(map(repr, kinds))}")
+    values["device_kind"] = DeviceKind(kind)
     if values.get("steps") is not None:
         values["steps"] = _parse_steps(f"{place}: steps", values["steps"])
     return StageSpec(**values)

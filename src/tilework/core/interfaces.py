@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tilework.core.graph import Graph, Stage
+from tilework.core.graph import Graph
 from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape
+from tilework.core.stage import Stage
 from tilework.core.work import Group, Plan, Work
 
 

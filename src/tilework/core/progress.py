@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilework.core.graph import Itinerary, Place, Stage
+from tilework.core.itinerary import Itinerary, Place
+from tilework.core.stage import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,12 @@ class Cursor:
     def last_stepped(self) -> Stage | None:
         """`stepped`; if no steps are left, the last stage that has some."""
         return self.stepped or next((stage for stage in reversed(self.itinerary.stages) if stage.has_steps), None)
+
+    @property
+    def leg(self) -> Cursor:
+        """The same position on the way as a policy sees it, which ends before the next stage on a CPU slot."""
+        itinerary = self.itinerary.legs[self.here.num_done]
+        return self if itinerary is self.itinerary else Cursor(itinerary, self.position)
 
     def at_once(self) -> Iterator[tuple[Stage, Cursor]]:
         """The stages without steps that come next, up to one with steps, each with the cursor after it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from tilework.core.graph import Stage
+from tilework.core.stage import Stage
 
 Group = tuple[int, ...]
 """Sorted ids of devices on one node; a member's rank is its index."""

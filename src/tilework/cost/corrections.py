@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tilework.core.graph import Stage
+from tilework.core.stage import Stage
 
 _MAX_FACTOR = 4.0
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from math import ceil
 
-from tilework.core.graph import Stage
 from tilework.core.interfaces import CostModel, Demand
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
+from tilework.core.stage import Stage
 from tilework.cost.degrees import common_degrees
 
 

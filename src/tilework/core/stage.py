@@ -1,0 +1,85 @@
+"""The stages of a pipeline: what each reads and writes, and how it may be run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class DeviceKind(StrEnum):
+    """What runs a stage. A *CPU slot* is a process of a node that has no accelerator: it runs stages that need none."""
+
+    ACCELERATOR = "accelerator"
+    CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShare:
+    """Which of a request's steps a stage makes: those from the share `first` to the share `last`, or always `count`.
+
+    Shares that follow each other, as 0 to 0.8 and 0.8 to 1, have all steps of a request, each once, if each has one.
+    """
+
+    first: float = 0.0
+    last: float = 1.0
+    count: int | None = None
+
+    def of(self, steps: int) -> int:
+        """How many of a request's `steps` are made in this stage; at least one."""
+        return max(1, round(self.last * steps) - round(self.first * steps)) if self.count is None else self.count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSpec:
+    """What a stage reads and writes, and how it may be run.
+
+    Attributes:
+        name: the name of the stage, which is unique in its graph.
+        components: names of the weights that it needs.
+        inputs: names of the values that it reads. Those that no stage writes come with the request.
+        outputs: names of the values that it writes; no other stage writes them.
+        steps: which steps of a request it makes; None for a stage that runs at once.
+        degrees: how many devices may share it for one request; None: as many as were profiled.
+        batchable: whether several requests may share its forward passes.
+        sliceable: whether it can run in slices, which takes less memory and more time.
+        previews: the stage that draws previews between its steps; empty if there are none.
+        device_kind: what runs it. A stage on a CPU slot has no steps, and one slot runs it for one request at a time.
+    """
+
+    name: str
+    components: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    steps: StepShare | None = None
+    degrees: tuple[int, ...] | None = (1,)
+    batchable: bool = False
+    sliceable: bool = False
+    previews: str = ""
+    device_kind: DeviceKind = DeviceKind.ACCELERATOR
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Stage:
+    """A stage of a pipeline. Equal if pipeline and name are; `spec` says how it runs."""
+
+    pipeline: str
+    name: str
+    spec: StageSpec = field(compare=False, repr=False)
+    has_steps: bool = field(init=False, compare=False, repr=False)
+    kind: DeviceKind = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "has_steps", self.spec.steps is not None)
+        object.__setattr__(self, "kind", self.spec.device_kind)
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether several devices may share it."""
+        return self.spec.degrees != (1,)
+
+    def allows(self, degree: int) -> bool:
+        """Whether this number of devices may share it."""
+        return self.spec.degrees is None or degree in self.spec.degrees
+
+    def __str__(self) -> str:
+        return f"{self.pipeline}/{self.name}"
