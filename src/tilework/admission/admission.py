@@ -21,6 +21,7 @@ from tilework.core.interfaces import (
     Policy,
 )
 from tilework.core.request import RefusalCode, Request
+from tilework.core.stage import DeviceKind
 from tilework.policy.toolkit.buddy_allocator import nodes
 from tilework.policy.toolkit.demand import fastest, fits_at
 from tilework.policy.toolkit.wording import needs
@@ -120,7 +121,8 @@ def _too_large(request: Request, policy: Policy, costs: CostModel, widest: int) 
     """The refusal of a request that is known not to fit into the memory of the devices that the policy may give it."""
     shape = request.shape
     degrees = [degree for degree in policy.degrees(request, costs) if degree <= widest] or [1]
-    at_once = [stage for stage in costs.graph(request.pipeline).stages if not stage.has_steps]
+    stages = costs.graph(request.pipeline).stages
+    at_once = [stage for stage in stages if not stage.has_steps and stage.kind is DeviceKind.ACCELERATOR]
     others_fit = all(
         costs.fits(stage, shape, 1) and not (request.exact and costs.needs_slices(stage, shape)) for stage in at_once
     )

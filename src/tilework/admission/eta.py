@@ -19,8 +19,9 @@ def end_of(job: JobView, backlog: Backlog, now_ns: int) -> int:
     """When an accepted job is predicted to end, without correction."""
     if not backlog.devices:
         return now_ns + job.demand.run_ns
-    begin_ns = max(now_ns, ready_ns(job, {device.device_id: device for device in backlog.devices}))
-    if job.stage is None:
+    up = {device.device_id: device for device in (*backlog.devices, *backlog.slots)}
+    begin_ns = max(now_ns, ready_ns(job, up))
+    if job.committed.stage is None:
         return begin_ns
     free_ns = [device.free_ns for device in backlog.devices]
     running = backlog.running_ahead(job.urgency_ns, job.job_id)

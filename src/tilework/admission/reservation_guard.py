@@ -10,6 +10,7 @@ from tilework.admission.proof_search import Degrees, ProofSearch
 from tilework.admission.what_if import WhatIf
 from tilework.core.interfaces import Block, ClusterView, CostModel, JobView
 from tilework.core.progress import Cursor
+from tilework.core.stage import DeviceKind
 from tilework.core.time import NEVER_NS, NS_PER_MS
 from tilework.core.work import Group, Start
 from tilework.policy.toolkit.demand import usable_degree
@@ -130,7 +131,7 @@ class ReservationGuard:
         num_near = known.num_near(what_if.view)
         for job, block in zip(what_if.view.promised()[:num_near], what_if.view.reserved()[:num_near], strict=True):
             cursor = what_if.cursor(job)
-            if cursor.stage is None:
+            if cursor.stage is None or cursor.stage.kind is DeviceKind.CPU:  # `control.slots` starts those at once.
                 continue
             start_ns = max([block.ready_ns, *(what_if.free_ns[device_id] for device_id in block.devices)])
             spare_ns = known.ends_ns[job.job_id] - start_ns - block.demand.run_ns

@@ -25,8 +25,9 @@ def ready_ns(job: JobView, up: Mapping[int, DeviceView]) -> int:
 class WhatIf:
     """When devices will be free, and the remaining work of promised jobs, after starts that are not committed.
 
-    `changed` are the reservations of promised jobs that are started or get another group. The group on which a job is
-    started becomes the group of its reservation, if it is due before `far_from`.
+    `free_ns` are the accelerators; `up` has CPU slots, too. `changed` are the reservations of promised jobs that are
+    started or get another group. The group on which a job is started becomes the group of its reservation, if it is due
+    before `far_from`.
     """
 
     view: ClusterView
@@ -47,7 +48,7 @@ class WhatIf:
             costs=costs,
             now_ns=now_ns,
             free_ns={device.device_id: device.free_ns for device in view.devices},
-            up={device.device_id: device for device in view.devices},
+            up={device.device_id: device for device in (*view.devices, *view.slots)},
             far_from=far_from,
         )
 
@@ -92,11 +93,11 @@ class WhatIf:
         self.changed[job_id] = Block(before.due_ns, self.ready_ns[job_id], remaining, reserved)
 
     def cursor(self, job: JobView) -> Cursor:
-        return self.cursors.get(job.job_id) or job.left
+        return self.cursors.get(job.job_id) or job.committed
 
     @property
     def nodes(self) -> Nodes:
-        return nodes(self.up.values())
+        return nodes(self.view.devices)
 
     def changes(self) -> dict[int, Block]:
         """The reservations whose group or width changes, by job id."""

@@ -148,8 +148,8 @@ class Controller:
                 if job_id is None:
                     return []
                 return self._recovery.end(self.tracker.jobs[job_id], Status.CANCELLED, reason)
-            case DeviceJoined(device_id, node):
-                self.tracker.add_device(device_id, node)
+            case DeviceJoined(device_id, node, kind):
+                self.tracker.add_device(device_id, node, kind)
                 self.tracker.unpark()
                 return []
             case DeviceLost(device_id):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from tilework.admission.reservation_guard import ReservationGuard
 from tilework.control.cluster.tracker import Tracker
 from tilework.control.expiry import Expiry
+from tilework.control.slots import slot_starts
 from tilework.core.actions import Action, DropState, DropToBestEffort, MoveState, RunWork, Stop, WakeAt
 from tilework.core.interfaces import Block, Policy
 from tilework.core.work import Group, Plan, Start
@@ -48,6 +49,8 @@ class Planner:
         If the guard starts promised jobs itself, they may leave room for others, so the policy is asked again.
         """
         actions = self._expiry.expire(now_ns)
+        for start in slot_starts(self._tracker):
+            actions += self._start(start)
         for _ in range(_MOST_PLANS):
             plan = self._policy.plan(self._tracker, self._costs, now_ns)
             while plan.dropped_to_best_effort:

@@ -68,15 +68,12 @@ class Watchdog:
 
     def _running(self) -> list[Work]:
         """The works that should run."""
-        heads = {device.works[0].work_id: device.works[0] for device in self._tracker.devices if device.works}
+        heads = {device.works[0].work_id: device.works[0] for device in self._tracker.up if device.works}
         return [work for work in heads.values() if self._should_run(work)]
 
     def _should_run(self, work: Work) -> bool:
-        queues = [
-            device.works
-            for device in self._tracker.devices
-            if device.device_id in work.devices and work in device.works
-        ]
+        devices = [self._tracker.device(device_id) for device_id in work.devices]
+        queues = [device.works for device in devices if device is not None and work in device.works]
         return all(works[0] is work for works in queues) and self._tracker.awaited(work) is None
 
     def _is_stuck(self, quiet: _Quiet) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilework.core.request import Request
+from tilework.core.stage import DeviceKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ class DeviceJoined:
 
     device_id: int
     node: int
+    kind: DeviceKind = DeviceKind.ACCELERATOR
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,16 +42,20 @@ class JobView(Protocol):
     @property
     def request(self) -> Request: ...
     @property
+    def committed(self) -> Cursor:
+        """Its progress when all works in flight have ended."""
+
+    @property
     def left(self) -> Cursor:
-        """The work that no work in flight covers yet."""
+        """What a policy may start now: `committed` on a way that ends before the next stage on a CPU slot."""
 
     @property
     def stage(self) -> Stage | None:
-        """The first stage that no work covers yet; None once all are committed."""
+        """The first stage of `left`; None if all is committed, or if the next stage runs on a CPU slot."""
 
     @property
     def num_steps_left(self) -> int:
-        """Steps, of all stages, that no work covers yet."""
+        """Steps, of all stages of `left`."""
 
     @property
     def demand(self) -> Demand:
@@ -100,7 +104,7 @@ class JobView(Protocol):
 
 
 class DeviceView(Protocol):
-    """A device as a policy sees it. A policy may queue one work after the running one."""
+    """An accelerator as a policy sees it. A policy may queue one work after the running one."""
 
     @property
     def device_id(self) -> int: ...
@@ -127,10 +131,14 @@ class ClusterView(Protocol):
 
     @property
     def devices(self) -> Sequence[DeviceView]:
-        """Devices that are up, by id."""
+        """Accelerators that are up, by id. CPU slots are not a policy's business."""
+
+    @property
+    def slots(self) -> Sequence[DeviceView]:
+        """CPU slots that are up, by id."""
 
     def waiting(self) -> Iterable[JobView]:
-        """Jobs without a committed work, by (urgency_ns, job_id)."""
+        """Jobs without a committed work whose next stage runs on an accelerator, by (urgency_ns, job_id)."""
 
     def promised(self) -> Sequence[JobView]:
         """Jobs whose deadline is promised and can be kept, by (deadline, job id)."""
@@ -249,7 +257,11 @@ class Backlog(Protocol):
 
     @property
     def devices(self) -> Sequence[DeviceView]:
-        """Devices that are up."""
+        """Accelerators that are up."""
+
+    @property
+    def slots(self) -> Sequence[DeviceView]:
+        """CPU slots that are up."""
 
     @property
     def widest(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tilework.core.cost_row import CostRow
 from tilework.core.graph import Graph
 from tilework.core.shipped_graph import latent_diffusion
+from tilework.core.stage import DeviceKind
 from tilework.cost.batch_latency import BatchLatencyModel
 
 
@@ -41,6 +42,11 @@ class CostTable:
     def graph(self, pipeline: str) -> Graph:
         """The graph of a pipeline."""
         return self.graphs.get(pipeline) or latent_diffusion(pipeline)
+
+    @property
+    def needs_slots(self) -> bool:
+        """Whether a stage of some pipeline runs on CPU slots."""
+        return any(stage.kind is DeviceKind.CPU for graph in self.graphs.values() for stage in graph.stages)
 
     @property
     def has_batches(self) -> bool:

@@ -23,6 +23,7 @@ from tilework.sim.blobs import BlobStore, StateTransfers
 from tilework.sim.clock import Clock
 from tilework.sim.faults import FaultInjector
 from tilework.sim.fleet import Fleet
+from tilework.sim.layout import Layout
 from tilework.sim.network import Network
 from tilework.sim.reports import CUT_OFF, report_of, serialize
 from tilework.sim.runs import Run, State
@@ -36,7 +37,7 @@ class Cluster:
     """Performs the driver core's messages and effects on a fleet, and passes reports of the fleet to the core.
 
     `on_event` passes an event to the controller. `on_image` receives the final state of a finished picture.
-    `on_given_up` is called when no device is up and none will be.
+    `on_given_up` is called when no device of some kind is up, and none will be.
 
     On a reliable network messages are delivered at once, and only the leader of a group reports unless the group was
     cut off. Both save time and change no decision.
@@ -50,8 +51,7 @@ class Cluster:
         injector: FaultInjector,
         controller: Controller,
         *,
-        num_devices: int,
-        devices_per_node: int,
+        layout: Layout,
         on_event: Callable[[Event], None],
         on_image: Callable[[int, State], None],
         on_given_up: Callable[[], None],
@@ -59,7 +59,7 @@ class Cluster:
         self._clock = clock
         self._injector = injector
         self._has_faults = bool(injector.faults)
-        self._devices_per_node = devices_per_node
+        self._layout = layout
         self._on_event, self._on_image = on_event, on_image
         self._controller = controller
         self._core = DriverCore(controller, WatchdogConfig())
@@ -70,8 +70,7 @@ class Cluster:
             clock,
             injector,
             self.fleet,
-            num_devices=num_devices,
-            devices_per_node=devices_per_node,
+            layout=layout,
             on_joined=self._join,
             on_lost=self._lose,
             on_given_up=on_given_up,
@@ -276,7 +275,7 @@ class Cluster:
     # Workers.
 
     def _join(self, device_id: int) -> None:
-        self._on_event(DeviceJoined(device_id, device_id // self._devices_per_node))
+        self._on_event(DeviceJoined(device_id, self._layout.node(device_id), self._layout.kind(device_id)))
 
     def _lose(self, device_id: int, why: str) -> None:
         self._apply(self._core.on_device_lost(device_id, why))

@@ -16,6 +16,7 @@ class SimConfig:
     - `dispatch_ns`: time before every work that is not part of its run, as live devices idle between two works. One
       number or by degree; a degree that is not listed takes that of the nearest narrower one, else of the narrowest.
     - `switch_ns`: added before steps whose devices last ran another job, or this one on another group.
+    - `slots_per_node`: CPU slots of each node, if a pipeline has stages for them.
     - `result_ns`: from the end of a request's last work to the answer that its client receives.
     """
 
@@ -24,6 +25,7 @@ class SimConfig:
     jitter: float = 0.0
     dispatch_ns: int | Mapping[int, int] = 0
     switch_ns: int = 0
+    slots_per_node: int = 1
     result_ns: int = 0
     faults: Faults = field(default_factory=Faults)
 

@@ -21,6 +21,7 @@ from tilework.core.events import (
     WorkFinished,
 )
 from tilework.core.request import Request, Status
+from tilework.core.stage import DeviceKind
 from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
 from tilework.core.work import Work
 from tilework.cost.memory import FORGET_NS
@@ -56,6 +57,7 @@ class Invariants:
         self._uids: dict[int, str] = {}
         self._ended: set[str] = set()
         self._up: dict[int, int] = {}
+        self._kinds: dict[int, DeviceKind] = {}
         self._works: dict[int, Work] = {}
         self._last_work_id = 0
         self._attempts: dict[int, int] = {}
@@ -93,9 +95,9 @@ class Invariants:
                 self._requests |= {request.uid: request for request in submitted.requests}
             case Restored(request):
                 self._requests[request.uid] = request
-            case DeviceJoined(device_id, node):
+            case DeviceJoined(device_id, node, kind):
                 require(device_id not in self._up, f"device {device_id} joins twice")
-                self._up[device_id] = node
+                self._up[device_id], self._kinds[device_id] = node, kind
             case DeviceLost(device_id):
                 self._up.pop(device_id, None)
                 self._num_interruptions += 1
@@ -180,6 +182,8 @@ class Invariants:
         self._last_work_id = number
         nodes = {self._up.get(device_id, -1) for device_id in work.devices}
         require(-1 not in nodes, f"work {number} is for a device that is down: {work.devices}")
+        kinds = {self._kinds[device_id] for device_id in work.devices}
+        require(kinds == {work.stage.kind}, f"{work.stage} runs on {work.stage.kind} devices, not on {work.devices}")
         require(len(nodes) == 1, f"the group {work.devices} of work {number} spans nodes")
         require(len(work.devices) == 1 or len(work.job_ids) == 1, f"work {number} has several jobs and several devices")
         for job_id, attempt in zip(work.job_ids, work.attempts, strict=True):
@@ -227,7 +231,7 @@ class Invariants:
 
     def _compare_with_tracker(self, now_ns: int) -> None:
         tracker = self._simulation.controller.tracker
-        require(len(tracker.devices) == len(self._up), f"the controller counts {len(tracker.devices)} devices")
+        require(len(tracker.up) == len(self._up), f"the controller counts {len(tracker.up)} devices")
         if self._num_events % _FULL_CHECK_EVERY == 0:
             open_uids = self._job_ids.keys() - self._ended
             require(tracker.job_ids.keys() == open_uids, f"at {now_ns} ns the tracker's open requests differ")
@@ -289,7 +293,7 @@ class Invariants:
     def _check_leftovers(self) -> None:
         tracker, fleet = self._simulation.controller.tracker, self._simulation.cluster.fleet
         require(not tracker.jobs and not tracker.num_waiting() and not tracker.promised(), "the tracker keeps a job")
-        require(not any(device.residents for device in tracker.devices), "the tracker keeps a resident")
+        require(not any(device.residents for device in tracker.up), "the tracker keeps a resident")
         if not MESSAGE_FAULTS & self._faults.by_name.keys() and "hang" not in self._faults:
             kept = {device_id: fleet.num_states(device_id) for device_id in self._up if fleet.is_up(device_id)}
             require(not any(kept.values()), f"devices keep states of jobs that have ended: {kept}")

@@ -13,7 +13,7 @@ from tilework.core.graph import Graph
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import OnMiss, Request, Shape
 from tilework.core.shipped_graph import latent_diffusion
-from tilework.core.stage import StageSpec, StepShare
+from tilework.core.stage import DeviceKind, StageSpec, StepShare
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.cost.table import CostTable, graphs_of
 from tilework.policy.registry import policy_names
@@ -65,7 +65,7 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
     devices_per_node = random.choice((1, 2, 4, 8))
     degrees = random.choice(((1,), (1, 2), (1, 2, 4), (1, 2, 4, 8)))
     chosen = _swarm_faults(Random(f"faults/{seed}"))
-    batch_random = Random(f"batches/{seed}")
+    batch_random, slot_random = Random(f"batches/{seed}"), Random(f"slots/{seed}")
     is_overload = random.random() < 0.04
     if is_overload:
         num_devices = 1
@@ -84,10 +84,14 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
             max_batch=batch_random.choice((1, 2, 12, 12)),
         ),
         table=_table(
-            _graph(Random(f"graph/{seed}")), degrees, devices_per_node, batch_random.choice((0.0, 0.0, 0.15, 0.5))
+            _with_slots(_graph(Random(f"graph/{seed}")), slot_random),
+            degrees,
+            devices_per_node,
+            batch_random.choice((0.0, 0.0, 0.15, 0.5)),
         ),
         config=SimConfig(
             num_devices=num_devices,
+            slots_per_node=slot_random.choice((1, 1, 2)),
             seed=seed,
             jitter=random.choice((0.0, 0.0, 0.05, 0.3)),
             dispatch_ns=random.choice((0, 500_000, 20_000_000)),
@@ -147,6 +151,15 @@ def _graph(random: Random) -> Graph:
             latest = [f"picture{index}"]
     random.shuffle(specs)
     return Graph(PIPELINE, tuple(specs))
+
+
+def _with_slots(graph: Graph, random: Random) -> Graph:
+    """In a third of all scenarios each stage that runs at once runs on a CPU slot or on an accelerator, by chance."""
+    if random.random() < 0.67:
+        return graph
+    kinds = tuple(DeviceKind)
+    specs = [spec if spec.steps else replace(spec, device_kind=random.choice(kinds)) for spec in graph.specs]
+    return Graph(graph.pipeline, tuple(specs))
 
 
 def _table(graph: Graph, degrees: tuple[int, ...], devices_per_node: int, saving: float) -> CostTable:

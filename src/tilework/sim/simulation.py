@@ -18,6 +18,7 @@ from tilework.sim.clock import Clock
 from tilework.sim.cluster import Cluster
 from tilework.sim.config import SimConfig
 from tilework.sim.faults import FaultInjector
+from tilework.sim.layout import Layout
 from tilework.sim.replay_log import ReplayLog
 from tilework.sim.runs import State
 from tilework.sim.timing import TableTimingModel
@@ -76,8 +77,11 @@ class Simulation:
             costs,
             self._injector,
             self.controller,
-            num_devices=config.num_devices,
-            devices_per_node=devices.devices_per_node,
+            layout=Layout(
+                num_devices=config.num_devices,
+                devices_per_node=devices.devices_per_node,
+                slots_per_node=config.slots_per_node if devices.needs_slots else 0,
+            ),
             on_event=self._handle,
             on_image=self._keep_image,
             on_given_up=self._give_up,

@@ -9,6 +9,7 @@ from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.sim.clock import Clock
 from tilework.sim.faults import FaultInjector
 from tilework.sim.fleet import Fleet
+from tilework.sim.layout import Layout
 from tilework.sim.runs import Run
 
 MAX_STARTS = 4  # Failed starts in a row after which a worker is given up.
@@ -18,8 +19,8 @@ _DETECTION_NS = 10 * NS_PER_MS  # From the death of a worker until the server no
 class Workers:
     """One worker per device, restarted whenever it dies.
 
-    `on_joined` and `on_lost` are called when the server learns of it. `on_given_up` is called when no device is up and
-    none will be. `on_cut` is called at once when a worker dies, with the run that is left to the rest of its group.
+    `on_joined` and `on_lost` are called when the server learns of it. `on_given_up` is called when no device of some
+    kind is up, and none will be. `on_cut` is called at once when a worker dies, with the run that is left to the rest of its group.
     """
 
     def __init__(
@@ -28,18 +29,17 @@ class Workers:
         injector: FaultInjector,
         fleet: Fleet,
         *,
-        num_devices: int,
-        devices_per_node: int,
+        layout: Layout,
         on_joined: Callable[[int], None],
         on_lost: Callable[[int, str], None],
         on_given_up: Callable[[], None],
         on_cut: Callable[[Run | None], None],
     ) -> None:
         self._clock, self._injector, self._fleet = clock, injector, fleet
-        self._devices_per_node = devices_per_node
+        self._layout = layout
         self._on_joined, self._on_lost, self._on_given_up, self._on_cut = on_joined, on_lost, on_given_up, on_cut
-        self._incarnations = dict.fromkeys(range(num_devices), 0)
-        self._starting = set(range(num_devices))
+        self._incarnations = dict.fromkeys(layout.ids, 0)
+        self._starting = set(layout.ids)
         self._epoch = 0
 
     def unless_dead(self, device_id: int, call: Callable[[], None]) -> Callable[[], None]:
@@ -68,9 +68,8 @@ class Workers:
                     inject = self.unless_dead(device_id, partial(self._inject, fault, device_id))
                     self._clock.at(at_ns, inject, is_device_event=True)
         if injector.injects("node"):
-            first = run.devices[0] // self._devices_per_node * self._devices_per_node
             at_ns, down_s = run.start_ns + int(injector.fraction("node") * length_ns), injector.magnitude("node")
-            for device_id in range(first, min(len(self._incarnations), first + self._devices_per_node)):
+            for device_id in self._layout.beside(run.devices[0]):
                 kill = self.unless_dead(device_id, partial(self.kill, device_id, "its node was lost", down_s))
                 self._clock.at(at_ns, kill, is_device_event=True)
 
@@ -104,12 +103,17 @@ class Workers:
                 self.after(wait_ns, partial(self._start, device_id, attempt + 1))
                 return
             self._starting.discard(device_id)
-            if not self._starting and not any(map(self._fleet.is_up, self._incarnations)):
+            if self._lacks_a_kind():
                 self._on_given_up()
             return
         self._starting.discard(device_id)
         self._fleet.join(device_id)
         self._on_joined(device_id)
+
+    def _lacks_a_kind(self) -> bool:
+        """Whether no device of some kind is up, and none will be."""
+        left = {self._layout.kind(one) for one in self._incarnations if one in self._starting or self._fleet.is_up(one)}
+        return left != {self._layout.kind(device_id) for device_id in self._incarnations}
 
     def lose_all(self) -> None:
         """End all workers, since the server has ended."""

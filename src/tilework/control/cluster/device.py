@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilework.control.cluster.job import Job
+from tilework.core.stage import DeviceKind
 from tilework.core.work import Work
 
 
@@ -25,6 +26,7 @@ class Device:
 
     device_id: int
     node: int
+    kind: DeviceKind = DeviceKind.ACCELERATOR
     now: Now = field(default_factory=Now)
     works: list[Work] = field(default_factory=list)
     residents: dict[int, Job] = field(default_factory=dict)

@@ -6,36 +6,46 @@ from bisect import bisect_left
 from collections import Counter
 
 from tilework.control.cluster.device import Device, Now
+from tilework.core.stage import DeviceKind
 from tilework.core.work import Work
 
 
 class DeviceSet:
-    """The devices that are up: by id in `by_id`, and in order of ids in `ordered`. Both are read-only to callers.
+    """The devices that are up: by id in `by_id`; accelerators in order of ids in `ordered`, and CPU slots in `slots`.
 
-    `widest` is the largest number of devices of one node that were up at the same time.
+    All are read-only to callers. `widest` is the largest number of accelerators of one node that were up at the same
+    time.
     """
 
     def __init__(self) -> None:
         self.by_id: dict[int, Device] = {}
         self.ordered: tuple[Device, ...] = ()
+        self.slots: tuple[Device, ...] = ()
         self.widest = 0
         self._num_on_node: Counter[int] = Counter()
 
     @property
     def widest_now(self) -> int:
-        """The largest number of devices of one node that are up."""
+        """The largest number of accelerators of one node that are up."""
         return max(self._num_on_node.values(), default=0)
 
-    def add(self, device_id: int, node: int, now: Now) -> None:
+    def add(self, device_id: int, node: int, kind: DeviceKind, now: Now) -> None:
         assert device_id not in self.by_id, f"device {device_id} has joined before"
-        self.by_id[device_id] = device = Device(device_id=device_id, node=node, now=now)
-        index = self._index(device_id)
+        self.by_id[device_id] = device = Device(device_id=device_id, node=node, kind=kind, now=now)
+        if kind is DeviceKind.CPU:
+            self.slots = tuple(sorted((*self.slots, device), key=_id))
+            return
+        index = bisect_left(self.ordered, device_id, key=_id)
         self.ordered = (*self.ordered[:index], device, *self.ordered[index:])
         self._num_on_node[node] += 1
         self.widest = max(self.widest, self.widest_now)
 
     def remove(self, device_id: int) -> Device:
-        device, index = self.by_id.pop(device_id), self._index(device_id)
+        device = self.by_id.pop(device_id)
+        if device.kind is DeviceKind.CPU:
+            self.slots = tuple(one for one in self.slots if one is not device)
+            return device
+        index = bisect_left(self.ordered, device_id, key=_id)
         self.ordered = self.ordered[:index] + self.ordered[index + 1 :]
         self._num_on_node[device.node] -= 1
         return device
@@ -54,6 +64,6 @@ class DeviceSet:
             [self.by_id[device_id].end_ns(work) for device_id in work.devices if device_id in self.by_id], default=0
         )
 
-    def _index(self, device_id: int) -> int:
-        """The place of a device in `ordered`."""
-        return bisect_left(self.ordered, device_id, key=lambda device: device.device_id)
+
+def _id(device: Device) -> int:
+    return device.device_id

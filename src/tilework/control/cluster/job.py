@@ -21,7 +21,7 @@ class Job:
         done: its progress by works that have ended, and so the position of its latest serialized state.
         done_devices: devices of the work that reached `done` that still have the state.
         works: works that are committed to devices and have not ended.
-        committed: its progress when these have ended.
+        committed: its progress when these have ended; `left` is the leg of it that a policy sees.
         last_devices: devices that will have its state then.
         holders: devices that have something of it, each with the number of stages whose outputs it has if needed.
         attempt: a lost device or a failed work starts the next attempt, from `done`.
@@ -51,6 +51,7 @@ class Job:
     done_devices: Group = ()
     holders: dict[int, int] = field(default_factory=dict)
     committed: Cursor = field(init=False)
+    left: Cursor = field(init=False)
     stage: Stage | None = field(init=False)
     num_steps_left: int = field(init=False)
 
@@ -63,8 +64,9 @@ class Job:
         self._set_committed(replace(self.done, position=min(position, self.done.itinerary.length)))
 
     def _set_committed(self, cursor: Cursor) -> None:
-        """Policies read `stage` and `num_steps_left` far more often than these change."""
-        self.committed, place = cursor, cursor.here
+        """Policies read `left`, `stage` and `num_steps_left` far more often than these change."""
+        self.committed, self.left = cursor, cursor.leg
+        place = self.left.here
         self.stage, self.num_steps_left = place.stage, place.num_steps_left
 
     def begin(self, work: Work) -> None:
@@ -90,10 +92,6 @@ class Job:
     @property
     def may_share(self) -> bool:
         return self.failures == 0 and not self.request.exact and self.request.passes == 1
-
-    @property
-    def left(self) -> Cursor:
-        return self.committed
 
     def remove_device(self, device_id: int) -> None:
         """A device keeps nothing of the job any more."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilework.control.cluster.device import Device
 from tilework.control.cluster.job import Job
 from tilework.core.work import Start
 
 
-def check_start(jobs: Sequence[Job], start: Start) -> None:
-    """Assert that these jobs may be started so; `jobs` are those of the start."""
+def check_start(jobs: Sequence[Job], start: Start, devices: Sequence[Device]) -> None:
+    """Assert that these jobs may be started so; `jobs` and `devices` are those of the start."""
+    assert len({device.node for device in devices}) == 1, f"{start.devices} spans nodes"
+    is_suited = all(device.kind is start.stage.kind for device in devices)
+    assert is_suited, f"{start.stage} runs on {start.stage.kind} devices, and is started on {start.devices}"
     for job in jobs:
         _check_job(job, start)
     if len(jobs) > 1:

@@ -15,6 +15,7 @@ from tilework.control.cluster.residents import Residents
 from tilework.control.cluster.start_check import check_start
 from tilework.core.interfaces import Ahead, Block, CostModel, Demand, Held, Policy
 from tilework.core.request import Request
+from tilework.core.stage import DeviceKind
 from tilework.core.work import Group, Start, Work
 from tilework.policy.toolkit.demand import reserved_at
 
@@ -22,7 +23,8 @@ from tilework.policy.toolkit.demand import reserved_at
 class Tracker:
     """A `ClusterView` to policies and a `Backlog` to admission.
 
-    A job is in `waiting` exactly when none of its works is in flight and it is not parked. A work stays in flight
+    A job is in one of the queues exactly when none of its works is in flight and it is not parked: in `waiting` if its
+    next stage runs on an accelerator, in `waiting_for_slots` if on a CPU slot. A work stays in flight
     until its devices have reported on it or are all lost, even when its job has ended or begun another attempt
     meanwhile.
     """
@@ -36,6 +38,7 @@ class Tracker:
         self._devices = DeviceSet()
         self.residents = Residents(self._devices)
         self._waiting = WaitingQueue()
+        self._for_slots = WaitingQueue()
         self._load = Load()
         self._promises = Promises()
         self._busy: dict[int, Job] = {}
@@ -48,6 +51,15 @@ class Tracker:
     @property
     def devices(self) -> Sequence[Device]:
         return self._devices.ordered
+
+    @property
+    def slots(self) -> Sequence[Device]:
+        return self._devices.slots
+
+    @property
+    def up(self) -> Sequence[Device]:
+        """All devices that are up: accelerators and CPU slots."""
+        return (*self._devices.ordered, *self._devices.slots)
 
     @property
     def widest(self) -> int:
@@ -70,6 +82,10 @@ class Tracker:
     def waiting(self) -> Iterable[Job]:
         return self._waiting
 
+    def waiting_for_slots(self) -> Sequence[Job]:
+        """Jobs without a committed work whose next stage runs on a CPU slot, by (urgency_ns, job_id)."""
+        return tuple(self._for_slots)
+
     def job(self, job_id: int) -> Job | None:
         return None if job_id in self._parked else self.jobs.get(job_id)
 
@@ -77,7 +93,7 @@ class Tracker:
         return len(self.jobs)
 
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._for_slots)
 
     @property
     def num_parked(self) -> int:
@@ -97,9 +113,10 @@ class Tracker:
 
     def running_ahead(self, urgency_ns: int, job_id: int | None = None) -> Sequence[tuple[int, Demand]]:
         key, end_ns = _key(urgency_ns, job_id), self._devices.end_ns
-        busy = [job for job in self._busy.values() if (job.urgency_ns, job.job_id) < key and job.demand.run_ns]
-        busy.sort(key=lambda job: (job.urgency_ns, job.job_id))
-        return [(end_ns(job.works[-1]), job.demand) for job in busy]
+        begun = (*self._busy.values(), *self._for_slots)
+        ahead = [job for job in begun if (job.urgency_ns, job.job_id) < key and job.demand.run_ns]
+        ahead.sort(key=lambda job: (job.urgency_ns, job.job_id))
+        return [(end_ns(job.works[-1]) if job.works else self._now.ns, job.demand) for job in ahead]
 
     def promised(self) -> Sequence[Job]:
         return self._promises.jobs
@@ -117,8 +134,8 @@ class Tracker:
         """Set the time of the event that is being handled."""
         self._now.ns = now_ns
 
-    def add_device(self, device_id: int, node: int) -> None:
-        self._devices.add(device_id, node, self._now)
+    def add_device(self, device_id: int, node: int, kind: DeviceKind = DeviceKind.ACCELERATOR) -> None:
+        self._devices.add(device_id, node, kind, self._now)
 
     def remove_device(self, device_id: int, reported: Set[int]) -> list[Work]:
         """Forget a device; returns the works that are lost with it because no other device has them.
@@ -154,19 +171,20 @@ class Tracker:
 
     def drop_to_best_effort(self, job: Job, urgency_ns: int, delay_ns: int) -> None:
         """Move a job to its place among best-effort jobs, and give up its reservation."""
-        was_waiting = job in self._waiting
+        queue = self._queue_of(job)
+        was_waiting = job in queue
         if was_waiting:
-            self._waiting.remove(job)
+            queue.remove(job)
         self._load.leave(job)
         job.dropped_to_best_effort, job.urgency_ns, job.delay_ns = True, urgency_ns, delay_ns
         self._load.enter(job)
         self._promises.remove(job)
         if was_waiting:
-            self._waiting.add(job)
+            queue.add(job)
 
     def park(self, job: Job) -> None:
         """Take a waiting job out of the queue, where no policy sees it, and give up its reservation."""
-        self._waiting.remove(job)
+        self._queue_of(job).remove(job)
         self._promises.remove(job)
         self._parked[job.job_id] = job
 
@@ -198,12 +216,17 @@ class Tracker:
 
     def _enqueue(self, job: Job) -> None:
         self._update_demand(job)
-        self._waiting.add(job)
+        self._queue_of(job).add(job)
+
+    def _queue_of(self, job: Job) -> WaitingQueue:
+        """The queue in which a job waits for the devices of its next stage."""
+        stage = job.committed.stage
+        return self._for_slots if stage is not None and stage.kind is DeviceKind.CPU else self._waiting
 
     def _withdraw(self, job: Job) -> None:
         """Remove a job from the waiting, busy and parked jobs."""
-        if job in self._waiting:
-            self._waiting.remove(job)
+        if job in (queue := self._queue_of(job)):
+            queue.remove(job)
         self._busy.pop(job.job_id, None)
         self._parked.pop(job.job_id, None)
 
@@ -213,9 +236,8 @@ class Tracker:
         """Number a start, check that it is legal, and put it in flight."""
         jobs = [self.jobs[job_id] for job_id in start.job_ids]
         requests = [job.request for job in jobs]
-        check_start(jobs, start)
         devices = [self._devices.by_id[device_id] for device_id in start.devices]
-        assert len(devices) == 1 or len({device.node for device in devices}) == 1, f"{start.devices} spans nodes"
+        check_start(jobs, start, devices)
         work = Work(
             work_id=self._next_work_id,
             stage=start.stage,
@@ -232,7 +254,7 @@ class Tracker:
         self._next_work_id += 1
         for job in jobs:
             if not job.works:
-                self._waiting.remove(job)
+                self._queue_of(job).remove(job)
             job.begin(work)
             job.last_devices = start.devices
             self._busy[job.job_id] = job

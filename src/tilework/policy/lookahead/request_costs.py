@@ -48,7 +48,7 @@ class StepCosts:
 class RequestCosts:
     """The costs of each class of requests, computed again when the cost model has learned of such requests."""
 
-    _known: dict[tuple[StepClass, int, int], tuple[int, StepCosts]] = field(default_factory=dict)
+    _known: dict[tuple[StepClass, int, int, int], tuple[int, StepCosts]] = field(default_factory=dict)
 
     def of(self, request: Request, left: Cursor, num_devices: int, costs: CostModel) -> StepCosts:
         """The costs on a node of `num_devices`. Raises UnknownCost.
@@ -56,23 +56,23 @@ class RequestCosts:
         `left` matters where several stages have steps: a step takes their mean time (`toolkit.demand.step_speeds`).
         """
         several = left.itinerary.num_stepped > 1
-        key, version = (step_key(request), num_devices, left.position if several else 0), costs.version_of(request)
+        key = step_key(request), num_devices, len(left.itinerary.stages), left.position if several else 0
+        version = costs.version_of(request)
         known_version, known = self._known.get(key, _UNKNOWN)
         if known is not None and known_version == version:
             return known
         if len(self._known) >= _MOST_CLASSES:  # Clients choose the shapes.
             self._known.clear()
-        known = _step_costs(request, left if several else None, num_devices, costs)
+        known = _step_costs(request, left, num_devices, costs, several=several)
         self._known[key] = version, known
         return known
 
 
-def _step_costs(request: Request, left: Cursor | None, num_devices: int, costs: CostModel) -> StepCosts:
-    start = costs.start(request)
-    from_here = left if left is not None and left.num_steps_left else start
+def _step_costs(request: Request, left: Cursor, num_devices: int, costs: CostModel, *, several: bool) -> StepCosts:
+    from_here = left if several and left.num_steps_left else costs.start(request)
     speeds = tuple(worthwhile(step_speeds(request, costs, num_devices, from_here)))
     degree = best_doubling(speeds) if speeds else 0
-    starts = [Cursor(start.itinerary, position) for position in (0, *start.itinerary.ends)]
+    starts = [Cursor(left.itinerary, position) for position in (0, *left.itinerary.ends)]
     others = [head_and_tail_ns(request, one, costs) for one in starts]
     return StepCosts(
         speeds=speeds,

@@ -127,7 +127,10 @@ def step_speeds(
 
 
 def head_and_tail_ns(request: Request, left: Cursor, costs: CostModel) -> tuple[int, int]:
-    """The time of the remaining stages without steps: before the next steps, and after. Raises UnknownCost."""
+    """The time of the remaining stages without steps: before the next steps, and after. Raises UnknownCost.
+
+    What comes after a leg (`core.itinerary`) counts as time after, its steps at their quickest.
+    """
     head_ns, tail_ns, is_tail = 0, 0, not left.num_steps_left
     for stage, _ in left.pieces():
         if stage.has_steps:
@@ -136,6 +139,9 @@ def head_and_tail_ns(request: Request, left: Cursor, costs: CostModel) -> tuple[
             tail_ns += costs.work_ns(stage, (request,), 1)
         else:
             head_ns += costs.work_ns(stage, (request,), 1)
+    for stage, num_steps in left.itinerary.following:
+        degrees = step_degrees(request, costs) if stage.has_steps else (1,)
+        tail_ns += min(costs.work_ns(stage, (request,), degree, num_steps) for degree in degrees)
     return head_ns, tail_ns
 
 
