@@ -38,6 +38,11 @@ class Graph:
         object.__setattr__(self, "stages", tuple(Stage(self.pipeline, spec.name, spec) for spec in _sorted(self.specs)))
         object.__setattr__(self, "stepped", tuple(stage for stage in self.stages if stage.has_steps))
 
+    @property
+    def needs_slots(self) -> bool:
+        """Whether a stage runs on CPU slots."""
+        return any(stage.kind is DeviceKind.CPU for stage in self.stages)
+
     def stage(self, name: str) -> Stage:
         """The stage of this name. Raises KeyError."""
         for stage in self.stages:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from tilework.core.cost_row import CostRow
 from tilework.core.graph import Graph
 from tilework.core.shipped_graph import latent_diffusion
-from tilework.core.stage import DeviceKind
 from tilework.cost.batch_latency import BatchLatencyModel
 
 
@@ -46,7 +45,7 @@ class CostTable:
     @property
     def needs_slots(self) -> bool:
         """Whether a stage of some pipeline runs on CPU slots."""
-        return any(stage.kind is DeviceKind.CPU for graph in self.graphs.values() for stage in graph.stages)
+        return any(graph.needs_slots for graph in self.graphs.values())
 
     @property
     def has_batches(self) -> bool:

@@ -19,6 +19,7 @@ from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
 from tilework.core.events import Cancelled, DeviceJoined, Restored, Submitted
 from tilework.core.model import ModelInfo
 from tilework.core.request import DEFAULT_TERMS, Status, Terms
+from tilework.core.stage import DeviceKind
 from tilework.core.wire import Report, Spec
 from tilework.cost.table import CostTable
 from tilework.runtime.control_loop import ControlLoop, Incoming
@@ -49,7 +50,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """How the engine is doing, right now. `num_jobs` are those that have not ended."""
+    """How the engine is doing, right now, without its CPU slots. `num_jobs` are those that have not ended."""
 
     num_devices: int
     num_devices_up: int
@@ -135,7 +136,7 @@ class Engine:
         )
         self._control.attach(self._dispatcher, holds_states=self._keeper is not None)
         self._started = True
-        for device_id in range(self._executor.num_devices):
+        for device_id in range(self._executor.num_devices + self._executor.num_slots):
             self.on_joined(device_id)
 
     def on_loading(self, num_ready: int) -> None:
@@ -189,7 +190,7 @@ class Engine:
     def health(self) -> Health:
         return Health(
             num_devices=self._executor.num_devices,
-            num_devices_up=len(self._dispatcher.up),
+            num_devices_up=sum(device_id < self._executor.num_devices for device_id in self._dispatcher.up),
             num_jobs=self._controller.num_jobs,
             draining=self._draining,
         )
@@ -197,7 +198,10 @@ class Engine:
     def usage(self) -> Usage:
         """What the engine holds, right now; takes time in proportion to the open requests."""
         occupancy = self._controller.occupancy(self.now_ns())
-        pids = {device_id: self._executor.pid(device_id) for device_id in range(self._executor.num_devices)}
+        pids = {
+            device_id: self._executor.pid(device_id)
+            for device_id in range(self._executor.num_devices + self._executor.num_slots)
+        }
         return Usage(
             waiting=occupancy.waiting,
             running=occupancy.running,
@@ -270,15 +274,16 @@ class Engine:
             return
         self._dispatcher.join(device_id)
         self._observer.on_joined(device_id, self.now_ns())
-        self._control.handle(DeviceJoined(device_id, 0))
+        is_slot = device_id >= self._executor.num_devices
+        self._control.handle(DeviceJoined(device_id, 0, DeviceKind.CPU if is_slot else DeviceKind.ACCELERATOR))
 
     def on_lost(self, device_id: int, reason: str) -> None:
         if self._started and device_id in self._dispatcher.up:
             self._dispatcher.lose(device_id, reason)
 
     def on_given_up(self) -> None:
-        """No worker is left to serve the open requests: fail them."""
-        self._end_all("every worker was lost, and none could be started again")
+        """No worker of some kind is left to serve the open requests: fail them."""
+        self._end_all("every worker that a stage needs was lost, and none could be started again")
 
     def on_report(self, device_id: int, report: Report) -> None:
         if not self._stopped:

@@ -27,14 +27,20 @@ class Listener(Protocol):
     def on_lost(self, device_id: int, reason: str) -> None: ...
     def on_joined(self, device_id: int) -> None: ...
     def on_given_up(self) -> None:
-        """The last device is lost and will not be restarted."""
+        """The last device of some kind is lost and will not be restarted."""
 
 
 class Executor(Protocol):
     """Carries commands to devices, first in, first out per device."""
 
     @property
-    def num_devices(self) -> int: ...
+    def num_devices(self) -> int:
+        """Accelerators; their ids count from 0."""
+
+    @property
+    def num_slots(self) -> int:
+        """CPU slots, known once the devices are up; their ids follow those of the accelerators."""
+
     @property
     def profile_key(self) -> ProfileKey:
         """Identifies hardware, model and settings of measurements; known once the devices are up."""
@@ -45,7 +51,7 @@ class Executor(Protocol):
     async def calibrate(
         self, batches: tuple[Batch, ...], degree: int = 1, num_runs: int | None = None
     ) -> tuple[CostRow, ...]:
-        """Measure on all devices at the same time, in groups of `degree`. Raises WorkerStartFailed."""
+        """Measure on all accelerators at the same time, in groups of `degree`. Raises WorkerStartFailed."""
 
     def pid(self, device_id: int) -> int | None:
         """Process id of a device's worker; None while there is none."""

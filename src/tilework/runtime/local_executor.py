@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Collection
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalConfig:
-    """Configuration of worker processes.
+    """Configuration of worker processes: `num_workers` accelerators, and `num_slots` CPU slots if the model needs some.
 
     A worker that dies is restarted after `restart_delay_s`. From the third death in a row without a finished work the
     delay doubles each time, up to `max_delay_s`, so that a broken device does not interrupt one request after another.
@@ -51,6 +51,7 @@ class LocalConfig:
 
     num_workers: int
     source: Source
+    num_slots: int = 1
     restart_delay_s: float = 0.5
     max_delay_s: float = 30.0
     max_restarts: int = 6
@@ -74,10 +75,15 @@ class LocalExecutor:
         self._groups = GroupTable()
         self._resources = ExitStack()
         self._stopping = False
+        self._num_slots = 0
 
     @property
     def num_devices(self) -> int:
         return self._config.num_workers
+
+    @property
+    def num_slots(self) -> int:
+        return self._num_slots
 
     @property
     def profile_key(self) -> ProfileKey:
@@ -92,14 +98,13 @@ class LocalExecutor:
         self._listener = listener
         self._blobs = self._resources.enter_context(closing(StateBlobDirectory(owner=self._config.owner)))
         self._rendezvous = self._resources.enter_context(closing(Rendezvous(self._blobs.path)))
-        devices = range(self._config.num_workers)
-        self._loaded = {device_id: self._loop.create_future() for device_id in devices}
-        for device_id in devices:
-            self._spawn(device_id)
         timeout_s = self._config.start_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                loaded = await asyncio.gather(*self._loaded.values())
+                loaded = await self._spawn_all(range(self.num_devices))
+                if loaded[0].info.graph.needs_slots:
+                    self._num_slots = self._config.num_slots
+                    await self._spawn_all(range(self.num_devices, self.num_devices + self._num_slots))
         except TimeoutError:
             await self.stop()
             raise WorkerStartFailed(f"the workers did not load within {timeout_s:g} s") from None
@@ -113,7 +118,7 @@ class LocalExecutor:
     async def calibrate(
         self, batches: tuple[Batch, ...], degree: int = 1, num_runs: int | None = None
     ) -> tuple[CostRow, ...]:
-        up = sorted(self._up)
+        up = self._accelerators_up()
         groups = [tuple(up[first : first + degree]) for first in range(0, len(up) - degree + 1, degree)]
         self._calibrated = {device_id: self._loop.create_future() for group in groups for device_id in group}
         refs = {group: None if degree == 1 else self.group(group) for group in groups}
@@ -169,11 +174,19 @@ class LocalExecutor:
         self._workers.clear()
         self._resources.close()
 
+    async def _spawn_all(self, devices: range) -> list[Loaded]:
+        """Start the processes of these devices, and wait until all have loaded."""
+        self._loaded |= {device_id: self._loop.create_future() for device_id in devices}
+        for device_id in devices:
+            self._spawn(device_id)
+        return await asyncio.gather(*(self._loaded[device_id] for device_id in devices))
+
     def _spawn(self, device_id: int) -> WorkerProcess:
         """Start a process. Its first message is Loaded or LoadFailed."""
+        source = self._config.source if device_id < self.num_devices else replace(self._config.source, device="cpu")
         site = Site(device_id=device_id, blobs=str(self._blobs.path), rendezvous=self._rendezvous.address)
         worker = self._workers[device_id] = WorkerProcess(
-            site, self._config.source, partial(self._report, device_id), partial(self._on_exit, device_id)
+            site, source, partial(self._report, device_id), partial(self._on_exit, device_id)
         )
         return worker
 
@@ -205,11 +218,15 @@ class LocalExecutor:
 
     def _form_node_group(self) -> None:
         """Let the workers that are up form the node's communicator, from which those of GPU groups are split."""
-        if self._config.source.device != "cuda" or len(self._up) < 2:
+        up = self._accelerators_up()
+        if self._config.source.device != "cuda" or len(up) < 2:
             return
-        node = self._groups.new_ref(tuple(sorted(self._up)))
+        node = self._groups.new_ref(up)
         for device_id in node.devices:
             self.send(device_id, EnterNode(node))
+
+    def _accelerators_up(self) -> Group:
+        return tuple(device_id for device_id in range(self.num_devices) if device_id in self._up)
 
     def _on_exit(self, device_id: int, reason: str) -> None:
         if self._stopping:
@@ -237,13 +254,19 @@ class LocalExecutor:
         self._failed_starts[device_id], self._deaths[device_id] = failed, deaths
         if failed > self._config.max_restarts:
             _log.error("worker %d was lost: %s; it is given up", device_id, reason)
-            if not self._workers and not self._restarting:
+            if self._lacks_a_kind():
                 self._listener.on_given_up()
             return
         delay_s = min(self._config.restart_delay_s * 2 ** max(0, deaths - 2), self._config.max_delay_s)
         _log.warning("worker %d was lost: %s; it is restarted in %g s", device_id, reason, delay_s)
         self._restarting.add(device_id)
         self._loop.call_later(delay_s, self._respawn, device_id)
+
+    def _lacks_a_kind(self) -> bool:
+        """Whether all accelerators, or all CPU slots, are given up."""
+        left = self._workers.keys() | self._restarting
+        devices, slots = range(self.num_devices), range(self.num_devices, self.num_devices + self._num_slots)
+        return any(kind and left.isdisjoint(kind) for kind in (devices, slots))
 
     def _respawn(self, device_id: int) -> None:
         self._restarting.discard(device_id)

@@ -223,7 +223,7 @@ class Simulation:
     def _give_up(self) -> None:
         self._is_given_up = True
         for uid in self.open:
-            self._handle(Cancelled(uid, "every worker was lost, and none could be started again"))
+            self._handle(Cancelled(uid, "every worker that a stage needs was lost, and none could be started again"))
 
     # Crashes of the controller.
 
