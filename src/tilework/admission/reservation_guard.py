@@ -131,11 +131,12 @@ class ReservationGuard:
         num_near = known.num_near(what_if.view)
         for job, block in zip(what_if.view.promised()[:num_near], what_if.view.reserved()[:num_near], strict=True):
             cursor = what_if.cursor(job)
-            if cursor.stage is None or cursor.stage.kind is DeviceKind.CPU:  # `control.slots` starts those at once.
+            if cursor.stage is None:
                 continue
             start_ns = max([block.ready_ns, *(what_if.free_ns[device_id] for device_id in block.devices)])
             spare_ns = known.ends_ns[job.job_id] - start_ns - block.demand.run_ns
-            if spare_ns < _SOON_NS and held.isdisjoint(block.devices):
+            is_here = cursor.stage.kind is DeviceKind.ACCELERATOR and not _is_on_slot(job)
+            if is_here and spare_ns < _SOON_NS and held.isdisjoint(block.devices):
                 start = self._next_start(job, cursor, block.devices, what_if.costs)
                 if all(room[device_id] > 0 for device_id in start.devices):
                     for device_id in start.devices:
@@ -165,6 +166,11 @@ class ReservationGuard:
             [known.spared_ns[device.device_id] for device in view.devices if not device.works], default=NEVER_NS
         )
         return None if due_ns == NEVER_NS else max(now_ns + _SOON_NS, due_ns)
+
+
+def _is_on_slot(job: JobView) -> bool:
+    """Whether it waits for a CPU slot to end its work; its next work is started when that has ended."""
+    return bool(job.works) and job.works[-1].stage.kind is DeviceKind.CPU
 
 
 def _by_job(starts: Sequence[Start], view: ClusterView) -> list[tuple[Start, ...]]:

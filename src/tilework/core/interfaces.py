@@ -47,7 +47,10 @@ class JobView(Protocol):
 
     @property
     def left(self) -> Cursor:
-        """What a policy may start now: `committed` on a way that ends before the next stage on a CPU slot."""
+        """What a policy may start now: `committed` on a way that ends before the next stage on a CPU slot.
+
+        Nothing is left while the last work runs on a slot.
+        """
 
     @property
     def stage(self) -> Stage | None:

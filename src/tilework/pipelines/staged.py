@@ -90,6 +90,7 @@ class StagedPipeline(ABC):
             "encode": self._run_encode,
             "decode": self._run_decode,
         }
+        self._shares = {stage.name: stage.steps for stage in self.stages if stage.steps is not None}
         self._step_arguments = self._accepted_by(pipeline.scheduler)
         check_sampler(pipeline, self._info, self._sampler)
 
@@ -170,7 +171,7 @@ class StagedPipeline(ABC):
         return StepState(
             spec=spec,
             stage=stage,
-            num_steps=spec.steps,
+            num_steps=self._shares[stage].of(spec.steps),
             conditioning=conditioning,
             latents=latents,
             sampler=sampler,
@@ -236,7 +237,7 @@ class StagedPipeline(ABC):
         return StepState(
             spec=spec,
             stage=stage,
-            num_steps=spec.steps,
+            num_steps=self._shares[stage].of(spec.steps),
             conditioning=Conditioning(values["conditioning"]),
             latents=exported["latents"],
             sampler=sampler,

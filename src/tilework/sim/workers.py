@@ -20,8 +20,8 @@ class Workers:
     """One worker per device, restarted whenever it dies.
 
     `on_joined` and `on_lost` are called when the server learns of it. `on_given_up` is called when no device of some
-    kind is up, and none will be. `on_cut` is called at once when a worker dies, with the run that is left to the rest of
-    its group.
+    kind is up, and none will be. `on_cut` is called at once when a worker dies, with the run that is left to
+    the rest of its group.
     """
 
     def __init__(

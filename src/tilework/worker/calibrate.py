@@ -16,10 +16,11 @@ import torch
 from tilework.core.comm import Comm
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.request import Shape
+from tilework.core.stage import Stage
 from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.core.wire import Spec
 from tilework.patches.layout import pack
-from tilework.pipelines.family import Family, StepState, Values
+from tilework.pipelines.family import Family, Values
 from tilework.worker.synchronize import synchronize
 
 _log = logging.getLogger(__name__)
@@ -76,11 +77,11 @@ def _time_stages(family: Family, batch: Batch, comm: Comm | None, num_runs: int 
     }
     for stage in family.info.graph.stages:
         if stage.has_steps:
-            states = [family.begin(stage.name, spec, values[spec]) for spec in specs]
+            steps = _Steps(family, stage, specs, values)
             if stage.name in wanted:
                 with nullcontext() if comm is None else _joined(family, comm):
-                    timings[stage.name] = clock.time(partial(_step, family, states))
-            write: Callable[[], dict[Spec, Values]] = partial(_finish, family, states)
+                    timings[stage.name] = clock.time(steps.step, steps.ensure)
+            write: Callable[[], dict[Spec, Values]] = steps.finish
         else:
             write = partial(_run, family, stage.name, values)
             if stage.name in wanted:
@@ -101,21 +102,37 @@ def _joined(family: Family, comm: Comm) -> Iterator[None]:
         family.parallel.leave()
 
 
-def _step(family: Family, states: Sequence[StepState]) -> None:
-    """One step of each state: as many iterations as the sampler takes for it, the same number for all."""
-    steps_done = states[0].steps_done
-    while states[0].steps_done == steps_done:
-        predictions = family.predict(states, pack if len(states) > 1 else None)
-        for state, prediction in zip(states, predictions, strict=True):
-            family.advance(state, prediction)
+class _Steps:
+    """Steps of a stage for a batch. They begin anew before the last one, which may be shorter than the others."""
+
+    def __init__(self, family: Family, stage: Stage, specs: Sequence[Spec], values: Mapping[Spec, Values]) -> None:
+        assert stage.spec.steps is not None
+        self._family, self._stage, self._specs, self._values = family, stage, specs, values
+        self._num_steps = stage.spec.steps.of(specs[0].steps)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._states = [self._family.begin(self._stage.name, spec, self._values[spec]) for spec in self._specs]
+
+    def ensure(self) -> None:
+        """Make sure that a whole step is left."""
+        if self._states[0].steps_done >= max(1, self._num_steps - 1):
+            self._begin()
+
+    def step(self) -> None:
+        """One step of each state: as many iterations as the sampler takes for it, the same number for all."""
+        states, steps_done = self._states, self._states[0].steps_done
+        while states[0].steps_done == steps_done:
+            predictions = self._family.predict(states, pack if len(states) > 1 else None)
+            for state, prediction in zip(states, predictions, strict=True):
+                self._family.advance(state, prediction)
+
+    def finish(self) -> dict[Spec, Values]:
+        return {state.spec: self._family.finish(state) for state in self._states}
 
 
 def _run(family: Family, stage: str, values: Mapping[Spec, Values]) -> dict[Spec, Values]:
     return dict(zip(values, family.run(stage, list(values), list(values.values())), strict=True))
-
-
-def _finish(family: Family, states: Sequence[StepState]) -> dict[Spec, Values]:
-    return {state.spec: family.finish(state) for state in states}
 
 
 def _guided_spec(family: Family, shape: Shape, num_runs: int | None) -> Spec:
@@ -124,7 +141,7 @@ def _guided_spec(family: Family, shape: Shape, num_runs: int | None) -> Spec:
         negative_prompt="",
         height=shape.height,
         width=shape.width,
-        steps=_num_warmups(num_runs) + (num_runs or _MAX_RUNS) + 1,  # The last one may be shorter: it is not timed.
+        steps=_num_warmups(num_runs) + (num_runs or _MAX_RUNS) + 1,
         guidance_scale=max(family.info.default_guidance_scale, 2.0),
         seed=0,
     )
@@ -142,18 +159,20 @@ class _Clock:
     comm: Comm | None
     num_runs: int | None
 
-    def time(self, run: Callable[[], object]) -> _Timing:
+    def time(self, run: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> _Timing:
+        """Time `run`, without `prepare`, which is called before each."""
         for _ in range(_num_warmups(self.num_runs)):
-            self._run_ns(run)
+            self._run_ns(run, prepare)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        runs_ns = [self._run_ns(run)]
+        runs_ns = [self._run_ns(run, prepare)]
         num_runs = self.num_runs or self._agreed_num_runs(runs_ns[0])
-        runs_ns += [self._run_ns(run) for _ in range(num_runs - 1)]
+        runs_ns += [self._run_ns(run, prepare) for _ in range(num_runs - 1)]
         peak_bytes = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
         return _Timing(s_from_ns(round(median(runs_ns))), s_from_ns(_p99(runs_ns)), peak_bytes, num_runs)
 
-    def _run_ns(self, run: Callable[[], object]) -> int:
+    def _run_ns(self, run: Callable[[], object], prepare: Callable[[], object]) -> int:
+        prepare()
         start_ns = time.monotonic_ns()
         run()
         synchronize(self.device)

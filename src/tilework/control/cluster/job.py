@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from tilework.core.interfaces import Block, Demand, EtaPrediction
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
-from tilework.core.stage import Stage
+from tilework.core.stage import DeviceKind, Stage
 from tilework.core.work import Group, Work
 
 _NOTHING = Demand(width=1, run_ns=0)
@@ -21,7 +21,8 @@ class Job:
         done: its progress by works that have ended, and so the position of its latest serialized state.
         done_devices: devices of the work that reached `done` that still have the state.
         works: works that are committed to devices and have not ended.
-        committed: its progress when these have ended; `left` is the leg of it that a policy sees.
+        committed: its progress when these have ended; `left` is the leg of it that a policy sees, at its end while the
+            job is on a CPU slot.
         last_devices: devices that will have its state then.
         holders: devices that have something of it, each with the number of stages whose outputs it has if needed.
         attempt: a lost device or a failed work starts the next attempt, from `done`.
@@ -64,9 +65,15 @@ class Job:
         self._set_committed(replace(self.done, position=min(position, self.done.itinerary.length)))
 
     def _set_committed(self, cursor: Cursor) -> None:
-        """Policies read `left`, `stage` and `num_steps_left` far more often than these change."""
-        self.committed, self.left = cursor, cursor.leg
-        place = self.left.here
+        self.committed = cursor
+        if not self.works or self.works[-1].stage.kind is DeviceKind.ACCELERATOR:
+            self._set_left(cursor.leg)
+        else:
+            self._set_left(Cursor(cursor.itinerary, cursor.itinerary.length))
+
+    def _set_left(self, cursor: Cursor) -> None:
+        """Policies read `stage` and `num_steps_left` far more often than these change."""
+        self.left, place = cursor, cursor.here
         self.stage, self.num_steps_left = place.stage, place.num_steps_left
 
     def begin(self, work: Work) -> None:
@@ -80,8 +87,9 @@ class Job:
         self.is_stopping = self.is_stopping and bool(self.works)
         if steps_done:
             self.done, self.done_devices, self.has_advanced = self.done.advanced(steps_done), work.devices, True
-        if steps_done < work.num_steps:
+        if steps_done < work.num_steps or work.stage.kind is DeviceKind.CPU:
             self._commit()
+        if steps_done < work.num_steps:
             for device_id in self.holders.keys() & set(work.devices):
                 self.holders[device_id] = min(self.holders[device_id], self.done.here.num_done)
 
