@@ -56,6 +56,8 @@ class Admission:
                 return Reject(request.uid, "no device is up", None, RefusalCode.NO_DEVICE)
             why = "no device is up; the prediction assumes that one is up now"
             return Admitted(now_ns + demand.run_ns, why, EtaPrediction(demand.run_ns, 0, 1.0))
+        if request.is_promise and demand.slot is not None and not backlog.slots:
+            return Reject(request.uid, "no CPU slot is up", None, RefusalCode.NO_DEVICE)
         if (too_large := _too_large(request, policy, costs, backlog.widest)) is not None:
             return too_large
         if (too_late := _too_late(request, policy, costs, now_ns)) is not None:
@@ -79,7 +81,7 @@ class Admission:
 
     def _reservations_at(self, backlog: Backlog, now_ns: int) -> Reservations:
         """The reservations, which stay the same until works or promises change."""
-        free_ns = {device.device_id: device.free_ns for device in backlog.devices}
+        free_ns = {device.device_id: device.free_ns for device in (*backlog.devices, *backlog.slots)}
         blocks, known = backlog.reserved(), self._reservations
         if known is None or known.free_ns != free_ns or known.blocks != blocks:
             known = self._reservations = Reservations(free_ns, nodes(backlog.devices), blocks, now_ns)

@@ -34,9 +34,10 @@ class FeasibilityProof:
 
     def holds(self, view: ClusterView) -> bool:
         """Whether it is certain, without a search, that no promised job must be started yet."""
-        if self.granted_ns or len(view.devices) != len(self.spared_ns):
+        devices = (*view.devices, *view.slots)
+        if self.granted_ns or len(devices) != len(self.spared_ns):
             return False
-        for device in view.devices:
+        for device in devices:
             if device.free_ns >= self.spared_ns.get(device.device_id, 0):
                 return False
             for work in device.works:
@@ -101,9 +102,10 @@ def _first_starts(devices: Iterable[int], blocks: Sequence[Block], ends_ns: Sequ
     devices = set(devices)
     for block, end_ns in zip(blocks, ends_ns, strict=True):
         if block.demand.run_ns:
-            for device_id in devices.intersection(block.devices):
-                starts_ns[device_id] = end_ns - block.demand.run_ns
-                devices.remove(device_id)
+            for device_id, from_ns, _ in block.windows():
+                if device_id in devices:
+                    starts_ns[device_id] = end_ns - block.demand.run_ns + from_ns
+                    devices.remove(device_id)
         if not devices:
             break
     return {**starts_ns, **dict.fromkeys(devices, NEVER_NS)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 
 from tilework.core.interfaces import Ahead, Demand
@@ -26,11 +26,14 @@ def first_slot(free_ns: Sequence[int], width: int, ready_ns: int) -> tuple[int, 
 
 
 def place(free_ns: FreeTimes, block: Demand, ready_ns: int = 0) -> int:
-    """Let a block take its devices until its end; returns the end. A block wider than the node takes all of it.
+    """Let a block take its devices; returns its end. A block wider than the node takes all of it.
 
-    The rule of `first_slot` is written out here: an answer to one request may take thousands of calls.
+    The rule of `first_slot` is written out here: an answer to one request may take thousands of calls. CPU slots are
+    taken for free.
     """
     width = block.width
+    if width > 1 and (block.before_ns or block.after_ns):
+        return _place_shaped(free_ns, block, ready_ns)
     if width >= len(free_ns):
         end_ns = max(free_ns[-1], ready_ns) + block.run_ns
         free_ns[:] = [end_ns] * len(free_ns)
@@ -41,6 +44,20 @@ def place(free_ns: FreeTimes, block: Demand, ready_ns: int = 0) -> int:
     del free_ns[stop - width : stop]
     index = bisect_left(free_ns, end_ns)
     free_ns[index:index] = [end_ns] * width
+    return end_ns
+
+
+def _place_shaped(free_ns: FreeTimes, block: Demand, ready_ns: int) -> int:
+    """As `place`, for a block whose first device is taken before and after the others."""
+    width = min(block.width, len(free_ns))
+    start_ns = max(free_ns[width - 1] - block.before_ns, free_ns[0], ready_ns)
+    del free_ns[bisect_right(free_ns, start_ns) - 1]
+    stop = bisect_right(free_ns, start_ns + block.before_ns)
+    del free_ns[stop - width + 1 : stop]
+    end_ns = start_ns + block.run_ns
+    index = bisect_left(free_ns, end_ns - block.after_ns)
+    free_ns[index:index] = [end_ns - block.after_ns] * (width - 1)
+    insort(free_ns, end_ns)
     return end_ns
 
 

@@ -49,7 +49,7 @@ class PromiseQuery:
         widest = max(map(len, reservations.nodes))
         degrees = {usable_degree(request, min(degree, widest), costs) for degree in policy.degrees(request, costs)}
         blocks = [demand_at(request, start, degree, costs) for degree in degrees]
-        blocks.sort(key=lambda block: (block.width * block.run_ns, block.width))
+        blocks.sort(key=lambda block: (block.device_ns, block.width))
         return PromiseQuery(
             request=request,
             policy=policy,

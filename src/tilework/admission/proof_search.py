@@ -43,7 +43,8 @@ class ProofSearch:
         if devices_changed:
             up = what_if.up.keys()
             search.blocks = [
-                block if up >= set(block.devices) else replace(block, devices=()) for block in search.blocks
+                block if up >= {one for one, _, _ in block.windows()} else replace(block, devices=(), slot=None)
+                for block in search.blocks
             ]
         return search
 
@@ -78,8 +79,11 @@ class ProofSearch:
         spared_ns, ends_ns = candidate.backwards = self.backwards(candidate)
         if any(free_ns > spared_ns[device_id] for device_id, free_ns in self.what_if.free_ns.items()):
             return None
+        has_slots = bool(self.what_if.view.slots)
         for block, end_ns in zip(self.blocks, ends_ns, strict=True):
-            if not block.devices or (block.ready_ns and block.ready_ns + block.demand.run_ns > end_ns):
+            if not block.devices or (block.slot is None and has_slots and block.demand.slot is not None):
+                return None
+            if block.ready_ns and block.ready_ns + block.demand.run_ns > end_ns:
                 return None
         return candidate
 
@@ -105,20 +109,18 @@ class ProofSearch:
         for degree in degrees(job.request, costs):
             if cursor.stage is not None and former.demand.width < degree <= widest:
                 blocks = list(candidate.blocks)
-                blocks[index] = replace(former, demand=reserved_at(job.request, cursor, degree, costs), devices=())
+                wider = reserved_at(job.request, cursor, degree, costs)
+                blocks[index] = replace(former, demand=wider, devices=(), slot=None)
                 yield from self._candidates(blocks)
 
     def _candidates(self, blocks: Sequence[Block]) -> Iterator[Candidate]:
         for anew in (False, True):
             free_ns = dict(self.what_if.free_ns)
-            groups, ends_ns = run_in_order(free_ns, self.what_if.nodes, blocks, anew)
+            found, ends_ns = run_in_order(free_ns, self.what_if.nodes, blocks, anew)
             lates_ns = [max(0, end_ns - due_ns) for end_ns, due_ns in zip(ends_ns, self.dues_ns, strict=True)]
             leaves_room = all(at_ns <= self.far_spared_ns[device_id] for device_id, at_ns in free_ns.items())
             yield Candidate(
-                blocks=[
-                    block if block.devices == group else replace(block, devices=group)
-                    for block, group in zip(blocks, groups, strict=True)
-                ],
+                blocks=found,
                 dues_ns=[max(ns) for ns in zip(self.dues_ns, ends_ns, strict=True)] if any(lates_ns) else self.dues_ns,
                 lates_ns=lates_ns,
                 leaves_room=leaves_room,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tilework.admission.feasibility import FeasibilityProof
 from tilework.admission.proof_search import Degrees, ProofSearch
+from tilework.admission.reservation_timeline import begin_ns
 from tilework.admission.what_if import WhatIf
 from tilework.core.interfaces import Block, ClusterView, CostModel, JobView
 from tilework.core.progress import Cursor
@@ -133,8 +134,7 @@ class ReservationGuard:
             cursor = what_if.cursor(job)
             if cursor.stage is None:
                 continue
-            start_ns = max([block.ready_ns, *(what_if.free_ns[device_id] for device_id in block.devices)])
-            spare_ns = known.ends_ns[job.job_id] - start_ns - block.demand.run_ns
+            spare_ns = known.ends_ns[job.job_id] - begin_ns(block, what_if.free_ns) - block.demand.run_ns
             is_here = cursor.stage.kind is DeviceKind.ACCELERATOR and not _is_on_slot(job)
             if is_here and spare_ns < _SOON_NS and held.isdisjoint(block.devices):
                 start = self._next_start(job, cursor, block.devices, what_if.costs)
@@ -155,7 +155,8 @@ class ReservationGuard:
             step_ns = costs.work_ns(cursor.stage, (job.request,), degree)
             num_steps = max(1, min(cursor.here.num_left_here, self.chunk_ns // max(1, step_ns)))
         why = "its deadline is promised, and it cannot wait any longer"
-        return Start(stage=cursor.stage, job_ids=(job.job_id,), devices=group[:degree], num_steps=num_steps, why=why)
+        devices = tuple(sorted(group[:degree]))
+        return Start(stage=cursor.stage, job_ids=(job.job_id,), devices=devices, num_steps=num_steps, why=why)
 
     def wake_ns(self, view: ClusterView, now_ns: int) -> int | None:
         """When to check again if no event occurs, so that no promised job waits for ever; None: never."""

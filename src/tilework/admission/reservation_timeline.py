@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from tilework.admission.list_schedule import first_slot
 from tilework.core.interfaces import Block, Demand
@@ -10,21 +11,80 @@ from tilework.core.time import NEVER_NS
 from tilework.core.work import Group
 
 DeviceTimes = dict[int, int]
-"""A time for each device that is up."""
+"""A time for each device that is up, also for CPU slots."""
 Nodes = Sequence[Sequence[int]]
-"""The devices of each node."""
+"""The accelerators of each node."""
+Chosen = tuple[Group, int | None]
+"""A group, the device for stages without steps first, and a CPU slot if one is needed and any is up."""
 
 
 def choose_group(
     free_ns: DeviceTimes, nodes: Nodes, demand: Demand, ready_ns: int, spared_ns: DeviceTimes | None = None
-) -> Group | None:
-    """The devices of one node on which a block can begin first; of equal nodes, the first.
+) -> Chosen | None:
+    """The devices of one node on which a block can begin first; of equal nodes, the first. And a CPU slot of any node.
 
     `list_schedule.first_slot` chooses devices and start on a node. A block that is wider than all nodes takes all of a
-    widest node. With `spared_ns`, it must end by then on each of its devices; None if that is impossible.
+    widest node. With `spared_ns`, it must leave each of its devices by then; None if that is impossible.
     """
-    best, best_ns = None, NEVER_NS
     width = min(demand.width, max(map(len, nodes)))
+    if demand.is_flat:
+        group = _flat_group(free_ns, nodes, demand, width, ready_ns, spared_ns)
+        return None if group is None else (group, None)
+    slots = [] if demand.slot is None else sorted(free_ns.keys() - {one for node in nodes for one in node})
+    best: tuple[int, Chosen] | None = None
+    for node in nodes:
+        if len(node) >= width:
+            found = _Search(free_ns, demand, width, spared_ns).on(node, slots, ready_ns)
+            if found is not None and (best is None or found[0] < best[0]):
+                best = found
+    return None if best is None else best[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """The search for the first begin of a block that does not take all its devices from begin to end."""
+
+    free_ns: DeviceTimes
+    demand: Demand
+    width: int
+    spared_ns: DeviceTimes | None
+
+    def on(self, node: Sequence[int], slots: Sequence[int], ready_ns: int) -> tuple[int, Chosen] | None:
+        """The begin on a node, and its devices: those that become free last before they are needed."""
+        free_ns, demand, width, start_ns = self.free_ns, self.demand, self.width, ready_ns
+        slot_from, slot_until = demand.slot or (0, 0)
+        others = sorted(node, key=free_ns.__getitem__)
+        slots = sorted(slots, key=free_ns.__getitem__)
+        needs_slot = bool(slots)
+        while True:
+            others = self._spared(others, start_ns + demand.run_ns - demand.after_ns)
+            firsts, slots = self._spared(others, start_ns + demand.run_ns), self._spared(slots, start_ns + slot_until)
+            if len(others) < width or not firsts or (needs_slot and not slots):
+                return None
+            needed_ns = max(start_ns, free_ns[others[width - 1]] - demand.before_ns, free_ns[firsts[0]])
+            if slots:
+                needed_ns = max(needed_ns, free_ns[slots[0]] - slot_from)
+            if needed_ns == start_ns:
+                break
+            start_ns = needed_ns
+        first = self._free_by(firsts, start_ns)[-1]
+        free = [one for one in self._free_by(others, start_ns + demand.before_ns) if one != first]
+        slot = self._free_by(slots, start_ns + slot_from)[-1] if slots else None
+        return start_ns, ((first, *sorted(free[len(free) - width + 1 :])), slot)
+
+    def _spared(self, devices: Sequence[int], until_ns: int) -> list[int]:
+        if self.spared_ns is None:
+            return list(devices)
+        return [one for one in devices if until_ns <= self.spared_ns[one]]
+
+    def _free_by(self, devices: Sequence[int], at_ns: int) -> list[int]:
+        return [one for one in devices if self.free_ns[one] <= at_ns]
+
+
+def _flat_group(
+    free_ns: DeviceTimes, nodes: Nodes, demand: Demand, width: int, ready_ns: int, spared_ns: DeviceTimes | None
+) -> Group | None:
+    best, best_ns = None, NEVER_NS
     for node in nodes:
         usable = sorted(node, key=free_ns.__getitem__)
         while len(usable) >= width:
@@ -42,23 +102,43 @@ def choose_group(
     return None if best is None else tuple(sorted(best))
 
 
+def begin_ns(block: Block, free_ns: DeviceTimes) -> int:
+    """When a block can begin on its devices: each must be free when the block takes it."""
+    return max([block.ready_ns, *(free_ns[device_id] - from_ns for device_id, from_ns, _ in block.windows())])
+
+
+def placed(block: Block, chosen: Chosen) -> Block:
+    """The block on these devices."""
+    devices, slot = chosen
+    return block if (block.devices, block.slot) == chosen else replace(block, devices=devices, slot=slot)
+
+
 def run_in_order(
     free_ns: DeviceTimes, nodes: Nodes, blocks: Sequence[Block], anew: bool = False
-) -> tuple[list[Group], list[int]]:
-    """Let blocks run in order; returns the group and the end of each, and leaves in `free_ns` when devices are free.
+) -> tuple[list[Block], list[int]]:
+    """Let blocks run in order; returns them with their devices, and their ends, and leaves in `free_ns` when devices
+    are free.
 
     Each runs on its own group; a block without one, and with `anew` every block, on the group that `choose_group`
-    finds. It begins when all its devices are free and it is ready. A block that takes no time needs no devices.
+    finds. It begins when each device is free by the time that the block takes it, and it is ready. A block that takes
+    no time needs no devices.
     """
-    groups, ends_ns = [], []
-    for block in blocks:
-        group, run_ns = block.devices, block.demand.run_ns
-        if anew or not group:
-            group = choose_group(free_ns, nodes, block.demand, block.ready_ns) or ()
-            assert group, "there is a device"
-        groups.append(group)
+    placed_blocks, ends_ns = [], []
+    for one in blocks:
+        block, run_ns = one, one.demand.run_ns
+        if anew or not block.devices or _lacks_slot(block, free_ns, nodes):
+            chosen = choose_group(free_ns, nodes, block.demand, block.ready_ns)
+            assert chosen is not None, "there is a device"
+            block = placed(block, chosen)
+        placed_blocks.append(block)
         end_ns = block.ready_ns
-        if run_ns:
+        if run_ns and not block.demand.is_flat:
+            start_ns = begin_ns(block, free_ns)
+            end_ns = start_ns + run_ns
+            for device_id, _, until_ns in block.windows():
+                free_ns[device_id] = start_ns + until_ns
+        elif run_ns:
+            group = block.devices
             for device_id in group:
                 if free_ns[device_id] > end_ns:  # noqa: PLR1730 (A call takes longer.)
                     end_ns = free_ns[device_id]
@@ -66,7 +146,11 @@ def run_in_order(
             for device_id in group:
                 free_ns[device_id] = end_ns
         ends_ns.append(end_ns)
-    return groups, ends_ns
+    return placed_blocks, ends_ns
+
+
+def _lacks_slot(block: Block, free_ns: DeviceTimes, nodes: Nodes) -> bool:
+    return block.demand.slot is not None and block.slot is None and len(free_ns) > sum(map(len, nodes))
 
 
 def latest_ends(spared_ns: DeviceTimes, blocks: Sequence[Block], dues_ns: Sequence[int]) -> list[int]:
@@ -78,7 +162,12 @@ def latest_ends(spared_ns: DeviceTimes, blocks: Sequence[Block], dues_ns: Sequen
     ends_ns = []
     for block, due_ns in zip(reversed(blocks), reversed(dues_ns), strict=True):
         end_ns, run_ns = due_ns, block.demand.run_ns
-        if run_ns:
+        if run_ns and not block.demand.is_flat:
+            end_ns = min([due_ns, *(spared_ns[one] + run_ns - until_ns for one, _, until_ns in block.windows())])
+            start_ns = end_ns - run_ns
+            for device_id, from_ns, _ in block.windows():
+                spared_ns[device_id] = start_ns + from_ns
+        elif run_ns:
             for device_id in block.devices:
                 if spared_ns[device_id] < end_ns:  # noqa: PLR1730
                     end_ns = spared_ns[device_id]

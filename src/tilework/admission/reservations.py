@@ -41,11 +41,19 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from tilework.admission.reservation_timeline import DeviceTimes, Nodes, choose_group, latest_ends, run_in_order
+from tilework.admission.reservation_timeline import (
+    Chosen,
+    DeviceTimes,
+    Nodes,
+    begin_ns,
+    choose_group,
+    latest_ends,
+    run_in_order,
+)
 from tilework.core.interfaces import Block, Demand
 from tilework.core.time import NEVER_NS
-from tilework.core.work import Group
 from tilework.policy.toolkit.margin import ADMISSION_MARGIN
 
 _MANY, _STRIDE = 256, 32
@@ -81,7 +89,7 @@ class Reservations:
         index = self._place_of(due_ns)
         found = self._beside_others(index, demand)
         if found is not None and ADMISSION_MARGIN.due_ns(found[1], self.now_ns) <= due_ns:
-            return Block(due_ns, 0, demand, found[0])
+            return Block(due_ns, 0, demand, *found[0])
         return self._anew(index, due_ns, demand) if len(self.blocks) <= _MANY else None
 
     def earliest_ns(self, demand: Demand, at_least_ns: int = 0) -> int:
@@ -99,22 +107,22 @@ class Reservations:
                     return due_ns
         raise AssertionError("there is room after all others")
 
-    def _beside_others(self, index: int, demand: Demand) -> tuple[Group, int] | None:
+    def _beside_others(self, index: int, demand: Demand) -> tuple[Chosen, int] | None:
         """A group for a new block at a place in the order that later blocks can spare, and the block's end on it."""
         free_ns, spared_ns = self._around(index)
-        group = choose_group(free_ns, self.nodes, demand, self.now_ns, spared_ns)
-        if group is None:
+        chosen = choose_group(free_ns, self.nodes, demand, self.now_ns, spared_ns)
+        if chosen is None:
             return None
-        return group, max([self.now_ns, *(free_ns[device_id] for device_id in group)]) + demand.run_ns
+        return chosen, begin_ns(Block(0, self.now_ns, demand, *chosen), free_ns) + demand.run_ns
 
     def _anew(self, index: int, due_ns: int, demand: Demand) -> Block | None:
         newcomer = Block(due_ns, self.now_ns, demand)
         blocks = [*self.blocks[:index], newcomer, *self.blocks[index:]]
-        groups, ends_ns = run_in_order(dict(self.free_ns), self.nodes, blocks, anew=True)
+        blocks, ends_ns = run_in_order(dict(self.free_ns), self.nodes, blocks, anew=True)
         for block, end_ns in zip(blocks, ends_ns, strict=True):
             if ADMISSION_MARGIN.due_ns(end_ns, self.now_ns) > block.due_ns:
                 return None
-        return Block(due_ns, 0, demand, groups[index])
+        return replace(blocks[index], ready_ns=0)
 
     def _place_of(self, due_ns: int) -> int:
         """The place of a new block in the order: after blocks with the same deadline."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from tilework.admission.reservation_timeline import DeviceTimes, Nodes
 from tilework.core.interfaces import Block, ClusterView, CostModel, DeviceView, JobView
 from tilework.core.progress import Cursor
+from tilework.core.stage import DeviceKind
 from tilework.core.work import Group, Start
 from tilework.policy.toolkit.buddy_allocator import nodes
 from tilework.policy.toolkit.demand import reserved_at
@@ -25,7 +26,7 @@ def ready_ns(job: JobView, up: Mapping[int, DeviceView]) -> int:
 class WhatIf:
     """When devices will be free, and the remaining work of promised jobs, after starts that are not committed.
 
-    `free_ns` are the accelerators; `up` has CPU slots, too. `changed` are the reservations of promised jobs that are
+    `free_ns` and `up` have CPU slots, too. `changed` are the reservations of promised jobs that are
     started or get another group. The group on which a job is started becomes the group of its reservation, if it is due
     before `far_from`.
     """
@@ -43,12 +44,13 @@ class WhatIf:
     @staticmethod
     def now(view: ClusterView, costs: CostModel, now_ns: int, far_from: tuple[int, int] | None = None) -> WhatIf:
         """The present state, without starts."""
+        up = {device.device_id: device for device in (*view.devices, *view.slots)}
         return WhatIf(
             view=view,
             costs=costs,
             now_ns=now_ns,
-            free_ns={device.device_id: device.free_ns for device in view.devices},
-            up={device.device_id: device for device in (*view.devices, *view.slots)},
+            free_ns={device_id: device.free_ns for device_id, device in up.items()},
+            up=up,
             far_from=far_from,
         )
 
@@ -63,8 +65,9 @@ class WhatIf:
         )
         groups: dict[int, Group] = {}
         for start in starts:
+            group = () if start.stage.kind is DeviceKind.CPU else start.devices
             for job in after._add(start):
-                groups[job.job_id] = max(groups.get(job.job_id, ()), start.devices, key=len)
+                groups[job.job_id] = max(groups.get(job.job_id, ()), group, key=len)
         for job_id, group in groups.items():
             after._move(job_id, group)
         return after
@@ -90,7 +93,8 @@ class WhatIf:
         if len(group) >= len(reserved) and not set(reserved) <= set(group) and is_before(job, self.far_from):
             reserved = group[: len(reserved)]
         remaining = reserved_at(job.request, self.cursor(job), width, self.costs)
-        self.changed[job_id] = Block(before.due_ns, self.ready_ns[job_id], remaining, reserved)
+        slot = before.slot if remaining.slot is not None else None
+        self.changed[job_id] = Block(before.due_ns, self.ready_ns[job_id], remaining, reserved, slot)
 
     def cursor(self, job: JobView) -> Cursor:
         return self.cursors.get(job.job_id) or job.committed
@@ -100,14 +104,18 @@ class WhatIf:
         return nodes(self.view.devices)
 
     def changes(self) -> dict[int, Block]:
-        """The reservations whose group or width changes, by job id."""
+        """The reservations whose devices or width change, by job id."""
         changes = {}
         for job_id, block in self.changed.items():
             job = self.view.job(job_id)
             former = None if job is None else job.promised
-            if former is not None and (former.devices, former.demand.width) != (block.devices, block.demand.width):
+            if former is not None and _place(former) != _place(block):
                 changes[job_id] = block
         return changes
+
+
+def _place(block: Block) -> tuple[Group, int | None, int]:
+    return block.devices, block.slot, block.demand.width
 
 
 def due(job: JobView) -> tuple[int, int]:

@@ -67,5 +67,5 @@ class MemoryShortage:
         """Reserve a wider block if the promised job does not fit into the memory of its reservation's devices."""
         assert job.promised is not None
         if not fits_at(job.request, job.promised.demand.width, self._costs):
-            self._tracker.reserve(job, min(self._policy.degrees(job.request, self._costs)), group=())
+            self._tracker.reserve(job, min(self._policy.degrees(job.request, self._costs)))
             self._guard.recheck()

@@ -49,8 +49,7 @@ class Planner:
         If the guard starts promised jobs itself, they may leave room for others, so the policy is asked again.
         """
         actions = self._expiry.expire(now_ns)
-        for start in slot_starts(self._tracker):
-            actions += self._start(start)
+        actions += self._use_slots(now_ns)
         for _ in range(_MOST_PLANS):
             plan = self._policy.plan(self._tracker, self._costs, now_ns)
             while plan.dropped_to_best_effort:
@@ -69,6 +68,18 @@ class Planner:
         unpark_ns = self._costs.forgets_ns if self._tracker.num_parked else None
         guard_ns = self._guard.wake_ns(self._tracker, now_ns)
         return actions + self._wake(plan.wake_ns, guard_ns, unpark_ns, self._expiry.wake_ns())
+
+    def _use_slots(self, now_ns: int) -> list[Action]:
+        """Start stages on CPU slots, except where that endangers a promise."""
+        if not self._tracker.waiting_for_slots():
+            return []
+        self._update_proof(now_ns)
+        actions: list[Action] = []
+        for start in slot_starts(self._tracker):
+            review = self._guard.review((start,), self._tracker, self._costs, now_ns)
+            actions += [action for one in review.starts for action in self._start(one)]
+            self._reserve(review.blocks)
+        return actions
 
     def _drop_to_best_effort(self, plan: Plan) -> list[Action]:
         actions: list[Action] = []
@@ -97,7 +108,7 @@ class Planner:
 
     def _reserve(self, blocks: Mapping[int, Block]) -> None:
         for job_id, block in blocks.items():
-            self._tracker.reserve(self._tracker.jobs[job_id], block.demand.width, block.devices)
+            self._tracker.reserve(self._tracker.jobs[job_id], block.demand.width, block.devices, block.slot)
 
     def _wake(self, *wanted_ns: int | None) -> list[Action]:
         """Ask for a wake-up at the earliest of these times, unless there will be one by then."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,23 +15,51 @@ from tilework.core.work import Group, Plan, Work
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The remaining work of a job as a block of device x time: `width` devices for `run_ns`."""
+    """The remaining work of a job as blocks of device x time, one after another, `run_ns` in all.
+
+    Its first device is taken from begin to end: it runs the stages without steps, too. The other devices, of `width`,
+    are taken without the first `before_ns` and the last `after_ns`. `slot` is from when to when, counted from the
+    begin, a CPU slot is taken; None: never. The first device waits meanwhile.
+    """
 
     width: int
     run_ns: int
+    before_ns: int = 0
+    after_ns: int = 0
+    slot: tuple[int, int] | None = None
+
+    @property
+    def device_ns(self) -> int:
+        """The time of all its accelerators together."""
+        return self.run_ns + (self.width - 1) * (self.run_ns - self.before_ns - self.after_ns)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether all its devices are taken from begin to end, and no CPU slot is."""
+        return not self.before_ns and not self.after_ns and self.slot is None
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """The reservation for the remaining work of a promised job: `demand`, not before `ready_ns`, due at `due_ns`.
 
-    `devices` is the group on which the job is to run; empty if none is chosen yet.
+    `devices` is the group on which the job is to run, the device for stages without steps first; empty if none is
+    chosen yet. `slot` is its CPU slot if it needs one; None if none is chosen yet, or none is up.
     """
 
     due_ns: int
     ready_ns: int
     demand: Demand
     devices: Group = ()
+    slot: int | None = None
+
+    def windows(self) -> Iterator[tuple[int, int, int]]:
+        """Each of its devices with when it is taken, from and until, counted from the begin of the block."""
+        demand = self.demand
+        for index, device_id in enumerate(self.devices):
+            yield device_id, demand.before_ns if index else 0, demand.run_ns - (demand.after_ns if index else 0)
+        if self.slot is not None and demand.slot is not None:
+            yield self.slot, *demand.slot
 
 
 class JobView(Protocol):

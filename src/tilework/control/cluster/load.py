@@ -77,7 +77,7 @@ class Load:
 
     def enter(self, job: Job) -> None:
         """Count a job that is new, or that was dropped to best effort and left its former line before (`leave`)."""
-        request, device_ns = job.request, _device_ns(job.demand)
+        request, device_ns = job.request, job.demand.device_ns
         tenant_load = self._tenants.setdefault(request.tenant, _TenantLoad(request.tenant_weight))
         tenant_load.weight = request.tenant_weight
         tenant_load.num_jobs += 1
@@ -90,11 +90,11 @@ class Load:
 
     def change(self, job: Job, demand: Demand) -> None:
         """Change the remaining work of a job from `job.demand` to `demand`."""
-        self._add(job, _device_ns(demand) - _device_ns(job.demand))
+        self._add(job, demand.device_ns - job.demand.device_ns)
 
     def leave(self, job: Job) -> None:
         """Stop counting a job that has ended, or that enters again because it is dropped to best effort."""
-        self._add(job, -_device_ns(job.demand))
+        self._add(job, -job.demand.device_ns)
         self._num_jobs -= 1
         tenant_load = self._tenants[job.request.tenant]
         tenant_load.num_jobs -= 1
@@ -121,7 +121,3 @@ def _line(job: Job) -> tuple[float, bool] | None:
         if job.request.deadline_ns is not None and not job.dropped_to_best_effort
         else (job.request.weight, job.dropped_to_best_effort)
     )
-
-
-def _device_ns(demand: Demand) -> int:
-    return demand.width * demand.run_ns

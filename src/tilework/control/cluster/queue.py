@@ -33,7 +33,7 @@ class _Block:
     volume_ns: int = 0
 
     def insert(self, index: int, job: Job) -> None:
-        volume_ns = job.demand.width * job.demand.run_ns
+        volume_ns = job.demand.device_ns
         self.keys.insert(index, _key(job))
         self.jobs.insert(index, job)
         self.demands.insert(index, job.demand)

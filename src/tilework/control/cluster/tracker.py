@@ -201,18 +201,19 @@ class Tracker:
         job.restart(from_start)
         self._enqueue(job)
 
-    def reserve(self, job: Job, width: int, group: Group) -> None:
-        """Reserve a block of this width for the remaining work of a promised job; `group` is () if none is chosen."""
+    def reserve(self, job: Job, width: int, devices: Group = (), slot: int | None = None) -> None:
+        """Reserve the remaining work of a promised job, in this width and on these devices (see `Block`)."""
         assert job.request.deadline_ns is not None
         demand = reserved_at(job.request, job.committed, width, self._costs)
-        self._promises.replace(job, Block(job.request.deadline_ns, 0, demand, group))
+        slot = slot if demand.slot is not None else None
+        self._promises.replace(job, Block(job.request.deadline_ns, 0, demand, devices, slot))
 
     def _update_demand(self, job: Job) -> None:
         demand = self._policy.demand(job.request, job.committed, self._costs)
         self._load.change(job, demand)
         job.demand = demand
         if job.promised is not None:
-            self.reserve(job, job.promised.demand.width, job.promised.devices)
+            self.reserve(job, job.promised.demand.width, job.promised.devices, job.promised.slot)
 
     def _enqueue(self, job: Job) -> None:
         self._update_demand(job)

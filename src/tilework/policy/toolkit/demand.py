@@ -10,20 +10,26 @@ from math import ceil
 from tilework.core.interfaces import CostModel, Demand
 from tilework.core.progress import Cursor
 from tilework.core.request import Request
-from tilework.core.stage import Stage
+from tilework.core.stage import DeviceKind, Stage
 from tilework.cost.degrees import common_degrees
 
 
 def demand_at(request: Request, left: Cursor, degree: int, costs: CostModel) -> Demand:
-    """The remaining work at `degree`. Stages without steps run on one device, but the job keeps its group.
+    """The remaining work at `degree`. Stages without steps run on one device, or on a CPU slot.
 
-    Raises UnknownCost.
+    The group is kept from the first steps to the last. Raises UnknownCost.
     """
-    one = (request,)
-    run_ns = 0
+    one, run_ns, steps_begin_ns, steps_end_ns, slot = (request,), 0, -1, 0, None
     for stage, num_steps in left.pieces():
-        run_ns += costs.work_ns(stage, one, degree if stage.has_steps else 1, num_steps)
-    return Demand(degree, run_ns)
+        begin_ns, degree_here = run_ns, degree if stage.has_steps else 1
+        run_ns += costs.work_ns(stage, one, degree_here, num_steps)
+        if stage.has_steps:
+            steps_begin_ns, steps_end_ns = begin_ns if steps_begin_ns < 0 else steps_begin_ns, run_ns
+        elif stage.kind is DeviceKind.CPU:
+            slot = slot[0] if slot else begin_ns, run_ns
+    if degree == 1:
+        return Demand(1, run_ns, slot=slot)
+    return Demand(degree, run_ns, max(0, steps_begin_ns), run_ns - steps_end_ns, slot)
 
 
 def reserved_at(request: Request, left: Cursor, degree: int, costs: CostModel) -> Demand:
@@ -44,16 +50,10 @@ def cheapest_in_time(
     """
     if not left.num_steps_left:
         return demand_at(request, left, 1, costs)
-    one, pieces = (request,), left.pieces()
-    other_ns = sum(costs.work_ns(stage, one, 1) for stage, _ in pieces if not stage.has_steps)
-    stepped = [(stage, num_steps) for stage, num_steps in pieces if stage.has_steps]
-    blocks = [
-        Demand(degree, other_ns + sum([costs.work_ns(stage, one, degree, num_steps) for stage, num_steps in stepped]))
-        for degree in degrees
-    ]
+    blocks = [demand_at(request, left, degree, costs) for degree in degrees]
     in_time = [block for block in blocks if block.run_ns <= budget_ns]
     if in_time:
-        return min(in_time, key=lambda block: (block.width * block.run_ns, block.width))
+        return min(in_time, key=lambda block: (block.device_ns, block.width))
     return min(blocks, key=lambda block: (block.run_ns, block.width))
 
 
