@@ -49,6 +49,7 @@ class Backlog:
 
     def __post_init__(self) -> None:
         times = enumerate(self.free_s)
+        self.slots: list[Device] = []
         self.devices = [Device(device_id=device_id, node=0, now=Now(ns_from_s(free_s))) for device_id, free_s in times]
 
     def num_jobs(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, permutations
 from random import Random
 
 from hypothesis import given
@@ -106,3 +106,28 @@ def test_a_placed_block_takes_the_first_slot() -> None:
         expected = sorted([*free_ns[: stop - width], *free_ns[stop:], *[start_ns + 7] * width])
         assert place(free_ns, Demand(width, 7), ready_ns) == start_ns + 7
         assert free_ns == expected
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=5),
+    st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)),
+    st.integers(1, 5),
+    st.integers(0, 40),
+)
+def test_a_block_takes_its_first_device_for_longer_than_the_others(
+    free_ns: list[int], parts_ns: tuple[int, int, int], width: int, ready_ns: int
+) -> None:
+    """Against all ways to choose the devices: the earliest begin, and the same devices are taken as long."""
+    before_ns, _, after_ns = parts_ns
+    block = Demand(width, sum(parts_ns), before_ns, after_ns) if width > 1 else Demand(1, sum(parts_ns))
+    taken = min(width, len(free_ns))
+    starts_ns = [
+        max([ready_ns, first, *(other - block.before_ns for other in others)])
+        for first, *others in permutations(sorted(free_ns), taken)
+    ]
+    after = sorted(free_ns)
+    assert place(after, block, ready_ns) == min(starts_ns) + block.run_ns
+    assert after == sorted(after)
+    assert len(after) == len(free_ns)
+    assert after.count(min(starts_ns) + block.run_ns) >= 1
+    assert after.count(min(starts_ns) + block.run_ns - block.after_ns) >= taken - 1

@@ -8,13 +8,52 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilework.admission.reservation_timeline import DeviceTimes, Nodes, choose_group, latest_ends, run_in_order
+from tilework.admission.reservation_timeline import (
+    DeviceTimes,
+    Nodes,
+    begin_ns,
+    choose_group,
+    latest_ends,
+    run_in_order,
+)
 from tilework.core.interfaces import Block, Demand
 from tilework.core.time import NEVER_NS
 
 TIMES = st.integers(0, 40)
 NODES = st.sampled_from(([[0]], [[0, 1, 2]], [[0], [1]], [[0, 1], [2, 3]], [[3], [0, 1, 2]]))
-DEMANDS = st.builds(Demand, st.integers(1, 4), st.integers(0, 20))
+SLOTS = (8, 9)
+
+
+@st.composite
+def demands(draw: st.DrawFn) -> Demand:
+    """Half of them take all their devices from begin to end; the others may need a CPU slot, too."""
+    width, run_ns = draw(st.integers(1, 4)), draw(st.integers(0, 20))
+    if draw(st.booleans()):
+        return Demand(width, run_ns)
+    first, last, *slot = sorted(draw(st.lists(st.integers(0, run_ns), min_size=2, max_size=2))) + sorted(
+        draw(st.lists(st.integers(0, run_ns), min_size=2, max_size=2))
+    )
+    is_wide, needs_slot = width > 1, draw(st.booleans())
+    return Demand(
+        width,
+        run_ns,
+        first if is_wide else 0,
+        run_ns - last if is_wide else 0,
+        (slot[0], slot[1]) if needs_slot else None,
+    )
+
+
+def after(demand: Demand, done_ns: int) -> Demand:
+    """What is left of a demand when it has run for so long."""
+    run_ns, slot = demand.run_ns - done_ns, demand.slot
+    if slot is not None:
+        slot = (max(0, slot[0] - done_ns), slot[1] - done_ns) if slot[1] > done_ns else None
+    if run_ns <= demand.after_ns:
+        return Demand(1, run_ns, slot=slot)
+    return Demand(demand.width, run_ns, max(0, demand.before_ns - done_ns), demand.after_ns, slot)
+
+
+DEMANDS = demands()
 
 
 @st.composite
@@ -22,30 +61,45 @@ def reserved(draw: st.DrawFn) -> tuple[DeviceTimes, Nodes, list[Block]]:
     """When devices are free, the nodes, and blocks with groups."""
     nodes = draw(NODES)
     groups = st.sampled_from([group for node in nodes for width in (1, 2, 3) for group in combinations(node, width)])
-    blocks = st.builds(Block, st.just(0), TIMES, DEMANDS, groups)
-    return {device_id: draw(TIMES) for node in nodes for device_id in node}, nodes, draw(st.lists(blocks, max_size=6))
+    blocks = st.builds(Block, st.just(0), TIMES, DEMANDS, groups, st.sampled_from(SLOTS))
+    devices = [*(device_id for node in nodes for device_id in node), *SLOTS]
+    return {device_id: draw(TIMES) for device_id in devices}, nodes, draw(st.lists(blocks, max_size=6))
 
 
-@given(reserved(), DEMANDS, TIMES, st.none() | st.lists(TIMES, min_size=4, max_size=4))
+@given(reserved(), DEMANDS, TIMES, st.none() | st.lists(TIMES, min_size=10, max_size=10))
 def test_a_group_is_chosen_on_which_a_block_begins_first_and_leaves_the_most_room(
     schedule: tuple[DeviceTimes, Nodes, list[Block]], demand: Demand, ready_ns: int, spared: list[int] | None
 ) -> None:
     free_ns, nodes, _ = schedule
     spared_ns = None if spared is None else {device_id: spared[device_id] for device_id in free_ns}
     width = min(demand.width, max(map(len, nodes)))
-    found = [
-        (start_ns, rank, sum(start_ns - free_ns[device_id] for device_id in group))
+    blocks = [
+        (rank, Block(0, ready_ns, demand, (first, *(one for one in group if one != first)), slot))
         for rank, node in enumerate(nodes)
         for group in combinations(node, width)
-        for start_ns in [max([ready_ns, *(free_ns[device_id] for device_id in group)])]
-        if spared_ns is None or all(start_ns + demand.run_ns <= spared_ns[device_id] for device_id in group)
+        for first in group
+        for slot in (SLOTS if demand.slot else [None])
     ]
-    group = choose_group(free_ns, nodes, demand, ready_ns, spared_ns)
-    assert (group is not None) == bool(found)
-    if group is not None:
-        start_ns = max([ready_ns, *(free_ns[device_id] for device_id in group)])
-        (rank,) = {rank for rank, node in enumerate(nodes) if set(group) <= set(node)}
-        assert (start_ns, rank, sum(start_ns - free_ns[device_id] for device_id in group)) == min(found)
+
+    def rate(rank: int, block: Block) -> tuple[int, int, int]:
+        """When it begins, and for how long its devices idle before; that is defined for flat demands only."""
+        start_ns = begin_ns(block, free_ns)
+        idle_ns = sum(start_ns - free_ns[device_id] for device_id in block.devices) if demand.is_flat else 0
+        return start_ns, rank, idle_ns
+
+    def is_spared(block: Block) -> bool:
+        start_ns = begin_ns(block, free_ns)
+        return spared_ns is None or all(start_ns + until <= spared_ns[one] for one, _, until in block.windows())
+
+    found = [rate(rank, block) for rank, block in blocks if is_spared(block)]
+    chosen = choose_group(free_ns, nodes, demand, ready_ns, spared_ns)
+    assert (chosen is not None) == bool(found)
+    if chosen is not None:
+        block = Block(0, ready_ns, demand, *chosen)
+        (rank,) = {rank for rank, node in enumerate(nodes) if set(block.devices) <= set(node)}
+        assert is_spared(block)
+        assert len(set(block.devices)) == width
+        assert rate(rank, block) == min(found)
 
 
 @given(reserved(), st.data())
@@ -61,7 +115,7 @@ def test_earlier_times_and_less_work_make_no_block_end_later(
         replace(
             block,
             ready_ns=data.draw(st.integers(0, block.ready_ns)),
-            demand=replace(block.demand, run_ns=data.draw(st.integers(0, block.demand.run_ns))),
+            demand=after(block.demand, data.draw(st.integers(0, block.demand.run_ns))),
         )
         for block, is_kept in zip(blocks, kept, strict=True)
         if is_kept
@@ -92,11 +146,10 @@ def test_placing_blocks_anew_has_neither_property() -> None:
     for nodes, times in (([[0, 1, 2]], (0, 5, 5)), ([[0, 1], [2, 3]], (0, 6, 5, 5))):
         free_ns = dict(enumerate(times))
         wide, narrow = Block(0, 0, Demand(2, 10)), Block(0, 0, Demand(1, 12))
-        groups, before_ns = run_in_order(dict(free_ns), nodes, [wide, narrow], anew=True)
+        kept, before_ns = run_in_order(dict(free_ns), nodes, [wide, narrow], anew=True)
         assert before_ns == [15, 12]
         _, anew_ns = run_in_order({**free_ns, 1: 1}, nodes, [wide, narrow], anew=True)
         assert anew_ns == [11, 17]
-        kept = [replace(wide, devices=groups[0]), replace(narrow, devices=groups[1])]
         assert run_in_order({**free_ns, 1: 1}, nodes, kept)[1] == [15, 12]
 
 

@@ -12,16 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import POLICIES, only, promise_mix, table
+from builders import PIPELINE, POLICIES, only, promise_mix, request, simulate, table
+from stages import DECODE, DIFFUSE, ENCODE
 from tilework.admission.reservation_timeline import DeviceTimes, Nodes, choose_group, run_in_order
 from tilework.admission.reservations import Reservations
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Accept, Action, Reject
+from tilework.core.cost_row import CostRow
 from tilework.core.events import Event, Submitted
 from tilework.core.interfaces import Block, Demand
-from tilework.core.request import RefusalCode, Request
+from tilework.core.request import OnMiss, RefusalCode, Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import Group
+from tilework.cost.table import CostTable
 from tilework.policy.toolkit.margin import ADMISSION_MARGIN, GUARD_MARGIN
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
@@ -154,11 +157,11 @@ def many(rng: Random, count: int) -> Schedule:
     spare_ns = rng.randint(0, 400) * NS_PER_MS
     for _ in range(count):
         demand = Demand(rng.choice((1, 1, 2)), rng.randint(1, 400) * NS_PER_MS)
-        group = choose_group(free_ns, schedule.nodes, demand, 0)
-        assert group is not None
-        (end_ns,) = run_in_order(free_ns, schedule.nodes, [Block(0, 0, demand, group)])[1]
+        chosen = choose_group(free_ns, schedule.nodes, demand, 0)
+        assert chosen is not None
+        (end_ns,) = run_in_order(free_ns, schedule.nodes, [Block(0, 0, demand, *chosen)])[1]
         due_ns = ADMISSION_MARGIN.due_ns(end_ns + spare_ns, NOW_NS) - rng.randint(0, 1)
-        schedule.blocks.append(Block(due_ns, 0, demand, group))
+        schedule.blocks.append(Block(due_ns, 0, demand, *chosen))
     schedule.blocks.sort(key=lambda block: block.due_ns)
     return schedule
 
@@ -206,3 +209,20 @@ def test_a_refused_request_is_accepted_with_the_earliest_deadline_of_its_refusal
         return Submitted(requests[0], tuple(requests[1:]))
 
     simulation.run(promise_mix(20, rate, seed, share), observe=ask_again)
+
+
+@pytest.mark.parametrize("policy", ["tilework", "tetriserve"])
+def test_the_steps_of_a_promised_request_use_devices_that_another_no_longer_needs_while_it_is_decoded(
+    policy: str,
+) -> None:
+    """Both need two of three devices for 5 s of steps, then one for 4 s. In turn, the second would end after 18 s."""
+    seconds = {(ENCODE, 1): 0.0, (DIFFUSE, 2): 0.5, (DECODE, 1): 4.0}
+    rows = [
+        CostRow(pipeline=PIPELINE, stage=stage, height=128, width=128, degree=degree, seconds=value)
+        for (stage, degree), value in seconds.items()
+    ]
+    first, second = (
+        request(uid, steps=10, slo_s=slo_s, on_miss=OnMiss.REJECT) for uid, slo_s in (("a", 11), ("b", 16))
+    )
+    trace = simulate([first, second], policy, num_devices=3, costs=CostTable(hardware="made up", rows=tuple(rows)))
+    assert [(ending.status, ending.on_time) for ending in trace.endings] == [(Status.DONE, True)] * 2, trace.endings

@@ -136,9 +136,9 @@ class ReservationGuard:
                 continue
             spare_ns = known.ends_ns[job.job_id] - begin_ns(block, what_if.free_ns) - block.demand.run_ns
             is_here = cursor.stage.kind is DeviceKind.ACCELERATOR and not _is_on_slot(job)
-            if is_here and spare_ns < _SOON_NS and held.isdisjoint(block.devices):
+            if is_here and spare_ns < _SOON_NS:
                 start = self._next_start(job, cursor, block.devices, what_if.costs)
-                if all(room[device_id] > 0 for device_id in start.devices):
+                if held.isdisjoint(start.devices) and all(room[device_id] > 0 for device_id in start.devices):
                     for device_id in start.devices:
                         room[device_id] -= 1
                     yield start

@@ -90,14 +90,18 @@ def test_the_parts_add_up_to_the_demand(position: int, degree: int) -> None:
     left = Cursor(WAY, position)
     head_ns, tail_ns = head_and_tail_ns(ASKED, left, COSTS)
     steps_ns = sum(left.num_steps_left * one.step_ns for one in step_speeds(ASKED, COSTS, left=left)[degree - 1 :][:1])
-    assert demand_at(ASKED, left, degree, COSTS) == Demand(
-        degree, pytest.approx(head_ns + steps_ns + tail_ns, abs=left.num_steps_left)
-    )
+    demand = demand_at(ASKED, left, degree, COSTS)
+    assert demand.width == degree
+    assert demand.run_ns == pytest.approx(head_ns + steps_ns + tail_ns, abs=left.num_steps_left)
+    last_ns = head_and_tail_ns(ASKED, Cursor(WAY, 12), COSTS)[1]
+    is_wide = degree > 1 and left.num_steps_left > 0
+    assert (demand.before_ns, demand.after_ns) == ((head_ns, last_ns) if is_wide else (0, demand.after_ns))
 
 
 def test_the_cheapest_degree_in_time_counts_all_stages_with_steps() -> None:
     start = Cursor(WAY, 0)
-    alone, both = Demand(1, 1290 * MS), Demand(2, 810 * MS)
+    alone, both = Demand(1, 1290 * MS), Demand(2, 810 * MS, 10 * MS, 50 * MS)
+    assert both.device_ns == (2 * 810 - 60) * MS
     assert cheapest_in_time(ASKED, start, (1, 2), 1290 * MS, COSTS) == alone
     assert cheapest_in_time(ASKED, start, (1, 2), 1289 * MS, COSTS) == both
 
