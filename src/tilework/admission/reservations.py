@@ -1,13 +1,15 @@
 """Reservations: how the server knows that every deadline that it has promised can still be met.
 
 Theory of operation. A request with `on_miss: reject` is accepted only if its deadline can be promised. Its remaining
-work then has a *reservation*: a block of device x time, as wide as its group and as long as its remaining work, with a
-deadline and with the group of devices on which it is to run.
+work then has a *reservation*: a block of device x time with a deadline, and with the devices on which it is to run. The
+first device of its group is taken from begin to end, the others only from the first steps to the last, and a CPU slot
+for the stages that run on one (`core.interfaces.Demand`).
 
-*The schedule.* Each device runs its reservations in the order of their deadlines. A reservation begins when all devices
-of its group are free of earlier ones and its job is ready, that is, when the works that are running have ended. If all
-reservations end by their deadlines in this schedule, all promises can be kept, whatever else waits: run the promised
-jobs by the schedule, and everything else when there is room. So groups that pass this test are a *feasibility proof*.
+*The schedule.* Each device runs its reservations in the order of their deadlines. A reservation begins when its job is
+ready, that is, when the works that are running have ended, and early enough for no device to be free too late: each
+device must be free of earlier reservations by the time that the block takes it. If all reservations end by their
+deadlines in this schedule, all promises can be kept, whatever else waits: run the promised jobs by the schedule, and
+everything else when there is room. So groups that pass this test are a *feasibility proof*.
 
 *Why groups are kept.* The end of a block is a maximum of sums: the time at which a device is free, or a job ready, plus
 the blocks in between. So earlier times never break a proof: if a device is free earlier, or a job is ready earlier, has

@@ -1,4 +1,4 @@
-"""The remaining work of a request as a block of devices x time, and the cheapest degrees that meet its deadline."""
+"""The remaining work of a request as blocks of devices x time, and the cheapest degrees that meet its deadline."""
 
 from __future__ import annotations
 
