@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import interpolate
 
-from tilework.core.stage import StageSpec
+from tilework.core.graph.stage import StageSpec
 from tilework.core.wire import Spec
 from tilework.pipelines.families.sd3 import StableDiffusion3
 from tilework.pipelines.family import Values

@@ -19,8 +19,8 @@ from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
 from tilework.core.cost_row import CostRow
 from tilework.core.events import DeviceJoined
+from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import ClusterView, CostModel, Demand, EtaPrediction
-from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, Request, Shape, Status
 from tilework.core.time import ns_from_s
 from tilework.core.work import Group, Plan

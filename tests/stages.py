@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tilework.core.progress import Cursor
+from tilework.core.graph.progress import Cursor
+from tilework.core.graph.shipped import latent_diffusion
+from tilework.core.graph.stage import Stage
 from tilework.core.request import Request
-from tilework.core.shipped_graph import latent_diffusion
-from tilework.core.stage import Stage
 
 STAGES = ENCODE, DIFFUSE, DECODE = "encode", "diffuse", "decode"
 

@@ -13,7 +13,7 @@ from statistics import median
 import pytest
 
 import tilework
-from tilework.core.shipped_graph import latent_diffusion
+from tilework.core.graph.shipped import latent_diffusion
 
 ROOT = Path(tilework.__file__).parent
 DECISIONS = {"core", "cost", "policy", "admission", "control"}

@@ -26,10 +26,10 @@ from runtime.rig import PingPong, Rig, assert_nothing_is_left, kill, until
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import replay
 from tilework.core.cost_row import CostRow
-from tilework.core.graph import Graph
+from tilework.core.graph.graph import Graph
+from tilework.core.graph.stage import DeviceKind, StageSpec, StepShare
 from tilework.core.model import ModelSource
 from tilework.core.request import OnMiss, Request, Status, Terms
-from tilework.core.stage import DeviceKind, StageSpec, StepShare
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import Spec
 from tilework.cost.table import CostTable

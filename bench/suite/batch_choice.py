@@ -11,10 +11,10 @@ from suite.denoisers import begin
 from suite.stages import DIFFUSE
 from suite.stats import median
 from tilework.control.cluster.job import Job
+from tilework.core.graph.shipped import latent_diffusion
+from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import EtaPrediction
 from tilework.core.request import Request, Shape
-from tilework.core.shipped_graph import latent_diffusion
-from tilework.core.stage import Stage
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.pipelines.family import Family, StepState

@@ -15,8 +15,8 @@ from tilework.admission.admission_limits import AdmissionLimits
 from tilework.control.cluster.device import Device, Now
 from tilework.core.actions import Accept, Finish, Reject, RunWork
 from tilework.core.events import Cancelled, Submitted, WorkFinished
+from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import Admitted, Ahead, Block, CostModel, Demand, EtaPrediction, Held
-from tilework.core.progress import Cursor
 from tilework.core.request import OnMiss, RefusalCode, Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
 from tilework.cost.table_costs import TableCosts

@@ -24,9 +24,9 @@ from tilework.control.measured import dispatch_ns, profiled_table
 from tilework.core.actions import Action, Reject
 from tilework.core.cost_row import CostRow
 from tilework.core.events import DeviceLost, Event, Stopped, Woke, WorkFailed, WorkFinished
+from tilework.core.graph.shipped import latent_diffusion
+from tilework.core.graph.stage import Stage
 from tilework.core.request import OnMiss, RefusalCode, Request, Shape, Status
-from tilework.core.shipped_graph import latent_diffusion
-from tilework.core.stage import Stage
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.wire import Spec
 from tilework.core.work import Work

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from builders import request
 from stages import DECODE, DIFFUSE, ENCODE, STAGES, at_start, stage_of
-from tilework.core.graph import BadGraph, Graph
-from tilework.core.itinerary import Itinerary, Place
-from tilework.core.progress import Cursor
-from tilework.core.shipped_graph import latent_diffusion
-from tilework.core.stage import Stage, StageSpec, StepShare
+from tilework.core.graph.graph import BadGraph, Graph
+from tilework.core.graph.itinerary import Itinerary, Place
+from tilework.core.graph.progress import Cursor
+from tilework.core.graph.shipped import latent_diffusion
+from tilework.core.graph.stage import Stage, StageSpec, StepShare
 
 TEXT = StageSpec(name="text", inputs=("prompt",), outputs=("words",))
 PICTURE = StageSpec(name="picture", components=("vision",), inputs=("image",), outputs=("reference",))

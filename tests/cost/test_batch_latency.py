@@ -16,8 +16,8 @@ from stages import DECODE, DIFFUSE, stage_of
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import header_line, read_log
 from tilework.core.cost_row import CostRow
+from tilework.core.graph.stage import Stage
 from tilework.core.request import Shape
-from tilework.core.stage import Stage
 from tilework.core.time import NS_PER_S
 from tilework.cost.batch_latency import BatchLatencyModel, Layer
 from tilework.cost.learning import MIN_MIXED, learn

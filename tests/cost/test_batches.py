@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from builders import PIPELINE, costs, row, sized
 from stages import DIFFUSE, stage_of
 from tilework.core.cost_row import CostRow
+from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.request import Shape
-from tilework.core.shipped_graph import latent_diffusion
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.cost.rows import merge_rows, missing_batches, row_key
 from tilework.cost.table import BadCostTable, CostTable

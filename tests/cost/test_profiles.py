@@ -16,10 +16,10 @@ import pytest
 from builders import PIPELINE
 from stages import DECODE, DIFFUSE, ENCODE, STAGES
 from tilework.core.cost_row import CostRow
-from tilework.core.graph import Graph
+from tilework.core.graph.graph import Graph
+from tilework.core.graph.shipped import latent_diffusion
+from tilework.core.graph.stage import StageSpec, StepShare
 from tilework.core.request import Shape
-from tilework.core.shipped_graph import latent_diffusion
-from tilework.core.stage import StageSpec, StepShare
 from tilework.cost import profiles as profiles_module
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles, ProfilesUnavailable

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from builders import PIPELINE, SIDES, costs, row, sized, table
 from stages import DECODE, DIFFUSE, ENCODE, STAGES, stage_of
 from tilework.core.cost_row import CostRow
-from tilework.core.graph import Graph
+from tilework.core.graph.graph import Graph
+from tilework.core.graph.shipped import latent_diffusion
+from tilework.core.graph.stage import StageSpec, StepShare
 from tilework.core.request import Shape
-from tilework.core.shipped_graph import latent_diffusion
-from tilework.core.stage import StageSpec, StepShare
 from tilework.core.time import NS_PER_S, ns_from_s, s_from_ns
 from tilework.cost.degrees import least_device_ns, optimal_latency_ns, useful_degrees
 from tilework.cost.shipped import shipped_names

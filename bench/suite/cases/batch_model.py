@@ -15,9 +15,9 @@ from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.stages import DIFFUSE
 from suite.stats import extremes, fmean, median, over_repeats, p99
 from tilework.core.cost_row import Batch, CostRow
+from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape
-from tilework.core.shipped_graph import latent_diffusion
 from tilework.core.time import NS_PER_S
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.learning import can_learn, learn

@@ -21,9 +21,9 @@ from suite.papers.cached_runs import (
 from suite.pictures import BarPanel, grouped_bars, panels_png
 from suite.stages import DIFFUSE
 from suite.stats import exact
+from tilework.core.graph.shipped import latent_diffusion
+from tilework.core.graph.stage import Stage
 from tilework.core.request import Shape
-from tilework.core.shipped_graph import latent_diffusion
-from tilework.core.stage import Stage
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
 from tilework.sim.compare.cells import Cell

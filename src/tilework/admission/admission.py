@@ -11,6 +11,7 @@ from tilework.admission.list_schedule import FreeTimes, place
 from tilework.admission.promise_query import PromiseQuery
 from tilework.admission.reservations import Reservations
 from tilework.core.actions import Reject
+from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import (
     Admitted,
     Backlog,
@@ -21,7 +22,6 @@ from tilework.core.interfaces import (
     Policy,
 )
 from tilework.core.request import RefusalCode, Request
-from tilework.core.stage import DeviceKind
 from tilework.policy.toolkit.buddy_allocator import nodes
 from tilework.policy.toolkit.demand import fastest, fits_at
 from tilework.policy.toolkit.wording import needs

@@ -9,9 +9,9 @@ from tilework.admission.feasibility import FeasibilityProof
 from tilework.admission.proof_search import Degrees, ProofSearch
 from tilework.admission.reservation_timeline import begin_ns
 from tilework.admission.what_if import WhatIf
+from tilework.core.graph.progress import Cursor
+from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import Block, ClusterView, CostModel, JobView
-from tilework.core.progress import Cursor
-from tilework.core.stage import DeviceKind
 from tilework.core.time import NEVER_NS, NS_PER_MS
 from tilework.core.work import Group, Start
 from tilework.policy.toolkit.demand import usable_degree

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilework.admission.reservation_timeline import DeviceTimes, Nodes
+from tilework.core.graph.progress import Cursor
+from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import Block, ClusterView, CostModel, DeviceView, JobView
-from tilework.core.progress import Cursor
-from tilework.core.stage import DeviceKind
 from tilework.core.work import Group, Start
 from tilework.policy.toolkit.buddy_allocator import nodes
 from tilework.policy.toolkit.demand import reserved_at

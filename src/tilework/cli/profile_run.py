@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tilework.cli.console import UserError, console, progress
 from tilework.cli.measured import in_order
 from tilework.core.cost_row import Batch, CostRow
-from tilework.core.graph import Graph
+from tilework.core.graph.graph import Graph
 from tilework.core.model import ModelInfo
 from tilework.core.request import Shape
 from tilework.core.wire import Report

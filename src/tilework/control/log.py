@@ -18,7 +18,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
 from tilework.core.events import Event
-from tilework.core.stage import Stage
+from tilework.core.graph.stage import Stage
 from tilework.cost.table import CostTable
 from tilework.cost.table_file import parse_table, table_json
 

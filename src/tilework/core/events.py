@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilework.core.graph.stage import DeviceKind
 from tilework.core.request import Request
-from tilework.core.stage import DeviceKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Submitted:
 class Restored:
     """A request was restored that had been accepted before a restart: it is accepted again without admission.
 
-    `position` is where its checkpoint is on its way (`core.graph.Itinerary`): 0 if nothing was kept.
+    `position` is where its checkpoint is on its way (`core.graph.itinerary.Itinerary`): 0 if nothing was kept.
     """
 
     request: Request

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tilework.core.graph import Graph
-from tilework.core.progress import Cursor
+from tilework.core.graph.graph import Graph
+from tilework.core.graph.progress import Cursor
+from tilework.core.graph.stage import Stage
 from tilework.core.request import Request, Shape
-from tilework.core.stage import Stage
 from tilework.core.work import Group, Plan, Work
 
 

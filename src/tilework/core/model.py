@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tilework.core.cost_row import CostRow
-from tilework.core.graph import Graph
-from tilework.core.shipped_graph import latent_diffusion
-from tilework.core.stage import StageSpec
+from tilework.core.graph.graph import Graph
+from tilework.core.graph.shipped import latent_diffusion
+from tilework.core.graph.stage import StageSpec
 
 DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")

@@ -80,7 +80,7 @@ class StateBlob:
 class SavedState:
     """What a stage has written of a request: its outputs, or the state between two of its steps.
 
-    `position` is where the request is after it (`core.graph.Itinerary`), `index` that of the stage.
+    `position` is where the request is after it (`core.graph.itinerary.Itinerary`), `index` that of the stage.
     """
 
     index: int

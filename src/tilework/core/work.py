@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from tilework.core.stage import Stage
+from tilework.core.graph.stage import Stage
 
 Group = tuple[int, ...]
 """Sorted ids of devices on one node; a member's rank is its index."""
@@ -33,8 +33,8 @@ class Work:
     """A Start that the controller has accepted.
 
     `attempts[i]` is the attempt of `job_ids[i]` that it belongs to, `positions[i]` where this job is on its way
-    (`core.graph.Itinerary`) when the work begins, and `first_steps[i]` how many steps it has made by then. `after`
-    names the works after which it is queued. A `sliced` one takes less memory and more time.
+    (`core.graph.itinerary.Itinerary`) when the work begins, and `first_steps[i]` how many steps it has made by then.
+    `after` names the works after which it is queued. A `sliced` one takes less memory and more time.
     """
 
     work_id: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tilework.core.stage import Stage
+from tilework.core.graph.stage import Stage
 
 _MAX_FACTOR = 4.0
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tilework.core.graph.progress import Cursor
+from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import CostModel
-from tilework.core.progress import Cursor
 from tilework.core.request import Shape
-from tilework.core.stage import Stage
 from tilework.cost.table_costs import TableCosts
 
 EFFICIENT = 0.8

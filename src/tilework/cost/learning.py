@@ -11,8 +11,8 @@ from operator import mul
 from statistics import fmean, pstdev
 
 from tilework.core.cost_row import CostRow
+from tilework.core.graph.stage import Stage
 from tilework.core.request import Shape
-from tilework.core.stage import Stage
 from tilework.cost.batch_latency import BatchLatencyModel, Layer, input_indices, inputs_of
 from tilework.cost.prices import Prices
 from tilework.cost.rows import batch_key

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tilework.core.graph.stage import Stage
 from tilework.core.request import Shape
-from tilework.core.stage import Stage
 from tilework.core.time import NS_PER_S
 
 FORGET_NS = 600 * NS_PER_S

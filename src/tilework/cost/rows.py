@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TypeVar
 
 from tilework.core.cost_row import Batch, CostRow
-from tilework.core.graph import Graph
+from tilework.core.graph.graph import Graph
 from tilework.core.request import Shape
 
 RowKey = tuple[str, str, Shape, int, int | Batch, str]

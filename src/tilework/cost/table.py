@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilework.core.cost_row import CostRow
-from tilework.core.graph import Graph
-from tilework.core.shipped_graph import latent_diffusion
+from tilework.core.graph.graph import Graph
+from tilework.core.graph.shipped import latent_diffusion
 from tilework.cost.batch_latency import BatchLatencyModel
 
 
@@ -26,7 +26,7 @@ class CostTable:
 
     `source` is the source of the figures. Tables made for a published evaluation also have its `steps` per request
     and its base SLOs, seconds by `str(Shape)`. `batch_models`, by pipeline, predict batches of steps at degree 1.
-    `graphs` are those of pipelines that are not latent diffusion pipelines (see `core.shipped_graph`).
+    `graphs` are those of pipelines that are not latent diffusion pipelines (see `core.graph.shipped`).
     """
 
     hardware: str

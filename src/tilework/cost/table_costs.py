@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilework.core.graph import Graph
+from tilework.core.graph.graph import Graph
+from tilework.core.graph.progress import Cursor
+from tilework.core.graph.stage import Stage
 from tilework.core.preview import preview_shape
-from tilework.core.progress import Cursor
 from tilework.core.request import Request, Shape
-from tilework.core.stage import Stage
 from tilework.core.work import Group, Work
 from tilework.cost.corrections import CorrectionKey, Corrections
 from tilework.cost.memory import MemoryLimits

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tilework.core.cost_row import CostRow
-from tilework.core.graph import BadGraph, Graph
+from tilework.core.graph.graph import BadGraph, Graph
 from tilework.core.request import Shape
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.shipped import shipped_path

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilework.core.cost_row import CostRow
-from tilework.core.graph import Graph
+from tilework.core.graph.graph import Graph
+from tilework.core.graph.stage import Stage
 from tilework.core.request import Shape
-from tilework.core.stage import Stage
 from tilework.core.time import NS_PER_S
 from tilework.cost.prices import Prices
 from tilework.cost.table import CostTable

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from tilework.core.graph.shipped import latent_diffusion
+from tilework.core.graph.stage import StageSpec
 from tilework.core.model import ModelInfo
 from tilework.core.packing import Layout, Pack, Size
 from tilework.core.preview import preview_shape
-from tilework.core.shipped_graph import latent_diffusion
-from tilework.core.stage import StageSpec
 from tilework.core.wire import Image, Spec
 from tilework.pipelines.arguments import GENERATOR_DEVICE, generator_device, offered
 from tilework.pipelines.defaults import Defaults, resolve

@@ -17,9 +17,9 @@ from tilework.control.watchdog import WatchdogConfig
 from tilework.core.actions import Reject
 from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
 from tilework.core.events import Cancelled, DeviceJoined, Restored, Submitted
+from tilework.core.graph.stage import DeviceKind
 from tilework.core.model import ModelInfo
 from tilework.core.request import DEFAULT_TERMS, Status, Terms
-from tilework.core.stage import DeviceKind
 from tilework.core.wire import Report, Spec
 from tilework.cost.table import CostTable
 from tilework.runtime.control_loop import ControlLoop, Incoming

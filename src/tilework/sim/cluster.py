@@ -21,9 +21,9 @@ from tilework.core.work import Work
 from tilework.cost.table_costs import TableCosts
 from tilework.sim.blobs import BlobStore, StateTransfers
 from tilework.sim.clock import Clock
+from tilework.sim.config import Layout
 from tilework.sim.faults import FaultInjector
 from tilework.sim.fleet import Fleet
-from tilework.sim.layout import Layout
 from tilework.sim.network import Network
 from tilework.sim.reports import CUT_OFF, report_of, serialize
 from tilework.sim.runs import Run, State

@@ -1,10 +1,11 @@
-"""Configuration of a simulation."""
+"""Configuration of a simulation: its devices, where they are, and what may fail."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tilework.core.graph.stage import DeviceKind
 from tilework.sim.faults import Faults
 
 
@@ -36,3 +37,29 @@ class SimConfig:
         known = self.dispatch_ns.keys()
         nearest = max((one for one in known if one <= degree), default=min(known, default=None))
         return 0 if nearest is None else self.dispatch_ns[nearest]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Accelerators 0 to `num_devices` - 1 fill nodes in order; the CPU slots of each node have the ids after these."""
+
+    num_devices: int
+    devices_per_node: int
+    slots_per_node: int = 0
+
+    @property
+    def ids(self) -> range:
+        """All devices."""
+        return range(self.num_devices + -(-self.num_devices // self.devices_per_node) * self.slots_per_node)
+
+    def kind(self, device_id: int) -> DeviceKind:
+        return DeviceKind.ACCELERATOR if device_id < self.num_devices else DeviceKind.CPU
+
+    def node(self, device_id: int) -> int:
+        if device_id < self.num_devices:
+            return device_id // self.devices_per_node
+        return (device_id - self.num_devices) // self.slots_per_node
+
+    def beside(self, device_id: int) -> list[int]:
+        """All devices of the node of this one."""
+        return [other for other in self.ids if self.node(other) == self.node(device_id)]

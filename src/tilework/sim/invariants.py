@@ -20,8 +20,8 @@ from tilework.core.events import (
     WorkFailed,
     WorkFinished,
 )
+from tilework.core.graph.stage import DeviceKind
 from tilework.core.request import Request, Status
-from tilework.core.stage import DeviceKind
 from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
 from tilework.core.work import Work
 from tilework.cost.memory import FORGET_NS

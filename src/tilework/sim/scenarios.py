@@ -9,11 +9,11 @@ from random import Random
 
 from tilework.control.controller import ControllerConfig
 from tilework.core.cost_row import CostRow
-from tilework.core.graph import Graph
+from tilework.core.graph.graph import Graph
+from tilework.core.graph.shipped import latent_diffusion
+from tilework.core.graph.stage import DeviceKind, StageSpec, StepShare
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import OnMiss, Request, Shape
-from tilework.core.shipped_graph import latent_diffusion
-from tilework.core.stage import DeviceKind, StageSpec, StepShare
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.cost.table import CostTable, graphs_of
 from tilework.policy.registry import policy_names

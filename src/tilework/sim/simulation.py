@@ -16,9 +16,8 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.sim.clock import Clock
 from tilework.sim.cluster import Cluster
-from tilework.sim.config import SimConfig
+from tilework.sim.config import Layout, SimConfig
 from tilework.sim.faults import FaultInjector
-from tilework.sim.layout import Layout
 from tilework.sim.replay_log import ReplayLog
 from tilework.sim.runs import State
 from tilework.sim.timing import TableTimingModel

@@ -7,9 +7,9 @@ from functools import partial
 
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.sim.clock import Clock
+from tilework.sim.config import Layout
 from tilework.sim.faults import FaultInjector
 from tilework.sim.fleet import Fleet
-from tilework.sim.layout import Layout
 from tilework.sim.runs import Run
 
 MAX_STARTS = 4  # Failed starts in a row after which a worker is given up.

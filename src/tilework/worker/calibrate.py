@@ -15,8 +15,8 @@ import torch
 
 from tilework.core.comm import Comm
 from tilework.core.cost_row import Batch, CostRow
+from tilework.core.graph.stage import Stage
 from tilework.core.request import Shape
-from tilework.core.stage import Stage
 from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.core.wire import Spec
 from tilework.patches.layout import pack

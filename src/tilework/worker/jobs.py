@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilework.core.itinerary import Itinerary
-from tilework.core.stage import Stage
+from tilework.core.graph.itinerary import Itinerary
+from tilework.core.graph.stage import Stage
 from tilework.core.wire import Spec
 from tilework.pipelines.family import Family, StepState
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from tilework.core.graph import Graph
+from tilework.core.graph.graph import Graph
 from tilework.core.model import ModelInfo, SimulatedSource
 from tilework.core.packing import Pack
 from tilework.core.preview import preview_shape

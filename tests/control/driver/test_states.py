@@ -13,9 +13,9 @@ from tilework.control.driver.state_registry import StateMove, StateRegistry
 from tilework.core.actions import MoveState
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import DeviceLost, LeftOut, Stopped, WorkFailed, WorkFinished
-from tilework.core.graph import Graph
-from tilework.core.itinerary import Itinerary
-from tilework.core.stage import StageSpec, StepShare
+from tilework.core.graph.graph import Graph
+from tilework.core.graph.itinerary import Itinerary
+from tilework.core.graph.stage import StageSpec, StepShare
 from tilework.core.wire import Absent, Failed, SavedState
 
 LONG = Graph(

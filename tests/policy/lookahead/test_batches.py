@@ -23,9 +23,9 @@ from builders import (
 )
 from stages import DIFFUSE, stage_of
 from tilework.control.controller import ControllerConfig
+from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import Block, Demand
 from tilework.core.request import Request, Status
-from tilework.core.stage import Stage
 from tilework.core.time import NS_PER_MS
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.lookahead.batch import Batch, Member

@@ -16,9 +16,9 @@ from stages import DECODE, DIFFUSE, ENCODE, at_start
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import RunWork, WakeAt
 from tilework.core.events import DeviceJoined, Event, Submitted, Woke, WorkFinished
+from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import Demand
 from tilework.core.request import Request, Shape, Status
-from tilework.core.stage import Stage
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
 from tilework.core.work import Group, Plan, Work
 from tilework.cost.table import CostTable

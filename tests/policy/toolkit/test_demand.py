@@ -8,10 +8,10 @@ import pytest
 
 from builders import PIPELINE, job, request
 from tilework.core.cost_row import CostRow
-from tilework.core.graph import Graph
+from tilework.core.graph.graph import Graph
+from tilework.core.graph.progress import Cursor
+from tilework.core.graph.stage import StageSpec, StepShare
 from tilework.core.interfaces import Demand
-from tilework.core.progress import Cursor
-from tilework.core.stage import StageSpec, StepShare
 from tilework.core.time import NS_PER_MS
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts

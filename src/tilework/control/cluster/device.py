@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilework.control.cluster.job import Job
-from tilework.core.stage import DeviceKind
+from tilework.core.graph.stage import DeviceKind
 from tilework.core.work import Work
 
 

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 
 from tilework.control.cluster.device import Device, Now
-from tilework.core.stage import DeviceKind
+from tilework.core.graph.stage import DeviceKind
 from tilework.core.work import Work
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from tilework.core.graph.progress import Cursor
+from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import Block, Demand, EtaPrediction
-from tilework.core.progress import Cursor
 from tilework.core.request import Request
-from tilework.core.stage import DeviceKind, Stage
 from tilework.core.work import Group, Work
 
 _NOTHING = Demand(width=1, run_ns=0)

@@ -13,9 +13,9 @@ from tilework.control.cluster.promises import Promises
 from tilework.control.cluster.queue import WaitingQueue
 from tilework.control.cluster.residents import Residents
 from tilework.control.cluster.start_check import check_start
+from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import Ahead, Block, CostModel, Demand, Held, Policy
 from tilework.core.request import Request
-from tilework.core.stage import DeviceKind
 from tilework.core.work import Group, Start, Work
 from tilework.policy.toolkit.demand import reserved_at
 

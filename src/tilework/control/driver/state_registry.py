@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.itinerary import Itinerary
+from tilework.core.graph.itinerary import Itinerary
 from tilework.core.wire import SavedState, StateBlob
 from tilework.core.work import Group
 

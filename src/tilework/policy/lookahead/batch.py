@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
+from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import JobView
-from tilework.core.stage import Stage
 from tilework.core.work import Start
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import StepTime

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import ClusterView, DeviceView, JobView
 from tilework.core.request import Request
-from tilework.core.stage import Stage
 from tilework.policy.lookahead.forecast import JobForecast
 from tilework.policy.lookahead.forecaster import Forecaster, last_steps
 from tilework.policy.lookahead.node_jobs import NodeJobs

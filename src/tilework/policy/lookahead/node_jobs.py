@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import DeviceView, JobView
 from tilework.core.request import Request
-from tilework.core.stage import Stage
 from tilework.core.work import Group, Work
 from tilework.policy.lookahead.due_arrivals import DueArrivals
 from tilework.policy.lookahead.forecast import NO_JOB, Claim, JobForecast

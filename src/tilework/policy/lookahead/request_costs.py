@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tilework.core.graph.progress import Cursor
+from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import CostModel
-from tilework.core.progress import Cursor
 from tilework.core.request import Request, StepClass, step_key
-from tilework.core.stage import Stage
 from tilework.policy.lookahead.batch import LEAST_SAVED
 from tilework.policy.toolkit.degrees import best_doubling
 from tilework.policy.toolkit.demand import Speed, head_and_tail_ns, step_speeds, worthwhile

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import ClusterView, CostModel, Demand, JobView
-from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, s_from_ns
 from tilework.core.work import Plan

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import ClusterView, CostModel, Demand, DeviceView, JobView
-from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan, Start

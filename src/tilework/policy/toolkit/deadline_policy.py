@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import CostModel, Demand
-from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.policy.toolkit.demand import cheapest_in_time, fitting_degrees
 from tilework.policy.toolkit.order import DeadlineOrdered

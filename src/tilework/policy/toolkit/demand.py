@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from math import ceil
 
+from tilework.core.graph.progress import Cursor
+from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import CostModel, Demand
-from tilework.core.progress import Cursor
 from tilework.core.request import Request
-from tilework.core.stage import DeviceKind, Stage
 from tilework.cost.degrees import common_degrees
 
 
@@ -129,7 +129,7 @@ def step_speeds(
 def head_and_tail_ns(request: Request, left: Cursor, costs: CostModel) -> tuple[int, int]:
     """The time of the remaining stages without steps: before the next steps, and after. Raises UnknownCost.
 
-    What comes after a leg (`core.itinerary`) counts as time after, its steps at their quickest.
+    What comes after a leg (`core.graph.itinerary`) counts as time after, its steps at their quickest.
     """
     head_ns, tail_ns, is_tail = 0, 0, not left.num_steps_left
     for stage, _ in left.pieces():

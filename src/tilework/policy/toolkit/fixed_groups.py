@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
+from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import ClusterView, CostModel, JobView
-from tilework.core.progress import Cursor
 from tilework.core.work import Plan, Start, Work
 from tilework.policy.toolkit.demand import usable_degree
 from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE, Lane

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilework.core.progress import Cursor
-from tilework.core.stage import Stage
+from tilework.core.graph.progress import Cursor
+from tilework.core.graph.stage import Stage
 from tilework.core.work import Group, Start
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import ClusterView, CostModel, JobView
-from tilework.core.progress import Cursor
 from tilework.core.request import Request, StepClass, step_key
 from tilework.core.work import Group, Start
 from tilework.policy.toolkit.demand import Speed, head_and_tail_ns, step_speeds

@@ -8,8 +8,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import ClusterView, CostModel, Demand, Policy
-from tilework.core.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import CostModel
-from tilework.core.progress import Cursor
 from tilework.core.work import Start
 from tilework.policy.toolkit.starts import before_steps, start_at_once, start_steps
 from tilework.policy.toolkit.tasks import Task

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from tilework.core.stage import DeviceKind, Stage
+from tilework.core.graph.stage import DeviceKind, Stage
 
 Piece = tuple[Stage, int]
 """A stage with its number of steps; 1 for a stage that runs at once."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tilework.core.itinerary import Itinerary
-from tilework.core.stage import DeviceKind, Stage, StageSpec, StepShare
+from tilework.core.graph.itinerary import Itinerary
+from tilework.core.graph.stage import DeviceKind, Stage, StageSpec, StepShare
 
 _MAX_CACHED = 1024
 

@@ -6,7 +6,7 @@ import json
 from functools import cache, lru_cache
 from importlib import resources
 
-from tilework.core.graph import Graph
+from tilework.core.graph.graph import Graph
 
 
 @lru_cache(maxsize=1024)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilework.core.itinerary import Itinerary, Place
-from tilework.core.stage import Stage
+from tilework.core.graph.itinerary import Itinerary, Place
+from tilework.core.graph.stage import Stage
 
 
 @dataclass(frozen=True, slots=True)
