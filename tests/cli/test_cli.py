@@ -222,6 +222,7 @@ def test_simulate_prints_its_configuration_as_json(files: Path) -> None:
         "jitter": 0.0,
         "dispatch_ns": 0,
         "switch_ns": 0,
+        "slots_per_node": 1,
         "result_ns": 0,
     }
     result = document["result"]

@@ -245,7 +245,9 @@ def test_a_chunk_at_a_wide_degree_has_more_steps() -> None:
 def test_the_demand_at_a_fixed_degree() -> None:
     asked = request("a", steps=4)
     seconds = 0.01 + 4 * 0.1 / 1.6**2 + 0.05
-    assert FixedDegree(degree=4).demand(asked, at_start(asked), WIDE_COSTS) == Demand(4, ns_from_s(seconds))
+    assert FixedDegree(degree=4).demand(asked, at_start(asked), WIDE_COSTS) == Demand(
+        4, ns_from_s(seconds), ns_from_s(0.01), ns_from_s(0.05)
+    )
     assert FixedDegree(degree=8).demand(asked, at_start(asked), WIDE_COSTS).width == 4
 
 

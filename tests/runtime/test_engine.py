@@ -232,7 +232,7 @@ def test_when_no_worker_can_be_started_again_open_requests_end(directory: Path, 
 
     outcome = rig.run(scenario())
     assert outcome.status is Status.CANCELLED
-    assert outcome.reason.startswith("every worker was lost")
+    assert outcome.reason.startswith("every worker that a stage needs was lost")
     assert rig.engine.health().num_devices_up == 0
     rig.close()
 

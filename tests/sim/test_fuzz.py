@@ -23,6 +23,7 @@ from tilework.control.log import replay
 from tilework.control.recovery import Recovery
 from tilework.core.actions import Action
 from tilework.core.events import Event
+from tilework.core.graph.progress import Cursor
 from tilework.core.request import Request, Status
 from tilework.core.work import Work
 from tilework.cost.table_costs import TableCosts
@@ -278,13 +279,18 @@ def send_too_many_works(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def share_exact_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Job, "may_share", True)
-    monkeypatch.setattr("tilework.control.cluster.tracker.check_start", lambda jobs, start: None)
+    monkeypatch.setattr("tilework.control.cluster.tracker.check_start", lambda jobs, start, devices: None)
 
 
 def widen_exact_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     step = "tilework.policy.toolkit.demand.step_degrees"
     monkeypatch.setattr(step, lambda request, costs: costs.degrees(stage_of(request.pipeline, DIFFUSE)))
-    monkeypatch.setattr("tilework.control.cluster.tracker.check_start", lambda jobs, start: None)
+    monkeypatch.setattr("tilework.control.cluster.tracker.check_start", lambda jobs, start, devices: None)
+
+
+def show_policies_the_stages_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cursor, "leg", property(lambda cursor: cursor))
+    monkeypatch.setattr("tilework.control.cluster.tracker.check_start", lambda jobs, start, devices: None)
 
 
 def answer_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,6 +318,7 @@ def answer_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
         (send_too_many_works, " works", [], "tetriserve"),
         (share_exact_requests, "has several jobs or devices", [], "patchedserve"),
         (widen_exact_requests, "has several jobs or devices", [], "fixed-sp4"),
+        (show_policies_the_stages_of_slots, "runs on cpu devices", [], "edf"),
         (answer_at_random, "replayed", ["replay=0.02:1"], "edf"),
     ],
 )

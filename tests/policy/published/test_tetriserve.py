@@ -367,9 +367,11 @@ def test_the_demand_is_the_cheapest_degree_in_time() -> None:
         asked = request("a", slo_s=slo_s)
         return TetriServe().demand(asked, at_start(asked), costs)
 
+    others = ns_from_s(0.01), ns_from_s(0.05)
     assert demand(None) == demand(9) == Demand(1, ns_from_s(0.01 + 1.0 + 0.05))
-    assert demand(1.0) == Demand(2, ns_from_s(0.01 + 0.625 + 0.05))
-    assert demand(0.5) == Demand(4, ns_from_s(0.01 + 0.390625 + 0.05)), "an even tighter one takes the same"
+    assert demand(1.0) == Demand(2, ns_from_s(0.01 + 0.625 + 0.05), *others)
+    tight = Demand(4, ns_from_s(0.01 + 0.390625 + 0.05), *others)
+    assert demand(0.5) == tight, "an even tighter one takes the same"
     assert demand(0.1) == demand(0.5)
     start = at_start(request("a"))
     decoded = TetriServe().demand(request("a"), replace(start, position=start.itinerary.length), costs)
