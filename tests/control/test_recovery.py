@@ -138,9 +138,7 @@ def test_an_exact_request_whose_decode_fits_only_in_slices_fails_and_the_next_is
     assert end.reason.startswith("there was not enough memory; it is exact, so")
     [refusal] = only(Reject, it.describe(Submitted(request("b", steps=2, exact=True))))
     assert refusal.code is RefusalCode.MEMORY
-    assert refusal.reason.endswith(
-        "it is exact, so several devices cannot share its steps and its decode cannot be sliced"
-    )
+    assert refusal.reason.endswith("it is exact, so several devices cannot share its steps and no stage can be sliced")
     assert only(Accept, it.describe(Submitted(request("c", steps=2)))), "what is not exact is decoded in slices"
 
 

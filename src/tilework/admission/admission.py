@@ -21,7 +21,7 @@ from tilework.core.interfaces import (
     JobView,
     Policy,
 )
-from tilework.core.request import RefusalCode, Request
+from tilework.core.request import EXACT_NEEDS_MORE, RefusalCode, Request
 from tilework.policy.toolkit.buddy_allocator import nodes
 from tilework.policy.toolkit.demand import fastest, fits_at
 from tilework.policy.toolkit.wording import needs
@@ -133,5 +133,5 @@ def _too_large(request: Request, policy: Policy, costs: CostModel, widest: int) 
     devices = "one of the devices" if max(degrees) == 1 else f"{max(degrees)} of the devices"
     reason = f"{shape} needs more memory than there is on {devices}"
     if request.exact:
-        reason += "; it is exact, so several devices cannot share its steps and its decode cannot be sliced"
+        reason += f"; {EXACT_NEEDS_MORE}"
     return Reject(request.uid, reason, None, RefusalCode.MEMORY)

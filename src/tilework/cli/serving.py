@@ -43,6 +43,7 @@ class Serving:
 
     source: Source
     num_workers: int
+    num_slots: int
     policy: str
     table: CostTable | None
     profiles: Path | None
@@ -100,7 +101,9 @@ class Serving:
             begin_ns=0 if state is None else state.now_ns(),
         )
         owner, journal = (None, None) if state is None else (state.path, state.journal)
-        executor = LocalExecutor(LocalConfig(num_workers=self.num_workers, source=self.source, owner=owner))
+        executor = LocalExecutor(
+            LocalConfig(num_workers=self.num_workers, num_slots=self.num_slots, source=self.source, owner=owner)
+        )
 
         return Engine(engine_config, executor, lines, partial(_show, status), keeper=journal)
 

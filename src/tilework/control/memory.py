@@ -8,11 +8,10 @@ from tilework.control.cluster.tracker import Tracker
 from tilework.control.recovery import Recovery
 from tilework.core.actions import Action
 from tilework.core.interfaces import Policy
+from tilework.core.request import EXACT_NEEDS_MORE
 from tilework.core.work import Work
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.demand import fits_at, usable_degree
-
-_EXACT = "it is exact, so several devices cannot share its steps and its decode cannot be sliced"
 
 
 class MemoryShortage:
@@ -32,8 +31,8 @@ class MemoryShortage:
 
         It does not count as a failure of its jobs, unless the costs knew before that it would not fit. If a job of it
         has ended meanwhile, it is unknown what did not fit. A job that would fit only on more devices than are up is
-        parked until they are up, or until the costs forget the limit. The decode of an exact job is
-        tried again as a whole.
+        parked until they are up, or until the costs forget the limit. A sliceable stage of an
+        exact job is tried again as a whole.
         """
         actions: list[Action] = []
         jobs = self._tracker.end_work(work, steps_done)
@@ -43,7 +42,7 @@ class MemoryShortage:
         for job in jobs:
             lacks_devices = self._lacks_devices(job)
             counts_as_failure = lacks_devices or not is_excused
-            why = f"{reason}; {_EXACT}" if job.request.exact else reason
+            why = f"{reason}; {EXACT_NEEDS_MORE}" if job.request.exact else reason
             actions += self._recovery.retry(job, why, counts_as_failure=counts_as_failure)
             if job.job_id in self._tracker.jobs and lacks_devices:
                 self._tracker.park(job)

@@ -80,7 +80,7 @@ class Request(Terms):
         preview_every: a preview is decoded after every `preview_every` steps; 0 means never.
         passes: how much longer its steps take than those that cost tables describe, since arguments add forward
             passes to them. Such a request shares no forward pass.
-        exact: its steps run on one device without sharing a forward pass, and its decode is not sliced. So its picture
+        exact: its steps run on one device without sharing a forward pass, and no stage is sliced. So its picture
             is the stock pipeline's bit for bit, in any dtype and under any load.
     """
 
@@ -144,6 +144,10 @@ def step_key(request: Request) -> StepClass:
 def cost_key(request: Request) -> RequestClass:
     """The class of a request."""
     return RequestClass(step_key(request), request.steps)
+
+
+EXACT_NEEDS_MORE = "it is exact, so several devices cannot share its steps and no stage can be sliced"
+"""Why an exact request may need more memory than another, in words for clients."""
 
 
 class RefusalCode(StrEnum):

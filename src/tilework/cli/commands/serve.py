@@ -28,6 +28,7 @@ def command(
     model: options.Model = None,
     adapter: Adapter = None,
     workers: options.Workers = 2,
+    cpu_slots: options.CpuSlots = 1,
     policy: options.Policy = DEFAULT_POLICY,
     device: Device = "cpu",
     dtype: Dtype = None,
@@ -65,15 +66,15 @@ def command(
         source = simulated_source(table, model, worker_memory)
     else:
         source = model_source(model or "shapes", adapter, device, dtype, threads, worker_memory)
-    settings: dict[str, object] = {"host": host, "port": port, "api_key": api_key}
-    settings |= {"tenants": None if tenants is None else str(tenants), "max_backlog_s": max_backlog}
-    settings |= {"durable": None if durable is None else str(durable), "max_batch": max_batch}
-    settings |= {"exact": exact or None}
+    settings: dict[str, object] = {"host": host, "port": port, "api_key": api_key, "max_backlog_s": max_backlog}
+    settings |= {"tenants": None if tenants is None else str(tenants)}
+    settings |= {"durable": None if durable is None else str(durable), "max_batch": max_batch, "exact": exact or None}
     from tilework.cli.serving import Serving
 
     Serving(
         source=source,
         num_workers=workers,
+        num_slots=cpu_slots,
         policy=policy,
         table=table,
         profiles=profiles,

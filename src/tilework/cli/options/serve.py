@@ -33,6 +33,10 @@ Model = Annotated[
 Workers = Annotated[
     int, typer.Option("--workers", "--devices", min=1, max=1024, help="Worker processes, one per device.")
 ]
+CpuSlots = Annotated[
+    int,
+    typer.Option(min=1, max=1024, help="Worker processes for stages that need no accelerator, if the model has any."),
+]
 Policy = Annotated[str, typer.Option(help="Scheduling policy, by a name of docs/policies.md.")]
 WorkerMemory = Annotated[
     int | None,
