@@ -41,6 +41,7 @@ from suite.cases.stack import Stack
 from suite.cases.stitcher import Stitcher
 from suite.cases.together import Together
 from suite.cases.trident import Trident
+from suite.cases.weights import Weights
 from suite.cases.yardsticks import Yardsticks
 from suite.environment import environment
 from suite.results import Result, show, write
@@ -68,6 +69,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "batch_model": ("The predicted time of batches: how well, on a CPU and simulated, and how fast", BatchModelCase),
     "together": ("Mixed traffic on a live server, in batches and one by one", Together),
     "ready": ("Time from the start of the server to ready", Ready),
+    "weights": ("Memory of CPU workers with one copy of the weights, and with one each", Weights),
     "chaos": ("Workers killed under load: nothing is lost, and how soon requests continue", Chaos),
     "forming": ("A member killed while its group forms: how soon the survivors are free", Forming),
     "fuzz": ("Scenarios where things go wrong, simulated: is anything violated that must hold", Fuzz),

@@ -48,6 +48,10 @@ class Spec:
         return Shape(self.height, self.width)
 
 
+WEIGHTS = "weights"
+"""The directory, inside that of the blobs, of the weights that all CPU workers of a node share."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """The place of a worker: its device, the directory of `blobs`, and the directory where groups meet.

@@ -24,8 +24,12 @@ _NEEDED = ("scheduler", "text_encoder", "tokenizer", "transformer", "unet", "vae
 _WRONG_WEIGHT = "{place}: its files hold no {name} of the shape that its config.json asks for; fetch the model again"
 
 
-def load(source: ModelSource) -> Family:
-    """Load a model onto its device, ready to draw.
+Place = Callable[[torch.nn.Module], object]
+"""Gives the weights of a component, which may lie in a mapped file, aligned memory. It must not change them."""
+
+
+def load(source: ModelSource, place: Place | None = None) -> Family:
+    """Load a model onto its device, ready to draw. `place` is used on CPUs; without it each weight is copied.
 
     `source.path` is "shapes" (the model that comes with Tilework), a diffusers directory, or a hub id. A directory is
     read without any network; a directory called shapes is reached as ./shapes. `tilework.json` is read from
@@ -38,7 +42,7 @@ def load(source: ModelSource) -> Family:
     index = read_model_index(source.path)
     adapter = _adapter(source.adapter or index.adapter)
     overrides = {} if index.directory is None else read_overrides(index.directory)
-    pipeline = _stock(index, dtype, device)
+    pipeline = _stock(index, dtype, device, place)
     name = source.path if index.directory is None else index.directory.resolve().name
     with _explained(index.path):
         family: Family = adapter(pipeline, name, overrides, library_versions())
@@ -92,7 +96,7 @@ def _device(source: ModelSource) -> torch.device:
     return torch.device(source.device)
 
 
-def _stock(index: ModelIndex, dtype: torch.dtype, device: torch.device) -> Any:
+def _stock(index: ModelIndex, dtype: torch.dtype, device: torch.device, place: Place | None = None) -> Any:
     with _explained(index.path):
         pipeline = _load_pipeline(index, dtype)
         for name in _NEEDED:
@@ -103,7 +107,8 @@ def _stock(index: ModelIndex, dtype: torch.dtype, device: torch.device) -> Any:
             _require_weights(f"{index.path}/{name}", module)
         pipeline.to(device)
         for module in modules.values():
-            _copy_weights(module)
+            module.eval()
+            (_copy_weights if place is None or device.type != "cpu" else place)(module)
     return pipeline
 
 
@@ -183,6 +188,5 @@ def _copy_weights(module: torch.nn.Module) -> None:
     Safetensors are mapped from the file, where weights lie unaligned; kernels then round differently, by 6e-7. The
     weights are not marked as frozen: convolutions in float16 on CPUs then round differently from stock, by 8e-3.
     """
-    module.eval()
     for tensor in (*module.parameters(), *module.buffers()):
         tensor.data = tensor.data.clone()

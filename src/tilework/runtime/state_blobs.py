@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from tilework.core.wire import StateBlob
+from tilework.core.wire import WEIGHTS, StateBlob
 
 _MIN_FREE_BYTES = 1 << 30
 _SHARED = Path("/dev/shm")
@@ -74,8 +74,9 @@ class StateBlobDirectory:
         (self.path / blob.name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Remove the directory, unless the owner's next start needs its blobs."""
+        """Remove the directory, unless the owner's next start needs its blobs; and the weights of its workers."""
         if self._is_durable and (self._known or self._is_inherited):
+            shutil.rmtree(self.path / WEIGHTS, ignore_errors=True)
             if not self._is_inherited:
                 self._clear()
         else:

@@ -17,6 +17,7 @@ from setproctitle import setproctitle
 from tilework.comm.groups import Groups
 from tilework.core.model import ModelSource, SimulatedSource, Source
 from tilework.core.wire import (
+    WEIGHTS,
     BreakGroup,
     Command,
     Execute,
@@ -34,6 +35,7 @@ from tilework.pipelines.model_index import location
 from tilework.pipelines.numerics import ATTENTION, pin_numerics
 from tilework.worker.hardware import describe_hardware
 from tilework.worker.memory import Budget
+from tilework.worker.shared_weights import SharedWeights
 from tilework.worker.simulated import SimulatedFamily
 from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.worker import Worker, describe
@@ -54,7 +56,7 @@ def serve(connection: Connection, source: Source, site: Site) -> None:
     start_ns = time.monotonic_ns()
     try:
         _prepare(source, site.device_id)
-        family = load(source) if isinstance(source, ModelSource) else SimulatedFamily(source)
+        family = _load(source, Path(site.blobs) / WEIGHTS)
         # A simulated device's memory is simulated by its family.
         budget = Budget(family.device, source.memory_bytes if isinstance(source, ModelSource) else None)
     except Exception as error:
@@ -64,6 +66,12 @@ def serve(connection: Connection, source: Source, site: Site) -> None:
     worker = Worker(family, link.works, groups, StateBlobs(Path(site.blobs), site.device_id), link.send, budget)
     while not isinstance(command := link.queue.get(), Quit):
         worker.execute(command)
+
+
+def _load(source: Source, weights: Path) -> Family:
+    if isinstance(source, SimulatedSource):
+        return SimulatedFamily(source)
+    return load(source, SharedWeights(weights).share)
 
 
 def _loaded(family: Family, source: Source, load_ns: int) -> Loaded:

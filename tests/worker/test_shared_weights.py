@@ -1,0 +1,151 @@
+"""CPU workers of a node share one copy of the weights, and compute the same bits as with copies of their own."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Barrier, BrokenBarrierError, Thread
+
+import pytest
+import torch
+from torch import nn
+
+import tiny
+from tilework.core.model import ModelSource
+from tilework.pipelines.draw import draw
+from tilework.pipelines.loading import load
+from tilework.worker.shared_weights import SharedWeights
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, a buffer, and an odd length that leaves the next tensor unaligned."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first = nn.Linear(7, 7)
+        self.second = nn.Linear(7, 7)
+        self.second.weight = self.first.weight
+        self.register_buffer("scale", torch.tensor(3.0))
+        self.brief = nn.Parameter(torch.randn(5).to(torch.bfloat16))
+        self.turned = nn.Parameter(torch.randn(3, 4).t())
+        self.empty = nn.Parameter(torch.empty(0, 4))
+
+
+def weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def mapped_files(module: nn.Module) -> set[str]:
+    """The files that the weights lie in."""
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    spans = [(*(int(edge, 16) for edge in words[0].split("-")), words[-1]) for words in lines if len(words) > 5]
+    places = [tensor.data_ptr() for tensor in (*module.parameters(), *module.buffers()) if tensor.numel()]
+    return {name for place in places for first, last, name in spans if first <= place < last and "/" in name}
+
+
+def test_weights_keep_their_bits_and_ties_and_lie_aligned_in_one_file(tmp_path: Path) -> None:
+    module = Tied()
+    before = weights(module)
+    name = SharedWeights(tmp_path).share(module)
+    assert name is not None
+    assert mapped_files(module) == {str(tmp_path / name)}
+    assert all(torch.equal(tensor, before[key]) for key, tensor in module.state_dict().items())
+    assert module.second.weight is module.first.weight
+    assert module.turned.stride() == (1, 4), "kernels see the same layout"
+    places = [tensor.data_ptr() for tensor in (*module.parameters(), *module.buffers()) if tensor.numel()]
+    assert all(place % 64 == 0 for place in places)
+
+
+def test_equal_components_share_a_file_and_others_do_not(tmp_path: Path) -> None:
+    first, same, other = Tied(), Tied(), Tied(1)
+    shared = SharedWeights(tmp_path)
+    names = [shared.share(module) for module in (first, same, other)]
+    assert names[0] == names[1] != names[2]
+    inode = (tmp_path / str(names[0])).stat().st_ino
+    assert shared.share(Tied()) == names[0]
+    assert (tmp_path / str(names[0])).stat().st_ino == inode, "it is written once"
+
+
+def test_a_change_stays_in_the_worker_that_made_it(tmp_path: Path) -> None:
+    first, second = Tied(), Tied()
+    for module in (first, second):
+        SharedWeights(tmp_path).share(module)
+    before = weights(second)
+    with torch.no_grad():
+        first.first.weight.add_(1)
+    assert torch.equal(second.first.weight, before["first.weight"])
+
+
+def test_workers_that_start_together_write_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Path] = []
+    write, both = SharedWeights._write, Barrier(2)
+
+    def counted(self: SharedWeights, path: Path, tensors: Sequence[torch.Tensor]) -> None:
+        written.append(path)
+        with suppress(BrokenBarrierError):
+            both.wait(0.5)  # For a second one that should wait for the first.
+        write(self, path, tensors)
+
+    monkeypatch.setattr(SharedWeights, "_write", counted)
+    threads = [Thread(target=SharedWeights(tmp_path).share, args=(Tied(),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(written) == 1
+
+
+def test_an_incomplete_file_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is killed while it writes leaves a file of another name, which the next one replaces."""
+
+    def killed(self: Path, target: Path) -> Path:
+        raise KeyboardInterrupt
+
+    first = Tied()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", killed)
+        patched.setattr(Path, "unlink", lambda self, missing_ok=False: None)
+        with pytest.raises(KeyboardInterrupt):
+            SharedWeights(tmp_path).share(first)
+    assert [path.suffix for path in tmp_path.iterdir() if path.suffix != ".lock"] == [".incomplete"]
+    module = Tied()
+    assert SharedWeights(tmp_path).share(module) is not None
+    assert torch.equal(module.first.weight, Tied().first.weight)
+    assert not list(tmp_path.glob("*.incomplete"))
+
+
+@pytest.mark.parametrize("error", ["full", "read-only"])
+def test_without_room_each_worker_has_its_own(
+    error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tmp_path
+    if error == "full":
+        usage = shutil.disk_usage(tmp_path)._replace(free=1 << 30)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    else:
+        directory = tmp_path / "file"
+        directory.write_text("not a directory")
+    module, before = Tied(), weights(Tied())
+    with caplog.at_level(logging.WARNING):
+        assert SharedWeights(directory).share(module) is None
+    assert "weights are not shared between workers" in caplog.text
+    assert not mapped_files(module)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in module.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_pictures_are_the_same_bit_for_bit(dtype: str, tmp_path: Path) -> None:
+    tiny.prepare()
+    tiny.save_sd3(tmp_path / "model")
+    source = ModelSource(path=str(tmp_path / "model"), dtype=dtype)
+    shared = load(source, SharedWeights(tmp_path / "weights").share)
+    modules = [part for part in shared._pipeline.components.values() if isinstance(part, nn.Module)]  # type: ignore[attr-defined]
+    files = [mapped_files(module) for module in modules]
+    assert all(len(of_module) == 1 for of_module in files)
+    assert len(set.union(*files)) == len({part for module in files for part in module}) >= 3
+    spec = tiny.spec()
+    assert draw(shared, spec) == draw(load(source), spec)
