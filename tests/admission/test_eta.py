@@ -45,6 +45,7 @@ class Backlog:
 
     free_s: Sequence[float] = (4, 2, 1)
     widest: int = 3
+    needs_loads: bool = False
     devices: list[Any] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from builders import PIPELINE, SERVICE_S, Idle, controller, only, request
+from builders import PIPELINE, SERVICE_S, controller, only, request
+from scripted import Script, run, start
 from stages import DECODE, DIFFUSE, ENCODE, stage_of
 from tilework.control.controller import Controller
 from tilework.core.actions import Accept, Action, DropState, DropToBestEffort, Finish, MoveState, RunWork, Stop, WakeAt
@@ -21,26 +22,11 @@ from tilework.core.events import (
     WorkFailed,
     WorkFinished,
 )
-from tilework.core.interfaces import ClusterView, CostModel
-from tilework.core.request import Request, Status
+from tilework.core.request import Status
 from tilework.core.time import NS_PER_MS, ns_from_s
 from tilework.core.work import Group, Plan, Start
 from tilework.policy import registry
 from tilework.policy.registry import policy_names
-
-
-class Script(Idle):
-    """A policy that returns the given plans, then empty ones."""
-
-    def __init__(self, plans: list[Plan]) -> None:
-        self.plans = iter(plans)
-
-    def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
-        return request.arrival_ns + (10**9 if dropped_to_best_effort else 0)
-
-    def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        return next(self.plans, Plan())
-
 
 Scripted = Callable[..., Controller]
 
@@ -54,14 +40,6 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
         return controller("script", num_devices=num_devices, degrees=(1, 2, 3, 4))
 
     return build
-
-
-def start(stage: str, *devices: int, steps: int = 1, job: int = 0) -> Start:
-    return Start(stage=stage_of(PIPELINE, stage), job_ids=(job,), devices=devices, num_steps=steps, why="told to")
-
-
-def run(*starts: Start) -> Plan:
-    return Plan(starts=starts)
 
 
 def ran(actions: tuple[Action, ...]) -> list[tuple[int, str, int, Group]]:

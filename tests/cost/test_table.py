@@ -467,9 +467,3 @@ def test_the_degrees_are_those_at_which_single_requests_have_a_price() -> None:
 def test_degrees_are_priced_by_their_own_rows() -> None:
     model = costs(row(10, 1.0), row(20, 2.0), row(10, 0.6, degree=2), row(20, 1.1, degree=2))
     assert (step_s(model, 10), step_s(model, 10, degree=2), step_s(model, 20, degree=2)) == (1.0, 0.6, 1.1)
-
-
-def test_moving_to_devices_that_have_the_state_costs_nothing() -> None:
-    model = costs(row(10, 1.0), move_ns=7)
-    assert [model.move_ns(*groups) for groups in (((), (0,)), ((0,), (0,)), ((0, 1), (1,)))] == [0, 0, 0]
-    assert [model.move_ns(*groups) for groups in (((0,), (1,)), ((0,), (0, 1)))] == [7, 7]

@@ -8,10 +8,12 @@ import pytest
 
 from builders import PIPELINE
 from stages import DIFFUSE, ENCODE, stage_of
+from tilework.core.actions import DropComponents, LoadComponents
+from tilework.core.component import Component, LoadSource, Memory
 from tilework.core.work import Work
 from tilework.sim.device import StateTransfer
 from tilework.sim.fleet import Fleet
-from tilework.sim.runs import Run, RunEnd, State
+from tilework.sim.runs import LoadRun, Run, RunEnd, State
 
 ENCODED = State().after(0, 1)
 
@@ -52,15 +54,19 @@ class GivenTimes:
         self.ran.append(work.job_ids)
         return self.durations_ns[work.work_id], work.num_steps, RunEnd.DONE
 
+    def load_ns(self, load: LoadComponents) -> int:
+        return load.num_bytes
+
 
 class Devices(Fleet):
     """Devices that are up."""
 
     def __init__(self, num_devices: int = 3) -> None:
         self.timing = GivenTimes()
-        super().__init__(self.timing)
+        self.needed: dict[str, tuple[Component, ...]] = {}
+        super().__init__(self.timing, lambda stage: self.needed.get(stage.name, ()))
         for device_id in range(num_devices):
-            self.join(device_id)
+            self.join(device_id, Memory(total_bytes=10))
 
     def command(self, one: Work, duration_ns: int, dispatch_ns: int = 0, *, knows: bool = True) -> None:
         """Queue a work. Its devices have its first state, unless `knows` is False."""
@@ -88,6 +94,7 @@ def state_after(*chunks: int) -> State:
 
 def begun(fleet: Fleet, now_ns: int, devices: tuple[int, ...] = (0,)) -> Run:
     (run,) = fleet.begin_next(devices, now_ns)
+    assert isinstance(run, Run)
     return run
 
 
@@ -180,7 +187,7 @@ def test_a_group_does_not_overtake_works_queued_before_it() -> None:
     fleet = Devices()
     for one in (work(1), work(2, 1, devices=(0, 1))):
         fleet.command(one, 40)
-    assert [run.work.work_id for run in fleet.begin_next((1, 0), 0)] == [1]
+    assert [run.work.work_id for run in fleet.begin_next((1, 0), 0) if isinstance(run, Run)] == [1]
 
 
 def test_only_the_next_work_of_a_job_waits_for_its_state() -> None:
@@ -309,7 +316,7 @@ def test_a_lost_device_loses_its_run_and_states() -> None:
     fleet.command(work(1), 40)
     run = begun(fleet, 0)
     assert fleet.lose(0, 25) is None
-    fleet.join(0)
+    fleet.join(0, Memory())
     assert not fleet.end(run)
     assert (fleet.running(0), fleet.num_states(0)) == (None, 0)
 
@@ -340,3 +347,80 @@ def test_a_hung_device_does_nothing_until_it_is_lost() -> None:
     fleet.command(work(2, 1, devices=(1,)), 40)
     assert fleet.begin_next((1,), 90) == []
     assert fleet.lose(1, 100) is None
+
+
+# Components.
+
+ENCODER, DENOISER = Component("encoder", 6), Component("denoiser", 8)
+
+
+def load(load_id: int, component: Component) -> LoadComponents:
+    stage = stage_of(PIPELINE, DIFFUSE)
+    return LoadComponents(load_id, 0, stage, (component.digest,), component.num_bytes, LoadSource.DISK)
+
+
+def loading(fleet: Fleet, now_ns: int) -> LoadRun:
+    (run,) = fleet.begin_next((0,), now_ns)
+    assert isinstance(run, LoadRun)
+    return run
+
+
+def test_components_are_loaded_and_dropped_in_the_order_of_the_queue() -> None:
+    fleet = Devices(1)
+    fleet.needed = {ENCODE: (ENCODER,), DIFFUSE: (DENOISER,)}
+    fleet.change_components(load(1, ENCODER), 0)
+    fleet.command(work(1, stage=ENCODE, num_steps=1), 3)
+    fleet.change_components(DropComponents(0, ("encoder",)), 0)
+    fleet.change_components(load(2, DENOISER), 0)
+    fleet.command(work(2), 5)
+    first = loading(fleet, 10)
+    assert (first.start_ns, first.end_ns) == (10, 16)
+    assert fleet.begin_next((0,), 12) == [], "its components are on their way"
+    assert fleet.end_load(first, [ENCODER])
+    encode = begun(fleet, 16)
+    assert fleet.begin_next((0,), 18) == [], "what comes later waits for the run"
+    fleet.end(encode)
+    second = loading(fleet, 19)
+    assert second.end_ns == 27, "the encoder has left room"
+    assert fleet.end_load(second, [DENOISER])
+    assert begun(fleet, 27).work.work_id == 2
+    assert fleet.num_overloads == 0
+
+
+def test_a_load_without_memory_never_ends() -> None:
+    fleet = Devices(1)
+    fleet.change_components(load(1, ENCODER), 0)
+    fleet.change_components(load(2, DENOISER), 0)
+    assert fleet.end_load(loading(fleet, 0), [ENCODER])
+    assert fleet.begin_next((0,), 6) == []
+    assert fleet.num_overloads == 1
+
+
+def test_a_work_without_its_components_never_begins() -> None:
+    fleet = Devices(1)
+    fleet.needed = {DIFFUSE: (DENOISER,)}
+    fleet.command(work(1), 5)
+    assert fleet.begin_next((0,), 0) == []
+    assert fleet.num_overloads == 1
+
+
+def test_a_revoked_work_ends_when_its_device_has_loaded() -> None:
+    fleet = Devices(1)
+    fleet.needed = {DIFFUSE: (DENOISER,)}
+    one = work(1)
+    fleet.change_components(load(1, DENOISER), 0)
+    fleet.command(one, 5)
+    run = loading(fleet, 0)
+    assert fleet.stop(0, one, 3) is None
+    assert fleet.begin_next((0,), 3) == []
+    assert fleet.end_load(run, [DENOISER])
+    revoked = begun(fleet, 8)
+    assert (revoked.end, revoked.end_ns) == (RunEnd.STOPPED, 8)
+
+
+def test_a_lost_device_ends_no_load() -> None:
+    fleet = Devices(1)
+    fleet.change_components(load(1, ENCODER), 0)
+    run = loading(fleet, 0)
+    fleet.lose(0, 2)
+    assert not fleet.end_load(run, [ENCODER])

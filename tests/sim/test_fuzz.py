@@ -19,9 +19,11 @@ from tilework.cli.app import app
 from tilework.control.cluster.job import Job
 from tilework.control.cluster.residents import Residents
 from tilework.control.cluster.tracker import Tracker
+from tilework.control.components import Components
 from tilework.control.log import replay
 from tilework.control.recovery import Recovery
 from tilework.core.actions import Action
+from tilework.core.component import Memory
 from tilework.core.events import Event
 from tilework.core.graph.progress import Cursor
 from tilework.core.request import Request, Status
@@ -293,12 +295,21 @@ def show_policies_the_stages_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilework.control.cluster.tracker.check_start", lambda jobs, start, devices: None)
 
 
+def load_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Components, "_load", lambda self, device, stage, wanted, work_id: [])
+
+
+def drop_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Memory.used
+    monkeypatch.setattr(Memory, "used", lambda self, wanted: real(self, wanted)._replace(drops=()))
+
+
 def answer_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decision depends on something that is not in the log."""
     real, count = Tracker.commit, iter(range(10**9))
 
-    def commit(self: Tracker, start: object) -> Work:
-        return replace(real(self, start), why=str(next(count)))  # type: ignore[arg-type]
+    def commit(self: Tracker, *arguments: object) -> Work:
+        return replace(real(self, *arguments), why=str(next(count)))  # type: ignore[arg-type]
 
     monkeypatch.setattr(Tracker, "commit", commit)
 
@@ -319,6 +330,8 @@ def answer_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
         (share_exact_requests, "has several jobs or devices", [], "patchedserve"),
         (widen_exact_requests, "has several jobs or devices", [], "fixed-sp4"),
         (show_policies_the_stages_of_slots, "runs on cpu devices", [], "edf"),
+        (load_nothing, " lacks {", [], "edf"),
+        (drop_nothing, " fit", [], "edf"),
         (answer_at_random, "replayed", ["replay=0.02:1"], "edf"),
     ],
 )

@@ -116,11 +116,11 @@ class FakeFamily:
         self.calls.append(stage)
         self.specs += specs
         for spec, of_spec in zip(specs, values, strict=True):
-            assert stage == ENCODE or of_spec["latents"] == spec, "the outputs of the stages before"
-        return [{"conditioning": spec} if stage == ENCODE else {"picture": spec} for spec in specs]
+            assert stage == ENCODE or of_spec["latents"] == str(spec), "the outputs of the stages before"
+        return [{"conditioning": str(spec)} if stage == ENCODE else {"picture": str(spec)} for spec in specs]
 
     def begin(self, stage: str, spec: Any, values: Any) -> Any:
-        assert (stage, values["conditioning"]) == (DIFFUSE, spec)
+        assert (stage, values["conditioning"]) == (DIFFUSE, str(spec))
         self.calls.append("begin")
         return SimpleNamespace(steps_done=0, iteration=0, spec=spec)
 
@@ -140,8 +140,11 @@ class FakeFamily:
         state.iteration += 1
         state.steps_done = state.iteration // self.order
 
+    def export(self, state: Any) -> Any:
+        return {"latents": torch.zeros(state.spec.height, state.spec.width)}
+
     def finish(self, state: Any) -> Any:
-        return {"latents": state.spec}
+        return {"latents": str(state.spec)}
 
 
 def in_group(families: list[FakeFamily], *batches: Batch, num_runs: int | None = None) -> list[tuple[CostRow, ...]]:
@@ -165,6 +168,16 @@ def test_alone_every_stage_is_timed_as_often_as_asked() -> None:
     assert family.calls == once * 2, "three to warm up, then seven, and an encode that is read"
     assert all(spec.guidance_scale > 1 for spec in family.specs), "costs are those of guided steps"
     assert family.parallel.comm is None
+
+
+def test_what_a_move_takes_with_it_is_measured_alone() -> None:
+    rows = calibrate(FakeFamily(), (ONE_SMALL, ONE_LARGE, ONE_SMALL * 2), num_runs=1)
+    sizes = {(row.stage, row.height, row.batch): row.state_bytes for row in rows}
+    assert 64 * 64 * 4 < (sizes[DIFFUSE, 64, 1] or 0) < 64 * 64 * 4 + 500
+    assert 128 * 128 * 4 < (sizes[DIFFUSE, 128, 1] or 0) < 128 * 128 * 4 + 500
+    assert 100 < (sizes[ENCODE, 64, 1] or 0) < 1000
+    assert sizes[DECODE, 64, 1] is None, "nothing is left to do"
+    assert sizes[DIFFUSE, 64, 2] is None
 
 
 @pytest.mark.parametrize(("iteration_ms", "num_runs"), [(0, 5), (300, 3), (2000, 1)])

@@ -257,7 +257,7 @@ class _Open(Admission):
         policy.demand(request, costs.start(request), costs)
         return Admitted(now_ns, "", EtaPrediction(0, 0, 1.0))
 
-    def eta_ns(self, job: JobView, backlog: Backlog, now_ns: int) -> int:
+    def eta_ns(self, job: JobView, costs: CostModel, backlog: Backlog, now_ns: int) -> int:
         return now_ns
 
     def learn(self, request: Request, eta_prediction: EtaPrediction, latency_ns: int) -> None:

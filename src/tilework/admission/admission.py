@@ -8,9 +8,11 @@ from tilework.admission.admission_limits import AdmissionLimits
 from tilework.admission.eta import end_of, free_before
 from tilework.admission.eta_correction import EtaCorrection
 from tilework.admission.list_schedule import FreeTimes, place
+from tilework.admission.loads import all_unloaded, expected_ns, too_large
 from tilework.admission.promise_query import PromiseQuery
 from tilework.admission.reservations import Reservations
 from tilework.core.actions import Reject
+from tilework.core.component import num_bytes
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import (
     Admitted,
@@ -58,12 +60,14 @@ class Admission:
             return Admitted(now_ns + demand.run_ns, why, EtaPrediction(demand.run_ns, 0, 1.0))
         if request.is_promise and demand.slot is not None and not backlog.slots:
             return Reject(request.uid, "no CPU slot is up", None, RefusalCode.NO_DEVICE)
-        if (too_large := _too_large(request, policy, costs, backlog.widest)) is not None:
-            return too_large
+        if (no_memory := _too_large(request, policy, costs, backlog)) is not None:
+            return no_memory
         if (too_late := _too_late(request, policy, costs, now_ns)) is not None:
             return too_late
         free_ns, num_jobs = free_before(request, policy, backlog), backlog.num_jobs()
         predicted_ns = place(list(free_ns), demand) - now_ns
+        if backlog.needs_loads:
+            predicted_ns += expected_ns(costs.start(request), backlog.devices, costs)
         eta_prediction = EtaPrediction(predicted_ns, num_jobs, self._eta_correction.ratio(request, num_jobs))
         eta_ns = now_ns + int(eta_prediction.ratio * eta_prediction.predicted_ns)
         others = "1 other request" if num_jobs == 1 else f"{num_jobs} other requests"
@@ -83,6 +87,8 @@ class Admission:
         """The reservations, which stay the same until works or promises change."""
         free_ns = {device.device_id: device.free_ns for device in (*backlog.devices, *backlog.slots)}
         blocks, known = backlog.reserved(), self._reservations
+        if backlog.needs_loads:
+            blocks = all_unloaded(blocks)
         if known is None or known.free_ns != free_ns or known.blocks != blocks:
             known = self._reservations = Reservations(free_ns, nodes(backlog.devices), blocks, now_ns)
         known.set_time(now_ns)
@@ -92,9 +98,11 @@ class Admission:
         """Correct the predictions for requests like this one, which has finished `actual_ns` after its arrival."""
         self._eta_correction.learn(request, eta_prediction.num_jobs, eta_prediction.predicted_ns, actual_ns)
 
-    def eta_ns(self, job: JobView, backlog: Backlog, now_ns: int) -> int:
+    def eta_ns(self, job: JobView, costs: CostModel, backlog: Backlog, now_ns: int) -> int:
         """When an accepted job is expected to end, predicted now."""
         uncorrected_ns = end_of(job, backlog, now_ns) - now_ns
+        if backlog.needs_loads:
+            uncorrected_ns += expected_ns(job.committed, backlog.devices, costs)
         return max(now_ns, now_ns + int(job.eta_prediction.ratio * uncorrected_ns))
 
 
@@ -119,10 +127,14 @@ def _too_late(request: Request, policy: Policy, costs: CostModel, now_ns: int) -
     return Reject(request.uid, f"alone it needs {needs(least)}", end_ns, RefusalCode.DEADLINE)
 
 
-def _too_large(request: Request, policy: Policy, costs: CostModel, widest: int) -> Reject | None:
+def _too_large(request: Request, policy: Policy, costs: CostModel, backlog: Backlog) -> Reject | None:
     """The refusal of a request that is known not to fit into the memory of the devices that the policy may give it."""
+    if backlog.needs_loads and (stage := too_large(request, backlog.devices, costs)) is not None:
+        total = num_bytes(costs.components(stage))
+        reason = f"the weights of {stage} take {total / 2**30:.1f} GiB, more than a device has for them"
+        return Reject(request.uid, reason, None, RefusalCode.MEMORY)
     shape = request.shape
-    degrees = [degree for degree in policy.degrees(request, costs) if degree <= widest] or [1]
+    degrees = [degree for degree in policy.degrees(request, costs) if degree <= backlog.widest] or [1]
     stages = costs.graph(request.pipeline).stages
     at_once = [stage for stage in stages if not stage.has_steps and stage.kind is DeviceKind.ACCELERATOR]
     others_fit = all(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tilework.admission.eta import free_before
 from tilework.admission.list_schedule import FreeTimes, place
+from tilework.admission.loads import load_bound_ns
 from tilework.admission.reservations import Reservations
 from tilework.core.actions import Reject
 from tilework.core.interfaces import Backlog, Block, CostModel, Demand, Policy
@@ -48,7 +50,8 @@ class PromiseQuery:
         start = costs.start(request)
         widest = max(map(len, reservations.nodes))
         degrees = {usable_degree(request, min(degree, widest), costs) for degree in policy.degrees(request, costs)}
-        blocks = [demand_at(request, start, degree, costs) for degree in degrees]
+        loads_ns = partial(load_bound_ns, costs=costs) if backlog.needs_loads else None
+        blocks = [demand_at(request, start, degree, costs, loads_ns) for degree in degrees]
         blocks.sort(key=lambda block: (block.device_ns, block.width))
         return PromiseQuery(
             request=request,

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilework.admission.loads import in_order, moved, reserve
 from tilework.admission.reservation_timeline import DeviceTimes, latest_ends, run_in_order
 from tilework.admission.what_if import WhatIf, due
 from tilework.core.interfaces import Block, CostModel, JobView
@@ -43,7 +44,7 @@ class ProofSearch:
         if devices_changed:
             up = what_if.up.keys()
             search.blocks = [
-                block if up >= {one for one, _, _ in block.windows()} else replace(block, devices=(), slot=None)
+                block if up >= {one for one, _, _ in block.windows()} else moved(block, (), None)
                 for block in search.blocks
             ]
         return search
@@ -60,6 +61,8 @@ class ProofSearch:
             rank = bisect_left(jobs, due(job), key=due)
             if rank < len(blocks):
                 blocks[rank] = block
+        if what_if.view.needs_loads:
+            blocks = in_order(blocks)
         dues_ns = GUARD_MARGIN.latest_all_ns(blocks, what_if.now_ns)
         if granted_ns:
             dues_ns = [max(at_ns, granted_ns.get(job.job_id, 0)) for job, at_ns in zip(jobs, dues_ns, strict=True)]
@@ -109,8 +112,11 @@ class ProofSearch:
         for degree in degrees(job.request, costs):
             if cursor.stage is not None and former.demand.width < degree <= widest:
                 blocks = list(candidate.blocks)
-                wider = reserved_at(job.request, cursor, degree, costs)
-                blocks[index] = replace(former, demand=wider, devices=(), slot=None)
+                if self.what_if.view.needs_loads:
+                    wider, _ = reserve(job.request, cursor, degree, (), costs)
+                else:
+                    wider = reserved_at(job.request, cursor, degree, costs)
+                blocks[index] = replace(former, demand=wider, devices=(), slot=None, unloaded=None)
                 yield from self._candidates(blocks)
 
     def _candidates(self, blocks: Sequence[Block]) -> Iterator[Candidate]:

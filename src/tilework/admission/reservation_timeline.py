@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tilework.admission.list_schedule import first_slot
+from tilework.admission.loads import moved
 from tilework.core.interfaces import Block, Demand
 from tilework.core.time import NEVER_NS
 from tilework.core.work import Group
@@ -110,7 +111,7 @@ def begin_ns(block: Block, free_ns: DeviceTimes) -> int:
 def placed(block: Block, chosen: Chosen) -> Block:
     """The block on these devices."""
     devices, slot = chosen
-    return block if (block.devices, block.slot) == chosen else replace(block, devices=devices, slot=slot)
+    return block if (block.devices, block.slot) == chosen else moved(block, devices, slot)
 
 
 def run_in_order(
@@ -121,15 +122,20 @@ def run_in_order(
 
     Each runs on its own group; a block without one, and with `anew` every block, on the group that `choose_group`
     finds. It begins when each device is free by the time that the block takes it, and it is ready. A block that takes
-    no time needs no devices.
+    no time needs no devices. With `anew`, one counts on components of its devices only if it is the first there.
     """
     placed_blocks, ends_ns = [], []
+    taken: set[int] = set()
     for one in blocks:
-        block, run_ns = one, one.demand.run_ns
+        block = one
         if anew or not block.devices or _lacks_slot(block, free_ns, nodes):
             chosen = choose_group(free_ns, nodes, block.demand, block.ready_ns)
             assert chosen is not None, "there is a device"
             block = placed(block, chosen)
+        if anew:
+            block = block if taken.isdisjoint(block.devices) else block.if_unloaded
+            taken.update(block.devices)
+        run_ns = block.demand.run_ns
         placed_blocks.append(block)
         end_ns = block.ready_ns
         if run_ns and not block.demand.is_flat:

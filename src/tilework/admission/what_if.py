@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
+from tilework.admission.loads import reserve
 from tilework.admission.reservation_timeline import DeviceTimes, Nodes
+from tilework.core.component import Memory, num_bytes
 from tilework.core.graph.progress import Cursor
-from tilework.core.graph.stage import DeviceKind
+from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import Block, ClusterView, CostModel, DeviceView, JobView
 from tilework.core.work import Group, Start
 from tilework.policy.toolkit.buddy_allocator import nodes
@@ -40,6 +43,7 @@ class WhatIf:
     cursors: dict[int, Cursor] = field(default_factory=dict)
     ready_ns: dict[int, int] = field(default_factory=dict)
     changed: dict[int, Block] = field(default_factory=dict)
+    memories: dict[int, Memory] = field(default_factory=dict)
 
     @staticmethod
     def now(view: ClusterView, costs: CostModel, now_ns: int, far_from: tuple[int, int] | None = None) -> WhatIf:
@@ -62,6 +66,7 @@ class WhatIf:
             cursors=dict(self.cursors),
             ready_ns=dict(self.ready_ns),
             changed=dict(self.changed),
+            memories=dict(self.memories),
         )
         groups: dict[int, Group] = {}
         for start in starts:
@@ -70,6 +75,8 @@ class WhatIf:
                 groups[job.job_id] = max(groups.get(job.job_id, ()), group, key=len)
         for job_id, group in groups.items():
             after._move(job_id, group)
+        if self.view.needs_loads:
+            after._lose_components({device_id for start in starts for device_id in start.devices}, groups)
         return after
 
     def _add(self, start: Start) -> list[JobView]:
@@ -77,7 +84,11 @@ class WhatIf:
         jobs = [job for job_id in start.job_ids if (job := self.view.job(job_id)) is not None]
         work_ns = self.costs.work_ns(start.stage, [job.request for job in jobs], len(start.devices), start.num_steps)
         readies = [self.ready_ns.get(job.job_id) or ready_ns(job, self.up) for job in jobs]
-        end_ns = max([*readies, *(self.free_ns[device_id] for device_id in start.devices)]) + work_ns
+        free_ns = [self.free_ns[device_id] for device_id in start.devices]
+        if self.view.needs_loads and start.stage.kind is DeviceKind.ACCELERATOR:
+            loads_ns = [self._load(device_id, start.stage) for device_id in start.devices]
+            free_ns = [sum(pair) for pair in zip(free_ns, loads_ns, strict=True)]
+        end_ns = max([*readies, *free_ns]) + work_ns
         self.free_ns.update(dict.fromkeys(start.devices, end_ns))
         for job in jobs:
             self.cursors[job.job_id] = self.cursor(job).advanced(start.num_steps)
@@ -92,9 +103,37 @@ class WhatIf:
         reserved, width = before.devices, before.demand.width
         if len(group) >= len(reserved) and not set(reserved) <= set(group) and is_before(job, self.far_from):
             reserved = group[: len(reserved)]
-        remaining = reserved_at(job.request, self.cursor(job), width, self.costs)
-        slot = before.slot if remaining.slot is not None else None
-        self.changed[job_id] = Block(before.due_ns, self.ready_ns[job_id], remaining, reserved, slot)
+        self._reserve(job, replace(before, ready_ns=self.ready_ns[job_id], devices=reserved), width)
+
+    def _reserve(self, job: JobView, block: Block, width: int) -> None:
+        """Compute the reservation of a job again, for its devices as they are after the starts."""
+        progress, unloaded = self.cursor(job), None
+        if self.view.needs_loads:
+            memories = [self.memory(device_id) for device_id in block.devices if device_id in self.up]
+            remaining, unloaded = reserve(job.request, progress, width, memories, self.costs)
+        else:
+            remaining = reserved_at(job.request, progress, width, self.costs)
+        slot = block.slot if remaining.slot is not None else None
+        self.changed[job.job_id] = replace(block, demand=remaining, slot=slot, unloaded=unloaded)
+
+    def memory(self, device_id: int) -> Memory:
+        """The components of a device after the starts."""
+        return self.memories.get(device_id) or self.up[device_id].memory
+
+    def _load(self, device_id: int, stage: Stage) -> int:
+        """Load what a stage needs; returns how long that takes at worst."""
+        change = self.memory(device_id).used(self.costs.components(stage))
+        self.memories[device_id] = change.memory
+        return self.costs.load_ns(num_bytes(change.loads)) if change.loads else 0
+
+    def _lose_components(self, devices: AbstractSet[int], moved: Collection[int]) -> None:
+        """Compute the reservations again that count on components of these devices, except those of `moved` jobs."""
+        for job in self.view.promised():
+            block = self.changed.get(job.job_id, job.promised)
+            if block is None or block.unloaded is None or job.job_id in moved or devices.isdisjoint(block.devices):
+                continue
+            ready = self.ready_ns.get(job.job_id) or ready_ns(job, self.up)
+            self._reserve(job, replace(block, ready_ns=ready), block.demand.width)
 
     def cursor(self, job: JobView) -> Cursor:
         return self.cursors.get(job.job_id) or job.committed

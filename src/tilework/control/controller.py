@@ -8,7 +8,8 @@ Theory of operation. `handle` does three things in this order:
 3. it turns the plan into actions, and moves a job's state first where the plan changes its devices.
 
 Each subject has a module: `admit` (new requests), `reports` (works that ended), `memory` (works that did not fit),
-`recovery` (jobs that lost a work, and how jobs end), `expiry` (jobs that are worthless when late), `plan` (2 and 3).
+`recovery` (jobs that lost a work, and how jobs end), `expiry` (jobs that are worthless when late), `components`
+(weights on devices), `plan` (2 and 3).
 They share the `tracker`.
 
 Every request ends exactly once, by one `Finish` or one `Reject`. Nothing here reads a clock or draws a random number,
@@ -25,6 +26,7 @@ from tilework.admission.reservation_guard import ReservationGuard
 from tilework.control.admit import Admit
 from tilework.control.cluster.occupancy import Occupancy, occupancy
 from tilework.control.cluster.tracker import Tracker
+from tilework.control.components import Components
 from tilework.control.expiry import Expiry
 from tilework.control.memory import MemoryShortage
 from tilework.control.plan import Planner
@@ -34,6 +36,7 @@ from tilework.core.actions import Action, Reject
 from tilework.core.events import (
     Broken,
     Cancelled,
+    ComponentsLoaded,
     DeviceJoined,
     DeviceLost,
     Event,
@@ -100,7 +103,8 @@ class Controller:
         self._admit = Admit(self._rule, policy, self.costs, self.tracker, guard, expiry)
         memory = MemoryShortage(policy, self.costs, self.tracker, guard, self._recovery)
         self._reports = Reports(self._rule, self.costs, self.tracker, self._recovery, memory)
-        self._planner = Planner(policy, self.costs, self.tracker, guard, expiry, config.max_residents)
+        self._components = Components(self.costs, self.tracker)
+        self._planner = Planner(policy, self.costs, self.tracker, guard, expiry, self._components, config.max_residents)
 
     def handle(self, event: Event, now_ns: int) -> tuple[Action, ...]:
         """Record an event; returns the actions that follow from it, in the order in which to perform them."""
@@ -115,7 +119,7 @@ class Controller:
     def eta_ns(self, job_id: int, now_ns: int) -> int:
         """When a job that has not ended is expected to be done, by the rule of admission."""
         self.tracker.set_time(now_ns)
-        return self._rule.eta_ns(self.tracker.jobs[job_id], self.tracker, now_ns)
+        return self._rule.eta_ns(self.tracker.jobs[job_id], self.costs, self.tracker, now_ns)
 
     @property
     def num_jobs(self) -> int:
@@ -148,9 +152,12 @@ class Controller:
                 if job_id is None:
                     return []
                 return self._recovery.end(self.tracker.jobs[job_id], Status.CANCELLED, reason)
-            case DeviceJoined(device_id, node, kind):
-                self.tracker.add_device(device_id, node, kind)
+            case DeviceJoined() as joined:
+                self._components.join(joined)
                 self.tracker.unpark()
+                return []
+            case ComponentsLoaded() as loaded:
+                self._components.loaded(loaded)
                 return []
             case DeviceLost(device_id):
                 return self._on_device_lost(device_id, event.why, now_ns)
@@ -162,5 +169,6 @@ class Controller:
         """Works that only this device had are lost; works with survivors end by `Broken`, when these have reported."""
         if self.tracker.device(device_id) is None:
             return []
+        self._components.lose(device_id)
         lost = self.tracker.remove_device(device_id, self._reports.early_work_ids)
         return self._recovery.device_lost(device_id, lost, why) + self._reports.release_early(lost, now_ns)

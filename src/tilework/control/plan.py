@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilework.admission.reservation_guard import ReservationGuard
-from tilework.control.cluster.tracker import Tracker
+from tilework.control.cluster.tracker import NO_LOADS, Tracker
+from tilework.control.components import Components
 from tilework.control.expiry import Expiry
 from tilework.control.slots import slot_starts
 from tilework.core.actions import Action, DropState, DropToBestEffort, MoveState, RunWork, Stop, WakeAt
@@ -29,6 +30,7 @@ class Planner:
         tracker: Tracker,
         guard: ReservationGuard,
         expiry: Expiry,
+        components: Components,
         max_residents: int,
     ) -> None:
         self._policy = policy
@@ -36,6 +38,7 @@ class Planner:
         self._tracker = tracker
         self._guard = guard
         self._expiry = expiry
+        self._components = components
         self._max_residents = max_residents
         self._wakes_ns: list[int] = []  # Times of `WakeAt` that have not been reached, ascending.
 
@@ -120,10 +123,14 @@ class Planner:
 
     def _start(self, start: Start) -> list[Action]:
         moves = [move for job_id in start.job_ids for move in self._moves(job_id, start)]
-        work = self._tracker.commit(start)
+        loads: list[Action] = []
+        loads_ns = NO_LOADS
+        if self._tracker.needs_loads:
+            loads, loads_ns = self._components.prepare(start, self._tracker.next_work_id)
+        work = self._tracker.commit(start, loads_ns)
         for job in map(self._tracker.jobs.__getitem__, start.job_ids):
             self._tracker.residents.add(job, start.devices, job.committed.here.num_done)
-        return [*moves, RunWork(work), *self._make_room(start.devices)]
+        return [*moves, *loads, RunWork(work), *self._make_room(start.devices)]
 
     def _moves(self, job_id: int, start: Start) -> list[Action]:
         """Move a job's state to the devices of a start that will lack it; targets that lack the same share a move."""

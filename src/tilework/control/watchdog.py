@@ -61,10 +61,15 @@ class Watchdog:
         return [work for work in running if self._is_stuck(self._quiet[work.work_id])]
 
     def limit_ns(self, work: Work) -> int:
-        """How long a work may make no progress; `least_ns` if all its jobs have ended, so that nothing is predicted."""
+        """How long a work may make no progress, which includes loads before it.
+
+        `least_ns` if all its jobs have ended, so that nothing is predicted.
+        """
         requests = [job.request for job in self._tracker.members(work)]
         step_ns = self._costs.work_ns(work.stage, requests, len(work.devices)) if requests else 0
-        return max(self._config.least_ns, self._config.factor * step_ns)
+        devices = [device for one in work.devices if (device := self._tracker.device(one)) is not None]
+        load_ns = max([device.loads_ns.get(work.work_id, 0) for device in devices], default=0)
+        return max(self._config.least_ns, self._config.factor * max(step_ns, load_ns))
 
     def _running(self) -> list[Work]:
         """The works that should run."""

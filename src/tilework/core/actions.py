@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilework.core.component import LoadSource
+from tilework.core.graph.stage import Stage
 from tilework.core.request import RefusalCode, Status
 from tilework.core.work import Work
 
@@ -80,6 +82,30 @@ class DropState:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadComponents:
+    """Load components onto a device, after the works that it has: the next work, of this stage, needs them.
+
+    `components` are their digests. The device reads them from `source`, or from the next best that has them.
+    Answered by `ComponentsLoaded`. A device that cannot load them is lost.
+    """
+
+    load_id: int
+    device_id: int
+    stage: Stage
+    components: tuple[str, ...]
+    num_bytes: int
+    source: LoadSource
+
+
+@dataclass(frozen=True, slots=True)
+class DropComponents:
+    """Free the memory of components on a device, after the works that it has: what comes next needs the room."""
+
+    device_id: int
+    components: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """End a job: done, failed, cancelled or expired. Each job ends exactly once."""
 
@@ -107,4 +133,16 @@ def jobs_of(action: Action) -> tuple[int, ...]:
             return ()
 
 
-Action = Accept | Reject | DropToBestEffort | RunWork | Stop | MoveState | DropState | Finish | WakeAt
+Action = (
+    Accept
+    | Reject
+    | DropToBestEffort
+    | RunWork
+    | Stop
+    | MoveState
+    | DropState
+    | LoadComponents
+    | DropComponents
+    | Finish
+    | WakeAt
+)

@@ -118,11 +118,22 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class DeviceJoined:
-    """A device is up."""
+    """A device is up. `components` are the digests of those that it has; `memory_bytes` limits them, None: not."""
 
     device_id: int
     node: int
     kind: DeviceKind = DeviceKind.ACCELERATOR
+    components: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentsLoaded:
+    """A device has done what a `LoadComponents` asked for, in `run_ns` without the wait in its queue."""
+
+    load_id: int
+    device_id: int
+    run_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +165,7 @@ Event = (
     | OutOfMemory
     | Broken
     | DeviceJoined
+    | ComponentsLoaded
     | DeviceLost
     | Woke
 )

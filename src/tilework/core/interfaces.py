@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from tilework.core.component import Component, LoadSource, Memory
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
@@ -44,7 +45,9 @@ class Block:
     """The reservation for the remaining work of a promised job: `demand`, not before `ready_ns`, due at `due_ns`.
 
     `devices` is the group on which the job is to run, the device for stages without steps first; empty if none is
-    chosen yet. `slot` is its CPU slot if it needs one; None if none is chosen yet, or none is up.
+    chosen yet. `slot` is its CPU slot if it needs one; None if none is chosen yet, or none is up. `unloaded` is the
+    demand on other devices, or after other works on these, where components must be loaded that `demand` takes to be
+    there; None if it takes none to be there.
     """
 
     due_ns: int
@@ -52,6 +55,12 @@ class Block:
     demand: Demand
     devices: Group = ()
     slot: int | None = None
+    unloaded: Demand | None = None
+
+    @property
+    def if_unloaded(self) -> Block:
+        """The block where the components of the job's next stages are not on its devices when it begins."""
+        return self if self.unloaded is None else replace(self, demand=self.unloaded, unloaded=None)
 
     def windows(self) -> Iterator[tuple[int, int, int]]:
         """Each of its devices with when it is taken, from and until, counted from the begin of the block."""
@@ -153,6 +162,10 @@ class DeviceView(Protocol):
     def num_changes(self) -> int:
         """How many times a work was committed to it, left it or was told to stop."""
 
+    @property
+    def memory(self) -> Memory:
+        """Its components when these works have ended, and what is free. A start that needs others loads them first."""
+
     def end_ns(self, work: Work) -> int:
         """Predicted end of one of its works, not before now; 0 for a work that it does not have."""
 
@@ -167,6 +180,10 @@ class ClusterView(Protocol):
     @property
     def slots(self) -> Sequence[DeviceView]:
         """CPU slots that are up, by id."""
+
+    @property
+    def needs_loads(self) -> bool:
+        """Whether a device lacks components that some stage needs. If not, no work ever waits for a load."""
 
     def waiting(self) -> Iterable[JobView]:
         """Jobs without a committed work whose next stage runs on an accelerator, by (urgency_ns, job_id)."""
@@ -211,10 +228,26 @@ class CostModel(Protocol):
     def knows(self, stage: Stage, request: Request) -> bool:
         """Whether the time of such a work alone on one device was measured; otherwise it is interpolated."""
 
+    def components(self, stage: Stage) -> tuple[Component, ...]:
+        """The components that a stage needs, as far as the table knows them."""
+
+    @property
+    def all_components(self) -> tuple[Component, ...]:
+        """The components that stages of all pipelines need, each once."""
+
+    @property
+    def component_bytes(self) -> int:
+        """The size of all components that stages need, each counted once."""
+
+    def load_ns(self, num_bytes: int, source: LoadSource | None = None) -> int:
+        """How long components of this size take to load from a source; None: from the slowest."""
+
     def prediction_error(self, stage: Stage) -> float:
         """The recent mean of |measured / predicted - 1| of batches."""
 
-    def move_ns(self, source: Group, target: Group) -> int: ...
+    def move_ns(self, request: Request, progress: Cursor, *, between_nodes: bool) -> int:
+        """How long the state of a request takes to a device that has nothing of it."""
+
     def observe(self, stage: Stage, requests: Sequence[Request], degree: int, num_steps: int, run_ns: int) -> None:
         """Correct the prediction by a measurement."""
 
@@ -293,6 +326,10 @@ class Backlog(Protocol):
     @property
     def slots(self) -> Sequence[DeviceView]:
         """CPU slots that are up."""
+
+    @property
+    def needs_loads(self) -> bool:
+        """Whether a device lacks components that some stage needs."""
 
     @property
     def widest(self) -> int:

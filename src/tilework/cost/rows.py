@@ -67,6 +67,7 @@ def _merge(rows: list[CostRow]) -> CostRow:
         seconds=seconds,
         p99_seconds=max(*p99s, seconds) if p99s else None,  # The mean may be rounded up beyond it.
         peak_bytes=max(_known(row.peak_bytes for row in rows), default=None),
+        state_bytes=max(_known(row.state_bytes for row in rows), default=None),
         num_runs=min(_known(row.num_runs for row in rows), default=None),
     )
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tilework.core.component import Component, LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.cost.batch_latency import BatchLatencyModel
+from tilework.cost.loading import Link
 
 
 def graphs_of(graph: Graph) -> dict[str, Graph]:
@@ -27,6 +29,10 @@ class CostTable:
     `source` is the source of the figures. Tables made for a published evaluation also have its `steps` per request
     and its base SLOs, seconds by `str(Shape)`. `batch_models`, by pipeline, predict batches of steps at degree 1.
     `graphs` are those of pipelines that are not latent diffusion pipelines (see `core.graph.shipped`).
+
+    `components` are, by pipeline, those that its stages name; what is not there weighs nothing. A device has
+    `memory_bytes` for them (None: no limit), and loads them at `load_bytes_per_s`. `links` connect devices of one node
+    ("device") and of two nodes ("node").
     """
 
     hardware: str
@@ -37,6 +43,15 @@ class CostTable:
     slo_s: Mapping[str, float] = field(default_factory=dict)
     batch_models: Mapping[str, BatchLatencyModel] = field(default_factory=dict)
     graphs: Mapping[str, Graph] = field(default_factory=dict)
+    components: Mapping[str, Mapping[str, Component]] = field(default_factory=dict)
+    memory_bytes: int | None = None
+    load_bytes_per_s: Mapping[LoadSource, float] = field(default_factory=dict)
+    links: Mapping[str, Link] = field(default_factory=dict)
+
+    @property
+    def all_components(self) -> tuple[Component, ...]:
+        """The components of all pipelines, each once, by digest."""
+        return tuple(sorted({one for named in self.components.values() for one in named.values()}))
 
     def graph(self, pipeline: str) -> Graph:
         """The graph of a pipeline."""
@@ -63,7 +78,7 @@ def merged(tables: Sequence[CostTable]) -> CostTable:
     """
     first = tables[0]
     for index, table in enumerate(tables[1:], 1):
-        for name in ("hardware", "devices_per_node"):
+        for name in ("hardware", "devices_per_node", "memory_bytes", "load_bytes_per_s", "links"):
             ours, other = getattr(first, name), getattr(table, name)
             if ours != other:
                 raise BadCostTable(f"{name} is {ours!r} in one and {other!r} in another; join tables of one hardware")
@@ -84,6 +99,10 @@ def merged(tables: Sequence[CostTable]) -> CostTable:
         rows=tuple(row for table in tables for row in table.rows),
         batch_models={pipeline: one for table in tables for pipeline, one in table.batch_models.items()},
         graphs={pipeline: graph for table in tables for pipeline, graph in table.graphs.items()},
+        components={pipeline: named for table in tables for pipeline, named in table.components.items()},
+        memory_bytes=first.memory_bytes,
+        load_bytes_per_s=first.load_bytes_per_s,
+        links=first.links,
     )
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tilework.core.component import Component, LoadSource, num_bytes
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
 from tilework.core.preview import preview_shape
 from tilework.core.request import Request, Shape
-from tilework.core.work import Group, Work
+from tilework.core.work import Work
 from tilework.cost.corrections import CorrectionKey, Corrections
+from tilework.cost.loading import LoadTimes, MoveTimes
 from tilework.cost.memory import MemoryLimits
 from tilework.cost.table import CostTable
 from tilework.cost.tabled import TabledTimes
@@ -35,7 +37,15 @@ class TableCosts:
         self.table = table
         self.version = 0
         self._memory = MemoryLimits()
-        self._move_ns = move_ns
+        self._moves = MoveTimes(table.rows, table.links, move_ns)
+        self.all_components = table.all_components
+        self.component_bytes = num_bytes(self.all_components)
+        self._loads = LoadTimes(table.load_bytes_per_s, weight)
+        self._components = {
+            (pipeline, stage.name): tuple(named[name] for name in stage.spec.components if name in named)
+            for pipeline, named in table.components.items()
+            for stage in table.graph(pipeline).stages
+        }
         self._max_batch = max_batch
         self._tabled = TabledTimes(table)
         self._corrections = Corrections(weight)
@@ -179,8 +189,26 @@ class TableCosts:
             self._has_changed()
         return is_forgotten
 
-    def move_ns(self, source: Group, target: Group) -> int:
-        return 0 if not source or set(target) <= set(source) else self._move_ns
+    def move_ns(self, request: Request, progress: Cursor, *, between_nodes: bool) -> int:
+        """How long the state of a request takes to a device that has nothing of it."""
+        return self._moves.ns(request, progress, between_nodes=between_nodes)
+
+    def components(self, stage: Stage) -> tuple[Component, ...]:
+        """The components that a stage needs, as far as the table knows them."""
+        return self._components.get((stage.pipeline, stage.name), ())
+
+    def load_ns(self, num_bytes: int, source: LoadSource | None = None) -> int:
+        """How long components of this size take to load from a source; None: from the slowest."""
+        return self._loads.ns(num_bytes, source)
+
+    def quickest_source(self, available: frozenset[LoadSource]) -> LoadSource:
+        """The source from which loads are quickest, of those that have the components."""
+        return self._loads.quickest(available)
+
+    def observe_load(self, num_bytes: int, source: LoadSource, run_ns: int) -> None:
+        """Learn from the time of a load."""
+        if self._loads.observe(num_bytes, source, run_ns):
+            self._has_changed()
 
     def observe(self, stage: Stage, requests: Sequence[Request], degree: int, num_steps: int, run_ns: int) -> None:
         """Learn from the time of a work. A work with previews or further passes is ignored: its time is not that of its

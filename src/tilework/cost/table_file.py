@@ -15,11 +15,16 @@ from tilework.core.request import Shape
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.shipped import shipped_path
 from tilework.cost.table import BadCostTable, CostTable, merged
+from tilework.cost.table_memory import memory_json, parse_memory
 
 _ROW_FIELDS = tuple(column.name for column in fields(CostRow))
 _TEXTS = ("pipeline", "stage", "link")
 _COUNTS = ("height", "width", "frames", "degree")
-_OPTIONAL_COUNTS = (("peak_bytes", 0, "a whole number of bytes"), ("num_runs", 1, "a whole number of at least 1"))
+_OPTIONAL_COUNTS = (
+    ("peak_bytes", 0, "a whole number of bytes"),
+    ("state_bytes", 0, "a whole number of bytes"),
+    ("num_runs", 1, "a whole number of at least 1"),
+)
 _DEFAULTED = ("frames", "degree", "batch", "link")
 
 
@@ -72,6 +77,7 @@ def parse_table(document: object) -> CostTable:
         rows=tuple(_parse_row(f"rows[{index}]", row) for index, row in enumerate(document["rows"])),
         batch_models=_parse_batch_models(document.get("batch_models", {})),
         graphs=_parse_graphs(document.get("graphs", {})),
+        **parse_memory(document),
     )
     _check_stages(table)
     return table
@@ -92,7 +98,7 @@ def table_json(table: CostTable) -> dict[str, Any]:
         document["batch_models"] = {pipeline: model.to_json() for pipeline, model in table.batch_models.items()}
     if table.graphs:
         document["graphs"] = {pipeline: graph.to_json() for pipeline, graph in table.graphs.items()}
-    return document
+    return document | memory_json(table)
 
 
 def _row_json(row: CostRow) -> dict[str, Any]:

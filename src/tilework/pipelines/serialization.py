@@ -66,6 +66,10 @@ class SerializedState:
     head: bytes
     buffers: Sequence[memoryview]
 
+    @property
+    def num_bytes(self) -> int:
+        return len(self.head) + sum(buffer.nbytes for buffer in self.buffers)
+
 
 def serialize(values: Mapping[str, Any]) -> SerializedState:
     """Serialize `values`, which must not be modified while the result is in use.

@@ -21,7 +21,7 @@ from tilework.control.driver.effects import (
 from tilework.control.driver.result import WorkResult
 from tilework.control.driver.state_registry import StateMove
 from tilework.control.watchdog import WatchdogConfig
-from tilework.core.actions import Action, MoveState, RunWork, Stop
+from tilework.core.actions import Action, DropComponents, LoadComponents, MoveState, RunWork, Stop
 from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
 from tilework.core.events import Event
 from tilework.core.request import Request
@@ -148,6 +148,8 @@ class WorkDispatcher:
                 return future
             case StateMove():
                 return self._import(message)
+            case LoadComponents() | DropComponents():
+                raise AssertionError(f"a worker has all components of its model, and should {message}")
             case _:
                 return message
 

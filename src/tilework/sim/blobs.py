@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from tilework.control.driver.state_registry import StateMove
 from tilework.core.wire import StateBlob
-from tilework.cost.table_costs import TableCosts
 from tilework.sim.clock import Clock
 from tilework.sim.device import StateTransfer
 from tilework.sim.runs import State
@@ -57,18 +56,14 @@ class BlobStore:
 class StateTransfers:
     """The transfers of all moves. Those of a move that waits for the end of a work are sent when it is resolved."""
 
-    def __init__(self, clock: Clock, costs: TableCosts, blobs: BlobStore) -> None:
+    def __init__(self, clock: Clock, blobs: BlobStore) -> None:
         self._clock = clock
-        self._costs = costs
         self._blobs = blobs
         self._waiting: dict[StateMove, list[StateTransfer]] = {}
 
-    def begin(self, move: StateMove) -> Iterator[tuple[int, StateTransfer]]:
-        """The transfers of a move, one per target; sent now if the move is resolved."""
-        transfers = [
-            StateTransfer(job_id=move.job_id, move_ns=self._costs.move_ns(move.source, (target,)))
-            for target in move.targets
-        ]
+    def begin(self, move: StateMove, times_ns: Mapping[int, int]) -> Iterator[tuple[int, StateTransfer]]:
+        """The transfers of a move, one per target, which take so long; sent now if the move is resolved."""
+        transfers = [StateTransfer(job_id=move.job_id, move_ns=times_ns[target]) for target in move.targets]
         if move.is_resolved:
             self._send(move, transfers)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 from tilework.control.controller import Controller
@@ -11,9 +12,11 @@ from tilework.control.driver.effects import BreakOff, Discard, Effect, HandleEve
 from tilework.control.driver.result import Ending, WorkResult, end_event, ending_of
 from tilework.control.driver.state_registry import StateMove
 from tilework.control.watchdog import WatchdogConfig
-from tilework.core.actions import Action
+from tilework.core.actions import Action, DropComponents, LoadComponents
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.events import DeviceJoined, Event, LeftOut, WorkFailed
+from tilework.core.component import Memory
+from tilework.core.events import ComponentsLoaded, DeviceJoined, Event, LeftOut, WorkFailed
+from tilework.core.graph.stage import DeviceKind
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import Ended, Failed, Forget, StopWork
@@ -26,7 +29,7 @@ from tilework.sim.faults import FaultInjector
 from tilework.sim.fleet import Fleet
 from tilework.sim.network import Network
 from tilework.sim.reports import CUT_OFF, report_of, serialize
-from tilework.sim.runs import Run, State
+from tilework.sim.runs import LoadRun, Run, State
 from tilework.sim.timing import TimingModel
 from tilework.sim.workers import Workers
 
@@ -63,14 +66,17 @@ class Cluster:
         self._on_event, self._on_image = on_event, on_image
         self._controller = controller
         self._core = DriverCore(controller, WatchdogConfig())
-        self.fleet = Fleet(timing)
+        self._costs = costs
+        self.fleet = Fleet(timing, costs.components)
         self.runs: list[Run] = []
+        self.loads: list[LoadRun] = []
         self.num_refused = 0  # Members refused for a missing state although no earlier work failed.
         self._workers = Workers(
             clock,
             injector,
             self.fleet,
             layout=layout,
+            memory=self._first_memory,
             on_joined=self._join,
             on_lost=self._lose,
             on_given_up=on_given_up,
@@ -78,7 +84,7 @@ class Cluster:
         )
         self._network = Network(clock, injector)
         self._blobs = BlobStore()
-        self._transfers = StateTransfers(clock, costs, self._blobs)
+        self._transfers = StateTransfers(clock, self._blobs)
         self._seen_steps: dict[int, int] = {}
         self._is_ticking = False
 
@@ -146,6 +152,12 @@ class Cluster:
                     self._send(devices, partial(self._stop, work))
                 case Forget(job_id):
                     self._send(devices, partial(self.fleet.forget, job_id))
+                case LoadComponents() | DropComponents():
+                    self._send(devices, partial(self._change_components, message))
+
+    def _change_components(self, change: LoadComponents | DropComponents, device_id: int) -> None:
+        self.fleet.change_components(change, device_id)
+        self._begin_next((device_id,))
 
     def _run(self, work: Work) -> None:
         if self._network.is_instant:  # No other work can begin, and this one only after its last device has it.
@@ -166,8 +178,23 @@ class Cluster:
         self._begin_next(work.devices)  # A revoked work need not wait for its job's state.
 
     def _move(self, move: StateMove) -> None:
-        for target, transfer in self._transfers.begin(move):
+        for target, transfer in self._transfers.begin(move, self._move_times_ns(move)):
             self._send((target,), partial(self.fleet.expect, transfer))
+
+    def _move_times_ns(self, move: StateMove) -> dict[int, int]:
+        """How long a move takes to each target. The job's next work, which is not sent yet, begins at its position."""
+        if not move.source:
+            return dict.fromkeys(move.targets, 0)
+        job = self._controller.tracker.jobs[move.job_id]
+        work = next(work for work in job.works if self._core.work(work.work_id) is None)
+        progress = replace(job.committed, position=dict(work.members)[move.job_id])
+        node = self._layout.node(move.source[0])
+        return {
+            target: 0
+            if target in move.source
+            else self._costs.move_ns(job.request, progress, between_nodes=self._layout.node(target) != node)
+            for target in move.targets
+        }
 
     def _send(self, devices: Iterable[int], deliver: Callable[[int], None]) -> None:
         """Send a message to each device; `deliver` is called on arrival. A dead worker receives nothing."""
@@ -182,10 +209,30 @@ class Cluster:
     # Reports of devices.
 
     def _begin_next(self, devices: Iterable[int]) -> None:
-        for run in self.fleet.begin_next(devices, self._clock.now_ns):
-            self._schedule(run)
+        for begun in self.fleet.begin_next(devices, self._clock.now_ns):
+            if isinstance(begun, LoadRun):
+                self._schedule_load(begun)
+                continue
+            self._schedule(begun)
             if self._has_faults:
-                self._workers.inject_faults(run)
+                self._workers.inject_faults(begun)
+
+    def _schedule_load(self, load: LoadRun) -> None:
+        self._clock.at(load.end_ns, partial(self._end_load, load), is_device_event=True)
+
+    def _end_load(self, done: LoadRun) -> None:
+        load = done.load
+        by_digest = {component.digest: component for component in self._costs.all_components}
+        if not self.fleet.end_load(done, [by_digest[digest] for digest in load.components]):
+            return
+        self.loads.append(done)
+        event = ComponentsLoaded(load.load_id, load.device_id, done.end_ns - done.start_ns)
+        self._begin_next((load.device_id,))
+        if self._network.is_instant:
+            self._on_event(event)
+        else:
+            on_arrival = self._workers.unless_restarted(partial(self._on_event, event))
+            self._network.send(("from", load.device_id), on_arrival)
 
     def _schedule(self, run: Run | None) -> None:
         if run is not None and not run.hangs:
@@ -274,8 +321,17 @@ class Cluster:
 
     # Workers.
 
+    def _first_memory(self, device_id: int) -> Memory:
+        """What a device has when it starts: all components if they fit; a CPU slot has all."""
+        total_bytes = None if self._layout.kind(device_id) is DeviceKind.CPU else self._costs.table.memory_bytes
+        memory = Memory(total_bytes)
+        return Memory(total_bytes, components) if memory.can_hold(components := self._costs.all_components) else memory
+
     def _join(self, device_id: int) -> None:
-        self._on_event(DeviceJoined(device_id, self._layout.node(device_id), self._layout.kind(device_id)))
+        memory = self._first_memory(device_id)
+        digests = tuple(component.digest for component in memory.components)
+        node, kind = self._layout.node(device_id), self._layout.kind(device_id)
+        self._on_event(DeviceJoined(device_id, node, kind, digests, memory.total_bytes))
 
     def _lose(self, device_id: int, why: str) -> None:
         self._apply(self._core.on_device_lost(device_id, why))

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from tilework.core.actions import DropComponents, LoadComponents
+from tilework.core.component import Memory
 from tilework.core.work import Work
-from tilework.sim.runs import Run, State
+from tilework.sim.runs import LoadRun, Run, State
+
+Command = Work | LoadComponents | DropComponents
+"""What a device does one after another."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -30,14 +35,22 @@ class StateTransfer:
 class Device:
     """One device.
 
-    `transfers`, by job, arrived ahead of a work that is not in the queue yet; `awaited`, by work, belong to a work that
-    is. `drops` are the jobs whose states the device drops at the end of a work, by work.
+    `load` is what it is loading, and `memory` what it has loaded; both follow the order of the queue. `transfers`, by
+    job, arrived ahead of a work that is not in the queue yet; `awaited`, by work, belong to a work that is. `drops` are
+    the jobs whose states the device drops at the end of a work, by work.
     """
 
-    queue: deque[Work] = field(default_factory=deque)
+    queue: deque[Command] = field(default_factory=deque)
     run: Run | None = None
+    load: LoadRun | None = None
+    memory: Memory = field(default_factory=Memory)
     hangs: bool = False
     states: dict[int, State] = field(default_factory=dict)
     transfers: dict[int, list[StateTransfer]] = field(default_factory=dict)
     awaited: dict[int, list[StateTransfer]] = field(default_factory=dict)
     drops: dict[int, list[int]] = field(default_factory=dict)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it cannot begin anything now."""
+        return self.run is not None or self.load is not None or self.hangs

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from tilework.core.actions import DropComponents, LoadComponents
+from tilework.core.component import Component, Memory
+from tilework.core.graph.stage import Stage
 from tilework.core.work import Group, Work
 from tilework.sim.device import Device, StateTransfer
-from tilework.sim.runs import DROPS_STATES, Run, RunEnd, State
+from tilework.sim.runs import DROPS_STATES, LoadRun, Run, RunEnd, State
 from tilework.sim.timing import TimingModel
 
 _NOTHING = State()
@@ -22,19 +25,24 @@ class Fleet:
     - Like a worker, a device refuses a work whose state it lacks. A work of several members runs for those whose states
       the device has.
     - A work that was broken off ends on each of its devices separately.
+    - Components are loaded and dropped in the order of the queue. A load for which there is no memory never ends, and
+      a work whose components are not there never begins.
 
     The caller calls `begin_next` after each change, and `end` when the virtual clock reaches a run's `end_ns`. A stop
     or a loss replaces a run by a shorter one: a run that is not the current one (`is`) is out of date.
     """
 
-    def __init__(self, timing: TimingModel) -> None:
+    def __init__(self, timing: TimingModel, components: Callable[[Stage], Sequence[Component]]) -> None:
+        """`components` returns those that a stage needs."""
         self._timing = timing
+        self._components = components
+        self.num_overloads = 0  # Loads without memory, and works without components.
         self._devices: dict[int, Device] = {}
         self._revoked: set[int] = set()
         self._broken: set[int] = set()
 
-    def join(self, device_id: int) -> None:
-        self._devices[device_id] = Device()
+    def join(self, device_id: int, memory: Memory) -> None:
+        self._devices[device_id] = Device(memory=memory)
 
     def forget_works(self) -> None:
         """Forget revoked and broken works: the next server numbers its works from 1."""
@@ -74,6 +82,10 @@ class Fleet:
                 if transfers:
                     device.awaited[work.work_id] = transfers
 
+    def change_components(self, change: LoadComponents | DropComponents, device_id: int) -> None:
+        """Queue a load, or what is dropped for it."""
+        self._devices[device_id].queue.append(change)
+
     def expect(self, transfer: StateTransfer, device_id: int) -> None:
         """Announce a state: the job's next work on this device waits for it."""
         self._devices[device_id].transfers.setdefault(transfer.job_id, []).append(transfer)
@@ -81,7 +93,8 @@ class Fleet:
     def forget(self, job_id: int, device_id: int) -> None:
         """Drop a job's state, after the works of the job that are queued here."""
         device = self._devices[device_id]
-        works = [*([] if device.run is None else [device.run.work]), *device.queue]
+        queued = [one for one in device.queue if isinstance(one, Work)]
+        works = [*([] if device.run is None else [device.run.work]), *queued]
         last = next((work for work in reversed(works) if job_id in work.job_ids), None)
         if last is None:
             device.states.pop(job_id, None)
@@ -158,27 +171,69 @@ class Fleet:
 
     # Begin and end of works.
 
-    def begin_next(self, devices: Iterable[int], now_ns: int) -> list[Run]:
-        """Begin the first works in the queues of these devices where possible; returns the new runs."""
-        begun: list[Run] = []
+    def begin_next(self, devices: Iterable[int], now_ns: int) -> list[Run | LoadRun]:
+        """Begin what is first in the queues of these devices where possible; returns the new runs and loads."""
+        begun: list[Run | LoadRun] = []
         for device_id in devices:
             device = self._devices.get(device_id)
-            if device is None or device.run is not None or device.hangs or not device.queue:
+            if device is None or device.is_busy or not device.queue:
                 continue
+            if not isinstance(device.queue[0], Work):
+                if (load := self._change_components(device, now_ns)) is not None:
+                    begun.append(load)
+                if device.is_busy or not device.queue:
+                    continue
             work = device.queue[0]
+            assert isinstance(work, Work)
             if work.work_id in self._broken:
                 begun.append(self._begin(_empty_run(work, (device_id,), now_ns, RunEnd.BROKEN)))
             elif self._may_begin(work):
                 begun.append(self._begin(self._planned(work, now_ns)))
         return begun
 
+    def _change_components(self, device: Device, now_ns: int) -> LoadRun | None:
+        """Drop what is to be dropped, and begin the next load; returns it."""
+        while device.load is None and device.queue and not isinstance(device.queue[0], Work):
+            change = device.queue[0]
+            memory = device.memory
+            if isinstance(change, DropComponents):
+                device.queue.popleft()
+                left = tuple(one for one in memory.components if one.digest not in change.components)
+                device.memory = Memory(memory.total_bytes, left)
+            elif memory.free_bytes is not None and memory.free_bytes < change.num_bytes:
+                self.num_overloads += 1
+                device.hangs = True
+                return None
+            else:
+                device.queue.popleft()
+                load_ns = self._timing.load_ns(change)
+                device.load = LoadRun(load=change, start_ns=now_ns, end_ns=now_ns + load_ns)
+                return device.load
+        return None
+
+    def end_load(self, loaded: LoadRun, components: Iterable[Component]) -> bool:
+        """End a load: its device has the components. Returns False if the device was lost or hangs."""
+        device = self._devices.get(loaded.load.device_id)
+        if device is None or device.load is not loaded or device.hangs:
+            return False
+        new = tuple(one for one in components if one not in device.memory.components)
+        device.load, device.memory = None, Memory(device.memory.total_bytes, (*device.memory.components, *new))
+        return True
+
+    def _has_components(self, device: Device, work: Work) -> bool:
+        return device.memory.has(self._components(work.stage))
+
     def _may_begin(self, work: Work) -> bool:
         is_awaiting = False
         for device_id in work.devices:
             device = self._devices.get(device_id)
-            if device is None or device.run is not None or device.hangs:
+            if device is None or device.is_busy:
                 return False
             if not device.queue or device.queue[0] is not work:
+                return False
+            if work.work_id not in self._revoked and not self._has_components(device, work):
+                self.num_overloads += 1
+                device.hangs = True
                 return False
             if device.awaited:
                 transfers = device.awaited.get(work.work_id, ())

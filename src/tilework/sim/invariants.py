@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from tilework.admission.loads import load_bound_ns
 from tilework.control.controller import ControllerConfig
-from tilework.core.actions import Accept, Action, Finish, MoveState, Reject, RunWork, jobs_of
+from tilework.core.actions import (
+    Accept,
+    Action,
+    DropComponents,
+    Finish,
+    LoadComponents,
+    MoveState,
+    Reject,
+    RunWork,
+    jobs_of,
+)
 from tilework.core.events import (
     Broken,
     DeviceJoined,
@@ -58,6 +69,9 @@ class Invariants:
         self._ended: set[str] = set()
         self._up: dict[int, int] = {}
         self._kinds: dict[int, DeviceKind] = {}
+        self._weights: dict[int, set[str]] = {}  # Digests of the components of each device, at the end of its queue.
+        self._memory_bytes: dict[int, int | None] = {}
+        self._sizes = {component.digest: component.num_bytes for component in costs.all_components}
         self._works: dict[int, Work] = {}
         self._last_work_id = 0
         self._attempts: dict[int, int] = {}
@@ -95,9 +109,10 @@ class Invariants:
                 self._requests |= {request.uid: request for request in submitted.requests}
             case Restored(request):
                 self._requests[request.uid] = request
-            case DeviceJoined(device_id, node, kind):
+            case DeviceJoined(device_id, node, kind, components, memory_bytes):
                 require(device_id not in self._up, f"device {device_id} joins twice")
                 self._up[device_id], self._kinds[device_id] = node, kind
+                self._weights[device_id], self._memory_bytes[device_id] = set(components), memory_bytes
             case DeviceLost(device_id):
                 self._up.pop(device_id, None)
                 self._num_interruptions += 1
@@ -151,6 +166,8 @@ class Invariants:
                 self._end(uid)
             case RunWork(work):
                 self._run(work, now_ns)
+            case LoadComponents() | DropComponents():
+                self._change_components(action)
             case MoveState(job_id, targets):
                 require(self._uids.get(job_id) not in self._ended, f"a state of the ended job {job_id} moves")
                 require(set(targets) <= self._up.keys(), f"a state of job {job_id} moves to a device that is down")
@@ -197,8 +214,29 @@ class Invariants:
             if uid is not None:
                 self._first_start_ns.setdefault(uid, now_ns)
         self._works[number] = work
+        self._check_components(work)
         self._check_residents(work)
         self._check_memory(work, now_ns)
+
+    def _change_components(self, action: LoadComponents | DropComponents) -> None:
+        """A device that is up never holds more components than it has memory for, and drops only what it has."""
+        device_id, named = action.device_id, set(action.components)
+        require(device_id in self._up, f"components of device {device_id} change, which is down")
+        weights, limit = self._weights[device_id], self._memory_bytes[device_id]
+        if isinstance(action, DropComponents):
+            require(named <= weights, f"device {device_id} drops {named - weights}, which it does not have")
+            weights -= named
+            return
+        weights |= named
+        total = sum(self._sizes[digest] for digest in weights)
+        require(limit is None or total <= limit, f"device {device_id} has {total} bytes of components, and {limit} fit")
+
+    def _check_components(self, work: Work) -> None:
+        """A work runs only where its components are."""
+        needed = {component.digest for component in self._costs.components(work.stage)}
+        for device_id in work.devices:
+            lacking = needed - self._weights[device_id]
+            require(not lacking, f"device {device_id} lacks {lacking} for work {work.work_id} of {work.stage}")
 
     def _check_memory(self, work: Work, now_ns: int) -> None:
         """A sliceable work that ran out of memory is not tried whole again for FORGET_NS, unless reports may be late.
@@ -237,6 +275,8 @@ class Invariants:
             require(tracker.job_ids.keys() == open_uids, f"at {now_ns} ns the tracker's open requests differ")
         if self._simulation.cluster.num_refused and not _STATE_FAULTS & self._faults.by_name.keys():
             raise Violation(f"at {now_ns} ns a device gets a work whose state it does not have")
+        if self._simulation.cluster.fleet.num_overloads and not _STATE_FAULTS & self._faults.by_name.keys():
+            raise Violation(f"at {now_ns} ns a device lacks memory for a load, or components for a work")
 
     # At the end.
 
@@ -288,7 +328,10 @@ class Invariants:
         return round(sum(2 * counts[name] * self._faults.size(name) for name in names) * NS_PER_S)
 
     def _alone_ns(self, request: Request) -> int:
-        return demand_at(request, self._costs.start(request), 1, self._costs).run_ns
+        """What it takes on one device, if others push its weights out before each step."""
+        start = self._costs.start(request)
+        loads_ns = sum(num_steps * load_bound_ns(stage, self._costs) for stage, num_steps in start.pieces())
+        return demand_at(request, start, 1, self._costs).run_ns + loads_ns
 
     def _check_leftovers(self) -> None:
         tracker, fleet = self._simulation.controller.tracker, self._simulation.cluster.fleet

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tilework.core.actions import LoadComponents
 from tilework.core.work import Group, Work
 
 
@@ -55,6 +56,15 @@ class Run:
     @property
     def step_ns(self) -> int:
         return max(1, (self.end_ns - self.start_ns) // self.steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoadRun:
+    """Components that a device is loading, or has loaded, until `end_ns`."""
+
+    load: LoadComponents
+    start_ns: int
+    end_ns: int
 
 
 @dataclass(frozen=True, slots=True)

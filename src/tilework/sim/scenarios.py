@@ -8,6 +8,7 @@ from itertools import cycle, pairwise
 from random import Random
 
 from tilework.control.controller import ControllerConfig
+from tilework.core.component import Component, LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
@@ -24,6 +25,7 @@ PIPELINE = "fuzz"
 _SIDES = (64, 128, 192)
 _STEP_S, _OTHERS_S = 0.1, (0.01, 0.05)  # A step, and the stages without steps, at 128 px on one device.
 _MEAN_S = 0.8  # Rough mean time of a request on one device.
+_WEIGHTS_UNIT = 1 << 20  # Bytes.
 _SPEEDUP = 1.6  # By each doubling of the degree.
 
 
@@ -83,11 +85,14 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
             max_residents=random.choice((1, 4, 64)),
             max_batch=batch_random.choice((1, 2, 12, 12)),
         ),
-        table=_table(
-            _with_slots(_graph(Random(f"graph/{seed}")), slot_random),
-            degrees,
-            devices_per_node,
-            batch_random.choice((0.0, 0.0, 0.15, 0.5)),
+        table=_with_components(
+            _table(
+                _with_slots(_graph(Random(f"graph/{seed}")), slot_random),
+                degrees,
+                devices_per_node,
+                batch_random.choice((0.0, 0.0, 0.15, 0.5)),
+            ),
+            Random(f"components/{seed}"),
         ),
         config=SimConfig(
             num_devices=num_devices,
@@ -190,6 +195,32 @@ def _table(graph: Graph, degrees: tuple[int, ...], devices_per_node: int, saving
         devices_per_node=devices_per_node,
         rows=(*alone, *together),
         graphs=graphs_of(graph),
+    )
+
+
+def _with_components(table: CostTable, random: Random) -> CostTable:
+    """In a third of all scenarios stages need weights, and devices may be too small to hold those of all stages.
+
+    A stage has one or two components, which others may share.
+    """
+    if random.random() < 0.67:
+        return table
+    stages = table.graph(PIPELINE).stages
+    sizes = {f"weights{index}": random.choice((1, 2, 4, 8)) * _WEIGHTS_UNIT for index in range(len(stages))}
+    needed = [random.sample(sorted(sizes), k=random.choice((1, 1, 2)) if len(sizes) > 1 else 1) for _ in stages]
+    specs = [replace(stage.spec, components=tuple(names)) for stage, names in zip(stages, needed, strict=True)]
+    least, most = max(sum(map(sizes.__getitem__, names)) for names in needed), sum(sizes.values())
+    seconds = random.choice((0.001, 0.02, 0.1))
+    return replace(
+        table,
+        graphs={PIPELINE: Graph(PIPELINE, tuple(specs))},
+        components={PIPELINE: {name: Component(f"digest of {name}", size) for name, size in sizes.items()}},
+        memory_bytes=random.choice((None, least, least, random.randint(least, most), most)),
+        load_bytes_per_s={
+            source: _WEIGHTS_UNIT / seconds * speed
+            for source, speed in ((LoadSource.DISK, 1), (LoadSource.HOST, 8), (LoadSource.PEER, 4))
+            if source is LoadSource.DISK or random.random() < 0.5
+        },
     )
 
 

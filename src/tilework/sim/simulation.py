@@ -140,7 +140,8 @@ class Simulation:
         if lost:
             raise RequestLost(f"no event is left, and {', '.join(lost)} never ended")
         endings = tuple(self._endings[request.uid] for request in requests)
-        return Trace(runs=tuple(self.cluster.runs), endings=endings, num_events=self._num_events)
+        runs, loads = tuple(self.cluster.runs), tuple(self.cluster.loads)
+        return Trace(runs=runs, endings=endings, num_events=self._num_events, loads=loads)
 
     def _dated(self, request: Request) -> Request:
         """The request with the times that its receiver gives it, whose clock may be off."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Protocol
 
+from tilework.core.actions import LoadComponents
 from tilework.core.request import Request
 from tilework.core.work import Group, Work
 from tilework.cost.table_costs import TableCosts
@@ -23,6 +24,9 @@ class TimingModel(Protocol):
 
     def run(self, work: Work) -> tuple[int, int, RunEnd]:
         """Duration, steps and end of a work that begins now."""
+
+    def load_ns(self, load: LoadComponents) -> int:
+        """The duration of a load."""
 
 
 class TableTimingModel:
@@ -79,6 +83,10 @@ class TableTimingModel:
             if self._injector.injects(fault):
                 return self._cut_short(work, duration_ns, self._injector.fraction(fault), end)
         return duration_ns, work.num_steps, RunEnd.DONE
+
+    def load_ns(self, load: LoadComponents) -> int:
+        duration_ns = self._costs.load_ns(load.num_bytes, load.source)
+        return round(duration_ns * max(0.2, self._random.gauss(1.0, self._jitter))) if self._jitter else duration_ns
 
     def _cut_short(self, work: Work, duration_ns: int, fraction: float, end: RunEnd) -> tuple[int, int, RunEnd]:
         """Duration, steps and end of a work that ends early, after a fraction of its time. Whole steps count."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilework.core.request import Request, Status
-from tilework.sim.runs import Run, State
+from tilework.sim.runs import LoadRun, Run, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +37,9 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """The runs of a simulation in order of their ends, and the endings in order of the requests given."""
+    """The runs and loads of a simulation in order of their ends, and the endings in order of the requests given."""
 
     runs: tuple[Run, ...]
     endings: tuple[Ending, ...]
     num_events: int
+    loads: tuple[LoadRun, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from tilework.core.component import Memory
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.sim.clock import Clock
 from tilework.sim.config import Layout
@@ -17,7 +18,7 @@ _DETECTION_NS = 10 * NS_PER_MS  # From the death of a worker until the server no
 
 
 class Workers:
-    """One worker per device, restarted whenever it dies.
+    """One worker per device, restarted whenever it dies; `memory` returns what a device has when it starts.
 
     `on_joined` and `on_lost` are called when the server learns of it. `on_given_up` is called when no device of some
     kind is up, and none will be. `on_cut` is called at once when a worker dies, with the run that is left to
@@ -31,13 +32,14 @@ class Workers:
         fleet: Fleet,
         *,
         layout: Layout,
+        memory: Callable[[int], Memory],
         on_joined: Callable[[int], None],
         on_lost: Callable[[int, str], None],
         on_given_up: Callable[[], None],
         on_cut: Callable[[Run | None], None],
     ) -> None:
         self._clock, self._injector, self._fleet = clock, injector, fleet
-        self._layout = layout
+        self._layout, self._memory = layout, memory
         self._on_joined, self._on_lost, self._on_given_up, self._on_cut = on_joined, on_lost, on_given_up, on_cut
         self._incarnations = dict.fromkeys(layout.ids, 0)
         self._starting = set(layout.ids)
@@ -108,7 +110,7 @@ class Workers:
                 self._on_given_up()
             return
         self._starting.discard(device_id)
-        self._fleet.join(device_id)
+        self._fleet.join(device_id, self._memory(device_id))
         self._on_joined(device_id)
 
     def _lacks_a_kind(self) -> bool:

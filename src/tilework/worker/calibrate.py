@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
@@ -21,6 +21,7 @@ from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.core.wire import Spec
 from tilework.patches.layout import pack
 from tilework.pipelines.family import Family, Values
+from tilework.pipelines.serialization import serialize
 from tilework.worker.synchronize import synchronize
 
 _log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class _Timing:
     p99_seconds: float
     peak_bytes: int | None
     num_runs: int
+    state_bytes: int | None = None
 
 
 def calibrate(
@@ -66,7 +68,10 @@ def calibrate(
 
 
 def _time_stages(family: Family, batch: Batch, comm: Comm | None, num_runs: int | None) -> dict[str, _Timing]:
-    """Run each stage with what those before it have written, and time those that can be run so."""
+    """Run each stage with what those before it have written, and time those that can be run so.
+
+    What a single output has written is serialized once, to know its size; what the last stage writes is not moved.
+    """
     specs = [_guided_spec(family, shape, num_runs) for shape in batch]
     values: dict[Spec, Values] = {spec: {} for spec in specs}  # Equal shapes share them.
     clock, timings = _Clock(family.device, comm, num_runs), dict[str, _Timing]()
@@ -89,7 +94,12 @@ def _time_stages(family: Family, batch: Batch, comm: Comm | None, num_runs: int 
                 timings[stage.name] = clock.time(partial(family.run, stage.name, specs, read))
         if timings.keys() == wanted:
             break
-        values = {spec: {**values[spec], **outputs} for spec, outputs in write().items()}
+        state = steps.export() if stage.has_steps else None
+        outputs = write()
+        if comm is None and len(batch) == 1:
+            size = serialize(outputs[specs[0]] if state is None else state).num_bytes
+            timings[stage.name] = replace(timings[stage.name], state_bytes=size)
+        values = {spec: {**values[spec], **of_spec} for spec, of_spec in outputs.items()}
     return timings
 
 
@@ -126,6 +136,10 @@ class _Steps:
             predictions = self._family.predict(states, pack if len(states) > 1 else None)
             for state, prediction in zip(states, predictions, strict=True):
                 self._family.advance(state, prediction)
+
+    def export(self) -> Values:
+        """The state of the first of them between two steps."""
+        return self._family.export(self._states[0])
 
     def finish(self) -> dict[Spec, Values]:
         return {state.spec: self._family.finish(state) for state in self._states}
@@ -202,5 +216,6 @@ def _row(family: Family, stage: str, batch: Batch, degree: int, timing: _Timing)
         seconds=timing.seconds,
         p99_seconds=timing.p99_seconds,
         peak_bytes=timing.peak_bytes,
+        state_bytes=timing.state_bytes,
         num_runs=timing.num_runs,
     )

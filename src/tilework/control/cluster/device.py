@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilework.control.cluster.job import Job
+from tilework.core.component import Memory
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.work import Work
 
@@ -21,14 +22,18 @@ class Device:
     """The works of one device, and when it is expected to be free; a `DeviceView` to policies.
 
     `residents` are the jobs of which it keeps something, the most recently used last. The running work is expected to
-    end now at the earliest, however late it is; `now` is shared by all devices.
+    end now at the earliest, however late it is; `now` is shared by all devices. `memory` is as of the end of its works.
+    `loads_ns` is how long loads before a work are predicted to take, by work id, while they have not ended; they are
+    part of the work's time here.
     """
 
     device_id: int
     node: int
     kind: DeviceKind = DeviceKind.ACCELERATOR
     now: Now = field(default_factory=Now)
+    memory: Memory = field(default_factory=Memory)
     works: list[Work] = field(default_factory=list)
+    loads_ns: dict[int, int] = field(default_factory=dict)
     residents: dict[int, Job] = field(default_factory=dict)
     num_changes: int = 0
     _head_ns: int = 0  # Predicted end of the running work, as of the last change.
@@ -70,6 +75,7 @@ class Device:
         if index is None:
             return
         del self.works[index]
+        self.loads_ns.pop(work.work_id, None)
         run_ns = self._runs_ns.pop(index)
         self.num_changes += 1
         if index:
@@ -79,11 +85,16 @@ class Device:
             self._queued_ns -= self._runs_ns[0]
 
     def shorten(self, work: Work, run_ns: int) -> None:
-        """Lower the predicted time of a work to `run_ns`, counted from now if it is running; never raise it."""
+        """Lower the predicted time of a work to `run_ns`, counted from now if it is running; never raise it.
+
+        The loads before a queued work are done even if it is revoked.
+        """
         index = self._index(work)
         if index is None:
             return
         self.num_changes += 1
+        if index and self.loads_ns:
+            run_ns += self.loads_ns.get(work.work_id, 0)
         if index == 0:
             self._head_ns = min(max(self._head_ns, self.now.ns), self.now.ns + run_ns)
         elif run_ns < self._runs_ns[index]:

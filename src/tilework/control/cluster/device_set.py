@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 
-from tilework.control.cluster.device import Device, Now
+from tilework.control.cluster.device import Device
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.work import Work
 
@@ -29,9 +29,10 @@ class DeviceSet:
         """The largest number of accelerators of one node that are up."""
         return max(self._num_on_node.values(), default=0)
 
-    def add(self, device_id: int, node: int, kind: DeviceKind, now: Now) -> None:
+    def add(self, device: Device) -> None:
+        device_id, kind, node = device.device_id, device.kind, device.node
         assert device_id not in self.by_id, f"device {device_id} has joined before"
-        self.by_id[device_id] = device = Device(device_id=device_id, node=node, kind=kind, now=now)
+        self.by_id[device_id] = device
         if kind is DeviceKind.CPU:
             self.slots = tuple(sorted((*self.slots, device), key=_id))
             return

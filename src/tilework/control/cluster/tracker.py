@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
+from tilework.admission.loads import reserve
 from tilework.control.cluster.device import Device, Now
 from tilework.control.cluster.device_set import DeviceSet
 from tilework.control.cluster.job import Job
@@ -13,11 +14,15 @@ from tilework.control.cluster.promises import Promises
 from tilework.control.cluster.queue import WaitingQueue
 from tilework.control.cluster.residents import Residents
 from tilework.control.cluster.start_check import check_start
+from tilework.core.component import Memory
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import Ahead, Block, CostModel, Demand, Held, Policy
 from tilework.core.request import Request
 from tilework.core.work import Group, Start, Work
 from tilework.policy.toolkit.demand import reserved_at
+
+NO_COMPONENTS = Memory()
+NO_LOADS: Mapping[int, int] = {}
 
 
 class Tracker:
@@ -43,8 +48,9 @@ class Tracker:
         self._promises = Promises()
         self._busy: dict[int, Job] = {}
         self._parked: dict[int, Job] = {}
-        self._next_work_id = 1
+        self.next_work_id = 1
         self._now = Now()
+        self.needs_loads = False
 
     # Queries of policies and admission.
 
@@ -134,8 +140,31 @@ class Tracker:
         """Set the time of the event that is being handled."""
         self._now.ns = now_ns
 
-    def add_device(self, device_id: int, node: int, kind: DeviceKind = DeviceKind.ACCELERATOR) -> None:
-        self._devices.add(device_id, node, kind, self._now)
+    def add_device(
+        self,
+        device_id: int,
+        node: int,
+        kind: DeviceKind = DeviceKind.ACCELERATOR,
+        memory: Memory = NO_COMPONENTS,
+    ) -> None:
+        self._devices.add(Device(device_id=device_id, node=node, kind=kind, now=self._now, memory=memory))
+        self._check_loads()
+
+    def set_memory(self, device_id: int, memory: Memory) -> None:
+        """Note the components that a device will have, and compute the reservations again that counted on others."""
+        device = self._devices.by_id[device_id]
+        before, after = set(device.memory.components), set(memory.components)
+        device.memory, dropped = memory, before - after
+        if before != after:
+            self._check_loads()
+        for job in tuple(self._promises.jobs) if dropped else ():
+            block = job.promised
+            if block is not None and block.unloaded is not None and device_id in block.devices:
+                self.reserve(job, block.demand.width, block.devices, block.slot)
+
+    def _check_loads(self) -> None:
+        wanted = self._costs.all_components
+        self.needs_loads = bool(wanted) and not all(device.memory.has(wanted) for device in self._devices.ordered)
 
     def remove_device(self, device_id: int, reported: Set[int]) -> list[Work]:
         """Forget a device; returns the works that are lost with it because no other device has them.
@@ -149,6 +178,7 @@ class Tracker:
         lost = [work for work in open_works if not self._devices.is_carried(work)]
         for work in lost:
             del self.works[work.work_id]
+        self._check_loads()
         return lost
 
     # Jobs.
@@ -204,9 +234,15 @@ class Tracker:
     def reserve(self, job: Job, width: int, devices: Group = (), slot: int | None = None) -> None:
         """Reserve the remaining work of a promised job, in this width and on these devices (see `Block`)."""
         assert job.request.deadline_ns is not None
-        demand = reserved_at(job.request, job.committed, width, self._costs)
+        unloaded = None
+        if self.needs_loads:
+            by_id = self._devices.by_id
+            memories = [by_id[device_id].memory for device_id in devices if device_id in by_id]
+            demand, unloaded = reserve(job.request, job.committed, width, memories, self._costs)
+        else:
+            demand = reserved_at(job.request, job.committed, width, self._costs)
         slot = slot if demand.slot is not None else None
-        self._promises.replace(job, Block(job.request.deadline_ns, 0, demand, devices, slot))
+        self._promises.replace(job, Block(job.request.deadline_ns, 0, demand, devices, slot, unloaded))
 
     def _update_demand(self, job: Job) -> None:
         demand = self._policy.demand(job.request, job.committed, self._costs)
@@ -233,14 +269,17 @@ class Tracker:
 
     # Works.
 
-    def commit(self, start: Start) -> Work:
-        """Number a start, check that it is legal, and put it in flight."""
+    def commit(self, start: Start, loads_ns: Mapping[int, int] = NO_LOADS) -> Work:
+        """Number a start, check that it is legal, and put it in flight.
+
+        `loads_ns` is how long its devices load components before it, by device.
+        """
         jobs = [self.jobs[job_id] for job_id in start.job_ids]
         requests = [job.request for job in jobs]
         devices = [self._devices.by_id[device_id] for device_id in start.devices]
         check_start(jobs, start, devices)
         work = Work(
-            work_id=self._next_work_id,
+            work_id=self.next_work_id,
             stage=start.stage,
             job_ids=start.job_ids,
             attempts=tuple([job.attempt for job in jobs]),
@@ -252,7 +291,7 @@ class Tracker:
             after=tuple(sorted({device.works[-1].work_id for device in devices if device.works})),
             sliced=any(self._costs.needs_slices(start.stage, one.shape) and not one.exact for one in requests),
         )
-        self._next_work_id += 1
+        self.next_work_id += 1
         for job in jobs:
             if not job.works:
                 self._queue_of(job).remove(job)
@@ -260,12 +299,14 @@ class Tracker:
             job.last_devices = start.devices
             self._busy[job.job_id] = job
             self._update_demand(job)
+        for device_id, load_ns in loads_ns.items():
+            self._devices.by_id[device_id].loads_ns[work.work_id] = load_ns
         self._occupy(devices, work, jobs, requests)
         return work
 
     def _occupy(self, devices: list[Device], work: Work, jobs: list[Job], requests: list[Request]) -> None:
-        """Put a work on its devices; it begins when the last of them is free and its jobs' earlier works have ended."""
-        begin_ns = max([device.free_ns for device in devices])
+        """Put a work on its devices. It begins when all are free and have loaded, and its jobs' earlier works ended."""
+        begin_ns = max([device.free_ns + device.loads_ns.get(work.work_id, 0) for device in devices])
         for job in jobs:
             if len(job.works) > 1 and job.works[-2].devices != work.devices:
                 begin_ns = max(begin_ns, self._devices.end_ns(job.works[-2]))
@@ -343,7 +384,10 @@ class Tracker:
             return None
         requests = [job.request for job in self.members(work)]
         step_ns = self._costs.work_ns(work.stage, requests, len(work.devices)) if requests else 0
-        return (self._devices.end_ns(work) - self._now.ns) % step_ns if step_ns else None
+        left_ns = self._devices.end_ns(work) - self._now.ns
+        if any(work.work_id in self._devices.by_id[device_id].loads_ns for device_id in carriers):
+            return max(0, left_ns - step_ns * work.num_steps)  # It is revoked when its devices have loaded.
+        return left_ns % step_ns if step_ns else None
 
 
 def _key(urgency_ns: int, job_id: int | None) -> tuple[int, int]:

@@ -31,7 +31,7 @@ from tilework.control.driver.in_flight import InFlightWork, is_cut_off
 from tilework.control.driver.result import Ending, WorkResult, end_event, ending_of
 from tilework.control.driver.state_registry import StateMove, StateRegistry
 from tilework.control.watchdog import Watchdog, WatchdogConfig
-from tilework.core.actions import Action, DropState, MoveState, RunWork, Stop
+from tilework.core.actions import Action, DropComponents, DropState, LoadComponents, MoveState, RunWork, Stop
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import DeviceLost, LeftOut, WorkFailed
 from tilework.core.request import Request
@@ -99,6 +99,8 @@ class DriverCore:
                 return ((targets, self._move(job_id, targets, stages)),)
             case DropState(job_id, devices):
                 return ((devices, Forget(job_id)),)
+            case LoadComponents(device_id=device_id) | DropComponents(device_id):
+                return (((device_id,), action),)
             case _:
                 return ()
 

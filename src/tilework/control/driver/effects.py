@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 from tilework.control.driver.result import WorkResult
 from tilework.control.driver.state_registry import StateMove
+from tilework.core.actions import DropComponents, LoadComponents
 from tilework.core.events import DeviceLost, LeftOut
 from tilework.core.wire import Forget, StateBlob, StopWork
 from tilework.core.work import Group, Work
 
-Message = Work | StopWork | StateMove | Forget
-"""A work to run, a work to stop, a state to import, a job to forget.
+Message = Work | StopWork | StateMove | Forget | LoadComponents | DropComponents
+"""A work to run, a work to stop, a state to import, a job to forget, components to load or drop.
 
 A driver that has a wire turns works and moves into wire commands. What it adds to them (prompts, groups of processes)
 has no effect on decisions.

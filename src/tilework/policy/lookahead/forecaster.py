@@ -99,7 +99,7 @@ class Forecaster:
         known = self.request_costs.of(job.request, job.left, len(devices), self.costs)
         if not known.speeds:
             return None
-        move_ns = self.costs.move_ns(job.last_devices, tuple(device.device_id for device in devices))
+        move_ns = self.costs.move_ns(job.request, job.committed, between_nodes=True) if job.last_devices else 0
         return replace(
             forecast,
             claim=Claim.FEASIBLE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from math import ceil
@@ -14,14 +14,23 @@ from tilework.core.request import Request
 from tilework.cost.degrees import common_degrees
 
 
-def demand_at(request: Request, left: Cursor, degree: int, costs: CostModel) -> Demand:
+def demand_at(
+    request: Request,
+    left: Cursor,
+    degree: int,
+    costs: CostModel,
+    loads_ns: Callable[[Stage], int] | None = None,
+) -> Demand:
     """The remaining work at `degree`. Stages without steps run on one device, or on a CPU slot.
 
-    The group is kept from the first steps to the last. Raises UnknownCost.
+    The group is kept from the first steps to the last. `loads_ns` is how long each of its devices loads components
+    before a stage. Raises UnknownCost.
     """
     one, run_ns, steps_begin_ns, steps_end_ns, slot = (request,), 0, -1, 0, None
     for stage, num_steps in left.pieces():
         begin_ns, degree_here = run_ns, degree if stage.has_steps else 1
+        if loads_ns is not None:
+            run_ns += loads_ns(stage)
         run_ns += costs.work_ns(stage, one, degree_here, num_steps)
         if stage.has_steps:
             steps_begin_ns, steps_end_ns = begin_ns if steps_begin_ns < 0 else steps_begin_ns, run_ns
@@ -32,12 +41,18 @@ def demand_at(request: Request, left: Cursor, degree: int, costs: CostModel) -> 
     return Demand(degree, run_ns, max(0, steps_begin_ns), run_ns - steps_end_ns, slot)
 
 
-def reserved_at(request: Request, left: Cursor, degree: int, costs: CostModel) -> Demand:
+def reserved_at(
+    request: Request,
+    left: Cursor,
+    degree: int,
+    costs: CostModel,
+    loads_ns: Callable[[Stage], int] | None = None,
+) -> Demand:
     """As `demand_at`, but at least a nanosecond while any work remains: what costs nothing must be started, too.
 
     Raises UnknownCost.
     """
-    demand = demand_at(request, left, degree, costs)
+    demand = demand_at(request, left, degree, costs, loads_ns)
     return Demand(degree, 1) if left.stage is not None and not demand.run_ns else demand
 
 

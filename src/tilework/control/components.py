@@ -1,0 +1,113 @@
+"""Components on devices: what is loaded before a work, from where, and what is dropped for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilework.control.cluster.device import Device
+from tilework.control.cluster.tracker import Tracker
+from tilework.core.actions import Action, DropComponents, LoadComponents
+from tilework.core.component import Component, LoadSource, Memory, num_bytes
+from tilework.core.events import ComponentsLoaded, DeviceJoined
+from tilework.core.graph.stage import DeviceKind, Stage
+from tilework.core.work import Start
+from tilework.cost.table_costs import TableCosts
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """A load in progress, or queued on a device before a work."""
+
+    device_id: int
+    node: int
+    work_id: int
+    components: tuple[Component, ...]
+    source: LoadSource
+
+
+class Components:
+    """Loads what the stage of each start needs onto the devices that lack it, just before the work.
+
+    If there is no room, the least recently used components are dropped. A component is loaded from the source that is
+    quickest of those that have it: another device of the node that has done all its loads, the memory of a node that
+    has read it before, or the disk.
+    """
+
+    def __init__(self, costs: TableCosts, tracker: Tracker) -> None:
+        self._costs = costs
+        self._tracker = tracker
+        self._known = {component.digest: component for component in costs.all_components}
+        self._read: dict[int, set[Component]] = {}  # What each node has read.
+        self._loads: dict[int, _Load] = {}
+        self._next_id = 1
+
+    def join(self, joined: DeviceJoined) -> None:
+        """Add a device with the components that it has, as far as the costs know them."""
+        there = tuple(self._known[digest] for digest in joined.components if digest in self._known)
+        self._tracker.add_device(joined.device_id, joined.node, joined.kind, Memory(joined.memory_bytes, there))
+        self._read.setdefault(joined.node, set()).update(there)
+
+    def lose(self, device_id: int) -> None:
+        """Forget the loads of a device that is down."""
+        self._loads = {load_id: load for load_id, load in self._loads.items() if load.device_id != device_id}
+
+    def prepare(self, start: Start, work_id: int) -> tuple[list[Action], dict[int, int]]:
+        """What must be done before a start, which becomes this work; and how long each device loads.
+
+        The devices have the components from then on.
+        """
+        actions: list[Action] = []
+        loads_ns: dict[int, int] = {}
+        if start.stage.kind is DeviceKind.ACCELERATOR and (wanted := self._costs.components(start.stage)):
+            for device_id in start.devices:
+                device = self._tracker.device(device_id)
+                assert device is not None
+                change = device.memory.used(wanted)
+                if change.drops:
+                    actions.append(DropComponents(device_id, tuple(one.digest for one in change.drops)))
+                if change.loads:
+                    loads = self._load(device, start.stage, change.loads, work_id)
+                    actions += loads
+                    loads_ns[device_id] = sum(self._costs.load_ns(one.num_bytes, one.source) for one in loads)
+                self._tracker.set_memory(device_id, change.memory)
+        return actions, loads_ns
+
+    def _load(
+        self, device: Device, stage: Stage, wanted: Sequence[Component], work_id: int
+    ) -> Sequence[LoadComponents]:
+        """Load components, those of one source together."""
+        by_source: dict[LoadSource, list[Component]] = {}
+        for component in wanted:
+            by_source.setdefault(self._source(component, device), []).append(component)
+        loads = []
+        for source, components in by_source.items():
+            load = _Load(device.device_id, device.node, work_id, tuple(components), source)
+            digests = tuple(component.digest for component in components)
+            size = num_bytes(components)
+            loads.append(LoadComponents(self._next_id, device.device_id, stage, digests, size, source))
+            self._loads[self._next_id] = load
+            self._next_id += 1
+        return loads
+
+    def _source(self, component: Component, device: Device) -> LoadSource:
+        available = {LoadSource.DISK}
+        if component in self._read.get(device.node, ()):
+            available |= {LoadSource.PAGE_CACHE, LoadSource.HOST}
+        peers = [one for one in self._tracker.devices if one.node == device.node and one is not device]
+        if any(component in peer.memory.components and not peer.loads_ns for peer in peers):
+            available.add(LoadSource.PEER)
+        return self._costs.quickest_source(frozenset(available))
+
+    def loaded(self, event: ComponentsLoaded) -> None:
+        """Learn from a load that has ended; one that is not known any more is ignored."""
+        load = self._loads.get(event.load_id)
+        if load is None or load.device_id != event.device_id:
+            return
+        del self._loads[event.load_id]
+        self._costs.observe_load(num_bytes(load.components), load.source, event.run_ns)
+        self._read.setdefault(load.node, set()).update(load.components)
+        device = self._tracker.device(load.device_id)
+        others = (one for one in self._loads.values() if one.work_id == load.work_id)
+        if device is not None and all(one.device_id != load.device_id for one in others):
+            device.loads_ns.pop(load.work_id, None)

@@ -1,0 +1,84 @@
+"""Components: the weights that stages need, by their content, and what a device holds of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class LoadSource(StrEnum):
+    """From where a device loads components: files on disk, the operating system's cache of them, a copy in the memory
+    of the host that the device can read directly (pinned), or another device of the node.
+    """
+
+    DISK = "disk"
+    PAGE_CACHE = "page_cache"
+    HOST = "host"
+    PEER = "peer"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Component:
+    """Weights that are loaded as a whole. Two pipelines share them if `digest`, a hash of their content, is the same.
+
+    `num_bytes` is the memory that they take on a device.
+    """
+
+    digest: str
+    num_bytes: int
+
+
+class Change(NamedTuple):
+    """What a device must do before a work: drop and load components; and its memory after that."""
+
+    drops: tuple[Component, ...]
+    loads: tuple[Component, ...]
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The components on a device, the least recently used first. `total_bytes` is its memory for them; None: no limit.
+
+    The controller keeps it as of the end of the works that a device has.
+    """
+
+    total_bytes: int | None = None
+    components: tuple[Component, ...] = ()
+
+    @property
+    def free_bytes(self) -> int | None:
+        """The memory that no component takes; None if there is no limit."""
+        return None if self.total_bytes is None else self.total_bytes - num_bytes(self.components)
+
+    def has(self, wanted: Collection[Component]) -> bool:
+        """Whether all of these are there."""
+        return all(component in self.components for component in wanted)
+
+    def can_hold(self, wanted: Collection[Component]) -> bool:
+        """Whether there is memory for all of these at once, if nothing else were there."""
+        return self.total_bytes is None or num_bytes(set(wanted)) <= self.total_bytes
+
+    def used(self, wanted: Sequence[Component]) -> Change:
+        """What must be done so that a work can use these components; they are the most recently used then.
+
+        Of the others, the least recently used are dropped, as many as there must be. `wanted` must fit (`can_hold`).
+        """
+        loads = tuple(dict.fromkeys(one for one in wanted if one not in self.components))
+        others = [one for one in self.components if one not in wanted]
+        drops: list[Component] = []
+        if self.total_bytes is not None:
+            excess = num_bytes(loads) + num_bytes(self.components) - self.total_bytes
+            while excess > 0:
+                assert others, f"{num_bytes(set(wanted))} bytes of components do not fit into {self.total_bytes}"
+                drops.append(others.pop(0))
+                excess -= drops[-1].num_bytes
+        memory = Memory(self.total_bytes, (*others, *dict.fromkeys(wanted)))
+        return Change(tuple(drops), loads, memory)
+
+
+def num_bytes(components: Collection[Component]) -> int:
+    """The bytes of all these together."""
+    return sum(component.num_bytes for component in components)

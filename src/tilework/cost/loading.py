@@ -1,0 +1,93 @@
+"""How long components take to load, and states to move: bytes over the speed of a source or link."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tilework.core.component import LoadSource
+from tilework.core.cost_row import CostRow
+from tilework.core.graph.progress import Cursor
+from tilework.core.request import Request
+from tilework.core.time import NS_PER_S
+
+_MOST = 4.0  # How many times longer or shorter than expected a measurement counts at most.
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What connects two devices: it moves `num_bytes` in `seconds` + num_bytes / `bytes_per_s`."""
+
+    bytes_per_s: float
+    seconds: float = 0.0
+
+    def move_ns(self, num_bytes: int) -> int:
+        return round((self.seconds + num_bytes / self.bytes_per_s) * NS_PER_S)
+
+
+@dataclass(slots=True)
+class LoadTimes:
+    """The time of loads from each source by its speed, corrected by what was measured: an exponentially weighted mean
+    in which each measurement has the weight `weight`.
+
+    A source without a speed is not used. Without any speed loads take no time.
+    """
+
+    bytes_per_s: Mapping[LoadSource, float]
+    weight: float
+    _factors: dict[LoadSource, float] = field(default_factory=dict, init=False)
+
+    def ns(self, num_bytes: int, source: LoadSource | None) -> int:
+        """How long a load takes; without a source, from the slowest."""
+        if source is None:
+            return max([self.ns(num_bytes, one) for one in self.bytes_per_s], default=0)
+        return round(num_bytes / self.bytes_per_s[source] * self._factors.get(source, 1.0) * NS_PER_S)
+
+    def quickest(self, available: frozenset[LoadSource]) -> LoadSource:
+        """The quickest of these sources; DISK if none has a speed."""
+        known = [source for source in LoadSource if source in available and source in self.bytes_per_s]
+        return min(known, key=lambda source: self.ns(1 << 30, source), default=LoadSource.DISK)
+
+    def observe(self, num_bytes: int, source: LoadSource, run_ns: int) -> bool:
+        """Learn from a load; returns whether a prediction changes."""
+        speed = self.bytes_per_s.get(source)
+        if speed is None or not num_bytes or run_ns <= 0:
+            return False
+        before = self._factors.get(source)
+        measured = min(_MOST, max(1 / _MOST, run_ns * speed / (num_bytes * NS_PER_S)))
+        after = self._factors[source] = measured if before is None else before + self.weight * (measured - before)
+        return after != (1.0 if before is None else before)
+
+
+class MoveTimes:
+    """The time to move the state of a request to a device that has nothing of it.
+
+    `default_ns` where the table has no link, or no `state_bytes` of the stages that have written the state.
+    """
+
+    def __init__(self, rows: Iterable[CostRow], links: Mapping[str, Link], default_ns: int) -> None:
+        self._links = links
+        self._default_ns = default_ns
+        self._sizes: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        for row in rows if links else ():
+            if row.state_bytes is not None and row.batch == 1:
+                self._sizes.setdefault((row.pipeline, row.stage), []).append((row.shape.pixels, row.state_bytes))
+
+    def ns(self, request: Request, progress: Cursor, *, between_nodes: bool) -> int:
+        """How long what the next stages need of a request at this position takes."""
+        link, size = self._links.get("node" if between_nodes else "device"), self._state_bytes(request, progress)
+        return self._default_ns if link is None or size is None else link.move_ns(size)
+
+    def _state_bytes(self, request: Request, progress: Cursor) -> int | None:
+        itinerary, here = progress.itinerary, progress.here
+        stages = [itinerary.stages[index] for index in itinerary.needed_from[here.num_done]]
+        if here.stage is not None and progress.position > (itinerary.ends[here.num_done - 1] if here.num_done else 0):
+            stages.append(here.stage)
+        known = [self._sizes.get((stage.pipeline, stage.name)) for stage in stages]
+        sizes = [_nearest(request.shape.pixels, points) for points in known if points]
+        return sum(sizes) if sizes else None
+
+
+def _nearest(pixels: int, points: Iterable[tuple[int, int]]) -> int:
+    """The size at the nearest number of pixels."""
+    return min(points, key=lambda point: abs(point[0] - pixels))[1]

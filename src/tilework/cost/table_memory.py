@@ -1,0 +1,104 @@
+"""The part of a cost table's file about weights: components, memory, speeds of loading, links (docs/formats.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tilework.core.component import Component, LoadSource
+from tilework.cost.loading import Link
+from tilework.cost.table import BadCostTable, CostTable
+
+_LINKS = ("device", "node")
+
+
+def parse_memory(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `CostTable` about weights. Raises BadCostTable."""
+    memory_bytes = document.get("memory_bytes")
+    if memory_bytes is not None and (type(memory_bytes) is not int or memory_bytes < 0):
+        raise BadCostTable(f"memory_bytes is {memory_bytes!r}; expected a whole number of bytes, or null for no limit")
+    components = _components(_object(document, "components"))
+    speeds = _object(document, "load_bytes_per_s")
+    for source, speed in speeds.items():
+        if source not in list(LoadSource):
+            raise BadCostTable(f"load_bytes_per_s has {source!r}; expected {', '.join(LoadSource)}")
+        _check_speed(f"load_bytes_per_s.{source}", speed)
+    if components and LoadSource.DISK not in speeds:
+        raise BadCostTable("load_bytes_per_s has no disk, and there are components; say how fast they are read from it")
+    return {
+        "components": components,
+        "memory_bytes": memory_bytes,
+        "load_bytes_per_s": {LoadSource(source): speed for source, speed in speeds.items()},
+        "links": {name: _link(name, link) for name, link in _object(document, "links").items()},
+    }
+
+
+def memory_json(table: CostTable) -> dict[str, Any]:
+    """The fields that `parse_memory` reads, without those that are empty."""
+    document: dict[str, Any] = {}
+    if table.components:
+        document["components"] = {
+            pipeline: {name: {"digest": one.digest, "bytes": one.num_bytes} for name, one in named.items()}
+            for pipeline, named in table.components.items()
+        }
+    if table.memory_bytes is not None:
+        document["memory_bytes"] = table.memory_bytes
+    if table.load_bytes_per_s:
+        document["load_bytes_per_s"] = {str(source): speed for source, speed in table.load_bytes_per_s.items()}
+    if table.links:
+        document["links"] = {
+            name: {"bytes_per_s": link.bytes_per_s, "seconds": link.seconds} for name, link in table.links.items()
+        }
+    return document
+
+
+def _object(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = document.get(name, {})
+    if not isinstance(value, Mapping):
+        raise BadCostTable(f"{name} is {value!r}; expected an object")
+    return value
+
+
+def _components(document: Mapping[str, Any]) -> dict[str, dict[str, Component]]:
+    sizes: dict[str, int] = {}
+    found: dict[str, dict[str, Component]] = {}
+    for pipeline, named in document.items():
+        if not isinstance(named, Mapping):
+            raise BadCostTable(f"components.{pipeline} is {named!r}; expected an object by name")
+        found[pipeline] = {name: _component(f"components.{pipeline}.{name}", one) for name, one in named.items()}
+        for name, component in found[pipeline].items():
+            known = sizes.setdefault(component.digest, component.num_bytes)
+            if known != component.num_bytes:
+                raise BadCostTable(
+                    f"components.{pipeline}.{name}.bytes is {component.num_bytes}, and {known} elsewhere for the same "
+                    "digest; equal digests mean equal weights"
+                )
+    return found
+
+
+def _component(place: str, document: object) -> Component:
+    if not isinstance(document, Mapping):
+        raise BadCostTable(f"{place} is {document!r}; expected an object with digest and bytes")
+    digest, size = document.get("digest"), document.get("bytes")
+    if not isinstance(digest, str) or not digest:
+        raise BadCostTable(f"{place}.digest is {digest!r}; expected text, equal for equal weights only")
+    if type(size) is not int or size < 0:
+        raise BadCostTable(f"{place}.bytes is {size!r}; expected a whole number of bytes")
+    return Component(digest, size)
+
+
+def _link(name: str, document: object) -> Link:
+    if name not in _LINKS:
+        raise BadCostTable(f"links has {name!r}; expected {' or '.join(map(repr, _LINKS))}")
+    if not isinstance(document, Mapping):
+        raise BadCostTable(f"links.{name} is {document!r}; expected an object with bytes_per_s")
+    _check_speed(f"links.{name}.bytes_per_s", document.get("bytes_per_s"))
+    seconds = document.get("seconds", 0.0)
+    if type(seconds) not in (int, float) or seconds < 0:
+        raise BadCostTable(f"links.{name}.seconds is {seconds!r}; expected seconds, at least 0")
+    return Link(float(document["bytes_per_s"]), float(seconds))
+
+
+def _check_speed(place: str, value: object) -> None:
+    if type(value) not in (int, float) or value <= 0:  # type: ignore[operator]
+        raise BadCostTable(f"{place} is {value!r}; expected bytes per second, above 0")

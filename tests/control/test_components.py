@@ -1,0 +1,260 @@
+"""Weights on devices: when they are loaded and dropped, from where, and how predictions and promises count it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from builders import PIPELINE, SERVICE_S, Idle, only, promise, promise_mix, request, table
+from scripted import Script, run, start
+from stages import DECODE, DIFFUSE, ENCODE, stage_of
+from tilework.admission.what_if import WhatIf
+from tilework.control.cluster.tracker import Tracker
+from tilework.control.components import Components
+from tilework.control.controller import Controller, ControllerConfig
+from tilework.core.actions import Accept, Action, DropComponents, LoadComponents, Reject, RunWork, Stop
+from tilework.core.component import Component, LoadSource
+from tilework.core.events import ComponentsLoaded, DeviceJoined, DeviceLost, Stopped, Submitted, Woke, WorkFinished
+from tilework.core.interfaces import Block
+from tilework.core.request import RefusalCode, Status
+from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.core.work import Plan
+from tilework.cost.table import CostTable
+from tilework.cost.table_costs import TableCosts
+from tilework.policy import registry
+from tilework.sim.config import SimConfig
+from tilework.sim.simulation import Simulation
+
+TEXT, DENOISER, VAE = Component("text", 2), Component("denoiser", 5), Component("vae", 1)
+NAMED = {"text_encoder": TEXT, "denoiser": DENOISER, "vae": VAE}
+OTHER = Component("other denoiser", 5)
+SIZES = {one.digest: one.num_bytes for one in (*NAMED.values(), OTHER)}
+ALL = ("text", "denoiser", "vae")
+LOADS_S = 2 + 5 + 1  # Of all components, from disk.
+
+
+def weights(memory_bytes: int | None = 6, degrees: tuple[int, ...] = (1, 2), **speeds: float) -> CostTable:
+    """A table of a pipeline whose components are read at one byte per second."""
+    return replace(
+        table(degrees=degrees),
+        components={PIPELINE: NAMED},
+        memory_bytes=memory_bytes,
+        load_bytes_per_s={LoadSource(source): speed for source, speed in ({"disk": 1.0} | speeds).items()},
+    )
+
+
+Scripted = Callable[..., Controller]
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
+    """A controller whose policy returns these plans, after its devices have joined without components."""
+
+    def build(*plans: Plan, costs: CostTable | None = None, nodes: tuple[int, ...] = (0, 0)) -> Controller:
+        costs = costs or weights()
+        monkeypatch.setitem(registry._REGISTRY, "script", lambda: Script([Plan()] * len(nodes) + list(plans)))
+        control = Controller(ControllerConfig(policy="script"), costs)
+        for device_id, node in enumerate(nodes):
+            control.handle(DeviceJoined(device_id, node, memory_bytes=costs.memory_bytes), 0)
+        return control
+
+    return build
+
+
+def changes(actions: tuple[Action, ...]) -> list[Any]:
+    """What is loaded, dropped and run, in order."""
+    found: list[Any] = []
+    for action in actions:
+        match action:
+            case LoadComponents(_, device_id, _, components, num_bytes, source):
+                assert num_bytes == sum(SIZES[digest] for digest in components)
+                found.append(("load", device_id, components, str(source)))
+            case DropComponents(device_id, components):
+                found.append(("drop", device_id, components))
+            case RunWork(work):
+                found.append((work.stage.name, *work.devices))
+    return found
+
+
+def test_a_stage_loads_what_it_needs_just_before_its_work(scripted: Scripted) -> None:
+    control = scripted(run(start(ENCODE, 0), start(DIFFUSE, 0, steps=10)), run(start(DECODE, 0)))
+    begun = control.handle(Submitted(request("a")), 0)
+    assert changes(begun) == [
+        ("load", 0, ("text",), "disk"),
+        (ENCODE, 0),
+        ("drop", 0, ("text",)),
+        ("load", 0, ("denoiser",), "disk"),
+        (DIFFUSE, 0),
+    ]
+    device = control.tracker.device(0)
+    assert device is not None
+    assert device.free_ns == ns_from_s(2 + 0.01 + 5 + 1.0), "works wait for their loads"
+    assert (device.memory.components, device.memory.free_bytes) == ((DENOISER,), 1)
+    ended = control.handle(WorkFinished(1, NS_PER_S), 2 * NS_PER_S)
+    assert changes(ended) == [("load", 0, ("vae",), "disk"), (DECODE, 0)], "there is room beside the denoiser"
+
+
+def test_a_group_loads_on_each_device_that_lacks_something(scripted: Scripted) -> None:
+    control = scripted(run(start(ENCODE, 1), start(DIFFUSE, 0, 1, steps=10)), costs=weights(8))
+    begun = control.handle(Submitted(request("a")), 0)
+    loads = [("load", device_id, ("denoiser",), "disk") for device_id in (0, 1)]
+    assert changes(begun)[2:] == [*loads, (DIFFUSE, 0, 1)]
+    wide_s = 2.01 + 5 + 10 * 0.1 / 1.6
+    assert [device.free_ns for device in control.tracker.devices] == [ns_from_s(wide_s)] * 2
+
+
+def test_devices_that_have_everything_load_nothing() -> None:
+    control = Controller(ControllerConfig(policy="edf"), weights(None))
+    control.handle(DeviceJoined(0, 0, components=ALL), 0)
+    assert not control.tracker.needs_loads
+    assert changes(control.handle(Submitted(request("a")), 0))[0] == (ENCODE, 0)
+    control.handle(DeviceJoined(1, 0), 0)
+    assert control.tracker.needs_loads
+    control.handle(DeviceLost(1, "a test"), 0)
+    assert not control.tracker.needs_loads
+
+
+def test_the_quickest_source_that_has_them_is_used() -> None:
+    """The disk; the host's memory, once the node has read it; another device of the node that has loaded it."""
+    costs = TableCosts(weights(6, page_cache=2.0, peer=4.0))
+    tracker = Tracker(Idle(), costs)
+    components = Components(costs, tracker)
+
+    def source(device_id: int, work_id: int) -> str:
+        (load,), loads_ns = components.prepare(start(ENCODE, device_id), work_id)
+        assert isinstance(load, LoadComponents)
+        device = tracker.device(device_id)
+        assert device is not None
+        device.loads_ns[work_id] = loads_ns[device_id]
+        return load.source.value
+
+    for device_id, node in enumerate((0, 0, 0, 1)):
+        components.join(DeviceJoined(device_id, node, memory_bytes=6))
+    assert source(0, 1) == "disk"
+    assert source(1, 2) == "disk", "the other device is still loading"
+    components.loaded(ComponentsLoaded(1, 0, 2 * NS_PER_S))
+    assert source(2, 3) == "peer"
+    assert source(3, 4) == "disk", "it is on another node"
+    components.loaded(ComponentsLoaded(4, 3, 2 * NS_PER_S))
+    components.lose(3)
+    tracker.remove_device(3, set())
+    components.join(DeviceJoined(3, 1, memory_bytes=6))
+    assert source(3, 5) == "page_cache", "a worker that starts again has nothing, but its node has read it"
+
+
+def test_loads_correct_their_prediction(scripted: Scripted) -> None:
+    control = scripted(run(start(ENCODE, 0)), Plan(), run(start(ENCODE, 1, job=1)))
+    (load,) = only(LoadComponents, control.handle(Submitted(request("a")), 0))
+    control.handle(ComponentsLoaded(load.load_id, 1, 9 * NS_PER_S), 4 * NS_PER_S)
+    assert control.costs.load_ns(2) == 2 * NS_PER_S, "it is not of this device"
+    (load,) = only(LoadComponents, control.handle(Submitted(request("b")), 4 * NS_PER_S))
+    control.handle(ComponentsLoaded(load.load_id, 1, 4 * NS_PER_S), 8 * NS_PER_S)
+    assert control.costs.load_ns(2) == 4 * NS_PER_S
+
+
+def test_a_work_that_is_revoked_while_its_device_loads_ends_with_the_load(scripted: Scripted) -> None:
+    control = scripted(run(start(ENCODE, 0)), run(start(DIFFUSE, 0, steps=10)), Plan(stops=(0,)))
+    control.handle(Submitted(request("a")), 0)
+    steps = control.handle(WorkFinished(1, ns_from_s(0.01)), ns_from_s(2.01))
+    assert [change[0] for change in changes(steps)] == ["drop", "load", DIFFUSE]
+    stopped = control.handle(Woke(), ns_from_s(4.01))
+    assert only(Stop, stopped)
+    device = control.tracker.device(0)
+    assert device is not None
+    assert device.free_ns == ns_from_s(7.01), "the load goes on, the steps are revoked"
+    control.handle(Stopped(2, 0), ns_from_s(7.01))
+    assert not device.loads_ns
+    assert DENOISER in device.memory.components
+
+
+def test_what_never_fits_is_refused() -> None:
+    control = Controller(ControllerConfig(policy="edf"), weights(4))
+    control.handle(DeviceJoined(0, 0, memory_bytes=4), 0)
+    (refusal,) = control.handle(Submitted(request("a")), 0)
+    assert isinstance(refusal, Reject)
+    assert refusal.code is RefusalCode.MEMORY
+    assert refusal.reason.startswith(f"the weights of {PIPELINE}/{DIFFUSE} take ")
+
+
+def test_the_predicted_finish_counts_loads() -> None:
+    control = Controller(ControllerConfig(policy="edf"), weights())
+    control.handle(DeviceJoined(0, 0, memory_bytes=6), 0)
+    accept, *_ = control.handle(Submitted(request("a")), 0)
+    assert isinstance(accept, Accept)
+    assert accept.eta_ns == ns_from_s(LOADS_S + SERVICE_S)
+
+
+def test_a_promise_counts_the_loads_of_all_stages() -> None:
+    """What a device has when the request comes may be gone when its turn comes."""
+    for slo_s, is_accepted in ((LOADS_S + SERVICE_S, False), (LOADS_S + 1.2 * SERVICE_S + 1, True)):
+        control = Controller(ControllerConfig(policy="edf"), weights())
+        control.handle(DeviceJoined(0, 0, components=("text",), memory_bytes=6), 0)
+        answer, *_ = control.handle(Submitted(promise("a", 0, slo_s)), 0)
+        assert isinstance(answer, Accept) == is_accepted
+        if isinstance(answer, Reject):
+            assert answer.earliest_ns is not None
+            assert answer.earliest_ns > ns_from_s(LOADS_S + SERVICE_S)
+
+
+def broken_promises(policy: str, seeds: range) -> tuple[int, int]:
+    """How many promises are kept and how many broken, with two pipelines of which each needs all of a device."""
+    costs, other = weights(8, degrees=(1,)), table(pipeline="other")
+    costs = replace(
+        costs,
+        rows=costs.rows + other.rows,
+        components={PIPELINE: NAMED, "other": {"denoiser": Component("another", 7)}},
+        load_bytes_per_s={LoadSource.DISK: 12.0},
+    )
+    promises: list[bool] = []
+    for seed in seeds:
+        mix = promise_mix(60, 1.6, seed, 0.5)
+        asked = [replace(one, pipeline=("other", PIPELINE)[index % 2]) for index, one in enumerate(mix)]
+        trace = Simulation(ControllerConfig(policy=policy), costs, SimConfig(num_devices=2)).run(asked)
+        assert {ending.status for ending in trace.endings} <= {Status.DONE, Status.REJECTED}
+        promises += [one.on_time for one in trace.endings if one.request.is_promise and one.status is Status.DONE]
+    return promises.count(True), promises.count(False)
+
+
+@pytest.mark.parametrize("policy", ["edf", "tetriserve", "tilework", "fixed-sp1"])
+def test_promises_are_kept_while_requests_of_two_pipelines_push_out_each_others_weights(policy: str) -> None:
+    kept, broken = broken_promises(policy, range(4))
+    assert kept > 40
+    assert not broken
+
+
+def without_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("loads", "promise_query"):
+        monkeypatch.setattr(f"tilework.admission.{module}.load_bound_ns", lambda stage, costs: 0)
+
+
+def whatever_runs_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reservation counts on the weights that its device has now, even after another reservation there."""
+    monkeypatch.setattr(Block, "if_unloaded", property(lambda block: block))
+
+
+def whatever_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that drops weights changes no reservation that counts on them."""
+    monkeypatch.setattr(WhatIf, "_lose_components", lambda self, devices, moved: None)
+
+
+@pytest.mark.parametrize("breakage", [without_loads, whatever_runs_before, whatever_is_started])
+def test_each_rule_about_loads_is_needed(
+    breakage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breakage(monkeypatch)
+    _, broken = broken_promises("edf", range(8))
+    assert broken
+
+
+def test_pipelines_share_equal_components() -> None:
+    same = {"text_encoder": TEXT, "denoiser": OTHER, "vae": VAE}
+    costs = weights(13)
+    shared = replace(costs, rows=costs.rows + table(pipeline="other").rows, components={PIPELINE: NAMED, "other": same})
+    control = Controller(ControllerConfig(policy="fixed-sp1"), shared)
+    control.handle(DeviceJoined(0, 0, components=("text", "vae"), memory_bytes=13), 0)
+    begun = control.handle(Submitted(replace(request("a"), pipeline="other")), 0)
+    assert [change[2] for change in changes(begun) if change[0] == "load"] == [("other denoiser",)]
+    assert stage_of("other", ENCODE) in [action.work.stage for action in only(RunWork, begun)]

@@ -1,0 +1,135 @@
+"""How long weights take to load and states to move, and their part of a cost table's file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders import PIPELINE, request, row, table
+from stages import DIFFUSE, ENCODE, STAGES, at_start, stage_of
+from tilework.core.component import Component, LoadSource
+from tilework.core.time import NS_PER_S
+from tilework.cost.loading import Link, LoadTimes
+from tilework.cost.table import BadCostTable, CostTable, merged
+from tilework.cost.table_costs import TableCosts
+from tilework.cost.table_file import parse_table, read_table, table_json
+
+DENOISER, VAE = Component("d1", 600), Component("v1", 40)
+SPEEDS = {LoadSource.DISK: 10.0, LoadSource.HOST: 100.0, LoadSource.PEER: 400.0}
+FULL = replace(
+    table(),
+    components={PIPELINE: {"denoiser": DENOISER, "vae": VAE}},
+    memory_bytes=620,
+    load_bytes_per_s=SPEEDS,
+    links={"device": Link(1000.0, 0.5), "node": Link(100.0)},
+)
+
+
+def test_a_table_with_components_survives_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(table_json(FULL)), "utf-8")
+    assert read_table(path) == FULL
+    assert "components" not in table_json(table()), "files without weights stay as they were"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"memory_bytes": -1}, r"memory_bytes is -1; expected a whole number of bytes"),
+        ({"load_bytes_per_s": {}}, r"load_bytes_per_s has no disk, and there are components"),
+        ({"load_bytes_per_s": {"disk": 1, "tape": 1}}, r"has 'tape'; expected disk, page_cache, host, peer"),
+        ({"load_bytes_per_s": {"disk": 0}}, r"load_bytes_per_s.disk is 0; expected bytes per second"),
+        ({"load_bytes_per_s": [1]}, r"load_bytes_per_s is \[1\]; expected an object"),
+        ({"components": {PIPELINE: 3}}, r"components.toy is 3; expected an object by name"),
+        ({"components": {PIPELINE: {"vae": {"bytes": 3}}}}, r"components.toy.vae.digest is None; expected text"),
+        ({"components": {PIPELINE: {"vae": {"digest": "a", "bytes": "3"}}}}, r"components.toy.vae.bytes is '3'"),
+        ({"components": {PIPELINE: {"vae": 3}}}, r"components.toy.vae is 3; expected an object with digest and bytes"),
+        (
+            {"components": {PIPELINE: {"a": {"digest": "a", "bytes": 3}, "b": {"digest": "a", "bytes": 4}}}},
+            r"components.toy.b.bytes is 4, and 3 elsewhere for the same digest",
+        ),
+        ({"links": {"moon": {}}}, r"links has 'moon'; expected 'device' or 'node'"),
+        ({"links": {"node": 3}}, r"links.node is 3; expected an object with bytes_per_s"),
+        ({"links": {"node": {"bytes_per_s": None}}}, r"links.node.bytes_per_s is None; expected bytes per second"),
+        ({"links": {"node": {"bytes_per_s": 1, "seconds": -1}}}, r"links.node.seconds is -1; expected seconds"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadCostTable, match=message):
+        parse_table(table_json(FULL) | changes)
+
+
+def test_joined_tables_are_of_devices_of_one_memory() -> None:
+    other = replace(table(pipeline="other"), components={"other": {"vae": VAE}})
+    with pytest.raises(BadCostTable, match="memory_bytes is 620 in one and None in another"):
+        merged([FULL, other])
+    both = merged([FULL, replace(FULL, rows=other.rows, components=other.components)])
+    assert both.all_components == (DENOISER, VAE), "the same weights once"
+
+
+def test_stages_need_the_components_that_the_table_knows() -> None:
+    costs = TableCosts(FULL)
+    named = {stage: costs.components(stage_of(PIPELINE, stage)) for stage in STAGES}
+    assert named == {"encode": (), "diffuse": (DENOISER,), "decode": (VAE,)}
+    assert costs.component_bytes == 640
+    assert TableCosts(table()).all_components == ()
+
+
+def test_loads_take_bytes_over_speed_and_are_corrected_by_source() -> None:
+    costs = TableCosts(FULL)
+    assert costs.load_ns(600, LoadSource.HOST) == 6 * NS_PER_S
+    assert costs.load_ns(600) == 60 * NS_PER_S, "from the slowest"
+    before = costs.version
+    costs.observe_load(600, LoadSource.HOST, 12 * NS_PER_S)
+    assert costs.version > before
+    assert costs.load_ns(300, LoadSource.HOST) == 6 * NS_PER_S
+    assert costs.load_ns(300, LoadSource.DISK) == 30 * NS_PER_S
+    costs.observe_load(600, LoadSource.HOST, 12 * NS_PER_S)
+    assert costs.load_ns(300, LoadSource.HOST) == 6 * NS_PER_S, "as expected"
+
+
+def test_one_slow_load_counts_as_four_times_the_expected_time_at_most() -> None:
+    times = LoadTimes(SPEEDS, 0.5)
+    times.observe(10, LoadSource.DISK, 1000 * NS_PER_S)
+    assert times.ns(10, LoadSource.DISK) == 4 * NS_PER_S
+    times.observe(10, LoadSource.DISK, NS_PER_S)
+    assert times.ns(10, LoadSource.DISK) == 2.5 * NS_PER_S
+
+
+def test_the_quickest_source_with_a_speed_is_used() -> None:
+    times = LoadTimes(SPEEDS, 0.5)
+    assert times.quickest(frozenset(LoadSource)) is LoadSource.PEER
+    assert times.quickest(frozenset({LoadSource.DISK, LoadSource.PAGE_CACHE})) is LoadSource.DISK
+    times.observe(100, LoadSource.PEER, 100 * NS_PER_S)
+    times.observe(100, LoadSource.PEER, 100 * NS_PER_S)
+    assert times.quickest(frozenset(LoadSource)) is LoadSource.HOST, "measured to be slower"
+    assert LoadTimes({}, 0.5).ns(10, None) == 0
+
+
+def moving(*rows: Any, **fields: Any) -> TableCosts:
+    return TableCosts(CostTable(hardware="toy", rows=rows, **fields), move_ns=7)
+
+
+def test_moves_take_what_the_next_stages_need_over_the_link() -> None:
+    """Conditioning of 200 bytes, and a state between steps of 100 at 128 px and 400 at 256 px."""
+    sizes = [(ENCODE, 128, 200), (DIFFUSE, 128, 100), (DIFFUSE, 256, 400)]
+    rows = [row(side * side, 1.0, stage=stage, state_bytes=size) for stage, side, size in sizes]
+    costs = moving(*rows, links=FULL.links)
+    small, large = request("a"), request("b", side=256)
+    begun, encoded = at_start(small).advanced(1).advanced(3), at_start(small).advanced(1)
+    assert costs.move_ns(small, encoded, between_nodes=True) == 2 * NS_PER_S
+    assert costs.move_ns(small, begun, between_nodes=True) == 3 * NS_PER_S
+    assert costs.move_ns(large, begun, between_nodes=True) == 6 * NS_PER_S
+    assert costs.move_ns(small, begun, between_nodes=False) == int(0.8 * NS_PER_S)
+
+
+def test_moves_of_unknown_size_or_link_take_the_usual_time() -> None:
+    begun = at_start(request("a")).advanced(1).advanced(3)
+    sized = row(128 * 128, 1.0, state_bytes=100)
+    assert moving(sized).move_ns(request("a"), begun, between_nodes=True) == 7
+    unsized = moving(row(128 * 128, 1.0), links=FULL.links)
+    assert unsized.move_ns(request("a"), begun, between_nodes=True) == 7
