@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilework.control.decisions import span_text
-from tilework.control.history import History, LostWork, PastRequest, PastWork
+from tilework.control.history import History, LostWork, PastLoad, PastRequest, PastWork
 from tilework.core.actions import Finish, Reject
 from tilework.core.request import Status
 from tilework.core.work import Group
@@ -19,13 +19,15 @@ class Account:
 
     `works` are those that ran, in order of their starts. A wait is a span without a work of the request; its devices
     are those of the next work (all devices, if there is none). `blockers` are the requests that ran on these devices
-    during waits, each with its time, the longest first. `idle_ns` is how long these devices were all idle during waits.
+    during waits, each with its time, the longest first. While none of these devices ran anything during waits, one of
+    them loaded weights for `loading_ns`, and all were idle for `idle_ns`.
     `overrun_ns` is how much longer its works took than predicted, over works of which both times are known.
     """
 
     past: PastRequest
     works: tuple[EndedWork, ...]
     waited_ns: int
+    loading_ns: int
     idle_ns: int
     ran_ns: int
     overrun_ns: int
@@ -55,10 +57,14 @@ def account_of(history: History, past: PastRequest) -> Account:
     all_devices = tuple(sorted({change.device_id for change in history.devices}))
     waits = _waits(past, own, history.end_ns, all_devices)
     blocked_ns: dict[str, int] = {}
-    idle_ns = 0
+    idle_ns = loading_ns = 0
     for start_ns, end_ns, devices in waits:
         meanwhile = _clipped(ran, start_ns, end_ns, devices)
-        idle_ns += end_ns - start_ns - _union_ns([(work_start, work_end) for work_start, work_end, _ in meanwhile])
+        busy = [(work_start, work_end) for work_start, work_end, _ in meanwhile]
+        loads = _loads(history.loads, start_ns, end_ns, devices)
+        with_loads_ns = _union_ns([*busy, *loads])
+        loading_ns += with_loads_ns - _union_ns(busy)
+        idle_ns += end_ns - start_ns - with_loads_ns
         for work_start_ns, work_end_ns, work in meanwhile:
             for job_id in work.work.job_ids:
                 uid = uids[job_id]
@@ -69,6 +75,7 @@ def account_of(history: History, past: PastRequest) -> Account:
         past=past,
         works=tuple(own),
         waited_ns=sum(end_ns - start_ns for start_ns, end_ns, _ in waits),
+        loading_ns=loading_ns,
         idle_ns=idle_ns,
         ran_ns=_union_ns([(work.start_ns, work.end_ns) for work in own]),
         overrun_ns=sum(run - predicted for run, predicted in times if run is not None and predicted is not None),
@@ -106,6 +113,8 @@ def _why_late(account: Account) -> str:
         return f"{text}; it also waited {span_text(account.waited_ns)}" if account.waited_ns else text
     text = f"waited {span_text(account.waited_ns)} and ran {span_text(account.ran_ns)}"
     uid, blocked_ns = account.blockers[0] if account.blockers else ("", 0)
+    if account.loading_ns > max(blocked_ns, account.idle_ns):
+        return f"{text}; its devices loaded weights for {span_text(account.loading_ns)} of the wait"
     if account.idle_ns > blocked_ns:
         return f"{text}; its devices were idle for {span_text(account.idle_ns)} of the wait"
     return f"{text}; waited longest for {uid} ({span_text(blocked_ns)})"
@@ -136,6 +145,15 @@ def _clipped(
         (max(work.start_ns, start_ns), min(work.end_ns, end_ns), work)
         for work in works
         if work.start_ns < end_ns and work.end_ns > start_ns and not wanted.isdisjoint(work.work.devices)
+    ]
+
+
+def _loads(loads: tuple[PastLoad, ...], start_ns: int, end_ns: int, devices: Group) -> list[tuple[int, int]]:
+    """The loads on any of `devices` between these times, cut to them."""
+    return [
+        (max(past.start_ns, start_ns), min(past.end_ns, end_ns))
+        for past in loads
+        if past.start_ns < end_ns and past.end_ns > start_ns and past.load.device_id in devices
     ]
 
 

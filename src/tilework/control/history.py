@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tilework.control.log import Header
 from tilework.core.actions import (
     Action,
+    LoadComponents,
 )
 from tilework.core.request import Request, Status
 from tilework.core.work import Work
@@ -73,8 +74,19 @@ class PastDevice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PastLoad:
+    """A load of components that a device has done."""
+
+    load: LoadComponents
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """A whole run: works in order of their ends, requests in order of arrival, changes of devices in order of time."""
+    """A whole run: works and loads in order of their ends, requests in order of arrival, changes of devices in order of
+    time.
+    """
 
     header: Header
     end_ns: int
@@ -82,6 +94,7 @@ class History:
     requests: tuple[PastRequest, ...]
     lost: tuple[LostWork, ...] = ()
     devices: tuple[PastDevice, ...] = ()
+    loads: tuple[PastLoad, ...] = ()
 
     @property
     def num_devices(self) -> int:

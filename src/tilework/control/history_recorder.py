@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from tilework.control.history import History, LostWork, PastDevice, PastRequest, PastWork
+from tilework.control.history import History, LostWork, PastDevice, PastLoad, PastRequest, PastWork
 from tilework.control.log import BadLog, Header, read_log
-from tilework.core.actions import Accept, Action, DropToBestEffort, Finish, MoveState, Reject, RunWork, Stop
+from tilework.core.actions import (
+    Accept,
+    Action,
+    DropToBestEffort,
+    Finish,
+    LoadComponents,
+    MoveState,
+    Reject,
+    RunWork,
+    Stop,
+)
 from tilework.core.events import (
     Broken,
+    ComponentsLoaded,
     DeviceJoined,
     DeviceLost,
     Event,
@@ -66,6 +77,8 @@ class HistoryRecorder:
         self._works: list[PastWork] = []
         self._lost: list[LostWork] = []
         self._devices: list[PastDevice] = []
+        self._loading: dict[int, LoadComponents] = {}
+        self._loads: list[PastLoad] = []
 
     def add(self, event: Event, actions: Iterable[Action], now_ns: int) -> None:
         """Add one `handle` call.
@@ -88,6 +101,7 @@ class HistoryRecorder:
             requests=tuple(requests),
             lost=tuple(self._lost),
             devices=tuple(self._devices),
+            loads=tuple(self._loads),
         )
 
     def _on_event(self, event: Event) -> None:
@@ -114,6 +128,10 @@ class HistoryRecorder:
                 self._devices.append(PastDevice(at_ns=self._now_ns, device_id=device_id, node=node, is_up=True))
             case DeviceLost():
                 self._lose_device(event)
+            case ComponentsLoaded(load_id, device_id, run_ns):
+                load = self._loading.pop(load_id, None)
+                if load is not None and load.device_id == device_id:
+                    self._loads.append(PastLoad(load=load, start_ns=self._now_ns - run_ns, end_ns=self._now_ns))
 
     def _on_action(self, action: Action) -> None:
         match action:
@@ -128,6 +146,8 @@ class HistoryRecorder:
             case RunWork(work):
                 self._begin_work(work)
                 self._add_for_jobs(work.job_ids, action)
+            case LoadComponents(load_id):
+                self._loading[load_id] = action
             case Stop(work_id):
                 self._add_for_jobs(self._begun[work_id].job_ids, action)
             case MoveState(job_id) | DropToBestEffort(job_id):

@@ -92,12 +92,24 @@ class Outage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChartLoad:
+    """A device loaded the weights of a stage; `source` says from where, if that is known."""
+
+    device_id: int
+    stage: str
+    start_s: float
+    end_s: float
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
     """Works by start, requests by arrival. `nodes` names the devices and the node of each, idle ones too."""
 
     works: tuple[ChartWork, ...] = ()
     requests: tuple[ChartRequest, ...] = ()
     outages: tuple[Outage, ...] = ()
+    loads: tuple[ChartLoad, ...] = ()
     nodes: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -107,7 +119,7 @@ class Chart:
 
     @property
     def end_s(self) -> float:
-        ends = [work.end_s for work in self.works]
+        ends = [work.end_s for work in self.works] + [load.end_s for load in self.loads]
         ends += [request.arrival_s if request.finish_s is None else request.finish_s for request in self.requests]
         return max(ends, default=0.0)
 
@@ -137,7 +149,13 @@ def chart_of_schedule(
     ids = dict.fromkeys([*ends, *starts_s])
     requests = [_request(i, known.get(i), ends.get(i), starts_s.get(i)) for i in ids]
     devices = {device_id for work in works for device_id in work.devices} | set(range(num_devices or 0))
-    return Chart(works=works, requests=by_arrival(requests), nodes=dict.fromkeys(sorted(devices), 0))
+    loads = tuple(
+        ChartLoad(device_id=line.device_id, stage=line.stage, start_s=line.start_s, end_s=line.end_s)
+        for line in schedule.weights
+        if line.change == "load"
+    )
+    devices |= {load.device_id for load in loads}
+    return Chart(works=works, requests=by_arrival(requests), loads=loads, nodes=dict.fromkeys(sorted(devices), 0))
 
 
 def by_arrival(requests: Iterable[ChartRequest]) -> tuple[ChartRequest, ...]:

@@ -190,6 +190,11 @@ def _instants(chart: Chart, tracks: _Tracks) -> Iterable[_Event]:
         if request.finish_s is not None and request.status != Status.DONE:
             args = {"text": request.decisions[-1].text} if request.decisions else {}
             yield _instant(f"{request.id} {request.status}", tracks.us(request.finish_s), args) | cluster
+    for load in chart.loads:
+        start_us, end_us = tracks.us(load.start_s), tracks.us(load.end_s)
+        args = {"source": load.source} if load.source else {}
+        slice_ = {"ph": "X", "name": f"loads {load.stage}", "ts": start_us, "dur": end_us - start_us, "args": args}
+        yield slice_ | tracks.of(load.device_id)
     for outage in chart.outages:
         track = tracks.of(outage.device_id) | {"s": "t"}
         yield _instant(f"device {outage.device_id} lost", tracks.us(outage.start_s), {"reason": outage.reason}) | track

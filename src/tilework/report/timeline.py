@@ -11,6 +11,7 @@ from tilework.report.chart import Chart, ChartRequest, ChartWork, busy_shares
 from tilework.report.lanes import OWN_ROW_LIMIT, RequestBar, draw_requests
 from tilework.report.palette import BAD, GOOD, NEUTRAL, class_hues, darker, ink_on
 from tilework.report.timeline_bars import (
+    BAR_HEIGHT,
     LOST_HATCH,
     WIDTH_INCHES,
     Layout,
@@ -25,6 +26,7 @@ from tilework.report.timeline_bars import (
 )
 
 AWAY: dict[str, Any] = {"facecolor": "#DADCE0", "edgecolor": "#9AA0A6", "hatch": "\\\\", "linewidth": 0.0}
+LOADING: dict[str, Any] = {"facecolor": "#F1E4C3", "edgecolor": "#9A7B2F", "hatch": "||", "linewidth": 0.0}
 PLAIN_INCHES = 0.1  # A narrower bar has neither label nor hatch; thousands of them are drawn at once.
 
 
@@ -87,6 +89,9 @@ def _draw_devices(axes: Any, chart: Chart, layout: Layout) -> None:
         )
     )
     axes.add_collection(PolyCollection(late_edges(chart.works, layout), facecolors=BAD, linewidths=0, zorder=3))
+    for load in chart.loads:
+        row = layout.rows[load.device_id]
+        axes.fill_betweenx((row - BAR_HEIGHT / 2, row + BAR_HEIGHT / 2), load.start_s, load.end_s, **LOADING)
     for outage in chart.outages:
         row = layout.rows[outage.device_id]
         axes.fill_betweenx((row - 0.5, row + 0.5), outage.start_s, outage.end_s, **AWAY)
@@ -153,6 +158,8 @@ def _draw_legend(figure: Any, chart: Chart, ended: Sequence[ChartRequest]) -> No
         handles.append(Line2D([], [], color="none", label="stripes: shared by several"))
     if chart.outages:
         handles.append(Patch(**AWAY, label="device lost"))
+    if chart.loads:
+        handles.append(Patch(**LOADING, label="loads weights"))
     marks = dict.fromkeys(_mark(request) for request in ended)
     handles += [Line2D([], [], marker=m, color=ink, linestyle="", label=text) for m, ink, text in sorted(marks)]
     slacks_s = [request.slack_s for request in ended if request.slack_s is not None]

@@ -64,6 +64,15 @@ def _document(chart: Chart, title: str) -> dict[str, Any]:
             {"device_id": o.device_id, "start": _rounded(o.start_s), "end": _rounded(o.end_s), "reason": o.reason}
             for o in chart.outages
         ],
+        "loads": [
+            {
+                "device_id": load.device_id,
+                "start": _rounded(load.start_s),
+                "end": _rounded(load.end_s),
+                "text": f"loads the weights of {load.stage}" + (f" from {load.source}" if load.source else ""),
+            }
+            for load in chart.loads
+        ],
     }
 
 

@@ -69,6 +69,7 @@ def command(
     max_batch: options.MaxBatch = None,
     devices: options.Devices = None,
     devices_per_node: DevicesPerNode = None,
+    cpu_slots: options.CpuSlots = 1,
     switch_ms: SwitchMs = 0.0,
     seed: options.Seed = 0,
     jitter: Jitter = 0.0,
@@ -82,7 +83,13 @@ def command(
     With --log, the simulated devices take the times that the run measured, the controller starts from the costs that
     the run started from, and the result is set beside what really happened.
     """
-    config = SimConfig(num_devices=devices or 1, seed=seed, jitter=jitter, switch_ns=round(switch_ms * NS_PER_MS))
+    config = SimConfig(
+        num_devices=devices or 1,
+        seed=seed,
+        jitter=jitter,
+        switch_ns=round(switch_ms * NS_PER_MS),
+        slots_per_node=cpu_slots,
+    )
     with user_errors(BadLine, BadCostTable, BadRequests, UnknownPolicy, OSError):
         scenario = _scenario(requests, cost, log, policy, devices, config, quiet=json)
         if true_cost is not None:
@@ -106,7 +113,12 @@ def command(
     served = served_in(trace)
     if json:
         print_json(_document(scenario, served))
-        return
+    else:
+        _print(scenario, served)
+
+
+def _print(scenario: _Scenario, served: list[ServedRequest]) -> None:
+    """What became of the requests, beside the live run if there is one."""
     out.print(
         attainment_table(
             served, title=f"{scenario.controller.policy}, {counted_devices(scenario.config.num_devices)}, simulated"

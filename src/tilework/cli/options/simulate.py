@@ -28,6 +28,9 @@ MaxBatch = Annotated[
     int | None, typer.Option(min=1, help="Most requests in one forward pass; default 12, or the log's.")
 ]
 Devices = Annotated[int | None, typer.Option(min=1, help="Number of devices; default 1, or the log's.")]
+CpuSlots = Annotated[
+    int, typer.Option("--cpu-slots", min=1, help="CPU slots of each node, if a pipeline has stages for them.")
+]
 Seed = Annotated[int, typer.Option(help="Seed of the jitter.")]
 Schedule = Annotated[Path | None, typer.Option(help="Write what ran when, as JSON lines.")]
 Timeline = Annotated[

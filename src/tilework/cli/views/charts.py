@@ -7,12 +7,12 @@ from pathlib import Path
 
 from tilework.cli.console import UserError, user_errors
 from tilework.control.decisions import describe_all, steps_of
-from tilework.control.history import History, LostWork, PastRequest, PastWork
+from tilework.control.history import History, LostWork, PastLoad, PastRequest, PastWork
 from tilework.core.request import Request, Status
 from tilework.core.time import s_from_ns
 from tilework.formats.json_lines import RequestId
 from tilework.formats.schedule import DROPPED
-from tilework.report.chart import OPEN, Chart, ChartDecision, ChartRequest, ChartWork, Outage, by_arrival
+from tilework.report.chart import OPEN, Chart, ChartDecision, ChartLoad, ChartRequest, ChartWork, Outage, by_arrival
 from tilework.report.perfetto import write_trace
 from tilework.report.timeline import draw_timeline
 from tilework.report.timeline_html import write_page
@@ -45,6 +45,7 @@ def chart_of_history(history: History, ids: Mapping[str, RequestId] | None = Non
         works=tuple(sorted(works, key=lambda work: (work.start_s, work.work))),
         requests=by_arrival(_request(past, names[past.request.uid]) for past in history.requests),
         outages=_outages(history),
+        loads=tuple(_load(past) for past in history.loads),
         nodes={change.device_id: change.node for change in history.devices},
     )
 
@@ -86,6 +87,16 @@ def _request(past: PastRequest, name: RequestId) -> ChartRequest:
         eta_s=_seconds(past.eta_ns),
         on_time=past.on_time,
         decisions=tuple(ChartDecision(at_s=s_from_ns(d.at_ns), kind=d.kind.value, text=d.text) for d in decisions),
+    )
+
+
+def _load(past: PastLoad) -> ChartLoad:
+    return ChartLoad(
+        device_id=past.load.device_id,
+        stage=past.load.stage.name,
+        start_s=s_from_ns(past.start_ns),
+        end_s=s_from_ns(past.end_ns),
+        source=past.load.source.value,
     )
 
 

@@ -45,6 +45,7 @@ def request_document(history: History, past: PastRequest) -> dict[str, Any]:
         "works": [_work(work, past) for work in account.works],
         "ran_s": _seconds(account.ran_ns),
         "waited_s": _seconds(account.waited_ns),
+        "loading_s": _seconds(account.loading_ns),
         "idle_s": _seconds(account.idle_ns),
         "waited_for": [{"uid": uid, "seconds": _seconds(duration_ns)} for uid, duration_ns in account.blockers],
         "cause": cause_of(account),

@@ -100,6 +100,8 @@ def _waiting(document: Mapping[str, Any]) -> str:
         named = ", ".join(f"{one['uid']} {_span(one['seconds'])}" for one in others[:5])
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         text += f"; its devices worked for {named}{more}"
+    if document["loading_s"]:
+        text += f"; its devices loaded weights for {_span(document['loading_s'])}"
     return f"{text}; its devices had no work for {_span(document['idle_s'])} of it" if document["waited_s"] else text
 
 

@@ -10,7 +10,7 @@ from tilework.core.request import Request, Shape, Status
 from tilework.core.time import s_from_ns
 from tilework.core.work import Work
 from tilework.formats.json_lines import RequestId
-from tilework.formats.schedule import DROPPED, RequestLine, Schedule, WorkLine
+from tilework.formats.schedule import DROPPED, RequestLine, Schedule, WeightsLine, WorkLine
 from tilework.sim.trace import Trace
 
 
@@ -63,7 +63,18 @@ def schedule_of_trace(trace: Trace, ids: Mapping[str, RequestId]) -> Schedule:
         _work_line(run.work, [ids[jobs[job_id]] for job_id in run.work.job_ids], run.start_ns, run.end_ns, run.steps)
         for run in trace.runs
     )
-    return Schedule(works=works, requests=tuple(_line(served, ids) for served in served_in(trace)))
+    loads = tuple(
+        WeightsLine(
+            change="load",
+            device_id=done.load.device_id,
+            pipeline=done.load.stage.pipeline,
+            stage=done.load.stage.name,
+            start_s=s_from_ns(done.start_ns),
+            end_s=s_from_ns(done.end_ns),
+        )
+        for done in trace.loads
+    )
+    return Schedule(works=works, requests=tuple(_line(served, ids) for served in served_in(trace)), weights=loads)
 
 
 def _job_ids(trace: Trace) -> dict[int, str]:
