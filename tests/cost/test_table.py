@@ -47,7 +47,7 @@ def step_s(model: TableCosts, pixels: int, **more: Any) -> float:
 
 def test_a_table_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    measured = row(9, 1.5, degree=2, link="pcie", peak_bytes=7, p99_seconds=1.75, num_runs=20)
+    measured = row(9, 1.5, degree=2, link="pcie", peak_bytes=7, state_bytes=5, p99_seconds=1.75, num_runs=20)
     full = CostTable(
         hardware="größer",
         devices_per_node=2,
@@ -89,6 +89,7 @@ def test_what_a_file_may_leave_out_and_add() -> None:
         ("link", 5, "text that is not empty"),
         ("peak_bytes", -1, "a whole number of bytes, or null"),
         ("peak_bytes", 1.5, "a whole number of bytes, or null"),
+        ("state_bytes", -1, "a whole number of bytes, or null"),
         ("num_runs", 0, "a whole number of at least 1, or null"),
         ("num_runs", True, "a whole number of at least 1, or null"),
         ("p99_seconds", 0.25, "seconds, at least the median 0.5, or null"),
@@ -467,3 +468,29 @@ def test_the_degrees_are_those_at_which_single_requests_have_a_price() -> None:
 def test_degrees_are_priced_by_their_own_rows() -> None:
     model = costs(row(10, 1.0), row(20, 2.0), row(10, 0.6, degree=2), row(20, 1.1, degree=2))
     assert (step_s(model, 10), step_s(model, 10, degree=2), step_s(model, 20, degree=2)) == (1.0, 0.6, 1.1)
+
+
+def test_any_stage_may_have_degrees_batches_and_peaks(tmp_path: Path) -> None:
+    """A decoder without steps that two devices may share, and that several requests may share."""
+    text = StageSpec(name="text", outputs=("texts",), batchable=True)
+    steps = StageSpec(name="steps", inputs=("texts",), outputs=("latents",), steps=StepShare(), degrees=None)
+    decoder = StageSpec(name="decoder", inputs=("latents",), outputs=("picture",), degrees=(1, 2), batchable=True)
+    rows = (
+        row(10, 1.0, stage="text"),
+        row(10, 1.5, stage="text", batch=2),
+        row(10, 3.0, stage="steps"),
+        row(10, 2.0, stage="decoder", peak_bytes=900),
+        row(10, 1.2, stage="decoder", degree=2, peak_bytes=500),
+        row(10, 3.0, stage="decoder", batch=2),
+    )
+    graph = Graph(PIPELINE, (text, steps, decoder))
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(table_json(CostTable(hardware="toy", rows=rows, graphs=graphs_of(graph)))))
+    model = TableCosts(read_table(path))
+    stage = model.graph(PIPELINE).stage("decoder")
+    assert model.degrees(stage) == (1, 2)
+    times = [model.run_ns(stage, (Shape(1, 10),) * batch, degree) for batch, degree in ((1, 1), (1, 2), (2, 1))]
+    assert times == [ns_from_s(seconds) for seconds in (2.0, 1.2, 3.0)]
+    together = model.run_ns(model.graph(PIPELINE).stage("text"), (Shape(1, 10),) * 2, 1)
+    assert together == ns_from_s(1.5)
+    assert [one.peak_bytes for one in read_table(path).rows if one.stage == "decoder"] == [900, 500, None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -15,6 +16,7 @@ from tilework.cli.commands.serve import simulated_source
 from tilework.cli.console import UserError
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import replay
+from tilework.core.component import Component, LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.model import SimulatedSource
 from tilework.core.request import Shape, Status
@@ -46,11 +48,11 @@ SOURCE = SimulatedSource(pipeline="pretended", hardware=TABLE.hardware, steps=5,
 
 
 class Rig:
-    def __init__(self, policy: str) -> None:
+    def __init__(self, policy: str, table: CostTable = TABLE) -> None:
         self.runner = asyncio.Runner()
         self.log = io.StringIO()
         executor = LocalExecutor(LocalConfig(num_workers=4, source=SOURCE))
-        config = EngineConfig(controller=ControllerConfig(policy=policy), table=TABLE)
+        config = EngineConfig(controller=ControllerConfig(policy=policy), table=table)
         self.engine = Engine(config, executor, self.log)
         self.run(self.engine.start())
 
@@ -90,6 +92,24 @@ def test_steps_take_the_time_of_the_table(policy: str, degree: int) -> None:
         assert len(outcome.image.pixels) == 512 * 512 * 3
     assert len({outcome.image.pixels[:3] for outcome in outcomes if outcome.image}) == 3, "each seed has its colour"
     assert replay(rig.log.getvalue().splitlines())[1] is None
+
+
+def test_workers_have_all_components_of_their_model() -> None:
+    """A table may say that devices are too small for all; workers that serve have loaded all, and load nothing more."""
+    components = {"pretended": {"denoiser": Component("d", 8), "vae": Component("v", 2)}}
+    rig = Rig(
+        "fixed-sp1",
+        replace(TABLE, components=components, memory_bytes=8, load_bytes_per_s={LoadSource.DISK: 1.0}),
+    )
+    try:
+        outcome = rig.run(rig.outcome("a"))
+    finally:
+        rig.close()
+    assert outcome.status is Status.DONE, outcome.reason
+    lines = rig.log.getvalue().splitlines()
+    assert '"components":["d","v"]' in lines[1]
+    assert "LoadComponents" not in rig.log.getvalue()
+    assert replay(lines)[1] is None
 
 
 def test_a_modelled_family_describes_what_its_table_knows() -> None:

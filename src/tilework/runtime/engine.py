@@ -275,7 +275,9 @@ class Engine:
         self._dispatcher.join(device_id)
         self._observer.on_joined(device_id, self.now_ns())
         is_slot = device_id >= self._executor.num_devices
-        self._control.handle(DeviceJoined(device_id, 0, DeviceKind.CPU if is_slot else DeviceKind.ACCELERATOR))
+        kind = DeviceKind.CPU if is_slot else DeviceKind.ACCELERATOR
+        components = tuple(component.digest for component in self._controller.costs.all_components)  # Of its model.
+        self._control.handle(DeviceJoined(device_id, 0, kind, components))
 
     def on_lost(self, device_id: int, reason: str) -> None:
         if self._started and device_id in self._dispatcher.up:
