@@ -35,8 +35,9 @@ from tilework.core.wire import Spec
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table, table_json
+from tilework.pipelines.families.latent_state import LatentState
 from tilework.pipelines.families.sd3 import StableDiffusion3
-from tilework.pipelines.family import StepState, Values
+from tilework.pipelines.family import Values
 from tilework.policy import registry
 from tilework.runtime.ticket import Outcome, Ticket
 from tilework.sim.config import SimConfig
@@ -85,7 +86,7 @@ class Toy(StableDiffusion3):
     def _run_develop(self, spec: Spec, values: Values, sliced: bool) -> Values:
         return self._run_decode(spec, {"latents": values["refined"]}, sliced)
 
-    def begin(self, stage: str, spec: Spec, values: Values) -> StepState:
+    def begin(self, stage: str, spec: Spec, values: Values) -> LatentState:
         state, first = super().begin(stage, spec, values), StepShare(last=HALF).of(spec.steps)
         is_sketch, times = stage == "sketch", state.sampler.timesteps
         state.sampler.timesteps = times[:first] if is_sketch else times[first:]
@@ -93,7 +94,7 @@ class Toy(StableDiffusion3):
         latents = values["noise" if is_sketch else "sketched"]
         return replace(state, latents=latents)
 
-    def finish(self, state: StepState) -> Values:
+    def finish(self, state: LatentState) -> Values:
         return {"sketched" if state.stage == "sketch" else "refined": state.latents}
 
 

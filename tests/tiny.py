@@ -32,7 +32,8 @@ from model import build_text_encoder, build_tokenizer
 from tilework.core.model import ModelSource
 from tilework.core.wire import Image, Spec
 from tilework.pipelines.draw import begin_steps
-from tilework.pipelines.family import Family, StepState
+from tilework.pipelines.families.latent_state import LatentState
+from tilework.pipelines.family import Family
 from tilework.pipelines.loading import quiet
 from tilework.pipelines.model_index import INDEX, shipped_directory
 from tilework.pipelines.numerics import pin_numerics
@@ -227,23 +228,23 @@ def run_stock(
     return Stock(latents, np.asarray(picture))
 
 
-def begin(family: Family, request: Spec) -> StepState:
+def begin(family: Family, request: Spec) -> LatentState:
     return begin_steps(family, request)
 
 
-def iterate(family: Family, *states: StepState) -> None:
+def iterate(family: Family, *states: LatentState) -> None:
     """One iteration of each state, predicted together."""
     for state, prediction in zip(states, family.predict(states), strict=True):
         family.advance(state, prediction)
 
 
-def finish(family: Family, *states: StepState) -> None:
+def finish(family: Family, *states: LatentState) -> None:
     """Iterate, all together, until each state has done its steps."""
     while running := [state for state in states if state.steps_done < state.spec.steps]:
         iterate(family, *running)
 
 
-def move(source: Family, target: Family, state: StepState) -> StepState:
+def move(source: Family, target: Family, state: LatentState) -> LatentState:
     """Carry a request, conditioning and all, from one instance of a model to another."""
     before, exported = (
         deserialize(serialize(values), target.device)
@@ -252,7 +253,7 @@ def move(source: Family, target: Family, state: StepState) -> StepState:
     return target.restore(state.stage, state.spec, before, exported)
 
 
-def decode(family: Family, state: StepState, sliced: bool = False) -> Image:
+def decode(family: Family, state: LatentState, sliced: bool = False) -> Image:
     """The picture of a state that has made all its steps."""
     (values,) = family.run(family.info.graph.stages[-1].name, [state.spec], [family.finish(state)], sliced)
     return family.image(state.spec, values)

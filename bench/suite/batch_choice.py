@@ -17,7 +17,8 @@ from tilework.core.interfaces import EtaPrediction
 from tilework.core.request import Request, Shape
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
-from tilework.pipelines.family import Family, StepState
+from tilework.pipelines.families.latent_state import LatentState
+from tilework.pipelines.staged import StagedPipeline
 from tilework.policy.lookahead.batch import LEAST_SAVED, Batch, Member
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.request_costs import RequestCosts
@@ -29,11 +30,13 @@ from tilework.worker.calibrate import calibrate
 class BatchChooser:
     """Puts requests together that save LEAST_SAVED of a step, as the lookahead policy does with one device."""
 
-    family: Family
+    family: StagedPipeline
     costs: TableCosts
 
     @staticmethod
-    def measured(family: Family, shapes: Sequence[Shape], combinations: int, passes: int, note: Note) -> BatchChooser:
+    def measured(
+        family: StagedPipeline, shapes: Sequence[Shape], combinations: int, passes: int, note: Note
+    ) -> BatchChooser:
         """With what `tilework profile --mixed` would measure, in this process.
 
         A batch costs the median of all `passes`, in each of which it runs once, warm: the machine may be slower for
@@ -55,7 +58,7 @@ class BatchChooser:
             chooser._learn_unguided(begin(family, shape.height, shape.width, 1.0, 0), passes)
         return chooser
 
-    def _learn_unguided(self, state: StepState, runs: int) -> None:
+    def _learn_unguided(self, state: LatentState, runs: int) -> None:
         self.family.predict([state])
         step = latent_diffusion(self.family.info.name).stage(DIFFUSE)
         for _ in range(runs):
@@ -63,7 +66,7 @@ class BatchChooser:
             self.family.predict([state])
             self.costs.observe(step, [self._request(0, state)], 1, 1, time.perf_counter_ns() - start_ns)
 
-    def chosen(self, states: Sequence[StepState]) -> list[StepState]:
+    def chosen(self, states: Sequence[LatentState]) -> list[LatentState]:
         """The requests that share with the first one, in their order; empty unless there are two."""
         members = [self._member(index, state) for index, state in enumerate(states)]
         sharing = [member for member in members if member.forecast.shares]
@@ -78,7 +81,7 @@ class BatchChooser:
     def _step_ns(self, stage: Stage, requests: Sequence[Request]) -> float:
         return self.costs.work_ns(stage, requests, 1)
 
-    def _request(self, index: int, state: StepState) -> Request:
+    def _request(self, index: int, state: LatentState) -> Request:
         spec, info = state.spec, self.family.info
         return Request(
             uid=str(index),
@@ -89,7 +92,7 @@ class BatchChooser:
             guided=spec.guidance_scale > 1 or not info.two_passes,
         )
 
-    def _member(self, index: int, state: StepState) -> Member:
+    def _member(self, index: int, state: LatentState) -> Member:
         request = self._request(index, state)
         job = Job(
             job_id=index,

@@ -11,16 +11,16 @@ import torch
 from tilework.core.wire import Spec
 from tilework.pipelines.draw import begin_steps
 from tilework.pipelines.families.flux import Flux
+from tilework.pipelines.families.latent_state import Conditioning, LatentState
 from tilework.pipelines.families.sd3 import StableDiffusion3
 from tilework.pipelines.families.sdxl import StableDiffusionXL
-from tilework.pipelines.family import Conditioning, Family, StepState
 from tilework.pipelines.staged import StagedPipeline
 
 TEXT_TOKENS, TEXT_WIDTH, POOLED_WIDTH = 77, 64, 32
 FAMILIES = ("sd3", "flux", "sdxl")
 
 
-def build(family: str, width: int = 1) -> Family:
+def build(family: str, width: int = 1) -> StagedPipeline:
     """One of FAMILIES, without text encoders, with about half a million weights; latents have 1/8 of a picture's sides.
 
     Conditioning is drawn from the seed. With `width` above 1 the U-Net of sdxl has so many times the channels; the
@@ -33,15 +33,19 @@ def build(family: str, width: int = 1) -> Family:
     return built
 
 
-def begin(family: Family, height: int, width: int, guidance_scale: float, seed: int, steps: int = 20) -> StepState:
+def begin(
+    family: StagedPipeline, height: int, width: int, guidance_scale: float, seed: int, steps: int = 20
+) -> LatentState:
     """A request with conditioning drawn from `seed`, before its first step."""
     spec = Spec(
         prompt="", negative_prompt="", height=height, width=width, steps=steps, guidance_scale=guidance_scale, seed=seed
     )
-    return begin_steps(family, spec)
+    state = begin_steps(family, spec)
+    assert isinstance(state, LatentState)
+    return state
 
 
-def _conditioning(family: Family, spec: Spec) -> Conditioning:
+def _conditioning(family: StagedPipeline, spec: Spec) -> Conditioning:
     generator = torch.Generator().manual_seed(spec.seed)
     rows = 2 if family.info.two_passes and spec.guidance_scale > 1 else 1
 

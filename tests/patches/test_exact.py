@@ -23,8 +23,8 @@ import tiny
 from tilework.core.packing import IMAGE, Pack, Size
 from tilework.core.wire import Spec
 from tilework.patches.layout import PatchLayout, pack
+from tilework.pipelines.families.latent_state import Conditioning, LatentState
 from tilework.pipelines.families.sdxl import StableDiffusionXL
-from tilework.pipelines.family import Conditioning, StepState
 from tilework.pipelines.model_index import ADAPTERS
 from tilework.pipelines.staged import StagedPipeline
 
@@ -95,7 +95,7 @@ class Member:
     sampler: str
     iterations: int
 
-    def state(self, model: StagedPipeline) -> StepState:
+    def state(self, model: StagedPipeline) -> LatentState:
         """Iterations so far are taken alone."""
         usual, model._pipeline.scheduler = model._pipeline.scheduler, SAMPLERS[self.sampler]()
         state = tiny.begin(model, self.spec)
@@ -137,7 +137,7 @@ def members(name: str, cells: st.SearchStrategy[int]) -> st.SearchStrategy[list[
 caps = st.one_of(st.none(), st.integers(1, 8))
 
 
-def alone(model: StagedPipeline, states: Sequence[StepState]) -> list[Tensor]:
+def alone(model: StagedPipeline, states: Sequence[LatentState]) -> list[Tensor]:
     """By the stock forward, which test_pipelines_exact compares with the stock pipeline bit for bit."""
     return [model.predict([state])[0] for state in states]
 
@@ -219,7 +219,7 @@ def mixed(name: str, **changes: Any) -> list[Member]:
 
 
 @cache
-def mixed_states(name: str) -> list[StepState]:
+def mixed_states(name: str) -> list[LatentState]:
     """Those of `mixed`; predictions leave them as they are, which `check` looks at."""
     return [member.state(family(name)) for member in mixed(name)]
 
@@ -346,10 +346,10 @@ def test_a_mechanism_that_goes_wrong_is_seen(name: str, wrong: str) -> None:
     assert error(model.predict(states, spoilt(wrong)), references) > 10 * TOLERANCE
 
 
-def run_together(model: StagedPipeline, joining: dict[int, list[Spec]]) -> dict[Spec, StepState]:
+def run_together(model: StagedPipeline, joining: dict[int, list[Spec]]) -> dict[Spec, LatentState]:
     """Requests by the iteration at which they join; each leaves when it is done."""
-    running: list[StepState] = []
-    done: dict[Spec, StepState] = {}
+    running: list[LatentState] = []
+    done: dict[Spec, LatentState] = {}
     for iteration in range(20):
         running += [tiny.begin(model, spec) for spec in joining.get(iteration, [])]
         for state, prediction in zip(running, model.predict(running, pack), strict=True):

@@ -65,7 +65,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Model(source, 0)
 
 
-def assert_same(family: Family, state: tiny.StepState, stock: tiny.Stock) -> None:
+def assert_same(family: Family, state: tiny.LatentState, stock: tiny.Stock) -> None:
     assert torch.equal(state.latents, stock.latents[-1])
     assert np.array_equal(tiny.pixels(tiny.decode(family, state)), stock.pixels)
 

@@ -38,9 +38,10 @@ from tilework.core.wire import (
     StateBlob,
 )
 from tilework.pipelines.families.flux import Flux
+from tilework.pipelines.families.latent_state import LatentState
 from tilework.pipelines.families.sd3 import StableDiffusion3
 from tilework.pipelines.families.sdxl import StableDiffusionXL
-from tilework.pipelines.family import Family, StepState
+from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
 from tilework.worker import simulated as modelled
 from tilework.worker.simulated import SimulatedFamily
@@ -276,7 +277,7 @@ def test_the_picture_is_the_same_with_and_without(name: str, tmp_path: Path) -> 
 
 
 def test_without_previews_none_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[StepState] = []
+    asked: list[LatentState] = []
     monkeypatch.setattr(family("sd3"), "preview", lambda state, prediction: asked.append(state))
     draw(family("sd3"), tmp_path)
     assert not asked
@@ -290,7 +291,7 @@ def test_a_preview_that_fails_does_not_fail_the_picture(
     model, expected = family("sd3"), draw(family("sd3"), tmp_path).picture
     num_calls = 0
 
-    def fail_first(state: StepState, prediction: Tensor) -> Image:
+    def fail_first(state: LatentState, prediction: Tensor) -> Image:
         nonlocal num_calls
         num_calls += 1
         if num_calls == 1:
@@ -341,7 +342,7 @@ def break_in_preview(comm: Comm, directory: Path) -> list[Report]:
     bench = Bench(model, directory, groups)
     bench.run(encode(1, JOB, tiny.spec(preview_every=1)))
 
-    def draw_and_break(state: StepState, prediction: Tensor) -> Image:
+    def draw_and_break(state: LatentState, prediction: Tensor) -> Image:
         groups.break_off(1)  # As the thread does that receives commands.
         return type(model).preview(model, state, prediction)
 
@@ -452,5 +453,5 @@ def test_in_a_modelled_group_all_wait_for_the_one_that_draws(
     state = tiny.begin(pretended, tiny.spec(height=256, width=256))
     pretended.parallel.join(SlowLeader(DECODE_NS), guided=False)  # type: ignore[arg-type]
     for num_steps in (1, 2, 3):
-        tiny.iterate(pretended, state)
+        pretended.step([state])
         assert clock.now_ns == 10**15 + num_steps * (STEP_NS + DECODE_NS)

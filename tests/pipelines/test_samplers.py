@@ -149,7 +149,7 @@ def test_asking_for_previews_changes_nothing(kind: str, name: str) -> None:
     assert torch.equal(watched.generator.get_state(), alone.generator.get_state())
 
 
-def own_estimate(model: Any, state: tiny.StepState, prediction: torch.Tensor) -> torch.Tensor | None:
+def own_estimate(model: Any, state: tiny.LatentState, prediction: torch.Tensor) -> torch.Tensor | None:
     """What the sampler itself takes for the clean latents, if it says so."""
     arguments = {"generator": torch.Generator()} if "generator" in model._step_arguments else {}
     sampler = copy.deepcopy(state.sampler)

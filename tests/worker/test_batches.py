@@ -24,8 +24,9 @@ from tilework.core.wire import (
     StateBlob,
 )
 from tilework.pipelines import serialization
+from tilework.pipelines.families.latent_state import LatentState
 from tilework.pipelines.families.sd3 import StableDiffusion3
-from tilework.pipelines.family import Family, StepState
+from tilework.pipelines.family import Family
 from worker.worker_bench import WorkerBench
 
 SPECS = {
@@ -58,7 +59,7 @@ def passes(monkeypatch: pytest.MonkeyPatch, family: Family) -> list[tuple[list[i
     """The seeds of those that each call predicts, and whether they may be packed."""
     seen: list[tuple[list[int], bool]] = []
 
-    def predict(states: list[StepState], pack: Pack | None = None) -> list[torch.Tensor]:
+    def predict(states: list[LatentState], pack: Pack | None = None) -> list[torch.Tensor]:
         seen.append(([state.spec.seed for state in states], pack is not None))
         return type(family).predict(family, states, pack)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -107,6 +107,7 @@ class FakeFamily:
     calls: list[str] = field(default_factory=list)
     specs: list[Any] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
+    wait: Callable[[float], None] = time.sleep
 
     @property
     def device(self) -> torch.device:
@@ -124,21 +125,23 @@ class FakeFamily:
         self.calls.append("begin")
         return SimpleNamespace(steps_done=0, iteration=0, spec=spec)
 
-    def predict(self, states: Sequence[Any], pack: Any = None) -> list[None]:
+    def step(self, states: Sequence[Any], pack: Any = None) -> None:
+        for _ in range(self.order):
+            self.iterate(states, pack)
+
+    def iterate(self, states: Sequence[Any], pack: Any) -> None:
         assert all(state.steps_done < state.spec.steps - 1 for state in states), "the last step may be a shorter one"
         assert (pack is None) == (len(states) == 1)
         if any(state.spec.shape == self.too_large for state in states):
             raise MemoryError("too large")
         if self.parallel.comm is not None:
             self.parallel.comm.room.meet()
-        time.sleep(self.iteration_s)
+        self.wait(self.iteration_s)
         self.batches.append(len(states))
-        return [None] * len(states)
-
-    def advance(self, state: Any, prediction: None) -> None:
-        self.calls.append(DIFFUSE)
-        state.iteration += 1
-        state.steps_done = state.iteration // self.order
+        for state in states:
+            self.calls.append(DIFFUSE)
+            state.iteration += 1
+            state.steps_done = state.iteration // self.order
 
     def export(self, state: Any) -> Any:
         return {"latents": torch.zeros(state.spec.height, state.spec.width)}
@@ -186,12 +189,11 @@ def test_a_short_calibration_stops_after_a_second(
 ) -> None:
     family, now_ns = FakeFamily(), 0
 
-    def predict(_states: object, _pack: object) -> list[None]:
+    def wait(_seconds: float) -> None:
         nonlocal now_ns
         now_ns += iteration_ms * 1_000_000
-        return [None]
 
-    family.predict = predict  # type: ignore[assignment]
+    family.wait = wait
     monkeypatch.setattr(calibrate_module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns))
     step = next(row for row in calibrate(family, (ONE_SMALL,)) if row.stage == DIFFUSE)
     assert step.num_runs == num_runs
@@ -202,12 +204,11 @@ def test_the_median_and_the_longest_of_a_few_runs(monkeypatch: pytest.MonkeyPatc
     family, now_ns = FakeFamily(), 0
     durations_ms = iter([90] * 3 + [10, 50, 10, 20, 30])
 
-    def predict(_states: object, _pack: object) -> list[None]:
+    def wait(_seconds: float) -> None:
         nonlocal now_ns
         now_ns += next(durations_ms) * 1_000_000
-        return [None]
 
-    family.predict = predict  # type: ignore[assignment]
+    family.wait = wait
     monkeypatch.setattr(calibrate_module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns))
     step = next(row for row in calibrate(family, (ONE_SMALL,), num_runs=5) if row.stage == DIFFUSE)
     assert (step.seconds, step.p99_seconds) == (0.02, 0.05)
@@ -262,13 +263,8 @@ def test_a_group_times_steps_only_and_leaves_afterwards() -> None:
 def test_all_members_of_a_group_make_the_same_number_of_runs(slow_rank: int) -> None:
     """One of them is held up in the first run that counts. By its own clock, the other would go on without it."""
     families = [FakeFamily(), FakeFamily()]
-    advance = families[slow_rank].advance
-
-    def slowly(state: Any, prediction: None) -> None:
-        time.sleep(0.6 if state.iteration == 1 else 0)
-        advance(state, prediction)
-
-    families[slow_rank].advance = slowly  # type: ignore[method-assign]
+    slow = families[slow_rank]
+    slow.wait = lambda _seconds: time.sleep(0.6 if slow.calls.count(DIFFUSE) == 1 else 0)
     results = in_group(families, ONE_SMALL)
     expected = 1 if slow_rank == 0 else 5
     assert [[row.num_runs for row in rows] for rows in results] == [[expected], [expected]], "by the first one's clock"

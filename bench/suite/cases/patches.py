@@ -17,8 +17,9 @@ from suite.stats import bootstrap, extremes, median, percentile
 from tilework.core.packing import Size
 from tilework.core.request import Shape
 from tilework.patches.layout import PatchLayout, pack
-from tilework.pipelines.family import Family, StepState
+from tilework.pipelines.families.latent_state import LatentState
 from tilework.pipelines.loading import quiet
+from tilework.pipelines.staged import StagedPipeline
 
 GUIDED, UNGUIDED = 5.0, 1.0
 DRAWN: tuple[Size, ...] = ((4, 4), (2, 2), (2, 3), (3, 2))
@@ -85,7 +86,7 @@ class Patches:
             pictures=(Picture(name="batch", png=layout_png(DRAWN, 128, shown=21)),),
         )
 
-    def _states(self, family: Family, sizes: Sequence[Size], rng: Random | None = None) -> list[StepState]:
+    def _states(self, family: StagedPipeline, sizes: Sequence[Size], rng: Random | None = None) -> list[LatentState]:
         """Requests of these sizes in pixels, guided, or half of them if there is an `rng`."""
         return [
             denoisers.begin(family, *size, rng.choice((GUIDED, UNGUIDED)) if rng else GUIDED, seed)
@@ -105,7 +106,7 @@ class Patches:
             rows=tuple(rows),
         )
 
-    def _shares(self, family: Family, note: Note) -> tuple[list[Check], Table]:
+    def _shares(self, family: StagedPipeline, note: Note) -> tuple[list[Check], Table]:
         """Of a step of two requests, of which one has half the width of the other."""
         checks, rows = [], []
         for side in self.share_sides:
@@ -208,7 +209,7 @@ def _table(name: str, mixes: Sequence[_Mix]) -> Table:
     )
 
 
-def _gains(family: Family, states: Sequence[StepState], pairs: int) -> list[float]:
+def _gains(family: StagedPipeline, states: Sequence[LatentState], pairs: int) -> list[float]:
     def one_by_one() -> list[torch.Tensor]:
         return [family.predict([state])[0] for state in states]
 
@@ -220,7 +221,7 @@ def _gains(family: Family, states: Sequence[StepState], pairs: int) -> list[floa
     return [_seconds(one_by_one) / _seconds(together) for _ in range(pairs)]
 
 
-def _difference(family: Family, states: Sequence[StepState]) -> float:
+def _difference(family: StagedPipeline, states: Sequence[LatentState]) -> float:
     together = family.predict(states, pack)
     return max(
         float((result - alone).abs().max() / alone.abs().max())

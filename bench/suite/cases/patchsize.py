@@ -16,13 +16,14 @@ from suite.similarity import psnr_db, ssim
 from suite.stats import extremes, median
 from tilework.core.packing import Pack, Size
 from tilework.patches.layout import PatchLayout, pack
-from tilework.pipelines.family import Family, StepState
+from tilework.pipelines.families.latent_state import LatentState
 from tilework.pipelines.loading import quiet
+from tilework.pipelines.staged import StagedPipeline
 
 GUIDANCE = 5.0
 PASSES = 2  # Of guidance.
 CELL_PX = 8  # Of a latent.
-Step = Callable[[Sequence[StepState]], list[torch.Tensor]]
+Step = Callable[[Sequence[LatentState]], list[torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ class PatchSize:
         return check, Table(title=title, columns=columns, rows=tuple(rows))
 
     def _denoise(
-        self, family: Family, sides: Sequence[int], ways: Sequence[Step]
+        self, family: StagedPipeline, sides: Sequence[int], ways: Sequence[Step]
     ) -> tuple[list[list[float]], list[list[torch.Tensor]]]:
         """Of each way the processor time of each step but the first, and each request's latents after the last."""
         batches = [
@@ -115,11 +116,11 @@ class PatchSize:
         )
 
 
-def _one_by_one(family: Family) -> Step:
+def _one_by_one(family: StagedPipeline) -> Step:
     return lambda states: [family.predict([state])[0] for state in states]
 
 
-def _packed(family: Family, cells: int) -> Step:
+def _packed(family: StagedPipeline, cells: int) -> Step:
     packed = _patches_of(cells)
     return lambda states: family.predict(states, packed)
 

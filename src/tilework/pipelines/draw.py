@@ -18,7 +18,7 @@ def draw(family: Family, spec: Spec, on_step: Callable[[int], None] = lambda _st
         if stage.has_steps:
             state = family.begin(stage.name, spec, values)
             while state.steps_done < state.num_steps:
-                family.advance(state, family.predict([state])[0])
+                family.step([state])
                 on_step(num_done + state.steps_done)
             num_done, outputs = num_done + state.num_steps, family.finish(state)
         else:

@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +23,8 @@ from tilework.core.wire import Image, Spec
 from tilework.pipelines.arguments import GENERATOR_DEVICE, generator_device, offered
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
-from tilework.pipelines.family import Conditioning, StepState, Values
+from tilework.pipelines.families.latent_state import Conditioning, LatentState
+from tilework.pipelines.family import Values, Watch
 from tilework.pipelines.packing import Packing
 from tilework.pipelines.parallel import Parallel
 from tilework.pipelines.sampler import check_sampler, generator_argument, memory_of, step_ranges, usual
@@ -125,7 +126,7 @@ class StagedPipeline(ABC):
         """The initial latents, of the conditioning's `dtype`, scaled for `sampler`."""
 
     @abstractmethod
-    def _forward(self, state: StepState, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
+    def _forward(self, state: LatentState, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
         """One forward pass for this rank's rows; returns the prediction for all rows."""
 
     @abstractmethod
@@ -136,7 +137,7 @@ class StagedPipeline(ABC):
         """
 
     @abstractmethod
-    def _estimate(self, state: StepState, prediction: Tensor) -> Tensor:
+    def _estimate(self, state: LatentState, prediction: Tensor) -> Tensor:
         """The clean latents that the model predicts, by its prediction for the next iteration; float32."""
 
     @abstractmethod
@@ -159,7 +160,7 @@ class StagedPipeline(ABC):
         return {"picture": torch.from_numpy(np.array(picture))}
 
     @torch.no_grad()
-    def begin(self, stage: str, spec: Spec, values: Values) -> StepState:
+    def begin(self, stage: str, spec: Spec, values: Values) -> LatentState:
         conditioning = Conditioning(values["conditioning"])
         sampler, generator = self._sampler(spec), _generator(spec).manual_seed(spec.seed)
         num_iterations = len(sampler.timesteps)
@@ -168,7 +169,7 @@ class StagedPipeline(ABC):
             raise UnsupportedModel(f"{name} makes {num_iterations} iterations of {spec.steps} steps; ask for fewer")
         dtype = conditioning.tensors["encoder_hidden_states"].dtype
         latents = self._draw_latents(spec, dtype, sampler, generator)
-        return StepState(
+        return LatentState(
             spec=spec,
             stage=stage,
             num_steps=self._shares[stage].of(spec.steps),
@@ -178,11 +179,23 @@ class StagedPipeline(ABC):
             generator=generator,
         )
 
-    def finish(self, state: StepState) -> Values:
+    def finish(self, state: LatentState) -> Values:
         return {"latents": state.latents}
 
+    def step(self, states: Sequence[LatentState], pack: Pack | None = None, watch: Watch | None = None) -> None:
+        """A step may take several iterations; states that need fewer wait for the others."""
+        before = [state.steps_done for state in states]
+        while behind := [state for state, done in zip(states, before, strict=True) if state.steps_done == done]:
+            for state, prediction in zip(behind, self.predict(behind, pack), strict=True):
+                if watch is not None and state.ends_step:
+                    watch(state, partial(self.preview, state, prediction))
+                state.is_torn = True
+                self.advance(state, prediction)
+                state.is_torn = False
+
     @torch.no_grad()
-    def predict(self, states: Sequence[StepState], pack: Pack | None = None) -> list[Tensor]:
+    def predict(self, states: Sequence[LatentState], pack: Pack | None = None) -> list[Tensor]:
+        """The guided prediction for the next iteration of each state, in order. See `step`."""
         if pack is None or self._parallel.degree > 1 or not self._packing.is_possible:
             return [self._predict_one(state) for state in states]
         batches: dict[Hashable, list[int]] = {}
@@ -197,7 +210,8 @@ class StagedPipeline(ABC):
         return [predictions[index] for index in range(len(states))]
 
     @torch.no_grad()
-    def advance(self, state: StepState, prediction: Tensor) -> None:
+    def advance(self, state: LatentState, prediction: Tensor) -> None:
+        """Take the iteration that `prediction` is for."""
         arguments = {name: state.spec.arguments.get(name, value) for name, value in self._step_arguments.items()}
         if "generator" in arguments:
             arguments["generator"] = state.generator
@@ -206,7 +220,8 @@ class StagedPipeline(ABC):
         state.iteration_index += 1
 
     @torch.no_grad()
-    def preview(self, state: StepState, prediction: Tensor) -> Image:
+    def preview(self, state: LatentState, prediction: Tensor) -> Image:
+        """The clean image that the model believes in by `prediction`, the one for the state's next iteration."""
         whole, small = state.spec.shape, preview_shape(state.spec.shape)
         latents = self._unpack(self._estimate(state, prediction), state.spec)
         rows, columns = latents.shape[-2:]
@@ -222,7 +237,7 @@ class StagedPipeline(ABC):
         rows, columns, _ = picture.shape
         return Image(height=rows, width=columns, pixels=picture.cpu().numpy().tobytes())
 
-    def export(self, state: StepState) -> Values:
+    def export(self, state: LatentState) -> Values:
         return {
             "latents": state.latents,
             "sampler": memory_of(state.sampler),
@@ -230,11 +245,11 @@ class StagedPipeline(ABC):
             "generator": state.generator.get_state(),
         }
 
-    def restore(self, stage: str, spec: Spec, values: Values, exported: Values) -> StepState:
+    def restore(self, stage: str, spec: Spec, values: Values, exported: Values) -> LatentState:
         sampler, generator = copy.deepcopy(self._pipeline.scheduler), _generator(spec)
         vars(sampler).update(exported["sampler"])
         generator.set_state(exported["generator"].cpu())
-        return StepState(
+        return LatentState(
             spec=spec,
             stage=stage,
             num_steps=self._shares[stage].of(spec.steps),
@@ -256,7 +271,7 @@ class StagedPipeline(ABC):
     def _is_guided(self, spec: Spec) -> bool:
         return self._info.two_passes and spec.guidance_scale > 1
 
-    def _predict_one(self, state: StepState) -> Tensor:
+    def _predict_one(self, state: LatentState) -> Tensor:
         guided, rows = self._is_guided(state.spec), self._parallel.rows
         latents = torch.cat([state.latents] * 2) if guided else state.latents
         conditioning = {name: rows(tensor) for name, tensor in state.conditioning.tensors.items()}
@@ -266,10 +281,10 @@ class StagedPipeline(ABC):
             prediction = self._guide(state, negative, positive)
         return prediction
 
-    def _guide(self, state: StepState, negative: Tensor, positive: Tensor) -> Tensor:
+    def _guide(self, state: LatentState, negative: Tensor, positive: Tensor) -> Tensor:
         return negative + state.spec.guidance_scale * (positive - negative)
 
-    def _packing_key(self, state: StepState) -> Hashable:
+    def _packing_key(self, state: LatentState) -> Hashable:
         """States with equal keys can share a forward pass."""
         tensors = state.conditioning.tensors
         size = self._size(state)
@@ -279,7 +294,7 @@ class StagedPipeline(ABC):
             *((name, tensors[name].shape[1:], tensors[name].dtype) for name in sorted(tensors)),
         )
 
-    def _predict_packed(self, states: Sequence[StepState], pack: Pack) -> list[Tensor]:
+    def _predict_packed(self, states: Sequence[LatentState], pack: Pack) -> list[Tensor]:
         passes = [2 if self._is_guided(state.spec) else 1 for state in states]
         rows = [state for state, count in zip(states, passes, strict=True) for _ in range(count)]
         inputs = [self._picture(state) for state in states]
@@ -295,11 +310,11 @@ class StagedPipeline(ABC):
             for state, count in zip(states, passes, strict=True)
         ]
 
-    def _size(self, state: StepState) -> Size:
+    def _size(self, state: LatentState) -> Size:
         rows, columns = state.latents.shape[2:]
         return rows, columns
 
-    def _picture(self, state: StepState) -> Tensor:
+    def _picture(self, state: LatentState) -> Tensor:
         """The input of the denoiser as a picture (channels, rows, columns) of `_size`."""
         return state.latents[0]
 
@@ -339,7 +354,7 @@ def stack(layout: Layout, pieces: Pieces) -> dict[str, Tensor]:
     return {name: torch.cat(layout.arrange(tensors)) for name, tensors in pieces.items()}
 
 
-def _pieces(name: str, states: Sequence[StepState], passes: Sequence[int]) -> list[Tensor]:
+def _pieces(name: str, states: Sequence[LatentState], passes: Sequence[int]) -> list[Tensor]:
     return [
         piece
         for state, count in zip(states, passes, strict=True)

@@ -130,12 +130,8 @@ class _Steps:
             self._begin()
 
     def step(self) -> None:
-        """One step of each state: as many iterations as the sampler takes for it, the same number for all."""
-        states, steps_done = self._states, self._states[0].steps_done
-        while states[0].steps_done == steps_done:
-            predictions = self._family.predict(states, pack if len(states) > 1 else None)
-            for state, prediction in zip(states, predictions, strict=True):
-                self._family.advance(state, prediction)
+        """One step of each state."""
+        self._family.step(self._states, pack if len(self._states) > 1 else None)
 
     def export(self) -> Values:
         """The state of the first of them between two steps."""

@@ -8,7 +8,7 @@ from typing import Any
 from tilework.core.graph.itinerary import Itinerary
 from tilework.core.graph.stage import Stage
 from tilework.core.wire import Spec
-from tilework.pipelines.family import Family, StepState
+from tilework.pipelines.family import LIVE, Family, StepState
 
 _MAX_LOST = 1024
 
@@ -57,8 +57,8 @@ class Job:
         if self.is_ended:
             self.values = outputs
             return
-        read = outputs_read(self.itinerary, place.num_done + 1)
-        self.values = {name: value for name, value in {**self.values, **outputs}.items() if name in read}
+        kept = outputs_read(self.itinerary, place.num_done + 1) | {LIVE}
+        self.values = {name: value for name, value in {**self.values, **outputs}.items() if name in kept}
 
     def end_steps(self, family: Family) -> None:
         """End the stage here if it has made all its steps."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tilework.core.wire import ImportState, StateBlob
 from tilework.pipelines import serialization
-from tilework.pipelines.family import Family, Values
+from tilework.pipelines.family import LIVE, Family, Values
 from tilework.worker.jobs import Job, JobMissing, Jobs, outputs_read
 from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.steps import WorkJob
@@ -51,7 +51,7 @@ def import_job(family: Family, blobs: StateBlobs, jobs: Jobs, command: ImportSta
     if missing := read - values.keys():
         raise JobMissing(f"job {command.job_id} was moved without its {min(missing)} to a worker that has none of it")
     job = Job(spec=command.spec, itinerary=itinerary, begun_at=itinerary.ends[num_done - 1] if num_done else 0)
-    job.values = {name: value for name, value in values.items() if name in read}
+    job.values = {name: value for name, value in values.items() if name in read or name == LIVE}
     if exported is not None:
         job.state = family.restore(job.stage.name, command.spec, job.values, exported)
     return job

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from types import SimpleNamespace
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,11 +20,23 @@ from tilework.core.wire import Image, Spec
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.pipelines.arguments import generator_device
-from tilework.pipelines.family import Conditioning, StepState, Values
+from tilework.pipelines.family import Values, Watch
 from tilework.pipelines.parallel import Parallel
 
 _SIDE_MULTIPLE = 16
 _LATENT_CHANNELS, _PIXELS_PER_LATENT = 16, 8
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class SimulatedState:
+    """A `StepState` without anything to compute."""
+
+    spec: Spec
+    stage: str
+    num_steps: int
+    latents: Tensor
+    steps_done: int = 0
+    is_torn: bool = False
 
 
 class SimulatedFamily:
@@ -79,51 +92,43 @@ class SimulatedFamily:
         time.sleep(self._run_ns(stage, shapes, 1) / NS_PER_S)
         return [dict.fromkeys(self._graph.stage(stage).spec.outputs) for _ in specs]
 
-    def begin(self, stage: str, spec: Spec, values: Values) -> StepState:
+    def begin(self, stage: str, spec: Spec, values: Values) -> SimulatedState:
         side = _PIXELS_PER_LATENT
         latents = torch.zeros(_LATENT_CHANNELS, spec.height // side, spec.width // side, dtype=torch.bfloat16)
         share = self._graph.stage(stage).spec.steps
         assert share is not None, f"{stage} has no steps"
         num_steps = share.of(spec.steps)
-        return StepState(
-            spec=spec,
-            stage=stage,
-            num_steps=num_steps,
-            conditioning=Conditioning({}),
-            latents=latents,
-            sampler=SimpleNamespace(timesteps=range(num_steps), order=1),
-            generator=torch.Generator(),
-        )
+        return SimulatedState(spec=spec, stage=stage, num_steps=num_steps, latents=latents)
 
-    def predict(self, states: Sequence[StepState], pack: Pack | None = None) -> list[Tensor]:
+    def step(self, states: Sequence[SimulatedState], pack: Pack | None = None, watch: Watch | None = None) -> None:
         shapes = [state.spec.shape for state in states]
         for together in [[shape] for shape in shapes] if pack is None else [shapes]:
             self._check_memory(states[0].stage, together, self._parallel.degree)
             self._parallel.take_step(self._run_ns(states[0].stage, together, self._parallel.degree))
-        return [state.latents for state in states]
+        for state in states:
+            if watch is not None:
+                watch(state, partial(self._preview, state))
+            state.steps_done += 1
 
-    def advance(self, state: StepState, prediction: Tensor) -> None:
-        state.iteration_index += 1
-
-    def preview(self, state: StepState, prediction: Tensor) -> Image:
+    def _preview(self, state: SimulatedState) -> Image:
         """The decoded picture, but smaller."""
         shape = preview_shape(state.spec.shape)
         self._parallel.take(self._run_ns(self._graph.stage(state.stage).spec.previews, [shape], 1))
         return _flat(shape, state.spec.seed)
 
-    def finish(self, state: StepState) -> Values:
+    def finish(self, state: SimulatedState) -> Values:
         return dict.fromkeys(self._graph.stage(state.stage).spec.outputs, state.latents)
 
     def image(self, spec: Spec, values: Values) -> Image:
         """A picture of one colour, which depends on the seed."""
         return _flat(spec.shape, spec.seed)
 
-    def export(self, state: StepState) -> Values:
-        return {"latents": state.latents, "iteration_index": state.iteration_index}
+    def export(self, state: SimulatedState) -> Values:
+        return {"latents": state.latents, "steps_done": state.steps_done}
 
-    def restore(self, stage: str, spec: Spec, values: Values, exported: Values) -> StepState:
+    def restore(self, stage: str, spec: Spec, values: Values, exported: Values) -> SimulatedState:
         state = self.begin(stage, spec, values)
-        state.latents, state.iteration_index = exported["latents"], exported["iteration_index"]
+        state.latents, state.steps_done = exported["latents"], exported["steps_done"]
         return state
 
     def _run_ns(self, stage: str, shapes: Sequence[Shape], degree: int) -> int:

@@ -51,9 +51,7 @@ class Steps:
         self._works = works
         self._emit = emit
         self._pack = pack if len(jobs) > 1 else None
-        self._previews = {
-            job.job_id: Previews(family, work_id, job.job_id, job.job, _every(job, leads), emit) for job in jobs
-        }
+        self._previews = {job.job_id: Previews(work_id, job.job_id, job.job, _every(job, leads), emit) for job in jobs}
 
     def run(self, most: int) -> int:
         """Run up to `most` steps; returns how many were done, which is fewer after a stop."""
@@ -76,21 +74,18 @@ class Steps:
         return state
 
     def _step(self, jobs: Sequence[tuple[WorkJob, StepState]]) -> None:
-        """One step of each job, which may take several iterations; jobs that need fewer wait for the others."""
-        before = [state.steps_done for _, state in jobs]
-        while True:
-            pairs = zip(jobs, before, strict=True)
-            behind = [one for one, steps_done in pairs if one[1].steps_done == steps_done]
-            if not behind:
-                return
-            self._family.parallel.wants_stop = self._works.is_stopped(self._work_id)
-            predictions = self._family.predict([state for _, state in behind], self._pack)
-            for (job, state), prediction in zip(behind, predictions, strict=True):
-                self._previews[job.job_id].show(state, prediction)
-                # A step that fails half way leaves no state: the job continues from its latest blob.
-                job.job.state = None
-                self._family.advance(state, prediction)
-                job.job.state = state
+        """One step of each job."""
+        self._family.parallel.wants_stop = self._works.is_stopped(self._work_id)
+        previews = {id(state): self._previews[job.job_id] for job, state in jobs}
+        try:
+            self._family.step(
+                [state for _, state in jobs], self._pack, lambda state, draw: previews[id(state)].show(state, draw)
+            )
+        except Exception:
+            for job, state in jobs:
+                if state.is_torn:  # The job continues from its latest blob.
+                    job.job.state = None
+            raise
 
 
 def _every(job: WorkJob, leads: bool) -> int:

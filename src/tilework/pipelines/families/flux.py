@@ -15,8 +15,8 @@ from tilework.core.wire import Spec
 from tilework.pipelines import slices
 from tilework.pipelines.arguments import as_number, as_tuple
 from tilework.pipelines.defaults import Defaults
-from tilework.pipelines.estimate import clean_by_flow
-from tilework.pipelines.family import Conditioning, StepState
+from tilework.pipelines.families.estimate import clean_by_flow
+from tilework.pipelines.families.latent_state import Conditioning, LatentState
 from tilework.pipelines.hooks import share_sequence
 from tilework.pipelines.packing import pack_transformer
 from tilework.pipelines.staged import Pieces, StagedPipeline, stack
@@ -126,7 +126,7 @@ class Flux(StagedPipeline):
         )
         return prepared
 
-    def _forward(self, state: StepState, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
+    def _forward(self, state: LatentState, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
         timestep = state.timestep.expand(latents.shape[0]).to(latents.dtype)
         positive = {name: tensor for name, tensor in conditioning.items() if not name.startswith(_NEGATIVE)}
         negative = {name.removeprefix(_NEGATIVE): conditioning[name] for name in conditioning.keys() - positive.keys()}
@@ -140,7 +140,7 @@ class Flux(StagedPipeline):
             return passes[0]
         return passes[1] + _true_scale(state.spec) * (passes[0] - passes[1])
 
-    def _packing_key(self, state: StepState) -> Hashable:
+    def _packing_key(self, state: LatentState) -> Hashable:
         return id(state) if _true_scale(state.spec) > 1 else super()._packing_key(state)
 
     def _forward_packed(self, layout: Layout, patches: Tensor, times: Tensor, conditioning: Pieces) -> Tensor:
@@ -158,18 +158,18 @@ class Flux(StagedPipeline):
         )[0]
         return prediction.transpose(1, 2).reshape(len(patches), -1, *patches.shape[2:])
 
-    def _size(self, state: StepState) -> Size:
+    def _size(self, state: LatentState) -> Size:
         """In tokens: a patch may be a single one."""
         side = self._info.side_multiple
         return state.spec.height // side, state.spec.width // side
 
-    def _picture(self, state: StepState) -> Tensor:
+    def _picture(self, state: LatentState) -> Tensor:
         return state.latents[0].T.view(-1, *self._size(state))
 
     def _prediction(self, picture: Tensor) -> Tensor:
         return picture.flatten(1).T.contiguous()[None]
 
-    def _estimate(self, state: StepState, prediction: Tensor) -> Tensor:
+    def _estimate(self, state: LatentState, prediction: Tensor) -> Tensor:
         return clean_by_flow(state, prediction)
 
     def _unpack(self, latents: Tensor, spec: Spec) -> Tensor:

@@ -12,8 +12,8 @@ from tilework.core.wire import Spec
 from tilework.pipelines import slices
 from tilework.pipelines.arguments import clip_layers
 from tilework.pipelines.defaults import Defaults, sides_of
+from tilework.pipelines.families.latent_state import Conditioning
 from tilework.pipelines.families.u_net import UNetPipeline
-from tilework.pipelines.family import Conditioning
 
 _BLACK = -1.0
 

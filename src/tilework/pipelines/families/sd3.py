@@ -14,8 +14,8 @@ from tilework.core.wire import Spec
 from tilework.pipelines import slices
 from tilework.pipelines.arguments import SKIPS, TEXTS, as_number, as_tuple, clip_layers
 from tilework.pipelines.defaults import Defaults, sides_of
-from tilework.pipelines.estimate import clean_by_flow
-from tilework.pipelines.family import Conditioning, StepState
+from tilework.pipelines.families.estimate import clean_by_flow
+from tilework.pipelines.families.latent_state import Conditioning, LatentState
 from tilework.pipelines.hooks import share_sequence
 from tilework.pipelines.packing import pack_positions, pack_transformer
 from tilework.pipelines.staged import Pieces, StagedPipeline, stack
@@ -106,7 +106,7 @@ class StableDiffusion3(StagedPipeline):
         )
         return latents
 
-    def _guide(self, state: StepState, negative: Tensor, positive: Tensor) -> Tensor:
+    def _guide(self, state: LatentState, negative: Tensor, positive: Tensor) -> Tensor:
         """With skipped layers, steps in a window have a third pass, which each rank of a group makes whole."""
         prediction, given = super()._guide(state, negative, positive), state.spec.arguments
         if "skip_guidance_layers" not in given:
@@ -125,7 +125,7 @@ class StableDiffusion3(StagedPipeline):
             prediction = prediction + (positive - skipped) * scale
         return prediction
 
-    def _forward(self, state: StepState, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
+    def _forward(self, state: LatentState, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
         prediction: Tensor = self._pipeline.transformer(
             hidden_states=latents,
             timestep=state.timestep.expand(latents.shape[0]),
@@ -140,7 +140,7 @@ class StableDiffusion3(StagedPipeline):
         )[0]
         return prediction
 
-    def _estimate(self, state: StepState, prediction: Tensor) -> Tensor:
+    def _estimate(self, state: LatentState, prediction: Tensor) -> Tensor:
         return clean_by_flow(state, prediction)
 
     def _decode(self, latents: Tensor, sliced: bool = False) -> Tensor:

@@ -16,8 +16,8 @@ from tilework.core.packing import Layout
 from tilework.core.wire import Spec
 from tilework.pipelines.arguments import as_number, as_tuple
 from tilework.pipelines.defaults import Defaults
-from tilework.pipelines.estimate import clean_by_noise
-from tilework.pipelines.family import StepState
+from tilework.pipelines.families.estimate import clean_by_noise
+from tilework.pipelines.families.latent_state import LatentState
 from tilework.pipelines.hooks import share_passes
 from tilework.pipelines.packing import pack_u_net
 from tilework.pipelines.staged import Pieces, StagedPipeline, stack
@@ -98,7 +98,7 @@ class UNetPipeline(StagedPipeline):
         scaled: Tensor = noise * sampler.init_noise_sigma
         return scaled
 
-    def _forward(self, state: StepState, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
+    def _forward(self, state: LatentState, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
         prediction: Tensor = self._pipeline.unet(
             state.sampler.scale_model_input(latents, state.timestep),
             state.timestep,
@@ -123,14 +123,14 @@ class UNetPipeline(StagedPipeline):
         )[0]
         return prediction
 
-    def _guide(self, state: StepState, negative: Tensor, positive: Tensor) -> Tensor:
+    def _guide(self, state: LatentState, negative: Tensor, positive: Tensor) -> Tensor:
         prediction = super()._guide(state, negative, positive)
         rescale = as_number(state.spec.arguments.get("guidance_rescale", 0.0))
         if rescale > 0:
             prediction = rescale_noise_cfg(prediction, positive, guidance_rescale=rescale)
         return prediction
 
-    def _picture(self, state: StepState) -> Tensor:
+    def _picture(self, state: LatentState) -> Tensor:
         scaled: Tensor = state.sampler.scale_model_input(state.latents, state.timestep)
         return scaled[0]
 
@@ -138,5 +138,5 @@ class UNetPipeline(StagedPipeline):
         eta = {"eta": 0.0} if "eta" in inspect.signature(sampler.step).parameters else {}
         return {**super()._accepted_by(sampler), **eta}
 
-    def _estimate(self, state: StepState, prediction: Tensor) -> Tensor:
+    def _estimate(self, state: LatentState, prediction: Tensor) -> Tensor:
         return clean_by_noise(state, prediction)

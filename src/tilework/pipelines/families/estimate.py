@@ -11,16 +11,16 @@ from typing import Any
 
 from torch import Tensor
 
-from tilework.pipelines.family import StepState
+from tilework.pipelines.families.latent_state import LatentState
 
 
-def clean_by_flow(state: StepState, prediction: Tensor) -> Tensor:
+def clean_by_flow(state: LatentState, prediction: Tensor) -> Tensor:
     """Of a model of flow matching, which predicts noise minus image at the time of the next iteration; float32."""
     sigma: float = float(state.timestep) / state.sampler.config.num_train_timesteps
     return state.latents.float() - prediction.float() * sigma
 
 
-def clean_by_noise(state: StepState, prediction: Tensor) -> Tensor:
+def clean_by_noise(state: LatentState, prediction: Tensor) -> Tensor:
     """Of a model of discrete diffusion; float32. The latents themselves if the sampler has no noise level."""
     sampler, latents = state.sampler, state.latents.float()
     if hasattr(sampler, "precondition_outputs"):  # Samplers of EDM, whose times are no indices.
