@@ -113,6 +113,9 @@ class FakeFamily:
     def device(self) -> torch.device:
         return torch.device("cpu")
 
+    def join(self, comm: FakeComm, spec: Any) -> None:
+        self.parallel.join(comm, spec.guidance_scale > 1)
+
     def run(self, stage: str, specs: Sequence[Any], values: Sequence[Any], sliced: bool = False) -> list[Any]:
         self.calls.append(stage)
         self.specs += specs
@@ -254,7 +257,7 @@ def test_a_group_times_steps_only_and_leaves_afterwards() -> None:
             (DIFFUSE, 64, 2, 4),
             (DIFFUSE, 128, 2, 4),
         ]
-        assert family.parallel.guided is family.info.two_passes
+        assert family.parallel.guided
         assert (family.parallel.comm, family.parallel.num_left) == (None, 2)
         assert DECODE not in family.calls
 

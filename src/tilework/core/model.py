@@ -67,12 +67,29 @@ class ArgumentKind(StrEnum):
     SCHEDULE = "schedule"
 
 
+class StrengthRule(StrEnum):
+    """How many of a request's steps are made if denoising begins in the middle, at a `strength` between 0 and 1.
+
+    Stock pipelines round in two ways: FLOOR is the whole part of steps x strength; CEIL rounds up.
+    """
+
+    FLOOR = "floor"
+    CEIL = "ceil"
+
+    def steps(self, whole_steps: int, strength: float) -> int:
+        """The steps that are made of `whole_steps`."""
+        if self is StrengthRule.FLOOR:
+            return min(int(whole_steps * strength), whole_steps)
+        return whole_steps - int(max(whole_steps - min(whole_steps * strength, whole_steps), 0))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
     """An argument of the stock pipeline's call that a request may give, beside those that all models have.
 
     Numbers lie between `low` and `high`. `count` is how many integers there are; None: one or more. A schedule has
-    `more` values than there are steps. `choices` are the values of a choice.
+    `more` values than there are steps. `choices` are the values of a choice. A number with a `strength` rule says how
+    much of the steps is made; `default` is then what the stock call takes it for if it is not given.
     """
 
     name: str
@@ -82,6 +99,21 @@ class Argument:
     count: int | None = None
     more: int = 0
     choices: tuple[str, ...] = ()
+    strength: StrengthRule | None = None
+    default: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureInput:
+    """An argument of the stock pipeline's call that is a picture, or up to `most` of them.
+
+    A mask says where to draw: white is drawn anew.
+    """
+
+    name: str
+    required: bool = False
+    most: int = 1
+    is_mask: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +147,10 @@ class ModelInfo:
     attention_backend: str = ""
     step_ranges: tuple[StepRange, ...] = ((1, None),)
     arguments: tuple[Argument, ...] = ()
+    pictures: tuple[PictureInput, ...] = ()
+    default_frames: int = 1
+    max_frames: int = 1
+    frame_multiple: int = 1
     stages: tuple[StageSpec, ...] = latent_diffusion("").specs
 
     @property

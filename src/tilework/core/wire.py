@@ -18,13 +18,26 @@ from tilework.core.request import Shape
 from tilework.core.work import Group
 
 
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Pixels of a picture: RGB, 8 bits, row by row. Those of a clip's `frames` follow each other."""
+
+    height: int
+    width: int
+    pixels: bytes = field(repr=False)
+    frames: int = 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """The part of a request that a worker needs to draw it. The scheduler never sees prompts.
 
     After every `preview_every` denoising steps, but not after the last one, the client gets a preview; 0: never.
     Previews cost time and leave the picture unchanged. `arguments` are those of `ModelInfo.arguments` that the client
-    gave, by name.
+    gave, by name, and `pictures` those of `ModelInfo.pictures`. A clip has `frames`.
+
+    `steps` are made. `whole_steps` is what the stock call is told; None: the same number. It is larger where the
+    denoising of a given picture begins in the middle (see `core.model.StrengthRule`).
 
     A worker refuses works that would run the steps of an `exact` one in a group or together with others, or slice its
     decode: see `core.request.Request`.
@@ -41,11 +54,14 @@ class Spec:
     seed: int
     preview_every: int = 0
     exact: bool = False
+    frames: int = 1
+    whole_steps: int | None = None
     arguments: Mapping[str, ArgumentValue] = field(default_factory=dict, hash=False)
+    pictures: Mapping[str, tuple[Image, ...]] = field(default_factory=dict, hash=False)
 
     @property
     def shape(self) -> Shape:
-        return Shape(self.height, self.width)
+        return Shape(self.height, self.width, self.frames)
 
 
 WEIGHTS = "weights"
@@ -203,15 +219,6 @@ class LoadFailed:
 @dataclass(frozen=True, slots=True)
 class Calibrated:
     rows: tuple[CostRow, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """Pixels of one decoded picture: RGB, 8 bits, row by row."""
-
-    height: int
-    width: int
-    pixels: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from tilework.core.comm import Comm
 from tilework.core.model import ModelInfo
 from tilework.core.packing import Pack
 from tilework.core.wire import Image, Spec
@@ -68,7 +69,10 @@ class Family(Protocol):
     def device(self) -> torch.device: ...
     @property
     def parallel(self) -> Parallel:
-        """Join a group here before `step`, and leave it afterwards; all else is the same at any degree."""
+        """The group in which steps are made: `join` one before `step`, and leave it here afterwards."""
+
+    def join(self, comm: Comm, spec: Spec) -> None:
+        """Share the steps of this request with a group from now on; all else is the same at any degree."""
 
     def run(self, stage: str, specs: Sequence[Spec], values: Sequence[Values], sliced: bool = False) -> list[Values]:
         """The outputs of a stage without steps for each request, whose `values` hold at least its inputs.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from tilework.core.comm import Comm
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import StageSpec
 from tilework.core.model import ModelInfo
@@ -114,6 +115,9 @@ class StagedPipeline(ABC):
     @property
     def parallel(self) -> Parallel:
         return self._parallel
+
+    def join(self, comm: Comm, spec: Spec) -> None:
+        self._parallel.join(comm, self._is_guided(spec))
 
     @abstractmethod
     def encode(self, spec: Spec) -> Conditioning:

@@ -84,7 +84,7 @@ def _time_stages(family: Family, batch: Batch, comm: Comm | None, num_runs: int 
         if stage.has_steps:
             steps = _Steps(family, stage, specs, values)
             if stage.name in wanted:
-                with nullcontext() if comm is None else _joined(family, comm):
+                with nullcontext() if comm is None else _joined(family, comm, specs[0]):
                     timings[stage.name] = clock.time(steps.step, steps.ensure)
             write: Callable[[], dict[Spec, Values]] = steps.finish
         else:
@@ -104,8 +104,8 @@ def _time_stages(family: Family, batch: Batch, comm: Comm | None, num_runs: int 
 
 
 @contextmanager
-def _joined(family: Family, comm: Comm) -> Iterator[None]:
-    family.parallel.join(comm, guided=family.info.two_passes)
+def _joined(family: Family, comm: Comm, spec: Spec) -> Iterator[None]:
+    family.join(comm, spec)
     try:
         yield
     finally:
@@ -151,6 +151,7 @@ def _guided_spec(family: Family, shape: Shape, num_runs: int | None) -> Spec:
         negative_prompt="",
         height=shape.height,
         width=shape.width,
+        frames=shape.frames,
         steps=_num_warmups(num_runs) + (num_runs or _MAX_RUNS) + 1,
         guidance_scale=max(family.info.default_guidance_scale, 2.0),
         seed=0,

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from tilework.core.comm import Comm
 from tilework.core.graph.graph import Graph
 from tilework.core.model import ModelInfo, SimulatedSource
 from tilework.core.packing import Pack
@@ -85,6 +86,9 @@ class SimulatedFamily:
     @property
     def parallel(self) -> Parallel:
         return self._parallel
+
+    def join(self, comm: Comm, spec: Spec) -> None:
+        self._parallel.join(comm, guided=False)
 
     def run(self, stage: str, specs: Sequence[Spec], values: Sequence[Values], sliced: bool = False) -> list[Values]:
         shapes = [spec.shape for spec in specs]

@@ -189,7 +189,7 @@ class Worker:
         leads = comm is None or comm.rank == 0
         if comm is not None:
             (member,) = check.present
-            self._family.parallel.join(comm, self._family.info.two_passes and member.job.spec.guidance_scale > 1)
+            self._family.join(comm, member.job.spec)
         most = min(command.num_steps, *(member.num_steps_left for member in check.present))
         steps = Steps(self._family, check.present, command.work_id, leads, self._works, self._emit)
         try:
