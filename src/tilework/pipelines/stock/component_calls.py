@@ -1,0 +1,82 @@
+"""Where a stock pipeline calls its components, and what each call is for.
+
+A pipeline is Python code around components: text encoders, a denoiser, a sampler, a VAE. Only they compute for long, so
+only their calls are intercepted. Everything between them stays the stock code, whatever the pipeline.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from diffusers import ModelMixin
+from greenlet import getcurrent
+from torch import nn
+
+_METHODS = ("forward", "encode", "decode", "generate")
+_TIMES = frozenset({"timestep", "timesteps", "t", "time", "sigma", "time_step"})
+
+
+class Role(Enum):
+    """What a call is for: a DENOISER is asked in each iteration of the loop, a SAMPLER ends one."""
+
+    DENOISER = "denoiser"
+    SAMPLER = "sampler"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ComponentCall:
+    """A call of a component that has not been answered. `run` answers it as the stock pipeline would be answered."""
+
+    component: str
+    method: str
+    role: Role
+    stock: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def run(self) -> Any:
+        return self.stock(*self.args, **self.kwargs)
+
+    def __str__(self) -> str:
+        return f"{self.component}.{self.method}"
+
+
+def watch_components(pipeline: Any) -> None:
+    """Let stock calls that run as a coroutine (`coroutine.StockCall`) pause where they call a module. Call it once.
+
+    Methods are replaced on the modules themselves, with their signatures, which some pipelines inspect. The modules
+    stay where they are, since pipelines read much else of them. Outside of a coroutine nothing changes.
+    """
+    for name, component in pipeline.components.items():
+        if not isinstance(component, nn.Module):
+            continue
+        role = Role.DENOISER if is_denoiser(component) else Role.OTHER
+        for method in _METHODS:
+            if hasattr(component, method):
+                _watch(component, name, method, role)
+
+
+def is_denoiser(component: Any) -> bool:
+    """Whether a component is a model of diffusers that depends on a time, and no autoencoder."""
+    if not isinstance(component, ModelMixin) or hasattr(component, "decode"):
+        return False
+    return not _TIMES.isdisjoint(inspect.signature(component.forward).parameters)
+
+
+def _watch(component: Any, name: str, method: str, role: Role) -> None:
+    stock = getattr(component, method)
+
+    @functools.wraps(stock)
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        pause = getattr(getcurrent(), "pause", None)
+        if pause is None:
+            return stock(*args, **kwargs)
+        return pause(ComponentCall(name, method, role, stock, args, kwargs))
+
+    setattr(component, method, ask)

@@ -1,0 +1,120 @@
+"""What clients may ask of a stock pipeline, read from its call, its components and its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from diffusers import AutoencoderKL
+from torch import nn
+
+from tilework.core.graph.shipped import latent_diffusion
+from tilework.core.graph.stage import StageSpec
+from tilework.core.model import ModelInfo
+from tilework.pipelines.arguments import generator_device, offered
+from tilework.pipelines.defaults import Defaults, resolve
+from tilework.pipelines.stock.component_calls import is_denoiser
+from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
+
+_SIDE, _STEPS = 1024, 50
+_MOST_FRAMES = 4  # Times the default.
+_SPATIAL = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio", "vae_spatial_scale_factor")
+_TEMPORAL = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio", "vae_temporal_scale_factor")
+
+
+def describe(
+    pipeline: Any, arguments: StockArguments, name: str, overrides: Mapping[str, Any], library: str
+) -> ModelInfo:
+    """The limits and defaults of a model.
+
+    Raises:
+        InvalidDefaults: see `defaults.resolve`.
+    """
+    multiple = _side_multiple(pipeline)
+    defaults = resolve(_defaults(pipeline, arguments, name), overrides, multiple)
+    frames = arguments.default("num_frames", 1)
+    return ModelInfo(
+        name=defaults.name,
+        family=type(pipeline).__name__,
+        side_multiple=multiple,
+        max_side=defaults.max_side,
+        default_height=defaults.height,
+        default_width=defaults.width,
+        default_steps=defaults.steps,
+        default_guidance_scale=float(defaults.guidance_scale),
+        parameters=_num_parameters(pipeline),
+        library=library,
+        two_passes="negative_prompt" in arguments and arguments.takes_scale,
+        max_degree=1,
+        packs=True,
+        arguments=(
+            generator_device(pipeline.device.type),
+            *offered(pipeline, dict.fromkeys(arguments.names), lambda _name, _values: None),
+        ),
+        pictures=arguments.pictures(),
+        default_frames=frames,
+        max_frames=frames * _MOST_FRAMES if frames > 1 else 1,
+        frame_multiple=_first(pipeline, _TEMPORAL, 1) if frames > 1 else 1,
+        stages=_stages(pipeline),
+    )
+
+
+def _stages(pipeline: Any) -> tuple[StageSpec, ...]:
+    encode, loop, decode = latent_diffusion("").specs
+    return (
+        encode,
+        replace(loop, degrees=(1,), previews=""),
+        replace(decode, sliceable=isinstance(getattr(pipeline, "vae", None), AutoencoderKL)),
+    )
+
+
+def _defaults(pipeline: Any, arguments: StockArguments, name: str) -> Defaults:
+    height, width = (arguments.default(side) or _side(pipeline) for side in ("height", "width"))
+    guider = getattr(pipeline, "guider", None)
+    scale = arguments.default(GUIDANCE, getattr(guider, GUIDANCE, 1.0))
+    return Defaults(
+        name=name,
+        steps=arguments.default("num_inference_steps", _STEPS),
+        guidance_scale=scale if isinstance(scale, int | float) else 1.0,
+        height=height,
+        width=width,
+        max_side=2 * max(height, width),
+        max_sequence_length=0,
+    )
+
+
+def _side(pipeline: Any) -> int:
+    """The default side: the pipeline's, in latents, or that of its denoiser's configuration."""
+    sizes = [getattr(pipeline, "default_sample_size", None)]
+    sizes += [getattr(part.config, "sample_size", None) for part in _denoisers(pipeline)]
+    size = next((size for size in sizes if isinstance(size, int) and size > 1), None)
+    return _SIDE if size is None else size * _first(pipeline, _SPATIAL, 8)
+
+
+def _side_multiple(pipeline: Any) -> int:
+    """Pixels per token: those of a latent, times the latents that become one token."""
+    latent = _first(pipeline, _SPATIAL, 8)
+    patches = [_patch(part.config) for part in _denoisers(pipeline)]
+    packs = 2 if hasattr(pipeline, "_pack_latents") and latent < 32 else 1
+    return latent * max([packs, *patches])
+
+
+def _patch(config: Any) -> int:
+    size = config.get("patch_size", config.get("all_patch_size", 1))
+    while isinstance(size, list | tuple):
+        size = size[-1]
+    return size if isinstance(size, int) else 1
+
+
+def _denoisers(pipeline: Any) -> list[Any]:
+    return [part for part in pipeline.components.values() if is_denoiser(part)]
+
+
+def _first(pipeline: Any, names: tuple[str, ...], otherwise: int) -> int:
+    return next((value for name in names if isinstance(value := getattr(pipeline, name, None), int)), otherwise)
+
+
+def _num_parameters(pipeline: Any) -> int:
+    modules = [part for part in pipeline.components.values() if isinstance(part, nn.Module)]
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())

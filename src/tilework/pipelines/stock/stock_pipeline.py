@@ -1,0 +1,198 @@
+"""The family of any pipeline of diffusers, classic or modular: its own stock call, in stages and steps.
+
+What a request computes is what the class that the model names computes, by construction: there is no other code. The
+stages are cut where that code calls the denoiser first, and where it calls something else after its loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.modular_pipelines import PipelineState
+from torch import Tensor
+
+from tilework.core.comm import Comm
+from tilework.core.graph.stage import StageSpec
+from tilework.core.model import ModelInfo
+from tilework.core.packing import Pack
+from tilework.core.wire import Image, Spec
+from tilework.pipelines import slices
+from tilework.pipelines.arguments import GENERATOR_DEVICE
+from tilework.pipelines.errors import UnsupportedModel
+from tilework.pipelines.family import LIVE, Values, Watch
+from tilework.pipelines.parallel import Parallel
+from tilework.pipelines.stock.answers import hollow
+from tilework.pipelines.stock.component_calls import ComponentCall, watch_components
+from tilework.pipelines.stock.coroutine import StockCall
+from tilework.pipelines.stock.model_info import describe
+from tilework.pipelines.stock.shared_calls import iterate_together
+from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
+from tilework.pipelines.stock.walk import Mark, Walk
+
+ENCODED = "encoded"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class StockState:
+    """A `StepState`: a walk between two iterations of the stock loop. A step is `order` iterations, but for the last."""
+
+    spec: Spec
+    stage: str
+    num_steps: int
+    order: int
+    walk: Walk
+
+    @property
+    def steps_done(self) -> int:
+        """See `StepState`."""
+        if not self.walk.is_in_loop:
+            return self.num_steps
+        return min(self.walk.num_iterations // self.order, self.num_steps - 1)
+
+    @property
+    def is_torn(self) -> bool:
+        """See `StepState`."""
+        return self.walk.is_torn
+
+
+class StockPipeline:
+    """A `Family` over a stock pipeline. See `family.Family` for the contract.
+
+    Between its stages a request goes on where it paused, if it is still there; else it is replayed (`walk`).
+    """
+
+    def __init__(self, pipeline: Any, name: str, overrides: Mapping[str, Any], library: str) -> None:
+        pipeline.set_progress_bar_config(disable=True)
+        self._pipeline = pipeline
+        self._arguments = StockArguments(pipeline)
+        self._info = describe(pipeline, self._arguments, name, overrides, library)
+        self._graph = self._info.graph
+        self._device: torch.device = pipeline.device
+        self._parallel = Parallel()
+        watch_components(pipeline)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def parallel(self) -> Parallel:
+        return self._parallel
+
+    def join(self, comm: Comm, spec: Spec) -> None:
+        self._parallel.join(comm, guided=False)
+
+    @torch.no_grad()
+    def run(self, stage: str, specs: Sequence[Spec], values: Sequence[Values], sliced: bool = False) -> list[Values]:
+        before, after = self._graph.stages[0].name, self._graph.stages[-1].name
+        assert stage in (before, after)
+        run = self._encode if stage == before else self._finish
+        return [run(spec, of_spec, sliced) for spec, of_spec in zip(specs, values, strict=True)]
+
+    def _encode(self, spec: Spec, values: Values, sliced: bool) -> Values:
+        walk = self._begin(spec)
+        walk.encode()
+        return {self._written(0): {ENCODED: walk.encoded}, LIVE: walk}
+
+    @torch.no_grad()
+    def begin(self, stage: str, spec: Spec, values: Values) -> StockState:
+        walk = values.get(LIVE)
+        if not isinstance(walk, Walk) or walk.is_torn or walk.num_iterations:
+            walk = self._begin(spec)
+            walk.encode_again(values[self._written(0)][ENCODED])
+        return self._state(stage, spec, walk)
+
+    @torch.no_grad()
+    def step(self, states: Sequence[StockState], pack: Pack | None = None, watch: Watch | None = None) -> None:
+        before = [state.steps_done for state in states]
+        while behind := [state for state, done in zip(states, before, strict=True) if state.steps_done == done]:
+            if pack is not None and len(behind) > 1 and self._parallel.degree == 1:
+                iterate_together([state.walk for state in behind])
+            else:
+                for state in behind:
+                    state.walk.iterate(ComponentCall.run)
+        for state, done in zip(states, before, strict=True):
+            if state.steps_done != done + 1:
+                raise UnsupportedModel(
+                    f"the pipeline makes {state.walk.num_iterations} iterations of {state.num_steps} steps"
+                )
+
+    def finish(self, state: StockState) -> Values:
+        mark = {**self.export(state), ENCODED: hollow(state.walk.encoded)}
+        return {self._written(1): mark, LIVE: state.walk}
+
+    def export(self, state: StockState) -> Values:
+        mark = state.walk.mark()
+        return {one.name: getattr(mark, one.name) for one in fields(Mark)}
+
+    @torch.no_grad()
+    def restore(self, stage: str, spec: Spec, values: Values, exported: Values) -> StockState:
+        mark, walk = Mark(**exported), values.get(LIVE)
+        if not isinstance(walk, Walk) or walk.is_torn or walk.num_iterations > mark.num_iterations:
+            walk = self._begin(spec)
+            walk.encode_again(values[self._written(0)][ENCODED])
+        walk.replay(mark)
+        return self._state(stage, spec, walk)
+
+    def _finish(self, spec: Spec, values: Values, sliced: bool) -> Values:
+        latents, walk = dict(values[self._written(1)]), values.get(LIVE)
+        encoded = latents.pop(ENCODED)
+        mark = Mark(**latents)
+        if not isinstance(walk, Walk) or walk.is_torn or walk.num_iterations > mark.num_iterations:
+            walk = self._begin(spec)
+            walk.encode_again(encoded)
+        walk.replay(mark)
+        result = walk.finish(lambda call: self._decode(call, sliced))
+        return {self._written(2): _pictures(result)}
+
+    def _decode(self, call: ComponentCall, sliced: bool) -> Any:
+        if not sliced or call.method != "decode":
+            return call.run()
+        decoded = slices.decode(getattr(self._pipeline, call.component), call.args[0], sliced)
+        return (decoded,)
+
+    def image(self, spec: Spec, values: Values) -> Image:
+        picture: Tensor = values[self._written(2)]
+        frames, rows, columns, _ = picture.shape
+        return Image(height=rows, width=columns, pixels=picture.cpu().numpy().tobytes(), frames=frames)
+
+    def _begin(self, spec: Spec) -> Walk:
+        generator = torch.Generator(str(spec.arguments.get(GENERATOR_DEVICE, "cpu"))).manual_seed(spec.seed)
+        call = StockCall(self._pipeline, self._arguments.of(spec, generator))
+        if self._arguments.is_modular:
+            for guider in call.own.values():
+                if hasattr(guider, GUIDANCE):
+                    guider.guidance_scale = spec.guidance_scale
+        return Walk(call=call, generator=generator)
+
+    def _state(self, stage: str, spec: Spec, walk: Walk) -> StockState:
+        share = self._graph.stage(stage).spec.steps
+        assert share is not None
+        order = max((getattr(part, "order", 1) for part in walk.call.own.values()), default=1)
+        return StockState(spec=spec, stage=stage, num_steps=share.of(spec.steps), order=order, walk=walk)
+
+    def _written(self, index: int) -> str:
+        """The name of what a stage writes."""
+        (output,) = self._spec(index).outputs
+        return output
+
+    def _spec(self, index: int) -> StageSpec:
+        return self._graph.stages[index].spec
+
+
+def _pictures(result: Any) -> Tensor:
+    """(frames, rows, columns, 3), 8 bits, of what a stock call returns: a picture, or a clip."""
+    if isinstance(result, PipelineState):
+        result = [value for name in ("images", "videos") if (value := result.get(name)) is not None]
+    result = result[0]
+    while isinstance(result[0], list):
+        (result,) = result
+    return torch.from_numpy(np.stack([np.asarray(one.convert("RGB")) for one in result]))
