@@ -6,8 +6,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from tilework.comm.groups import Groups
 from tilework.comm.rendezvous import Rendezvous
+from tilework.core.comm import Comm
 from tilework.core.wire import GroupRef
 from tilework.runtime.worker_process import forkserver_context
 
@@ -50,6 +54,32 @@ class Ranks:
             process.join(10)
             process.kill()
         self._rendezvous.close()
+
+
+class Counting:
+    """A communicator that counts its collectives."""
+
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
+        self.rank, self.size = comm.rank, comm.size
+        self.num_calls = 0
+
+    def all_to_all(self, *arguments: Any) -> None:
+        self.num_calls += 1
+        self._comm.all_to_all(*arguments)
+
+    def all_gather(self, *arguments: Any) -> None:
+        self.num_calls += 1
+        self._comm.all_gather(*arguments)
+
+
+class Spoilt(Counting):
+    """A communicator that gives the pieces of two ranks in the wrong order."""
+
+    def all_to_all(self, output: Tensor, source: Tensor, output_splits: list[int], source_splits: list[int]) -> None:
+        super().all_to_all(output, source, output_splits, source_splits)
+        pieces = list(output.clone().split(output_splits))
+        output.copy_(torch.cat([pieces[1], pieces[0], *pieces[2:]]))
 
 
 def _serve(rank: int, address: str, pipe: Any) -> None:

@@ -12,7 +12,7 @@ from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
 import tiny
-from ranks import Ranks
+from ranks import Counting, Ranks, Spoilt
 from tilework.core.comm import Comm
 from tilework.core.model import ModelSource
 from tilework.core.wire import Spec
@@ -96,32 +96,6 @@ def predict_alone(name: str, spec: Spec) -> Tensor:
     state = tiny.begin(model, spec)
     tiny.iterate(model, state)
     return model.predict([state])[0]
-
-
-class Counting:
-    """A communicator that counts its collectives."""
-
-    def __init__(self, comm: Comm) -> None:
-        self._comm = comm
-        self.rank, self.size = comm.rank, comm.size
-        self.num_calls = 0
-
-    def all_to_all(self, *arguments: Any) -> None:
-        self.num_calls += 1
-        self._comm.all_to_all(*arguments)
-
-    def all_gather(self, *arguments: Any) -> None:
-        self.num_calls += 1
-        self._comm.all_gather(*arguments)
-
-
-class Spoilt(Counting):
-    """A communicator that gives the pieces of two ranks in the wrong order."""
-
-    def all_to_all(self, output: Tensor, source: Tensor, output_splits: list[int], source_splits: list[int]) -> None:
-        super().all_to_all(output, source, output_splits, source_splits)
-        pieces = list(output.clone().split(output_splits))
-        output.copy_(torch.cat([pieces[1], pieces[0], *pieces[2:]]))
 
 
 def error(result: Tensor, reference: Tensor) -> float:

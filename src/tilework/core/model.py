@@ -70,15 +70,15 @@ class ArgumentKind(StrEnum):
 class StrengthRule(StrEnum):
     """How many of a request's steps are made if denoising begins in the middle, at a `strength` between 0 and 1.
 
-    Stock pipelines round in two ways: FLOOR is the whole part of steps x strength; CEIL rounds up.
+    Stock pipelines round steps x strength DOWN or UP.
     """
 
-    FLOOR = "floor"
-    CEIL = "ceil"
+    DOWN = "down"
+    UP = "up"
 
     def steps(self, whole_steps: int, strength: float) -> int:
         """The steps that are made of `whole_steps`."""
-        if self is StrengthRule.FLOOR:
+        if self is StrengthRule.DOWN:
             return min(int(whole_steps * strength), whole_steps)
         return whole_steps - int(max(whole_steps - min(whole_steps * strength, whole_steps), 0))
 

@@ -199,7 +199,13 @@ def _resnet_block(block: Any, layout: Layout, stock: Callable[..., Any], patches
 
 
 def _detour(layout: Layout, queries: dict[str, int], keys: dict[str, int]) -> Detour:
-    return Detour(partial(layout.attend, queries=queries, keys=keys))
+    def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            raise RuntimeError("an attention has a mask, which would have to be packed too; use batches of one")
+        attended: Tensor = layout.attend(query, key, value, scale, queries=queries, keys=keys)
+        return attended
+
+    return Detour(attend)
 
 
 def _as_one(rows: Tensor) -> Tensor:

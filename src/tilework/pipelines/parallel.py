@@ -22,7 +22,7 @@ class Parallel:
 
     After a forward pass every rank has the whole prediction of both passes, bit-equal on all ranks, so that each
     advances a sampler of its own. Per attention there are two all-to-alls over the whole group, in which the other
-    half's pieces are empty; per forward pass there is one all-gather.
+    half's pieces are empty; per prediction, of which most models make one, there is one all-gather.
 
     A stop is agreed upon without a collective of its own: `wants_stop` is what this rank asks for, set before a
     forward pass; `stop_agreed` is what rank 0 asked for in the latest one, the same on all ranks.
@@ -79,62 +79,120 @@ class Parallel:
         assert tensor.shape[0] == 2, f"joined with guidance, but the batch is {tensor.shape[0]}"
         return tensor.chunk(2)[self._pass_index]
 
-    def split(self, tensor: Tensor, sequence: str) -> Tensor:
-        """This rank's piece of a sequence along dimension 1; its lengths are kept under the name `sequence`."""
-        self._lengths[sequence] = lengths = split_evenly(tensor.shape[1], self._width)
-        return tensor.split_with_sizes(lengths, dim=1)[self._index]
+    def begin_pass(self) -> None:
+        """A forward pass begins: forget the lengths of the latest one."""
+        self._lengths = {}
 
-    def pick(self, tensor: Tensor, sequences: Sequence[str]) -> Tensor:
-        """This rank's rows where sequences that were split before lie one behind another along dimension 0."""
-        wholes = tensor.split_with_sizes([sum(self._lengths[sequence]) for sequence in sequences])
+    def split(self, tensor: Tensor, sequence: str, dim: int = 1) -> Tensor:
+        """This rank's piece of a sequence along `dim`; its lengths are kept under the name `sequence`.
+
+        Raises:
+            RuntimeError: another tensor of this sequence had another length in this forward pass.
+        """
+        lengths = split_evenly(tensor.shape[dim], self._width)
+        known = self._lengths.setdefault(sequence, lengths)
+        if known != lengths:
+            raise RuntimeError(
+                f"a tensor of {sum(lengths)} positions belongs to the sequence {sequence} of {sum(known)} tokens"
+            )
+        return tensor.split_with_sizes(lengths, dim=dim)[self._index].contiguous()
+
+    def pick(self, tensor: Tensor, sequences: Sequence[str], dim: int) -> Tensor:
+        """This rank's piece where sequences that were split before lie one behind another along `dim`."""
+        wholes = tensor.split_with_sizes([sum(self._lengths[sequence]) for sequence in sequences], dim=dim)
         return torch.cat(
             [
-                whole.split_with_sizes(self._lengths[sequence])[self._index]
+                whole.split_with_sizes(self._lengths[sequence], dim=dim)[self._index]
                 for whole, sequence in zip(wholes, sequences, strict=True)
-            ]
+            ],
+            dim=dim,
         )
+
+    def leading(self, num_tokens: int, sequence: str) -> int:
+        """How many of the first `num_tokens` tokens of a sequence that was split before are in this rank's piece."""
+        lengths = self._lengths[sequence]
+        return min(max(num_tokens - sum(lengths[: self._index]), 0), lengths[self._index])
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, sequences: Sequence[str]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None,
+        mask: Tensor | None,
+        queries: Sequence[str],
+        keys: Sequence[str],
+        pairs: bool = False,
     ) -> Tensor:
-        """Attention over the joint `sequences` of which each rank has a piece; (batch, heads, tokens, width) each.
+        """Attention over sequences of which each rank has a piece: `queries` ask, and `keys` answer.
 
         Ranks trade tokens for heads, attend with a few heads each, and trade back. The pieces of the sequences may
-        lie in any order, as long as it is that of query, key and value.
-        """
-        assert query.shape == key.shape == value.shape
-        batch, num_heads, num_tokens, width = query.shape
-        heads = split_evenly(num_heads, self._width)
-        mine = heads[self._index]
-        lengths = [sum(counts) for counts in zip(*(self._lengths[name] for name in sequences), strict=True)]
-        assert lengths[self._index] == num_tokens, f"attention over {num_tokens} tokens, not {lengths[self._index]}"
-        traded = self._exchange(
-            torch.stack([query, key, value]).split_with_sizes(heads, dim=2),
-            [(3, batch, mine, length, width) for length in lengths],
-        )
-        query, key, value = torch.cat(traded, dim=3)
-        # A rank without heads calls no kernel.
-        attended = scaled_dot_product_attention(query, key, value, scale=scale) if query.numel() else query
-        returned = self._exchange(
-            attended.split_with_sizes(lengths, dim=2), [(batch, count, num_tokens, width) for count in heads]
-        )
-        return torch.cat(returned, dim=1)
+        lie in any order, as long as it is the same in the tensors. Each rank has the mask of its own keys, and sends
+        it along with them. With `pairs` the mask is that of queries and keys, m x m' for a mask m of tokens.
 
-    def gather(self, output: Tensor, sequence: str | None) -> Tensor:
+        Args:
+            query, key, value: (batch, heads, tokens, width).
+            mask: (batch, 1, 1, keys), or with `pairs` (batch, 1, queries, keys); bool, or to be added.
+
+        Raises:
+            RuntimeError: the mask has another form.
+        """
+        batch, num_heads, num_tokens, width = query.shape
+        assert key.shape == value.shape == (batch, num_heads, key.shape[2], width)
+        heads = split_evenly(num_heads, self._width)
+        asking, answering = self._lengths_of(queries), self._lengths_of(keys)
+        assert asking[self._index] == num_tokens, f"attention over {num_tokens} tokens, not {asking[self._index]}"
+        assert answering[self._index] == key.shape[2], f"{key.shape[2]} keys, not {answering[self._index]}"
+        kept = [] if mask is None else [_of_keys(mask, key.shape[2], pairs)]
+        traded = self._exchange(
+            [
+                [part, *(own.to(query.dtype) for own in kept)]
+                for part in torch.cat([query, key, value], dim=2).split_with_sizes(heads, dim=1)
+            ],
+            [
+                [(batch, heads[self._index], count + 2 * other, width), *((len(own), 1, 1, other) for own in kept)]
+                for count, other in zip(asking, answering, strict=True)
+            ],
+        )
+        parts = [
+            tokens.split_with_sizes([count, other, other], dim=2)
+            for (tokens, *_), count, other in zip(traded, asking, answering, strict=True)
+        ]
+        query, key, value = (torch.cat(pieces, dim=2) for pieces in zip(*parts, strict=True))
+        if mask is not None:
+            whole = torch.cat([own for _, own in traded], dim=3)
+            whole = whole != 0 if mask.dtype == torch.bool else whole
+            mask = whole.transpose(2, 3) * whole if pairs else whole
+        # A rank without heads calls no kernel.
+        attended = scaled_dot_product_attention(query, key, value, mask, scale=scale) if query.numel() else query
+        returned = self._exchange(
+            [[part] for part in attended.split_with_sizes(asking, dim=2)],
+            [[(batch, count, num_tokens, width)] for count in heads],
+        )
+        return torch.cat([part for (part,) in returned], dim=1)
+
+    def gather(self, output: Tensor, sequence: str | None, dim: int = 1) -> Tensor:
         """The whole output, all rows and all tokens, of which each rank has its rows and its piece of `sequence`.
 
-        With `sequence` None the pieces are whole, and spare ranks have repeated the work of the first rank of their
-        half.
+        `dim` is that of the tokens. With `sequence` None the pieces are whole, and spare ranks have repeated the work
+        of the first rank of their half.
         """
-        lengths = [output.shape[1]] if sequence is None else self._lengths[sequence]
-        pieces = self._gather_flat(output, max(lengths))
-        batch, _, *rest = output.shape
+        moved = output.movedim(dim, 1)
+        lengths = [moved.shape[1]] if sequence is None else self._lengths[sequence]
+        if sequence is not None:
+            assert lengths[self._index] == moved.shape[1], f"{moved.shape[1]} tokens, not {lengths[self._index]}"
+        pieces = self._gather_flat(moved, max(lengths))
+        batch, _, *rest = moved.shape
         token = batch * math.prod(rest)
         passes = [
             [piece[: length * token].view(batch, length, *rest) for piece, length in zip(half, lengths, strict=False)]
             for half in pieces.chunk(self._num_passes)
         ]
-        return torch.cat([torch.cat(half, dim=1) for half in passes])
+        return torch.cat([torch.cat(half, dim=1) for half in passes]).movedim(1, dim)
+
+    def _lengths_of(self, sequences: Sequence[str]) -> list[int]:
+        """Of each rank of this half, the number of its tokens of all `sequences`."""
+        return [sum(counts) for counts in zip(*(self._lengths[name] for name in sequences), strict=True)]
 
     def _gather_flat(self, output: Tensor, longest: int) -> Tensor:
         """One row per rank: its output, padded to `longest` tokens, and whether it wants to stop."""
@@ -148,16 +206,21 @@ class Parallel:
         self._flag = rows[0, -1] != 0
         return rows
 
-    def _exchange(self, pieces: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """Send the i-th piece to the i-th rank of this half; returns the pieces received, of these shapes."""
+    def _exchange(
+        self, pieces: Sequence[Sequence[Tensor]], shapes: Sequence[Sequence[tuple[int, ...]]]
+    ) -> list[list[Tensor]]:
+        """Send the i-th tensors to the i-th rank of this half; returns the tensors received, of these shapes."""
         assert self._comm is not None
-        source = torch.cat([piece.reshape(-1) for piece in pieces])
-        sizes = [math.prod(shape) for shape in shapes]
-        output = source.new_empty(sum(sizes))
-        self._comm.all_to_all(
-            output, source, self._in_group(sizes), self._in_group([piece.numel() for piece in pieces])
-        )
-        return [part.view(shape) for part, shape in zip(output.split_with_sizes(sizes), shapes, strict=True)]
+        source = torch.cat([tensor.reshape(-1) for tensors in pieces for tensor in tensors])
+        sizes = [[math.prod(shape) for shape in of_rank] for of_rank in shapes]
+        totals = [sum(of_rank) for of_rank in sizes]
+        output = source.new_empty(sum(totals))
+        counts = [sum(tensor.numel() for tensor in tensors) for tensors in pieces]
+        self._comm.all_to_all(output, source, self._in_group(totals), self._in_group(counts))
+        return [
+            [part.view(shape) for part, shape in zip(received.split_with_sizes(parts), of_rank, strict=True)]
+            for received, parts, of_rank in zip(output.split_with_sizes(totals), sizes, shapes, strict=True)
+        ]
 
     def _in_group(self, sizes: list[int]) -> list[int]:
         before = self._pass_index * self._width
@@ -168,3 +231,15 @@ def split_evenly(total: int, num_parts: int) -> list[int]:
     """Parts that differ by one at most, the longer ones first; some are 0 if there are more parts than things."""
     quotient, remainder = divmod(total, num_parts)
     return [quotient + (index < remainder) for index in range(num_parts)]
+
+
+def _of_keys(mask: Tensor, num_keys: int, pairs: bool) -> Tensor:
+    """The mask of this rank's keys, (batch, 1, 1, keys); see `Parallel.attend`."""
+    if mask.ndim == 4 and pairs and mask.shape[1:] == (1, num_keys, num_keys):
+        return mask.diagonal(dim1=2, dim2=3).unsqueeze(2)
+    if mask.ndim == 4 and not pairs and mask.shape[1:] == (1, 1, num_keys):
+        return mask
+    raise RuntimeError(
+        f"an attention over {num_keys} keys of this rank has a mask of shape {tuple(mask.shape)}, which cannot be "
+        "shared; use degree 1"
+    )

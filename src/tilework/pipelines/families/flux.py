@@ -17,8 +17,8 @@ from tilework.pipelines.arguments import as_number, as_tuple
 from tilework.pipelines.defaults import Defaults
 from tilework.pipelines.families.estimate import clean_by_flow
 from tilework.pipelines.families.latent_state import Conditioning, LatentState
-from tilework.pipelines.hooks import share_sequence
 from tilework.pipelines.packing import pack_transformer
+from tilework.pipelines.sequence import share
 from tilework.pipelines.staged import Pieces, StagedPipeline, stack
 
 _NEGATIVE = "negative_"  # Before the names of tensors that only the second pass has.
@@ -49,14 +49,7 @@ class Flux(StagedPipeline):
                 "sigmas": 1.0,
             },
         )
-        share_sequence(
-            transformer,
-            self._parallel,
-            image="x_embedder",
-            text="context_embedder",
-            rotary="pos_embed",
-            output="proj_out",
-        )
+        share(transformer, self._parallel)
         pack_transformer(transformer, self._packing, text_first=True)
 
     @torch.no_grad()

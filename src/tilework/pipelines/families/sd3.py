@@ -16,8 +16,8 @@ from tilework.pipelines.arguments import SKIPS, TEXTS, as_number, as_tuple, clip
 from tilework.pipelines.defaults import Defaults, sides_of
 from tilework.pipelines.families.estimate import clean_by_flow
 from tilework.pipelines.families.latent_state import Conditioning, LatentState
-from tilework.pipelines.hooks import share_sequence
 from tilework.pipelines.packing import pack_positions, pack_transformer
+from tilework.pipelines.sequence import share
 from tilework.pipelines.staged import Pieces, StagedPipeline, stack
 
 
@@ -44,7 +44,7 @@ class StableDiffusion3(StagedPipeline):
                 "skip_guidance_layers": transformer.config.num_layers - 1,
             },
         )
-        share_sequence(transformer, self._parallel, image="pos_embed", text="context_embedder", output="proj_out")
+        share(transformer, self._parallel)
         pack_transformer(transformer, self._packing, text_first=False)
         pack_positions(transformer.pos_embed, self._packing)
 

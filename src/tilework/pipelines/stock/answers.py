@@ -1,7 +1,7 @@
 """What components answered, as named values: all that another process needs to run a stock call again without them.
 
-Tensors are kept as far as the stock call used them: of the hidden states of a text encoder's thirty layers, the one that
-it took. Classes do not travel. What comes back is an `Answer`, which has the same fields.
+Tensors are kept as far as the stock call used them: of the hidden states of a text encoder's thirty layers, the one
+that it took. Classes do not travel. What comes back is an `Answer`, which has the same fields.
 """
 
 from __future__ import annotations

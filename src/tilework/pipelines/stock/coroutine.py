@@ -42,7 +42,7 @@ class StockCall(greenlet):  # type: ignore[misc]
         }
         for name, part in self.own.items():
             if isinstance(part, SchedulerMixin):
-                part.__class__ = _watched(type(part))
+                part.__class__ = _watched(part.__class__)
             # As attributes are set past `__setattr__`, which would write them into the shared configuration.
             vars(mine)[name] = part
         self.result: Any = None
@@ -74,9 +74,9 @@ class StockCall(greenlet):  # type: ignore[misc]
 
 
 @functools.cache
-def _watched(kind: type) -> type:
+def _watched(kind: Any) -> Any:
     """A subclass of a sampler's class whose steps pause the coroutine that makes them. Its name is the same."""
-    stock = kind.step  # type: ignore[attr-defined]
+    stock = kind.step
 
     @functools.wraps(stock)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -84,7 +84,9 @@ def _watched(kind: type) -> type:
         assert isinstance(here, StockCall), "a request's own sampler steps outside of its coroutine"
         return here.pause(here.step_call(self, stock, args, kwargs))
 
-    return type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__, "__qualname__": kind.__qualname__})
+    return type(
+        kind.__name__, (kind,), {"step": step, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    )
 
 
 def _lacks_generator(kind: type, num_args: int, kwargs: Mapping[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from diffusers.modular_pipelines import ModularPipeline
-from PIL import Image as PIL
+from PIL import Image as Pillow
 
 from tilework.core.model import PictureInput
 from tilework.core.wire import Image, Spec
@@ -96,7 +96,7 @@ class StockArguments:
         return kept
 
     def _pictures(self, pictures: tuple[Image, ...]) -> Any:
-        opened = [PIL.frombytes("RGB", (one.width, one.height), one.pixels) for one in pictures]
+        opened = [Pillow.frombytes("RGB", (one.width, one.height), one.pixels) for one in pictures]
         return opened[0] if len(opened) == 1 else opened
 
 

@@ -38,7 +38,10 @@ ENCODED = "encoded"
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StockState:
-    """A `StepState`: a walk between two iterations of the stock loop. A step is `order` iterations, but for the last."""
+    """A `StepState`: a walk between two iterations of the stock loop.
+
+    A step is `order` iterations; the last one may be fewer.
+    """
 
     spec: Spec
     stage: str

@@ -51,8 +51,8 @@ class Mark:
 class Walk:
     """A stock call that is under way. `pending` is the call at which it paused; None at the end.
 
-    `encoded` are the recorded answers to the calls before the first one of a denoiser. A torn walk was interrupted where
-    it cannot go on.
+    `encoded` are the recorded answers to the calls before the first one of a denoiser. A torn walk was interrupted
+    where it cannot go on.
     """
 
     call: StockCall
@@ -131,7 +131,9 @@ class Walk:
         while self.num_iterations < mark.num_iterations:
             is_last = self.num_iterations + 1 == mark.num_iterations
             self._replay_iteration(mark, mark.samplers if is_last else hollow(mark.samplers))
-            if is_last:  # What the code behind the sampler writes into it was there already, and may be there twice now.
+            if (
+                is_last
+            ):  # What the code behind the sampler writes into it was there already, and may be there twice now.
                 self._put(mark.own)
 
     def _replay_iteration(self, mark: Mark, samplers: list[Any]) -> None:
