@@ -58,9 +58,10 @@ def profile_key(source: Source, num_workers: int, loaded: Loaded) -> ProfileKey:
 
 
 def calibration_shapes(info: ModelInfo) -> tuple[Shape, ...]:
-    """Squares of 0.5, 1 and 1.5 times the default size, within the limits of the model."""
+    """Squares of 0.5, 1 and 1.5 times the default size, within the limits of the model; clips of the default length."""
     sides = {round(info.default_height * share / info.side_multiple) * info.side_multiple for share in (0.5, 1.0, 1.5)}
-    return tuple(Shape(side, side) for side in sorted(sides) if info.side_multiple <= side <= info.max_side)
+    legal = (side for side in sorted(sides) if info.side_multiple <= side <= info.max_side)
+    return tuple(Shape(side, side, info.default_frames) for side in legal)
 
 
 def calibration_batches(info: ModelInfo) -> tuple[Batch, ...]:

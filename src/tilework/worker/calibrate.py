@@ -18,7 +18,7 @@ from tilework.core.cost_row import Batch, CostRow
 from tilework.core.graph.stage import Stage
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, s_from_ns
-from tilework.core.wire import Spec
+from tilework.core.wire import Image, Spec
 from tilework.patches.layout import pack
 from tilework.pipelines.family import Family, Values
 from tilework.pipelines.serialization import serialize
@@ -155,7 +155,14 @@ def _guided_spec(family: Family, shape: Shape, num_runs: int | None) -> Spec:
         steps=_num_warmups(num_runs) + (num_runs or _MAX_RUNS) + 1,
         guidance_scale=max(family.info.default_guidance_scale, 2.0),
         seed=0,
+        pictures={one.name: (_noise(shape),) for one in family.info.pictures if one.required},
     )
+
+
+def _noise(shape: Shape) -> Image:
+    """A picture for models that do not draw without one."""
+    pixels = torch.randint(0, 256, (shape.height * shape.width * 3,), dtype=torch.uint8, generator=torch.Generator())
+    return Image(height=shape.height, width=shape.width, pixels=pixels.numpy().tobytes())
 
 
 def _num_warmups(num_runs: int | None) -> int:

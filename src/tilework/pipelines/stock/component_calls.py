@@ -69,6 +69,11 @@ def is_denoiser(component: Any) -> bool:
     return not _TIMES.isdisjoint(inspect.signature(component.forward).parameters)
 
 
+def denoisers_of(pipeline: Any) -> dict[str, Any]:
+    """The denoisers of a pipeline, by the names of their components."""
+    return {name: component for name, component in pipeline.components.items() if is_denoiser(component)}
+
+
 def _watch(component: Any, name: str, method: str, role: Role) -> None:
     stock = getattr(component, method)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from diffusers import AutoencoderKL
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import nn
 
 from tilework.core.graph.shipped import latent_diffusion
@@ -14,7 +15,8 @@ from tilework.core.graph.stage import StageSpec
 from tilework.core.model import ModelInfo
 from tilework.pipelines.arguments import generator_device, offered
 from tilework.pipelines.defaults import Defaults, resolve
-from tilework.pipelines.stock.component_calls import is_denoiser
+from tilework.pipelines.errors import UnsupportedModel
+from tilework.pipelines.stock.component_calls import denoisers_of
 from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
 
 _SIDE, _STEPS = 1024, 50
@@ -24,9 +26,14 @@ _TEMPORAL = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio", "vae
 
 
 def describe(
-    pipeline: Any, arguments: StockArguments, name: str, overrides: Mapping[str, Any], library: str
+    pipeline: Any,
+    arguments: StockArguments,
+    name: str,
+    overrides: Mapping[str, Any],
+    library: str,
+    max_degree: int,
 ) -> ModelInfo:
-    """The limits and defaults of a model.
+    """The limits and defaults of a model. `max_degree` is how many devices can share a denoiser's sequence.
 
     Raises:
         InvalidDefaults: see `defaults.resolve`.
@@ -46,7 +53,7 @@ def describe(
         parameters=_num_parameters(pipeline),
         library=library,
         two_passes="negative_prompt" in arguments and arguments.takes_scale,
-        max_degree=1,
+        max_degree=max_degree,
         packs=True,
         arguments=(
             generator_device(pipeline.device.type),
@@ -56,15 +63,40 @@ def describe(
         default_frames=frames,
         max_frames=frames * _MOST_FRAMES if frames > 1 else 1,
         frame_multiple=_first(pipeline, _TEMPORAL, 1) if frames > 1 else 1,
-        stages=_stages(pipeline),
+        stages=_stages(pipeline, max_degree),
     )
 
 
-def _stages(pipeline: Any) -> tuple[StageSpec, ...]:
+def check_pipeline(pipeline: Any, arguments: StockArguments) -> None:
+    """Check that a pipeline can be served step by step, as far as its signature and components show.
+
+    Raises:
+        UnsupportedModel: it cannot, and why.
+    """
+    name = type(pipeline).__name__
+    if not denoisers_of(pipeline):
+        raise UnsupportedModel(f"{name} has no denoiser that is a component, so it cannot be served step by step")
+    if not any(isinstance(part, SchedulerMixin) for part in pipeline.components.values()):
+        raise UnsupportedModel(f"{name} has no sampler that is a component, so it cannot be served step by step")
+    if "generator" not in arguments:
+        raise UnsupportedModel(f"{name} takes no generator, so no seed decides its pictures")
+    if "num_inference_steps" not in arguments:
+        raise UnsupportedModel(f"{name} takes no num_inference_steps")
+    if "prompt" not in arguments and "image" not in arguments:
+        raise UnsupportedModel(f"{name} takes neither a prompt nor a picture")
+
+
+def num_heads(denoiser: Any) -> int:
+    """The attention heads of a denoiser: a group that shares its sequence has at most as many devices."""
+    names = ("num_attention_heads", "n_heads")
+    return next((value for name in names if isinstance(value := denoiser.config.get(name), int)), 1)
+
+
+def _stages(pipeline: Any, max_degree: int) -> tuple[StageSpec, ...]:
     encode, loop, decode = latent_diffusion("").specs
     return (
         encode,
-        replace(loop, degrees=(1,), previews=""),
+        replace(loop, degrees=None if max_degree > 1 else (1,), previews=""),
         replace(decode, sliceable=isinstance(getattr(pipeline, "vae", None), AutoencoderKL)),
     )
 
@@ -87,7 +119,7 @@ def _defaults(pipeline: Any, arguments: StockArguments, name: str) -> Defaults:
 def _side(pipeline: Any) -> int:
     """The default side: the pipeline's, in latents, or that of its denoiser's configuration."""
     sizes = [getattr(pipeline, "default_sample_size", None)]
-    sizes += [getattr(part.config, "sample_size", None) for part in _denoisers(pipeline)]
+    sizes += [getattr(part.config, "sample_size", None) for part in denoisers_of(pipeline).values()]
     size = next((size for size in sizes if isinstance(size, int) and size > 1), None)
     return _SIDE if size is None else size * _first(pipeline, _SPATIAL, 8)
 
@@ -95,7 +127,7 @@ def _side(pipeline: Any) -> int:
 def _side_multiple(pipeline: Any) -> int:
     """Pixels per token: those of a latent, times the latents that become one token."""
     latent = _first(pipeline, _SPATIAL, 8)
-    patches = [_patch(part.config) for part in _denoisers(pipeline)]
+    patches = [_patch(part.config) for part in denoisers_of(pipeline).values()]
     packs = 2 if hasattr(pipeline, "_pack_latents") and latent < 32 else 1
     return latent * max([packs, *patches])
 
@@ -105,10 +137,6 @@ def _patch(config: Any) -> int:
     while isinstance(size, list | tuple):
         size = size[-1]
     return size if isinstance(size, int) else 1
-
-
-def _denoisers(pipeline: Any) -> list[Any]:
-    return [part for part in pipeline.components.values() if is_denoiser(part)]
 
 
 def _first(pipeline: Any, names: tuple[str, ...], otherwise: int) -> int:

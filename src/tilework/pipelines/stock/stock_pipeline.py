@@ -25,10 +25,11 @@ from tilework.pipelines.arguments import GENERATOR_DEVICE
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.family import LIVE, Values, Watch
 from tilework.pipelines.parallel import Parallel
+from tilework.pipelines.sequence import share
 from tilework.pipelines.stock.answers import hollow
-from tilework.pipelines.stock.component_calls import ComponentCall, watch_components
+from tilework.pipelines.stock.component_calls import ComponentCall, denoisers_of, watch_components
 from tilework.pipelines.stock.coroutine import StockCall
-from tilework.pipelines.stock.model_info import describe
+from tilework.pipelines.stock.model_info import check_pipeline, describe, num_heads
 from tilework.pipelines.stock.shared_calls import iterate_together
 from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
 from tilework.pipelines.stock.walk import Mark, Walk
@@ -72,10 +73,15 @@ class StockPipeline:
         pipeline.set_progress_bar_config(disable=True)
         self._pipeline = pipeline
         self._arguments = StockArguments(pipeline)
-        self._info = describe(pipeline, self._arguments, name, overrides, library)
+        self._parallel = Parallel()
+        self._denoisers = denoisers_of(pipeline)
+        check_pipeline(pipeline, self._arguments)
+        # All of them, or none: a group that can share one of two would have to part in the middle of a request.
+        shared = [share(denoiser, self._parallel) for denoiser in self._denoisers.values()]
+        max_degree = min(map(num_heads, self._denoisers.values())) if all(shared) else 1
+        self._info = describe(pipeline, self._arguments, name, overrides, library, max_degree)
         self._graph = self._info.graph
         self._device: torch.device = pipeline.device
-        self._parallel = Parallel()
         watch_components(pipeline)
 
     @property
