@@ -215,6 +215,90 @@ def chroma_bool_inputs() -> Inputs:
     return given | {"attention_mask": given["attention_mask"].bool()}
 
 
+def ltx2(**options: Any) -> Any:
+    return diffusers.LTX2VideoTransformer3DModel(
+        in_channels=8, out_channels=8, num_attention_heads=3, attention_head_dim=16, cross_attention_dim=48,
+        audio_in_channels=8, audio_out_channels=8, audio_num_attention_heads=3, audio_attention_head_dim=8,
+        audio_cross_attention_dim=24, num_layers=2, caption_channels=32, **options,
+    )  # fmt: skip
+
+
+def ltx2_3() -> Any:
+    """Gated attentions, a time of its own for the text, marks of tokens, and tables with a dimension for heads."""
+    return ltx2(
+        gated_attn=True, cross_attn_mod=True, audio_gated_attn=True, audio_cross_attn_mod=True, rope_type="split",
+        perturbed_attn=True, use_keyframes_abs_pos_embedding=True,
+    )  # fmt: skip
+
+
+def ltx2_inputs() -> Inputs:
+    """2 x 3 x 5 tokens of the video, 11 of its sound; texts of different lengths, padded."""
+    return ltx_inputs() | {
+        "audio_hidden_states": noise(2, 11, 8), "audio_num_frames": 11,
+        "audio_encoder_hidden_states": noise(2, TEXT, 32), "audio_encoder_attention_mask": kept(7, 4).float(),
+    }  # fmt: skip
+
+
+def ltx2_3_inputs() -> Inputs:
+    """The first frame is given."""
+    times = {"timestep": ltx_i2v_inputs()["timestep"], "audio_timestep": TIME * 1000, "sigma": TIME * 1000}
+    marks = (times["timestep"] == 0)[..., None]
+    return ltx2_inputs() | times | {"use_cross_timestep": True, "video_keyframes_mask": marks}
+
+
+def cogvideox(**options: Any) -> Any:
+    return diffusers.CogVideoXTransformer3DModel(
+        num_attention_heads=3, attention_head_dim=16, in_channels=4, out_channels=4, time_embed_dim=8,
+        text_embed_dim=32, num_layers=2, sample_width=2 * COLUMNS, sample_height=2 * ROWS, sample_frames=5,
+        patch_size=2, temporal_compression_ratio=4, max_text_seq_length=TEXT, **options,
+    )  # fmt: skip
+
+
+def cogvideox_inputs() -> Inputs:
+    return {
+        "hidden_states": noise(2, 2, 4, 2 * ROWS, 2 * COLUMNS), "encoder_hidden_states": noise(2, TEXT, 32),
+        "timestep": TIME * 1000,
+    }  # fmt: skip
+
+
+def cogvideox_rotary_inputs() -> Inputs:
+    angles = noise(2 * IMAGE, 16)
+    return cogvideox_inputs() | {"image_rotary_emb": (angles.cos(), angles.sin())}
+
+
+def hunyuan_video_15() -> Any:
+    return diffusers.HunyuanVideo15Transformer3DModel(
+        in_channels=9, out_channels=4, num_attention_heads=3, attention_head_dim=16, num_layers=2,
+        num_refiner_layers=1, text_embed_dim=32, text_embed_2_dim=32, image_embed_dim=32, rope_axes_dim=(4, 6, 6),
+    )  # fmt: skip
+
+
+def hunyuan_video_15_inputs() -> Inputs:
+    """Two texts of different lengths, padded, and no image."""
+    return {
+        "hidden_states": noise(2, 9, 2, ROWS, COLUMNS), "timestep": TIME * 1000,
+        "encoder_hidden_states": noise(2, TEXT, 32), "encoder_attention_mask": kept(7, 4).long(),
+        "encoder_hidden_states_2": noise(2, 5, 32), "encoder_attention_mask_2": kept(2, 3, of=5).long(),
+        "image_embeds": torch.zeros(2, 3, 32),
+    }  # fmt: skip
+
+
+def hunyuan_video(**options: Any) -> Any:
+    return diffusers.HunyuanVideoTransformer3DModel(
+        in_channels=4, out_channels=4, num_attention_heads=3, attention_head_dim=16, num_layers=1,
+        num_single_layers=1, num_refiner_layers=1, text_embed_dim=32, pooled_projection_dim=32,
+        rope_axes_dim=(4, 6, 6), **options,
+    )  # fmt: skip
+
+
+def hunyuan_video_inputs() -> Inputs:
+    return {
+        "hidden_states": noise(2, 4, 2, 2 * ROWS, 2 * COLUMNS), "timestep": TIME * 1000,
+        "encoder_hidden_states": noise(2, TEXT, 32), "encoder_attention_mask": kept(7, 4).long(),
+        "pooled_projections": noise(2, 32), "guidance": torch.full([2], 6000.0),
+    }  # fmt: skip
+
+
 CASES: Mapping[str, tuple[Callable[[], Any], Callable[[], Inputs]]] = {
     "flux": (flux, flux_inputs),
     "flux-short": (flux, short_flux_inputs),
@@ -231,8 +315,15 @@ CASES: Mapping[str, tuple[Callable[[], Any], Callable[[], Inputs]]] = {
     "wan-i2v": (lambda: wan(image_dim=32, added_kv_proj_dim=60), wan_i2v_inputs),
     "ltx": (ltx, ltx_inputs),
     "ltx-i2v": (ltx, ltx_i2v_inputs),
+    "ltx2": (ltx2, ltx2_inputs),
+    "ltx2-3": (ltx2_3, ltx2_3_inputs),
     "chroma": (chroma, chroma_inputs),
     "chroma-bool": (chroma, chroma_bool_inputs),
+    "cogvideox": (cogvideox, cogvideox_inputs),
+    "cogvideox-rotary": (lambda: cogvideox(use_rotary_positional_embeddings=True), cogvideox_rotary_inputs),
+    "hunyuan_video_15": (hunyuan_video_15, hunyuan_video_15_inputs),
+    "hunyuan_video": (hunyuan_video, hunyuan_video_inputs),
+    "hunyuan_video-image": (lambda: hunyuan_video(image_condition_type="token_replace"), hunyuan_video_inputs),
 }
 """By name: what builds a model, and what it is called with. Names with a dash are variants of one class."""
 
@@ -243,7 +334,7 @@ def build(name: str) -> Any:
     model = CASES[name][0]().eval()
     # Tables that are zero or one in a new model would hide what they are added to or multiplied with.
     for parameter in model.parameters():
-        if parameter.ndim == 1:
+        if parameter.ndim == 1 or not parameter.any():
             parameter.data += 0.1 * torch.randn_like(parameter)
     return model
 

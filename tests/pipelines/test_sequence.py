@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -177,12 +177,56 @@ def test_an_argument_that_the_row_does_not_know_is_refused_in_a_group_only(
     name: str, argument: str, value: Any
 ) -> None:
     model, parallel = shared(name)
+    assert model is shared(name)[0]
     with torch.no_grad():
         model(**inputs(name), **{argument: value})
         parallel.join(Silent(), guided=False)  # type: ignore[arg-type]
         with pytest.raises(RuntimeError, match=argument):
             model(**inputs(name), **{argument: value})
     parallel.leave()
+
+
+def test_arguments_at_their_defaults_are_accepted_in_a_group(ranks: Ranks) -> None:
+    results = ranks.run(2, predict_with_defaults, "flux2", {"num_ref_tokens": 0, "ref_fixed_timestep": 0.0})
+    assert error(results[0], predict(build("flux2"), "flux2")) <= TOLERANCE
+
+
+def predict_with_defaults(comm: Comm, name: str, given: dict[str, Any]) -> list[Tensor]:
+    model, parallel = shared(name)
+    parallel.join(comm, guided=False)
+    try:
+        return predict(partial(model, **given), name)
+    finally:
+        parallel.leave()
+
+
+@pytest.mark.parametrize("name", ["hunyuan_video", "hunyuan_video_15"])
+def test_a_model_that_slices_from_the_end_of_its_text_needs_a_token_on_every_rank(name: str) -> None:
+    model, parallel = shared(name)
+    parallel.join(Silent(), guided=False)  # type: ignore[arg-type]
+    given = {key: value[:, :1] if key.startswith("encoder") else value for key, value in inputs(name).items()}
+    if name == "hunyuan_video_15":
+        given |= {"image_embeds": torch.zeros(2, 0, 32)}
+        given |= {key: given[key][:, :0] for key in ("encoder_hidden_states_2", "encoder_attention_mask_2")}
+    with pytest.raises(RuntimeError, match="2 ranks cannot share 1 tokens of text"):
+        model(**given)
+    parallel.leave()
+
+
+def predict_in_turn(comm: Comm, names: tuple[str, ...]) -> list[list[Tensor]]:
+    model, parallel = shared(names[0])
+    parallel.join(comm, guided=False)
+    try:
+        return [predict(model, name) for name in names]
+    finally:
+        parallel.leave()
+
+
+def test_lengths_may_change_from_one_forward_pass_to_the_next(ranks: Ranks) -> None:
+    names = ("qwen", "qwen-short", "qwen")
+    results = ranks.run(3, predict_in_turn, names)
+    for name, predictions in zip(names, results[0], strict=True):
+        assert error(predictions, predict(build(name), name)) <= TOLERANCE
 
 
 def test_tensors_of_one_sequence_have_one_length() -> None:

@@ -62,6 +62,11 @@ class Parallel:
             vars(self).update(joined)
 
     @property
+    def width(self) -> int:
+        """How many ranks have a piece each of the same sequence."""
+        return self._width
+
+    @property
     def splits_sequence(self) -> bool:
         return self._width > 1
 

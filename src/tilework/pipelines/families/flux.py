@@ -49,7 +49,8 @@ class Flux(StagedPipeline):
                 "sigmas": 1.0,
             },
         )
-        share(transformer, self._parallel)
+        shared = share(transformer, self._parallel)
+        assert shared, f"{type(transformer).__name__} has no row in SEQUENCES, but a degree above 1 is offered"
         pack_transformer(transformer, self._packing, text_first=True)
 
     @torch.no_grad()

@@ -44,7 +44,8 @@ class StableDiffusion3(StagedPipeline):
                 "skip_guidance_layers": transformer.config.num_layers - 1,
             },
         )
-        share(transformer, self._parallel)
+        shared = share(transformer, self._parallel)
+        assert shared, f"{type(transformer).__name__} has no row in SEQUENCES, but a degree above 1 is offered"
         pack_transformer(transformer, self._packing, text_first=False)
         pack_positions(transformer.pos_embed, self._packing)
 

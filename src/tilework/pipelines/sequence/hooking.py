@@ -45,13 +45,13 @@ Install = Callable[[], Any]
 
 def _splits(model: nn.Module, plan: SequencePlan, parallel: Parallel) -> list[Install]:
     """Checks the places where something is split; returns what installs the hooks."""
-    called = signature(model, "", model, iter((*plan.whole, *plan.inputs.get("", ()))))
+    called = signature(model, "", model, plan.inputs.get("", {}), plan.whole)
     begin = partial(_begin, parallel, plan, type(model).__name__, called)
     installs: list[Install] = [partial(model.register_forward_pre_hook, begin, with_kwargs=True)]
     split = partial(_split, parallel, plan)
     for path, arguments in plan.inputs.items():
         for module in modules_at(model, path):
-            before = partial(_before, parallel, split, arguments, signature(model, path, module, iter(arguments)))
+            before = partial(_before, parallel, split, arguments, signature(model, path, module, arguments))
             installs.append(partial(module.register_forward_pre_hook, before, with_kwargs=True))
     for path, results in plan.outputs.items():
         after = partial(_after, parallel, split, results)
@@ -94,7 +94,8 @@ def _begin(
     known = {*plan.whole, *plan.inputs.get("", ())}
     for argument, value in called.bind(*args, **given).arguments.items():
         default = called.parameters[argument].default
-        if argument not in known and value is not None and value is not default:
+        is_default = value is None or (isinstance(value, int | float | str) and value == default)
+        if argument not in known and not is_default:
             raise RuntimeError(f"{name} is given {argument}, which a group cannot share; use degree 1")
 
 
@@ -142,7 +143,8 @@ def _split(parallel: Parallel, plan: SequencePlan, value: Any, how: Split) -> An
     if len(how.sequences) > 1:
         return parallel.pick(value, how.sequences, how.dim)
     (sequence,) = how.sequences
-    piece = parallel.split(value, sequence, how.dim)
-    if sequence in plan.filled and not piece.shape[how.dim]:
-        raise RuntimeError(f"a rank has no token of the {sequence}, of {value.shape[how.dim]} tokens; use fewer ranks")
-    return piece
+    if sequence in plan.filled and value.shape[how.dim] < parallel.width:
+        raise RuntimeError(
+            f"{parallel.width} ranks cannot share {value.shape[how.dim]} tokens of {sequence}; use fewer"
+        )
+    return parallel.split(value, sequence, how.dim)

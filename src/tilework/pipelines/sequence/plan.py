@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import nn
@@ -20,12 +20,14 @@ class Split:
     """A value of which each rank keeps its piece: a tensor, a tuple of them, or a number of leading tokens.
 
     The `sequences` lie one behind another along `dim`. With `ndim` only tensors of as many dimensions are split: a
-    time for each token, say, but not one time for all of them.
+    time for each token, say, but not one time for all of them. `optional` is an argument that variants of the
+    submodule lack.
     """
 
     sequences: tuple[str, ...]
     dim: int = 1
     ndim: int | None = None
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,14 +126,17 @@ def modules_at(model: nn.Module, path: str) -> list[nn.Module]:
     return found
 
 
-def signature(model: nn.Module, path: str, module: nn.Module, arguments: Iterator[str]) -> inspect.Signature:
+def signature(
+    model: nn.Module, path: str, module: nn.Module, splits: Mapping[str, Split], others: Iterable[str] = ()
+) -> inspect.Signature:
     """How a submodule is called.
 
     Raises:
-        UnsupportedModel: it has not all of the `arguments`.
+        UnsupportedModel: it has not all of these arguments.
     """
     found = inspect.signature(module.forward)
-    missing = [name for name in arguments if name not in found.parameters]
+    names = (*others, *(name for name, split in splits.items() if not split.optional))
+    missing = [name for name in names if name not in found.parameters]
     if missing:
         raise changed(model, f"{path or 'its forward'} has no argument {', '.join(missing)}")
     return found

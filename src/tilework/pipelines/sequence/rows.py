@@ -104,11 +104,96 @@ _LTX = SequencePlan(
         *("rope_interpolation_scale", "video_coords", "attention_kwargs", "return_dict"),
     ),
 )
+# Two sequences that ask each other; diffusers splits the video alone.
+_LTX_2 = SequencePlan(
+    inputs={
+        "": {
+            "hidden_states": Split((IMAGE,)),
+            "audio_hidden_states": Split((AUDIO,)),
+            "timestep": Split((IMAGE,), ndim=2),
+            "audio_timestep": Split((AUDIO,), ndim=2),
+            "video_keyframes_mask": Split((IMAGE,)),
+        }
+    },
+    outputs={
+        **dict.fromkeys(("rope", "cross_attn_rope"), dict.fromkeys((0, 1), Split((IMAGE,), -2))),
+        **dict.fromkeys(("audio_rope", "cross_attn_audio_rope"), dict.fromkeys((0, 1), Split((AUDIO,), -2))),
+    },
+    gathers={"proj_out": Gather(IMAGE), "audio_proj_out": Gather(AUDIO)},
+    attentions={
+        "transformer_blocks.*.attn1": _IMAGE_ONLY,
+        "transformer_blocks.*.audio_attn1": Joint((AUDIO,)),
+        "transformer_blocks.*.audio_to_video_attn": Joint((IMAGE,), (AUDIO,)),
+        "transformer_blocks.*.video_to_audio_attn": Joint((AUDIO,), (IMAGE,)),
+        "transformer_blocks.*.attn2": None,
+        "transformer_blocks.*.audio_attn2": None,
+    },
+    whole=(
+        *("encoder_hidden_states", "audio_encoder_hidden_states", "encoder_attention_mask", "sigma", "audio_sigma"),
+        *("audio_encoder_attention_mask", "num_frames", "height", "width", "fps", "audio_num_frames", "video_coords"),
+        *("audio_coords", "isolate_modalities", "use_cross_timestep", "attention_kwargs", "return_dict"),
+    ),
+)
+_COGVIDEOX = SequencePlan(
+    inputs={
+        "transformer_blocks.0": {"hidden_states": Split((IMAGE,)), "encoder_hidden_states": Split((TEXT,))},
+        "transformer_blocks.*": {"image_rotary_emb": Split((IMAGE,), 0)},
+    },
+    gathers={"proj_out": Gather(IMAGE)},
+    attentions={"transformer_blocks.*.attn1": TEXT_FIRST},
+    whole=(
+        *("hidden_states", "encoder_hidden_states", "timestep", "timestep_cond", "ofs", "image_rotary_emb"),
+        *("attention_kwargs", "return_dict"),
+    ),
+)
+# Its mask is of queries and keys, made of that of the text's tokens. The text is refined whole on every rank.
+_HUNYUAN_VIDEO_1_5 = SequencePlan(
+    inputs={
+        "transformer_blocks.0": {"encoder_hidden_states": Split((TEXT,))},
+        "transformer_blocks.*": {"attention_mask": Split((TEXT,))},
+    },
+    outputs={"x_embedder": {0: Split((IMAGE,))}, "rope": dict.fromkeys((0, 1), Split((IMAGE,), 0))},
+    gathers={"proj_out": Gather(IMAGE)},
+    attentions={
+        "transformer_blocks.*.attn": Joint((IMAGE, TEXT), pairs=True),
+        "context_embedder.token_refiner.refiner_blocks.*.attn": None,
+    },
+    filled=(TEXT,),
+    whole=(
+        *("hidden_states", "timestep", "timestep_r", "encoder_hidden_states", "encoder_attention_mask"),
+        *("encoder_hidden_states_2", "encoder_attention_mask_2", "image_embeds", "attention_kwargs", "return_dict"),
+    ),
+)
+_HUNYUAN_BLOCK = {"attention_mask": Split((IMAGE, TEXT), 3), "num_tokens": Split((IMAGE,), optional=True)}
+# A mask of keys, over video and text. With an image that replaces the first frame, its tokens have a time of their own.
+_HUNYUAN_VIDEO = SequencePlan(
+    inputs={
+        "transformer_blocks.0": {"hidden_states": Split((IMAGE,)), "encoder_hidden_states": Split((TEXT,))},
+        "transformer_blocks.*": _HUNYUAN_BLOCK,
+        "single_transformer_blocks.*": _HUNYUAN_BLOCK,
+    },
+    outputs={"rope": dict.fromkeys((0, 1), Split((IMAGE,), 0))},
+    gathers={"proj_out": Gather(IMAGE)},
+    attentions={
+        "transformer_blocks.*.attn": IMAGE_FIRST,
+        "single_transformer_blocks.*.attn": IMAGE_FIRST,
+        "context_embedder.token_refiner.refiner_blocks.*.attn": None,
+    },
+    filled=(TEXT,),
+    whole=(
+        *("hidden_states", "timestep", "encoder_hidden_states", "encoder_attention_mask", "pooled_projections"),
+        *("guidance", "attention_kwargs", "return_dict"),
+    ),
+)
 
 SEQUENCES: Mapping[str, SequencePlan] = {
     "ChromaTransformer2DModel": _CHROMA,
+    "CogVideoXTransformer3DModel": _COGVIDEOX,
     "Flux2Transformer2DModel": _FLUX_2,
     "FluxTransformer2DModel": _FLUX,
+    "HunyuanVideo15Transformer3DModel": _HUNYUAN_VIDEO_1_5,
+    "HunyuanVideoTransformer3DModel": _HUNYUAN_VIDEO,
+    "LTX2VideoTransformer3DModel": _LTX_2,
     "LTXVideoTransformer3DModel": _LTX,
     "QwenImageTransformer2DModel": _QWEN_IMAGE,
     "SD3Transformer2DModel": _SD3,
