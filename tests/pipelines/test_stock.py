@@ -1,4 +1,4 @@
-"""Any pipeline of diffusers, interrupted at its components' calls, is the stock call bit for bit, wherever it is cut."""
+"""A stock call that is interrupted at its components gives the stock picture, bit for bit, wherever it is cut."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import tiny
-from tilework.patches.layout import pack
+from tilework.pipelines.model_index import STOCK_CLASSES
 from zoo import requests
 from zoo.registry import ZOO, build
 
-QUICK = ("qwen-image", "z-image", "flux2-klein-edit", "wan-2.2", "sana")
-"""One of each way to call: guidance as a second pass, lists, reference pictures, two denoisers, linear attention."""
+SERVED = [name for name, model in ZOO.items() if model.class_name in STOCK_CLASSES]
+# What else the zoo has is not served yet; these show that the mechanism is no matter of a class.
+OTHERS = ["sdxl-ancestral", "sd3", "flux-kontext", "qwen-image-edit", "wan22", "cogvideox", "ltx"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,8 +22,12 @@ def _prepared() -> None:
     tiny.prepare()
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in ZOO])
-def test_every_model_of_the_zoo(name: str, tmp_path: Path) -> None:
+def test_every_class_that_is_served_is_in_the_zoo() -> None:
+    assert {ZOO[name].class_name for name in SERVED} == STOCK_CLASSES
+
+
+@pytest.mark.parametrize("name", [*SERVED, *OTHERS])
+def test_stages_and_steps_that_move_and_take_turns_equal_the_stock_call(name: str, tmp_path: Path) -> None:
     model = ZOO[name]
     here, there = requests.family(model, tmp_path), requests.family(model, tmp_path)
     specs = [requests.spec_of(model, here, seed) for seed in (1, 2)]
@@ -30,5 +35,3 @@ def test_every_model_of_the_zoo(name: str, tmp_path: Path) -> None:
     assert not np.array_equal(*stock), "the seed must matter"
     assert all(map(np.array_equal, requests.side_by_side(here, *specs), stock))
     assert np.array_equal(requests.moved(here, there, specs[0]), stock[0])
-    for together, reference in zip(requests.side_by_side(here, *specs, pack=pack), stock, strict=True):
-        assert np.abs(together.astype(int) - reference).max() <= 2

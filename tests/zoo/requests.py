@@ -13,6 +13,7 @@ from tilework.core.model import ModelSource
 from tilework.core.wire import Image, Spec
 from tilework.pipelines.family import LIVE, Family, StepState, Values
 from tilework.pipelines.loading import load
+from tilework.pipelines.model_index import STOCK_CLASSES
 from tilework.pipelines.serialization import deserialize, serialize
 from tilework.pipelines.stock.stock_pipeline import StockPipeline
 from zoo.model import ZooModel
@@ -23,8 +24,8 @@ CPU = torch.device("cpu")
 
 
 def family(model: ZooModel, directory: Path) -> Family:
-    """A family that has loaded the model from `directory`, where it is saved first if it can be."""
-    if not model.loads:
+    """A family of the model: if it is served, loaded from `directory`, where it is saved first."""
+    if not model.loads or model.class_name not in STOCK_CLASSES:
         return StockPipeline(build(model), model.name, {}, "")
     if not any(directory.iterdir()):
         build(model).save_pretrained(directory, safe_serialization=True)
@@ -92,13 +93,13 @@ def alone(made: Family, spec: Spec) -> np.ndarray:
     return end(made, state)
 
 
-def side_by_side(made: Family, first: Spec, second: Spec, pack: Any = None) -> list[np.ndarray]:
+def side_by_side(made: Family, first: Spec, second: Spec) -> list[np.ndarray]:
     """Two requests, the second a step behind the first."""
     states = [begin(made, spec)[1] for spec in (first, second)]
     made.step(states[:1])
     while running := [state for state in states if state.steps_done < state.num_steps]:
-        for together in [running] if pack else [[state] for state in running]:
-            made.step(together, pack)
+        for state in running:
+            made.step([state])
     return [end(made, state) for state in states]
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import diffusers
 import torch
 import transformers
-from diffusers import DiffusionPipeline, ModularPipeline
+from diffusers import DiffusionPipeline
 
 from tilework.core.model import DEVICES, DTYPES, ModelSource
 from tilework.pipelines.component_files import has_variant
@@ -114,8 +114,6 @@ def _stock(index: ModelIndex, dtype: torch.dtype, device: torch.device, place: P
 
 def _load_pipeline(index: ModelIndex, dtype: torch.dtype) -> Any:
     """The stock pipeline. Components that the index leaves empty (SD3 without T5) must be passed as None."""
-    if index.is_modular:
-        return _load_modular(index, dtype)
     if not hasattr(diffusers, name := index.components["_class_name"]):
         raise UnsupportedModel(
             f"{index.path}: {INDEX} names the pipeline class {name!r}, which diffusers {diffusers.__version__} lacks; "
@@ -131,14 +129,6 @@ def _load_pipeline(index: ModelIndex, dtype: torch.dtype) -> Any:
         **absent,
         **_transformers_models(index, dtype),
     )
-
-
-def _load_modular(index: ModelIndex, dtype: torch.dtype) -> Any:
-    pipeline: Any = ModularPipeline.from_pretrained(
-        index.path if index.directory is None else str(index.directory), local_files_only=index.directory is not None
-    )
-    pipeline.load_components(torch_dtype=dtype, use_safetensors=True)
-    return pipeline
 
 
 def _transformers_models(index: ModelIndex, dtype: torch.dtype) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from tilework.pipelines.errors import ModelNotFound, UnsupportedModel
 
 SHIPPED = "shapes"
 INDEX = "model_index.json"
-MODULAR_INDEX = "modular_model_index.json"
 ADAPTERS = {
     "FluxPipeline": "tilework.pipelines.families.flux:Flux",
     "StableDiffusion3Pipeline": "tilework.pipelines.families.sd3:StableDiffusion3",
@@ -27,8 +26,23 @@ ADAPTERS = {
     "StableDiffusionXLPipeline": "tilework.pipelines.families.sdxl:StableDiffusionXL",
 }
 """Adapter by class name of the stock pipeline; called with (pipeline, name, overrides, library)."""
-GENERIC = "tilework.pipelines.stock.stock_pipeline:StockPipeline"
-"""The adapter of all other classes."""
+STOCK = "tilework.pipelines.stock.stock_pipeline:StockPipeline"
+"""The adapter of any class; of itself it serves those of `STOCK_CLASSES`, each of which tests hold to be exact."""
+STOCK_CLASSES = frozenset(
+    {
+        "ChromaPipeline",
+        "Flux2KleinPipeline",
+        "LatentConsistencyModelPipeline",
+        "PixArtAlphaPipeline",
+        "PixArtSigmaPAGPipeline",
+        "PixArtSigmaPipeline",
+        "QwenImagePipeline",
+        "StableDiffusion3PAGPipeline",
+        "StableDiffusionPAGPipeline",
+        "StableDiffusionXLPAGPipeline",
+        "ZImagePipeline",
+    }
+)
 _UNSEEDED = ("CosineDPMSolverMultistepScheduler", "DPMSolverSDEScheduler")
 """Samplers that draw from a Brownian tree (of the package torchsde), which takes no generator and cannot be moved."""
 _HUB_TIMEOUT_S = 10.0
@@ -39,7 +53,7 @@ class ModelIndex:
     """A model that can be served as far as its files show. `directory` is None for a hub id.
 
     `components` is the contents of `model_index.json`: the pipeline's class name, and (library, class) by component.
-    `variant` is that of `from_pretrained`. A modular pipeline is one of Modular Diffusers.
+    `variant` is that of `from_pretrained`.
     """
 
     path: str
@@ -47,7 +61,6 @@ class ModelIndex:
     components: Mapping[str, Any]
     adapter: str
     variant: str | None = None
-    is_modular: bool = False
 
 
 def read_model_index(path: str) -> ModelIndex:
@@ -56,34 +69,24 @@ def read_model_index(path: str) -> ModelIndex:
     Raises:
         ModelNotFound: there is no such directory and no such model on the hub, or it has no readable index; or
             `check_components` finds that files are missing or damaged.
-        UnsupportedModel: its class is no pipeline's, or its sampler draws noise that no seed decides.
+        UnsupportedModel: no adapter serves pipelines of its class, or its sampler draws noise that no seed decides.
         UnsafeWeights: some weights of the directory are there only in pickled form.
     """
     directory = model_directory(path)
-    components = _hub_index(path) if directory is None else _read(path, _index_file(directory))
+    components = _hub_index(path) if directory is None else _read(path, directory / INDEX)
     name = components.get("_class_name")
-    if not isinstance(name, str) or not name.endswith("Pipeline"):
-        raise UnsupportedModel(f"{path}: {INDEX} names the class {name!r}; expected that of a pipeline of diffusers")
+    adapters = ADAPTERS | dict.fromkeys(STOCK_CLASSES, STOCK)
+    adapter = adapters.get(name) if isinstance(name, str) else None
+    if adapter is None:
+        supported = ", ".join(sorted(adapters))
+        raise UnsupportedModel(f"{path}: {INDEX} names the pipeline class {name!r}; supported are {supported}")
     match components.get("scheduler"):
         case [_, str(sampler)] if sampler in _UNSEEDED:
             raise UnsupportedModel(
                 f"{path}: {INDEX} names the sampler {sampler}, which draws noise that no seed decides; choose another"
             )
     variant = None if directory is None else check_components(directory, components)
-    return ModelIndex(
-        path=path,
-        directory=directory,
-        components=components,
-        adapter=ADAPTERS.get(name, GENERIC),
-        variant=variant,
-        is_modular=name.endswith("ModularPipeline"),
-    )
-
-
-def _index_file(directory: Path) -> Path:
-    """Of a directory that has both, the classic index: it names the class by which users know the model."""
-    modular = directory / MODULAR_INDEX
-    return modular if modular.is_file() and not (directory / INDEX).is_file() else directory / INDEX
+    return ModelIndex(path=path, directory=directory, components=components, adapter=adapter, variant=variant)
 
 
 def model_directory(path: str) -> Path | None:

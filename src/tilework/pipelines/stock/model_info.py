@@ -54,7 +54,6 @@ def describe(
         library=library,
         two_passes="negative_prompt" in arguments and arguments.takes_scale,
         max_degree=max_degree,
-        packs=True,
         arguments=(
             generator_device(pipeline.device.type),
             *offered(pipeline, dict.fromkeys(arguments.names), lambda _name, _values: None),
@@ -96,7 +95,7 @@ def _stages(pipeline: Any, max_degree: int) -> tuple[StageSpec, ...]:
     encode, loop, decode = latent_diffusion("").specs
     return (
         encode,
-        replace(loop, degrees=None if max_degree > 1 else (1,), previews=""),
+        replace(loop, degrees=None if max_degree > 1 else (1,), batchable=False, previews=""),
         replace(decode, sliceable=isinstance(getattr(pipeline, "vae", None), AutoencoderKL)),
     )
 

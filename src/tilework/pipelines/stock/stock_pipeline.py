@@ -30,7 +30,6 @@ from tilework.pipelines.stock.answers import hollow
 from tilework.pipelines.stock.component_calls import ComponentCall, denoisers_of, watch_components
 from tilework.pipelines.stock.coroutine import StockCall
 from tilework.pipelines.stock.model_info import check_pipeline, describe, num_heads
-from tilework.pipelines.stock.shared_calls import iterate_together
 from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
 from tilework.pipelines.stock.walk import Mark, Walk
 
@@ -123,11 +122,8 @@ class StockPipeline:
     def step(self, states: Sequence[StockState], pack: Pack | None = None, watch: Watch | None = None) -> None:
         before = [state.steps_done for state in states]
         while behind := [state for state, done in zip(states, before, strict=True) if state.steps_done == done]:
-            if pack is not None and len(behind) > 1 and self._parallel.degree == 1:
-                iterate_together([state.walk for state in behind])
-            else:
-                for state in behind:
-                    state.walk.iterate(ComponentCall.run)
+            for state in behind:
+                state.walk.iterate(ComponentCall.run)
         for state, done in zip(states, before, strict=True):
             if state.steps_done != done + 1:
                 raise UnsupportedModel(
