@@ -22,6 +22,7 @@ from fake_engine import EDITOR, FakeEngine, Plan, Served, eventually, serving
 from server.picture_files import BLACK, BLUE, RED, WHITE, data_url, file_of, halves, plain
 from tilework.core.model import PictureInput
 from tilework.core.request import OnMiss
+from tilework.server.calls.call import Call
 from tilework.server.calls.parsing.form import form_fields
 from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.http.body import MAX_FIELDS, MAX_FILES
@@ -131,8 +132,9 @@ def test_openai_edit_errors_are_their_exceptions(server: Served) -> None:
     assert bad.value.param == "image"
     with pytest.raises(openai.NotFoundError, match="tiny-editor"):
         client.images.edit(image=("a.png", plain()), prompt="x", model="gpt-image-1")
-    with serving(FakeEngine()) as other, pytest.raises(openai.BadRequestError, match="draws from text alone"):
-        client_of(other).images.edit(image=("a.png", plain()), prompt="x")
+    for more in (0, 2 << 20):  # A large file is refused before it is there.
+        with serving(FakeEngine()) as other, pytest.raises(openai.BadRequestError, match="draws from text alone"):
+            client_of(other).images.edit(image=("a.png", plain() + bytes(more)), prompt="x")
 
 
 # Forms and JSON.
@@ -411,6 +413,8 @@ def test_a_call_that_has_ended_holds_no_pictures() -> None:
     with serving(FakeEngine(info=EDITOR, keeps=False, plan=Plan(is_held=True)), drain_s=0) as server:
         uid = edit(server, {}, ("image", plain(37, 41)), headers=ASYNC).json()["uid"]
         assert len(held()) == before + 1
+        calls = [one for one in gc.get_objects() if isinstance(one, Call) and one.uid == uid]
+        assert len(calls) == 1, "a slow reader of its events holds it, as this does"
         server.on_loop(server.engine.finish, f"{uid}-0")
         eventually(lambda: server.http.get(f"/v1/requests/{uid}").json()["status"] == "done")
         eventually(lambda: len(held()) == before)

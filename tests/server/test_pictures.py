@@ -150,6 +150,7 @@ DAMAGED = [
     ("truncated png", file_of(Image.effect_noise((200, 200), 50))[:-3000], "damaged"),
     ("truncated webp", file_of(Image.effect_noise((200, 200), 50), "WEBP")[:-3000], "damaged"),
     ("head of a png", plain()[:20], "damaged"),
+    ("broken exif", plain(exif=b"MM\x80*" + bytes(30)), "damaged"),
     ("empty png", png_with_size(0, 0), "damaged"),
     ("jpeg of many scans", jpeg_of_many_scans(200), "more than 100 scans"),
     ("many bytes", plain() + bytes(100_000), "at most 100000 bytes"),

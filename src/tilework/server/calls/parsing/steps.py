@@ -46,18 +46,10 @@ def _made(one: Argument, arguments: Mapping[str, ArgumentValue], whole: int) -> 
     assert isinstance(strength, int | float)
     made = rule.steps(whole, strength)
     if made < 1:
-        least = "above 0" if rule is StrengthRule.UP else f"of at least {_least(rule, whole):g}"
+        least = "above 0" if rule is StrengthRule.UP else f"of at least {math.ceil(10_000 / whole) / 10_000:g}"
         remedy = f"No step of {whole} is left: give a number {least} and at most {one.high:g}, or more steps."
         raise invalid(one.name, strength, remedy)
     return made
-
-
-def _least(rule: StrengthRule, whole: int) -> float:
-    """The least strength that leaves a step, rounded up to four digits."""
-    parts = math.ceil(10_000 / whole)
-    while rule.steps(whole, parts / 10_000) < 1:
-        parts += 1
-    return parts / 10_000
 
 
 def _whole_steps(ask: ImageRequest, arguments: Mapping[str, ArgumentValue], info: ModelInfo, max_steps: int) -> int:
