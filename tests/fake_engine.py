@@ -17,7 +17,7 @@ import httpx
 from clock import SkippingLoop
 from tilework.core.actions import Accept, Reject
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.model import Argument, ArgumentKind, ModelInfo
+from tilework.core.model import Argument, ArgumentKind, ModelInfo, PictureInput, StrengthRule
 from tilework.core.request import DEFAULT_TERMS, RefusalCode, Request, Status, Terms
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire import Image, Spec
@@ -49,6 +49,22 @@ INFO = ModelInfo(
         Argument(name="timesteps", kind=ArgumentKind.SCHEDULE, high=999.0),
     ),
 )
+
+EDITOR = replace(
+    INFO,
+    name="tiny-editor",
+    arguments=(
+        *INFO.arguments,
+        Argument(name="strength", kind=ArgumentKind.NUMBER, high=1.0, strength=StrengthRule.DOWN, default=0.5),
+    ),
+    pictures=(
+        PictureInput(name="image", most=2),
+        PictureInput(name="mask_image", is_mask=True),
+        PictureInput(name="control_image"),
+    ),
+)
+"""Takes pictures, and needs none."""
+CLIPS = replace(INFO, name="tiny-clips", default_frames=5, max_frames=13, frame_multiple=4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +99,8 @@ class FakeHealth:
 class FakeEngine:
     """Serves each submission by the next plan of `script`, or by `plan` when the script is used up.
 
-    Pictures are of one colour: red = seed % 256. `stop` cancels what is open, as the live engine does. Without `keeps`
-    it forgets requests that have ended, as the live engine does, too.
+    Pictures are of one colour: red = (seed + frame) % 256. `stop` cancels what is open, as the live engine does.
+    Without `keeps` it forgets requests that have ended, as the live engine does, too.
     """
 
     plan: Plan = Plan()
@@ -248,10 +264,12 @@ class FakeEngine:
         elif plan.fail is not None:
             self._resolve(ticket, Status.FAILED, plan.fail, None)
         else:
-            pixels = bytes((spec.seed % 256, 0, 0)) * (spec.height * spec.width)
+            reds = ((spec.seed + frame) % 256 for frame in range(spec.frames))
+            pixels = b"".join(bytes((red, 0, 0)) * (spec.height * spec.width) for red in reds)
             if plan.is_noise:
                 pixels = Random(spec.seed).randbytes(len(pixels))
-            image = Image(spec.height, spec.width, pixels[: len(pixels) - plan.num_bytes_short])
+            kept = pixels[: len(pixels) - plan.num_bytes_short]
+            image = Image(spec.height, spec.width, kept, spec.frames)
             self._resolve(ticket, Status.DONE, "", image)
 
     def _resolve(self, ticket: Ticket, status: Status, reason: str, image: Image | None) -> None:

@@ -19,8 +19,10 @@ from typer.testing import CliRunner
 import tilework
 from builders import PIPELINE, poisson, request, table
 from cli.command_line import invoke
+from fake_engine import INFO
 from tilework.cli.app import app
 from tilework.cli.commands import generate
+from tilework.cli.console import UserError
 from tilework.cli.views.schedules import ServedRequest, served_in
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import entry_line, header_line
@@ -529,6 +531,11 @@ def test_generate_names_the_directory_that_is_not_there(
     path = tmp_path / "[nowhere]" / "out.png"
     said = mistake("generate", "a red circle", "-o", path)
     assert said == f"output is {str(path)!r}; the directory {path.parent} does not exist"
+
+
+def test_generate_checks_values_as_the_server_does() -> None:
+    with pytest.raises(UserError, match=r'size = "100x90" is not accepted.*nearest size is "96x96"'):
+        generate._spec({"prompt": "x", "size": "100x90"}, INFO)
 
 
 def test_generate_needs_a_prompt() -> None:

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fake_engine import FakeEngine, Plan, Served, eventually, serving
+from fake_engine import EDITOR, FakeEngine, Plan, Served, eventually, serving
 from tilework.server.api.app import create_app
 from tilework.server.api.examples import ERRORS, UID
 from tilework.server.api.reference import in_lines, reference
@@ -53,7 +53,7 @@ def examples() -> list[Example]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with serving(FakeEngine(), drain_s=0) as served:
+    with serving(FakeEngine(info=replace(EDITOR, name="tiny-shapes")), drain_s=0) as served:
         yield served
 
 

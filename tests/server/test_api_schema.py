@@ -14,7 +14,7 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import CHECKS, load_all_checks
 
-from fake_engine import FakeEngine, Plan, Served, eventually, serving
+from fake_engine import EDITOR, FakeEngine, Plan, Served, eventually, serving
 from tilework.server.api.app import create_app
 from tilework.server.config import ServerConfig
 
@@ -30,7 +30,7 @@ schema = schemathesis.openapi.from_dict(create_app(FakeEngine(), ServerConfig())
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with serving(FakeEngine(keeps=False), max_steps=50, drain_s=0) as served:
+    with serving(FakeEngine(info=EDITOR, keeps=False), max_steps=50, drain_s=0) as served:
         yield served
         eventually(lambda: statuses(served) <= {"done", "failed", "cancelled"})
         eventually(lambda: served.engine.health().num_jobs == 0)

@@ -16,20 +16,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 from typing import Any
 
 import pytest
 
-from fake_engine import FakeEngine, Plan, Served, eventually, serving
+from fake_engine import EDITOR, FakeEngine, Plan, Served, eventually, serving
 from tilework.core.actions import Reject
 from tilework.core.request import RefusalCode
 from tilework.core.wire import Spec
 from tilework.runtime.ticket import Ticket
 from tilework.server.calls.call import Call
 from tilework.server.schema.chat_request import EXAMPLE as CHAT
+from tilework.server.schema.edit_request import EXAMPLE as EDIT_EXAMPLE
 from tilework.server.schema.image_request import EXAMPLE as IMAGES
 
 NUM_BODIES = int(os.environ.get("HOSTILE_BODIES", "2500"))
@@ -38,6 +39,7 @@ HELD = "until the client has gone"
 ENDED = "tilework_requests_total{"
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/images/generations": {**IMAGES, "size": "16x16", "n": 2},
+    "/v1/images/edits": EDIT_EXAMPLE,
     "/v1/chat/completions": {**CHAT, "extra_body": {"width": 16, "height": 16, "seed": 7, "slo_ms": 2500}},
 }
 MORE_FIELDS: dict[str, Any] = {
@@ -59,6 +61,9 @@ MORE_FIELDS: dict[str, Any] = {
     "width": 16,
     "num_frames": 1,
     "slo_ms": 9.5,
+    "image": EDIT_EXAMPLE["image"],
+    "mask": EDIT_EXAMPLE["image"],
+    "strength": 0.5,
 }
 ODD: list[Any] = [
     None, True, False, 0, -1, 1, 3, 2**31, 2**63 - 1, 2**63, -(2**64), 10**400, 0.0, -0.0, 1e-320, 1e308, 2.5,
@@ -66,6 +71,8 @@ ODD: list[Any] = [
     "é" * 50, "٦٤x٦٤", "16x16", "1e9x1e9", "x" * 5000, "auto", "null", "NaN", "../../etc/passwd", "%00",
     [], [[]], [None], {}, {"": ""}, {"__proto__": {}}, {"a": {"b": {"c": [1, 2, {}]}}}, [{"role": "user"}],
     [{"role": "user", "content": [{"type": "image_url"}]}], [{"role": "user", "content": None}],
+    "data:image/png;base64,", "data:,", EDIT_EXAMPLE["image"][:-9], [EDIT_EXAMPLE["image"]] * 2,
+    {"image_url": {"url": 1}},
 ]  # fmt: skip
 HEADERS: list[tuple[str, str]] = [
     ("Content-Type", "application/json; charset=utf-16"),
@@ -289,7 +296,9 @@ PLANS += [Plan(code=RefusalCode.UNKNOWN_COST)]
 
 @pytest.fixture
 def server() -> Iterator[Served]:
-    with serving(Counting(keeps=False), max_records=50, result_bytes=1 << 20, reconnect_s=0.05, drain_s=0) as served:
+    engine = Counting(info=replace(EDITOR, name="tiny-shapes"), keeps=False)
+    limits = {"max_records": 50, "result_bytes": 1 << 20, "max_input_bytes": 1 << 20}
+    with serving(engine, reconnect_s=0.05, drain_s=0, **limits) as served:
         yield served
 
 

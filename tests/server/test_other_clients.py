@@ -215,9 +215,19 @@ def test_omni_image_back_end(server: Served) -> None:
         ({"messages": [{"role": "user", "content": 7}]}, "messages", "the prompt"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages", "text"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x"}}]}]},
-            "messages",
-            "no models for input images",
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "text", "text": "x"},
+                            {"type": "image_url", "image_url": {"url": "data:x"}},
+                        ],
+                    }
+                ]
+            },
+            "image",
+            "from text alone",
         ),
     ],
     ids=str,

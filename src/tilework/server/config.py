@@ -34,6 +34,8 @@ class ServerConfig(BaseSettings):
     `public_url` replaces scheme and host in the URLs of results, for servers behind a proxy. `tenants` is the path of a
     TOML file (see `server.tenants`). `max_jobs` is how many images of all tenants may wait or run at a time, and
     `max_backlog_s` how long the devices may need for them when another comes in (see `admission.admission_limits`).
+    `max_input_bytes` is for a body with pictures, `max_picture_bytes` for one file, `max_input_pixels` for all pictures
+    of a call, and `input_bytes` for the memory of all calls' pictures.
     `max_batch` is how many share a forward pass at most; `exact` makes all requests
     exact (see `core.request.Request`). `reconnect_s` is how long a call with an idempotency key goes
     on after its client has gone. `read_timeout_s` is for a whole request head, and for a whole body; `send_timeout_s`
@@ -58,7 +60,11 @@ class ServerConfig(BaseSettings):
     max_prompt_chars: int = Field(4096, ge=1, le=1 << 20)
     max_steps: int = Field(200, ge=1, le=10_000)
     max_images: int = Field(10, ge=1, le=10)
-    max_pixels: int = Field(1 << 24, ge=256, le=1 << 40)
+    max_pixels: int = Field(1 << 27, ge=256, le=1 << 40)
+    max_input_bytes: int = Field(64 << 20, ge=1024, le=1 << 30)
+    max_picture_bytes: int = Field(24 << 20, ge=1024, le=1 << 30)
+    max_input_pixels: int = Field(1 << 25, ge=256, le=1 << 30)
+    input_bytes: int = Field(1 << 30, ge=1024, le=1 << 50)
     max_previews: int = Field(16, ge=0, le=1000)
     max_slo_s: LongSeconds = 7 * 86400.0
     max_jobs: int = Field(ControllerConfig().max_jobs, ge=1, le=1 << 20)

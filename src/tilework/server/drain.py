@@ -17,9 +17,9 @@ SWEEP_S = 1.0  # How often the store is asked: it does not report that a picture
 async def drained(call_registry: CallRegistry, store: ResultStore, now_ns: Callable[[], int]) -> None:
     """Return when no call is open, and every picture of an asynchronous call was fetched or is gone."""
     while True:
-        for record, index in call_registry.unfetched():
-            if not await store.holds(stored_name(record.tenant, f"{record.uid}-{index}"), now_ns()):
-                call_registry.mark_fetched(record, index)
+        for record, index, frame in call_registry.unfetched():
+            if not await store.holds(stored_name(record.tenant, record.uid, index, frame), now_ns()):
+                call_registry.mark_fetched(record, index, frame)
         with suppress(TimeoutError):
             async with asyncio.timeout(SWEEP_S):
                 return await call_registry.wait_until_idle()

@@ -93,14 +93,14 @@ def _generate(source: ModelSource, fields: dict[str, object], output: Path, quie
 
 def _spec(fields: dict[str, object], info: ModelInfo) -> Spec:
     """Check the values as the server would."""
+    from tilework.server.calls.errors import CallError
     from tilework.server.calls.parsing.image_call import image_call
     from tilework.server.calls.parsing.specs import Rules
     from tilework.server.config import ServerConfig
-    from tilework.server.http.errors import ApiError
     from tilework.server.tenants import Tenant, Tenants
 
     rules = Rules(info=info, config=ServerConfig(), tenants=Tenants(), tenant=Tenant(), now=datetime.now(UTC))
     try:
         return image_call(fields, rules, Random()).specs[0]
-    except ApiError as error:
+    except CallError as error:
         raise UserError(error.message) from error

@@ -13,6 +13,7 @@ from fastapi_offline import FastAPIOffline
 
 import tilework
 from tilework.core.time import ns_from_s
+from tilework.server.api.bodies import Bodies
 from tilework.server.api.chat import ChatService
 from tilework.server.api.errors import install_call_errors
 from tilework.server.api.image_routes import add_chat_route, add_image_routes
@@ -82,6 +83,7 @@ def create_app(
         metrics=metrics,
         threads=threads,
         rng=rng or SystemRandom(),
+        bodies=Bodies(config=config, threads=threads),
     )
     app = FastAPIOffline(
         title="Tilework",

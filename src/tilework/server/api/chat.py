@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from fastapi import Request
 from fastapi.responses import Response
 
+from tilework.server.api.bodies import CHATS
 from tilework.server.api.images import ImageService
 from tilework.server.calls.call import Finished
-from tilework.server.calls.parsing.chat_call import chat_call
 from tilework.server.schema.answers import ChatChoice, ChatCompletion, ChatMessage, ImagePart, ImageUrl, RequestTimeline
 
 
@@ -21,7 +21,7 @@ class ChatService:
     images: ImageService
 
     async def complete(self, http: Request) -> Response:
-        entry = await self.images.enter(http, chat_call)
+        entry = await self.images.enter(http, CHATS)
         finished = await self.images.result(entry.call, http)
         content = await self.images.threads.run(_answer_json, finished, self.images.engine.info.name)
         return Response(content, headers=entry.headers(), media_type="application/json")
@@ -30,8 +30,9 @@ class ChatService:
 def _answer_json(finished: Finished, model: str) -> bytes:
     media_type = finished.ask.media_type
     parts = [
-        image_part(file, timeline, media_type)
-        for file, timeline in zip(finished.files, finished.timelines, strict=True)
+        image_part(file, timeline, media_type, frame)
+        for index, timeline in enumerate(finished.timelines)
+        for frame, file in finished.parts(index)
     ]
     answer = ChatCompletion(
         id=f"chatcmpl-{finished.uid}",
@@ -42,11 +43,11 @@ def _answer_json(finished: Finished, model: str) -> bytes:
     return answer.model_dump_json().encode()
 
 
-def image_part(file: bytes, timeline: RequestTimeline, media_type: str) -> ImagePart:
+def image_part(file: bytes, timeline: RequestTimeline, media_type: str, frame: int | None = None) -> ImagePart:
     """A picture in a message; the duration of a stage adds up its pieces."""
     durations_s: dict[str, float] = {}
     for segment in timeline.segments:
         before_s = durations_s.get(segment.stage, 0.0)
         durations_s[segment.stage] = round(before_s + segment.end_s - segment.start_s, 6)
     url = f"data:{media_type};base64,{base64.b64encode(file).decode('ascii')}"
-    return ImagePart(image_url=ImageUrl(url=url), stage_durations=durations_s, tilework=timeline)
+    return ImagePart(image_url=ImageUrl(url=url), frame=frame, stage_durations=durations_s, tilework=timeline)

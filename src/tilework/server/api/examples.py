@@ -71,7 +71,7 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         "The body exceeds 1048576 bytes; send a shorter one.",
     ),
     415: (
-        "The body is not JSON",
+        "The body is not JSON (nor a form, where that is accepted)",
         "invalid_request_error",
         "unsupported_media_type",
         None,
@@ -86,7 +86,8 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
     ),
     429: (
         "The deadline is out of reach (`deadline_unreachable`; `earliest_s` is the earliest that is not),"
-        " the server has enough (`queue_full`), or your tenant has (`tenant_share` of the queue, `too_many_open`);"
+        " the server has enough (`queue_full`; `input_full`: given pictures), or your tenant has (`tenant_share` of the"
+        " queue, `too_many_open`);"
         " `Retry-After` says when to ask",
         "rate_limit_error",
         "deadline_unreachable",
@@ -109,7 +110,7 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         "The server failed to answer; its log says why.",
     ),
     503: (
-        "No device is up, the server is starting or stopping, or it has too many connections",
+        "No device is up, the server is starting or stopping, or it has too many connections, or too many large bodies",
         "server_error",
         "not_ready",
         None,
@@ -135,7 +136,8 @@ def _stream(events: list[dict[str, Any]]) -> str:
 
 PROGRESS = _stream(RECORDED["progress"])
 PICTURES = _stream(RECORDED["pictures"])
-EXAMPLES: dict[str, object] = {**RECORDED}
+EXAMPLES: dict[str, object] = {**RECORDED, "edits": {**RECORDED["images"], "size": "16x16"}}
+"""An edit is answered like any image; the shipped model makes none."""
 
 _MORE: Mapping[int, Mapping[str, object]] = {
     429: {"uid": f"{UID}-0", "slo_s": 1.0, "earliest_s": 3.251},

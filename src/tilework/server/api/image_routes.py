@@ -7,11 +7,13 @@ from typing import Annotated
 from fastapi import FastAPI, Path, Request
 from fastapi.responses import Response
 
+from tilework.server.api.bodies import EDITS
 from tilework.server.api.chat import ChatService
 from tilework.server.api.examples import PICTURES, UID
 from tilework.server.api.images import ImageService
 from tilework.server.api.openapi import (
     CHAT_BODY,
+    EDIT_BODY,
     IDEMPOTENCY_KEY,
     IMAGE_BODY,
     PREFER,
@@ -21,6 +23,7 @@ from tilework.server.api.openapi import (
     header_docs,
     stream,
 )
+from tilework.server.api.request_routes import Frame
 from tilework.server.api.requests import RequestService
 from tilework.server.schema.answers import ChatCompletion, ImagesResponse, RequestStatus
 
@@ -30,6 +33,7 @@ ImageUid = Annotated[str, Path(description="an image", examples=[f"{UID}-0"])]
 def add_image_routes(app: FastAPI, images: ImageService, requests: RequestService) -> None:
     done = good("The pictures", "images", "x-request-id", "Idempotent-Replayed")
     done["content"] |= stream("", PICTURES, fields={"stream": True, "partial_images": 1})["content"]
+    edited = good("The pictures", "edits", "x-request-id", "Idempotent-Replayed")
     accepted = {
         **good("Accepted; the pictures come later", "status", asked={"Prefer": "respond-async"}),
         "model": RequestStatus,
@@ -51,15 +55,30 @@ def add_image_routes(app: FastAPI, images: ImageService, requests: RequestServic
         """Draw images, all or none of them. With n above 1, image i is drawn with seed + i."""
         return await images.generate(http)
 
+    @app.post(
+        "/v1/images/edits",
+        tags=["images"],
+        response_model=ImagesResponse,
+        responses={
+            200: edited,
+            202: {**accepted, **good("Accepted; the pictures come later", "status"), "headers": accepted["headers"]},
+            **errors(400, 401, 404, 408, 409, 410, 413, 415, 422, 429, 504),
+        },
+        openapi_extra={**EDIT_BODY, "parameters": [IDEMPOTENCY_KEY, PREFER]},
+    )
+    async def edit_images(http: Request) -> Response:
+        """Draw images from given ones, for models that take pictures. The body may be a form."""
+        return await images.generate(http, EDITS)
+
     @app.get(
         "/v1/images/{uid}/content",
         tags=["images"],
         response_class=Response,
-        responses={200: files("The file"), **errors(401, 404, 409, 410, 504)},
+        responses={200: files("The file"), **errors(400, 401, 404, 409, 410, 504)},
     )
-    async def image_content(uid: ImageUid, http: Request) -> Response:
-        """The file of an image; `uid` is the image's own."""
-        return await requests.content(uid, None, http)
+    async def image_content(uid: ImageUid, http: Request, frame: Frame = 0) -> Response:
+        """The file of an image, or of one frame of a clip; `uid` is the image's own."""
+        return await requests.content(uid, None, frame, http)
 
 
 def add_chat_route(app: FastAPI, chat: ChatService) -> None:

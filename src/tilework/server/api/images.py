@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
+from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response
 
+from tilework.server.api.bodies import IMAGES, Bodies, Route
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.encode import Threads
 from tilework.server.calls.errors import CallError
 from tilework.server.calls.events import CallEvents, Event, View
-from tilework.server.calls.idempotency import idempotency_key
-from tilework.server.calls.parsing.image_call import ImageCall, image_call
+from tilework.server.calls.parsing.image_call import image_call
+from tilework.server.calls.parsing.pictures import taken_pictures
+from tilework.server.calls.parsing.sizes import size_text
 from tilework.server.calls.parsing.specs import Rules
 from tilework.server.calls.status import call_status
 from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ServerConfig
 from tilework.server.engine_protocol import Engine
-from tilework.server.http.body import read_json
 from tilework.server.http.connection import unless_gone
 from tilework.server.http.errors import ApiError
 from tilework.server.http.middleware import tenant_of
@@ -35,8 +37,6 @@ from tilework.server.schema.answers import ImageData, ImagesResponse
 from tilework.server.tenants import Tenant, Tenants
 
 REPLAYED = {"Idempotent-Replayed": "true"}
-
-Check = Callable[[Mapping[str, object], Rules, Random], ImageCall]  # A body and what it asks for; see `image_call`.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageService:
-    """Serves `POST /v1/images/generations`. `rng` chooses seeds for clients that send none."""
+    """Serves `POST /v1/images/generations` and `/v1/images/edits`. `rng` chooses seeds for clients that send none."""
 
     engine: Engine
     config: ServerConfig
@@ -61,9 +61,10 @@ class ImageService:
     metrics: Metrics
     threads: Threads
     rng: Random
+    bodies: Bodies
 
-    async def generate(self, http: Request) -> Response:
-        entry = await self.enter(http, image_call)
+    async def generate(self, http: Request, route: Route = IMAGES) -> Response:
+        entry = await self.enter(http, route)
         call, headers = entry.call, entry.headers()
         if call.ask.is_stream:
             return self._stream(call, headers)
@@ -75,7 +76,7 @@ class ImageService:
                 return self._later(entry, http, headers)
         return await self._answer(await self.result(call, http), http, headers)
 
-    async def enter(self, http: Request, check: Check) -> Entry:
+    async def enter(self, http: Request, route: Route) -> Entry:
         """Join the call that a client's idempotency key led to before, or submit what it asks for.
 
         A repeat has the body of the first call, which was right then: it is not checked against the clock again.
@@ -85,14 +86,22 @@ class ImageService:
             CallError: the call is wrong, it was refused, or the models are not loaded yet; as `CallSubmitter.join`.
         """
         self.submitter.readiness.require_started()
-        tenant = tenant_of(http.scope)
-        with self._counting_mistakes():
-            body = await read_json(http, self.config.max_body_bytes, self.config.read_timeout_s)
-            key = idempotency_key(http.headers.get("idempotency-key"), tenant.name, http.scope["path"], body)
-        if key is not None and (known := await self.submitter.join(key)) is not None:
+        tenant, info = tenant_of(http.scope), self.engine.info
+        with self.bodies.room.place() as place:
+            with self._counting_mistakes():
+                body = await self.bodies.read(http, route, info, place)
+                key = await self.bodies.key(http, tenant, body, place)
+            if key is not None and (known := await self.submitter.join(key)) is not None:
+                return Entry(call=known, is_replay=True)
+            with self._counting_mistakes():
+                asked = route.fields(body)
+                fields, given = taken_pictures(asked.fields, info, is_edit=route.is_edit)
+                pictures = await self.bodies.decoded(given)
+        if given and key is not None and (known := await self.submitter.join(key)) is not None:  # Came meanwhile.
             return Entry(call=known, is_replay=True)
         with self._counting_mistakes():
-            ask = check(body, self._rules(tenant), self.rng)
+            more: Any = {"pictures": pictures, "slo_ms": asked.slo_ms, "stream_of": route.stream_of}
+            ask = image_call(fields, self._rules(tenant), self.rng, **more)
         return Entry(call=self.submitter.submit(ask, tenant, key), is_replay=False)
 
     def _rules(self, tenant: Tenant) -> Rules:
@@ -174,21 +183,28 @@ def base_url(config: ServerConfig, http: Request) -> str:
     return (config.public_url or str(http.base_url)).rstrip("/")
 
 
+def _content_url(base: str, uid: str, frame: int | None) -> str:
+    url = f"{base}/v1/images/{uid}/content"
+    return url if frame is None else f"{url}?frame={frame}"
+
+
 def _answer_json(finished: Finished, base: str) -> bytes:
     """ASCII only, so that a client's odd characters come back escaped."""
     ask = finished.ask
     data = [
         ImageData(
             b64_json=None if ask.as_url else base64.b64encode(file).decode("ascii"),
-            url=f"{base}/v1/images/{timeline.uid}/content" if ask.as_url else None,
+            url=_content_url(base, timeline.uid, frame) if ask.as_url else None,
+            frame=frame,
             tilework=timeline,
         )
-        for timeline, file in zip(finished.timelines, finished.files, strict=True)
+        for index, timeline in enumerate(finished.timelines)
+        for frame, file in finished.parts(index)
     ]
     answer = ImagesResponse(
         created=int(finished.arrived_s),
         data=data,
         output_format=ask.output_format,
-        size=str(ask.specs[0].shape),
+        size=size_text(ask.specs[0].shape),
     )
     return json.dumps(answer.model_dump(mode="python")).encode("ascii")

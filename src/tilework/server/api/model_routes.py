@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import FastAPI, Path
 
+from tilework.core.model import PictureInput
 from tilework.server.api.openapi import errors, good
 from tilework.server.calls.parsing.arguments import wanted
 from tilework.server.calls.parsing.image_call import check_model, public_source
@@ -54,6 +55,10 @@ def add_model_routes(app: FastAPI, readiness: Readiness, created: int, exact: bo
         return ModelPath(model_path=public_source(readiness.engine.info))
 
 
+def _picture(one: PictureInput) -> dict[str, object]:
+    return {"name": one.name, "required": one.required, "most": one.most, "is_mask": one.is_mask}
+
+
 def _model_card(engine: Engine, created: int, exact: bool) -> ModelCard:
     info = engine.info
     limits = {
@@ -69,6 +74,10 @@ def _model_card(engine: Engine, created: int, exact: bool) -> ModelCard:
         "attention_backend": info.attention_backend,
         "exact": exact,
         "arguments": [{"name": one.name, "value": wanted(one)} for one in info.arguments],
+        "pictures": [_picture(one) for one in info.pictures],
+        "default_frames": info.default_frames,
+        "max_frames": info.max_frames,
+        "frame_multiple": info.frame_multiple,
         "policy": engine.policy,
     }
     return ModelCard(id=info.name, created=created, tilework=limits)

@@ -13,6 +13,8 @@ from tilework.server.http.sse import MEDIA_TYPE
 from tilework.server.schema.answers import ErrorResponse
 from tilework.server.schema.chat_request import EXAMPLE as CHAT_EXAMPLE
 from tilework.server.schema.chat_request import chat_schema
+from tilework.server.schema.edit_request import EXAMPLE as EDIT_EXAMPLE
+from tilework.server.schema.edit_request import edit_form_schema, edit_schema
 from tilework.server.schema.image_request import EXAMPLE, request_schema
 
 
@@ -26,6 +28,8 @@ _WITH_RETRY = (409, 429, 503)
 _ANY_CALL = (431, 500, 503)
 IMAGE_BODY = _body(request_schema(), EXAMPLE)
 CHAT_BODY = _body(chat_schema(), CHAT_EXAMPLE)
+EDIT_BODY = _body(edit_schema(), EDIT_EXAMPLE)
+EDIT_BODY["requestBody"]["content"]["multipart/form-data"] = {"schema": edit_form_schema()}
 IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",
     "in": "header",

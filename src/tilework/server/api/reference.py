@@ -70,7 +70,8 @@ class _Page:
                 rows.append([f"`{name}`", _default(name, rules, schema["required"]), rules["description"]])
             else:
                 known.append(f"`{name}`")
-        yield _table(["field", "default", "give"], rows)
+        if rows:
+            yield _table(["field", "default", "give"], rows)
         if known:
             routes = next(iter(self.described.values()))
             yield f"As in `{routes}`: {', '.join(known)}.\n"

@@ -21,6 +21,7 @@ After = Annotated[str | None, Query(description="the `last_id` of a page: list t
 Index = Annotated[
     int | None, Query(ge=0, le=999, description="an integer from 0 to 999, which image of a call (default 0)")
 ]
+Frame = Annotated[int, Query(ge=0, le=9999, description="an integer, which frame of a clip (default 0)")]
 
 
 def add_request_routes(app: FastAPI, requests: RequestService) -> None:
@@ -76,9 +77,9 @@ def _add_result_routes(app: FastAPI, requests: RequestService) -> None:
         response_class=Response,
         responses={200: files("The file"), **errors(400, 401, 404, 409, 410, 504)},
     )
-    async def request_content(uid: Uid, http: Request, index: Index = None) -> Response:
-        """The file of an image: that of `uid`, or number `index` of a call (default 0)."""
-        return await requests.content(uid, index, http)
+    async def request_content(uid: Uid, http: Request, index: Index = None, frame: Frame = 0) -> Response:
+        """The file of an image: that of `uid`, or number `index` of a call (default 0); of a clip one frame."""
+        return await requests.content(uid, index, frame, http)
 
     @app.get(
         "/v1/requests/{uid}/decisions",

@@ -92,8 +92,9 @@ class RequestService:
                 raise end
         assert isinstance(found.entry, Record)
         status = found.entry.status()
-        for image in status.images:
-            await self.store.delete(stored_name(found.entry.tenant, image.uid))
+        for index in range(len(status.images)):
+            for frame in range(status.frames):
+                await self.store.delete(stored_name(found.entry.tenant, found.entry.uid, index, frame))
         self.call_registry.release(found.entry)
         return _only(status, found.index)
 
@@ -126,8 +127,8 @@ class RequestService:
     def _stream(self, events: AsyncGenerator[Event, None]) -> Response:
         return EventStream(on_wire(events), keep_alive_s=self.config.keep_alive_s)
 
-    async def content(self, uid: str, index: int | None, http: Request) -> Response:
-        """The file of an image.
+    async def content(self, uid: str, index: int | None, frame: int, http: Request) -> Response:
+        """The file of an image, or of a frame of a clip.
 
         Raises:
             UnknownCall: there is no such image.
@@ -135,19 +136,21 @@ class RequestService:
             PicturesGone: it will not come, or is not kept any more.
         """
         uid, index = _image(uid, index)
-        name = stored_name(tenant_of(http.scope).name, f"{uid}-{index}")
+        name = stored_name(tenant_of(http.scope).name, uid, index, frame)
         result = await self.store.get(name, self.engine.now_ns())
         entry = self.call_registry.find(uid, tenant_of(http.scope).name, self.engine.now_ns())
         if isinstance(entry, Record) and not is_head(http.scope):
-            self.call_registry.mark_fetched(entry, index)
+            self.call_registry.mark_fetched(entry, index, frame)
         if result is None or isinstance(entry, Call):
-            raise self._no_content(uid, index, entry)
+            raise self._no_content(uid, index, frame, entry)
         return Response(result.content, media_type=result.media_type)
 
-    def _no_content(self, uid: str, index: int, entry: Call | Record | None) -> CallError:
+    def _no_content(self, uid: str, index: int, frame: int, entry: Call | Record | None) -> CallError:
         status = None if entry is None else self._status(entry)
         if status is None or index >= len(status.images):
             return self._unknown(f"{uid}-{index}")
+        if frame >= status.frames:
+            return invalid("frame", frame, f"Give an integer from 0 to {status.frames - 1}.")
         if isinstance(entry, Call):
             return _not_done(entry, status, self.engine.now_ns())
         if status.error is not None:

@@ -17,13 +17,19 @@ from tilework.server.schema.answers import RequestTimeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """What became of a call that is done: a file and a timeline of each image."""
+    """What became of a call that is done: a timeline of each image and its files, which are the frames of a clip."""
 
     uid: str
     arrived_s: float
     ask: ImageCall
     timelines: tuple[RequestTimeline, ...]
     files: tuple[bytes, ...] = field(repr=False)
+
+    def parts(self, index: int) -> Iterator[tuple[int | None, bytes]]:
+        """The files of an image: each with the number of its frame, which an image that is no clip has not."""
+        frames = self.ask.frames
+        for frame in range(frames):
+            yield None if frames == 1 else frame, self.files[index * frames + frame]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

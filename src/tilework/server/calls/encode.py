@@ -18,10 +18,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def encode(image: Image, output_format: OutputFormat, quality: int) -> bytes:
-    """Encode as a file; `quality` (0-100) concerns jpeg and webp only."""
+def encode(image: Image, output_format: OutputFormat, quality: int, frame: int = 0) -> bytes:
+    """Encode as a file, or one frame of a clip; `quality` (0-100) concerns jpeg and webp only."""
     buffer = io.BytesIO()
-    picture = Pillow.frombytes("RGB", (image.width, image.height), image.pixels)
+    num_bytes = 3 * image.width * image.height
+    pixels = memoryview(image.pixels)[frame * num_bytes : (frame + 1) * num_bytes]
+    picture = Pillow.frombytes("RGB", (image.width, image.height), pixels)
     if output_format == "png":
         picture.save(buffer, "PNG", compress_level=3)  # On noisy pixels 4 times as fast as 6, for 11% more.
     else:
@@ -30,6 +32,7 @@ def encode(image: Image, output_format: OutputFormat, quality: int) -> bytes:
 
 
 def encode_base64(image: Image, output_format: OutputFormat, quality: int) -> str:
+    """As text; of a clip the first frame."""
     return base64.b64encode(encode(image, output_format, quality)).decode("ascii")
 
 

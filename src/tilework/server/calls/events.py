@@ -15,9 +15,10 @@ from tilework.runtime.ticket import Preview, Ticket
 from tilework.server.calls.call import Call, Finished, changes
 from tilework.server.calls.encode import Threads, encode_base64
 from tilework.server.calls.errors import CallError, Cancelled
+from tilework.server.calls.parsing.sizes import size_text
 from tilework.server.calls.status import eta
 from tilework.server.engine_protocol import Engine
-from tilework.server.schema.answers import RequestStatus, RequestTimeline
+from tilework.server.schema.answers import RequestStatus
 
 _NO_TOKENS = {
     "input_tokens": 0,
@@ -125,7 +126,7 @@ class CallEvents:
         if is_partial:
             partial = {**self._picture(text), "partial_image_index": sent.num_partial, "tilework": about}
             sent.num_partial += 1
-            yield Event("image_generation.partial_image", partial)
+            yield Event(f"{ask.stream_of}.partial_image", partial)
         if self.view.has_progress:
             yield Event("tilework.preview", {**about, "output_format": ask.output_format, "b64_json": text})
 
@@ -142,13 +143,13 @@ class CallEvents:
             "created_at": int(time.time()),
             "output_format": ask.output_format,
             "quality": "auto",
-            "size": str(ask.specs[0].shape),
+            "size": size_text(ask.specs[0].shape),
         }
 
     async def _end(self, end: Finished | CallError) -> AsyncIterator[Event]:
         if isinstance(end, Finished):
             for index in self.images:
-                async for news in self._done(end.timelines[index], end.files[index]):
+                async for news in self._done(end, index):
                     yield news
             return
         if self.view.has_progress:
@@ -157,12 +158,14 @@ class CallEvents:
         if self.view.has_files:
             yield Event("error", {"error": end.detail().model_dump(mode="json")})
 
-    async def _done(self, timeline: RequestTimeline, file: bytes) -> AsyncIterator[Event]:
+    async def _done(self, end: Finished, index: int) -> AsyncIterator[Event]:
+        """Of a clip each frame is an event."""
+        timeline = end.timelines[index]
         served = timeline.model_dump(mode="json")
-        if self.view.has_files:
+        for frame, file in end.parts(index) if self.view.has_files else ():
             text = (await self.threads.run(base64.b64encode, file)).decode("ascii")
-            completed = {**self._picture(text), "usage": _NO_TOKENS, "tilework": served}
-            yield Event("image_generation.completed", completed)
+            completed = {**self._picture(text), "frame": frame, "usage": _NO_TOKENS, "tilework": served}
+            yield Event(f"{end.ask.stream_of}.completed", completed)
         if self.view.has_progress:
             yield Event("tilework.done", {"uid": timeline.uid, "timeline": served})
 

@@ -61,6 +61,7 @@ class Finisher:
                 self.engine.release(ticket.request.uid)
             if call.abandoned is not None:
                 call.abandoned.cancel()
+            call.ask = call.ask.without_texts()
             call.end.set_result(end)
 
     def cancel(self, call: Call, reason: str) -> None:
@@ -86,8 +87,12 @@ class Finisher:
         return finished, kept
 
     async def _finished(self, call: Call, outcomes: list[Outcome]) -> Finished:
-        ask = call.ask
-        parts = [self.threads.run(encode, _pixels(outcome), ask.output_format, ask.quality) for outcome in outcomes]
+        ask = call.ask.without_texts()  # A slow client may hold the answer for long.
+        parts = [
+            self.threads.run(encode, _pixels(outcome), ask.output_format, ask.quality, frame)
+            for outcome in outcomes
+            for frame in range(ask.frames)
+        ]
         files = await asyncio.gather(*parts)
         served = enumerate(zip(call.tickets, outcomes, strict=True))
         timelines = tuple(request_timeline(ask, index, ticket, outcome) for index, (ticket, outcome) in served)
@@ -96,8 +101,8 @@ class Finisher:
     async def _keep(self, call: Call, finished: Finished) -> int | CallError:
         """Put the pictures into the store; returns when the first expires, or what it means that one has no place."""
         expire_ns = []
-        for index, file in enumerate(finished.files):
-            name = stored_name(call.tenant, f"{call.uid}-{index}")
+        for number, file in enumerate(finished.files):
+            name = stored_name(call.tenant, call.uid, *divmod(number, finished.ask.frames))
             match await self.store.put(name, file, call.ask.media_type, self.engine.now_ns()):
                 case TooLarge() as answer:
                     return _too_large(answer)
@@ -121,17 +126,20 @@ class Finisher:
             fresh_until_ns=now_ns + self.call_registry.ttl_ns if expires_ns is None else expires_ns,
             status_json=status.model_dump_json().encode(),
             decisions_json=decisions.model_dump_json().encode(),
-            unfetched=set(range(len(call.tickets))) if is_kept and self._must_be_fetched(call) else set(),
+            unfetched=self._unfetched(call) if is_kept else set(),
         )
 
-    def _must_be_fetched(self, call: Call) -> bool:
-        """Whether its pictures would be lost when the server stops before they are fetched."""
-        return call.is_detached and not self.call_registry.journal.is_durable
+    def _unfetched(self, call: Call) -> set[tuple[int, int]]:
+        """The pictures that would be lost if the server stopped before they are fetched."""
+        if not call.is_detached or self.call_registry.journal.is_durable:
+            return set()
+        return {(index, frame) for index in range(len(call.tickets)) for frame in range(call.ask.frames)}
 
 
-def stored_name(tenant: str, uid: str) -> str:
-    """The name of a picture in the store; it holds the tenant, so that no other tenant finds it."""
-    return f"{tenant}/{uid}"
+def stored_name(tenant: str, call_uid: str, index: int, frame: int = 0) -> str:
+    """The name of a picture, or of a frame of a clip, in the store; it holds the tenant, so that no other finds it."""
+    name = f"{tenant}/{call_uid}-{index}"
+    return f"{name}.{frame}" if frame else name
 
 
 async def _outcomes(call: Call) -> list[Outcome] | CallError:

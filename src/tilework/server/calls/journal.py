@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -15,6 +15,7 @@ from tilework.core.checkpoint import Checkpoint
 from tilework.core.time import ns_from_s
 from tilework.server.calls.errors import NotReady
 from tilework.server.calls.idempotency import Key
+from tilework.server.calls.parsing.decode import Undecodable
 from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.calls.records import Record
 from tilework.store.journal import Ended, Journal, JournalUnusable, NotWritten, OpenCall
@@ -101,7 +102,7 @@ class DurableJournal(CallJournal):
 
     def begin(self, call: KeptCall) -> None:
         checkpoints = dict.fromkeys(call.image_uids, Checkpoint())
-        document = _CALL.dump_json(call)
+        document = _CALL.dump_json(replace(call, ask=call.ask.with_files_only()))
         kept = OpenCall(uid=call.uid, model=self._model, document=document, checkpoints=checkpoints)
         try:
             self._journal.begin(kept)
@@ -136,7 +137,7 @@ class DurableJournal(CallJournal):
 
     def open_calls(self) -> list[tuple[KeptCall, tuple[Checkpoint, ...]]]:
         """In the order of their arrival, each with a checkpoint of every image. Raises JournalUnusable."""
-        kept = [(_read(_CALL, call.document), call.checkpoints) for call in self._journal.open_calls()]
+        kept = [(_read_call(call.document), call.checkpoints) for call in self._journal.open_calls()]
         return [(call, tuple(checkpoints[uid] for uid in call.image_uids)) for call, checkpoints in kept]
 
     def records(self) -> list[tuple[Record, bool]]:
@@ -151,6 +152,18 @@ class DurableJournal(CallJournal):
                 await asyncio.to_thread(self._journal.tidy)
             except sqlite3.Error as error:
                 logger.warning("the journal's write-ahead log grows: %s", error)
+
+
+def _read_call(document: bytes) -> KeptCall:
+    """A call with its pictures, which are in the document as their clients have sent them."""
+    call = _read(_CALL, document)
+    try:
+        return replace(call, ask=call.ask.with_pixels())
+    except Undecodable as error:
+        raise JournalUnusable(
+            f"a picture of call {call.uid} in the durable directory cannot be read: {error} Start the version of"
+            " tilework that accepted it, or give another directory"
+        ) from error
 
 
 def _read(kind: TypeAdapter[T], document: bytes) -> T:

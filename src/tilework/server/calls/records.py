@@ -19,7 +19,8 @@ class Record:
 
     `ask` is what was asked for, without its texts: it says how to answer a repeat.
     `fresh_until_ns` is when its pictures expire, and its key with them; the record itself outlives them, to say so.
-    `unfetched` holds the images of a detached call that its client has not fetched yet.
+    `unfetched` holds the images of a detached call that its client has not fetched yet, each with a frame (0 if it is
+    no clip).
     """
 
     uid: str
@@ -29,7 +30,7 @@ class Record:
     fresh_until_ns: int
     status_json: bytes = field(repr=False)
     decisions_json: bytes = field(repr=False)
-    unfetched: set[int] = field(default_factory=set)
+    unfetched: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def tenant(self) -> str:

@@ -10,6 +10,7 @@ from tilework.core.time import NS_PER_S
 from tilework.server.calls.errors import CallError, Refused, invalid, not_ready
 from tilework.server.calls.parsing.deadlines import Deadline
 from tilework.server.calls.parsing.image_call import ImageCall
+from tilework.server.calls.parsing.sizes import size_text
 from tilework.server.tenants import Tenant
 from tilework.server.text import counted, shown
 
@@ -29,11 +30,11 @@ def refused(refusal: Reject, ask: ImageCall, arrival_ns: int) -> CallError:
         case RefusalCode.TENANT:
             return _no_room(f"Your share of the queue is used up: {refusal.reason}.", refusal, arrival_ns)
         case RefusalCode.UNKNOWN_COST:
-            size = str(ask.specs[0].shape)
+            size = size_text(ask.specs[0].shape)
             remedy = f"What it costs is not known here: {refusal.reason}. Ask for another size."
             return invalid("size", size, remedy, code=refusal.code.value)
         case RefusalCode.MEMORY:
-            size = str(ask.specs[0].shape)
+            size = size_text(ask.specs[0].shape)
             return invalid("size", size, f"It does not fit: {refusal.reason}. Ask for less.", code=refusal.code.value)
         case _:
             return not_ready(refusal.reason)
@@ -45,6 +46,14 @@ def too_many_open(tenant: Tenant, num_open: int, num_asked: int, retry_s: int) -
         f" be. Wait for some to end, cancel some, or retry in {counted(retry_s, 'second')}."
     )
     return Refused(message, field="n", code="too_many_open", retry_s=retry_s)
+
+
+def input_full(num_held: int, num_asked: int, most_bytes: int) -> Refused:
+    message = (
+        f"The pictures of the call take {num_asked} bytes of memory. Those of open calls have {num_held} of"
+        f" {most_bytes}. Send smaller pictures, or retry in {counted(RETRY_BUSY_S, 'second')}."
+    )
+    return Refused(message, code="input_full", retry_s=RETRY_BUSY_S)
 
 
 def _unreachable(refusal: Reject, deadline: Deadline, arrival_ns: int) -> CallError:

@@ -32,6 +32,7 @@ class CallRegistry:
         self._keys: dict[tuple[str, str], tuple[Key, str]] = {}
         self._num_bytes = 0
         self._num_open: Counter[str] = Counter()
+        self._num_input_bytes = 0
         self._unfetched: set[str] = set()
         self.is_left = False
         self._idle = asyncio.Event()
@@ -47,6 +48,11 @@ class CallRegistry:
     @property
     def num_keys(self) -> int:
         return len(self._keys)
+
+    @property
+    def num_input_bytes(self) -> int:
+        """What the given pictures of open calls take."""
+        return self._num_input_bytes
 
     @property
     def num_open_calls(self) -> int:
@@ -88,6 +94,7 @@ class CallRegistry:
     def _enter(self, call: Call) -> None:
         self._open[call.uid] = call
         self._num_open[call.tenant] += len(call.tickets)
+        self._num_input_bytes += call.ask.num_input_bytes
         self._take_key(call)
         self._update()
 
@@ -148,14 +155,14 @@ class CallRegistry:
         page = self._arrivals[tenant].page(after, limit)
         return [self._open.get(uid) or self._ended[uid] for uid in page]
 
-    def unfetched(self) -> list[tuple[Record, int]]:
-        """The pictures that a client may still fetch, each as its record and its index there."""
+    def unfetched(self) -> list[tuple[Record, int, int]]:
+        """The pictures that a client may still fetch, each as its record and its index and frame there."""
         records = (self._ended[uid] for uid in self._unfetched)
-        return [(record, index) for record in records for index in record.unfetched]
+        return [(record, index, frame) for record in records for index, frame in record.unfetched]
 
-    def mark_fetched(self, record: Record, index: int) -> None:
+    def mark_fetched(self, record: Record, index: int, frame: int = 0) -> None:
         """This picture was fetched, or is gone: a stop need not wait for it."""
-        record.unfetched.discard(index)
+        record.unfetched.discard((index, frame))
         if not record.unfetched:
             self._unfetched.discard(record.uid)
             self._update()
@@ -186,6 +193,7 @@ class CallRegistry:
     def _close(self, uid: str) -> None:
         call = self._open.pop(uid)
         self._num_open[call.tenant] -= len(call.tickets)
+        self._num_input_bytes -= call.ask.num_input_bytes
         if not self._num_open[call.tenant]:
             del self._num_open[call.tenant]
 

@@ -12,6 +12,7 @@ from tilework.core.time import s_from_ns
 from tilework.runtime.ticket import Ticket
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.errors import CallError, Cancelled
+from tilework.server.calls.parsing.sizes import size_text
 from tilework.server.calls.timeline import request_timeline
 from tilework.server.engine_protocol import Engine
 from tilework.server.schema.answers import DecisionModel, ImageStatus, RequestStatus, State
@@ -56,7 +57,8 @@ def call_status(
         slo_s=call.ask.slo_s,
         eta_s=last and last.eta_s,
         eta=last and last.eta,
-        size=str(first.shape),
+        size=size_text(first.shape),
+        frames=first.frames,
         output_format=call.ask.output_format,
         images=images,
         error=end.detail() if isinstance(end, CallError) else None,

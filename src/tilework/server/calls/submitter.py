@@ -21,7 +21,7 @@ from tilework.server.calls.idempotency import Key
 from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.calls.readiness import Readiness
 from tilework.server.calls.records import Record
-from tilework.server.calls.refusals import refused, too_many_open
+from tilework.server.calls.refusals import input_full, refused, too_many_open
 from tilework.server.calls.registry import CallRegistry
 from tilework.server.config import ServerConfig
 from tilework.server.engine_protocol import Engine
@@ -67,6 +67,7 @@ class CallSubmitter:
         """
         self.readiness.require()
         self._check_open(ask, tenant)
+        self._check_memory(ask)
         return self._begin(ask, tenant, key)
 
     def detach(self, call: Call) -> None:
@@ -112,6 +113,12 @@ class CallSubmitter:
         etas_ns = [ticket.eta_ns for call in self.call_registry.open_calls(tenant.name) for ticket in call.tickets]
         wait_s = s_from_ns(min(etas_ns, default=0) - self.engine.now_ns())
         raise too_many_open(tenant, num_open, len(ask.specs), max(1, math.ceil(wait_s)))
+
+    def _check_memory(self, ask: ImageCall) -> None:
+        most_bytes = self.config.input_bytes
+        if ask.num_input_bytes and self.call_registry.num_input_bytes + ask.num_input_bytes > most_bytes:
+            self.metrics.count_input_full(ask.terms.priority)
+            raise input_full(self.call_registry.num_input_bytes, ask.num_input_bytes, most_bytes)
 
     def _begin(self, ask: ImageCall, tenant: Tenant, key: Key | None) -> Call:
         uid, arrival_ns = uuid4().hex, self.engine.now_ns()
@@ -162,8 +169,9 @@ class CallSubmitter:
         """
         status = record.status()
         files = []
-        for image in status.images:
-            result = await self.store.get(stored_name(record.tenant, image.uid), now_ns)
+        frames = record.ask.frames
+        for number in range(len(status.images) * frames):
+            result = await self.store.get(stored_name(record.tenant, record.uid, *divmod(number, frames)), now_ns)
             if result is None:
                 raise gone(record.uid, "they made room for newer ones")
             files.append(result.content)

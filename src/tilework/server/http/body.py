@@ -1,32 +1,95 @@
-"""Reads a JSON object from a request, within limits of size, depth and time."""
+"""Reads the body of a request within limits of size, depth and time: a JSON object, or the fields of a form."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
 from fastapi import Request
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 
-from tilework.server.http.errors import ApiError
+from tilework.server.http.errors import SERVER, ApiError
 from tilework.server.text import shown
 
 MAX_DEPTH = 64  # Far below the depth at which writing the value as JSON again would overflow the stack.
 
 
-async def read_json(http: Request, max_bytes: int, timeout_s: float) -> dict[str, object]:
+FORM = "multipart/form-data"
+JSON = "application/json"
+MAX_FILES = 64
+MAX_FIELDS = 200
+
+
+class BodyRoom:
+    """The memory for bodies that are read at a time: `most_bytes` for what each has beyond its first `own_bytes`."""
+
+    def __init__(self, most_bytes: int, own_bytes: int) -> None:
+        self.num_bytes = 0
+        self._most_bytes = most_bytes
+        self._own_bytes = own_bytes
+
+    @contextmanager
+    def place(self) -> Iterator[BodyPlace]:
+        """The place of one body, until the block is left."""
+        place = BodyPlace(self)
+        try:
+            yield place
+        finally:
+            self.num_bytes -= place.num_beyond
+
+    def grow(self, place: BodyPlace, num_bytes: int) -> None:
+        """Raises:
+        ApiError: 503, there is no room for it now.
+        """
+        beyond = max(0, num_bytes - self._own_bytes) - place.num_beyond
+        if beyond > 0 and self.num_bytes + beyond > self._most_bytes:
+            raise _too_many_bodies()
+        place.num_beyond += beyond
+        self.num_bytes += beyond
+
+
+@dataclass(slots=True, eq=False)
+class BodyPlace:
+    """What one body takes of a room, beyond what each may have."""
+
+    room: BodyRoom
+    num_beyond: int = 0
+
+    def grow(self, num_bytes: int) -> None:
+        self.room.grow(self, num_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyLimits:
+    """At most `max_bytes`, which have to be there within `timeout_s`, in a `place` of their own."""
+
+    max_bytes: int
+    timeout_s: float
+    place: BodyPlace
+
+
+def media_type(http: Request) -> str:
+    return http.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def read_json(http: Request, limits: BodyLimits) -> dict[str, object]:
     """Read and parse the body.
 
     Raises:
-        ApiError: 415 for another content type, 413 beyond `max_bytes`, 408 if the body is not all there within
-            `timeout_s`, 400 for anything but a JSON object of at most `MAX_DEPTH` levels.
+        ApiError: 415 for another content type, 413 and 408 beyond the limits, 503 without room for it, 400 for anything
+            but a JSON object of at most `MAX_DEPTH` levels.
         ClientDisconnect: the client went away while sending.
     """
-    _check_content_type(http.headers.get("content-type"))
-    try:
-        async with asyncio.timeout(timeout_s):
-            content = await _read(http, max_bytes)
-    except TimeoutError:
-        raise _too_slow(timeout_s) from None
+    if media_type(http) != JSON:
+        raise wrong_media_type(http, f'JSON with "Content-Type: {JSON}"')
+    content = bytearray()
+    async with _in_time(limits.timeout_s):
+        async for chunk in _chunks(http, limits):
+            content += chunk
     try:
         body = json.loads(content)
     except RecursionError:
@@ -40,23 +103,63 @@ async def read_json(http: Request, max_bytes: int, timeout_s: float) -> dict[str
     return body
 
 
-def _check_content_type(value: str | None) -> None:
-    if (value or "").partition(";")[0].strip().lower() != "application/json":
-        message = f'Content-Type = {shown(value)} is not accepted; send JSON with "Content-Type: application/json".'
-        raise ApiError(415, message, code="unsupported_media_type")
+async def read_form(http: Request, limits: BodyLimits) -> list[tuple[str, str | bytes]]:
+    """Read the fields of a form, in their order: texts, and files as bytes.
+
+    The body is parsed as it comes, and kept in memory: it is bounded.
+
+    Raises:
+        ApiError: 413 and 408 beyond the limits, 503 without room for it, 400 for anything but a form of at most
+            `MAX_FILES` files and `MAX_FIELDS` other fields.
+        ClientDisconnect: the client went away while sending.
+    """
+    parser = MultiPartParser(
+        http.headers,
+        _chunks(http, limits),
+        max_files=MAX_FILES,
+        max_fields=MAX_FIELDS,
+        max_part_size=limits.max_bytes,
+    )
+    parser.spool_max_size = limits.max_bytes
+    try:
+        async with _in_time(limits.timeout_s):
+            form = await parser.parse()
+    except MultiPartException as error:
+        raise _no_form(error.message) from None
+    try:
+        return [
+            (name, await value.read() if isinstance(value, UploadFile) else value) for name, value in form.multi_items()
+        ]
+    finally:
+        await form.close()
 
 
-async def _read(http: Request, max_bytes: int) -> bytes:
+def wrong_media_type(http: Request, remedy: str) -> ApiError:
+    message = f"Content-Type = {shown(http.headers.get('content-type'))} is not accepted; send {remedy}."
+    return ApiError(415, message, code="unsupported_media_type")
+
+
+@asynccontextmanager
+async def _in_time(timeout_s: float) -> AsyncGenerator[None, None]:
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError:
+        raise _too_slow(timeout_s) from None
+
+
+async def _chunks(http: Request, limits: BodyLimits) -> AsyncGenerator[bytes, None]:
     """Refuse by the announced length at once, and a chunked body as soon as too much has come."""
     announced = http.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > max_bytes:
-        raise _too_large(max_bytes)
-    body = bytearray()
+    if announced.isdigit() and int(announced) > limits.max_bytes:
+        raise _too_large(limits.max_bytes)
+    num_bytes = 0
     async for chunk in http.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
-    return bytes(body)
+        num_bytes += len(chunk)
+        if num_bytes > limits.max_bytes:
+            raise _too_large(limits.max_bytes)
+        limits.place.grow(num_bytes)
+        yield chunk
 
 
 def _is_deeper(value: object, max_depth: int) -> bool:
@@ -78,6 +181,17 @@ def _too_deep() -> ApiError:
 
 def _malformed(reason: str) -> ApiError:
     return ApiError(400, f"The body must be a JSON object, but {reason}. Send one.", code="invalid_json")
+
+
+def _no_form(reason: str) -> ApiError:
+    message = f"The body must be a form (RFC 7578), but it is not accepted: {reason.rstrip('.')}. Send one."
+    return ApiError(400, message, code="invalid_form", headers={"Connection": "close"})
+
+
+def _too_many_bodies() -> ApiError:
+    message = "The server reads as many large bodies as it takes. Retry in 1 second."
+    headers = {"Connection": "close", "Retry-After": "1"}
+    return ApiError(503, message, error_type=SERVER, code="too_many_bodies", headers=headers)
 
 
 def _too_slow(timeout_s: float) -> ApiError:

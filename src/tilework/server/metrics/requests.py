@@ -9,6 +9,7 @@ from tilework.runtime.ticket import Outcome, Ticket
 from tilework.server.metrics.meters import DEVICE_S, ERROR_S, ERROR_SHARE, LATENCY_S, SLACK_S, Meters, Names
 
 TOO_MANY_OPEN = "too_many_open"
+INPUT_FULL = "input_full"
 _OUTCOMES = (Status.DONE, Status.FAILED, Status.CANCELLED, Status.EXPIRED, Status.REJECTED)
 
 
@@ -54,7 +55,7 @@ class RequestMetrics:
                 self._requests.labels(name, outcome)
             for family in (self._latency, self._queue):
                 family.labels(name)
-        for reason in (*RefusalCode, TOO_MANY_OPEN):
+        for reason in (*RefusalCode, TOO_MANY_OPEN, INPUT_FULL):
             self._refusals.labels(reason)
         for result in ("kept", "broken"):
             self._promises.labels(result)

@@ -44,11 +44,12 @@ class RequestTimeline(BaseModel):
 
 
 class ImageData(BaseModel):
-    """One image, as `b64_json` or as `url`."""
+    """One image, as `b64_json` or as `url`. Of a clip there is one for each frame, in order, clip after clip."""
 
     b64_json: str | None = None
     url: str | None = None
     revised_prompt: str | None = None
+    frame: int | None = Field(None, description="Which frame of its clip it is, from 0 on; null if it is no clip")
     tilework: RequestTimeline
 
 
@@ -66,10 +67,11 @@ class ImageUrl(BaseModel):
 
 
 class ImagePart(BaseModel):
-    """One image in a chat; `stage_durations` in seconds by stage."""
+    """One image in a chat, or one frame of a clip; `stage_durations` in seconds by stage."""
 
     type: Literal["image_url"] = "image_url"
     image_url: ImageUrl
+    frame: int | None = None
     stage_durations: dict[str, float]
     tilework: RequestTimeline
 
@@ -152,6 +154,7 @@ class RequestStatus(BaseModel):
     eta_s: float | None = Field(description=_ETA)
     eta: str | None
     size: str
+    frames: int = Field(1, description="How many frames each clip has; 1 for images")
     output_format: OutputFormat
     images: list[ImageStatus]
     error: ErrorDetail | None

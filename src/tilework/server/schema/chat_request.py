@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from tilework.server.schema.image_request import ImageRequest, request_schema
+from tilework.server.schema.picture_fields import picture_schema
 
 EXAMPLE: dict[str, Any] = {
     "messages": [{"role": "user", "content": "a red square above a blue circle"}],
@@ -18,7 +19,13 @@ EXAMPLE: dict[str, Any] = {
 }
 _TEXT = {"type": "string"}
 _PART = {"type": "object", "required": ["type", "text"], "properties": {"type": {"const": "text"}, "text": _TEXT}}
-_CONTENT = {"anyOf": [_TEXT, {"type": "array", "items": _PART}]}
+_URL = {"type": "object", "required": ["url"], "properties": {"url": _TEXT}}
+_PICTURE = {
+    "type": "object",
+    "required": ["type", "image_url"],
+    "properties": {"type": {"const": "image_url"}, "image_url": _URL},
+}
+_CONTENT = {"anyOf": [_TEXT, {"type": "array", "items": {"anyOf": [_PART, _PICTURE]}}]}
 _MESSAGE = {"type": "object", "required": ["role", "content"], "properties": {"role": _TEXT, "content": _CONTENT}}
 _MESSAGES = {"type": "array", "minItems": 1, "items": _MESSAGE}
 NOT_IN_CHATS = {"prompt", "partial_images", "tilework_events", "preview_every"}
@@ -33,10 +40,11 @@ NO_EFFECT_IN_CHATS = {
 
 
 class Part(BaseModel):
-    """A part of a message: a text is one of type "text"."""
+    """A part of a message: a text is one of type "text", a picture one of type "image_url"."""
 
     type: str
     text: str | None = None
+    image_url: dict[str, Any] | str | None = None
 
 
 class Message(BaseModel):
@@ -50,11 +58,11 @@ class ChatRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)  # Further fields are those of an image.
 
     messages: Annotated[list[Message], WithJsonSchema(_MESSAGES)] = Field(
-        description='messages; the texts of those with role "user" are the prompt, as "content": "..." or in parts'
+        description='messages; the texts of those with role "user" are the prompt, as "content": "..." or in parts, and'
+        " their pictures (as data URLs) are the image"
     )
     stream: bool | None = Field(None, description="false, or nothing")
     extra_body: dict[str, Any] | None = Field(None, description="an object with any of the other fields, or nothing")
-    num_frames: int | None = Field(None, ge=1, le=1, description="1, or nothing: there are single images only")
     num_outputs_per_prompt: int | None = Field(None, description="an integer, another name of n")
     guidance: float | None = Field(None, description="a number, another name of guidance_scale")
     slo_ms: float | None = Field(None, gt=0, allow_inf_nan=False, description="a number above 0: slo_s in milliseconds")
@@ -64,7 +72,7 @@ def chat_schema() -> dict[str, Any]:
     """The schema of a body, for OpenAPI; null means absent for every field but `messages`."""
     schema = ChatRequest.model_json_schema()
     images = request_schema()["properties"]
-    fields = schema["properties"] | {name: images[name] for name in AS_IN_IMAGES}
+    fields = schema["properties"] | {name: images[name] for name in (*AS_IN_IMAGES, *picture_schema())}
     inner = {name: rules for name, rules in fields.items() if name not in ("messages", "stream", "extra_body")}
     extra = {"anyOf": [{"type": "object", "properties": inner}, {"type": "null"}]}
     fields["extra_body"] = {**fields["extra_body"], **extra}

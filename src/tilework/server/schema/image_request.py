@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from tilework.server.schema.picture_fields import picture_schema
+
 OutputFormat = Literal["png", "jpeg", "webp"]
 
 MAX_SEED = 2**63 - 1
@@ -28,9 +30,11 @@ WITHOUT_EFFECT: dict[str, tuple[JsonValue, ...]] = {
     "diffusers_kwargs": ({},),
     "enable_teacache": (False,),
     "fps": (),
+    "input_fidelity": ("low",),
     "metadata": (),
     "moderation": (),
     "quality": ("auto", "standard"),
+    "safety_identifier": (),
     "vae_use_slicing": (),
     "vae_use_tiling": (False,),
 }
@@ -72,6 +76,9 @@ class ImageRequest(BaseModel):
         None, ge=0, le=MAX_SEED, description="an integer from 0 to 2**63 - 1 - n, or nothing for a random one"
     )
     num_inference_steps: int | None = Field(None, ge=1, description="an integer, at least 1")
+    num_frames: int | None = Field(
+        None, description="an integer, how many frames a clip has, for models that make clips"
+    )
     guidance_scale: float | None = Field(None, ge=0, le=30, allow_inf_nan=False, description="a number from 0 to 30")
     negative_prompt: str = Field("", description="a text that says what not to draw")
     slo_s: float | None = Field(
@@ -100,4 +107,5 @@ def request_schema() -> dict[str, Any]:
         if name != "prompt" and {"type": "null"} not in rules.get("anyOf", ()):
             shown = {key: rules.pop(key) for key in ("title", "description", "default") if key in rules}
             schema["properties"][name] = {"anyOf": [rules, {"type": "null"}], **shown}
+    schema["properties"] |= picture_schema()
     return schema

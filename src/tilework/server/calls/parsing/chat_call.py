@@ -1,23 +1,29 @@
-"""Turns the body of a chat into that of a call for images, which `parsing` checks."""
+"""Turns the body of a chat into the fields of a call for images, which `image_call` checks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from random import Random
+from dataclasses import dataclass
 
 from tilework.server.calls.errors import invalid
-from tilework.server.calls.parsing.image_call import ImageCall, image_call, parsed
-from tilework.server.calls.parsing.specs import Rules
+from tilework.server.calls.parsing.image_call import parsed
 from tilework.server.schema.chat_request import NO_EFFECT_IN_CHATS, NOT_IN_CHATS, ChatRequest, Part
+from tilework.server.schema.picture_fields import IMAGE, IMAGES
 
 
-def chat_call(body: Mapping[str, object], rules: Rules, rng: Random) -> ImageCall:
-    """Check the body of a chat; fields in `extra_body` override those beside it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """What a body asks for as fields of an image, and the deadline in a field that only chats have."""
+
+    fields: Mapping[str, object]
+    slo_ms: float | None = None
+
+
+def chat_fields(body: Mapping[str, object]) -> Fields:
+    """The fields of a chat's images; those in `extra_body` override those beside it. The user's pictures are `image`.
 
     Raises:
-        InvalidValue: a field that only chats have is wrong, or the chat asks for more than
-            images from text.
-        CallError: as `image_call`.
+        InvalidValue: a field that only chats have is wrong, or the chat asks for more than images.
     """
     outer = _parsed(body)
     if outer.stream:
@@ -34,7 +40,11 @@ def chat_call(body: Mapping[str, object], rules: Rules, rng: Random) -> ImageCal
         for name, value in given.items()
         if name not in ChatRequest.model_fields and name not in NO_EFFECT_IN_CHATS
     }
-    images["prompt"] = _prompt(ask, body)
+    images["prompt"], pictures = _prompt(ask, body)
+    if pictures:
+        for name in {IMAGE, IMAGES} & images.keys():
+            raise invalid(name, "...", "A message has a picture as well: leave one of them out.")
+        images[IMAGE] = pictures
     for name, instead, value in (
         ("n", "num_outputs_per_prompt", ask.num_outputs_per_prompt),
         ("guidance_scale", "guidance", ask.guidance),
@@ -44,26 +54,34 @@ def chat_call(body: Mapping[str, object], rules: Rules, rng: Random) -> ImageCal
         if name in images:
             raise invalid(name, images[name], f"{instead} is given as well: leave one of them out.")
         images[name] = value
-    return image_call(images, rules, rng, slo_ms=ask.slo_ms)
+    return Fields(fields=images, slo_ms=ask.slo_ms)
 
 
 def _parsed(body: Mapping[str, object]) -> ChatRequest:
     return parsed(ChatRequest, body, "messages", '[{"role": "user", "content": "..."}]')
 
 
-def _prompt(ask: ChatRequest, body: Mapping[str, object]) -> str:
-    """The texts of the user, as vLLM-Omni takes them: what was answered, or said by a system, is not drawn."""
+def _prompt(ask: ChatRequest, body: Mapping[str, object]) -> tuple[str, list[object]]:
+    """The texts and the pictures of the user, as vLLM-Omni takes them: what was answered, or said by a system, is not
+    drawn."""
     texts: list[str] = []
+    pictures: list[object] = []
     for message in ask.messages:
         if message.role != "user" or message.content is None:
             continue
         parts = [Part(type="text", text=message.content)] if isinstance(message.content, str) else message.content
         for part in parts:
-            if part.type != "text" or part.text is None:
-                remedy = 'There are no models for input images here: give parts {"type": "text", "text": "..."} only.'
+            if part.type == "text" and part.text is not None:
+                texts.append(part.text)
+            elif part.type == "image_url" and part.image_url is not None:
+                pictures.append(part.image_url)
+            else:
+                remedy = (
+                    'Give parts {"type": "text", "text": "..."} or {"type": "image_url", "image_url": {"url":'
+                    ' "data:image/png;base64,..."}} only.'
+                )
                 raise invalid("messages", body["messages"], remedy, code="unsupported_value")
-            texts.append(part.text)
     prompt = "\n".join(texts)
     if not prompt.strip():
         raise invalid("messages", body["messages"], 'Give one with role "user" whose content says what to draw.')
-    return prompt
+    return prompt, pictures

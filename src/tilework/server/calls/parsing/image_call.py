@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -15,6 +15,7 @@ from tilework.core.wire import Spec
 from tilework.server.calls.errors import InvalidValue, UnknownModel, invalid
 from tilework.server.calls.parsing.arguments import arguments_of
 from tilework.server.calls.parsing.deadlines import Deadline, asked_deadline
+from tilework.server.calls.parsing.pictures import NO_PICTURES, PictureFile, Pictures, decoded_again
 from tilework.server.calls.parsing.specs import Rules, specs_of
 from tilework.server.config import ServerConfig
 from tilework.server.schema.image_request import MAX_SEED, ImageRequest, OutputFormat
@@ -24,13 +25,15 @@ from tilework.server.text import shown
 DEFAULT_QUALITY = 90
 TRUE_SCALE = "true_cfg_scale"
 Body = TypeVar("Body", bound=BaseModel)
+StreamOf = Literal["image_generation", "image_edit"]  # What OpenAI's clients read from either route.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageCall:
     """One call: its images, all of one shape, and how to send them back. Image i has the seed of image 0 plus i.
 
-    A stream shows at most `num_partial` unfinished pictures of each image, and `tilework` events if `has_progress`.
+    A stream shows at most `num_partial` unfinished pictures of each image, and `tilework` events if `has_progress`; its
+    events are named `stream_of`. `files` are those of given pictures, if they are to be kept for a later start.
     """
 
     specs: tuple[Spec, ...]
@@ -43,6 +46,8 @@ class ImageCall:
     is_stream: bool = False
     num_partial: int = 0
     has_progress: bool = False
+    stream_of: StreamOf = "image_generation"
+    files: tuple[PictureFile, ...] = ()
 
     @property
     def slo_s(self) -> float | None:
@@ -53,24 +58,54 @@ class ImageCall:
     def media_type(self) -> str:
         return f"image/{self.output_format}"
 
+    @property
+    def frames(self) -> int:
+        """How many files each image has: those of a clip are its frames."""
+        return self.specs[0].frames
+
+    @property
+    def num_input_bytes(self) -> int:
+        """The memory that given pictures take; the images of the call share them."""
+        pixels = sum(len(one.pixels) for each in self.specs[0].pictures.values() for one in each)
+        return pixels + sum(len(one.content) for one in self.files)
+
+    def with_files_only(self) -> ImageCall:
+        """The same with given pictures as files, which are smaller, instead of pixels."""
+        return replace(self, specs=tuple(replace(spec, pictures={}) for spec in self.specs))
+
+    def with_pixels(self) -> ImageCall:
+        """Undo `with_files_only`. Raises Undecodable."""
+        pictures = decoded_again(self.files)
+        return replace(self, specs=tuple(replace(spec, pictures=pictures) for spec in self.specs))
+
     def without_texts(self) -> ImageCall:
-        """What is remembered after the call's end, to answer a repeat: nothing that its client wrote."""
+        """What is remembered after the call's end, to answer a repeat: nothing that its client wrote or gave."""
         specs = tuple(
             replace(
                 spec,
                 prompt="",
                 negative_prompt="",
                 arguments={name: value for name, value in spec.arguments.items() if not isinstance(value, str)},
+                pictures={},
             )
             for spec in self.specs
         )
-        return replace(self, specs=specs, user=None)
+        return replace(self, specs=specs, user=None, files=())
 
 
-def image_call(body: Mapping[str, object], rules: Rules, rng: Random, *, slo_ms: float | None = None) -> ImageCall:
+def image_call(
+    body: Mapping[str, object],
+    rules: Rules,
+    rng: Random,
+    *,
+    pictures: Pictures = NO_PICTURES,
+    slo_ms: float | None = None,
+    stream_of: StreamOf = "image_generation",
+) -> ImageCall:
     """Check a body against the schema, the model, the configuration and what the tenant may ask for.
 
-    `slo_ms` is the deadline in a field that only chats have.
+    `pictures` are those that its client gave; the body has no fields for them any more. `slo_ms` is the deadline in a
+    field that only chats have.
 
     Raises:
         UnknownModel: it names another model.
@@ -86,7 +121,7 @@ def image_call(body: Mapping[str, object], rules: Rules, rng: Random, *, slo_ms:
     _check_stream(ask)
     priority = _priority(ask.priority, rules)
     return ImageCall(
-        specs=specs_of(ask, arguments, rules, rng, exact=_is_exact(ask, priority, rules)),
+        specs=specs_of(ask, arguments, pictures.images, rules, rng, exact=_is_exact(ask, priority, rules)),
         deadline=asked_deadline(
             slo_s=ask.slo_s, slo_ms=slo_ms, deadline=ask.deadline, now=rules.now, most_s=config.max_slo_s
         ),
@@ -98,6 +133,8 @@ def image_call(body: Mapping[str, object], rules: Rules, rng: Random, *, slo_ms:
         is_stream=bool(ask.stream),
         num_partial=ask.partial_images or 0,
         has_progress=ask.tilework_events,
+        stream_of=stream_of,
+        files=pictures.files,
     )
 
 

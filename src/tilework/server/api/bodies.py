@@ -1,0 +1,85 @@
+"""The bodies of calls for images: JSON or a form on each route, as fields of an image and given pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fastapi import Request
+
+from tilework.core.model import ModelInfo
+from tilework.server.calls.encode import Threads
+from tilework.server.calls.idempotency import Key, idempotency_key
+from tilework.server.calls.parsing.chat_call import Fields, chat_fields
+from tilework.server.calls.parsing.form import form_fields
+from tilework.server.calls.parsing.image_call import StreamOf
+from tilework.server.calls.parsing.pictures import NO_PICTURES, GivenPicture, Pictures, decoded, reject_edits
+from tilework.server.config import ServerConfig
+from tilework.server.http.body import FORM, JSON, BodyLimits, BodyPlace, BodyRoom, media_type, read_form, read_json
+from tilework.server.http.body import wrong_media_type as wrong_type
+from tilework.server.tenants import Tenant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """What a route's body looks like: JSON, on a route that `is_edit` also a form, and its fields."""
+
+    fields: Callable[[Mapping[str, object]], Fields]
+    is_edit: bool = False
+
+    @property
+    def stream_of(self) -> StreamOf:
+        return "image_edit" if self.is_edit else "image_generation"
+
+
+def _as_they_are(body: Mapping[str, object]) -> Fields:
+    return Fields(fields=body)
+
+
+IMAGES = Route(fields=_as_they_are)
+EDITS = Route(fields=_as_they_are, is_edit=True)
+CHATS = Route(fields=chat_fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bodies:
+    """Reads bodies. Where the model takes pictures, large ones are read, and share `room`."""
+
+    config: ServerConfig
+    threads: Threads
+    room: BodyRoom = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "room", BodyRoom(self.config.input_bytes, self.config.max_body_bytes))
+
+    async def read(self, http: Request, route: Route, info: ModelInfo, place: BodyPlace) -> Mapping[str, object]:
+        """The fields of a body, with pictures as texts or files.
+
+        Raises:
+            ApiError: it cannot be read.
+            InvalidValue: a form gives a field that cannot be in one; or nothing can be edited here.
+        """
+        if route.is_edit:
+            reject_edits(info)  # Before the pictures are read.
+        max_bytes = self.config.max_input_bytes if info.pictures else self.config.max_body_bytes
+        limits = BodyLimits(max_bytes=max_bytes, timeout_s=self.config.read_timeout_s, place=place)
+        if not route.is_edit:
+            return await read_json(http, limits)
+        if media_type(http) == FORM:
+            return form_fields(await read_form(http, limits), info)
+        if media_type(http) != JSON:
+            raise wrong_type(http, f'a form with "Content-Type: {FORM}", or JSON with "Content-Type: {JSON}"')
+        return await read_json(http, limits)
+
+    async def key(self, http: Request, tenant: Tenant, body: Mapping[str, object], place: BodyPlace) -> Key | None:
+        """Its idempotency key. That of a large body is made on a thread."""
+        given = http.headers.get("idempotency-key"), tenant.name, http.scope["path"], body
+        if given[0] is None or not place.num_beyond:
+            return idempotency_key(*given)
+        return await self.threads.run(idempotency_key, *given)
+
+    async def decoded(self, given: Sequence[GivenPicture]) -> Pictures:
+        """Raises InvalidValue."""
+        if not given:
+            return NO_PICTURES
+        return await self.threads.run(decoded, given, self.config, keeps_files=self.config.durable is not None)

@@ -1,0 +1,91 @@
+"""Turns the fields of a form, which are texts and files, into those of a JSON body."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import get_args
+
+from tilework.core.model import ArgumentKind, ModelInfo
+from tilework.server.calls.errors import invalid
+from tilework.server.schema.image_request import ImageRequest
+from tilework.server.schema.picture_fields import PICTURE_FIELDS
+
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?", re.ASCII)
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,30})", re.ASCII)
+_LISTS = (ArgumentKind.INTEGERS, ArgumentKind.SCHEDULE)
+_TEXTS = (ArgumentKind.TEXT, ArgumentKind.CHOICE)
+
+
+def form_fields(form: Iterable[tuple[str, str | bytes]], info: ModelInfo) -> dict[str, object]:
+    """The fields of a form as JSON has them.
+
+    A text becomes the number, truth value or list that its field wants, if it is written as in JSON; otherwise it stays
+    a text, which is then refused as such. A field without a value is absent, except for the prompt. A list is one field
+    several times, also as `NAME[]`, or JSON.
+
+    Raises:
+        InvalidValue: a field that holds one value is given several times, or one that is no picture is a file.
+    """
+    given: dict[str, list[str | bytes]] = {}
+    for name, value in form:
+        given.setdefault(name.removesuffix("[]"), []).append(value)
+    lists = {one.name for one in info.arguments if one.kind in _LISTS}
+    texts = _text_fields(info)
+    pictures = PICTURE_FIELDS | {one.name for one in info.pictures}
+    fields: dict[str, object] = {}
+    for name, values in given.items():
+        if name in pictures:
+            fields[name] = values if len(values) > 1 else _unless_empty(values[0])
+        elif name in lists:
+            fields[name] = _list(name, values)
+        elif len(values) > 1:
+            raise invalid(name, [_shown(value) for value in values[:3]], "It is given several times: give it once.")
+        elif (value := _text(name, values[0])) != "" or name == "prompt":
+            fields[name] = value if name in texts else _value(value)
+    return fields
+
+
+def _unless_empty(value: str | bytes) -> str | bytes | None:
+    return None if value == "" else value
+
+
+def _text_fields(info: ModelInfo) -> set[str]:
+    """Fields whose values are texts, so that "7" stays one. What no model takes is refused in either way."""
+    own = {name for name, one in ImageRequest.model_fields.items() if not _wants_other(one.annotation)}
+    return own | {one.name for one in info.arguments if one.kind in _TEXTS}
+
+
+def _wants_other(annotation: object) -> bool:
+    """Whether a field takes numbers or truth values."""
+    return bool({int, float, bool} & {annotation, *get_args(annotation)})
+
+
+def _list(name: str, values: list[str | bytes]) -> object:
+    """The values, or the one that is a list as JSON; nested ones are no list that a model takes."""
+    texts = [_text(name, value) for value in values]
+    if len(texts) == 1 and texts[0].startswith("["):
+        inner = texts[0].removeprefix("[").removesuffix("]").strip()
+        return [_value(each.strip()) for each in inner.split(",")] if inner else []
+    return None if texts == [""] else [_value(text) for text in texts]
+
+
+def _text(name: str, value: str | bytes) -> str:
+    if isinstance(value, bytes):
+        raise invalid(name, _shown(value), "It is no picture: send it as a text.")
+    return value
+
+
+def _value(text: str) -> object:
+    """What the text is in JSON, if it is a number or a truth value."""
+    if text in ("true", "false"):
+        return text == "true"
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    return {} if text == "{}" else text
+
+
+def _shown(value: str | bytes) -> str:
+    return f"a file of {len(value)} bytes" if isinstance(value, bytes) else value[:100]

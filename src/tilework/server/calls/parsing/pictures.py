@@ -1,0 +1,209 @@
+"""The pictures that a client gives: which argument of the model each is, within which limits, and their pixels."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from pydantic import Base64Bytes
+
+from tilework.core.model import ModelInfo, PictureInput
+from tilework.core.wire import Image
+from tilework.server.calls.errors import InvalidValue, invalid
+from tilework.server.calls.parsing.decode import Undecodable, decode
+from tilework.server.config import ServerConfig
+from tilework.server.schema.picture_fields import IMAGE, IMAGES, MASK, PICTURE_FIELDS
+
+GIVE = "base64 or a data URL (data:image/png;base64,...) of a PNG, JPEG or WebP file"
+EDITS = "POST /v1/images/edits"
+_SHOWN_CHARS = 100  # A message cuts it further.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenPicture:
+    """A picture as its client sent it: a file, or a text that holds one. `place` is its field, `name` the argument."""
+
+    place: str
+    name: str
+    is_mask: bool
+    content: str | bytes = field(repr=False)
+
+    def refused(self, remedy: str) -> InvalidValue:
+        return invalid(self.place, _briefly(self.content), remedy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureFile:
+    """A picture that was accepted, as a file: what is kept for a later start of the server."""
+
+    name: str
+    is_mask: bool
+    content: Base64Bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pictures:
+    """What a call gives: pixels by argument of the model, and the files that they come from."""
+
+    images: Mapping[str, tuple[Image, ...]] = field(default_factory=dict)
+    files: tuple[PictureFile, ...] = ()
+
+
+NO_PICTURES = Pictures()
+
+
+def taken_pictures(
+    fields: Mapping[str, object], info: ModelInfo, *, is_edit: bool = False
+) -> tuple[dict[str, object], tuple[GivenPicture, ...]]:
+    """The fields of a call that are no pictures, and its pictures.
+
+    Raises:
+        InvalidValue: the model takes no such picture, or not as many; one that it needs is missing; or a value is none.
+    """
+    inputs = {one.name: one for one in info.pictures}
+    names = _field_names(info)
+    given: dict[str, tuple[GivenPicture, ...]] = {}
+    for field_name, value in fields.items():
+        if value is None or field_name not in names.keys() | PICTURE_FIELDS:
+            continue
+        one = inputs.get(names.get(field_name, ""))
+        if one is None:
+            raise _not_taken(field_name, value, info)
+        if one.name in given:
+            raise invalid(field_name, _briefly(value), f"{given[one.name][0].place} is given as well: leave one out.")
+        given[one.name] = _of_field(field_name, value, one)
+    _check_complete(given, info, is_edit=is_edit)
+    rest = {name: value for name, value in fields.items() if name not in names.keys() | PICTURE_FIELDS}
+    return rest, tuple(one for each in given.values() for one in each)
+
+
+def reject_edits(info: ModelInfo) -> None:
+    """Raises InvalidValue if the model takes no picture that could be edited."""
+    if main_picture(info) is None:
+        raise _not_taken(IMAGE, None, info)
+
+
+def decoded(given: Iterable[GivenPicture], config: ServerConfig, *, keeps_files: bool) -> Pictures:
+    """Decode all of a call; to be called on a thread.
+
+    Raises:
+        InvalidValue: one is too large, damaged, or no picture.
+    """
+    left, files = config.max_input_pixels, []
+    images: dict[str, tuple[Image, ...]] = {}
+    for one in given:
+        content = _file(one, config.max_picture_bytes)
+        try:
+            image = decode(content, is_mask=one.is_mask, max_pixels=left)
+        except Undecodable as error:
+            raise one.refused(str(error)) from None
+        left -= image.height * image.width
+        images[one.name] = (*images.get(one.name, ()), image)
+        files += [PictureFile(name=one.name, is_mask=one.is_mask, content=content)] if keeps_files else []
+    return Pictures(images=images, files=tuple(files))
+
+
+def decoded_again(files: Iterable[PictureFile]) -> dict[str, tuple[Image, ...]]:
+    """The pixels of files that were accepted before. Raises Undecodable if this version cannot read one."""
+    images: dict[str, tuple[Image, ...]] = {}
+    for one in files:
+        image = decode(one.content, is_mask=one.is_mask, max_pixels=1 << 40)
+        images[one.name] = (*images.get(one.name, ()), image)
+    return images
+
+
+def main_picture(info: ModelInfo) -> PictureInput | None:
+    """The picture that a client means by `image`: the one of this name, or else the first that is no mask."""
+    drawn = [one for one in info.pictures if not one.is_mask]
+    return next((one for one in drawn if one.name == IMAGE), drawn[0] if drawn else None)
+
+
+def _field_names(info: ModelInfo) -> dict[str, str]:
+    """The argument that each field means; those that other servers have are aliases."""
+    names: dict[str, str] = {}
+    if (main := main_picture(info)) is not None:
+        names |= dict.fromkeys((IMAGE, IMAGES), main.name)
+    if mask := next((one.name for one in info.pictures if one.is_mask), None):
+        names |= dict.fromkeys((MASK, "mask_image"), mask)
+    return names | {one.name: one.name for one in info.pictures}
+
+
+def _of_field(field_name: str, value: object, one: PictureInput) -> tuple[GivenPicture, ...]:
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise invalid(field_name, value, f"Give {GIVE}, or leave it out.")
+    if len(values) > one.most:
+        most = "one picture" if one.most == 1 else f"at most {one.most} pictures"
+        message = f"{field_name} has {len(values)} pictures, which is not accepted. Give {most}."
+        raise InvalidValue(message, field=field_name)
+    return tuple(
+        GivenPicture(place=field_name, name=one.name, is_mask=one.is_mask, content=_content(field_name, each))
+        for each in values
+    )
+
+
+def _content(field_name: str, value: object) -> str | bytes:
+    """A file, a text, or either in an object of OpenAI's: `{"image_url": "data:..."}`."""
+    inner = value
+    for name in ("image_url", "url"):
+        inner = inner.get(name, inner) if isinstance(inner, dict) else inner
+    if not isinstance(inner, str | bytes):
+        raise invalid(field_name, _briefly(value), f"Give {GIVE}.")
+    return inner
+
+
+def _file(one: GivenPicture, max_bytes: int) -> bytes:
+    """Raises InvalidValue."""
+    content = one.content
+    if isinstance(content, str):
+        if re.match(r"\s*https?:", content[:20], re.IGNORECASE):
+            raise one.refused(f"This server fetches nothing: send the picture itself, as {GIVE}.")
+        head, comma, data = content.partition(",") if content[:5].lower() == "data:" else ("", "", content)
+        if comma and not head.lower().endswith(";base64"):
+            raise one.refused(f"Give {GIVE}.")
+        if len(data) > 2 * max_bytes:  # Even with line breaks it is less.
+            raise one.refused(f"Give a file of at most {max_bytes} bytes.")
+        try:
+            content = base64.b64decode("".join(data.split()), validate=True)
+        except ValueError:
+            raise one.refused(f"It is no base64: give {GIVE}.") from None
+    if len(content) > max_bytes:
+        raise one.refused(f"It has {len(content)} bytes: give a file of at most {max_bytes} bytes.")
+    return content
+
+
+def _check_complete(given: Mapping[str, tuple[GivenPicture, ...]], info: ModelInfo, *, is_edit: bool) -> None:
+    """Raises InvalidValue."""
+    main = main_picture(info)
+    needed = [one.name for one in info.pictures if one.required and one.name not in given]
+    if is_edit and main is not None and not given:
+        needed.insert(0, main.name)
+    masks = [each[0] for each in given.values() if each[0].is_mask]
+    if masks and main is not None and main.name not in given:
+        raise masks[0].refused(f"A mask is part of a picture: give {main.name} as well.")
+    if needed:
+        message = (
+            f"{needed[0]} is missing: {info.name} draws from a picture. Give {GIVE}, or send it as a file to {EDITS}."
+        )
+        raise InvalidValue(message, field=needed[0], code="missing_value")
+
+
+def _not_taken(field_name: str, value: object, info: ModelInfo) -> InvalidValue:
+    if main_picture(info) is None:
+        remedy = f"{info.name} draws from text alone: leave pictures out, and use POST /v1/images/generations."
+    else:
+        remedy = f"{info.name} takes {', '.join(one.name for one in info.pictures)}: give that, or leave it out."
+    return invalid(field_name, _briefly(value), remedy, code="unsupported_value")
+
+
+def _briefly(value: object) -> object:
+    """Enough of a value to recognise it."""
+    if isinstance(value, bytes):
+        return f"a file of {len(value)} bytes"
+    if isinstance(value, list):
+        return [_briefly(each) for each in value[:3]]
+    if isinstance(value, dict):
+        return {str(key)[:_SHOWN_CHARS]: _briefly(each) for key, each in list(value.items())[:3]}
+    return value[:_SHOWN_CHARS] if isinstance(value, str) else value

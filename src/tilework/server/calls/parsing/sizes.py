@@ -1,0 +1,94 @@
+"""The size of a call's pictures, and the number of a clip's frames, within the limits of the model and the server."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from tilework.core.model import ModelInfo
+from tilework.core.request import Shape
+from tilework.core.wire import Image
+from tilework.server.calls.errors import invalid
+from tilework.server.config import ServerConfig
+from tilework.server.schema.image_request import ImageRequest
+
+
+def shape_of(ask: ImageRequest, info: ModelInfo, config: ServerConfig, picture: Image | None) -> Shape:
+    """As asked for; else the size of the given picture, or the model's.
+
+    Raises:
+        InvalidValue: the model or the configuration does not allow it.
+    """
+    frames = _frames(ask, info)
+    default = _default(info, frames, config.max_pixels, picture)
+    size = _size(ask, default)
+    plain = _plain_shape(size, info, default)
+    shape = Shape(plain.height, plain.width, frames)
+    if shape.pixels > config.max_pixels:
+        given = size_text(shape) if size is None else size
+        what = "An image has" if frames == 1 else f"{frames} frames have"
+        remedy = f"{what} at most {config.max_pixels} pixels here; this one has {shape.pixels}."
+        raise invalid("size", given, remedy if frames == 1 else f"{remedy} Give a smaller size, or fewer num_frames.")
+    return shape
+
+
+def size_text(shape: Shape) -> str:
+    """Width and height, as clients write them."""
+    return f"{shape.width}x{shape.height}"
+
+
+def _frames(ask: ImageRequest, info: ModelInfo) -> int:
+    frames = info.default_frames if ask.num_frames is None else ask.num_frames
+    if info.default_frames == 1:
+        if frames != 1:
+            raise invalid("num_frames", frames, f"{info.name} makes single images: Give 1, or leave it out.")
+        return 1
+    multiple = info.frame_multiple
+    if not 1 <= frames <= info.max_frames or (frames - 1) % multiple:
+        most = info.max_frames - (info.max_frames - 1) % multiple
+        near = 1 + multiple * round((min(max(frames, 1), most) - 1) / multiple)
+        rule = "" if multiple == 1 else f", one more than a multiple of {multiple}"
+        raise invalid("num_frames", frames, f"Give an integer from 1 to {most}{rule}; the nearest is {near}.")
+    return frames
+
+
+def _default(info: ModelInfo, frames: int, max_pixels: int, picture: Image | None) -> Shape:
+    """The model's size; with a picture that one's, made smaller in proportion if it must be, and then cut to legal
+    sides."""
+    if picture is None:
+        return Shape(info.default_height, info.default_width)
+    height, width = picture.height, picture.width
+    scale = min(1.0, info.max_side / max(height, width), math.sqrt(max_pixels / (frames * height * width)))
+    multiple = info.side_multiple
+    rows, columns = (max(1, int(side * scale + 1e-9) // multiple) * multiple for side in (height, width))
+    return Shape(rows, columns)
+
+
+def _size(ask: ImageRequest, default: Shape) -> str | None:
+    """The size as one text; a side that is not given is the default's."""
+    if ask.width is None and ask.height is None:
+        return ask.size
+    if ask.size is not None:
+        raise invalid("size", ask.size, "width or height is given as well: leave one of them out.")
+    return f"{ask.width or default.width}x{ask.height or default.height}"
+
+
+def _plain_shape(size: str | None, info: ModelInfo, default: Shape) -> Shape:
+    if size is None or size == "auto":
+        return default
+    match = re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", size)
+    if match is None:
+        remedy = f'Give "auto", or width and height in pixels as in "{info.default_width}x{info.default_height}".'
+        raise invalid("size", size, remedy)
+    asked = Shape(width=int(match[1]), height=int(match[2]))
+    nearest = Shape(width=_legal_side(asked.width, info), height=_legal_side(asked.height, info))
+    if asked != nearest:
+        limits = f"Sides are multiples of {info.side_multiple}, at most {info.max_side}"
+        raise invalid("size", size, f'{limits}; the nearest size is "{size_text(nearest)}".')
+    return asked
+
+
+def _legal_side(side: int, info: ModelInfo) -> int:
+    """The nearest legal side; the larger one if two are equally near."""
+    multiples = (2 * side + info.side_multiple) // (2 * info.side_multiple)
+    return info.side_multiple * min(max(multiples, 1), info.max_side // info.side_multiple)

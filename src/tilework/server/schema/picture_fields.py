@@ -1,0 +1,29 @@
+"""Fields of a body that hold pictures, and how clients name them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+IMAGE, IMAGES, MASK = "image", "images", "mask"
+PICTURE_FIELDS = frozenset({IMAGE, IMAGES, MASK, "mask_image", "control_image", "image_reference"})
+"""Names that mean a picture to every client. A model may have further ones of its own."""
+
+_TEXT = {"type": "string"}
+_ONE_OR_MORE = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}, {"type": "null"}]}
+
+
+def picture_schema() -> dict[str, Any]:
+    """The fields of a JSON body, for OpenAPI."""
+    return {
+        IMAGE: {
+            **_ONE_OR_MORE,
+            "title": "Image",
+            "description": "a picture as base64 or data URL, or a list of them, for models that take one"
+            " (`pictures` in `GET /v1/models`)",
+        },
+        "mask_image": {
+            "anyOf": [_TEXT, {"type": "null"}],
+            "title": "Mask",
+            "description": "a picture that says where to draw, for models that take one (also as `mask`)",
+        },
+    }
