@@ -25,6 +25,14 @@ MODULES = (
     "ltx",
     "hunyuan",
     "cogvideox",
+    "image_models",
+    "kandinsky",
+    "video_models",
+    "unet_video",
+    "ltx2",
+    "cosmos",
+    "newer_images",
+    "modular",
 )
 """The files of this folder that have a tuple `MODELS`."""
 
