@@ -1,4 +1,7 @@
-"""Cosmos 1, 2 and 2.5, with a safety checker that lets everything pass: the real one is a package of its own."""
+"""Cosmos 1, 2 and 2.5, with a safety checker that lets everything pass: the real one is a package of its own.
+
+The real transformers are told the padding of the picture, which is scaled with torchvision; these do without.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import diffusers
 import torch
 
 from zoo.autoencoders import flow_unipc, kl_wan
-from zoo.model import CLIP, GUIDED, SQUARE, clip, entry, picture
+from zoo.model import CLIP, GUIDED, SQUARE, entry, picture
 from zoo.parts import byte_tokenizer, qwen25_vl, t5_text, t5_tokenizer
 
 SIZES = {
@@ -23,7 +26,7 @@ SIZES = {
     "max_size": (4, 32, 32),
     "patch_size": (1, 2, 2),
     "rope_scale": (2.0, 1.0, 1.0),
-    "concat_padding_mask": True,
+    "concat_padding_mask": False,
     "extra_pos_embed_type": "learnable",
 }
 
@@ -68,7 +71,7 @@ def _cosmos1(in_channels: int = 4) -> dict[str, Any]:
     }
 
 
-def _wide(in_channels: int = 16, **options: Any) -> Any:
+def wide(in_channels: int = 16, **options: Any) -> Any:
     """The transformer of version 2 for the latents of Wan."""
     sizes = SIZES | {"extra_pos_embed_type": None, "in_channels": in_channels, "out_channels": 16}
     return diffusers.CosmosTransformer3DModel(**sizes | options)
@@ -76,7 +79,7 @@ def _wide(in_channels: int = 16, **options: Any) -> Any:
 
 def _cosmos2(in_channels: int = 16) -> dict[str, Any]:
     sampler = diffusers.FlowMatchEulerDiscreteScheduler(use_karras_sigmas=True)
-    parts = {"transformer": _wide(in_channels), "vae": kl_wan(), "scheduler": sampler}
+    parts = {"transformer": wide(in_channels), "vae": kl_wan(), "scheduler": sampler}
     return _cosmos1() | parts
 
 
@@ -85,7 +88,7 @@ def _cosmos25() -> dict[str, Any]:
     return {
         "text_encoder": qwen25_vl(),
         "tokenizer": byte_tokenizer(),
-        "transformer": _wide(17, **options),
+        "transformer": wide(17, **options),
         "vae": kl_wan(),
         "scheduler": flow_unipc(),
         "safety_checker": Unchecked(),
@@ -118,6 +121,4 @@ MODELS = (
         **ALONE,
     ),
     entry("cosmos25", "Cosmos2_5_PredictBase", "text to video", _cosmos25, LONG, **ALONE),
-    entry("cosmos25-image", "Cosmos2_5_PredictBase", "image to video", _cosmos25, FROM_PICTURE, **ALONE),
-    entry("cosmos25-video", "Cosmos2_5_PredictBase", "video to video", _cosmos25, LONG | {"video": clip(9)}, **ALONE),
 )

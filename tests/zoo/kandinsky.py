@@ -160,8 +160,8 @@ FROM_PICTURE = {"image": picture(), "strength": 0.8}
 EMBEDDED = EMBEDDINGS | SQUARE | FROM_PICTURE
 COMBINED = GUIDED | SQUARE | {"prior_num_inference_steps": 2}
 LARGE = GUIDED | SQUARE | {"num_inference_steps": 2}
-# Later frames are scaled like one another: their spread must not be that of one frame alone.
-LONG = GUIDED | CLIP | {"num_frames": 13, "image": picture(32)}
+# The first four latent frames are scaled like the next ones, so there must be more than five.
+LONG = GUIDED | CLIP | {"num_frames": 21, "image": picture(32)}
 # Not loaded: the processor of Qwen 2 VL needs torchvision for its video processor.
 ALONE = {"loads": False}
 
@@ -188,16 +188,16 @@ MODELS = (
         "kandinsky5-picture",
         "Kandinsky5T2I",
         "text to image",
-        lambda: _kandinsky5(kl(**FLUX_LATENTS)),
-        GUIDED | SQUARE,
+        _picture5,
+        LARGE,
         **ALONE,
     ),
     entry(
         "kandinsky5-edit",
         "Kandinsky5I2I",
         "edit",
-        lambda: _kandinsky5(kl(**FLUX_LATENTS), True),
-        GUIDED | SQUARE | {"image": picture()},
+        _edit5,
+        LARGE | {"image": picture()},
         **ALONE,
     ),
     entry("kandinsky5", "Kandinsky5T2V", "text to video", lambda: _kandinsky5(kl_hunyuan()), GUIDED | CLIP, **ALONE),
@@ -205,8 +205,8 @@ MODELS = (
         "kandinsky5-image",
         "Kandinsky5I2V",
         "image to video",
-        lambda: _kandinsky5(kl_hunyuan(), True),
-        GUIDED | CLIP | {"image": picture(32)},
+        _image5,
+        LONG,
         **ALONE,
     ),
 )

@@ -140,5 +140,5 @@ LTX2 = GUIDED | CLIP | PLAIN | {"guidance_scale": 3.0, "audio_guidance_scale": 3
 MODELS = (
     entry("ltx2", "LTX2", "text to video", ltx2, LTX2),
     entry("ltx2-modality", "LTX2", "text to video", ltx2, LTX2 | {"modality_scale": 2.0, "audio_modality_scale": 2.0}),
-    entry("ltx2-image", "LTX2ImageToVideo", "image to video", ltx2, LTX2 | {"image": picture(32), "crf": 0}),
+    entry("ltx2-image", "LTX2ImageToVideo", "image to video", ltx2, LTX2 | {"image": picture(32), "image_crf": 0}),
 )

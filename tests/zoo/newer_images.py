@@ -22,8 +22,8 @@ from zoo.parts import (
 )
 
 
-def _krea() -> dict[str, Any]:
-    """Several hidden layers of the text encoder are mixed by blocks of their own."""
+def _krea(num_layers: int = 3) -> dict[str, Any]:
+    """Hidden layers of the text encoder are mixed; the modular pipeline insists on twelve, the last the 35th."""
     transformer = diffusers.Krea2Transformer2DModel(
         in_channels=64,
         num_layers=2,
@@ -33,7 +33,7 @@ def _krea() -> dict[str, Any]:
         intermediate_size=32,
         timestep_embed_dim=8,
         text_hidden_dim=WIDTH,
-        num_text_layers=3,
+        num_text_layers=num_layers,
         text_num_attention_heads=2,
         text_num_key_value_heads=1,
         text_intermediate_size=16,
@@ -45,14 +45,14 @@ def _krea() -> dict[str, Any]:
         "transformer": transformer,
         "vae": kl_qwen(),
         "scheduler": shifting_flow(),
-        "text_encoder": qwen3_vl(with_head=False),
+        "text_encoder": qwen3_vl(with_head=False, num_layers=36 if num_layers == 12 else 2),
         "tokenizer": byte_tokenizer(),
         "text_encoder_select_layers": (0, 1, 2),
     }
 
 
 def _krea_modular() -> dict[str, Any]:
-    return {name: part for name, part in _krea().items() if name != "is_distilled"}
+    return {name: part for name, part in _krea(12).items() if name != "text_encoder_select_layers"}
 
 
 def _hunyuan_image() -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _qwen21() -> dict[str, Any]:
 
 def _anima() -> dict[str, Any]:
     """The transformer of Cosmos 2; a small network joins what Qwen and the tokens of T5 say."""
-    from zoo.cosmos import _wide
+    from zoo.cosmos import wide
     from zoo.parts import t5_tokenizer
 
     conditioner = diffusers.AnimaTextConditioner(
@@ -164,7 +164,7 @@ def _anima() -> dict[str, Any]:
         "tokenizer": byte_tokenizer(),
         "t5_tokenizer": t5_tokenizer(),
         "text_conditioner": conditioner,
-        "transformer": _wide(),
+        "transformer": wide(),
         "vae": kl_qwen(),
         "scheduler": flow(),
     }

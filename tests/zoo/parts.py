@@ -33,14 +33,14 @@ _SPECIAL = (
 )
 
 
-def byte_tokenizer() -> Any:
+def byte_tokenizer(max_length: int = 4096) -> Any:
     """One token per byte, with the special tokens and a chat template as Qwen has them.
 
     It stands in for the tokenizers of Qwen, Llama, Gemma, GLM and Mistral, whose vocabularies are large files.
     """
     letters = sorted(ByteLevel.alphabet())
     tokenizer = tf.Qwen2Tokenizer(vocab={letter: index for index, letter in enumerate(letters)}, merges=[])
-    tokenizer.model_max_length = 4096
+    tokenizer.model_max_length = max_length
     tokenizer.add_special_tokens({"additional_special_tokens": list(_SPECIAL)})
     tokenizer.pad_token, tokenizer.chat_template = "<|endoftext|>", _TEMPLATE
     return tokenizer

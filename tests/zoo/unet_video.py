@@ -37,7 +37,7 @@ def _sparse() -> dict[str, Any]:
     """The control pictures are for some frames alone."""
     levels = {name: value for name, value in UNET.items() if name not in ("sample_size", "attention_head_dim")}
     control = diffusers.SparseControlNetModel(
-        **levels,
+        **levels | {"down_block_types": ("DownBlockMotion", "CrossAttnDownBlockMotion")},
         cross_attention_dim=WIDTH,
         num_attention_heads=(2, 4),
         conditioning_embedding_out_channels=(4, 8, 8, 8),
@@ -50,7 +50,7 @@ def _sparse() -> dict[str, Any]:
 def _svd() -> dict[str, Any]:
     """From a picture, without a prompt."""
     unet = diffusers.UNetSpatioTemporalConditionModel(
-        block_out_channels=(32, 64),
+        block_out_channels=(32, 32),
         layers_per_block=1,
         sample_size=8,
         down_block_types=("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"),
@@ -96,7 +96,7 @@ def _i2vgen() -> dict[str, Any]:
     from diffusers.models.unets.unet_i2vgen_xl import I2VGenXLUNet
 
     parts = {"text_encoder": clip_text(), "tokenizer": clip_tokenizer(), "image_encoder": clip_vision()}
-    unet = I2VGenXLUNet(**_levels3d(), num_attention_heads=4)
+    unet = I2VGenXLUNet(**_levels3d(), attention_head_dim=4)
     return parts | {"feature_extractor": clip_pictures(), "unet": unet, "scheduler": _linear(), "vae": kl()}
 
 

@@ -141,7 +141,7 @@ SANA = {"use_resolution_binning": False, "complex_human_instruction": None, "fra
 SANA |= {name: value for name, value in CLIP.items() if name != "num_frames"}
 LATTE = {name: value for name, value in CLIP.items() if name != "num_frames"} | {"video_length": 2}
 # Not loaded: the autoencoder decodes tiles alone, and that it shall do so is not saved.
-ALLEGRO = GUIDED | CLIP | {"num_frames": 8, "height": 64, "width": 64}
+ALLEGRO = GUIDED | CLIP | {"num_frames": 24, "height": 64, "width": 64}
 FRAMEPACK = PROMPT | CLIP | {"image": picture(32), "num_frames": 9, "latent_window_size": 3, "num_inference_steps": 2}
 SANA_IMAGE = GUIDED | SANA | {"image": picture(32)}
 EASY = GUIDED | CLIP | {"height": 64, "width": 64}
