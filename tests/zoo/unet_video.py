@@ -108,7 +108,6 @@ def _text_to_video() -> dict[str, Any]:
 
 CLIPS = GUIDED | CLIP
 FROM_CLIP = GUIDED | STEPS | {"video": clip(), "strength": 0.8, "height": 32, "width": 32}
-FRAMES = GUIDED | STEPS | {"video": clip()}
 SPARSE = CLIPS | {"conditioning_frames": [picture(32)], "controlnet_frame_indices": [0]}
 I2VGEN = CLIPS | {"image": picture(32), "target_fps": 16, "decode_chunk_size": 2, "clip_skip": None}
 

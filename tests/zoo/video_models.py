@@ -56,7 +56,7 @@ def _allegro() -> dict[str, Any]:
         caption_channels=32,
     )
     vae = diffusers.AutoencoderKLAllegro(
-        block_out_channels=(8, 8, 8, 8), latent_channels=4, layers_per_block=1, norm_num_groups=2, sample_size=32
+        block_out_channels=(8, 8, 8, 8), latent_channels=4, layers_per_block=1, norm_num_groups=2, sample_size=128
     )
     vae.enable_tiling()
     parts = {"tokenizer": t5_tokenizer(), "text_encoder": t5_text(), "vae": vae}
@@ -141,16 +141,15 @@ SANA = {"use_resolution_binning": False, "complex_human_instruction": None, "fra
 SANA |= {name: value for name, value in CLIP.items() if name != "num_frames"}
 LATTE = {name: value for name, value in CLIP.items() if name != "num_frames"} | {"video_length": 2}
 # Not loaded: the autoencoder decodes tiles alone, and that it shall do so is not saved.
-ALLEGRO = GUIDED | CLIP | {"num_frames": 24, "height": 64, "width": 64}
+# Its tiles overlap by 120 px and 8 frames: they must be larger than that, and the clip as large as a tile.
+ALLEGRO = GUIDED | CLIP | {"num_frames": 24, "height": 128, "width": 128}
 FRAMEPACK = PROMPT | CLIP | {"image": picture(32), "num_frames": 9, "latent_window_size": 3, "num_inference_steps": 2}
 SANA_IMAGE = GUIDED | SANA | {"image": picture(32)}
 EASY = GUIDED | CLIP | {"height": 64, "width": 64}
 
 MODELS = (
     entry("latte", "Latte", "text to video", _latte, GUIDED | LATTE | {"height": 64, "width": 64}),
-    entry(
-        "allegro", "Allegro", "text to video", _allegro, GUIDED | CLIP | {"num_frames": 8, "height": 64, "width": 64}
-    ),
+    entry("allegro", "Allegro", "text to video", _allegro, ALLEGRO, loads=False),
     entry("mochi", "Mochi", "text to video", _mochi, GUIDED | CLIP | {"num_frames": 7, "max_sequence_length": 16}),
     entry("easy-animate", "EasyAnimate", "text to video", _easy, EASY),
     entry(
@@ -161,9 +160,7 @@ MODELS = (
         EASY,
     ),
     entry("sana-video", "SanaVideo", "text to video", _sana_video, GUIDED | SANA),
-    entry(
-        "sana-video-image", "SanaImageToVideo", "image to video", _sana_video, GUIDED | SANA | {"image": picture(32)}
-    ),
+    entry("sana-video-image", "SanaImageToVideo", "image to video", _sana_video, SANA_IMAGE),
     entry(
         "hunyuan-framepack",
         "HunyuanVideoFramepack",
