@@ -1,4 +1,4 @@
-"""FLUX.1, Chroma, and the models of others that share their transformer: Bria, Ovis, LongCat, VisualCloze."""
+"""FLUX.1 and Chroma."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from zoo.model import GUIDED, PROMPT, SQUARE, entry, mask, picture
 from zoo.parts import (
     clip_text,
     clip_tokenizer,
-    siglip_pictures,
-    siglip_vision,
     t5_text,
     t5_tokenizer,
 )
@@ -59,14 +57,6 @@ def _fill() -> dict[str, Any]:
 def _controlnet() -> dict[str, Any]:
     sizes = SIZES | DISTILLED | {"num_layers": 1, "num_single_layers": 1}
     return flux(controlnet=diffusers.FluxControlNetModel(**sizes))
-
-
-def _redux() -> dict[str, Any]:
-    """Redux is the first of two pipelines: its result is a prompt of FLUX, made of a picture."""
-    from diffusers.pipelines.flux.modeling_flux import ReduxImageEncoder
-
-    parts = {"feature_extractor": siglip_pictures(), "image_encoder": siglip_vision()}
-    return parts | {"image_embedder": ReduxImageEncoder(redux_dim=32, txt_in_features=32)}
 
 
 def chroma() -> dict[str, Any]:

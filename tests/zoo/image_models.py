@@ -1,4 +1,4 @@
-"""Other models of pictures: Lumina, AuraFlow, CogView, OmniGen, HunyuanDiT, HiDream, Bria, Ovis, LongCat, PRX."""
+"""Other models of pictures: Lumina, AuraFlow, CogView, HunyuanDiT, HiDream, PRX."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 import diffusers
 import transformers as tf
 
-from zoo.autoencoders import FLUX_LATENTS, flow, kl, kl_flux, kl_wan, shifting_flow
-from zoo.flux import SIZES as FLUX_SIZES
+from zoo.autoencoders import flow, kl, kl_flux, shifting_flow
 from zoo.model import GUIDED, SQUARE, entry, picture
 from zoo.parts import (
     bert_text,
@@ -17,12 +16,9 @@ from zoo.parts import (
     clip_text,
     clip_tokenizer,
     decoder_sizes,
-    qwen3,
-    qwen25_vl,
     t5_text,
     t5_tokenizer,
     umt5_text,
-    vision_processor,
 )
 from zoo.sana import gemma2
 
@@ -179,55 +175,6 @@ def _hidream() -> dict[str, Any]:
     }
 
 
-def _bria() -> dict[str, Any]:
-    sizes = FLUX_SIZES | {"in_channels": 16, "axes_dims_rope": [4, 6, 6]}
-    return {
-        "transformer": diffusers.BriaTransformer2DModel(**sizes),
-        "scheduler": shifting_flow(),
-        "vae": kl(),
-        "text_encoder": t5_text(),
-        "tokenizer": t5_tokenizer(),
-    }
-
-
-def _fibo() -> dict[str, Any]:
-    """Each block of the transformer gets a hidden layer of the text encoder."""
-    sizes = FLUX_SIZES | {"in_channels": 16, "joint_attention_dim": 64, "text_encoder_dim": 32}
-    return {
-        "transformer": diffusers.BriaFiboTransformer2DModel(**sizes),
-        "scheduler": shifting_flow(),
-        "vae": kl_wan(),
-        "text_encoder": tf.SmolLM3ForCausalLM(tf.SmolLM3Config(**decoder_sizes(4))),
-        "tokenizer": byte_tokenizer(),
-    }
-
-
-def _ovis() -> dict[str, Any]:
-    return {
-        "scheduler": shifting_flow(),
-        "vae": kl_flux(),
-        "text_encoder": qwen3(),
-        "tokenizer": byte_tokenizer(),
-        "transformer": diffusers.OvisImageTransformer2DModel(**FLUX_SIZES),
-    }
-
-
-def _longcat(vae: Any = None) -> dict[str, Any]:
-    return {
-        "scheduler": shifting_flow(),
-        "vae": vae or kl_flux(),
-        "text_encoder": qwen25_vl(),
-        "tokenizer": byte_tokenizer(),
-        "text_processor": vision_processor("Qwen2VLProcessor"),
-        "transformer": diffusers.LongCatImageTransformer2DModel(**FLUX_SIZES, pooled_projection_dim=32),
-    }
-
-
-def _longcat_edit() -> dict[str, Any]:
-    """The autoencoder has no attention: pictures to edit always get a million pixels."""
-    return _longcat(kl(16, 6, **FLUX_LATENTS, mid_block_add_attention=False))
-
-
 def _prx() -> dict[str, Any]:
     sizes = decoder_sizes()
     encoder = tf.T5GemmaConfig(encoder=sizes, decoder=sizes, is_encoder_decoder=False)
@@ -259,21 +206,8 @@ def _dit() -> dict[str, Any]:
 
 
 CONTROLLED = GUIDED | SQUARE | {"control_image": picture()}
-FIBO_EDIT = (
-    GUIDED
-    | SQUARE
-    | {
-        "prompt": '{"edit_instruction": "a red fox"}',
-        "image": picture(),
-        "_auto_resize": False,
-    }
-)
-REWRITTEN = GUIDED | SQUARE | {"enable_prompt_rewrite": False}
-LONGCAT_EDIT = GUIDED | {"image": picture(), "num_inference_steps": 2}
 PAG = {"pag_scale": 2.0}
 PLAIN = {"use_resolution_binning": False}
-# Not loaded: the processor of Qwen 2 VL needs torchvision for its video processor.
-ALONE = {"loads": False}
 
 MODELS = (
     entry("lumina", "Lumina", "text to image", _lumina, GUIDED | SQUARE),
@@ -298,38 +232,6 @@ MODELS = (
         CONTROLLED | PLAIN,
     ),
     entry("hidream", "HiDreamImage", "text to image", _hidream, GUIDED | SQUARE | {"num_inference_steps": 2}),
-    entry("bria", "Bria", "text to image", _bria, GUIDED | SQUARE),
-    entry("bria-fibo", "BriaFibo", "text to image", _fibo, GUIDED | SQUARE),
-    entry(
-        "bria-fibo-edit",
-        "BriaFiboEdit",
-        "edit",
-        _fibo,
-        {
-            "prompt": '{"edit_instruction": "a red fox"}',
-            "negative_prompt": "blurry",
-            "image": picture(),
-            "_auto_resize": False,
-        }
-        | SQUARE,
-    ),
-    entry("ovis-image", "OvisImage", "text to image", _ovis, GUIDED | SQUARE),
-    entry(
-        "longcat-image",
-        "LongCatImage",
-        "text to image",
-        _longcat,
-        GUIDED | SQUARE | {"enable_prompt_rewrite": False},
-        **ALONE,
-    ),
-    entry(
-        "longcat-image-edit",
-        "LongCatImageEdit",
-        "edit",
-        _longcat_edit,
-        GUIDED | {"image": picture(), "num_inference_steps": 2},
-        **ALONE,
-    ),
     # Not loaded: the sizes of an encoder of T5Gemma are not those that its saved configuration gives.
     entry("prx", "PRX", "text to image", _prx, GUIDED | SQUARE | PLAIN, loads=False),
     entry("dit", "DiT", "text to image", _dit, {"class_labels": [3], "num_inference_steps": 4}),

@@ -11,9 +11,10 @@ from typing import Any
 
 from zoo.autoencoders import kl_flux
 from zoo.flux import flux
-from zoo.flux2 import klein, z_image
+from zoo.flux2 import flux2, klein, z_image
 from zoo.hunyuan import hunyuan15
 from zoo.ltx import ltx
+from zoo.ltx2 import LTX2, ltx2
 from zoo.model import CLIP, GUIDED, PROMPT, SQUARE, ZooModel, mask, picture
 from zoo.qwen import qwen, qwen_edit
 from zoo.stable_diffusion_3 import sd3
@@ -98,6 +99,8 @@ MODELS = (
     modular("flux2-klein", "Flux2Klein", "text to image", _klein, PROMPT | SQUARE),
     modular("flux2-klein-edit", "Flux2Klein", "edit", _klein, PROMPT | SQUARE | {"image": picture()}),
     modular("flux2-klein-base", "Flux2KleinBase", "text to image", _klein, PROMPT | SQUARE),
+    modular("flux2", "Flux2", "text to image", flux2, PROMPT | SQUARE),
+    modular("ltx2", "LTX2", "text to video", ltx2, LTX2),
     modular("wan21", "Wan", "text to video", wan, GUIDED | CLIP),
     modular("wan22", "Wan22", "text to video", wan22, GUIDED | CLIP),
     modular(
