@@ -72,7 +72,7 @@ def chroma() -> dict[str, Any]:
     }
 
 
-FROM_PICTURE = SQUARE | {"image": picture(), "strength": 0.8}
+FROM_PICTURE = SQUARE | {"image": picture(), "strength": 0.75}
 MASKED = FROM_PICTURE | {"mask_image": mask()}
 TRUE_GUIDANCE = {"negative_prompt": "blurry", "true_cfg_scale": 3.0}
 """Guidance with a negative prompt and two passes, which FLUX has besides the distilled one."""

@@ -90,7 +90,7 @@ def _control(channels: int = 16) -> dict[str, Any]:
     return z_image(controlnet=control)
 
 
-FROM_PICTURE = SQUARE | {"image": picture(), "strength": 0.8}
+FROM_PICTURE = SQUARE | {"image": picture(), "strength": 0.75}
 MASKED = FROM_PICTURE | {"mask_image": mask()}
 TURBO = PROMPT | {"guidance_scale": 0.0}
 REAL = GUIDED | {"guidance_scale": 4.0}

@@ -156,7 +156,7 @@ def _image5() -> dict[str, Any]:
     return _kandinsky5(kl_hunyuan(), conditioned=True)
 
 
-FROM_PICTURE = {"image": picture(), "strength": 0.8}
+FROM_PICTURE = {"image": picture(), "strength": 0.75}
 EMBEDDED = EMBEDDINGS | SQUARE | FROM_PICTURE
 COMBINED = GUIDED | SQUARE | {"prior_num_inference_steps": 2}
 LARGE = GUIDED | SQUARE | {"num_inference_steps": 2}

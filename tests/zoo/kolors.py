@@ -80,7 +80,7 @@ MODELS = (
         "KolorsImg2Img",
         "image to image",
         kolors,
-        GUIDED | STEPS | {"image": picture(), "strength": 0.8},
+        GUIDED | STEPS | {"image": picture(), "strength": 0.75},
     ),
     entry("kolors-pag", "KolorsPAG", "text to image", kolors, GUIDED | SQUARE | {"pag_scale": 2.0}),
 )

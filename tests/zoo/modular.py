@@ -58,7 +58,7 @@ def modular(
     )
 
 
-FROM_PICTURE = {"image": picture(), "strength": 0.8}
+FROM_PICTURE = {"image": picture(), "strength": 0.75}
 MASKED = FROM_PICTURE | {"mask_image": mask()}
 EDIT = GUIDED | SQUARE | {"num_inference_steps": 2}
 KONTEXT = PROMPT | SQUARE | {"image": picture(), "_auto_resize": False, "num_inference_steps": 2}

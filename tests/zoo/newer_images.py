@@ -172,7 +172,7 @@ def _anima() -> dict[str, Any]:
 
 # Not loaded: the processor of Qwen 3 VL needs torchvision for its video processor.
 ALONE = {"loads": False}
-FROM_PICTURE = {"image": picture(), "strength": 0.8}
+FROM_PICTURE = {"image": picture(), "strength": 0.75}
 
 MODELS: tuple[ZooModel, ...] = (
     entry("krea2", "Krea2", "text to image", _krea, GUIDED | SQUARE),

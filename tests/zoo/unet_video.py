@@ -107,7 +107,7 @@ def _text_to_video() -> dict[str, Any]:
 
 
 CLIPS = GUIDED | CLIP
-FROM_CLIP = GUIDED | STEPS | {"video": clip(), "strength": 0.8, "height": 32, "width": 32}
+FROM_CLIP = GUIDED | STEPS | {"video": clip(), "strength": 0.75, "height": 32, "width": 32}
 SPARSE = CLIPS | {"conditioning_frames": [picture(32)], "controlnet_frame_indices": [0]}
 I2VGEN = CLIPS | {"image": picture(32), "target_fps": 16, "decode_chunk_size": 2, "clip_skip": None}
 

@@ -123,7 +123,7 @@ MODELS = (
         "WanVideoToVideo",
         "video to video",
         wan,
-        GUIDED | {"video": clip(), "height": 32, "width": 32, "num_inference_steps": 4, "strength": 0.8},
+        GUIDED | {"video": clip(), "height": 32, "width": 32, "num_inference_steps": 4, "strength": 0.75},
     ),
     entry("wan21-vace", "WanVACE", "text to video", _vace, GUIDED | CLIP),
     entry(
