@@ -17,7 +17,7 @@ FLUX_LATENTS: dict[str, Any] = {
 
 def kl(channels: int = 4, levels: int = 4, **options: Any) -> Any:
     """The usual autoencoder of pictures: a latent per square of 2 ** (levels - 1) px."""
-    widths = (8, 16, 16, 16)[:levels]
+    widths = (8, *(16,) * (levels - 1))
     return diffusers.AutoencoderKL(
         in_channels=3,
         out_channels=3,
@@ -32,8 +32,8 @@ def kl(channels: int = 4, levels: int = 4, **options: Any) -> Any:
     )
 
 
-def kl_flux() -> Any:
-    return kl(16, **FLUX_LATENTS)
+def kl_flux(levels: int = 4) -> Any:
+    return kl(16, levels, **FLUX_LATENTS)
 
 
 def kl_flux2() -> Any:

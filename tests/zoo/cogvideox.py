@@ -70,7 +70,7 @@ MODELS = (
         "CogVideoXVideoToVideo",
         "video to video",
         cogvideox,
-        NO_FRAMES | {"video": clip(9, 64), "strength": 0.8},
+        NO_FRAMES | {"video": clip(9, 64), "strength": 0.75},
     ),
     entry(
         "cogvideox-control",

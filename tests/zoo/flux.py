@@ -1,4 +1,4 @@
-"""FLUX.1, Chroma, and the models of others that share their transformer: Bria, Ovis, LongCat, VisualCloze."""
+"""FLUX.1 and Chroma."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from zoo.model import GUIDED, PROMPT, SQUARE, entry, mask, picture
 from zoo.parts import (
     clip_text,
     clip_tokenizer,
-    siglip_pictures,
-    siglip_vision,
     t5_text,
     t5_tokenizer,
 )
@@ -61,14 +59,6 @@ def _controlnet() -> dict[str, Any]:
     return flux(controlnet=diffusers.FluxControlNetModel(**sizes))
 
 
-def _redux() -> dict[str, Any]:
-    """Redux is the first of two pipelines: its result is a prompt of FLUX, made of a picture."""
-    from diffusers.pipelines.flux.modeling_flux import ReduxImageEncoder
-
-    parts = {"feature_extractor": siglip_pictures(), "image_encoder": siglip_vision()}
-    return parts | {"image_embedder": ReduxImageEncoder(redux_dim=32, txt_in_features=32)}
-
-
 def chroma() -> dict[str, Any]:
     """Chroma: FLUX without CLIP; a small network makes the modulation of all layers."""
     sizes = SIZES | {"num_layers": 1, "num_single_layers": 1}
@@ -82,7 +72,7 @@ def chroma() -> dict[str, Any]:
     }
 
 
-FROM_PICTURE = SQUARE | {"image": picture(), "strength": 0.8}
+FROM_PICTURE = SQUARE | {"image": picture(), "strength": 0.75}
 MASKED = FROM_PICTURE | {"mask_image": mask()}
 TRUE_GUIDANCE = {"negative_prompt": "blurry", "true_cfg_scale": 3.0}
 """Guidance with a negative prompt and two passes, which FLUX has besides the distilled one."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import diffusers
+import transformers as tf
 
 from zoo.autoencoders import kl_flux, kl_flux2, shifting_flow
 from zoo.model import GUIDED, PROMPT, SQUARE, entry, mask, picture
-from zoo.parts import byte_tokenizer, qwen3
+from zoo.parts import byte_tokenizer, decoder_sizes, qwen3
 
 SIZES = {
     "in_channels": 32,
@@ -45,6 +46,22 @@ def klein(distilled: bool = True) -> dict[str, Any]:
     }
 
 
+def flux2() -> dict[str, Any]:
+    """The large one: three hidden layers of Mistral, the last the 30th. A tokenizer stands in for its processor."""
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = tf.Mistral3Config(
+        text_config=tf.MistralConfig(**decoder_sizes(31)),
+        vision_config=tf.PixtralVisionConfig(**vision, image_size=32, patch_size=8, head_dim=8),
+    )
+    return {
+        "scheduler": shifting_flow(),
+        "vae": kl_flux2(),
+        "text_encoder": tf.Mistral3ForConditionalGeneration(config),
+        "tokenizer": byte_tokenizer(),
+        "transformer": diffusers.Flux2Transformer2DModel(**SIZES),
+    }
+
+
 def _base() -> dict[str, Any]:
     return klein(distilled=False)
 
@@ -73,12 +90,14 @@ def _control(channels: int = 16) -> dict[str, Any]:
     return z_image(controlnet=control)
 
 
-FROM_PICTURE = SQUARE | {"image": picture(), "strength": 0.8}
+FROM_PICTURE = SQUARE | {"image": picture(), "strength": 0.75}
 MASKED = FROM_PICTURE | {"mask_image": mask()}
 TURBO = PROMPT | {"guidance_scale": 0.0}
 REAL = GUIDED | {"guidance_scale": 4.0}
 
 MODELS = (
+    entry("flux2", "Flux2", "text to image", flux2, PROMPT | SQUARE),
+    entry("flux2-edit", "Flux2", "edit", flux2, PROMPT | SQUARE | {"image": picture()}),
     entry("flux2-klein", "Flux2Klein", "text to image", klein, PROMPT | SQUARE),
     entry("flux2-klein-base", "Flux2Klein", "text to image", _base, PROMPT | SQUARE | {"guidance_scale": 4.0}),
     entry("flux2-klein-edit", "Flux2Klein", "edit", klein, PROMPT | SQUARE | {"image": picture()}),

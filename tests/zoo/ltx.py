@@ -53,7 +53,7 @@ def _later() -> dict[str, Any]:
 
 
 NOISED = LONG | {"image": picture(), "image_cond_noise_scale": 0.15}
-GIVEN = LONG | {"video": clip(9, 64), "strength": 0.8}
+GIVEN = LONG | {"video": clip(9, 64), "strength": 0.75}
 
 MODELS = (
     entry("ltx", "LTX", "text to video", ltx, LONG),

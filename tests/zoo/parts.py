@@ -33,13 +33,14 @@ _SPECIAL = (
 )
 
 
-def byte_tokenizer() -> Any:
+def byte_tokenizer(max_length: int = 4096) -> Any:
     """One token per byte, with the special tokens and a chat template as Qwen has them.
 
     It stands in for the tokenizers of Qwen, Llama, Gemma, GLM and Mistral, whose vocabularies are large files.
     """
     letters = sorted(ByteLevel.alphabet())
     tokenizer = tf.Qwen2Tokenizer(vocab={letter: index for index, letter in enumerate(letters)}, merges=[])
+    tokenizer.model_max_length = max_length
     tokenizer.add_special_tokens({"additional_special_tokens": list(_SPECIAL)})
     tokenizer.pad_token, tokenizer.chat_template = "<|endoftext|>", _TEMPLATE
     return tokenizer
@@ -59,8 +60,8 @@ def _clip_vocabulary() -> dict[str, int]:
     return {token: index for index, token in enumerate(tokens)}
 
 
-def clip_tokenizer() -> Any:
-    return tf.CLIPTokenizer(vocab=dict(_clip_vocabulary()), merges=[], model_max_length=77)
+def clip_tokenizer(max_length: int = 77) -> Any:
+    return tf.CLIPTokenizer(vocab=dict(_clip_vocabulary()), merges=[], model_max_length=max_length)
 
 
 def t5_tokenizer(max_length: int = 512) -> Any:
@@ -76,7 +77,7 @@ def bert_tokenizer() -> Any:
     return tf.BertTokenizer(vocab={token: index for index, token in enumerate(tokens)}, model_max_length=77)
 
 
-def clip_text(pooled: bool = False, width: int = WIDTH, **options: Any) -> Any:
+def clip_text(pooled: bool = False, width: int = WIDTH, max_length: int = 77) -> Any:
     """The text encoder of CLIP, with the projection of the pooled output or without."""
     num_tokens = len(_clip_vocabulary())
     config = tf.CLIPTextConfig(
@@ -86,11 +87,10 @@ def clip_text(pooled: bool = False, width: int = WIDTH, **options: Any) -> Any:
         num_attention_heads=4,
         num_hidden_layers=2,
         projection_dim=width,
-        max_position_embeddings=77,
+        max_position_embeddings=max_length,
         bos_token_id=num_tokens - 2,
         eos_token_id=num_tokens - 1,
         pad_token_id=1,
-        **options,
     )
     return (tf.CLIPTextModelWithProjection if pooled else tf.CLIPTextModel)(config)
 

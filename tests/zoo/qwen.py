@@ -57,7 +57,7 @@ def _layered() -> dict[str, Any]:
 
 
 QWEN = GUIDED | {"true_cfg_scale": 4.0}
-FROM_PICTURE = QWEN | SQUARE | {"image": picture(), "strength": 0.8}
+FROM_PICTURE = QWEN | SQUARE | {"image": picture(), "strength": 0.75}
 MASKED = FROM_PICTURE | {"mask_image": mask()}
 TWO_STEPS = {"num_inference_steps": 2}
 EDIT = QWEN | SQUARE | TWO_STEPS

@@ -18,6 +18,7 @@ MODULES = (
     "stable_diffusion_xl",
     "stable_diffusion_3",
     "flux",
+    "flux_relatives",
     "flux2",
     "qwen",
     "sana",
@@ -25,6 +26,15 @@ MODULES = (
     "ltx",
     "hunyuan",
     "cogvideox",
+    "image_models",
+    "kandinsky",
+    "video_models",
+    "unet_video",
+    "ltx2",
+    "cosmos",
+    "newer_images",
+    "kolors",
+    "modular",
 )
 """The files of this folder that have a tuple `MODELS`."""
 

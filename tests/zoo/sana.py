@@ -103,7 +103,7 @@ MODELS = (
         "SanaSprintImg2Img",
         "image to image",
         _sprint,
-        PROMPT | SANA | {"image": picture(32), "strength": 0.6, "intermediate_timesteps": None},
+        PROMPT | SANA | {"image": picture(32), "strength": 0.75, "intermediate_timesteps": None},
     ),
     entry("pixart-sigma", "PixArtSigma", "text to image", pixart, GUIDED | SQUARE | PLAIN),
     entry("pixart-alpha", "PixArtAlpha", "text to image", lambda: pixart(alpha=True), GUIDED | SQUARE | PLAIN),

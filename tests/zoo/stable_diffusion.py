@@ -103,7 +103,7 @@ def _depth() -> dict[str, Any]:
     return parts | {"depth_estimator": tf.DPTForDepthEstimation(backbone), "feature_extractor": pictures}
 
 
-FROM_PICTURE = GUIDED | STEPS | {"image": picture(), "strength": 0.8}
+FROM_PICTURE = GUIDED | STEPS | {"image": picture(), "strength": 0.75}
 MASKED = GUIDED | SQUARE | {"image": picture(), "mask_image": mask()}
 CONTROL = {"control_image": picture(seed=1)}
 REPAINT = {"in_channels": 9}
@@ -121,7 +121,7 @@ MODELS = (
     ),
     entry("sd2-depth", "StableDiffusionDepth2Img", "image to image", _depth, FROM_PICTURE),
     entry("sd1-inpaint", "StableDiffusionInpaint", "inpaint", lambda: sd(pndm, REPAINT), MASKED),
-    entry("sd1-inpaint-blend", "StableDiffusionInpaint", "inpaint", sd, MASKED | {"strength": 0.8}),
+    entry("sd1-inpaint-blend", "StableDiffusionInpaint", "inpaint", sd, MASKED | {"strength": 0.75}),
     entry(
         "sd1-control",
         "StableDiffusionControlNet",
@@ -166,6 +166,6 @@ MODELS = (
         "LatentConsistencyModelImg2Img",
         "image to image",
         _lcm,
-        PROMPT | STEPS | {"image": picture(), "strength": 0.8},
+        PROMPT | STEPS | {"image": picture(), "strength": 0.75},
     ),
 )

@@ -48,7 +48,7 @@ def _control(extra_channels: int = 0) -> dict[str, Any]:
     return sd3(controlnet=diffusers.SD3ControlNetModel(**SIZES, extra_conditioning_channels=extra_channels))
 
 
-FROM_PICTURE = GUIDED | SQUARE | {"image": picture(), "strength": 0.8}
+FROM_PICTURE = GUIDED | SQUARE | {"image": picture(), "strength": 0.75}
 MASKED = FROM_PICTURE | {"mask_image": mask()}
 PAG = {"pag_scale": 3.0}
 

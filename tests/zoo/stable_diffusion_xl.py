@@ -76,8 +76,8 @@ def _adapter() -> dict[str, Any]:
     return sd(unet_options=levels, adapter=adapter)
 
 
-FROM_PICTURE = GUIDED | STEPS | {"image": picture(), "strength": 0.8}
-MASKED = GUIDED | SQUARE | {"image": picture(), "mask_image": mask(), "strength": 0.8}
+FROM_PICTURE = GUIDED | STEPS | {"image": picture(), "strength": 0.75}
+MASKED = GUIDED | SQUARE | {"image": picture(), "mask_image": mask(), "strength": 0.75}
 CONTROL = {"control_image": picture(seed=1)}
 UNION = {"control_image": [picture(seed=1)], "control_mode": [1]}
 PAG = {"pag_scale": 3.0}

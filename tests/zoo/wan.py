@@ -64,17 +64,17 @@ def _small(in_channels: int = 48) -> dict[str, Any]:
     return wan(options, vae=vae, expand_timesteps=True)
 
 
-def _seeing() -> dict[str, Any]:
+def seeing() -> dict[str, Any]:
     return {"image_encoder": clip_vision(projected=False), "image_processor": clip_pictures()}
 
 
 def _image() -> dict[str, Any]:
-    return wan({"in_channels": 36} | SEEN) | _seeing()
+    return wan({"in_channels": 36} | SEEN) | seeing()
 
 
 def _last_image() -> dict[str, Any]:
     """First and last picture are given: CLIP sees both."""
-    return wan({"in_channels": 36, "pos_embed_seq_len": 2 * 17} | SEEN) | _seeing()
+    return wan({"in_channels": 36, "pos_embed_seq_len": 2 * 17} | SEEN) | seeing()
 
 
 def _vace(two: bool = False) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _forcing() -> dict[str, Any]:
 
 def _chrono() -> dict[str, Any]:
     kind = diffusers.ChronoEditTransformer3DModel
-    return wan(transformer=kind(**SIZES | {"in_channels": 36} | SEEN), scheduler=flow()) | _seeing()
+    return wan(transformer=kind(**SIZES | {"in_channels": 36} | SEEN), scheduler=flow()) | seeing()
 
 
 FORCING = GUIDED | CLIP | {"num_frames": 9, "ar_step": 0, "overlap_history": None, "num_inference_steps": 3}
@@ -123,7 +123,7 @@ MODELS = (
         "WanVideoToVideo",
         "video to video",
         wan,
-        GUIDED | {"video": clip(), "height": 32, "width": 32, "num_inference_steps": 4, "strength": 0.8},
+        GUIDED | {"video": clip(), "height": 32, "width": 32, "num_inference_steps": 4, "strength": 0.75},
     ),
     entry("wan21-vace", "WanVACE", "text to video", _vace, GUIDED | CLIP),
     entry(
@@ -139,7 +139,7 @@ MODELS = (
         "skyreels2-image",
         "SkyReelsV2ImageToVideo",
         "image to video",
-        lambda: _skyreels(in_channels=36, **SEEN) | _seeing(),
+        lambda: _skyreels(in_channels=36, **SEEN) | seeing(),
         GUIDED | CLIP | {"image": picture(32)},
     ),
     entry("skyreels2-forcing", "SkyReelsV2DiffusionForcing", "text to video", _forcing, FORCING),
