@@ -25,7 +25,7 @@ from tilework.pipelines.errors import (
     UnsupportedModel,
 )
 from tilework.pipelines.loading import load
-from tilework.pipelines.model_index import ADAPTERS, STOCK_CLASSES
+from tilework.pipelines.model_index import ADAPTERS, stock_classes
 
 
 @pytest.fixture(scope="module")
@@ -142,9 +142,9 @@ def test_an_incomplete_model_is_refused(directory: Path) -> None:
 
 def test_another_pipeline_class_is_refused_with_what_is_supported(directory: Path) -> None:
     index = json.loads((directory / "model_index.json").read_text())
-    (directory / "model_index.json").write_text(json.dumps(index | {"_class_name": "SanaPipeline"}))
-    supported = ", ".join(sorted({*ADAPTERS, *STOCK_CLASSES}))
-    with pytest.raises(UnsupportedModel, match=f"'SanaPipeline'; supported are {supported}"):
+    (directory / "model_index.json").write_text(json.dumps(index | {"_class_name": "MarigoldDepthPipeline"}))
+    supported = ", ".join(sorted({*ADAPTERS, *stock_classes()}))
+    with pytest.raises(UnsupportedModel, match=f"'MarigoldDepthPipeline'; supported are {supported}"):
         load(ModelSource(path=str(directory)))
 
 

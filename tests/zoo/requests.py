@@ -13,7 +13,7 @@ from tilework.core.model import ModelSource
 from tilework.core.wire import Image, Spec
 from tilework.pipelines.family import LIVE, Family, StepState, Values
 from tilework.pipelines.loading import load
-from tilework.pipelines.model_index import STOCK_CLASSES
+from tilework.pipelines.model_index import STOCK
 from tilework.pipelines.serialization import deserialize, serialize
 from tilework.pipelines.stock.stock_pipeline import StockPipeline
 from zoo.model import ZooModel
@@ -24,12 +24,12 @@ CPU = torch.device("cpu")
 
 
 def family(model: ZooModel, directory: Path) -> Family:
-    """A family of the model: if it is served, loaded from `directory`, where it is saved first."""
-    if not model.loads or model.class_name not in STOCK_CLASSES:
+    """A family of the model, loaded from `directory`, where it is saved first, if it can be."""
+    if not model.loads or model.modular:
         return StockPipeline(build(model), model.name, {}, "")
     if not any(directory.iterdir()):
         build(model).save_pretrained(directory, safe_serialization=True)
-    return load(ModelSource(path=str(directory), adapter="tilework.pipelines.stock.stock_pipeline:StockPipeline"))
+    return load(ModelSource(path=str(directory), adapter=STOCK))
 
 
 def spec_of(model: ZooModel, made: Family, seed: int) -> Spec:

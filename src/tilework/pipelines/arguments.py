@@ -43,6 +43,7 @@ ARGUMENTS: Mapping[str, Argument] = {
         Argument(name="skip_layer_guidance_scale", kind=ArgumentKind.NUMBER, high=_MOST_GUIDANCE),
         Argument(name="skip_layer_guidance_start", kind=ArgumentKind.NUMBER, high=1.0),
         Argument(name="skip_layer_guidance_stop", kind=ArgumentKind.NUMBER, high=1.0),
+        Argument(name="strength", kind=ArgumentKind.NUMBER, high=1.0),
         Argument(name="timesteps", kind=ArgumentKind.SCHEDULE, high=1000.0),
         Argument(name="true_cfg_scale", kind=ArgumentKind.NUMBER, low=1.0, high=_MOST_GUIDANCE),
     )

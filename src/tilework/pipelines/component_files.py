@@ -19,6 +19,7 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}")
 _LORA = re.compile(r"\.(lora_[AB]|lora_(up|down)|lora_linear_layer|base_layer)\.")
 _UNFUSED = "pipeline.fuse_lora(), pipeline.unload_lora_weights() and pipeline.save_pretrained(...)"
 _PREFERRED_VARIANT = "fp16"
+_WITHOUT_VOCABULARY = frozenset({"ByT5Tokenizer"})  # Its tokens are bytes.
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model")
 
 
@@ -60,7 +61,11 @@ def _check_component(folder: Path, kind: str) -> set[str | None]:
         )
     for file in sorted(folder.glob("*.json")):
         _check_json(file)
-    if "Tokenizer" in kind and not any(any(folder.glob(name)) for name in _VOCABULARIES):
+    if (
+        "Tokenizer" in kind
+        and kind not in _WITHOUT_VOCABULARY
+        and not any(any(folder.glob(name)) for name in _VOCABULARIES)
+    ):
         raise ModelNotFound(f"{folder}: there is no vocabulary ({', '.join(_VOCABULARIES)}); fetch the model again")
     weights = sorted(folder.glob(f"*{_WEIGHTS}"))
     pickled = [file for file in sorted(folder.iterdir()) if file.suffix in _PICKLED]

@@ -39,8 +39,8 @@ def load(source: ModelSource, place: Place | None = None) -> Family:
         ModelError: one of its subclasses, each for one thing that can be wrong.
     """
     dtype, device = _dtype(source), _device(source)
-    index = read_model_index(source.path)
-    adapter = _adapter(source.adapter or index.adapter)
+    index = read_model_index(source.path, source.adapter)
+    adapter = _adapter(index.adapter)
     overrides = {} if index.directory is None else read_overrides(index.directory)
     pipeline = _stock(index, dtype, device, place)
     name = source.path if index.directory is None else index.directory.resolve().name

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -27,22 +28,7 @@ ADAPTERS = {
 }
 """Adapter by class name of the stock pipeline; called with (pipeline, name, overrides, library)."""
 STOCK = "tilework.pipelines.stock.stock_pipeline:StockPipeline"
-"""The adapter of any class; of itself it serves those of `STOCK_CLASSES`, each of which tests hold to be exact."""
-STOCK_CLASSES = frozenset(
-    {
-        "ChromaPipeline",
-        "Flux2KleinPipeline",
-        "LatentConsistencyModelPipeline",
-        "PixArtAlphaPipeline",
-        "PixArtSigmaPAGPipeline",
-        "PixArtSigmaPipeline",
-        "QwenImagePipeline",
-        "StableDiffusion3PAGPipeline",
-        "StableDiffusionPAGPipeline",
-        "StableDiffusionXLPAGPipeline",
-        "ZImagePipeline",
-    }
-)
+"""The adapter of any class; of itself it serves those of `stock_classes`. Another class is served if it is named."""
 _UNSEEDED = ("CosineDPMSolverMultistepScheduler", "DPMSolverSDEScheduler")
 """Samplers that draw from a Brownian tree (of the package torchsde), which takes no generator and cannot be moved."""
 _HUB_TIMEOUT_S = 10.0
@@ -63,8 +49,10 @@ class ModelIndex:
     variant: str | None = None
 
 
-def read_model_index(path: str) -> ModelIndex:
+def read_model_index(path: str, adapter: str | None = None) -> ModelIndex:
     """The index of a model, given as in `ModelSource.path`, if its class is supported and its files are sound.
+
+    An `adapter` that is named serves whatever class it can.
 
     Raises:
         ModelNotFound: there is no such directory and no such model on the hub, or it has no readable index; or
@@ -75,8 +63,8 @@ def read_model_index(path: str) -> ModelIndex:
     directory = model_directory(path)
     components = _hub_index(path) if directory is None else _read(path, directory / INDEX)
     name = components.get("_class_name")
-    adapters = ADAPTERS | dict.fromkeys(STOCK_CLASSES, STOCK)
-    adapter = adapters.get(name) if isinstance(name, str) else None
+    adapters = ADAPTERS | dict.fromkeys(stock_classes(), STOCK)
+    adapter = adapter or (adapters.get(name) if isinstance(name, str) else None)
     if adapter is None:
         supported = ", ".join(sorted(adapters))
         raise UnsupportedModel(f"{path}: {INDEX} names the pipeline class {name!r}; supported are {supported}")
@@ -87,6 +75,13 @@ def read_model_index(path: str) -> ModelIndex:
             )
     variant = None if directory is None else check_components(directory, components)
     return ModelIndex(path=path, directory=directory, components=components, adapter=adapter, variant=variant)
+
+
+@cache
+def stock_classes() -> Mapping[str, str]:
+    """The classes of diffusers that `STOCK` serves, each with its kind; tests hold each of them to be exact."""
+    text = (resources.files("tilework") / "data" / "stock_classes.json").read_text("utf-8")
+    return {name: kind for kind, names in json.loads(text).items() for name in names}
 
 
 def model_directory(path: str) -> Path | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import inspect
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import nn
 
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import StageSpec
-from tilework.core.model import ModelInfo
+from tilework.core.model import Argument, ModelInfo, StrengthRule
 from tilework.pipelines.arguments import generator_device, offered
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
@@ -20,6 +22,7 @@ from tilework.pipelines.stock.component_calls import denoisers_of
 from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
 
 _SIDE, _STEPS = 1024, 50
+STRENGTH = "strength"
 _MOST_FRAMES = 4  # Times the default.
 _SPATIAL = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio", "vae_spatial_scale_factor")
 _TEMPORAL = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio", "vae_temporal_scale_factor")
@@ -56,7 +59,7 @@ def describe(
         max_degree=max_degree,
         arguments=(
             generator_device(pipeline.device.type),
-            *offered(pipeline, dict.fromkeys(arguments.names), lambda _name, _values: None),
+            *_offered(pipeline, arguments),
         ),
         pictures=arguments.pictures(),
         default_frames=frames,
@@ -89,6 +92,35 @@ def num_heads(denoiser: Any) -> int:
     """The attention heads of a denoiser: a group that shares its sequence has at most as many devices."""
     names = ("num_attention_heads", "n_heads")
     return next((value for name in names if isinstance(value := denoiser.config.get(name), int)), 1)
+
+
+def _offered(pipeline: Any, arguments: StockArguments) -> Iterator[Argument]:
+    """What the call takes of `arguments.ARGUMENTS`; a strength only if it is known how many steps that leaves."""
+    for one in offered(pipeline, dict.fromkeys(arguments.names), lambda _name, _values: None):
+        if one.name != STRENGTH:
+            yield one
+        elif (rule := strength_rule(pipeline)) is not None:
+            yield replace(one, strength=rule, default=arguments.default(STRENGTH, 1.0))
+
+
+def strength_rule(pipeline: Any) -> StrengthRule | None:
+    """How a pipeline rounds the steps that a strength leaves, found by trying; None if it is neither way."""
+    sampler = copy.deepcopy(pipeline.scheduler)
+    tried = copy.copy(pipeline)
+    vars(tried)["scheduler"] = sampler
+    names = inspect.signature(pipeline.get_timesteps).parameters if hasattr(pipeline, "get_timesteps") else ()
+    found: list[int] = []
+    for steps, strength in (cases := [(steps, strength) for steps in (7, 10) for strength in (0.33, 0.5, 0.77, 1.0)]):
+        given = {"num_inference_steps": steps, STRENGTH: strength, "device": "cpu"}
+        try:
+            sampler.set_timesteps(steps, **{"mu": 1.0} if sampler.config.get("use_dynamic_shifting") else {})
+            given["timesteps"] = sampler.timesteps
+            left, *_ = tried.get_timesteps(**{name: given[name] for name in names if name in given})
+        except Exception:  # Pipelines raise what comes.
+            return None
+        found.append(len(left) // sampler.order)
+    rules = [rule for rule in StrengthRule if found == [rule.steps(*case) for case in cases]]
+    return rules[0] if rules else None
 
 
 def _stages(pipeline: Any, max_degree: int) -> tuple[StageSpec, ...]:

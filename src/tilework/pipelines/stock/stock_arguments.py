@@ -86,10 +86,10 @@ class StockArguments:
             "num_inference_steps": spec.whole_steps or spec.steps,
             GUIDANCE: spec.guidance_scale if self.takes_scale else None,
             "output_type": "pil",
-            **{name: value for name, value in spec.arguments.items() if name != GENERATOR_DEVICE},
-            **{name: self._pictures(pictures) for name, pictures in spec.pictures.items()},
         }
         kept = {name: value for name, value in given.items() if name in self.defaults and value is not None}
+        kept |= {name: value for name, value in spec.arguments.items() if name != GENERATOR_DEVICE}
+        kept |= {name: self._pictures(pictures) for name, pictures in spec.pictures.items()}
         if "max_area" in self.defaults:  # Kontext would change the size to one of about this area.
             kept["max_area"] = spec.height * spec.width
         kept["generator"] = generator

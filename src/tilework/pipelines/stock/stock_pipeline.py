@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from diffusers.modular_pipelines import PipelineState
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from tilework.core.comm import Comm
 from tilework.core.graph.stage import StageSpec
@@ -26,7 +27,6 @@ from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.family import LIVE, Values, Watch
 from tilework.pipelines.parallel import Parallel
 from tilework.pipelines.sequence import share
-from tilework.pipelines.stock.answers import hollow
 from tilework.pipelines.stock.component_calls import ComponentCall, denoisers_of, watch_components
 from tilework.pipelines.stock.coroutine import StockCall
 from tilework.pipelines.stock.model_info import check_pipeline, describe, num_heads
@@ -81,6 +81,7 @@ class StockPipeline:
         self._info = describe(pipeline, self._arguments, name, overrides, library, max_degree)
         self._graph = self._info.graph
         self._device: torch.device = pipeline.device
+        self._text_encoders = {name for name, part in pipeline.components.items() if isinstance(part, PreTrainedModel)}
         watch_components(pipeline)
 
     @property
@@ -131,7 +132,8 @@ class StockPipeline:
                 )
 
     def finish(self, state: StockState) -> Values:
-        mark = {**self.export(state), ENCODED: hollow(state.walk.encoded)}
+        # What the loop was given as texts has no more effect; a given picture may be put into the last latents.
+        mark = {**self.export(state), ENCODED: state.walk.encoded_hollow(self._text_encoders)}
         return {self._written(1): mark, LIVE: state.walk}
 
     def export(self, state: StockState) -> Values:

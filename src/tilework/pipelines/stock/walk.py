@@ -11,7 +11,7 @@ tests/pipelines/test_stock.py holds every class of `tests/zoo` to that, bit for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,8 @@ from tilework.pipelines.stock.coroutine import StockCall
 
 Ask = Callable[[ComponentCall], Any]
 """Answers a call."""
+Encoded = tuple[str, Any]
+"""A component, and what it answered, as named values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,7 @@ class Mark:
 
     Attributes:
         num_iterations: how many were made.
-        denoisers: hollow answers of each denoiser in an iteration, by component.
+        denoisers: hollow answers of each denoiser in an iteration that asked it most often, by component.
         samplers: the answers of the samplers in the last iteration.
         own: the memory of the request's samplers and guiders, by component.
         generator: the state of its generator.
@@ -51,15 +53,15 @@ class Mark:
 class Walk:
     """A stock call that is under way. `pending` is the call at which it paused; None at the end.
 
-    `encoded` are the recorded answers to the calls before the first one of a denoiser. A torn walk was interrupted
-    where it cannot go on.
+    `encoded` are, by component, the recorded answers to the calls before the first one of a denoiser. A torn walk was
+    interrupted where it cannot go on.
     """
 
     call: StockCall
     generator: torch.Generator
     pending: ComponentCall | None = None
     num_iterations: int = 0
-    encoded: list[Any] = field(default_factory=list)
+    encoded: list[Encoded] = field(default_factory=list)
     is_torn: bool = False
     _denoisers: dict[str, list[Any]] = field(default_factory=dict)
     _samplers: list[Any] = field(default_factory=list)
@@ -73,20 +75,24 @@ class Walk:
     def encode(self) -> None:
         """Run up to the loop, and record what components answer."""
         touched = TouchedTensors()
-        answers: list[Any] = []
+        answers: list[tuple[str, Any]] = []
         self._resume(None, touched)
         while self.pending is not None and not self.is_in_loop:
-            answers.append(self.pending.run())
-            self._resume(answers[-1], touched)
+            answers.append((self.pending.component, self.pending.run()))
+            self._resume(answers[-1][1], touched)
         if self.pending is not None:
             touched.note((self.pending.args, dict(self.pending.kwargs)))
-        self.encoded = [recorded(answer, touched) for answer in answers]
+        self.encoded = [(component, recorded(answer, touched)) for component, answer in answers]
 
-    def encode_again(self, encoded: list[Any]) -> None:
+    def encoded_hollow(self, components: Collection[str]) -> list[Encoded]:
+        """What was encoded, with the shapes alone of what these components answered."""
+        return [(name, hollow(answer) if name in components else answer) for name, answer in self.encoded]
+
+    def encode_again(self, encoded: list[Encoded]) -> None:
         """Run up to the loop with answers that were recorded, or are hollow."""
         self.encoded = encoded
         self._resume(None)
-        for answer in encoded:
+        for _, answer in encoded:
             self._resume(rebuilt(answer))
 
     def iterate(self, ask: Ask) -> None:
@@ -110,7 +116,9 @@ class Walk:
                 denoisers.setdefault(call.component, []).append(hollow(recorded(answer)))
             self._resume(answer)
         self._require(samplers)
-        self._denoisers |= denoisers
+        for component, answers in denoisers.items():  # Some are asked more often in some iterations.
+            if len(answers) > len(self._denoisers.get(component, ())):
+                self._denoisers[component] = answers
         self._end_iteration(samplers)
 
     def mark(self) -> Mark:
