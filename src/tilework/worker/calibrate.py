@@ -16,6 +16,7 @@ import torch
 from tilework.core.comm import Comm
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.graph.stage import Stage
+from tilework.core.model import ModelInfo
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.core.wire import Image, Spec
@@ -146,17 +147,31 @@ def _run(family: Family, stage: str, values: Mapping[Spec, Values]) -> dict[Spec
 
 
 def _guided_spec(family: Family, shape: Shape, num_runs: int | None) -> Spec:
+    """A request of enough steps, with those pictures that the model does not draw without."""
+    pictures = {one.name: (_noise(shape),) for one in family.info.pictures if one.required}
+    least = whole_steps = _num_warmups(num_runs) + (num_runs or _MAX_RUNS) + 1
+    while (steps := _steps_of(whole_steps, family.info, bool(pictures))) < least:
+        whole_steps += 1
     return Spec(
         prompt="calibration",
         negative_prompt="",
         height=shape.height,
         width=shape.width,
         frames=shape.frames,
-        steps=_num_warmups(num_runs) + (num_runs or _MAX_RUNS) + 1,
+        steps=steps,
+        whole_steps=whole_steps,
         guidance_scale=max(family.info.default_guidance_scale, 2.0),
         seed=0,
-        pictures={one.name: (_noise(shape),) for one in family.info.pictures if one.required},
+        pictures=pictures,
     )
+
+
+def _steps_of(whole_steps: int, info: ModelInfo, has_pictures: bool) -> int:
+    """The steps that are made of these, with the strength that the stock call has by default."""
+    for one in info.arguments:
+        if has_pictures and one.strength is not None and one.default:
+            return one.strength.steps(whole_steps, one.default)
+    return whole_steps
 
 
 def _noise(shape: Shape) -> Image:
