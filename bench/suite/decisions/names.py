@@ -19,6 +19,9 @@ class Names:
     fields: Mapping[str, str | None] = field(default_factory=dict)
     added: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    follows: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
     header: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
@@ -41,6 +44,8 @@ class Names:
         if not isinstance(value, dict):
             return value
         old = str(value.get("is", holder))
+        if old in self.spelled:
+            return self.spelled[old].format_map(value)
         new = self.classes.get(old, old)
         renewed: dict[str, Any] = {}
         for key, item in value.items():
@@ -48,23 +53,26 @@ class Names:
                 renewed["is"] = new
             elif (name := self._field(old, key)) is not None:
                 renewed[name] = self._value(old, key, self.renewed(item, key))
-        return {**renewed, **self.added.get(new, {})}
+        return {**self.added.get(new, {}), **renewed}
 
     def renewed_header(self, header: Mapping[str, Any]) -> dict[str, Any]:
         """The first line of a log, unchecked: reading it may raise, this does not."""
         return {**self.renewed(dict(header), "header"), **self.header}
 
     def compared(self, value: Any) -> Any:
-        """A value in new names without what is not compared: texts."""
+        """A value in new names without what is not compared: texts, and what follows from other fields."""
         new = (self.fields.get(text, text) for text in self.texts)
-        return _without(value, frozenset({*self.texts, *(name for name in new if name is not None)}))
+        return _without(value, frozenset({*self.texts, *self.follows, *(name for name in new if name is not None)}))
 
     def _field(self, old_class: str, key: str) -> str | None:
         own = f"{old_class}.{key}"
         return self.fields[own] if own in self.fields else self.fields.get(key, key)
 
     def _value(self, old_class: str, key: str, value: Any) -> Any:
-        table = self.values.get(f"{old_class}.{key}")
+        own = f"{old_class}.{key}"
+        if own in self.counts:
+            return 0 if value is None else value + self.counts[own]
+        table = self.values.get(own)
         if table is None:
             return value
         if isinstance(value, list):
@@ -84,6 +92,6 @@ def read_names(path: Path = NAMES) -> Names:
     """Raises TypeError for a part that is not known, ValueError for what is not JSON, OSError."""
     document = json.loads(path.read_text("utf-8"))
     del document["about"]
-    texts = tuple(document.pop("texts", ()))
+    texts, follows = tuple(document.pop("texts", ())), tuple(document.pop("follows", ()))
     python = {name: tuple(places) for name, places in document.pop("python", {}).items()}
-    return Names(**document, texts=texts, python=python)
+    return Names(**document, texts=texts, follows=follows, python=python)
