@@ -63,7 +63,7 @@ def record(of: Call, now_ns: int, ttl_ns: int = 100, size: int = 10, unfetched: 
         fresh_until_ns=now_ns + ttl_ns,
         status_json=b"s" * size,
         decisions_json=b"",
-        unfetched=set(range(unfetched)),
+        unfetched={(index, 0) for index in range(unfetched)},
     )
 
 

@@ -176,7 +176,7 @@ def test_clock_and_logs_go_on_from_start_to_start(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("events-*"))) == 10
 
 
-def test_documents_of_version_2_can_be_read(tmp_path: Path) -> None:
+def test_documents_of_version_5_can_be_read(tmp_path: Path) -> None:
     """A field that is added gets a default; any other change raises the version, and older directories are refused."""
     ask = {
         "specs": [
@@ -199,7 +199,7 @@ def test_documents_of_version_2_can_be_read(tmp_path: Path) -> None:
     }
     key = {"tenant": "t", "text": "k", "fingerprint": "ab"}
     call = {"uid": "a", "key": key, "ask": ask, "arrival_ns": 5, "arrived_s": 7.5}
-    texts = {"status_json": '{"a": "é"}', "decisions_json": "{}", "unfetched": [0]}
+    texts = {"status_json": '{"a": "é"}', "decisions_json": "{}", "unfetched": [[0, 0]]}
     record = {"uid": "b", "key": None, "ask": ask, "arrived_s": 1.5, "fresh_until_ns": 9, **texts}
     with closing(Journal(tmp_path / "j")) as journal:
         journal.begin(opened(document=json.dumps(call).encode(), checkpoints={"a-0": Checkpoint()}))
@@ -212,7 +212,7 @@ def test_documents_of_version_2_can_be_read(tmp_path: Path) -> None:
             (Checkpoint(),),
         )
         ((known, has_key),) = durable.records()
-        assert (known.status_json.decode(), known.unfetched, has_key) == ('{"a": "é"}', {0}, True)
+        assert (known.status_json.decode(), known.unfetched, has_key) == ('{"a": "é"}', {(0, 0)}, True)
         journal.begin(opened("c", document=b'{"uid": "c"}', checkpoints={}))
         with pytest.raises(JournalUnusable, match="another version of tilework"):
             durable.open_calls()
