@@ -22,7 +22,7 @@ SERVED = [
     if (model.class_name in stock_classes() or model.class_name in ADAPTERS) and not model.modular
 ]
 # Modular pipelines are not served yet; these show that the mechanism is no matter of a class.
-MODULAR = ["modular-qwen-image", "modular-wan22", "modular-flux-kontext", "modular-sdxl", "modular-ltx"]
+MODULAR = ["modular-qwen-image", "modular-z-image", "modular-sdxl", "modular-sd3"]
 
 
 @pytest.fixture(scope="module", autouse=True)

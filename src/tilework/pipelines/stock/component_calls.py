@@ -17,7 +17,7 @@ from diffusers import ModelMixin
 from greenlet import getcurrent
 from torch import nn
 
-_METHODS = ("forward", "encode", "decode", "generate")
+_METHODS = ("encode", "decode", "generate")  # Besides a call of the module itself.
 _TIMES = frozenset({"timestep", "timesteps", "t", "time", "sigma", "time_step"})
 
 
@@ -50,16 +50,31 @@ class ComponentCall:
 def watch_components(pipeline: Any) -> None:
     """Let stock calls that run as a coroutine (`coroutine.StockCall`) pause where they call a module. Call it once.
 
-    Methods are replaced on the modules themselves, with their signatures, which some pipelines inspect. The modules
-    stay where they are, since pipelines read much else of them. Outside of a coroutine nothing changes.
+    A module gets a subclass of its class, of the same name, whose call pauses before any hook: what runs it later may
+    be at another degree. Other methods are replaced on the module. Modules stay where they are, since pipelines read
+    much else of them. Outside of a coroutine nothing changes.
     """
     for name, component in pipeline.components.items():
         if not isinstance(component, nn.Module):
             continue
         role = Role.DENOISER if is_denoiser(component) else Role.OTHER
+        component.__class__ = _paused(component.__class__, name, role)
         for method in _METHODS:
             if hasattr(component, method):
                 _watch(component, name, method, role)
+
+
+def _paused(kind: Any, name: str, role: Role) -> Any:
+    stock = kind.__call__
+
+    def ask(self: Any, *args: Any, **kwargs: Any) -> Any:
+        pause = getattr(getcurrent(), "pause", None)
+        if pause is None:
+            return stock(self, *args, **kwargs)
+        return pause(ComponentCall(name, "forward", role, functools.partial(stock, self), args, kwargs))
+
+    place = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind,), {"__call__": ask, **place})
 
 
 def is_denoiser(component: Any) -> bool:
