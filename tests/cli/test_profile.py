@@ -22,6 +22,7 @@ from stages import DECODE, DIFFUSE, ENCODE, STAGES, stage_of
 from tilework.cli.app import app
 from tilework.cli.console import UserError
 from tilework.core.cost_row import Batch, CostRow
+from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.request import Shape
 from tilework.core.wire import Loaded
@@ -54,7 +55,9 @@ INFO = ModelInfo(
     parameters=1,
     library="torch 2",
     max_degree=4,
+    stages=tuple(replace(one, batchable=False) for one in latent_diffusion("").specs),
 )
+PACKING = replace(INFO, stages=latent_diffusion("").specs)
 SMALL, LARGE = Shape(64, 64), Shape(128, 128)
 
 
@@ -145,31 +148,31 @@ def test_a_first_start_measures_and_the_next_one_only_warms_up(cache: CostCache)
 
 
 def test_a_start_measures_a_few_batches_where_requests_can_share_a_pass(cache: CostCache) -> None:
-    packing = replace(INFO, packs=True)
     assert calibration_batches(INFO) == ()
     mixes = (SHAPES[:2], (*[SHAPES[0]] * 3, *[SHAPES[1]] * 2, SHAPES[2]))
-    assert calibration_batches(packing) == ((SMALL,) * 2, (SMALL,) * 4, *mixes)
-    assert calibration_batches(replace(packing, max_side=64)) == ((SMALL,) * 2, (SMALL,) * 4), "no two sizes"
+    assert calibration_batches(PACKING) == ((SMALL,) * 2, (SMALL,) * 4, *mixes)
+    assert calibration_batches(replace(PACKING, max_side=64)) == ((SMALL,) * 2, (SMALL,) * 4), "no two sizes"
+    one_shape = replace(PACKING, stages=tuple(replace(one, one_shape=True) for one in PACKING.stages))
+    assert calibration_batches(one_shape) == ((SMALL,) * 2, (SMALL,) * 4)
     asyncio.run(start(FakeMeasurer(), (1, 2), cache))
-    first, second = FakeMeasurer(info=packing), FakeMeasurer(info=packing)
-    table = asyncio.run(start_costs(first, packing, (1, 2), cache))
+    first, second = FakeMeasurer(info=PACKING), FakeMeasurer(info=PACKING)
+    table = asyncio.run(start_costs(first, PACKING, (1, 2), cache))
     assert table is not None
-    assert first.asked == [*((batch, 1, None) for batch in calibration_batches(packing)), WARM_UP]
+    assert first.asked == [*((batch, 1, None) for batch in calibration_batches(PACKING)), WARM_UP]
     assert [(row.stage, row.batch, row.degree) for row in table.rows if row.batch != 1] == [
         (DIFFUSE, 2, 1),
         (DIFFUSE, 4, 1),
         *((DIFFUSE, mix, 1) for mix in mixes),
     ]
-    again = asyncio.run(start_costs(second, packing, (1, 2), cache))
+    again = asyncio.run(start_costs(second, PACKING, (1, 2), cache))
     assert again is not None
     assert set(again.rows) == set(table.rows)
     assert second.asked == [WARM_UP]
 
 
 def test_a_start_of_a_server_whose_requests_are_all_exact_measures_no_batches(cache: CostCache) -> None:
-    packing = replace(INFO, packs=True)
-    measurer = FakeMeasurer(info=packing)
-    assert asyncio.run(start_costs(measurer, packing, (1,), cache, with_batches=False)) is not None
+    measurer = FakeMeasurer(info=PACKING)
+    assert asyncio.run(start_costs(measurer, PACKING, (1,), cache, with_batches=False)) is not None
     assert {(len(batch), degree) for batch, degree, _ in measurer.asked} == {(1, 1)}
 
 
@@ -339,7 +342,7 @@ def test_a_size_that_does_not_run_is_reported(monkeypatch: pytest.MonkeyPatch) -
         (["--degrees", "1,3"], "degrees is '1,3'; use whole numbers from 1 to the number of --workers"),
         (["--degrees", "0"], "degrees is '0'; use whole numbers"),
         (["--degrees", "1,,2"], "degrees is '1,,2'; use whole numbers"),
-        (["--mixed"], "requests of toy cannot share a forward pass; leave out --mixed"),
+        (["--mixed"], "requests of toy of several sizes cannot share a forward pass; leave out --mixed"),
         (["--workers", "8", "--degrees", "8"], "toy runs on at most 4 devices at once, not 8"),
     ],
 )
@@ -444,7 +447,7 @@ def test_the_database_path_is_the_option_or_environment_or_user_cache(
 @pytest.fixture
 def packing(monkeypatch: pytest.MonkeyPatch, measurers: list[FakeMeasurer]) -> list[FakeMeasurer]:
     """The same executors, of a model whose requests can share a forward pass."""
-    monkeypatch.setattr(f"{__name__}.INFO", replace(INFO, packs=True))
+    monkeypatch.setattr(f"{__name__}.INFO", PACKING)
     return measurers
 
 

@@ -124,8 +124,8 @@ def _batches(plan: ProfilePlan, shapes: Sequence[Shape], info: ModelInfo) -> lis
 
     if not plan.combinations:
         return []
-    if not info.packs:
-        raise UserError(f"requests of {info.name} cannot share a forward pass; leave out --mixed")
+    if not any(stage.batchable and not stage.one_shape for stage in info.stages):
+        raise UserError(f"requests of {info.name} of several sizes cannot share a forward pass; leave out --mixed")
     if plan.degrees is not None and plan.degrees[0] != 1:
         raise UserError(
             "with --mixed --degrees must have 1: batches run on one device, and so must their members alone"

@@ -123,7 +123,7 @@ class ModelInfo:
     Sides are in pixels, multiples of `side_multiple`, at most `max_side`. `two_passes` says that a guidance scale
     above 1 adds a second pass to each step (classifier-free guidance); otherwise guidance is an input of the model.
     `max_degree` is how many devices can share one request's steps. `path` is the directory that the model was loaded
-    from, or its hub id; empty if there is no model. If it `packs`, requests of any sizes can share a forward pass.
+    from, or its hub id; empty if there is no model.
     `dtype` and `attention_backend` are those with which it computes; empty if there is no model. `step_ranges` are the
     numbers of steps that the model's sampler can run, ascending. `arguments` are what a request may give beside what
     all models take. `stages` are those of its pipeline's graph.
@@ -141,7 +141,6 @@ class ModelInfo:
     library: str
     two_passes: bool = True
     max_degree: int = 1
-    packs: bool = False
     path: str = ""
     dtype: str = ""
     attention_backend: str = ""

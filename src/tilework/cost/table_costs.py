@@ -157,8 +157,10 @@ class TableCosts:
     def fits_together(self, stage: Stage, shapes: Sequence[Shape]) -> bool:
         """Whether neither a work of all these on one device, nor of one of them alone, has been seen not to fit.
 
-        More than `max_batch` never fit.
+        More than `max_batch` never fit, nor different shapes where all must have one.
         """
+        if stage.spec.one_shape and len(set(shapes)) > 1:
+            return False
         if len(shapes) > self._max_batch or not self._memory:
             return len(shapes) <= self._max_batch
         return self._memory.fits(stage, shapes, 1) and all(self.fits(stage, shape, 1) for shape in shapes)

@@ -100,7 +100,7 @@ class StagedPipeline(ABC):
     def info(self) -> ModelInfo:
         return replace(
             self._info,
-            packs=self._packing.is_possible,
+            stages=tuple(replace(one, batchable=one.batchable and self._packing.is_possible) for one in self.stages),
             step_ranges=step_ranges(self._info, self._sampler),
             arguments=(
                 generator_device(self._device.type),

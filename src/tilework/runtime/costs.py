@@ -67,12 +67,17 @@ def calibration_shapes(info: ModelInfo) -> tuple[Shape, ...]:
 def calibration_batches(info: ModelInfo) -> tuple[Batch, ...]:
     """Batches of the calibration shapes: two and four of the smallest; the two smallest; and 3, 2, 1 of each by size.
 
-    Empty if the model cannot pack requests; no mixes if it has one shape.
+    Empty if no stage of the model can be shared; no mixes if sharing takes one shape, or the model has only one.
     """
+    shared = [stage for stage in info.stages if stage.batchable]
+    if not shared:
+        return ()
     shapes = calibration_shapes(info)
+    alike = (shapes[:1] * 2, shapes[:1] * 4)
+    if len(shapes) == 1 or all(stage.one_shape for stage in shared):
+        return alike
     steps = tuple(shape for index, shape in enumerate(shapes) for _ in range(len(shapes) - index))
-    mixes = (shapes[:2], steps) if len(shapes) > 1 else ()
-    return (shapes[:1] * 2, shapes[:1] * 4, *mixes) if info.packs else ()
+    return (*alike, shapes[:2], steps)
 
 
 def random_batches(shapes: Sequence[Shape], number: int, seed: int = 0) -> tuple[Batch, ...]:

@@ -140,7 +140,8 @@ def _graph(random: Random) -> Graph:
                 outputs=(f"latents{index}",),
                 steps=StepShare(first=first, last=last) if random.random() < 0.8 else StepShare(count=3),
                 degrees=None,
-                batchable=random.random() < 0.8,
+                batchable=(share := random.random()) < 0.8,
+                one_shape=share < 0.2,
             )
         )
         latest = [f"latents{index}"]

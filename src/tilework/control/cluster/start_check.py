@@ -38,6 +38,8 @@ def _check_members(jobs: Sequence[Job], start: Start) -> None:
     assert len(set(start.job_ids)) == len(jobs), f"a job is twice among {start.job_ids}"
     assert start.stage.spec.batchable, f"{start.stage} is started for {len(jobs)} jobs, but cannot be shared"
     assert len(start.devices) == 1, f"{len(jobs)} jobs share a work on {len(start.devices)} devices; they share one"
+    shapes = {job.request.shape for job in jobs}
+    assert len(shapes) == 1 or not start.stage.spec.one_shape, f"{start.stage} is started for jobs of several shapes"
     for job in jobs:
         assert not job.request.exact, f"job {job.job_id} shares a work although it is exact"
         assert job.may_share, f"job {job.job_id} shares a work although its works fail"

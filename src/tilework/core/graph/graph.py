@@ -149,7 +149,7 @@ def _parse_spec(document: object) -> StageSpec:
         if not isinstance(degrees, Sequence) or not all(type(one) is int for one in degrees):
             raise BadGraph(f"{place}: degrees is {degrees!r}; expected a list of whole numbers, or null")
         values["degrees"] = tuple(degrees)
-    for key in ("batchable", "sliceable"):
+    for key in ("batchable", "one_shape", "sliceable"):
         if type(values.get(key, False)) is not bool:
             raise BadGraph(f"{place}: {key} is {values[key]!r}; expected true or false")
     kinds, kind = [one.value for one in DeviceKind], values.get("device_kind", _DEFAULTS.device_kind.value)

@@ -41,6 +41,7 @@ class StageSpec:
         steps: which steps of a request it makes; None for a stage that runs at once.
         degrees: how many devices may share it for one request; None: as many as were profiled.
         batchable: whether several requests may share its forward passes.
+        one_shape: whether those that share have one size and number of frames.
         sliceable: whether it can run in slices, which takes less memory and more time.
         previews: the stage that draws previews between its steps; empty if there are none.
         device_kind: what runs it. A stage on a CPU slot has no steps, and one slot runs it for one request at a time.
@@ -53,6 +54,7 @@ class StageSpec:
     steps: StepShare | None = None
     degrees: tuple[int, ...] | None = (1,)
     batchable: bool = False
+    one_shape: bool = False
     sliceable: bool = False
     previews: str = ""
     device_kind: DeviceKind = DeviceKind.ACCELERATOR

@@ -31,8 +31,12 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComponentCall:
-    """A call of a component that has not been answered. `run` answers it as the stock pipeline would be answered."""
+    """A call of a component that has not been answered. `run` answers it as the stock pipeline would be answered.
 
+    `owner` is the component whose method it is, and `component` its name.
+    """
+
+    owner: Any
     component: str
     method: str
     role: Role
@@ -71,7 +75,7 @@ def _paused(kind: Any, name: str, role: Role) -> Any:
         pause = getattr(getcurrent(), "pause", None)
         if pause is None:
             return stock(self, *args, **kwargs)
-        return pause(ComponentCall(name, "forward", role, functools.partial(stock, self), args, kwargs))
+        return pause(ComponentCall(self, name, "forward", role, functools.partial(stock, self), args, kwargs))
 
     place = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (kind,), {"__call__": ask, **place})
@@ -97,6 +101,6 @@ def _watch(component: Any, name: str, method: str, role: Role) -> None:
         pause = getattr(getcurrent(), "pause", None)
         if pause is None:
             return stock(*args, **kwargs)
-        return pause(ComponentCall(name, method, role, stock, args, kwargs))
+        return pause(ComponentCall(component, name, method, role, stock, args, kwargs))
 
     setattr(component, method, ask)

@@ -70,7 +70,7 @@ class StockCall(greenlet):  # type: ignore[misc]
         name = next((name for name, part in self.own.items() if part is sampler), "")
         if self._generator is not None and _lacks_generator(type(sampler), len(args), kwargs):
             kwargs = {**kwargs, "generator": self._generator}
-        return ComponentCall(name, "step", Role.SAMPLER, functools.partial(stock, sampler), args, kwargs)
+        return ComponentCall(sampler, name, "step", Role.SAMPLER, functools.partial(stock, sampler), args, kwargs)
 
 
 @functools.cache

@@ -35,8 +35,11 @@ def describe(
     overrides: Mapping[str, Any],
     library: str,
     max_degree: int,
+    batchable: bool,
 ) -> ModelInfo:
     """The limits and defaults of a model. `max_degree` is how many devices can share a denoiser's sequence.
+
+    `batchable`: whether requests of one shape can share its passes.
 
     Raises:
         InvalidDefaults: see `defaults.resolve`.
@@ -65,7 +68,7 @@ def describe(
         default_frames=frames,
         max_frames=frames * _MOST_FRAMES if frames > 1 else 1,
         frame_multiple=_first(pipeline, _TEMPORAL, 1) if frames > 1 else 1,
-        stages=_stages(pipeline, max_degree),
+        stages=_stages(pipeline, max_degree, batchable),
     )
 
 
@@ -123,11 +126,11 @@ def strength_rule(pipeline: Any) -> StrengthRule | None:
     return rules[0] if rules else None
 
 
-def _stages(pipeline: Any, max_degree: int) -> tuple[StageSpec, ...]:
+def _stages(pipeline: Any, max_degree: int, batchable: bool) -> tuple[StageSpec, ...]:
     encode, loop, decode = latent_diffusion("").specs
     return (
         encode,
-        replace(loop, degrees=None if max_degree > 1 else (1,), batchable=False, previews=""),
+        replace(loop, degrees=None if max_degree > 1 else (1,), batchable=batchable, one_shape=batchable, previews=""),
         replace(decode, sliceable=isinstance(getattr(pipeline, "vae", None), AutoencoderKL)),
     )
 

@@ -30,6 +30,7 @@ from tilework.pipelines.sequence import share
 from tilework.pipelines.stock.component_calls import ComponentCall, denoisers_of, watch_components
 from tilework.pipelines.stock.coroutine import StockCall
 from tilework.pipelines.stock.model_info import check_pipeline, describe, num_heads
+from tilework.pipelines.stock.shared_calls import can_share, iterate_together
 from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
 from tilework.pipelines.stock.walk import Mark, Walk
 
@@ -78,7 +79,8 @@ class StockPipeline:
         # All of them, or none: a group that can share one of two would have to part in the middle of a request.
         shared = [share(denoiser, self._parallel) for denoiser in self._denoisers.values()]
         max_degree = min(map(num_heads, self._denoisers.values())) if all(shared) else 1
-        self._info = describe(pipeline, self._arguments, name, overrides, library, max_degree)
+        self._can_share = can_share(pipeline, self._denoisers.values())
+        self._info = describe(pipeline, self._arguments, name, overrides, library, max_degree, self._can_share)
         self._graph = self._info.graph
         self._device: torch.device = pipeline.device
         self._text_encoders = {name for name, part in pipeline.components.items() if isinstance(part, PreTrainedModel)}
@@ -123,8 +125,11 @@ class StockPipeline:
     def step(self, states: Sequence[StockState], pack: Pack | None = None, watch: Watch | None = None) -> None:
         before = [state.steps_done for state in states]
         while behind := [state for state, done in zip(states, before, strict=True) if state.steps_done == done]:
-            for state in behind:
-                state.walk.iterate(ComponentCall.run)
+            if pack is not None and self._can_share and self.parallel.degree == 1:
+                iterate_together([state.walk for state in behind])
+            else:
+                for state in behind:
+                    state.walk.iterate(ComponentCall.run)
         for state, done in zip(states, before, strict=True):
             if state.steps_done != done + 1:
                 raise UnsupportedModel(

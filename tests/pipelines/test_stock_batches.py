@@ -1,0 +1,83 @@
+"""Requests of one shape that share forward passes in the generic family end as those that are alone in theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+import tiny
+from tilework.core.wire import Spec
+from tilework.patches.layout import pack
+from tilework.pipelines.model_index import stock_classes
+from tilework.pipelines.stock import shared_calls
+from tilework.pipelines.stock.answers import rebuilt
+from tilework.pipelines.stock.component_calls import denoisers_of
+from tilework.pipelines.stock.stock_pipeline import StockPipeline
+from zoo import requests
+from zoo.registry import ZOO, build
+
+TOLERANCE = 1e-5
+QUICK = ("qwen-image", "z-image", "wan22", "sdxl-inpaint")
+MODELS = [name for name, model in ZOO.items() if model.class_name in stock_classes() and not model.modular]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _prepared() -> None:
+    tiny.prepare()
+
+
+@contextmanager
+def counted(pipeline: Any) -> Iterator[list[int]]:
+    """The number of calls of the denoisers, one after another."""
+    calls: list[int] = []
+    hooks = [denoiser.register_forward_hook(lambda *_: calls.append(1)) for denoiser in denoisers_of(pipeline).values()]
+    yield calls
+    for hook in hooks:
+        hook.remove()
+
+
+def latents(made: StockPipeline, specs: list[Spec], *, together: bool) -> list[Tensor]:
+    """What the sampler gives each in its last step. The first request is a step ahead of the others."""
+    states: list[Any] = [requests.begin(made, spec)[1] for spec in specs]
+    made.step(states[:1])
+    while running := [state for state in states if state.steps_done < state.num_steps]:
+        if together:
+            made.step(running, pack)
+        else:
+            for state in running:
+                made.step([state])
+    answers = [rebuilt(state.walk.mark().samplers[0]) for state in states]
+    return [answer[0] if isinstance(answer, tuple) else answer["prev_sample"] for answer in answers]
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in MODELS])
+def test_shared_passes_change_nothing_but_rounding(name: str) -> None:
+    pipeline = build(ZOO[name])
+    made = StockPipeline(pipeline, name, {}, "")
+    first, second, third = (requests.spec_of(ZOO[name], made, seed) for seed in (1, 2, 3))
+    if not second.prompt.startswith("{"):  # Bria's are JSON.
+        second = replace(second, prompt="two blue birds on a branch")
+    specs = [first, second, third]
+    with counted(pipeline) as apart:
+        alone = latents(made, specs, together=False)
+    with counted(pipeline) as shared:
+        together = latents(made, specs, together=True)
+    _, loop, _ = made.info.stages
+    assert loop.batchable == (len(shared) < len(apart)), "it must be told whether passes are shared"
+    for one, other in zip(alone, together, strict=True):
+        assert (one - other).abs().max() <= TOLERANCE * one.abs().max()
+
+
+def test_a_pass_whose_rows_are_mixed_up_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = StockPipeline(build(ZOO["chroma"]), "chroma", {}, "")
+    specs = [requests.spec_of(ZOO["chroma"], made, seed) for seed in (1, 2)]
+    alone = latents(made, specs, together=False)
+    part = shared_calls._part
+    monkeypatch.setattr(shared_calls, "_part", lambda answer, rows: part(answer, slice(0, rows.stop - rows.start)))
+    together = latents(made, specs, together=True)
+    assert (alone[1] - together[1]).abs().max() > 100 * TOLERANCE * alone[1].abs().max()
