@@ -20,6 +20,9 @@ class Parallel:
     [d/2, d) the positive one, and each half splits the sequence d/2 ways; otherwise all ranks run all rows and split
     the sequence d ways. Lengths and heads need not divide evenly, and may be fewer than the ranks.
 
+    A pipeline that makes its two passes one after the other is joined without guidance; each half of the group can then
+    run one of them at the same time (`halved`, `trade`).
+
     After a forward pass every rank has the whole prediction of both passes, bit-equal on all ranks, so that each
     advances a sampler of its own. Per attention there are two all-to-alls over the whole group, in which the other
     half's pieces are empty; per prediction, of which most models make one, there is one all-gather.
@@ -43,12 +46,14 @@ class Parallel:
         self._num_passes = 2 if guided and comm.size % 2 == 0 else 1
         self._width = comm.size // self._num_passes
         self._pass_index, self._index = divmod(comm.rank, self._width)
+        self._is_halved = False
 
     def leave(self) -> None:
         """Back to degree 1: nothing is shared, and the stock code runs as it is."""
         self._comm, self._flag = None, None
         self.degree = self._num_passes = self._width = 1
         self._pass_index = self._index = 0
+        self._is_halved = False
         self._lengths: dict[str, list[int]] = {}
 
     @contextmanager
@@ -60,6 +65,36 @@ class Parallel:
             yield
         finally:
             vars(self).update(joined)
+
+    @contextmanager
+    def halved(self) -> Iterator[int]:
+        """For one forward pass, each half of the group runs one of its own; yields the index of this rank's half.
+
+        The degree must be even, and the group joined without guidance. Afterwards `trade` what the passes gave.
+        """
+        assert self._comm is not None
+        assert self.degree % 2 == 0
+        assert self._num_passes == 1
+        self._num_passes, self._width, self._is_halved = 2, self.degree // 2, True
+        self._pass_index, self._index = divmod(self._comm.rank, self._width)
+        try:
+            yield self._pass_index
+        finally:
+            self._num_passes, self._width, self._is_halved = 1, self.degree, False
+            self._pass_index, self._index = 0, self._comm.rank
+
+    def trade(self, output: Tensor) -> list[Tensor]:
+        """What both halves of the group have of a tensor that has one shape in both, the first half's first.
+
+        The ranks of a half, which have the same, send a part each.
+        """
+        width = self.degree // 2
+        assert self._comm is not None
+        flat = output.reshape(-1)
+        length = -(-flat.numel() // width)
+        start = self._comm.rank % width * length
+        pieces = self._gather_flat(flat[start : start + length].unsqueeze(0), length)
+        return [half.reshape(-1)[: flat.numel()].view(output.shape) for half in pieces[:, :length].chunk(2)]
 
     @property
     def width(self) -> int:
@@ -179,9 +214,11 @@ class Parallel:
     def gather(self, output: Tensor, sequence: str | None, dim: int = 1) -> Tensor:
         """The whole output, all rows and all tokens, of which each rank has its rows and its piece of `sequence`.
 
-        `dim` is that of the tokens. With `sequence` None the pieces are whole, and spare ranks have repeated the work
-        of the first rank of their half.
+        In a pass that is `halved`, all rows are those of this half. `dim` is that of the tokens. With `sequence` None
+        the pieces are whole, and spare ranks have repeated the work of the first rank of their half.
         """
+        if self._is_halved and self._width == 1:
+            return output
         moved = output.movedim(dim, 1)
         lengths = [moved.shape[1]] if sequence is None else self._lengths[sequence]
         if sequence is not None:
@@ -189,9 +226,10 @@ class Parallel:
         pieces = self._gather_flat(moved, max(lengths))
         batch, _, *rest = moved.shape
         token = batch * math.prod(rest)
+        halves = pieces.chunk(self._num_passes)
         passes = [
             [piece[: length * token].view(batch, length, *rest) for piece, length in zip(half, lengths, strict=False)]
-            for half in pieces.chunk(self._num_passes)
+            for half in (halves if not self._is_halved else halves[self._pass_index : self._pass_index + 1])
         ]
         return torch.cat([torch.cat(half, dim=1) for half in passes]).movedim(1, dim)
 

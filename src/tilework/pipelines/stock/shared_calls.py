@@ -16,8 +16,9 @@ import torch
 from greenlet import getcurrent, greenlet
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.utils._pytree import tree_leaves
 
-from tilework.pipelines.stock.component_calls import ComponentCall
+from tilework.pipelines.stock.component_calls import ComponentCall, Role
 from tilework.pipelines.stock.walk import Walk
 
 _TRANSFORMER = frozenset({"hidden_states", "timestep", "encoder_hidden_states", "encoder_attention_mask"})
@@ -90,26 +91,27 @@ def iterate_together(walks: Sequence[Walk]) -> None:
     two passes for guidance meets the others twice. If an error is raised, the walks that are not torn can go on.
     """
     hub = getcurrent()
-    waiting: list[_Asked] = []
+    waiting: list[tuple[greenlet, Asked]] = []
 
     def ask(call: ComponentCall) -> Any:
-        waiting.append(_asked(getcurrent(), call))
+        if call.role is Role.SAMPLER:
+            return call.run()
+        waiting.append((getcurrent(), asked(call)))
         return hub.switch()
 
     for walk in walks:
         greenlet(lambda walk=walk: walk.iterate(ask)).switch()
     while waiting:
-        asked, waiting = waiting, []
-        for alike in _groups(asked):
-            for one, answer in zip(alike, _answers(alike), strict=True):
-                one.iteration.switch(answer)
+        stopped, waiting = waiting, []
+        for alike in _groups(stopped):
+            for (iteration, _), answer in zip(alike, _answers([one for _, one in alike]), strict=True):
+                iteration.switch(answer)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Asked:
+class Asked:
     """A call that waits for its answer: its arguments with `rows`, by name, and those that are `equal` in a pass."""
 
-    iteration: greenlet
     call: ComponentCall
     rows: Mapping[str, Any]
     equal: Mapping[str, Any]
@@ -127,18 +129,28 @@ class _Asked:
         rows = [(name, _row_kind(value, name == text)) for name, value in self.rows.items() if name != mask]
         return self.call.component, self.call.method, tuple(rows), tuple(self.equal)
 
-    def fits(self, other: _Asked) -> bool:
-        """Whether all that must be equal is equal; the kinds are."""
-        return all(_is_equal(value, other.equal[name]) for name, value in self.equal.items())
+    def is_like(self, other: Asked) -> bool:
+        """Whether they could share a pass, and have as many rows and tokens, but for texts that are filled up."""
+        if not self.rows or self.num_rows != other.num_rows or not self.fits(other):
+            return False
+        filled_up = _text_of(self.call)
+        names = [name for name in self.rows if name not in filled_up]
+        return all(_shapes(self.rows[name]) == _shapes(other.rows[name]) for name in names)
+
+    def fits(self, other: Asked) -> bool:
+        """Whether they can share a pass."""
+        return self.kind == other.kind and all(
+            _is_equal(value, other.equal[name]) for name, value in self.equal.items()
+        )
 
 
-def _asked(iteration: greenlet, call: ComponentCall) -> _Asked:
+def asked(call: ComponentCall) -> Asked:
+    """A call with its arguments told apart."""
     kind: Any = type(call.owner)
     names = ROWS.get(kind.__name__, frozenset())
     bound = _signature(kind).bind(call.owner, *call.args, **call.kwargs).arguments
     given = {name: value for name, value in list(bound.items())[1:] if value is not None}
-    return _Asked(
-        iteration,
+    return Asked(
         call,
         rows={name: value for name, value in given.items() if name in names},
         equal={name: value for name, value in given.items() if name not in names},
@@ -150,21 +162,19 @@ def _signature(kind: type) -> inspect.Signature:
     return inspect.signature(kind.forward)  # type: ignore[attr-defined]
 
 
-def _groups(asked: Iterable[_Asked]) -> Iterator[list[_Asked]]:
+def _groups(waiting: Iterable[tuple[greenlet, Asked]]) -> Iterator[list[tuple[greenlet, Asked]]]:
     """Calls that share a pass, each in one group."""
-    kinds: dict[Hashable, list[list[_Asked]]] = {}
-    for one in asked:
-        groups = kinds.setdefault(one.kind, [])
-        group = next((group for group in groups if group[0].fits(one)), None)
+    groups: list[list[tuple[greenlet, Asked]]] = []
+    for one in waiting:
+        group = next((group for group in groups if group[0][1].fits(one[1])), None)
         if group is None:
             groups.append([one])
         else:
             group.append(one)
-    for groups in kinds.values():
-        yield from groups
+    yield from groups
 
 
-def _answers(alike: Sequence[_Asked]) -> list[Any]:
+def _answers(alike: Sequence[Asked]) -> list[Any]:
     first = alike[0]
     if len(alike) == 1:
         return [first.call.run()]
@@ -180,7 +190,7 @@ def _text_of(call: ComponentCall) -> tuple[str, str]:
     return _TEXTS.get(type(call.owner).__name__, ("", ""))
 
 
-def _filled_up(alike: Sequence[_Asked]) -> list[Mapping[str, Any]]:
+def _filled_up(alike: Sequence[Asked]) -> list[Mapping[str, Any]]:
     """The rows of each, with texts of one length, and masks where that is longer than a text."""
     text, mask = _text_of(alike[0].call)
     if not text:
@@ -204,6 +214,10 @@ def _row_kind(value: Any, is_text: bool) -> Hashable:
         return tuple((name, None if part is None else _row_kind(part, False)) for name, part in value.items())
     # Models that take a list of tensors take any sizes; what else is listed describes the tensors.
     return frozenset((part.ndim, part.dtype) if isinstance(part, Tensor) else repr(part) for part in value)
+
+
+def _shapes(value: Any) -> list[Any]:
+    return [leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(value)]
 
 
 def _is_equal(value: Any, other: Any) -> bool:

@@ -29,6 +29,7 @@ from tilework.pipelines.parallel import Parallel
 from tilework.pipelines.sequence import share
 from tilework.pipelines.stock.component_calls import ComponentCall, denoisers_of, watch_components
 from tilework.pipelines.stock.coroutine import StockCall
+from tilework.pipelines.stock.guidance_halves import GuidanceHalves
 from tilework.pipelines.stock.model_info import check_pipeline, describe, num_heads
 from tilework.pipelines.stock.shared_calls import can_share, iterate_together
 from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
@@ -129,12 +130,23 @@ class StockPipeline:
                 iterate_together([state.walk for state in behind])
             else:
                 for state in behind:
-                    state.walk.iterate(ComponentCall.run)
+                    self._iterate(state.walk)
         for state, done in zip(states, before, strict=True):
             if state.steps_done != done + 1:
                 raise UnsupportedModel(
                     f"the pipeline makes {state.walk.num_iterations} iterations of {state.num_steps} steps"
                 )
+
+    def _iterate(self, walk: Walk) -> None:
+        if self._parallel.degree % 2:
+            walk.iterate(ComponentCall.run)
+            return
+        halves = GuidanceHalves(self._parallel, walk.expected)
+        try:
+            walk.iterate(halves.answer, halves)
+        except BaseException:
+            walk.is_torn |= halves.is_open
+            raise
 
     def finish(self, state: StockState) -> Values:
         # What the loop was given as texts has no more effect; a given picture may be put into the last latents.

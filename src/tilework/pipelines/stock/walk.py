@@ -12,6 +12,7 @@ tests/pipelines/test_stock.py holds every class of `tests/zoo` to that, bit for 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,8 +96,12 @@ class Walk:
         for _, answer in encoded:
             self._resume(rebuilt(answer))
 
-    def iterate(self, ask: Ask) -> None:
-        """Make one iteration of the loop; `ask` answers the denoisers.
+    def expected(self, component: str) -> list[Any]:
+        """What a denoiser answers in an iteration, call by call, with zeros; empty before the first iteration."""
+        return [rebuilt(answer) for answer in self._denoisers.get(component, ())]
+
+    def iterate(self, ask: Ask, watching: AbstractContextManager[Any] | None = None) -> None:
+        """Make one iteration of the loop; `ask` answers denoisers and samplers. `watching` is entered between calls.
 
         Raises:
             UnsupportedModel: something else is called between two steps.
@@ -108,13 +113,13 @@ class Walk:
                 break
             if call.role is Role.SAMPLER:
                 self.is_torn = True  # Until the iteration is over.
-                answer = call.run()
+                answer = ask(call)
                 samplers.append(recorded(answer))
                 self._generator_state = self.generator.get_state()
             else:
                 answer = ask(call)
                 denoisers.setdefault(call.component, []).append(hollow(recorded(answer)))
-            self._resume(answer)
+            self._resume(answer, watching)
         self._require(samplers)
         for component, answers in denoisers.items():  # Some are asked more often in some iterations.
             if len(answers) > len(self._denoisers.get(component, ())):
@@ -139,9 +144,7 @@ class Walk:
         while self.num_iterations < mark.num_iterations:
             is_last = self.num_iterations + 1 == mark.num_iterations
             self._replay_iteration(mark, mark.samplers if is_last else hollow(mark.samplers))
-            if (
-                is_last
-            ):  # What the code behind the sampler writes into it was there already, and may be there twice now.
+            if is_last:  # The code behind the sampler may have written into it what was there already.
                 self._put(mark.own)
 
     def _replay_iteration(self, mark: Mark, samplers: list[Any]) -> None:
@@ -176,9 +179,9 @@ class Walk:
             self._resume(ask(call))
         return self.call.result
 
-    def _resume(self, answer: Any, touched: TouchedTensors | None = None) -> None:
+    def _resume(self, answer: Any, watching: AbstractContextManager[Any] | None = None) -> None:
         try:
-            self.pending = self.call.resume(answer, touched)
+            self.pending = self.call.resume(answer, watching)
         except BaseException:
             self.is_torn = True
             raise
