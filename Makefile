@@ -43,10 +43,11 @@ check: lint test slow ## Run all that a change must pass: lint, test, slow
 bench: $(VENV)/dev ## Measure speed and memory; ARGS is passed to bench/run.py
 	@$(BIN)/python bench/run.py $(ARGS)
 
-docs: $(VENV)/serve ## Write docs/api.md, the reference of the HTTP API, with the answers of a server that is started for it
+docs: $(VENV)/serve ## Write docs/api.md, with the answers of a server that is started for it, and the tables of docs/models.md
 	@$(BIN)/python -m tilework.server.api.record > examples.tmp
 	@mv examples.tmp src/tilework/server/api/examples.json
 	@$(BIN)/python -m tilework.server.api.reference > docs/api.md
+	@$(BIN)/python -m tilework.pipelines.support.page docs/models.md README.md
 
 serve: $(VENV)/serve ## Start a server with the shipped model; ARGS is passed to tilework serve
 	@$(BIN)/tilework serve $(ARGS)

@@ -32,7 +32,7 @@ def test_an_unsupported_class_is_refused_without_torch(tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "UnsupportedModel" in result.stderr
     assert "KandinskyPipeline" in result.stderr
-    assert "FluxPipeline" in result.stderr
+    assert "tilework classes" in result.stderr
     with pytest.raises(UnsupportedModel, match="KandinskyPipeline"):
         read_model_index(str(tmp_path))
 

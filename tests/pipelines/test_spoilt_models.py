@@ -114,7 +114,7 @@ BY_FILES: dict[str, tuple[str, Spoil, type[ModelError], str]] = {
         "sd3",
         edited(INDEX, _class_name=["a", "StableDiffusion3Pipeline"]),
         UnsupportedModel,
-        r"names the pipeline class \['a', 'StableDiffusion3Pipeline'\]; supported are",
+        r"names the pipeline class \['a', 'StableDiffusion3Pipeline'\], which is not served",
     ),
     "a LoRA": (
         "sd3",

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import tiny
-from tilework.pipelines.model_index import ADAPTERS, stock_classes
-from zoo import requests
-from zoo.registry import ZOO, build
+from tilework.pipelines.model_index import ADAPTERS
+from tilework.pipelines.support.record import read_record, served_classes
+from zoo import support
+from zoo.registry import ZOO
 
 QUICK = (
     *("qwen-image", "qwen-image-edit", "z-image", "flux2-klein", "chroma", "sana", "pixart-sigma", "sd3-inpaint"),
     *("sdxl-ancestral", "sd35-skip-layers", "flux-kontext", "wan22", "ltx-image", "hunyuan-video15"),
+    *("modular-qwen-image-image", "modular-sdxl", "modular-wan22"),
 )
-SERVED = [
-    name
-    for name, model in ZOO.items()
-    if (model.class_name in stock_classes() or model.class_name in ADAPTERS) and not model.modular
-]
-# Modular pipelines are not served yet; these show that the mechanism is no matter of a class.
-MODULAR = ["modular-qwen-image", "modular-z-image", "modular-sdxl", "modular-sd3"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,19 +25,20 @@ def _prepared() -> None:
     tiny.prepare()
 
 
-def test_every_class_that_is_served_is_in_the_zoo() -> None:
-    assert {ZOO[name].class_name for name in SERVED} == stock_classes().keys() | ADAPTERS.keys()
-    assert set(QUICK) <= set(SERVED)
+def test_the_record_has_every_class_of_the_zoo_and_serves_no_other() -> None:
+    in_zoo = {model.class_name for model in ZOO.values()}
+    assert in_zoo == read_record().classes.keys(), "python -m zoo.support writes the record"
+    assert ADAPTERS.keys() <= served_classes()
+    assert {ZOO[name].class_name for name in QUICK} <= served_classes()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in [*SERVED, *MODULAR]]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in ZOO])
 def test_stages_and_steps_that_move_and_take_turns_equal_the_stock_call(name: str, tmp_path: Path) -> None:
+    """Each model does what the record says of its class; a class that is not served has a model that shows why."""
     model = ZOO[name]
-    here, there = requests.family(model, tmp_path), requests.family(model, tmp_path)
-    specs = [requests.spec_of(model, here, seed) for seed in (1, 2)]
-    stock = [requests.stock_pixels(model, build(model), seed) for seed in (1, 2)]
-    assert not np.array_equal(*stock), "the seed must matter"
-    assert all(map(np.array_equal, requests.side_by_side(here, *specs), stock))
-    assert np.array_equal(requests.moved(here, there, specs[0]), stock[0])
+    found, recorded = support.measure(model, tmp_path), read_record().classes[model.class_name]
+    if recorded.is_served and not found.reason.endswith(support.BEYOND):
+        assert model.kind in recorded.kinds
+        assert replace(found, kinds=recorded.kinds) == recorded
+    elif len(support.models_of(model.class_name)) == 1:
+        assert not found.is_served, "it is served now: python -m zoo.support"

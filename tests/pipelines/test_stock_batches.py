@@ -13,17 +13,17 @@ from torch import Tensor
 import tiny
 from tilework.core.wire import Spec
 from tilework.patches.layout import pack
-from tilework.pipelines.model_index import stock_classes
 from tilework.pipelines.stock import shared_calls
 from tilework.pipelines.stock.answers import rebuilt
 from tilework.pipelines.stock.component_calls import denoisers_of
 from tilework.pipelines.stock.stock_pipeline import StockPipeline
+from tilework.pipelines.support.record import served_classes
 from zoo import requests
 from zoo.registry import ZOO, build
 
 TOLERANCE = 1e-5
 QUICK = ("qwen-image", "z-image", "wan22", "sdxl-inpaint")
-MODELS = [name for name, model in ZOO.items() if model.class_name in stock_classes() and not model.modular]
+MODELS = [name for name, model in ZOO.items() if model.class_name in served_classes()]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,7 +19,7 @@ class ZooModel:
     class_name: str
     """Of diffusers: "QwenImageEditPipeline", or the name of a modular pipeline's class."""
     kind: str
-    """One of KINDS."""
+    """One of `record.KINDS`."""
     components: Callable[[], Mapping[str, Any]]
     """New components, and the other arguments of the pipeline's constructor; optional ones may be left out."""
     inputs: Mapping[str, Any]
@@ -46,17 +46,6 @@ def entry(
     class_name += "Pipeline"
     return ZooModel(name=name, class_name=class_name, kind=kind, components=components, inputs=inputs, **options)
 
-
-KINDS = (
-    "text to image",
-    "image to image",
-    "edit",
-    "inpaint",
-    "control",
-    "text to video",
-    "image to video",
-    "video to video",
-)
 
 PROMPT: dict[str, Any] = {"prompt": "a red fox"}
 GUIDED: dict[str, Any] = {"prompt": "a red fox", "negative_prompt": "blurry"}

@@ -61,7 +61,7 @@ def modular(
 FROM_PICTURE = {"image": picture(), "strength": 0.75}
 MASKED = FROM_PICTURE | {"mask_image": mask()}
 EDIT = GUIDED | SQUARE | {"num_inference_steps": 2}
-KONTEXT = PROMPT | SQUARE | {"image": picture(), "_auto_resize": False, "num_inference_steps": 2}
+KONTEXT = PROMPT | SQUARE | {"image": picture(), "_auto_resize": False, "max_area": 64 * 64, "num_inference_steps": 2}
 # The picture to edit always gets a million pixels: each latent of this autoencoder stands for 32 px.
 FEW = {"num_inference_steps": 3}
 FRAME = GUIDED | CLIP | {"image": picture(32)}

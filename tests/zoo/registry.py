@@ -11,7 +11,8 @@ from typing import Any
 import diffusers
 import torch
 
-from zoo.model import KINDS, ZooModel
+from tilework.pipelines.support.record import KINDS
+from zoo.model import ZooModel
 
 MODULES = (
     "stable_diffusion",

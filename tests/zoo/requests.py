@@ -25,10 +25,10 @@ CPU = torch.device("cpu")
 
 def family(model: ZooModel, directory: Path) -> Family:
     """A family of the model, loaded from `directory`, where it is saved first, if it can be."""
-    if not model.loads or model.modular:
+    if not model.loads:
         return StockPipeline(build(model), model.name, {}, "")
     if not any(directory.iterdir()):
-        build(model).save_pretrained(directory, safe_serialization=True)
+        build(model).save_pretrained(str(directory), safe_serialization=True)
     return load(ModelSource(path=str(directory), adapter=STOCK))
 
 
@@ -125,4 +125,6 @@ def _image(picture: PIL.Image.Image) -> Image:
 def _flat(result: Any) -> np.ndarray:
     if isinstance(result, list | tuple):
         return np.concatenate([_flat(one) for one in result])
+    if isinstance(result, np.ndarray):  # A clip of a modular pipeline: numbers from 0 to 1.
+        return (result * 255).round().astype(np.uint8).reshape(-1)
     return np.asarray(result.convert("RGB")).reshape(-1)

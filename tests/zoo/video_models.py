@@ -143,7 +143,8 @@ LATTE = {name: value for name, value in CLIP.items() if name != "num_frames"} | 
 # Not loaded: the autoencoder decodes tiles alone, and that it shall do so is not saved.
 # Its tiles overlap by 120 px and 8 frames: they must be larger than that, and the clip as large as a tile.
 ALLEGRO = GUIDED | CLIP | {"num_frames": 24, "height": 128, "width": 128}
-FRAMEPACK = PROMPT | CLIP | {"image": picture(32), "num_frames": 9, "latent_window_size": 3, "num_inference_steps": 2}
+# Two sections, each with a loop and a decode of its own, as with the default number of frames.
+FRAMEPACK = PROMPT | CLIP | {"image": picture(32), "num_frames": 17, "latent_window_size": 3, "num_inference_steps": 2}
 SANA_IMAGE = GUIDED | SANA | {"image": picture(32)}
 EASY = GUIDED | CLIP | {"height": 64, "width": 64}
 

@@ -10,6 +10,7 @@ import tilework
 from tilework.cli.commands import (
     bench,
     bound,
+    classes,
     compare,
     cost,
     demo,
@@ -45,6 +46,7 @@ app.command("replay", epilog=replay.EXAMPLE)(replay.command)
 app.command("timeline", epilog=timeline.EXAMPLE)(timeline.command)
 app.command("explain", epilog=explain.EXAMPLE)(explain.command)
 app.command("fuzz", epilog=fuzz.EXAMPLE)(fuzz.command)
+app.command("classes", epilog=classes.EXAMPLE)(classes.command)
 app.command("profile", epilog=profile.EXAMPLE)(profile.command)
 app.add_typer(cost.app, name="cost")
 app.add_typer(workload.app, name="workload")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from tilework.control.watchdog import WatchdogConfig
 from tilework.core.model import SimulatedSource, Source
 from tilework.core.time import ns_from_s
 from tilework.cost.table import CostTable
+from tilework.pipelines.support.record import limits_of
 from tilework.runtime.costs import CostCache
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import WorkerStartFailed
@@ -72,7 +73,7 @@ class Serving:
                 ready: dict[str, object] = {"url": url, "model": engine.info.name, "workers": self.num_workers}
                 ready |= {"ready_s": seconds}
                 ready |= {"restored": engine.health().num_jobs} if state is not None else {}
-                print_json(ready) if self.json else self._greet(ready, config.durable)
+                print_json(ready) if self.json else self._greet(ready, config.durable, limits_of(engine.info))
 
             serving = serve_http(engine, config, on_ready=on_ready, on_progress=partial(_show, None), durable=state)
             asyncio.run(serving)
@@ -107,12 +108,13 @@ class Serving:
 
         return Engine(engine_config, executor, lines, partial(_show, status), keeper=journal)
 
-    def _greet(self, ready: Mapping[str, object], durable: str | None) -> None:
+    def _greet(self, ready: Mapping[str, object], durable: str | None, lacks: Sequence[str]) -> None:
         url, workers = ready["url"], f"{self.num_workers} x {self._device}"
         head = f"{ready['model']} on {workers}, policy {self.policy}: ready in {ready['ready_s']:.1f} s at {url}"
         restored = f"  {ready['restored']} images taken over from {durable}" if durable else None
+        limits = f"  this model has no {', no '.join(lacks)} (docs/models.md)" if lacks else None
         where = f"  API documentation {url}/docs, metrics {url}/metrics; stop with Ctrl-C"
-        for line in filter(None, (head, restored, where)):
+        for line in filter(None, (head, restored, limits, where)):
             out.print(line, soft_wrap=True)
 
 

@@ -24,7 +24,7 @@ _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model")
 
 
 def check_components(directory: Path, components: Mapping[str, Any]) -> str | None:
-    """Check the folder of each component that `components`, the contents of `model_index.json`, names.
+    """Check the folder of each component that `components` names, as `model_index.ModelIndex.components`.
 
     Returns the `variant` of `from_pretrained` that the weights need: None, unless a component has weights in files of
     a variant only, such as `model.fp16.safetensors`.
@@ -56,7 +56,7 @@ def _check_component(folder: Path, kind: str) -> set[str | None]:
     """The variants of its weights, None for those without a name; empty if it has none, as a tokenizer."""
     if not folder.is_dir() or not any(folder.iterdir()):
         raise ModelNotFound(
-            f"{folder}: is missing or empty, but model_index.json names it ({kind}); fetch the model again, or set "
+            f"{folder}: is missing or empty, but the model's index names it ({kind}); fetch the model again, or set "
             f'"{folder.name}" to [null, null] there if the pipeline can do without it'
         )
     for file in sorted(folder.glob("*.json")):

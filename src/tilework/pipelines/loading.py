@@ -18,7 +18,8 @@ from tilework.pipelines.component_files import has_variant
 from tilework.pipelines.defaults import read_overrides
 from tilework.pipelines.errors import InvalidSource, ModelError, ModelNotFound, UnsupportedModel
 from tilework.pipelines.family import Family
-from tilework.pipelines.model_index import INDEX, ModelIndex, read_model_index
+from tilework.pipelines.model_index import ModelIndex, read_model_index
+from tilework.pipelines.modular.loading import load_modular
 
 _NEEDED = ("scheduler", "text_encoder", "tokenizer", "transformer", "unet", "vae")
 _WRONG_WEIGHT = "{place}: its files hold no {name} of the shape that its config.json asks for; fetch the model again"
@@ -31,9 +32,9 @@ Place = Callable[[torch.nn.Module], object]
 def load(source: ModelSource, place: Place | None = None) -> Family:
     """Load a model onto its device, ready to draw. `place` is used on CPUs; without it each weight is copied.
 
-    `source.path` is "shapes" (the model that comes with Tilework), a diffusers directory, or a hub id. A directory is
-    read without any network; a directory called shapes is reached as ./shapes. `tilework.json` is read from
-    directories only.
+    `source.path` is "shapes" (the model that comes with Tilework), a diffusers directory, or a hub id; with the index
+    of a modular pipeline alone it is loaded as that. A directory is read without any network; a directory called shapes
+    is reached as ./shapes. `tilework.json` is read from directories only. No code of a model is run.
 
     Raises:
         ModelError: one of its subclasses, each for one thing that can be wrong.
@@ -98,10 +99,11 @@ def _device(source: ModelSource) -> torch.device:
 
 def _stock(index: ModelIndex, dtype: torch.dtype, device: torch.device, place: Place | None = None) -> Any:
     with _explained(index.path):
-        pipeline = _load_pipeline(index, dtype)
+        models = _transformers_models(index, dtype)
+        pipeline = (load_modular if index.is_modular else _load_classic)(index, dtype, models)
         for name in _NEEDED:
             if name in pipeline.components and pipeline.components[name] is None:
-                raise ModelNotFound(f"{index.path}: {INDEX} names no {name}, without which nothing can be drawn")
+                raise ModelNotFound(f"{index.path}: {index.file} names no {name}, without which nothing can be drawn")
         modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
         for name, module in modules.items():
             _require_weights(f"{index.path}/{name}", module)
@@ -112,12 +114,12 @@ def _stock(index: ModelIndex, dtype: torch.dtype, device: torch.device, place: P
     return pipeline
 
 
-def _load_pipeline(index: ModelIndex, dtype: torch.dtype) -> Any:
-    """The stock pipeline. Components that the index leaves empty (SD3 without T5) must be passed as None."""
+def _load_classic(index: ModelIndex, dtype: torch.dtype, loaded: Mapping[str, Any]) -> Any:
+    """The stock pipeline, of whose components some are `loaded`. Those that the index leaves empty must be None."""
     if not hasattr(diffusers, name := index.components["_class_name"]):
         raise UnsupportedModel(
-            f"{index.path}: {INDEX} names the pipeline class {name!r}, which diffusers {diffusers.__version__} lacks; "
-            "install a version that has it"
+            f"{index.path}: {index.file} names the pipeline class {name!r}, which diffusers {diffusers.__version__} "
+            "lacks; install a version that has it"
         )
     absent = {name: None for name, value in index.components.items() if value == [None, None]}
     return DiffusionPipeline.from_pretrained(
@@ -127,7 +129,7 @@ def _load_pipeline(index: ModelIndex, dtype: torch.dtype) -> Any:
         variant=index.variant,
         dtype=dtype,
         **absent,
-        **_transformers_models(index, dtype),
+        **loaded,
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ import httpx
 
 from tilework.pipelines.component_files import check_components
 from tilework.pipelines.errors import ModelNotFound, UnsupportedModel
+from tilework.pipelines.modular.index import MODULAR_INDEX, is_modular, read_components
+from tilework.pipelines.support.record import reason_against, served_classes
 
 SHIPPED = "shapes"
 INDEX = "model_index.json"
@@ -28,7 +29,7 @@ ADAPTERS = {
 }
 """Adapter by class name of the stock pipeline; called with (pipeline, name, overrides, library)."""
 STOCK = "tilework.pipelines.stock.stock_pipeline:StockPipeline"
-"""The adapter of any class; of itself it serves those of `stock_classes`. Another class is served if it is named."""
+"""The adapter of any other class; of itself it serves those of `served_classes`. Another is served if it is named."""
 _UNSEEDED = ("CosineDPMSolverMultistepScheduler", "DPMSolverSDEScheduler")
 """Samplers that draw from a Brownian tree (of the package torchsde), which takes no generator and cannot be moved."""
 _HUB_TIMEOUT_S = 10.0
@@ -38,8 +39,9 @@ _HUB_TIMEOUT_S = 10.0
 class ModelIndex:
     """A model that can be served as far as its files show. `directory` is None for a hub id.
 
-    `components` is the contents of `model_index.json`: the pipeline's class name, and (library, class) by component.
-    `variant` is that of `from_pretrained`.
+    `components` is the contents of `model_index.json`: the pipeline's class name, and (library, class) by component;
+    of a modular pipeline (`is_modular`) it is that of `modular_model_index.json` in the same form. `variant` is that of
+    `from_pretrained`.
     """
 
     path: str
@@ -48,40 +50,53 @@ class ModelIndex:
     adapter: str
     variant: str | None = None
 
+    @property
+    def is_modular(self) -> bool:
+        return is_modular(self.components)
+
+    @property
+    def file(self) -> str:
+        """The name of the file that it was read from."""
+        return MODULAR_INDEX if self.is_modular else INDEX
+
 
 def read_model_index(path: str, adapter: str | None = None) -> ModelIndex:
     """The index of a model, given as in `ModelSource.path`, if its class is supported and its files are sound.
 
-    An `adapter` that is named serves whatever class it can.
+    An `adapter` that is named serves whatever class it can. A model that has both indices is a classic pipeline.
 
     Raises:
         ModelNotFound: there is no such directory and no such model on the hub, or it has no readable index; or
             `check_components` finds that files are missing or damaged.
-        UnsupportedModel: no adapter serves pipelines of its class, or its sampler draws noise that no seed decides.
+        UnsupportedModel: no adapter serves pipelines of its class, or its sampler draws noise that no seed decides; or
+            it is a modular pipeline that brings code (`modular.index.read_components`).
         UnsafeWeights: some weights of the directory are there only in pickled form.
     """
     directory = model_directory(path)
-    components = _hub_index(path) if directory is None else _read(path, directory / INDEX)
-    name = components.get("_class_name")
-    adapters = ADAPTERS | dict.fromkeys(stock_classes(), STOCK)
+    contents = _hub_index(path) if directory is None else _read(path, _index_file(directory))
+    file, name = MODULAR_INDEX if is_modular(contents) else INDEX, contents.get("_class_name")
+    adapters = dict.fromkeys(served_classes(), STOCK) | ADAPTERS
     adapter = adapter or (adapters.get(name) if isinstance(name, str) else None)
     if adapter is None:
-        supported = ", ".join(sorted(adapters))
-        raise UnsupportedModel(f"{path}: {INDEX} names the pipeline class {name!r}; supported are {supported}")
+        reason = reason_against(name) if isinstance(name, str) else "no name of a class"
+        raise UnsupportedModel(
+            f"{path}: {file} names the pipeline class {name!r}, which is not served ({reason}); `tilework classes` "
+            "lists those that are"
+        )
+    components = read_components(path, directory, contents) if is_modular(contents) else contents
     match components.get("scheduler"):
         case [_, str(sampler)] if sampler in _UNSEEDED:
             raise UnsupportedModel(
-                f"{path}: {INDEX} names the sampler {sampler}, which draws noise that no seed decides; choose another"
+                f"{path}: {file} names the sampler {sampler}, which draws noise that no seed decides; choose another"
             )
     variant = None if directory is None else check_components(directory, components)
     return ModelIndex(path=path, directory=directory, components=components, adapter=adapter, variant=variant)
 
 
-@cache
-def stock_classes() -> Mapping[str, str]:
-    """The classes of diffusers that `STOCK` serves, each with its kind; tests hold each of them to be exact."""
-    text = (resources.files("tilework") / "data" / "stock_classes.json").read_text("utf-8")
-    return {name: kind for kind, names in json.loads(text).items() for name in names}
+def _index_file(directory: Path) -> Path:
+    """The index of a directory: of a classic pipeline, unless there is that of a modular one alone."""
+    classic, modular = directory / INDEX, directory / MODULAR_INDEX
+    return modular if modular.is_file() and not classic.is_file() else classic
 
 
 def model_directory(path: str) -> Path | None:
@@ -113,7 +128,10 @@ def _hub_index(path: str) -> dict[str, Any]:
 
     _require_hub(path)
     try:
-        return _read(path, Path(hf_hub_download(path, INDEX)))
+        try:
+            return _read(path, Path(hf_hub_download(path, INDEX)))
+        except EntryNotFoundError:
+            return _read(path, Path(hf_hub_download(path, MODULAR_INDEX)))
     except (HFValidationError, RepositoryNotFoundError) as error:
         raise ModelNotFound(
             f"path is {path!r}: there is no such directory, and the hub has no such model that you may read; "
@@ -121,7 +139,8 @@ def _hub_index(path: str) -> dict[str, Any]:
         ) from error
     except EntryNotFoundError as error:
         raise ModelNotFound(
-            f"path is {path!r}, but this model of the hub has no {INDEX}; give a model in diffusers' layout"
+            f"path is {path!r}, but this model of the hub has neither {INDEX} nor {MODULAR_INDEX}; give a model in "
+            "diffusers' layout"
         ) from error
     except OSError as error:
         raise ModelNotFound(f"path is {path!r}; its {INDEX} cannot be fetched ({_first_line(error)})") from error
@@ -136,7 +155,7 @@ def _require_hub(path: str) -> None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        if isinstance(try_to_load_from_cache(path, INDEX), str):
+        if any(isinstance(try_to_load_from_cache(path, name), str) for name in (INDEX, MODULAR_INDEX)):
             return
         if constants.HF_HUB_OFFLINE:
             reason = "HF_HUB_OFFLINE is set"

@@ -18,7 +18,7 @@ from greenlet import getcurrent
 from torch import nn
 
 _METHODS = ("encode", "decode", "generate")  # Besides a call of the module itself.
-_TIMES = frozenset({"timestep", "timesteps", "t", "time", "sigma", "time_step"})
+TIMES = frozenset({"timestep", "timesteps", "t", "time", "sigma", "time_step"})
 
 
 class Role(Enum):
@@ -85,7 +85,7 @@ def is_denoiser(component: Any) -> bool:
     """Whether a component is a model of diffusers that depends on a time, and no autoencoder."""
     if not isinstance(component, ModelMixin) or hasattr(component, "decode"):
         return False
-    return not _TIMES.isdisjoint(inspect.signature(component.forward).parameters)
+    return not TIMES.isdisjoint(inspect.signature(component.forward).parameters)
 
 
 def denoisers_of(pipeline: Any) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from tilework.pipelines.stock.component_calls import ComponentCall, Role
 class StockCall(greenlet):  # type: ignore[misc]
     """One call of `pipeline`, which runs when it is resumed. It shares the modules; `own` are what it changes itself.
 
-    `own` has a sampler or guider under each name that the pipeline has one under. A stochastic sampler that the stock
+    `own` has a sampler or guider under each name that the pipeline has one under, and each copy that the call makes of
+    a sampler for itself, such as that for sound, from its first step on. A stochastic sampler that the stock
     pipeline gives no generator draws from that of the request: there the stock picture depends on what else the
     process drew, here on the seed alone.
     """
@@ -67,7 +68,10 @@ class StockCall(greenlet):  # type: ignore[misc]
 
     def step_call(self, sampler: Any, stock: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> ComponentCall:
         """Called inside: a sampler's step as a call of its component."""
-        name = next((name for name, part in self.own.items() if part is sampler), "")
+        name = next((name for name, part in self.own.items() if part is sampler), None)
+        if name is None:
+            name = f"copy {len(self.own)}"
+            self.own[name] = sampler
         if self._generator is not None and _lacks_generator(type(sampler), len(args), kwargs):
             kwargs = {**kwargs, "generator": self._generator}
         return ComponentCall(sampler, name, "step", Role.SAMPLER, functools.partial(stock, sampler), args, kwargs)

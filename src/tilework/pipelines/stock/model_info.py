@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from diffusers import AutoencoderKL
+from diffusers.modular_pipelines import ModularPipeline
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import nn
 
@@ -19,6 +20,7 @@ from tilework.pipelines.arguments import generator_device, offered
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.stock.component_calls import denoisers_of
+from tilework.pipelines.stock.modular import steps_left
 from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
 
 _SIDE, _STEPS = 1024, 50
@@ -111,19 +113,29 @@ def strength_rule(pipeline: Any) -> StrengthRule | None:
     sampler = copy.deepcopy(pipeline.scheduler)
     tried = copy.copy(pipeline)
     vars(tried)["scheduler"] = sampler
-    names = inspect.signature(pipeline.get_timesteps).parameters if hasattr(pipeline, "get_timesteps") else ()
+    left = steps_left if isinstance(pipeline, ModularPipeline) else _steps_left
     found: list[int] = []
     for steps, strength in (cases := [(steps, strength) for steps in (7, 10) for strength in (0.33, 0.5, 0.77, 1.0)]):
-        given = {"num_inference_steps": steps, STRENGTH: strength, "device": "cpu"}
         try:
             sampler.set_timesteps(steps, **{"mu": 1.0} if sampler.config.get("use_dynamic_shifting") else {})
-            given["timesteps"] = sampler.timesteps
-            left, *_ = tried.get_timesteps(**{name: given[name] for name in names if name in given})
+            found.append(left(tried, steps, strength))
         except Exception:  # Pipelines raise what comes.
             return None
-        found.append(len(left) // sampler.order)
     rules = [rule for rule in StrengthRule if found == [rule.steps(*case) for case in cases]]
     return rules[0] if rules else None
+
+
+def _steps_left(pipeline: Any, steps: int, strength: float) -> int:
+    """How many steps a classic pipeline makes of `steps`. It raises what comes."""
+    given = {
+        "num_inference_steps": steps,
+        STRENGTH: strength,
+        "device": "cpu",
+        "timesteps": pipeline.scheduler.timesteps,
+    }
+    names = inspect.signature(pipeline.get_timesteps).parameters if hasattr(pipeline, "get_timesteps") else ()
+    left, *_ = pipeline.get_timesteps(**{name: given[name] for name in names if name in given})
+    return len(left) // int(pipeline.scheduler.order)
 
 
 def _stages(pipeline: Any, max_degree: int, batchable: bool) -> tuple[StageSpec, ...]:

@@ -31,6 +31,7 @@ from tilework.pipelines.stock.component_calls import ComponentCall, denoisers_of
 from tilework.pipelines.stock.coroutine import StockCall
 from tilework.pipelines.stock.guidance_halves import GuidanceHalves
 from tilework.pipelines.stock.model_info import check_pipeline, describe, num_heads
+from tilework.pipelines.stock.modular import GUIDER, hide_progress
 from tilework.pipelines.stock.shared_calls import can_share, iterate_together
 from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
 from tilework.pipelines.stock.walk import Mark, Walk
@@ -71,7 +72,7 @@ class StockPipeline:
     """
 
     def __init__(self, pipeline: Any, name: str, overrides: Mapping[str, Any], library: str) -> None:
-        pipeline.set_progress_bar_config(disable=True)
+        hide_progress(pipeline)
         self._pipeline = pipeline
         self._arguments = StockArguments(pipeline)
         self._parallel = Parallel()
@@ -191,10 +192,9 @@ class StockPipeline:
     def _begin(self, spec: Spec) -> Walk:
         generator = torch.Generator(str(spec.arguments.get(GENERATOR_DEVICE, "cpu"))).manual_seed(spec.seed)
         call = StockCall(self._pipeline, self._arguments.of(spec, generator))
-        if self._arguments.is_modular:
-            for guider in call.own.values():
-                if hasattr(guider, GUIDANCE):
-                    guider.guidance_scale = spec.guidance_scale
+        guider: Any = call.own.get(GUIDER)  # Others, of a second denoiser or of sound, keep the scale that they have.
+        if self._arguments.is_modular and hasattr(guider, GUIDANCE):
+            guider.guidance_scale = spec.guidance_scale
         return Walk(call=call, generator=generator)
 
     def _state(self, stage: str, spec: Spec, walk: Walk) -> StockState:

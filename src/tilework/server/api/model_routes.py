@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import FastAPI, Path
 
 from tilework.core.model import PictureInput
+from tilework.pipelines.support.record import limits_of
 from tilework.server.api.openapi import errors, good
 from tilework.server.calls.parsing.arguments import wanted
 from tilework.server.calls.parsing.image_call import check_model, public_source
@@ -73,6 +74,7 @@ def _model_card(engine: Engine, created: int, exact: bool) -> ModelCard:
         "dtype": info.dtype,
         "attention_backend": info.attention_backend,
         "exact": exact,
+        "lacks": list(limits_of(info)),
         "arguments": [{"name": one.name, "value": wanted(one)} for one in info.arguments],
         "pictures": [_picture(one) for one in info.pictures],
         "default_frames": info.default_frames,

@@ -1,0 +1,70 @@
+"""The score and the tables of classes: `python -m tilework.pipelines.support.page docs/models.md README.md`.
+
+Replaces the score, and what stands between the two marks, where a page has them.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tilework.pipelines.support.installed import APART, MODULAR, SCORED, Score, count_served, score
+from tilework.pipelines.support.record import KINDS, ClassRecord, Record, read_record
+
+BEGIN, END = "<!-- classes: `make docs` writes this part -->", "<!-- classes end -->"
+_SENTENCE = re.compile(r"\d+ of \d+ pipeline classes of diffusers \d+\.[\d.]*\d")
+_HEAD = (
+    "| class | stages | exact | interleaved | moved | batches | devices | inputs | lacks |",
+    "|---|---|---|---|---|---|---|---|---|",
+)
+
+
+def sentence(found: Score) -> str:
+    """The score in words, as it stands on the pages."""
+    counted = found.of(*SCORED)
+    return f"{count_served(counted)} of {len(counted)} pipeline classes of diffusers {found.installed}"
+
+
+def updated(page: str, found: Score, record: Record) -> str:
+    """A page with the score and the tables of today."""
+    page = _SENTENCE.sub(sentence(found), page)
+    before, begin, rest = page.partition(BEGIN)
+    if not begin:
+        return page
+    return "\n".join([before + BEGIN, "", *_tables(found, record), "", END]) + rest.partition(END)[2]
+
+
+def _tables(found: Score, record: Record) -> Iterator[str]:
+    yield from ("| kind | served exactly | classes |", "|---|---|---|")
+    for kind in (*KINDS, MODULAR):
+        classes = found.of(kind)
+        yield f"| {kind} | {count_served(classes)} | {len(classes)} |"
+    for kind in (*KINDS, MODULAR):
+        yield from _of_kind(kind, found, record)
+    yield from ("", "## Apart", "")
+    yield from (f"- {one.name}: {one.reason}{'; served' if one.is_served else ''}" for one in found.of(APART))
+
+
+def _of_kind(kind: str, found: Score, record: Record) -> Iterator[str]:
+    yield from ("", f"## {kind.capitalize()}", "")
+    classes = found.of(kind)
+    served = [one.name for one in classes if one.is_served]
+    if served:
+        yield from (*_HEAD, *(_row(name, record.classes[name]) for name in served), "")
+    yield from (f"- {one.name} is not served: {one.reason}" for one in classes if not one.is_served)
+
+
+def _row(name: str, one: ClassRecord) -> str:
+    flags = ["yes" if flag else "no" for flag in (one.exact, one.interleaved, one.moved, one.batches)]
+    named = f"`{name}`" + (f" ({', '.join(one.kinds)})" if len(one.kinds) > 1 else "")
+    devices = one.degrees if one.degrees.isdigit() else f"up to {one.degrees}"
+    cells = [named, ", ".join(one.stages), *flags, devices, ", ".join(one.inputs), ", ".join(one.limits)]
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |")
+
+
+if __name__ == "__main__":
+    today = score()
+    for path in map(Path, sys.argv[1:]):
+        path.write_text(updated(path.read_text("utf-8"), today, read_record()), encoding="utf-8")
