@@ -44,16 +44,16 @@ class GuidanceHalves(TorchFunctionMode):
     def answer(self, call: ComponentCall) -> Any:
         """An answer, or tensors that are filled before anything reads them."""
         if call.role is not Role.DENOISER:
-            self.settle()
+            self.answer_first()
             return call.run()
         if self._reads((call.args, dict(call.kwargs))):
-            self.settle()
+            self.answer_first()
         self._num_calls += 1
         if self._num_calls == 1:
             return self._answer_later(call)
         if self._first is not None and self._first.is_like(asked(call)):
             return self._answer_both(self._first.call, call)
-        self.settle()
+        self.answer_first()
         return call.run()
 
     def _answer_later(self, call: ComponentCall) -> Any:
@@ -64,14 +64,14 @@ class GuidanceHalves(TorchFunctionMode):
         self._first, self._buffers = first, tensors_of(expected[0])
         return expected[0]
 
-    def settle(self) -> None:
+    def answer_first(self) -> None:
         """Answer the first call now, by the whole group."""
         if self._first is not None:
             self._fill(tensors_of(self._first.call.run()))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._first is not None and func not in _VIEWS and self._reads((args, kwargs)):
-            self.settle()
+            self.answer_first()
         return func(*args, **(kwargs or {}))
 
     def _answer_both(self, first: ComponentCall, second: ComponentCall) -> Any:
