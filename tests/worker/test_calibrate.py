@@ -15,15 +15,19 @@ from typing import Any
 import pytest
 import torch
 
+import tiny
 from stages import DECODE, DIFFUSE, ENCODE, STAGES
 from tilework.core.comm import GroupBroken
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.request import Shape
+from tilework.pipelines.family import LIVE
 from tilework.pipelines.identity import model_identity
+from tilework.pipelines.stock.stock_pipeline import StockPipeline
 from tilework.worker import calibrate as calibrate_module
 from tilework.worker.calibrate import calibrate
 from tilework.worker.hardware import cpu_name, describe_hardware
+from zoo.registry import ZOO, build
 
 INFO = ModelInfo(
     name="toy",
@@ -32,7 +36,7 @@ INFO = ModelInfo(
     max_side=192,
     default_height=128,
     default_width=128,
-    default_steps=4,
+    default_steps=50,
     default_guidance_scale=1.5,
     parameters=1,
     library="torch 2",
@@ -97,11 +101,16 @@ class FakeParallel:
 
 @dataclass
 class FakeFamily:
-    """A model whose iterations take `iteration_s`, `order` of them per step; in a group each waits for the others."""
+    """A model whose iterations take `iteration_s`, `order` of them per step; in a group each waits for the others.
+
+    Its last step, which may be a shorter one, is the call "last". It makes no more than `most_steps`. An output that is
+    live can be read once.
+    """
 
     iteration_s: float = 0.0
     order: int = 1
     too_large: Shape | None = None
+    most_steps: int = 1000
     info: ModelInfo = INFO
     parallel: FakeParallel = field(default_factory=FakeParallel)
     calls: list[str] = field(default_factory=list)
@@ -121,10 +130,15 @@ class FakeFamily:
         self.specs += specs
         for spec, of_spec in zip(specs, values, strict=True):
             assert stage == ENCODE or of_spec["latents"] == str(spec), "the outputs of the stages before"
-        return [{"conditioning": str(spec)} if stage == ENCODE else {"picture": str(spec)} for spec in specs]
+            assert LIVE not in of_spec
+        if stage == ENCODE:
+            return [{"conditioning": str(spec), LIVE: object()} for spec in specs]
+        return [{"picture": str(spec)} for spec in specs]
 
     def begin(self, stage: str, spec: Any, values: Any) -> Any:
         assert (stage, values["conditioning"]) == (DIFFUSE, str(spec))
+        assert spec.steps <= self.most_steps
+        assert LIVE not in values
         self.calls.append("begin")
         return SimpleNamespace(steps_done=0, iteration=0, spec=spec)
 
@@ -133,7 +147,7 @@ class FakeFamily:
             self.iterate(states, pack)
 
     def iterate(self, states: Sequence[Any], pack: Any) -> None:
-        assert all(state.steps_done < state.spec.steps - 1 for state in states), "the last step may be a shorter one"
+        assert all(state.steps_done < state.spec.steps for state in states)
         assert (pack is None) == (len(states) == 1)
         if any(state.spec.shape == self.too_large for state in states):
             raise MemoryError("too large")
@@ -142,7 +156,7 @@ class FakeFamily:
         self.wait(self.iteration_s)
         self.batches.append(len(states))
         for state in states:
-            self.calls.append(DIFFUSE)
+            self.calls.append(DIFFUSE if state.steps_done < state.spec.steps - 1 else "last")
             state.iteration += 1
             state.steps_done = state.iteration // self.order
 
@@ -150,7 +164,8 @@ class FakeFamily:
         return {"latents": torch.zeros(state.spec.height, state.spec.width)}
 
     def finish(self, state: Any) -> Any:
-        return {"latents": str(state.spec)}
+        assert state.steps_done == state.spec.steps
+        return {"latents": str(state.spec), LIVE: object()}
 
 
 def in_group(families: list[FakeFamily], *batches: Batch, num_runs: int | None = None) -> list[tuple[CostRow, ...]]:
@@ -170,10 +185,29 @@ def test_alone_every_stage_is_timed_as_often_as_asked() -> None:
         (stage, side, 1, 7) for side in (64, 128) for stage in STAGES
     ]
     encodes, diffuses, decodes = ([stage] * (3 + 7) for stage in STAGES)
-    once = [*encodes, ENCODE, "begin", *diffuses, *decodes]
+    once = [*encodes, ENCODE, "begin", *diffuses, "last", *decodes]
     assert family.calls == once * 2, "three to warm up, then seven, and an encode that is read"
     assert all(spec.guidance_scale > 1 for spec in family.specs), "costs are those of guided steps"
     assert family.parallel.comm is None
+
+
+def test_a_pipeline_that_is_served_by_its_stock_call_is_timed() -> None:
+    """It decodes what all steps have made, each time anew."""
+    tiny.prepare()
+    family = StockPipeline(build(ZOO["z-image"]), "z-image", {}, "")
+    rows = calibrate(family, (ONE_SMALL,), num_runs=3)
+    assert {row.stage for row in rows} == set(STAGES)
+    decode = next(row for row in rows if row.stage == DECODE)
+    assert decode.seconds > 1e-3, "not what is left of a call that has ended"
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_model_of_few_steps_is_asked_for_no_more(most: int) -> None:
+    family = FakeFamily(most_steps=most, info=replace(INFO, default_steps=most))
+    rows = calibrate(family, (ONE_SMALL,), num_runs=5)
+    assert [row.num_runs for row in rows] == [5, 5, 5]
+    num_timed = family.calls.count(DIFFUSE) + (family.calls.count("last") if most == 1 else 0)
+    assert num_timed == 3 + 5, "whole steps"
 
 
 def test_what_a_move_takes_with_it_is_measured_alone() -> None:
@@ -205,7 +239,7 @@ def test_a_short_calibration_stops_after_a_second(
 
 def test_the_median_and_the_longest_of_a_few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     family, now_ns = FakeFamily(), 0
-    durations_ms = iter([90] * 3 + [10, 50, 10, 20, 30])
+    durations_ms = iter([90] * 3 + [10, 50, 10, 20, 30, 90])
 
     def wait(_seconds: float) -> None:
         nonlocal now_ns

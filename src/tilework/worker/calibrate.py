@@ -21,7 +21,7 @@ from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.core.wire import Image, Spec
 from tilework.patches.layout import pack
-from tilework.pipelines.family import Family, Values
+from tilework.pipelines.family import LIVE, Family, Values
 from tilework.pipelines.serialization import serialize
 from tilework.worker.synchronize import synchronize
 
@@ -71,7 +71,8 @@ def calibrate(
 def _time_stages(family: Family, batch: Batch, comm: Comm | None, num_runs: int | None) -> dict[str, _Timing]:
     """Run each stage with what those before it have written, and time those that can be run so.
 
-    What a single output has written is serialized once, to know its size; what the last stage writes is not moved.
+    A stage reads what another device would have of it: a live call could be continued once, not timed often. What a
+    single output has written is serialized once, to know its size; what the last stage writes is not moved.
     """
     specs = [_guided_spec(family, shape, num_runs) for shape in batch]
     values: dict[Spec, Values] = {spec: {} for spec in specs}  # Equal shapes share them.
@@ -96,12 +97,17 @@ def _time_stages(family: Family, batch: Batch, comm: Comm | None, num_runs: int 
         if timings.keys() == wanted:
             break
         state = steps.export() if stage.has_steps else None
-        outputs = write()
+        outputs = {spec: _moved(of_spec) for spec, of_spec in write().items()}
         if comm is None and len(batch) == 1:
             size = serialize(outputs[specs[0]] if state is None else state).num_bytes
             timings[stage.name] = replace(timings[stage.name], state_bytes=size)
         values = {spec: {**values[spec], **of_spec} for spec, of_spec in outputs.items()}
     return timings
+
+
+def _moved(values: Values) -> Values:
+    """What another device has of outputs."""
+    return {name: value for name, value in values.items() if name != LIVE}
 
 
 @contextmanager
@@ -139,6 +145,9 @@ class _Steps:
         return self._family.export(self._states[0])
 
     def finish(self) -> dict[Spec, Values]:
+        """Make the steps that are left, without which some models write nothing."""
+        while self._states[0].steps_done < self._num_steps:
+            self.step()
         return {state.spec: self._family.finish(state) for state in self._states}
 
 
@@ -147,9 +156,13 @@ def _run(family: Family, stage: str, values: Mapping[Spec, Values]) -> dict[Spec
 
 
 def _guided_spec(family: Family, shape: Shape, num_runs: int | None) -> Spec:
-    """A request of enough steps, with those pictures that the model does not draw without."""
+    """A request with those pictures that the model does not draw without, and with a step more than are surely timed.
+
+    So little is left to do before it is decoded; where more are timed, it begins anew. It has no more steps than the
+    model has by default: one of few steps may refuse others.
+    """
     pictures = {one.name: (_noise(shape),) for one in family.info.pictures if one.required}
-    least = whole_steps = _num_warmups(num_runs) + (num_runs or _MAX_RUNS) + 1
+    least = whole_steps = min(_num_warmups(num_runs) + (num_runs or 1) + 1, family.info.default_steps)
     while (steps := _steps_of(whole_steps, family.info, bool(pictures))) < least:
         whole_steps += 1
     return Spec(
