@@ -18,6 +18,7 @@ from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.model import Source
 from tilework.core.wire import Spec
 from tilework.core.work import Plan, Start
+from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.ticket import Outcome, Ticket
@@ -43,15 +44,19 @@ class PingPong(Idle):
 
 
 class Rig:
-    """An engine on a loop of its own, which runs only while a test waits for something."""
+    """An engine on a loop of its own, which runs only while a test waits for something.
 
-    def __init__(self, source: Source, policy: str, num_workers: int = 2) -> None:
+    With `costs` the devices are not measured.
+    """
+
+    def __init__(self, source: Source, policy: str, num_workers: int = 2, costs: CostTable | None = None) -> None:
         self.runner = asyncio.Runner()
         self.log = io.StringIO()
         self.executor = LocalExecutor(
             LocalConfig(num_workers=num_workers, source=source, restart_delay_s=0.05, max_restarts=1, stop_grace_s=1.0)
         )
-        self.engine = Engine(EngineConfig(controller=ControllerConfig(policy=policy)), self.executor, self.log)
+        config = EngineConfig(controller=ControllerConfig(policy=policy), table=costs)
+        self.engine = Engine(config, self.executor, self.log)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(asyncio.wait_for(work, 60))
