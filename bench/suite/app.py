@@ -18,6 +18,7 @@ from suite.cases.bubbles import Bubbles
 from suite.cases.chaos import Chaos
 from suite.cases.controller import ControllerTime
 from suite.cases.elastic import Elastic
+from suite.cases.fewsteps import FewSteps
 from suite.cases.forming import Forming
 from suite.cases.frontdoor import FrontDoor
 from suite.cases.fuzz import Fuzz
@@ -39,6 +40,7 @@ from suite.cases.simulate import Simulate
 from suite.cases.soak import Soak
 from suite.cases.stack import Stack
 from suite.cases.stitcher import Stitcher
+from suite.cases.stock import StockCalls
 from suite.cases.together import Together
 from suite.cases.trident import Trident
 from suite.cases.weights import Weights
@@ -49,10 +51,12 @@ from suite.results import Result, show, write
 RESULTS = Path(__file__).parents[1] / "results"
 CASES: dict[str, tuple[str, type[Case]]] = {
     "stack": ("One request at a time through the whole stack, against the stock pipeline", Stack),
+    "stock": ("The family of any pipeline, step by step, against the stock call and families by hand", StockCalls),
     "controller": ("Time of the controller per event", ControllerTime),
     "policytime": ("Time of a decision of tilework, on 8, 128 and 4096 devices, and of tetriserve", PolicyTime),
     "simspeed": ("Events per second of simulations on 8 and 128 devices", SimSpeed),
     "robust": ("What noise, a wrong table and changes of devices cost tilework and others, simulated", Robust),
+    "fewsteps": ("Deadlines kept with 4 and 8 steps against 28, of what can be kept, simulated", FewSteps),
     "trident": ("Decisions of tridentserve on 1024 and 4096 devices: time, and value against the solver's", Trident),
     "queue": ("One more request behind 20,000 others: time and memory in the controller", QueueLength),
     "promises": ("Promised deadlines and predicted finishes at 0.5 to 3 times capacity, simulated", Reservations),

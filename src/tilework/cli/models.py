@@ -26,7 +26,7 @@ def model_source(
         if value not in known:
             raise UserError(f"{name} is {value!r}; choose one of {', '.join(known)}")
     with user_errors(ModelError):
-        read_model_index(path)
+        read_model_index(path, adapter)
     dtype = dtype or ("bfloat16" if device == "cuda" else "float32")
     return ModelSource(
         path=path, adapter=adapter, device=device, dtype=dtype, threads=threads, memory_bytes=memory_bytes

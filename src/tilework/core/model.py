@@ -20,7 +20,7 @@ class ModelSource:
 
     `device` is one of `DEVICES`, `dtype` one of `DTYPES`. `memory_bytes` is how much memory a work may take in addition
     to the loaded model; None: what the device has. `adapter`, MODULE:CLASS, serves it in place of the one that belongs
-    to the class of its pipeline.
+    to the class of its pipeline; if it is the class of a pipeline itself, the model is loaded as that.
     """
 
     path: str

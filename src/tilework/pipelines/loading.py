@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +18,7 @@ from tilework.pipelines.component_files import has_variant
 from tilework.pipelines.defaults import read_overrides
 from tilework.pipelines.errors import InvalidSource, ModelError, ModelNotFound, UnsupportedModel
 from tilework.pipelines.family import Family
-from tilework.pipelines.model_index import ModelIndex, read_model_index
+from tilework.pipelines.model_index import STOCK, ModelIndex, read_model_index
 from tilework.pipelines.modular.loading import load_modular
 
 _NEEDED = ("scheduler", "text_encoder", "tokenizer", "transformer", "unet", "vae")
@@ -41,7 +41,8 @@ def load(source: ModelSource, place: Place | None = None) -> Family:
     """
     dtype, device = _dtype(source), _device(source)
     index = read_model_index(source.path, source.adapter)
-    adapter = _adapter(index.adapter)
+    named = _named(index.adapter)
+    adapter = _named(STOCK) if _is_pipeline(named) else named
     overrides = {} if index.directory is None else read_overrides(index.directory)
     pipeline = _stock(index, dtype, device, place)
     name = source.path if index.directory is None else index.directory.resolve().name
@@ -57,7 +58,7 @@ def load_stock(source: ModelSource) -> Any:
         ModelError: as `load`.
     """
     dtype, device = _dtype(source), _device(source)
-    return _stock(read_model_index(source.path), dtype, device)
+    return _stock(read_model_index(source.path, source.adapter), dtype, device)
 
 
 def quiet() -> None:
@@ -72,15 +73,19 @@ def library_versions() -> str:
     return f"torch {torch.__version__}, diffusers {diffusers.__version__}, transformers {transformers.__version__}"
 
 
-def _adapter(name: str) -> Callable[[Any, str, Mapping[str, Any], str], Family]:
+def _named(name: str) -> Any:
+    """The class that an adapter names: a family, or a pipeline, which the family of any pipeline then serves."""
     try:
-        found: Callable[[Any, str, Mapping[str, Any], str], Family] = pkgutil.resolve_name(name)
+        return pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidSource(
             f"adapter is {name!r}, which cannot be imported ({error}); name MODULE:CLASS, with the module's folder in "
             "PYTHONPATH"
         ) from error
-    return found
+
+
+def _is_pipeline(named: Any) -> bool:
+    return isinstance(named, type) and issubclass(named, DiffusionPipeline)
 
 
 def _dtype(source: ModelSource) -> torch.dtype:
@@ -116,13 +121,14 @@ def _stock(index: ModelIndex, dtype: torch.dtype, device: torch.device, place: P
 
 def _load_classic(index: ModelIndex, dtype: torch.dtype, loaded: Mapping[str, Any]) -> Any:
     """The stock pipeline, of whose components some are `loaded`. Those that the index leaves empty must be None."""
-    if not hasattr(diffusers, name := index.components["_class_name"]):
+    kind = named if _is_pipeline(named := _named(index.adapter)) else DiffusionPipeline
+    if kind is DiffusionPipeline and not hasattr(diffusers, name := index.components["_class_name"]):
         raise UnsupportedModel(
             f"{index.path}: {index.file} names the pipeline class {name!r}, which diffusers {diffusers.__version__} "
-            "lacks; install a version that has it"
+            "lacks; install a version that has it, or name the class itself as the adapter, MODULE:CLASS"
         )
     absent = {name: None for name, value in index.components.items() if value == [None, None]}
-    return DiffusionPipeline.from_pretrained(
+    return kind.from_pretrained(
         index.path if index.directory is None else str(index.directory),
         local_files_only=index.directory is not None,
         use_safetensors=True,

@@ -22,7 +22,8 @@ Adapter = Annotated[
     str | None,
     typer.Option(
         metavar="MODULE:CLASS",
-        help="Serves the model in place of the usual adapter, for example with one more stage; see docs/change.md.",
+        help="Serves the model in place of the usual adapter: a pipeline of your own (docs/new_models.md), or an "
+        "adapter, for example with one more stage (docs/change.md).",
     ),
 ]
 

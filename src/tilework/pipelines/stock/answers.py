@@ -14,7 +14,6 @@ import torch
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 _PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size})
 
@@ -29,12 +28,18 @@ class TouchedTensors(TorchFunctionMode):
     def __contains__(self, tensor: Tensor) -> bool:
         return id(tensor) in self._tensors
 
-    def note(self, values: Any) -> None:
-        """Note all tensors among these."""
-        self._tensors.update((id(one), one) for one in tree_leaves(values) if isinstance(one, Tensor))
+    def note(self, *values: Any) -> None:
+        """Note all tensors among these, and in lists, tuples and dicts. (`tree_leaves` takes ten times as long.)"""
+        for one in values:
+            if isinstance(one, Tensor):
+                self._tensors[id(one)] = one
+            elif isinstance(one, list | tuple):
+                self.note(*one)
+            elif isinstance(one, dict):
+                self.note(*one.values())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.note((args, kwargs))
+        self.note(args, kwargs)
         return func(*args, **(kwargs or {}))
 
 
