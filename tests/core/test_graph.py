@@ -313,6 +313,7 @@ def test_works_of_any_lengths_lead_to_the_end(steps: int, data: st.DataObject) -
         number = data.draw(st.integers(1, cursor.num_left_here))
         after = cursor.advanced(number)
         assert after.position == cursor.position + number
+        assert after is cursor.itinerary.at[after.position], "an itinerary has one for each position, and none is made"
         assert after.stage == cursor.stage or number == cursor.num_left_here
         cursor = after
     assert cursor.position == cursor.itinerary.length
