@@ -60,7 +60,7 @@ class Batches(Idle):
                 if len(members) < self.most and is_alike and costs.fits_together(first.stage, shapes):
                     members.append(job)
                     free.remove(job)
-            num_steps = min(self.chunk, *(job.left.here.num_left_here for job in members))
+            num_steps = min(self.chunk, *(job.left.num_left_here for job in members))
         return Start(
             stage=first.stage,
             job_ids=tuple(job.job_id for job in members),

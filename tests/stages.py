@@ -17,4 +17,4 @@ def stage_of(pipeline: str, name: str) -> Stage:
 
 def at_start(request: Request) -> Cursor:
     """The progress of a request of which nothing is done."""
-    return Cursor(latent_diffusion(request.pipeline).itinerary(request.steps), 0)
+    return latent_diffusion(request.pipeline).itinerary(request.steps).at[0]

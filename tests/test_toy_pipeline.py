@@ -201,7 +201,7 @@ def test_the_time_of_a_request_is_that_of_all_its_stages() -> None:
     costs = TableCosts(table())
     (one,) = poisson(1, 1.0, seed=3)
     trace = simulate("fixed-sp1", [one])
-    expected_s = sum(costs.work_ns(stage, (one,), 1, num_steps) / 1e9 for stage, num_steps in costs.start(one).pieces())
+    expected_s = sum(costs.work_ns(stage, (one,), 1, num_steps) / 1e9 for stage, num_steps in costs.start(one).pieces)
     assert (trace.endings[0].finish_ns - one.arrival_ns) / 1e9 == pytest.approx(expected_s, rel=0.02)
 
 

@@ -13,7 +13,7 @@ from tilework.core.interfaces import Ahead, Demand
 
 TIMES = st.integers(0, 60)
 NODE = st.lists(TIMES, min_size=1, max_size=5).map(sorted)
-BLOCKS = st.builds(Demand, st.integers(1, 6), st.integers(0, 30))
+BLOCKS = st.tuples(st.integers(1, 6), st.integers(0, 30)).map(lambda pair: Demand(*pair))
 
 
 def placed(free_ns: FreeTimes, block: Demand, ready_ns: int) -> tuple[int, FreeTimes]:

@@ -31,7 +31,7 @@ from tilework.sim.simulation import Simulation
 
 NOW_NS = 1000 * NS_PER_MS
 TIMES = st.integers(1000, 3000).map(lambda at_ms: at_ms * NS_PER_MS)
-DEMANDS = st.builds(Demand, st.integers(1, 3), st.integers(1, 800).map(lambda run_ms: run_ms * NS_PER_MS))
+DEMANDS = st.tuples(st.integers(1, 3), st.integers(1, 800)).map(lambda pair: Demand(pair[0], pair[1] * NS_PER_MS))
 NODES = st.sampled_from(([[0]], [[0, 1, 2]], [[0], [1]], [[0, 1], [2, 3]], [[0, 1, 2], [3]]))
 
 

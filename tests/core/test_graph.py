@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from builders import request
 from stages import DECODE, DIFFUSE, ENCODE, STAGES, at_start, stage_of
 from tilework.core.graph.graph import BadGraph, Graph
-from tilework.core.graph.itinerary import Itinerary, Place
+from tilework.core.graph.itinerary import Itinerary
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import Stage, StageSpec, StepShare
@@ -37,6 +37,12 @@ FINISH = StageSpec(name="finish", inputs=("refined",), outputs=("result",), slic
 SPECS = (TEXT, PICTURE, BASE, REFINE, FINISH)
 GRAPH = Graph("toy", SPECS)
 WAY = GRAPH.itinerary(10)
+
+
+def _place(cursor: Cursor) -> tuple[Stage | None, int, int, int, Stage | None, int]:
+    """What is to be done at a position."""
+    here = cursor.stage, cursor.num_done, cursor.num_left_here
+    return *here, cursor.num_steps_left, cursor.stepped, cursor.num_steps
 
 
 def names(graph: Graph) -> list[str]:
@@ -238,12 +244,12 @@ def test_each_step_is_a_position_and_so_is_each_other_stage() -> None:
     assert (WAY.ends, WAY.length, WAY.steps, WAY.num_stepped) == ((1, 2, 10, 12, 13), 13, 10, 2)
     text, picture, base, refine, finish = WAY.stages
     assert [place.stage for place in WAY.at] == [text, picture, *[base] * 8, *[refine] * 2, finish, None]
-    assert WAY.at[0] == Place(text, 0, 1, 10, base, 8)
-    assert WAY.at[2] == Place(base, 2, 8, 10, base, 8)
-    assert WAY.at[9] == Place(base, 2, 1, 3, base, 1)
-    assert WAY.at[10] == Place(refine, 3, 2, 2, refine, 2)
-    assert WAY.at[12] == Place(finish, 4, 1, 0, None, 0)
-    assert WAY.at[13] == Place(None, 5, 0, 0, None, 0)
+    assert _place(WAY.at[0]) == (text, 0, 1, 10, base, 8)
+    assert _place(WAY.at[2]) == (base, 2, 8, 10, base, 8)
+    assert _place(WAY.at[9]) == (base, 2, 1, 3, base, 1)
+    assert _place(WAY.at[10]) == (refine, 3, 2, 2, refine, 2)
+    assert _place(WAY.at[12]) == (finish, 4, 1, 0, None, 0)
+    assert _place(WAY.at[13]) == (None, 5, 0, 0, None, 0)
 
 
 def test_a_stage_at_once_may_lie_between_two_with_steps() -> None:
@@ -251,7 +257,7 @@ def test_a_stage_at_once_may_lie_between_two_with_steps() -> None:
     way = Graph("toy", specs).itinerary(4)
     a, b, c = way.stages
     assert way.ends == (2, 3, 5)
-    assert way.at[2] == Place(b, 1, 1, 2, c, 2)
+    assert _place(way.at[2]) == (b, 1, 1, 2, c, 2)
     assert [place.num_steps_left for place in way.at] == [4, 3, 2, 2, 1, 0]
     assert [place.stepped for place in way.at] == [a, a, c, c, c, None]
 
@@ -279,7 +285,7 @@ def test_a_way_is_made_once_and_not_too_many_are_kept() -> None:
 
 
 def test_a_way_without_stages_has_nothing_to_do() -> None:
-    assert Cursor(Itinerary(()), 0).stage is None
+    assert Itinerary(()).at[0].stage is None
 
 
 # Progress.
@@ -288,33 +294,34 @@ def test_a_way_without_stages_has_nothing_to_do() -> None:
 @given(st.integers(1, 60), st.data())
 def test_progress_adds_up_at_every_position(steps: int, data: st.DataObject) -> None:
     way = GRAPH.itinerary(steps)
-    cursor = Cursor(way, data.draw(st.integers(0, way.length)))
-    pieces = cursor.pieces()
+    cursor = way.at[data.draw(st.integers(0, way.length))]
+    pieces = cursor.pieces
     assert cursor.position + sum(number for _, number in pieces) == way.length
     assert cursor.num_steps_left == sum(number for stage, number in pieces if stage.has_steps)
     assert cursor.num_steps_done + cursor.num_steps_left == way.steps
-    assert (cursor.stage, cursor.here.num_left_here) == (pieces[0] if pieces else (None, 0))
+    assert (cursor.stage, cursor.num_left_here) == (pieces[0] if pieces else (None, 0))
     stepped = [piece for piece in pieces if piece[0].has_steps]
-    assert (cursor.stepped, cursor.here.num_steps) == (stepped[0] if stepped else (None, 0))
+    assert (cursor.stepped, cursor.num_steps) == (stepped[0] if stepped else (None, 0))
     assert cursor.last_stepped == (cursor.stepped or GRAPH.stage("refine"))
-    assert cursor.here.num_done == sum(end <= cursor.position for end in way.ends)
+    assert cursor.num_done == sum(end <= cursor.position for end in way.ends)
 
 
 @given(st.integers(1, 30), st.data())
 def test_works_of_any_lengths_lead_to_the_end(steps: int, data: st.DataObject) -> None:
-    cursor = Cursor(GRAPH.itinerary(steps), 0)
+    cursor = GRAPH.itinerary(steps).at[0]
     while cursor.stage is not None:
-        number = data.draw(st.integers(1, cursor.here.num_left_here))
+        number = data.draw(st.integers(1, cursor.num_left_here))
         after = cursor.advanced(number)
         assert after.position == cursor.position + number
-        assert after.stage == cursor.stage or number == cursor.here.num_left_here
+        assert after is cursor.itinerary.at[after.position], "an itinerary has one for each position, and none is made"
+        assert after.stage == cursor.stage or number == cursor.num_left_here
         cursor = after
     assert cursor.position == cursor.itinerary.length
 
 
 @pytest.mark.parametrize(("position", "too_many"), [(0, 2), (2, 9), (9, 2), (10, 3), (12, 2), (13, 1)])
 def test_a_work_cannot_have_more_steps_than_its_stage(position: int, too_many: int) -> None:
-    cursor = Cursor(WAY, position)
+    cursor = WAY.at[position]
     assert cursor.advanced(0) is cursor
     assert cursor.advanced(too_many - 1).position == position + too_many - 1
     with pytest.raises(AssertionError, match="more steps than its job"):
@@ -323,7 +330,7 @@ def test_a_work_cannot_have_more_steps_than_its_stage(position: int, too_many: i
 
 def test_the_stages_at_once_that_come_next() -> None:
     def found(position: int) -> list[tuple[str, int]]:
-        return [(stage.name, after.position) for stage, after in Cursor(WAY, position).at_once()]
+        return [(stage.name, after.position) for stage, after in WAY.at[position].at_once()]
 
     assert found(0) == [("text", 1), ("picture", 2)]
     assert found(1) == [("picture", 2)]
@@ -333,12 +340,12 @@ def test_the_stages_at_once_that_come_next() -> None:
 
 def test_a_request_starts_with_nothing_done() -> None:
     start = at_start(request("a", steps=6))
-    assert start.pieces() == ((stage_of("toy", ENCODE), 1), (stage_of("toy", DIFFUSE), 6), (stage_of("toy", DECODE), 1))
+    assert start.pieces == ((stage_of("toy", ENCODE), 1), (stage_of("toy", DIFFUSE), 6), (stage_of("toy", DECODE), 1))
     assert start == at_start(request("b", steps=6)), "requests of one length share their way"
 
 
 def test_a_graph_without_steps_has_no_stepped_stage() -> None:
     graph = Graph("toy", (spec("a"), spec("b", "a")))
-    cursor = Cursor(graph.itinerary(9), 0)
+    cursor = graph.itinerary(9).at[0]
     assert (cursor.stepped, cursor.last_stepped, cursor.num_steps_left) == (None, None, 0)
     assert cursor.itinerary.length == 2

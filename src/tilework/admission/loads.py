@@ -83,7 +83,7 @@ def moved(block: Block, devices: tuple[int, ...], slot: int | None) -> Block:
 def expected_ns(left: Cursor, devices: Sequence[DeviceView], costs: CostModel) -> int:
     """How long the remaining stages of a job load on the devices that lack the least, one stage after another."""
     total_ns = 0
-    for stage, _ in left.pieces():
+    for stage, _ in left.pieces:
         if stage.kind is DeviceKind.ACCELERATOR:
             wanted = costs.components(stage)
             lacking = [[one for one in wanted if one not in device.memory.components] for device in devices]

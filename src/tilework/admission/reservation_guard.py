@@ -153,7 +153,7 @@ class ReservationGuard:
         if cursor.stage.has_steps:
             degree = usable_degree(job.request, len(group), costs)
             step_ns = costs.work_ns(cursor.stage, (job.request,), degree)
-            num_steps = max(1, min(cursor.here.num_left_here, self.chunk_ns // max(1, step_ns)))
+            num_steps = max(1, min(cursor.num_left_here, self.chunk_ns // max(1, step_ns)))
         why = "its deadline is promised, and it cannot wait any longer"
         devices = tuple(sorted(group[:degree]))
         return Start(stage=cursor.stage, job_ids=(job.job_id,), devices=devices, num_steps=num_steps, why=why)

@@ -86,7 +86,7 @@ class Admit:
             delay_ns=delay_ns,
             promised=answer.promised,
             eta_prediction=answer.eta_prediction,
-            done=replace(self._costs.start(request), position=position),
+            done=self._costs.start(request).itinerary.at[position],
         )
         self._tracker.add_job(job)
         self._expiry.watch(job)

@@ -74,7 +74,7 @@ class Planner:
 
     def _use_slots(self, now_ns: int) -> list[Action]:
         """Start stages on CPU slots, except where that endangers a promise."""
-        if not self._tracker.waiting_for_slots():
+        if not self._tracker.for_slots:
             return []
         self._update_proof(now_ns)
         actions: list[Action] = []
@@ -122,22 +122,24 @@ class Planner:
         return [WakeAt(at_ns)]
 
     def _start(self, start: Start) -> list[Action]:
-        moves = [move for job_id in start.job_ids for move in self._moves(job_id, start)]
-        loads: list[Action] = []
+        actions = [move for job_id in start.job_ids for move in self._moves(job_id, start)]
         loads_ns = NO_LOADS
         if self._tracker.needs_loads:
             loads, loads_ns = self._components.prepare(start, self._tracker.next_work_id)
+            actions += loads
         work = self._tracker.commit(start, loads_ns)
-        for job in map(self._tracker.jobs.__getitem__, start.job_ids):
-            self._tracker.residents.add(job, start.devices, job.committed.here.num_done)
-        return [*moves, *loads, RunWork(work), *self._make_room(start.devices)]
+        for job_id in start.job_ids:
+            job = self._tracker.jobs[job_id]
+            self._tracker.residents.add(job, start.devices, job.committed.num_done)
+        actions.append(RunWork(work))
+        return actions + self._make_room(start.devices)
 
     def _moves(self, job_id: int, start: Start) -> list[Action]:
         """Move a job's state to the devices of a start that will lack it; targets that lack the same share a move."""
         job = self._tracker.jobs[job_id]
         moves: list[Action] = []
         if job.committed.position and start.devices != job.last_devices:
-            needed = job.committed.itinerary.needed_from[job.committed.here.num_done]
+            needed = job.committed.itinerary.needed_from[job.committed.num_done]
             lacking: dict[tuple[int, ...], list[int]] = {}
             for device_id in start.devices:
                 if device_id not in job.last_devices:

@@ -19,7 +19,7 @@ def slot_starts(tracker: Tracker) -> Iterator[Start]:
     the same time, one on the node that has the job's state is taken. The caller commits each start before it asks for
     the next one.
     """
-    for job in sorted(tracker.waiting_for_slots(), key=_order):
+    for job in sorted(tracker.for_slots, key=_order):
         slots = [slot for slot in tracker.slots if len(slot.works) < _MOST_WORKS]
         if not slots:
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tilework.core.component import Component, LoadSource, Memory
 from tilework.core.graph.graph import Graph
@@ -14,8 +14,7 @@ from tilework.core.request import Request, Shape
 from tilework.core.work import Group, Plan, Work
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """The remaining work of a job as blocks of device x time, one after another, `run_ns` in all.
 
     Its first device is taken from begin to end: it runs the stages without steps, too. The other devices, of `width`,
@@ -32,7 +31,8 @@ class Demand:
     @property
     def device_ns(self) -> int:
         """The time of all its accelerators together."""
-        return self.run_ns + (self.width - 1) * (self.run_ns - self.before_ns - self.after_ns)
+        others = self.width - 1
+        return self.run_ns + others * (self.run_ns - self.before_ns - self.after_ns) if others else self.run_ns
 
     @property
     def is_flat(self) -> bool:
@@ -215,6 +215,13 @@ class CostModel(Protocol):
 
     def degrees(self, stage: Stage) -> tuple[int, ...]:
         """The degrees at which the stage was profiled, ascending; (1,) for a stage that costs nothing."""
+
+    def common_degrees(self, pipeline: str) -> tuple[int, ...]:
+        """The degrees at which all stages with steps were profiled, ascending; 1 if there is none.
+
+        A pipeline is run at these, so that a request may keep its group from one of them to the next. Raises
+        UnknownCost.
+        """
 
     def fits(self, stage: Stage, shape: Shape, degree: int) -> bool:
         """Whether such a work fits into memory at this degree, as far as is known."""

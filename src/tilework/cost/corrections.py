@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tilework.core.graph.stage import Stage
-
 _MAX_FACTOR = 4.0
 
-CorrectionKey = tuple[Stage, int, int, int, int]
-"""The key of a correction: stage, degree, number of requests, their pixels, how many of them are guided.
+CorrectionKey = tuple[str, str, int, int, int, int]
+"""The key of a correction: pipeline, stage, degree, number of requests, their pixels, how many of them are guided.
 
 A shape on its side has the same key. Guidance matters for steps only."""
+
+StageKey = tuple[str, str, int]
+"""Pipeline, stage and degree."""
 
 
 @dataclass(slots=True)
@@ -25,8 +26,8 @@ class Corrections:
 
     weight: float
     _learned: dict[CorrectionKey, float] = field(default_factory=dict, init=False)
-    _recent: dict[tuple[Stage, int], float] = field(default_factory=dict, init=False)  # Batches, by stage and degree.
-    _prediction_error: dict[tuple[Stage, int], float] = field(default_factory=dict, init=False)
+    _recent: dict[StageKey, float] = field(default_factory=dict, init=False)  # Batches.
+    _prediction_error: dict[StageKey, float] = field(default_factory=dict, init=False)
 
     def __contains__(self, key: CorrectionKey) -> bool:
         """Whether works of this key were measured."""
@@ -38,12 +39,11 @@ class Corrections:
 
     def batch(self, key: CorrectionKey) -> float | None:
         """The correction of a batch; None until a batch of its stage has been measured."""
-        stage, degree, *_ = key
-        return self._learned.get(key, self._recent.get((stage, degree)))
+        return self._learned.get(key, self._recent.get(key[:3]))
 
-    def prediction_error(self, stage: Stage, degree: int) -> float:
+    def prediction_error(self, stage: StageKey) -> float:
         """The recent mean of |measured / predicted - 1| of batches; 0 if none were measured."""
-        return self._prediction_error.get((stage, degree), 0.0)
+        return self._prediction_error.get(stage, 0.0)
 
     def observe_single(self, key: CorrectionKey, ratio: float) -> bool:
         """Learn from a work of one request; returns whether the correction has changed."""
@@ -53,12 +53,12 @@ class Corrections:
 
     def observe_batch(self, key: CorrectionKey, ratio: float) -> bool:
         """The same for a work of several requests."""
-        stage, degree, *_ = key
-        before, prediction_error = self.batch(key), self.prediction_error(stage, degree)
+        stage = key[:3]
+        before, prediction_error = self.batch(key), self.prediction_error(stage)
         new = self._learned[key] = self._mean(before, ratio)
-        self._recent[stage, degree] = self._mean(self._recent.get((stage, degree)), ratio)
+        self._recent[stage] = self._mean(self._recent.get(stage), ratio)
         error = min(1.0, abs(ratio / (1.0 if before is None else before) - 1.0))
-        self._prediction_error[stage, degree] = prediction_error + self.weight * (error - prediction_error)
+        self._prediction_error[stage] = prediction_error + self.weight * (error - prediction_error)
         return new != before or error != prediction_error
 
     def _mean(self, old: float | None, ratio: float) -> float:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
-from tilework.core.interfaces import CostModel
 from tilework.core.request import Shape
 from tilework.cost.table_costs import TableCosts
 
@@ -36,7 +34,7 @@ def optimal_latency_ns(costs: TableCosts, pipeline: str, shape: Shape, steps: in
 
 def fastest_latency_ns(costs: TableCosts, pipeline: str, shape: Shape, steps: int) -> int:
     """The time of all stages of one request alone, at the degree that is fastest. Raises UnknownCost."""
-    degrees = common_degrees(costs, pipeline)
+    degrees = costs.common_degrees(pipeline)
     return min(latency_ns(costs, pipeline, shape, steps, degree) for degree in degrees)
 
 
@@ -48,18 +46,6 @@ def optimal_degree(costs: TableCosts, stage: Stage, shape: Shape) -> int:
     degrees = costs.degrees(stage)
     least_ns = degrees[0] * costs.run_ns(stage, (shape,), degrees[0])
     return max(k for k in degrees if least_ns >= EFFICIENT * k * costs.run_ns(stage, (shape,), k))
-
-
-def common_degrees(costs: CostModel, pipeline: str) -> tuple[int, ...]:
-    """The degrees at which all stages with steps were profiled, ascending; 1 if there is none.
-
-    A pipeline is run at these, so that a request may keep its group from one of them to the next. Raises UnknownCost.
-    """
-    stages = costs.graph(pipeline).stepped
-    if len(stages) == 1:
-        return costs.degrees(stages[0])
-    common = set.intersection(*(set(costs.degrees(stage)) for stage in stages)) if stages else set[int]()
-    return tuple(sorted(common)) or (1,)
 
 
 def useful_degrees(costs: TableCosts, stage: Stage, shape: Shape) -> tuple[int, ...]:
@@ -80,4 +66,4 @@ def least_device_ns(costs: TableCosts, pipeline: str, shape: Shape, steps: int) 
 
 
 def _pieces(costs: TableCosts, pipeline: str, steps: int) -> Iterable[tuple[Stage, int]]:
-    return Cursor(costs.graph(pipeline).itinerary(steps), 0).pieces()
+    return costs.graph(pipeline).itinerary(steps).at[0].pieces

@@ -79,10 +79,10 @@ class MoveTimes:
         return self._default_ns if link is None or size is None else link.move_ns(size)
 
     def _state_bytes(self, request: Request, progress: Cursor) -> int | None:
-        itinerary, here = progress.itinerary, progress.here
-        stages = [itinerary.stages[index] for index in itinerary.needed_from[here.num_done]]
-        if here.stage is not None and progress.position > (itinerary.ends[here.num_done - 1] if here.num_done else 0):
-            stages.append(here.stage)
+        itinerary, num_done = progress.itinerary, progress.num_done
+        stages = [itinerary.stages[index] for index in itinerary.needed_from[num_done]]
+        if progress.stage is not None and progress.position > (itinerary.ends[num_done - 1] if num_done else 0):
+            stages.append(progress.stage)
         known = [self._sizes.get((stage.pipeline, stage.name)) for stage in stages]
         sizes = [_nearest(request.shape.pixels, points) for points in known if points]
         return sum(sizes) if sizes else None

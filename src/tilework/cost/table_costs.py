@@ -79,7 +79,7 @@ class TableCosts:
         """Predicted device time of one work; previews are spread evenly over the steps. Raises UnknownCost."""
         if len(requests) == 1:  # The usual case, thousands of times a second: it builds no lists.
             (one,) = requests
-            run_ns = self._price(stage, (one.shape,), degree, (one.guided,)).unit_ns * num_steps
+            run_ns = self._price_alone(stage, one.shape, degree, one.guided).unit_ns * num_steps
             if one.passes != 1 and stage.has_steps:
                 run_ns = round(run_ns * one.passes)
             return run_ns + self._previews_ns(stage, requests, num_steps) if one.preview_every else run_ns
@@ -88,28 +88,42 @@ class TableCosts:
         )
 
     def _price_of(self, stage: Stage, requests: Sequence[Request], degree: int) -> _Price:
+        if len(requests) == 1:
+            return self._price_alone(stage, requests[0].shape, degree, requests[0].guided)
         return self._price(stage, [one.shape for one in requests], degree, [one.guided for one in requests])
 
-    def _price(self, stage: Stage, shapes: Sequence[Shape], degree: int, guided: Sequence[bool]) -> _Price:
+    def _price_alone(self, stage: Stage, shape: Shape, degree: int, guided: bool) -> _Price:
         # Numbers and strings hash fast; dataclasses compute their hash every time.
-        first = shapes[0]
-        key: _Key = (stage.name, degree, first.height, first.width, first.frames, guided[0], stage.pipeline)
-        if len(shapes) > 1:
-            key += tuple((shape.height, shape.width, shape.frames) for shape in shapes[1:]) + tuple(guided[1:])
-        price = self._prices.get(key)
-        if price is None:
-            if len(self._prices) >= _MAX_CACHED:  # Clients choose the shapes.
-                self._prices.clear()
-            price = self._prices[key] = self._new_price(stage, shapes, degree, guided)
-        if price.version != self.version:
-            price.unit_ns = round(price.base_ns * self._factor(price))
-            price.version = self.version
+        key = stage.name, degree, shape.height, shape.width, shape.frames, guided, stage.pipeline
+        price = self._prices.get(key) or self._add_price(key, stage, (shape,), degree, (guided,))
+        return price if price.version == self.version else self._updated(price)
+
+    def _price(self, stage: Stage, shapes: Sequence[Shape], degree: int, guided: Sequence[bool]) -> _Price:
+        if len(shapes) == 1:
+            return self._price_alone(stage, shapes[0], degree, guided[0])
+        sizes = [(shape.height, shape.width, shape.frames) for shape in shapes]
+        key = stage.name, degree, *sizes, *guided, stage.pipeline
+        price = self._prices.get(key) or self._add_price(key, stage, shapes, degree, guided)
+        return price if price.version == self.version else self._updated(price)
+
+    def _add_price(
+        self, key: _Key, stage: Stage, shapes: Sequence[Shape], degree: int, guided: Sequence[bool]
+    ) -> _Price:
+        price = self._new_price(stage, shapes, degree, guided)
+        if len(self._prices) >= _MAX_CACHED:  # Clients choose the shapes.
+            self._prices.clear()
+        self._prices[key] = price
+        return price
+
+    def _updated(self, price: _Price) -> _Price:
+        price.unit_ns, price.version = round(price.base_ns * self._factor(price)), self.version
         return price
 
     def _new_price(self, stage: Stage, shapes: Sequence[Shape], degree: int, guided: Sequence[bool]) -> _Price:
         is_step = stage.has_steps
         num_guided = sum(guided) if is_step else len(shapes)
-        key = stage, degree, len(shapes), sum(shape.pixels for shape in shapes), num_guided
+        pixels = sum(shape.pixels for shape in shapes)
+        key = stage.pipeline, stage.name, degree, len(shapes), pixels, num_guided
         unknown = 1.0 if num_guided else _UNGUIDED
         alone: tuple[_Price, ...] = ()
         if len(shapes) > 1 and degree in self.degrees(stage):
@@ -144,11 +158,15 @@ class TableCosts:
 
     def start(self, request: Request) -> Cursor:
         """The progress of a request of which nothing is done. Raises UnknownCost."""
-        return Cursor(self._tabled.graph(request.pipeline).itinerary(request.steps), 0)
+        return self._tabled.graph(request.pipeline).itinerary(request.steps).at[0]
 
     def degrees(self, stage: Stage) -> tuple[int, ...]:
         """See `TabledTimes.degrees`."""
         return self._tabled.degrees(stage)
+
+    def common_degrees(self, pipeline: str) -> tuple[int, ...]:
+        """See `CostModel.common_degrees`."""
+        return self._tabled.common_degrees(pipeline)
 
     def fits(self, stage: Stage, shape: Shape, degree: int) -> bool:
         """Whether no such work, in slices if possible, has been seen to need more memory than a device has."""
@@ -237,7 +255,7 @@ class TableCosts:
 
     def prediction_error(self, stage: Stage) -> float:
         """The recent mean of |measured / predicted - 1| of batches on one device; 0 if none were measured."""
-        return self._corrections.prediction_error(stage, 1)
+        return self._corrections.prediction_error((stage.pipeline, stage.name, 1))
 
     def correction(self, stage: Stage, requests: Sequence[Request], degree: int) -> float:
         """Measured over tabled time of such works; 1 until one has been measured."""

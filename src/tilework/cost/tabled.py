@@ -29,6 +29,7 @@ class TabledTimes:
         self._degrees = _degrees(self._prices)
         self._pipelines = {row.pipeline for row in table.rows}
         self._graphs = {pipeline: table.graph(pipeline) for pipeline in self._pipelines}
+        self._common_degrees = {pipeline: self._common(graph) for pipeline, graph in self._graphs.items()}
 
     def graph(self, pipeline: str) -> Graph:
         """The graph of a pipeline. Raises UnknownCost."""
@@ -48,6 +49,17 @@ class TabledTimes:
             self._check_pipeline(stage)
             return (1,)
         return known
+
+    def common_degrees(self, pipeline: str) -> tuple[int, ...]:
+        """See `CostModel.common_degrees`."""
+        common = self._common_degrees.get(pipeline)
+        return self._common(self.graph(pipeline)) if common is None else common
+
+    def _common(self, graph: Graph) -> tuple[int, ...]:
+        if len(graph.stepped) == 1:
+            return self.degrees(graph.stepped[0])
+        common = [set(self.degrees(stage)) for stage in graph.stepped]
+        return tuple(sorted(set.intersection(*common))) or (1,) if common else (1,)
 
     def base_ns(self, stage: Stage, shapes: Sequence[Shape], degree: int) -> float:
         """The time of one step or request of these shapes together. Raises UnknownCost."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 
 from tilework.control.controller import Controller
@@ -187,7 +186,7 @@ class Cluster:
             return dict.fromkeys(move.targets, 0)
         job = self._controller.tracker.jobs[move.job_id]
         work = next(work for work in job.works if self._core.work(work.work_id) is None)
-        progress = replace(job.committed, position=dict(work.members)[move.job_id])
+        progress = job.committed.itinerary.at[dict(work.members)[move.job_id]]
         node = self._layout.node(move.source[0])
         return {
             target: 0

@@ -330,7 +330,7 @@ class Invariants:
     def _alone_ns(self, request: Request) -> int:
         """What it takes on one device, if others push its weights out before each step."""
         start = self._costs.start(request)
-        loads_ns = sum(num_steps * load_bound_ns(stage, self._costs) for stage, num_steps in start.pieces())
+        loads_ns = sum(num_steps * load_bound_ns(stage, self._costs) for stage, num_steps in start.pieces)
         return demand_at(request, start, 1, self._costs).run_ns + loads_ns
 
     def _check_leftovers(self) -> None:

@@ -9,7 +9,6 @@ import pytest
 from builders import PIPELINE, job, request
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
-from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import StageSpec, StepShare
 from tilework.core.interfaces import Demand
 from tilework.core.time import NS_PER_MS
@@ -67,12 +66,12 @@ def test_all_stages_with_steps_run_at_degrees_at_which_all_were_profiled() -> No
     [(0, {1: 120, 2: 72}), (1, {1: 120, 2: 72}), (7, {1: 150, 2: 90}), (9, {1: 200, 2: 120}), (11, {1: 200, 2: 120})],
 )
 def test_a_step_takes_the_mean_of_those_that_are_left(position: int, expected_ms: dict[int, int]) -> None:
-    speeds = step_speeds(ASKED, COSTS, left=Cursor(WAY, position))
+    speeds = step_speeds(ASKED, COSTS, left=WAY.at[position])
     assert speeds == tuple(Speed(degree, ms * MS) for degree, ms in expected_ms.items())
 
 
 def test_without_steps_there_is_no_speed() -> None:
-    assert step_speeds(ASKED, COSTS, left=Cursor(WAY, 12)) == ()
+    assert step_speeds(ASKED, COSTS, left=WAY.at[12]) == ()
     assert step_speeds(ASKED, COSTS, max_degree=1) == (Speed(1, 120 * MS),)
 
 
@@ -82,24 +81,24 @@ def test_without_steps_there_is_no_speed() -> None:
 )
 def test_other_stages_come_before_the_next_steps_or_after(position: int, head_ms: int, tail_ms: int) -> None:
     """Those between two stages with steps are before the second once the first is done."""
-    assert head_and_tail_ns(ASKED, Cursor(WAY, position), COSTS) == (head_ms * MS, tail_ms * MS)
+    assert head_and_tail_ns(ASKED, WAY.at[position], COSTS) == (head_ms * MS, tail_ms * MS)
 
 
 @pytest.mark.parametrize(("position", "degree"), product(range(14), (1, 2)))
 def test_the_parts_add_up_to_the_demand(position: int, degree: int) -> None:
-    left = Cursor(WAY, position)
+    left = WAY.at[position]
     head_ns, tail_ns = head_and_tail_ns(ASKED, left, COSTS)
     steps_ns = sum(left.num_steps_left * one.step_ns for one in step_speeds(ASKED, COSTS, left=left)[degree - 1 :][:1])
     demand = demand_at(ASKED, left, degree, COSTS)
     assert demand.width == degree
     assert demand.run_ns == pytest.approx(head_ns + steps_ns + tail_ns, abs=left.num_steps_left)
-    last_ns = head_and_tail_ns(ASKED, Cursor(WAY, 12), COSTS)[1]
+    last_ns = head_and_tail_ns(ASKED, WAY.at[12], COSTS)[1]
     is_wide = degree > 1 and left.num_steps_left > 0
     assert (demand.before_ns, demand.after_ns) == ((head_ns, last_ns) if is_wide else (0, demand.after_ns))
 
 
 def test_the_cheapest_degree_in_time_counts_all_stages_with_steps() -> None:
-    start = Cursor(WAY, 0)
+    start = WAY.at[0]
     alone, both = Demand(1, 1290 * MS), Demand(2, 810 * MS, 10 * MS, 50 * MS)
     assert both.device_ns == (2 * 810 - 60) * MS
     assert cheapest_in_time(ASKED, start, (1, 2), 1290 * MS, COSTS) == alone
@@ -107,7 +106,7 @@ def test_the_cheapest_degree_in_time_counts_all_stages_with_steps() -> None:
 
 
 def task(position: int) -> Task:
-    read = TaskReader({}, COSTS, 2, 0).read(job(0, ASKED, done=Cursor(WAY, position)))
+    read = TaskReader({}, COSTS, 2, 0).read(job(0, ASKED, done=WAY.at[position]))
     assert read is not None
     return read
 
@@ -134,4 +133,4 @@ def test_a_task_ends_when_all_its_stages_have_run() -> None:
     one = task(0)
     assert (one.head_ns, one.num_steps, one.tail_ns) == (10 * MS, 10, 80 * MS)
     assert [one.finish_ns(speed) for speed in one.speeds] == [1290 * MS, 810 * MS]
-    assert TaskReader({}, COSTS, 2, 0).read(job(0, ASKED, done=Cursor(WAY, 13))) is None
+    assert TaskReader({}, COSTS, 2, 0).read(job(0, ASKED, done=WAY.at[13])) is None

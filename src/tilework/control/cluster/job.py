@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
@@ -62,19 +62,14 @@ class Job:
     def _commit(self) -> None:
         """If the first work has failed, the others will be taken back; until then any position may be assumed."""
         position = self.done.position + sum(work.num_steps for work in self.works)
-        self._set_committed(replace(self.done, position=min(position, self.done.itinerary.length)))
+        itinerary = self.done.itinerary
+        self._set_committed(itinerary.at[min(position, itinerary.length)])
 
     def _set_committed(self, cursor: Cursor) -> None:
-        self.committed = cursor
-        if not self.works or self.works[-1].stage.kind is DeviceKind.ACCELERATOR:
-            self._set_left(cursor.leg)
-        else:
-            self._set_left(Cursor(cursor.itinerary, cursor.itinerary.length))
-
-    def _set_left(self, cursor: Cursor) -> None:
         """Policies read `stage` and `num_steps_left` far more often than these change."""
-        self.left, place = cursor, cursor.here
-        self.stage, self.num_steps_left = place.stage, place.num_steps_left
+        is_on_slot = bool(self.works) and self.works[-1].stage.kind is DeviceKind.CPU
+        self.committed, self.left = cursor, cursor.itinerary.at[-1] if is_on_slot else cursor.leg
+        self.stage, self.num_steps_left = self.left.stage, self.left.num_steps_left
 
     def begin(self, work: Work) -> None:
         """Commit a work to devices."""
@@ -91,7 +86,7 @@ class Job:
             self._commit()
         if steps_done < work.num_steps:
             for device_id in self.holders.keys() & set(work.devices):
-                self.holders[device_id] = min(self.holders[device_id], self.done.here.num_done)
+                self.holders[device_id] = min(self.holders[device_id], self.done.num_done)
 
     @property
     def may_stop(self) -> bool:
@@ -111,7 +106,7 @@ class Job:
         """Begin the next attempt, from `done` or from the start. No device holds anything of the job."""
         assert not self.holders
         if from_start:
-            self.done = replace(self.done, position=0)
+            self.done = self.done.itinerary.at[0]
         self.attempt += 1
         self.is_stopping, self.done_devices = False, ()
         self.works.clear()

@@ -11,9 +11,11 @@ from tilework.core.work import Start
 
 def check_start(jobs: Sequence[Job], start: Start, devices: Sequence[Device]) -> None:
     """Assert that these jobs may be started so; `jobs` and `devices` are those of the start."""
-    assert len({device.node for device in devices}) == 1, f"{start.devices} spans nodes"
-    is_suited = all(device.kind is start.stage.kind for device in devices)
-    assert is_suited, f"{start.stage} runs on {start.stage.kind} devices, and is started on {start.devices}"
+    assert devices, f"jobs {start.job_ids} are started on no device"
+    node, kind = devices[0].node, start.stage.kind
+    for device in devices:
+        assert device.node == node, f"{start.devices} spans nodes"
+        assert device.kind is kind, f"{start.stage} runs on {kind} devices, and is started on {start.devices}"
     for job in jobs:
         _check_job(job, start)
     if len(jobs) > 1:
@@ -23,7 +25,7 @@ def check_start(jobs: Sequence[Job], start: Start, devices: Sequence[Device]) ->
 def _check_job(job: Job, start: Start) -> None:
     committed = job.committed
     assert committed.stage == start.stage, f"job {job.job_id} is at {committed.stage}, not at {start.stage}"
-    limit = committed.here.num_left_here
+    limit = committed.num_left_here
     assert 1 <= start.num_steps <= limit, f"job {job.job_id} has {limit} steps left, not {start.num_steps}"
     if len(start.devices) > 1:
         assert list(start.devices) == sorted(set(start.devices)), f"the group {start.devices} is not sorted"

@@ -29,9 +29,8 @@ class Tracker:
     """A `ClusterView` to policies and a `Backlog` to admission.
 
     A job is in one of the queues exactly when none of its works is in flight and it is not parked: in `waiting` if its
-    next stage runs on an accelerator, in `waiting_for_slots` if on a CPU slot. A work stays in flight
-    until its devices have reported on it or are all lost, even when its job has ended or begun another attempt
-    meanwhile.
+    next stage runs on an accelerator, in `for_slots` if on a CPU slot. A work stays in flight until its devices have
+    reported on it or are all lost, even when its job has ended or begun another attempt meanwhile.
     """
 
     def __init__(self, policy: Policy, costs: CostModel) -> None:
@@ -43,7 +42,7 @@ class Tracker:
         self._devices = DeviceSet()
         self.residents = Residents(self._devices)
         self._waiting = WaitingQueue()
-        self._for_slots = WaitingQueue()
+        self.for_slots = WaitingQueue()
         self._load = Load()
         self._promises = Promises()
         self._busy: dict[int, Job] = {}
@@ -88,10 +87,6 @@ class Tracker:
     def waiting(self) -> Iterable[Job]:
         return self._waiting
 
-    def waiting_for_slots(self) -> Sequence[Job]:
-        """Jobs without a committed work whose next stage runs on a CPU slot, by (urgency_ns, job_id)."""
-        return tuple(self._for_slots)
-
     def job(self, job_id: int) -> Job | None:
         return None if job_id in self._parked else self.jobs.get(job_id)
 
@@ -99,7 +94,7 @@ class Tracker:
         return len(self.jobs)
 
     def num_waiting(self) -> int:
-        return len(self._waiting) + len(self._for_slots)
+        return len(self._waiting) + len(self.for_slots)
 
     @property
     def num_parked(self) -> int:
@@ -119,7 +114,7 @@ class Tracker:
 
     def running_ahead(self, urgency_ns: int, job_id: int | None = None) -> Sequence[tuple[int, Demand]]:
         key, end_ns = _key(urgency_ns, job_id), self._devices.end_ns
-        begun = (*self._busy.values(), *self._for_slots)
+        begun = (*self._busy.values(), *self.for_slots)
         ahead = [job for job in begun if (job.urgency_ns, job.job_id) < key and job.demand.run_ns]
         ahead.sort(key=lambda job: (job.urgency_ns, job.job_id))
         return [(end_ns(job.works[-1]) if job.works else self._now.ns, job.demand) for job in ahead]
@@ -258,7 +253,7 @@ class Tracker:
     def _queue_of(self, job: Job) -> WaitingQueue:
         """The queue in which a job waits for the devices of its next stage."""
         stage = job.committed.stage
-        return self._for_slots if stage is not None and stage.kind is DeviceKind.CPU else self._waiting
+        return self.for_slots if stage is not None and stage.kind is DeviceKind.CPU else self._waiting
 
     def _withdraw(self, job: Job) -> None:
         """Remove a job from the waiting, busy and parked jobs."""

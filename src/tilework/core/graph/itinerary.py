@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
+from tilework.core.graph.progress import Cursor, Piece
 from tilework.core.graph.stage import DeviceKind, Stage
-
-Piece = tuple[Stage, int]
-"""A stage with its number of steps; 1 for a stage that runs at once."""
 
 
 class Itinerary:
@@ -23,25 +20,45 @@ class Itinerary:
         length: the last position.
         steps: the number of steps, of all stages with steps.
         num_stepped: how many stages have steps; of a leg, those of the whole way.
-        at: what is to be done at each position.
+        needs_slots: whether a stage runs on a CPU slot.
+        at: the cursor of each position.
         needed_from: for each stage, the indices of those before it whose outputs it or a later one reads.
         following: what comes after the end; empty but for a leg.
         legs: for each number of stages that are done, the leg on which the request is then.
     """
 
-    __slots__ = ("at", "ends", "following", "legs", "length", "needed_from", "num_stepped", "stages", "steps")
+    __slots__ = (
+        "at",
+        "ends",
+        "following",
+        "legs",
+        "length",
+        "needed_from",
+        "needs_slots",
+        "num_stepped",
+        "stages",
+        "steps",
+    )
 
     def __init__(self, parts: Iterable[Piece], following: tuple[Piece, ...] = ()) -> None:
-        kept = list(parts)
+        kept = tuple(parts)
         self.stages = tuple(stage for stage, _ in kept)
         self.ends = tuple(accumulate(num_steps for _, num_steps in kept))
         self.length = self.ends[-1] if kept else 0
         self.steps = sum(num_steps for stage, num_steps in kept if stage.has_steps)
         self.num_stepped = sum(stage.has_steps for stage, _ in (*kept, *following))
-        self.at = tuple(_places(kept))
+        self.needs_slots = any(stage.kind is DeviceKind.CPU for stage in self.stages)
+        self.at = tuple(self._cursors(kept))
         self.needed_from = tuple(_needed(self.stages, index) for index in range(len(kept) + 1))
         self.following = following
         self.legs = self._legs(kept)
+
+    def _cursors(self, parts: tuple[Piece, ...]) -> Iterator[Cursor]:
+        for index, (stage, num_steps) in enumerate(parts):
+            end, later = self.ends[index], parts[index + 1 :]
+            for num_left in range(num_steps, 0, -1):
+                yield Cursor(self, end - num_left, index, ((stage, num_left), *later))
+        yield Cursor(self, self.length, len(parts), ())
 
     def _legs(self, parts: Sequence[Piece]) -> tuple[Itinerary, ...]:
         on_slots = [index for index, stage in enumerate(self.stages) if stage.kind is DeviceKind.CPU]
@@ -57,37 +74,6 @@ class Itinerary:
         return tuple(legs)
 
 
-def _places(parts: Sequence[Piece]) -> Iterator[Place]:
-    for index, (stage, num_steps) in enumerate(parts):
-        later = [one for one in parts[index:] if one[0].has_steps]
-        after = sum(num for _, num in later) - (num_steps if stage.has_steps else 0)
-        for left in range(num_steps, 0, -1):
-            steps_left = after + (left if stage.has_steps else 0)
-            stepped, num_next = (stage, left) if stage.has_steps else later[0] if later else (None, 0)
-            yield Place(stage, index, left, steps_left, stepped, num_next)
-    yield Place(None, len(parts), 0, 0, None, 0)
-
-
 def _needed(stages: Sequence[Stage], index: int) -> tuple[int, ...]:
     wanted = {name for stage in stages[index:] for name in stage.spec.inputs}
     return tuple(before for before in range(index) if not wanted.isdisjoint(stages[before].spec.outputs))
-
-
-class Place(NamedTuple):
-    """What is to be done at a position.
-
-    Attributes:
-        stage: the stage here; None at the end.
-        num_done: how many stages are done, so the index of the stage here.
-        num_left_here: how many positions the stage here still has.
-        num_steps_left: the remaining steps of all stages with steps.
-        stepped: the stage here if it has steps, else the next one that has; None if no steps are left.
-        num_steps: the remaining steps of `stepped`.
-    """
-
-    stage: Stage | None
-    num_done: int
-    num_left_here: int
-    num_steps_left: int
-    stepped: Stage | None
-    num_steps: int

@@ -3,43 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from tilework.core.graph.itinerary import Itinerary, Place
 from tilework.core.graph.stage import Stage
 
+if TYPE_CHECKING:
+    from tilework.core.graph.itinerary import Itinerary
 
-@dataclass(frozen=True, slots=True)
+Piece = tuple[Stage, int]
+"""A stage with its number of steps; 1 for a stage that runs at once."""
+
+
 class Cursor:
-    """A position of a request, and so its remaining work."""
+    """A position of a request, and so its remaining work. Read-only; `Itinerary.at` has the one of each position.
 
-    itinerary: Itinerary
-    position: int
+    Every event asks for what is left of its jobs, so all of it is computed once, with the itinerary.
 
-    @property
-    def here(self) -> Place:
-        """What is to be done next."""
-        return self.itinerary.at[self.position]
+    Attributes:
+        itinerary: the way that it is on.
+        position: how many steps and stages without steps are done.
+        num_done: how many stages are done, so the index of the stage here.
+        pieces: each remaining stage with its remaining steps, in order.
+        stage: the stage that is next; None if nothing is left.
+        num_left_here: how many positions the stage here still has.
+        num_steps_left: the remaining steps of all stages with steps; `num_steps_done` are the others.
+        stepped: the stage here if it has steps, else the next one that has; None if no steps are left.
+        num_steps: the remaining steps of `stepped`.
+    """
 
-    @property
-    def stage(self) -> Stage | None:
-        """The stage that is next; None if nothing is left."""
-        return self.itinerary.at[self.position].stage
+    __slots__ = (
+        "itinerary",
+        "num_done",
+        "num_left_here",
+        "num_steps",
+        "num_steps_done",
+        "num_steps_left",
+        "pieces",
+        "position",
+        "stage",
+        "stepped",
+    )
 
-    @property
-    def num_steps_left(self) -> int:
-        """The remaining steps of all stages with steps."""
-        return self.itinerary.at[self.position].num_steps_left
+    def __init__(self, itinerary: Itinerary, position: int, num_done: int, pieces: tuple[Piece, ...]) -> None:
+        self.itinerary, self.position, self.num_done, self.pieces = itinerary, position, num_done, pieces
+        self.stage: Stage | None
+        self.stepped: Stage | None
+        self.stage, self.num_left_here = pieces[0] if pieces else (None, 0)
+        stepped = [piece for piece in pieces if piece[0].has_steps]
+        self.stepped, self.num_steps = stepped[0] if stepped else (None, 0)
+        self.num_steps_left = sum(num_steps for _, num_steps in stepped)
+        self.num_steps_done = itinerary.steps - self.num_steps_left
 
-    @property
-    def num_steps_done(self) -> int:
-        """The steps that are done, of all stages with steps."""
-        return self.itinerary.steps - self.itinerary.at[self.position].num_steps_left
-
-    @property
-    def stepped(self) -> Stage | None:
-        """The stage here if it has steps, else the next one that has; None if no steps are left."""
-        return self.itinerary.at[self.position].stepped
+    def __repr__(self) -> str:
+        return f"Cursor({self.position} of {self.itinerary.length}, at {self.stage})"
 
     @property
     def last_stepped(self) -> Stage | None:
@@ -49,8 +65,7 @@ class Cursor:
     @property
     def leg(self) -> Cursor:
         """The same position on the way as a policy sees it, which ends before the next stage on a CPU slot."""
-        itinerary = self.itinerary.legs[self.here.num_done]
-        return self if itinerary is self.itinerary else Cursor(itinerary, self.position)
+        return self.itinerary.legs[self.num_done].at[self.position]
 
     def at_once(self) -> Iterator[tuple[Stage, Cursor]]:
         """The stages without steps that come next, up to one with steps, each with the cursor after it."""
@@ -61,14 +76,5 @@ class Cursor:
 
     def advanced(self, num_steps: int) -> Cursor:
         """The cursor after `num_steps` of the stage here; a stage that runs at once is one step."""
-        assert num_steps <= self.here.num_left_here, "a work has more steps than its job"
-        return Cursor(self.itinerary, self.position + num_steps) if num_steps else self
-
-    def pieces(self) -> tuple[tuple[Stage, int], ...]:
-        """Each remaining stage with its remaining steps (1 for a stage that runs at once), in order."""
-        index, begin = self.here.num_done, self.position
-        found: list[tuple[Stage, int]] = []
-        for stage, end in zip(self.itinerary.stages[index:], self.itinerary.ends[index:], strict=True):
-            found.append((stage, end - begin))
-            begin = end
-        return tuple(found)
+        assert num_steps <= self.num_left_here, "a work has more steps than its job"
+        return self.itinerary.at[self.position + num_steps]

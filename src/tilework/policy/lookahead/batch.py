@@ -39,7 +39,7 @@ class Member:
         if forecast.claim is Claim.FEASIBLE:
             due_ns = forecast.due_ns if job.promised is None else margin.latest_ns(int(forecast.due_ns), now_ns)
         head_ns = forecast.head_ns if left.num_steps_left and left.stage != left.stepped else 0.0
-        num_steps, tail_ns = left.here.num_steps, forecast.tail_ns
+        num_steps, tail_ns = left.num_steps, forecast.tail_ns
         tail_ns += (left.num_steps_left - num_steps) * forecast.speeds[0].step_ns  # Of later stages with steps.
         return Member(job, forecast, head_ns, num_steps, tail_ns, due_ns)
 
@@ -210,7 +210,7 @@ class Batch:
             yield start_steps(self.stage, job_ids, (device_id,), num_steps, why + others)
             for job_id in (member.job.job_id for member in sharing if member.num_steps == done):
                 left = before_steps(lefts[job_id])
-                yield from start_at_once(left.advanced(left.here.num_left_here), job_id, device_id, why)
+                yield from start_at_once(left.advanced(left.num_left_here), job_id, device_id, why)
 
 
 def _others(num_others: int) -> str:

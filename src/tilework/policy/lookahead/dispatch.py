@@ -119,7 +119,7 @@ class Dispatch:
             if not cursor.stage.has_steps:
                 yield start_stage(cursor.stage, job.job_id, group[0], why)
             elif max_chunks and most:
-                num_steps = steps_in_chunk(min(cursor.here.num_left_here, most), step_ns, self._node.chunk_ns)
+                num_steps = steps_in_chunk(min(cursor.num_left_here, most), step_ns, self._node.chunk_ns)
                 max_chunks, most = max_chunks - 1, most - num_steps
                 yield start_steps(cursor.stage, (job.job_id,), group, num_steps, why)
             else:

@@ -35,7 +35,7 @@ class Forecaster:
         Raises UnknownCost.
         """
         left = job.left
-        known, num_done = self.request_costs.of(job.request, left, len(node.devices), self.costs), left.here.num_done
+        known, num_done = self.request_costs.of(job.request, left, len(node.devices), self.costs), left.num_done
         speeds, usual = known.speeds, known.usual
         steps = last_steps(job) if job.works else None
         if steps is None and not left.num_steps_left:

@@ -72,7 +72,7 @@ def _step_costs(request: Request, left: Cursor, num_devices: int, costs: CostMod
     from_here = left if several and left.num_steps_left else costs.start(request)
     speeds = tuple(worthwhile(step_speeds(request, costs, num_devices, from_here)))
     degree = best_doubling(speeds) if speeds else 0
-    starts = [Cursor(left.itinerary, position) for position in (0, *left.itinerary.ends)]
+    starts = [left.itinerary.at[position] for position in (0, *left.itinerary.ends)]
     others = [head_and_tail_ns(request, one, costs) for one in starts]
     return StepCosts(
         speeds=speeds,

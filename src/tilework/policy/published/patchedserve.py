@@ -108,7 +108,7 @@ class _BatchAdmission:
 
     def _finish_ns(self, job: JobView, batch: Sequence[JobView]) -> int:
         """When a job ends if the batch stays as it is; encode and decode are its own."""
-        num_steps = job.left.here.num_steps
+        num_steps = job.left.num_steps
         own_ns = num_steps * self._step_ns([job])
         return self.begin_ns + job.demand.run_ns - own_ns + num_steps * self._step_ns(batch)
 

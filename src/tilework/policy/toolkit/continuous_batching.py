@@ -134,7 +134,7 @@ class ContinuousBatching(ABC):
         stage = members[0].left.stepped
         assert stage is not None
         step_ns = costs.work_ns(stage, [job.request for job in members], 1)
-        num_steps = steps_in_chunk(min(job.left.here.num_steps for job in members), step_ns, self.chunk_ns)
+        num_steps = steps_in_chunk(min(job.left.num_steps for job in members), step_ns, self.chunk_ns)
         yield start_steps(stage, tuple([job.job_id for job in members]), (device_id,), num_steps, why)
 
 

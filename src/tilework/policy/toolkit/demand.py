@@ -11,7 +11,6 @@ from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import CostModel, Demand
 from tilework.core.request import Request
-from tilework.cost.degrees import common_degrees
 
 
 def demand_at(
@@ -26,19 +25,29 @@ def demand_at(
     The group is kept from the first steps to the last. `loads_ns` is how long each of its devices loads components
     before a stage. Raises UnknownCost.
     """
-    one, run_ns, steps_begin_ns, steps_end_ns, slot = (request,), 0, -1, 0, None
-    for stage, num_steps in left.pieces():
-        begin_ns, degree_here = run_ns, degree if stage.has_steps else 1
+    one, run_ns, ends_ns = (request,), 0, []
+    for stage, num_steps in left.pieces:
         if loads_ns is not None:
             run_ns += loads_ns(stage)
-        run_ns += costs.work_ns(stage, one, degree_here, num_steps)
+        run_ns += costs.work_ns(stage, one, degree if stage.has_steps else 1, num_steps)
+        ends_ns.append(run_ns)
+    if degree == 1 and not left.itinerary.needs_slots:
+        return Demand(1, run_ns)
+    return _shaped(degree, left, ends_ns)
+
+
+def _shaped(degree: int, left: Cursor, ends_ns: Sequence[int]) -> Demand:
+    """The demand of stages that end at these times; the other devices are taken from the first steps to the last."""
+    begin_ns, steps_begin_ns, steps_end_ns, slot = 0, -1, 0, None
+    for (stage, _), end_ns in zip(left.pieces, ends_ns, strict=True):
         if stage.has_steps:
-            steps_begin_ns, steps_end_ns = begin_ns if steps_begin_ns < 0 else steps_begin_ns, run_ns
+            steps_begin_ns, steps_end_ns = begin_ns if steps_begin_ns < 0 else steps_begin_ns, end_ns
         elif stage.kind is DeviceKind.CPU:
-            slot = slot[0] if slot else begin_ns, run_ns
+            slot = slot[0] if slot else begin_ns, end_ns
+        begin_ns = end_ns
     if degree == 1:
-        return Demand(1, run_ns, slot=slot)
-    return Demand(degree, run_ns, max(0, steps_begin_ns), run_ns - steps_end_ns, slot)
+        return Demand(1, begin_ns, slot=slot)
+    return Demand(degree, begin_ns, max(0, steps_begin_ns), begin_ns - steps_end_ns, slot)
 
 
 def reserved_at(
@@ -84,7 +93,7 @@ def step_degrees(request: Request, costs: CostModel) -> tuple[int, ...]:
     All policies, admission and the bounds ask this function, so nothing else needs to know what exact requests exclude.
     Raises UnknownCost.
     """
-    return (1,) if request.exact else common_degrees(costs, request.pipeline)
+    return (1,) if request.exact else costs.common_degrees(request.pipeline)
 
 
 def usable_degree(request: Request, width: int, costs: CostModel) -> int:
@@ -132,7 +141,7 @@ def step_speeds(
     A step's time is the mean over the steps that are left (default: all) where several stages have steps, so that the
     number of these steps times it is what they take. Raises UnknownCost.
     """
-    pieces = [piece for piece in (left or costs.start(request)).pieces() if piece[0].has_steps]
+    pieces = [piece for piece in (left or costs.start(request)).pieces if piece[0].has_steps]
     if not pieces:
         return ()
     degrees: list[int] = []
@@ -147,7 +156,7 @@ def head_and_tail_ns(request: Request, left: Cursor, costs: CostModel) -> tuple[
     What comes after a leg (`core.graph.itinerary`) counts as time after, its steps at their quickest.
     """
     head_ns, tail_ns, is_tail = 0, 0, not left.num_steps_left
-    for stage, _ in left.pieces():
+    for stage, _ in left.pieces:
         if stage.has_steps:
             is_tail = True
         elif is_tail:

@@ -79,7 +79,7 @@ class LanePlan:
         if stage.has_steps:
             degree = usable_degree(job.request, len(lane.devices), self.costs)
             step_ns = self.costs.work_ns(stage, (job.request,), degree)
-            num_steps = steps_in_chunk(cursor.here.num_left_here, step_ns, self.chunk_ns)
+            num_steps = steps_in_chunk(cursor.num_left_here, step_ns, self.chunk_ns)
         self.starts.append(
             Start(stage=stage, job_ids=(job.job_id,), devices=lane.ids[:degree], num_steps=num_steps, why=why)
         )

@@ -59,7 +59,7 @@ class Task:
         yield from start_at_once(left, job_id, group[0], why)
         left = before_steps(left)
         if num_steps and left.stage is not None:
-            num_now = min(num_steps, left.here.num_left_here)
+            num_now = min(num_steps, left.num_left_here)
             yield start_steps(left.stage, (job_id,), group, num_now, why)
             yield from start_at_once(left.advanced(num_now), job_id, group[0], why)
 
@@ -97,7 +97,7 @@ class TaskReader:
 
     def _price(self, request: Request, left: Cursor) -> tuple[int, tuple[Speed, ...], int]:
         """The time of the stages before the steps, of a step at each degree, and of the other stages."""
-        key = step_key(request), left.here.num_done, left.position if left.itinerary.num_stepped > 1 else 0
+        key = step_key(request), left.num_done, left.position if left.itinerary.num_stepped > 1 else 0
         if key not in self._prices:
             head_ns, tail_ns = head_and_tail_ns(request, left, self._costs)
             speeds = step_speeds(request, self._costs, self._max_degree, left)

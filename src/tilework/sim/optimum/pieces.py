@@ -68,7 +68,7 @@ def due_requests(requests: Sequence[Request], costs: TableCosts, max_degree: int
 
 
 def _pieces(request: Request, costs: TableCosts, max_degree: int) -> Iterable[Piece]:
-    for stage, units in costs.start(request).pieces():
+    for stage, units in costs.start(request).pieces:
         known = step_degrees(request, costs) if stage.has_steps else (1,)
         degrees = [degree for degree in known if degree <= max_degree] or [max_degree]  # Raises UnknownCost below.
         units_ns = [costs.run_ns(stage, (request.shape,), degree, 1, request.guided) for degree in degrees]

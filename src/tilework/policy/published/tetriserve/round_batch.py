@@ -35,7 +35,7 @@ class RoundBatch:
 
     def __post_init__(self) -> None:
         members = list(self.tasks)
-        left = {task.job.job_id: task.job.left.here.num_steps for task in self.tasks}
+        left = {task.job.job_id: task.job.left.num_steps for task in self.tasks}
         now = max([self.ready_ns, *(task.ready_ns for task in members)]) + sum(task.head_ns for task in members)
         self.num_steps_left, self.ends_ns = left, dict.fromkeys(left, now)
         while members:
