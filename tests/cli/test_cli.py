@@ -48,6 +48,7 @@ COMMANDS = (
     "explain",
     "bench",
     "profile",
+    "classes",
     "demo",
     "fuzz",
     "bound",
