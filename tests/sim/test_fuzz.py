@@ -97,6 +97,13 @@ def test_a_violation_fails_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
         run_all(range(4), "edf")
 
 
+def test_jobs_that_wait_for_a_slot_go_on_when_costs_have_changed_since_they_were_promised() -> None:
+    """No start could end as early as its reservation said, so none was made, and the cluster was idle for ever."""
+    result = run_seed(834, None, None)
+    assert not result.violation
+    assert result.num_events < 3000, "it is not checked a thousand times a second"
+
+
 def test_a_seed_determines_scenario_and_result() -> None:
     results = [run_seed(seed, None, None) for seed in (5, 5, 6)]
     assert results[0] == results[1]

@@ -12,13 +12,15 @@ from tilework.admission.what_if import WhatIf
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import Block, ClusterView, CostModel, JobView
-from tilework.core.time import NEVER_NS, NS_PER_MS
+from tilework.core.time import NEVER_NS, NS_PER_MS, NS_PER_S
 from tilework.core.work import Group, Start
 from tilework.policy.toolkit.demand import usable_degree
 from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE
 
 _MOST_OFFENDERS = 2
 _SOON_NS = NS_PER_MS
+_PATIENCE = 16
+_MOST_PATIENCE_NS = NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class ReservationGuard:
     chunk_ns: int = 200 * NS_PER_MS
     _known: FeasibilityProof | None = field(default=None, init=False)
     _up: frozenset[int] = field(default=frozenset(), init=False)
+    _due_from_ns: int | None = field(default=None, init=False)
 
     def recheck(self) -> None:
         """Forget the proof, since a reservation is new or has become longer."""
@@ -112,15 +115,31 @@ class ReservationGuard:
 
     # Starting promised jobs.
 
+    def is_first_on_slots(self, start: Start, view: ClusterView) -> bool:
+        """Whether a start on a CPU slot is that of the promised job which, of all that need one, is due first.
+
+        Then no promise is a reason to wait. A proof may be one: if costs have changed since the reservations were
+        made, the job ends later than it says, and would for ever.
+        """
+        for job, block in zip(view.promised(), view.reserved(), strict=True):
+            if block.demand.slot is not None:
+                return job.job_id in start.job_ids
+        return False
+
     def forced(self, view: ClusterView, costs: CostModel, now_ns: int) -> tuple[Start, ...]:
         """The next work of each promised job that must start within a millisecond, on its group."""
         known = self._known
         if known is None or all(
             device.free_ns + _SOON_NS <= known.spared_ns[device.device_id] for device in view.devices
         ):
+            self._due_from_ns = None
             return ()
-        what_if = WhatIf.now(view, costs, now_ns)
-        return tuple(self._starts(what_if, known))
+        starts = tuple(self._starts(WhatIf.now(view, costs, now_ns), known))
+        if starts:
+            self._due_from_ns = None
+        elif self._due_from_ns is None:
+            self._due_from_ns = now_ns
+        return starts
 
     def _starts(self, what_if: WhatIf, known: FeasibilityProof) -> Iterator[Start]:
         """The starts of urgent jobs, in order of deadlines.
@@ -159,14 +178,21 @@ class ReservationGuard:
         return Start(stage=cursor.stage, job_ids=(job.job_id,), devices=devices, num_steps=num_steps, why=why)
 
     def wake_ns(self, view: ClusterView, now_ns: int) -> int | None:
-        """When to check again if no event occurs, so that no promised job waits for ever; None: never."""
+        """When to check again if no event occurs, so that no promised job waits for ever; None: never.
+
+        A job that is due may have to wait for another one, or for a device that hangs: as a rule an event ends that.
+        So the longer nothing could be started, the more rarely it is checked again.
+        """
         known = self._known
         if known is None or all(job.works for job in view.promised()):
             return None
         due_ns = min(
             [known.spared_ns[device.device_id] for device in view.devices if not device.works], default=NEVER_NS
         )
-        return None if due_ns == NEVER_NS else max(now_ns + _SOON_NS, due_ns)
+        if due_ns == NEVER_NS:
+            return None
+        waited_ns = 0 if self._due_from_ns is None else now_ns - self._due_from_ns
+        return max(now_ns + max(_SOON_NS, min(waited_ns // _PATIENCE, _MOST_PATIENCE_NS)), due_ns)
 
 
 def _is_on_slot(job: JobView) -> bool:

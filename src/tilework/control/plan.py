@@ -73,13 +73,17 @@ class Planner:
         return actions + self._wake(plan.wake_ns, guard_ns, unpark_ns, self._expiry.wake_ns())
 
     def _use_slots(self, now_ns: int) -> list[Action]:
-        """Start stages on CPU slots, except where that endangers a promise."""
+        """Start stages on CPU slots, except where that endangers the promise of a job that comes before."""
         if not self._tracker.for_slots:
             return []
         self._update_proof(now_ns)
         actions: list[Action] = []
         for start in slot_starts(self._tracker):
             review = self._guard.review((start,), self._tracker, self._costs, now_ns)
+            if not review.starts and self._guard.is_first_on_slots(start, self._tracker):
+                actions += self._start(start)
+                self._update_proof(now_ns)
+                continue
             actions += [action for one in review.starts for action in self._start(one)]
             self._reserve(review.blocks)
         return actions
