@@ -44,7 +44,8 @@ QUICK = "z-image"
 MEASURED = "flux2-klein"  # The engine measures what it costs, as a server does.
 # Two heads, so that two devices can share it.
 EDIT = replace(ZOO["qwen-image-edit"], components=lambda: qwen_edit({"num_attention_heads": 2}))
-MODELS = (ZOO[QUICK], EDIT, *(ZOO[name] for name in ("wan22", "flux2-klein", "hunyuan-video15", "sana-sprint-four")))
+OTHERS = ("wan22", "flux2-klein", "hunyuan-video15", "sana-sprint-four", "modular-wan22")
+MODELS = (ZOO[QUICK], EDIT, *(ZOO[name] for name in OTHERS))
 STEPS = 7
 ROUTE: tuple[Group, ...] = ((0,), (0, 1), (1,), (0, 1))
 LEVELS = 1  # Of 255, for a picture that a group shared: 1e-5 of the latents' largest value is less than half of one.
@@ -127,7 +128,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     pipeline = build(model)
     if not model.loads:
         pipeline.register_modules(processor=None)
-    pipeline.save_pretrained(directory, safe_serialization=True)
+    pipeline.save_pretrained(str(directory), safe_serialization=True)
     tiny.write_defaults(directory, **{side: model.inputs.get(side, 64) for side in ("height", "width")})
     adapter = None if model.loads else f"{__name__}:{WithProcessor.__name__}"
     costs = None if model.name == MEASURED else table(degrees=(1, 2), pipeline=directory.name)

@@ -26,6 +26,7 @@ from tilework.pipelines.errors import ModelError, ModelNotFound, UnsafeWeights, 
 from tilework.pipelines.loading import load
 from tilework.pipelines.model_index import STOCK, read_model_index
 from tilework.pipelines.modular.index import MODULAR_INDEX
+from tilework.pipelines.stock.stock_pipeline import StockPipeline
 from zoo import requests
 from zoo.registry import ZOO, build
 
@@ -221,6 +222,26 @@ def test_what_cannot_be_loaded_is_one_error(name: str, directory: Path) -> None:
     spoil(directory)
     with pytest.raises(error, match=complaint):
         load(ModelSource(path=str(directory), adapter=None))
+
+
+@pytest.mark.parametrize("name", ["modular-flux", "modular-flux2-klein", "modular-krea2", "modular-sdxl"])
+def test_a_picture_has_the_size_that_was_asked_for(name: str) -> None:
+    """FLUX's blocks cut off what is no multiple of 16 px, without a word."""
+    tiny.prepare()
+    made = StockPipeline(build(ZOO[name]), name, {}, "")
+    side = 5 * made.info.side_multiple
+    spec = replace(requests.spec_of(ZOO[name], made, seed=1), height=side, width=side)
+    assert requests.alone(made, spec).size == side * side * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("modular-wan21", (81, 480, 832)), ("modular-ltx", (161, 512, 704)), ("modular-ltx2", (49, 512, 704))],
+)
+def test_a_model_of_clips_has_defaults(name: str, shape: tuple[int, int, int]) -> None:
+    """Wan's blocks leave them to the pipeline, those of LTX differ, and those of LTX-2 have none."""
+    info = StockPipeline(build(ZOO[name]), name, {}, "").info
+    assert (info.default_frames, info.default_height, info.default_width) == shape
 
 
 def test_a_clip_of_a_modular_pipeline_is_loaded_and_comes_as_pixels(tmp_path: Path) -> None:

@@ -77,7 +77,9 @@ def end(made: Family, state: Any) -> np.ndarray:
 
 def pixels(made: Family, spec: Spec, latents: Values) -> np.ndarray:
     (values,) = made.run(made.info.stages[-1].name, [spec], [latents])
-    return np.frombuffer(made.image(spec, values).pixels, np.uint8)
+    image = made.image(spec, values)
+    assert image.frames == spec.frames, f"makes {image.frames} frames, of {spec.frames} that a request asks for"
+    return np.frombuffer(image.pixels, np.uint8)
 
 
 def shipped(values: Values) -> dict[str, Any]:

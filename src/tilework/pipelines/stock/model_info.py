@@ -20,7 +20,7 @@ from tilework.pipelines.arguments import generator_device, offered
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.stock.component_calls import denoisers_of
-from tilework.pipelines.stock.modular import steps_left
+from tilework.pipelines.stock.modular import steps_left, takes_odd_sides
 from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
 
 _SIDE, _STEPS = 1024, 50
@@ -175,7 +175,8 @@ def _side_multiple(pipeline: Any) -> int:
     latent = _first(pipeline, _SPATIAL, 8)
     patches = [_patch(part.config) for part in denoisers_of(pipeline).values()]
     packs = 2 if hasattr(pipeline, "_pack_latents") and latent < 32 else 1
-    return latent * max([packs, *patches])
+    multiple = latent * max([packs, *patches])
+    return multiple if takes_odd_sides(pipeline, multiple) else 2 * multiple
 
 
 def _patch(config: Any) -> int:

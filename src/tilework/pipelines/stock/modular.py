@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,9 @@ from diffusers.modular_pipelines import ModularPipeline, PipelineState
 
 GUIDER = "guider"
 """The component that has the guidance scale."""
-_TRIED = {"height": 64, "width": 64, "batch_size": 1, "num_images_per_prompt": 1, "latents": torch.zeros(1, 16, 4)}
+_FRAMES = 49  # Of a clip, where neither blocks nor pipeline say it.
+_LATENTS = torch.zeros(1, 16, 4)
+_TRIED = {"height": 64, "width": 64, "num_frames": 1, "batch_size": 1, "num_images_per_prompt": 1}
 
 
 def hide_progress(pipeline: Any) -> None:
@@ -27,25 +29,83 @@ def steps_left(pipeline: Any, steps: int, strength: float) -> int:
         Exception: what a block raises, or ValueError if there is none, or they disagree.
     """
     found: set[int] = set()
-    for block in _blocks(pipeline):
-        inputs = {one.name: one for one in block.inputs}
-        if block.sub_blocks or not {"strength", "num_inference_steps"} <= inputs.keys():
+    for block, inputs in _leaves(pipeline):
+        if not {"strength", "num_inference_steps"} <= inputs.keys():
             continue
-        tried = {**_TRIED, "num_inference_steps": steps, "strength": strength}
+        tried = {"latents": _LATENTS, "num_inference_steps": steps, "strength": strength}
         if inputs.get("timesteps") is not None and inputs["timesteps"].required:
             tried["timesteps"] = pipeline.scheduler.timesteps
-        state = PipelineState()
-        for name, one in inputs.items():
-            state.set(name, tried.get(name, one.default))
-        block(pipeline, state)
-        found.add(len(state.get("timesteps")) // pipeline.scheduler.order)
+        found.add(len(_run(block, pipeline, tried).get("timesteps")) // pipeline.scheduler.order)
     (only,) = found
     return only
 
 
+def takes_odd_sides(pipeline: Any, multiple: int) -> bool:
+    """Whether sides of an odd number of multiples are kept, found by running the blocks that make the first latents.
+
+    Some blocks round such sides without a word. True if no block can be run, as of a classic pipeline.
+    """
+    for block, inputs in _leaves(pipeline):
+        makes_latents = any(one.name == "latents" for one in block.intermediate_outputs)
+        if not makes_latents or not {"height", "width"} <= inputs.keys():
+            continue
+        try:
+            even = _num_latents(block, pipeline, 4 * multiple)
+        except Exception:  # It needs what other blocks make.
+            continue
+        try:
+            odd = _num_latents(block, pipeline, 5 * multiple)
+        except Exception:
+            return False
+        if odd * 4**2 != even * 5**2:
+            return False
+    return True
+
+
+def _num_latents(block: Any, pipeline: Any, side: int) -> int:
+    tried = {"height": side, "width": side, "dtype": torch.float32, "generator": torch.Generator().manual_seed(0)}
+    return int(_run(block, pipeline, tried).get("latents").numel())
+
+
+def _run(block: Any, pipeline: Any, tried: Mapping[str, Any]) -> PipelineState:
+    """What a block makes of these inputs; the others are usual ones, or have their defaults. It raises what comes."""
+    state = PipelineState()
+    for one in block.inputs:
+        state.set(one.name, {**_TRIED, **tried}.get(one.name, one.default))
+    block(pipeline, state)
+    return state
+
+
+def input_defaults(pipeline: Any) -> dict[str, Any]:
+    """The defaults of all inputs by name; None where there is none.
+
+    Of blocks that differ, the first one that has a default counts. Sizes and frames that all of them leave open are
+    those of the pipeline, which has them as `default_height` and so on. LTX-2's call has no number of frames at all
+    that could be left out.
+    """
+    found: dict[str, Any] = {one.name: one.default for one in pipeline.blocks.inputs if one.name is not None}
+    for one in (one for block in _blocks(pipeline) for one in block.inputs):
+        if one.name in found and found[one.name] is None:
+            found[one.name] = one.default
+    own = {name: getattr(pipeline, f"default_{name}", None) for name in found}
+    own["num_frames"] = own.get("num_frames") or _FRAMES
+    return {name: own[name] if value is None else value for name, value in found.items()}
+
+
+def _leaves(pipeline: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """The blocks that are made of no others, with their inputs by name."""
+    for block in _blocks(pipeline):
+        if not getattr(block, "sub_blocks", {}):
+            yield block, {one.name: one for one in block.inputs}
+
+
 def _blocks(pipeline: Any) -> Iterator[Any]:
-    waiting = [pipeline._blocks] if isinstance(pipeline, ModularPipeline) else []  # `blocks` is a copy.
-    while waiting:
-        block = waiting.pop()
-        yield block
-        waiting.extend(getattr(block, "sub_blocks", {}).values())
+    """All blocks in the order in which they run, each before those that it is made of; none of a classic pipeline."""
+    if isinstance(pipeline, ModularPipeline):
+        yield from _with_parts(pipeline._blocks)  # `blocks` is a copy.
+
+
+def _with_parts(block: Any) -> Iterator[Any]:
+    yield block
+    for part in getattr(block, "sub_blocks", {}).values():
+        yield from _with_parts(part)

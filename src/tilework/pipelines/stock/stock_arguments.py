@@ -13,6 +13,7 @@ from PIL import Image as Pillow
 from tilework.core.model import PictureInput
 from tilework.core.wire import Image, Spec
 from tilework.pipelines.arguments import ARGUMENTS, GENERATOR_DEVICE
+from tilework.pipelines.stock.modular import input_defaults
 
 REQUIRED = inspect.Parameter.empty
 GUIDANCE = "guidance_scale"
@@ -106,5 +107,6 @@ def _classic(pipeline: Any) -> Mapping[str, Any]:
 
 
 def _modular(pipeline: Any) -> Mapping[str, Any]:
-    inputs = [one for one in pipeline.blocks.inputs if one.name is not None]
-    return {one.name: REQUIRED if one.required else one.default for one in inputs}
+    required = {one.name for one in pipeline.blocks.inputs if one.required}
+    defaults = input_defaults(pipeline)
+    return {name: REQUIRED if value is None and name in required else value for name, value in defaults.items()}
