@@ -480,3 +480,23 @@ def test_a_sampler_with_a_state_that_cannot_be_carried_is_refused_when_the_model
     cast(Any, stock.scheduler)._noise_tree = SimpleNamespace(seed=1)
     with pytest.raises(UnsupportedModel, match=r"EulerDiscreteScheduler .*_noise_tree: a types\.SimpleNamespace"):
         StableDiffusionXL(stock, "tiny", {}, "")
+
+
+@pytest.mark.parametrize("order", [(0, 2, 3, 1), (3, 2, 1, 0), (0, 1, 2, 3), (1, 0, 3, 2)])
+@pytest.mark.parametrize("side", [3, 40])
+def test_the_order_of_dimensions_in_memory_comes_back(order: tuple[int, ...], side: int) -> None:
+    inverse = [order.index(index) for index in range(4)]
+    tensor = torch.arange(2 * 4 * 5 * side).reshape(2, 4, 5, side).permute(order).contiguous().permute(inverse)
+    (back,) = deserialize(serialize({"tensor": tensor}), CPU).values()
+    assert torch.equal(back, tensor)
+    assert back.stride() == tensor.stride(), "kernels are chosen by it"
+
+
+@pytest.mark.parametrize("order", [[0], [0, 0], [1, 2], ["0", 1], [0, True], {}])
+def test_an_impossible_order_of_dimensions_is_refused(order: object) -> None:
+    state = serialize({"tensor": torch.zeros(3, 2).T})
+    head = json.loads(state.head)
+    assert head["tensors"][0]["order"] == [1, 0]
+    head["tensors"][0]["order"] = order
+    with pytest.raises(BadState):
+        deserialize(SerializedState(json.dumps(head).encode(), state.buffers), CPU)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import diffusers
+import numpy as np
 import pytest
+from torch import Tensor
 
 import tiny
+from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.model_index import ADAPTERS
+from tilework.pipelines.stock.stock_pipeline import StockPipeline
 from tilework.pipelines.support.record import read_record, served_classes
-from zoo import support
-from zoo.registry import ZOO
+from zoo import requests, support
+from zoo.registry import ZOO, build
 
 QUICK = (
     *("qwen-image", "qwen-image-edit", "z-image", "flux2-klein", "chroma", "sana", "pixart-sigma", "sd3-inpaint"),
     *("sdxl-ancestral", "sd35-skip-layers", "flux-kontext", "wan22", "ltx-image", "hunyuan-video15"),
+    *("cogvideox", "ltx2", "sd1-image", "sd3-control", "qwen-image21", "sd1-adapter", "wan21-video"),
     *("modular-qwen-image-image", "modular-sdxl", "modular-wan22"),
 )
 
@@ -32,6 +40,7 @@ def test_the_record_has_every_class_of_the_zoo_and_serves_no_other() -> None:
     assert {ZOO[name].class_name for name in QUICK} <= served_classes()
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in ZOO])
 def test_stages_and_steps_that_move_and_take_turns_equal_the_stock_call(name: str, tmp_path: Path) -> None:
     """Each model does what the record says of its class; a class that is not served has a model that shows why."""
@@ -42,3 +51,41 @@ def test_stages_and_steps_that_move_and_take_turns_equal_the_stock_call(name: st
         assert replace(found, kinds=recorded.kinds) == recorded
     elif len(support.models_of(model.class_name)) == 1:
         assert not found.is_served, "it is served now: python -m zoo.support"
+
+
+def test_what_a_move_would_lose_is_an_error_and_no_other_picture(tmp_path: Path) -> None:
+    """Frames of this model are steps apart: some samplers make none in the last iteration."""
+    model = ZOO["skyreels2-forcing"]
+    model = replace(model, inputs={**model.inputs, "ar_step": 1, "causal_block_size": 1})
+    here, there = requests.family(model, tmp_path), requests.family(model, tmp_path)
+    spec = requests.spec_of(model, here, 1)
+    assert np.array_equal(requests.alone(here, spec), requests.stock_pixels(model, build(model), 1))
+    with pytest.raises(UnsupportedModel, match="keeps more between its steps"):
+        requests.moved(here, there, spec)
+
+
+def test_what_the_code_between_the_calls_keeps_is_nan_after_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipeline that adds half of the last but one prediction, which is no sampler's."""
+    model = ZOO["sd1-ancestral"]
+    made = [StockPipeline(build(model), "sd1", {}, "") for _ in range(2)]
+    spec = requests.spec_of(model, made[0], 1)
+    kind = diffusers.StableDiffusionPipeline
+    monkeypatch.setattr(kind, "__call__", _that_remembers(kind.__call__))
+    with pytest.raises(UnsupportedModel, match="keeps more between its steps"):
+        requests.moved(*made, spec)
+
+
+def _that_remembers(call: Any) -> Any:
+    """The call with a callback, which is code between the steps."""
+
+    @functools.wraps(call)
+    def stock(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before: list[Tensor] = []
+
+        def remember(pipe: Any, step: int, time: Any, values: dict[str, Tensor]) -> dict[str, Tensor]:
+            before.append(values["latents"])
+            return {"latents": values["latents"] + before[-2] / 2} if len(before) > 1 else {}
+
+        return call(self, *args, callback_on_step_end=remember, **kwargs)
+
+    return stock

@@ -9,15 +9,18 @@ import pytest
 import tiny
 from builders import job
 from fake_engine import INFO
-from tilework.core.model import ArgumentValue
+from tilework.core.model import TRUE_SCALE, Argument, ArgumentKind, ArgumentValue
 from tilework.core.request import DEFAULT_TERMS, Request
 from tilework.runtime.ticket import Wanted
 
 
-def wanted(two_passes: bool = True, guidance_scale: float = 4.0, **arguments: ArgumentValue) -> Request:
-    spec = tiny.spec(guidance_scale=guidance_scale, arguments=arguments)
+def wanted(
+    two_passes: bool = True, guidance_scale: float = 4.0, negative_prompt: str = "", **arguments: ArgumentValue
+) -> Request:
+    spec = tiny.spec(guidance_scale=guidance_scale, negative_prompt=negative_prompt, arguments=arguments)
     one = Wanted(uid="u", spec=spec, arrival_ns=0, deadline_ns=None, terms=DEFAULT_TERMS)
-    return one.request(replace(INFO, two_passes=two_passes))
+    scale = Argument(name=TRUE_SCALE, kind=ArgumentKind.NUMBER, low=1.0, high=30.0, default=4.0)
+    return one.request(replace(INFO, two_passes=two_passes, arguments=(*INFO.arguments, scale)))
 
 
 @pytest.mark.parametrize(
@@ -26,6 +29,9 @@ def wanted(two_passes: bool = True, guidance_scale: float = 4.0, **arguments: Ar
         (wanted(), 1.0),
         (wanted(two_passes=False, true_cfg_scale=1.0), 1.0),
         (wanted(two_passes=False, true_cfg_scale=3.0), 2.0),
+        (wanted(two_passes=False), 1.0),
+        (wanted(two_passes=False, negative_prompt="dogs"), 2.0),
+        (wanted(two_passes=False, negative_prompt="dogs", true_cfg_scale=1.0), 1.0),
         (wanted(skip_guidance_layers=(1,)), 1.095),
         (wanted(skip_guidance_layers=(1,), skip_layer_guidance_start=0.0, skip_layer_guidance_stop=1.0), 1.5),
         (wanted(guidance_scale=1.0, skip_guidance_layers=(1,)), 1.0),

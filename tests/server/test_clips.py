@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from fake_engine import CLIPS, INFO, FakeEngine, Plan, Served, eventually, serving
+from tilework.core.model import PictureInput
 
 GENERATIONS = "/v1/images/generations"
 ASYNC = {"Prefer": "respond-async"}
@@ -172,3 +173,27 @@ def test_a_clip_of_one_frame_is_like_a_picture(server: Served) -> None:
     answer: Any = server.post({"prompt": "x", "num_frames": 1, "response_format": "url"}).json()
     assert answer["data"][0]["frame"] is None
     assert "?" not in answer["data"][0]["url"]
+
+
+def test_a_given_clip_decides_how_many_frames_are_made() -> None:
+    video = PictureInput(name="video", required=True, most=13, is_clip=True)
+    editor = replace(CLIPS, frames_of="video", pictures=(video,))
+    with serving(FakeEngine(info=editor), max_pixels=64 * 48 * 13) as server:
+
+        def ask(frames: int, **fields: object) -> dict[str, Any]:
+            clip = [png_of(Image.new("RGB", (48, 64), (index, 0, 0))) for index in range(frames)]
+            answer: dict[str, Any] = server.post({"prompt": "x", "video": clip, **fields}).json()
+            return answer
+
+        assert len(ask(9)["data"]) == server.engine.specs[-1].frames == 9
+        assert len(server.engine.specs[-1].pictures["video"]) == 9
+        assert len(ask(9, num_frames=9)["data"]) == 9
+        assert "video has 9 frames" in ask(9, num_frames=5)["error"]["message"]
+        assert "one more than a multiple of 4: the first 5" in ask(7)["error"]["message"]
+        assert "at most 13 pictures" in ask(17)["error"]["message"]
+
+
+def png_of(picture: Image.Image) -> str:
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()

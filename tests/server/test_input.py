@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fake_engine import INFO, FakeEngine, Served, serving
-from tilework.core.model import StepRange
+from tilework.core.model import Argument, ArgumentKind, StepRange
 from tilework.server.http.body import MAX_DEPTH
 
 MAX_SEED = 2**63 - 1
@@ -389,3 +389,34 @@ def test_a_field_that_would_change_the_picture_is_refused_by_name(
 def test_width_and_height_are_a_size(server: Served) -> None:
     assert server.post({"prompt": "x", "width": 96}).status_code == 200
     assert (server.engine.specs[-1].width, server.engine.specs[-1].height) == (96, INFO.default_height)
+
+
+def test_a_negative_prompt_that_would_be_ignored_is_refused() -> None:
+    true_scale = Argument(name="true_cfg_scale", kind=ArgumentKind.NUMBER, low=1.0, high=30.0, default=4.0)
+    qwen = replace(INFO, two_passes=False, takes_guidance=False, arguments=(true_scale,), default_guidance_scale=1.0)
+    for info, fields, field, remedy in (
+        (INFO, {"negative_prompt": "dogs", "guidance_scale": 1}, "negative_prompt", "give one above 1"),
+        (replace(INFO, takes_negative=False), {"negative_prompt": "dogs"}, "negative_prompt", "takes none"),
+        (qwen, {"negative_prompt": "dogs", "true_cfg_scale": 1}, "negative_prompt", "set true_cfg_scale above 1"),
+        (qwen, {"true_cfg_scale": 3}, "true_cfg_scale", "Give negative_prompt as well"),
+        (qwen, {"guidance_scale": 3}, "guidance_scale", "give true_cfg_scale with a negative_prompt"),
+    ):
+        with serving(FakeEngine(info=info)) as served:
+            error = served.post({"prompt": "a cat", **fields}).json()["error"]
+            assert (error["param"], error["code"]) in {(field, "unsupported_value"), (field, "invalid_value")}
+            assert remedy in error["message"]
+    with serving(FakeEngine(info=qwen)) as served:
+        scales = []
+        for fields in ({}, {"negative_prompt": ""}, {"negative_prompt": "dogs"}):
+            assert served.post({"prompt": "a cat", **fields}).status_code == 200
+            scales.append(served.engine.specs[-1].arguments.get("true_cfg_scale"))
+        assert scales == [None, 4.0, 4.0], "the default of the stock call, where there is something to guide away from"
+
+
+def test_an_argument_that_a_model_needs_is_asked_for() -> None:
+    mode = Argument(name="control_mode", kind=ArgumentKind.INTEGER, high=7, required=True)
+    with serving(FakeEngine(info=replace(INFO, arguments=(mode,)))) as served:
+        error = served.post({"prompt": "a cat"}).json()["error"]
+        assert (error["param"], error["code"]) == ("control_mode", "missing_value")
+        assert "an integer from 0 to 7" in error["message"]
+        assert served.post({"prompt": "a cat", "control_mode": 1}).status_code == 200

@@ -382,6 +382,17 @@ def test_a_size_of_its_own_keeps_to_the_pixels_of_the_server() -> None:
         assert (spec.width, spec.height) == (128, 64)
 
 
+def test_where_the_picture_decides_the_size_no_other_is_taken() -> None:
+    with serving(FakeEngine(info=replace(EDITOR, takes_size=False))) as server:
+        for fields in ({}, {"size": "auto"}, {"size": "64x48"}):
+            assert sent(server, image=data_url(plain(70, 63)), **fields).status_code == 200
+            assert (server.engine.specs[-1].width, server.engine.specs[-1].height) == (64, 48)
+        for width, fields, field in ((70, {"size": "128x64"}, "size"), (600, {}, "image"), (10, {}, "image")):
+            error = sent(server, image=data_url(plain(width, 63)), **fields).json()["error"]
+            assert error["param"] == field
+            assert "at the size" in error["message"] or "sides from 16 to 512" in error["message"]
+
+
 # Strength.
 
 
@@ -476,8 +487,8 @@ def test_pictures_of_open_calls_have_a_bound() -> None:
 def test_models_say_what_they_take(server: Served) -> None:
     card = server.http.get("/v1/models").json()["data"][0]["tilework"]
     assert card["pictures"][:2] == [
-        {"name": "image", "required": False, "most": 2, "is_mask": False},
-        {"name": "mask_image", "required": False, "most": 1, "is_mask": True},
+        {"name": "image", "required": False, "most": 2, "is_mask": False, "is_clip": False},
+        {"name": "mask_image", "required": False, "most": 1, "is_mask": True, "is_clip": False},
     ]
     assert (card["default_frames"], card["max_frames"]) == (1, 1)
     assert INFO.pictures == CLIPS.pictures == ()

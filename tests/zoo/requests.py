@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,18 @@ import numpy as np
 import PIL.Image
 import torch
 
-from tilework.core.model import ModelSource
+from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.wire import Image, Spec
 from tilework.pipelines.family import LIVE, Family, StepState, Values
 from tilework.pipelines.loading import load
 from tilework.pipelines.model_index import STOCK
 from tilework.pipelines.serialization import deserialize, serialize
+from tilework.pipelines.stock.stock_arguments import FRAMES
 from tilework.pipelines.stock.stock_pipeline import StockPipeline
 from zoo.model import ZooModel
 from zoo.registry import build
 
-_OWN = {"prompt", "negative_prompt", "height", "width", "num_frames", "num_inference_steps", "guidance_scale"}
+_OWN = {"prompt", "negative_prompt", "height", "width", "num_inference_steps", "guidance_scale", *FRAMES}
 CPU = torch.device("cpu")
 
 
@@ -35,8 +37,8 @@ def family(model: ZooModel, directory: Path) -> Family:
 def spec_of(model: ZooModel, made: Family, seed: int) -> Spec:
     """The stock call of a model as a request."""
     given, info = dict(model.inputs), made.info
-    pictures = {name: value for name, value in given.items() if isinstance(value, PIL.Image.Image)}
-    side = next(iter(pictures.values())).size if pictures else (info.default_width, info.default_height)
+    pictures = {name: found for name, value in given.items() if (found := _pictures(value))}
+    side = next(iter(pictures.values()))[0].size if pictures else (info.default_width, info.default_height)
     whole = given.get("num_inference_steps", info.default_steps)
     arguments = {name: value for name, value in given.items() if name not in _OWN and name not in pictures}
     steps = whole
@@ -48,19 +50,20 @@ def spec_of(model: ZooModel, made: Family, seed: int) -> Spec:
         negative_prompt=given.get("negative_prompt", ""),
         height=given.get("height", side[1]),
         width=given.get("width", side[0]),
-        frames=given.get("num_frames", info.default_frames),
+        frames=_frames(given, info),
         steps=steps,
         whole_steps=whole,
         guidance_scale=given.get("guidance_scale", info.default_guidance_scale),
         seed=seed,
         arguments=arguments,
-        pictures={name: (_image(value),) for name, value in pictures.items()},
+        pictures={name: tuple(map(_image, value)) for name, value in pictures.items()},
     )
 
 
 def stock_pixels(model: ZooModel, pipeline: Any, seed: int) -> np.ndarray:
     """What the stock call itself gives, as bytes."""
     more = {"output": model.output} if model.modular else {"output_type": "pil"}
+    torch.manual_seed(seed)  # Some pipelines draw from torch's own generator.
     result = pipeline(**model.inputs, **more, generator=torch.Generator().manual_seed(seed))
     return _flat(result if model.modular else result[0])
 
@@ -117,6 +120,18 @@ def moved(here: Family, there: Family, spec: Spec) -> np.ndarray:
             return pixels(there, spec, shipped(here.finish(state)))
         state = there.restore(loop.name, spec, values, shipped(here.export(state)))
         here, there = there, here
+
+
+def _pictures(value: Any) -> list[PIL.Image.Image]:
+    """The pictures that an argument is, if it is one or a list of them."""
+    values = value if isinstance(value, list) else [value]
+    return values if values and all(isinstance(one, PIL.Image.Image) for one in values) else []
+
+
+def _frames(given: Mapping[str, Any], info: ModelInfo) -> int:
+    if info.frames_of in given:
+        return len(given[info.frames_of])
+    return next((given[name] for name in FRAMES if name in given), info.default_frames)
 
 
 def _image(picture: PIL.Image.Image) -> Image:

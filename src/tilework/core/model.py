@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -53,6 +54,9 @@ Source = ModelSource | SimulatedSource
 StepRange = tuple[int, int | None]
 """Numbers of steps from the first to the second, both included; None: no limit."""
 
+TRUE_SCALE = "true_cfg_scale"
+"""The argument that guides models whose `guidance_scale` is an input, or that have none."""
+
 ArgumentValue = str | int | float | tuple[int | float, ...]
 
 
@@ -89,7 +93,8 @@ class Argument:
 
     Numbers lie between `low` and `high`. `count` is how many integers there are; None: one or more. A schedule has
     `more` values than there are steps. `choices` are the values of a choice. A number with a `strength` rule says how
-    much of the steps is made; `default` is then what the stock call takes it for if it is not given.
+    much of the steps is made. `default` is what the stock call takes a number for if it is not given; None: it has no
+    effect then. One that is `required` must be given.
     """
 
     name: str
@@ -101,27 +106,33 @@ class Argument:
     choices: tuple[str, ...] = ()
     strength: StrengthRule | None = None
     default: float | None = None
+    required: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureInput:
     """An argument of the stock pipeline's call that is a picture, or up to `most` of them.
 
-    A mask says where to draw: white is drawn anew.
+    A mask says where to draw: white is drawn anew. A clip is a list of its frames.
     """
 
     name: str
     required: bool = False
     most: int = 1
     is_mask: bool = False
+    is_clip: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """What the server and the command line need to know of a loaded model: its limits and the defaults of a request.
 
-    Sides are in pixels, multiples of `side_multiple`, at most `max_side`. `two_passes` says that a guidance scale
-    above 1 adds a second pass to each step (classifier-free guidance); otherwise guidance is an input of the model.
+    Sides are in pixels, multiples of `side_multiple`, at most `max_side`. If it does not `takes_size`, a given picture
+    decides them. `two_passes` says that a guidance scale above `guided_above` adds a second pass to each step
+    (classifier-free guidance); otherwise guidance is an input of the model. If it does not `takes_guidance`, a request
+    cannot give the scale; if it does not `takes_negative`, no negative prompt. Numbers of frames are at most
+    `max_frames`, and one more than a multiple of `frame_multiple`; a given clip under the name `frames_of`, if that is
+    not empty, decides the number.
     `max_degree` is how many devices can share one request's steps. `path` is the directory that the model was loaded
     from, or its hub id; empty if there is no model.
     `dtype` and `attention_backend` are those with which it computes; empty if there is no model. `step_ranges` are the
@@ -140,6 +151,10 @@ class ModelInfo:
     parameters: int
     library: str
     two_passes: bool = True
+    guided_above: float = 1.0
+    takes_guidance: bool = True
+    takes_negative: bool = True
+    takes_size: bool = True
     max_degree: int = 1
     path: str = ""
     dtype: str = ""
@@ -150,12 +165,28 @@ class ModelInfo:
     default_frames: int = 1
     max_frames: int = 1
     frame_multiple: int = 1
+    frames_of: str = ""
     stages: tuple[StageSpec, ...] = latent_diffusion("").specs
 
     @property
     def graph(self) -> Graph:
         """The stages of its pipeline, which is named like the model."""
         return Graph(self.name, self.stages)
+
+    def argument(self, name: str) -> Argument | None:
+        """The argument of this name; None if a request cannot give one."""
+        return next((one for one in self.arguments if one.name == name), None)
+
+    def has_true_guidance(self, negative_prompt: str, arguments: Mapping[str, ArgumentValue]) -> bool:
+        """Whether `true_cfg_scale` adds a second pass, for the negative prompt, to each step of a request.
+
+        If it is not given, the stock call has a default, and takes that if there is a negative prompt.
+        """
+        one = self.argument(TRUE_SCALE)
+        if one is None:
+            return False
+        scale = arguments.get(TRUE_SCALE, one.default if negative_prompt else None)
+        return isinstance(scale, int | float) and scale > 1
 
     def can_run(self, steps: int) -> bool:
         """Whether the sampler can run this number of steps."""

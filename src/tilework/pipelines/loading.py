@@ -107,7 +107,7 @@ def _stock(index: ModelIndex, dtype: torch.dtype, device: torch.device, place: P
         models = _transformers_models(index, dtype)
         pipeline = (load_modular if index.is_modular else _load_classic)(index, dtype, models)
         for name in _NEEDED:
-            if name in pipeline.components and pipeline.components[name] is None:
+            if name in pipeline.components and pipeline.components[name] is None and not _has_other(pipeline, name):
                 raise ModelNotFound(f"{index.path}: {index.file} names no {name}, without which nothing can be drawn")
         modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
         for name, module in modules.items():
@@ -117,6 +117,12 @@ def _stock(index: ModelIndex, dtype: torch.dtype, device: torch.device, place: P
             module.eval()
             (_copy_weights if place is None or device.type != "cpu" else place)(module)
     return pipeline
+
+
+def _has_other(pipeline: Any, name: str) -> bool:
+    """Whether another component does what an optional one would: the refiner of SDXL has its second text encoder."""
+    optional = getattr(pipeline, "_optional_components", ())
+    return name in optional and pipeline.components.get(f"{name}_2") is not None
 
 
 def _load_classic(index: ModelIndex, dtype: torch.dtype, loaded: Mapping[str, Any]) -> Any:

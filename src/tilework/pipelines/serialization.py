@@ -59,7 +59,8 @@ class SerializedState:
 
     The JSON has the `values`, where each object with one key stands for what JSON lacks ({"tuple": [1, 2]}), and the
     `tensors` that they refer to by index. A tensor has a dtype, a shape, a place ("cpu", or "device" for that of an
-    accelerator) and the index of its `buffer`, which is its own memory. Small ones are copied into the last buffer and
+    accelerator) and the index of its `buffer`, which is its own memory. If its dimensions lie there in another order,
+    that is its `order`, and the shape is that of its memory. Small ones are copied into the last buffer and
     have an `offset` there instead. `buffers` are the lengths of all.
     """
 
@@ -181,12 +182,14 @@ class _Writer:
             raise NotSerializable("a sparse or meta tensor cannot be serialized")
         if value.is_conj() or value.is_neg():
             value = value.resolve_conj().resolve_neg()
-        plain = value.detach().contiguous().cpu()
+        order = _memory_order(value)
+        plain = value.detach().permute(order).contiguous().cpu()
         # A contiguous tensor of one element may have any strides, which `view` refuses.
         flat = plain.as_strided((plain.numel(),), (1,))
         memory: Any = flat.view(torch.uint8).numpy() if plain.numel() else b""
         place = _place(value.device)
-        return {"dtype": name, "shape": list(plain.shape), "place": place, **self._memory(memory)}
+        moved = {} if order == sorted(order) else {"order": order}
+        return {"dtype": name, "shape": list(plain.shape), "place": place, **moved, **self._memory(memory)}
 
     def _array(self, value: Any) -> dict[str, Any]:
         if value.dtype.kind not in _NUMPY_KINDS:
@@ -242,6 +245,8 @@ class _Reader:
         try:
             tensor = torch.frombuffer(memory, dtype=dtype) if memory else torch.empty(0, dtype=dtype)
             tensor = tensor.reshape(shape)
+            if "order" in entry:
+                tensor = tensor.permute(_inverse(_field(entry, "order", list), len(shape)))
         except (RuntimeError, TypeError, ValueError) as error:
             raise BadState(f"a state has an impossible tensor of {dtype} and shape {shape}: {error}") from error
         if device.type != "cpu":
@@ -327,6 +332,22 @@ def _name(dtype: torch.dtype) -> str:
     if dtype not in _NAMES:
         raise NotSerializable(f"a {dtype} cannot be serialized")
     return _NAMES[dtype]
+
+
+def _memory_order(tensor: Tensor) -> list[int]:
+    """The dimensions as they lie in memory, the outermost first, if it is dense; else as they are.
+
+    Kernels are chosen by that order, and may round otherwise: it has to come back.
+    """
+    usual, strides = list(range(tensor.dim())), tensor.stride()
+    order = sorted(usual, key=lambda index: -strides[index])
+    return usual if tensor.is_contiguous() or not tensor.permute(order).is_contiguous() else order
+
+
+def _inverse(order: list[Any], num_dimensions: int) -> list[int]:
+    if any(type(index) is not int for index in order) or sorted(order) != list(range(num_dimensions)):
+        raise BadState(f"a state has {order!r} for an order of {num_dimensions} dimensions")
+    return [order.index(index) for index in range(num_dimensions)]
 
 
 def _place(device: torch.device) -> str:

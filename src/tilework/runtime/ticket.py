@@ -36,17 +36,17 @@ class Wanted:
             deadline_ns=self.deadline_ns,
             preview_every=spec.preview_every,
             exact=spec.exact,
-            guided=spec.guidance_scale > 1 or not info.two_passes,
+            guided=spec.guidance_scale > info.guided_above or not info.two_passes,
             passes=_passes(spec, info),
             **asdict(self.terms),
         )
 
 
 def _passes(spec: Spec, info: ModelInfo) -> float:
-    """See `core.request.Request`: FLUX with true guidance runs each pass twice, SD3 skips layers in a third pass."""
+    """See `core.request.Request`: true guidance runs each pass twice, SD3 skips layers in a third pass."""
     given = spec.arguments
-    if "true_cfg_scale" in given:
-        return 2.0 if float(given["true_cfg_scale"]) > 1 else 1.0  # type: ignore[arg-type]
+    if info.has_true_guidance(spec.negative_prompt, given):
+        return 2.0
     if "skip_guidance_layers" in given and info.two_passes and spec.guidance_scale > 1:
         start, stop = (
             float(given.get(f"skip_layer_guidance_{name}", default))  # type: ignore[arg-type]

@@ -156,12 +156,16 @@ def _run(family: Family, stage: str, values: Mapping[Spec, Values]) -> dict[Spec
 
 
 def _guided_spec(family: Family, shape: Shape, num_runs: int | None) -> Spec:
-    """A request with those pictures that the model does not draw without, and with a step more than are surely timed.
+    """A request with what the model does not draw without, and with a step more than are surely timed.
 
     So little is left to do before it is decoded; where more are timed, it begins anew. It has no more steps than the
     model has by default: one of few steps may refuse others.
     """
-    pictures = {one.name: (_noise(shape),) for one in family.info.pictures if one.required}
+    pictures = {
+        one.name: (_noise(shape),) * (shape.frames if one.is_clip else 1)
+        for one in family.info.pictures
+        if one.required
+    }
     least = whole_steps = min(_num_warmups(num_runs) + (num_runs or 1) + 1, family.info.default_steps)
     while (steps := _steps_of(whole_steps, family.info, bool(pictures))) < least:
         whole_steps += 1
@@ -175,6 +179,7 @@ def _guided_spec(family: Family, shape: Shape, num_runs: int | None) -> Spec:
         whole_steps=whole_steps,
         guidance_scale=max(family.info.default_guidance_scale, 2.0),
         seed=0,
+        arguments={one.name: int(one.low) for one in family.info.arguments if one.required},
         pictures=pictures,
     )
 

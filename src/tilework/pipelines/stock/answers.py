@@ -6,16 +6,19 @@ that it took. Classes do not travel. What comes back is an `Answer`, which has t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution, IdentityDistribution
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 _PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size})
+_DISTRIBUTIONS = frozenset({"gaussian", "identity"})
 
 
 class TouchedTensors(TorchFunctionMode):
@@ -77,69 +80,92 @@ class Unkept:
     def __init__(self, what: str) -> None:
         self._what = what
 
+    def clear(self) -> None:
+        """What some calls do with a cache at their end."""
+
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"{name} of {self._what}, which was not recorded: the stock call used none of it before")
 
 
-def recorded(answer: Any, touched: TouchedTensors | None = None) -> Any:
-    """An answer as named values (`serialization`), with the tensors that are `touched`; None: with all.
+def recorded(answer: Any) -> Any:
+    """An answer as named values (`serialization`), which share its tensors.
 
     An object becomes a dict with one key, its form. Whatever has none of the forms below is not kept, since it is
-    code: the cache of a language model, say.
+    code: the cache of a language model, say. Lists are copied: a stock call may put other things into them.
     """
-
-    def node(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            if touched is not None and value not in touched:
-                return {"unkept": "a tensor"}
-            # A part of a larger tensor would bring all of it.
-            return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
-        if isinstance(value, DiagonalGaussianDistribution):
-            return {"gaussian": [recorded(value.parameters), value.deterministic]}  # Used by way of its mean.
-        if type(value) in _PLAIN:
-            return value
-        if type(value) is tuple:
-            return {"tuple": [node(one) for one in value]}
-        if type(value) is list:
-            return [node(one) for one in value]
-        if type(value) is dict:
-            return {"dict": [(name, node(one)) for name, one in value.items()]}
-        if is_dataclass(value) and not isinstance(value, type):
-            return {"fields": [(one.name, node(getattr(value, one.name))) for one in fields(value)]}
-        return {"unkept": f"a {type(value).__name__}"}
-
-    return node(answer)
+    if isinstance(answer, DiagonalGaussianDistribution):
+        return {"gaussian": [answer.parameters, answer.deterministic]}
+    if isinstance(answer, IdentityDistribution):
+        return {"identity": answer.parameters}
+    if isinstance(answer, Tensor) or type(answer) in _PLAIN:
+        return answer
+    if type(answer) is tuple:
+        return {"tuple": [recorded(one) for one in answer]}
+    if type(answer) is list:
+        return [recorded(one) for one in answer]
+    if type(answer) is dict:
+        return {"dict": [(name, recorded(one)) for name, one in answer.items()]}
+    if is_dataclass(answer) and not isinstance(answer, type):
+        return {"fields": [(one.name, recorded(getattr(answer, one.name))) for one in fields(answer)]}
+    return {"unkept": f"a {type(answer).__name__}"}
 
 
-def hollow(answer: Any) -> Any:
-    """The same named values with the shapes of their tensors instead of the numbers."""
+def has_unkept(values: Any) -> bool:
+    """Whether a part of an answer has none of the forms."""
+    if isinstance(values, dict):
+        return "unkept" in values or any(map(has_unkept, values.values()))
+    return isinstance(values, list | tuple) and any(map(has_unkept, values))
 
-    def node(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return {"zeros": [list(value.shape), value.dtype, value.device]}
-        if isinstance(value, dict):
-            return {name: node(one) for name, one in value.items()}
-        if isinstance(value, list | tuple) and type(value) in (list, tuple):
-            return type(value)(node(one) for one in value)
-        return value
 
-    return node(answer)
+def has_nan(values: Any) -> bool:
+    """Whether a number in a tensor of these is NaN. Waits for the device."""
+    floats = [one for one in tree_leaves(values) if isinstance(one, Tensor) and one.is_floating_point()]
+    return any(bool(one.isnan().any()) for one in floats)
+
+
+def kept(values: Any, touched: TouchedTensors | None = None) -> Any:
+    """Named values to keep: with those tensors that are `touched` (None: with all), each in memory of its own."""
+    if isinstance(values, dict) and not _DISTRIBUTIONS.isdisjoint(values):
+        touched = None  # What it is made from is not touched again.
+    if isinstance(values, dict):
+        return {name: kept(one, touched) for name, one in values.items()}
+    if type(values) in (list, tuple):
+        return type(values)(kept(one, touched) for one in values)
+    if not isinstance(values, Tensor):
+        return values
+    if touched is not None and values not in touched:
+        return {"unkept": "a tensor"}
+    # A part of a larger tensor would bring all of it.
+    return values.clone() if values.untyped_storage().nbytes() > values.nbytes else values
+
+
+def hollow(values: Any) -> Any:
+    """Named values with the shapes of their tensors instead of the numbers."""
+    if isinstance(values, Tensor):
+        return {"hollow": [list(values.shape), values.dtype, values.device]}
+    if isinstance(values, dict):
+        return {name: hollow(one) for name, one in values.items()}
+    if type(values) in (list, tuple):
+        return type(values)(map(hollow, values))
+    return values
 
 
 def rebuilt(values: Any) -> Any:
-    """An answer from its named values; where they are hollow, with zeros."""
+    """An answer from its named values; where they are hollow, with NaN (zeros of integers), so that a use shows."""
     if isinstance(values, list):
         return [rebuilt(one) for one in values]
     if not isinstance(values, dict):
         return values
     ((form, content),) = values.items()
     match form:
-        case "zeros":
+        case "hollow":
             shape, dtype, device = content
-            return torch.zeros(shape, dtype=dtype, device=device)
+            return torch.full(shape, math.nan if dtype.is_floating_point else 0, dtype=dtype, device=device)
         case "gaussian":
             parameters, deterministic = content
             return DiagonalGaussianDistribution(rebuilt(parameters), deterministic)
+        case "identity":
+            return IdentityDistribution(rebuilt(content))
         case "tuple":
             return tuple(rebuilt(one) for one in content)
         case "dict":

@@ -44,11 +44,23 @@ class ComponentCall:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether it is told of a cache, or given an object of diffusers, in which it may keep something for later."""
+        of_cache = any("cache" in name and value is not None for name, value in self.kwargs.items())
+        return of_cache or any(map(is_object, (*self.args, *self.kwargs.values())))
+
     def run(self) -> Any:
         return self.stock(*self.args, **self.kwargs)
 
     def __str__(self) -> str:
         return f"{self.component}.{self.method}"
+
+
+def is_object(value: Any) -> bool:
+    """Whether it is of a class of diffusers and no module: a cache, or the moving average of a guider."""
+    of_diffusers = type(value).__module__.startswith("diffusers.") and hasattr(value, "__dict__")
+    return of_diffusers and not isinstance(value, nn.Module)
 
 
 def watch_components(pipeline: Any) -> None:
@@ -86,6 +98,11 @@ def is_denoiser(component: Any) -> bool:
     if not isinstance(component, ModelMixin) or hasattr(component, "decode"):
         return False
     return not TIMES.isdisjoint(inspect.signature(component.forward).parameters)
+
+
+def config_of(part: Any) -> Mapping[str, Any]:
+    """The configuration of a model; empty if it has none, as several control networks together."""
+    return getattr(part, "config", None) or {}
 
 
 def denoisers_of(pipeline: Any) -> dict[str, Any]:

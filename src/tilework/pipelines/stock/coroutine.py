@@ -11,14 +11,15 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
 from diffusers.guiders.guider_utils import BaseGuidance
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from greenlet import getcurrent, greenlet
+from torch import Tensor
 
 from tilework.pipelines.stock.component_calls import ComponentCall, Role
 
@@ -26,15 +27,19 @@ from tilework.pipelines.stock.component_calls import ComponentCall, Role
 class StockCall(greenlet):  # type: ignore[misc]
     """One call of `pipeline`, which runs when it is resumed. It shares the modules; `own` are what it changes itself.
 
-    `own` has a sampler or guider under each name that the pipeline has one under, and each copy that the call makes of
-    a sampler for itself, such as that for sound, from its first step on. A stochastic sampler that the stock
-    pipeline gives no generator draws from that of the request: there the stock picture depends on what else the
-    process drew, here on the seed alone.
+    `own` has a sampler or guider under each name that the pipeline has one under. A sampler that the call copies, for
+    sound or for a single frame, is there as well once it has made a step: they are counted in the order of their first
+    steps, which is the same in each call of a request.
+
+    A stochastic sampler that the stock pipeline gives no generator draws from that of the request. What the call draws
+    from torch's own generator is what it draws after `torch.manual_seed` with the request's seed. In both cases the
+    stock picture depends on what else the process drew, here on the seed alone.
     """
 
     def __init__(self, pipeline: Any, arguments: Mapping[str, Any]) -> None:
         self._hub = getcurrent()
         self._generator = arguments.get("generator")
+        self._torch_states = _seeded(pipeline.device, self._generator)
         mine = copy.copy(pipeline)
         self.own = {
             name: copy.deepcopy(part)
@@ -43,7 +48,8 @@ class StockCall(greenlet):  # type: ignore[misc]
         }
         for name, part in self.own.items():
             if isinstance(part, SchedulerMixin):
-                part.__class__ = _watched(part.__class__)
+                kind: Any = type(part)
+                _watch(kind)
             # As attributes are set past `__setattr__`, which would write them into the shared configuration.
             vars(mine)[name] = part
         self.result: Any = None
@@ -55,12 +61,34 @@ class StockCall(greenlet):  # type: ignore[misc]
         The first answer begins it, and is ignored. `watching` is entered while it runs.
         """
         self._hub = getcurrent()
-        with torch.no_grad(), watching or nullcontext():
+        with torch.no_grad(), self.randomness(), watching or nullcontext():
             paused = self.switch() if self.gr_frame is None and not self.dead else self.switch(answer)
         if self.dead:
             self.result = paused
             return None
         return cast(ComponentCall, paused)
+
+    @contextmanager
+    def randomness(self) -> Iterator[None]:
+        """While entered, torch's own generators are those of the request."""
+        outside = [(one, one.get_state()) for one in self._torch_states]
+        for one, state in self._torch_states.items():
+            one.set_state(state)
+        try:
+            yield
+        finally:
+            for one, state in outside:
+                self._torch_states[one] = one.get_state()
+                one.set_state(state)
+
+    @property
+    def torch_states(self) -> list[Tensor]:
+        """The states that torch's own generators have for the request, the CPU's first."""
+        return list(self._torch_states.values())
+
+    @torch_states.setter
+    def torch_states(self, states: list[Tensor]) -> None:
+        self._torch_states = dict(zip(self._torch_states, (state.cpu() for state in states), strict=True))
 
     def pause(self, call: ComponentCall) -> Any:
         """Called inside: give a call away, and return its answer."""
@@ -77,20 +105,31 @@ class StockCall(greenlet):  # type: ignore[misc]
         return ComponentCall(sampler, name, "step", Role.SAMPLER, functools.partial(stock, sampler), args, kwargs)
 
 
+def _seeded(device: torch.device, generator: torch.Generator | None) -> dict[torch.Generator, Tensor]:
+    """Torch's own generators with the states that they have after `torch.manual_seed` with a generator's seed."""
+    ours = [torch.default_generator]
+    if device.type == "cuda":
+        ours.append(torch.cuda.default_generators[device.index or 0])
+    seed = 0 if generator is None else generator.initial_seed()
+    return {one: torch.Generator(one.device).manual_seed(seed).get_state() for one in ours}
+
+
 @functools.cache
-def _watched(kind: Any) -> Any:
-    """A subclass of a sampler's class whose steps pause the coroutine that makes them. Its name is the same."""
+def _watch(kind: Any) -> None:
+    """Let the steps of a sampler's class pause the coroutine that makes them. Outside of one nothing changes.
+
+    Rejected: a subclass, since pipelines ask for the very type of their sampler (Bria).
+    """
     stock = kind.step
 
     @functools.wraps(stock)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         here = getcurrent()
-        assert isinstance(here, StockCall), "a request's own sampler steps outside of its coroutine"
+        if not isinstance(here, StockCall):
+            return stock(self, *args, **kwargs)
         return here.pause(here.step_call(self, stock, args, kwargs))
 
-    return type(
-        kind.__name__, (kind,), {"step": step, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    )
+    kind.step = step
 
 
 def _lacks_generator(kind: type, num_args: int, kwargs: Mapping[str, Any]) -> bool:

@@ -25,8 +25,8 @@ _VIEWS = frozenset({Tensor.__getitem__, *(getattr(Tensor, name).__get__ for name
 class GuidanceHalves(TorchFunctionMode):
     """Answers the calls of one iteration (`Walk.iterate`); is entered while the stock code runs between them.
 
-    `expected(component)` is what a denoiser answered in an earlier iteration, call by call, with zeros. All ranks of
-    the group make the same choices, since they run the same code.
+    `expected(component)` is what a denoiser answered in an earlier iteration, call by call, but for the numbers. All
+    ranks of the group make the same choices, since they run the same code.
     """
 
     def __init__(self, parallel: Parallel, expected: Callable[[str], list[Any]]) -> None:

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from diffusers import AutoencoderKL
+from diffusers import AutoencoderKL, DiffusionPipeline
+from diffusers.guiders.guider_utils import BaseGuidance
 from diffusers.modular_pipelines import ModularPipeline
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import nn
 
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import StageSpec
-from tilework.core.model import Argument, ModelInfo, StrengthRule
+from tilework.core.model import TRUE_SCALE, Argument, ModelInfo, StrengthRule
 from tilework.pipelines.arguments import generator_device, offered
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
-from tilework.pipelines.stock.component_calls import denoisers_of
-from tilework.pipelines.stock.modular import steps_left, takes_odd_sides
+from tilework.pipelines.stock.component_calls import config_of, denoisers_of
+from tilework.pipelines.stock.limits import Limits
+from tilework.pipelines.stock.modular import steps_left
 from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
 
-_SIDE, _STEPS = 1024, 50
+_STEPS = 50
 STRENGTH = "strength"
-_MOST_FRAMES = 4  # Times the default.
-_SPATIAL = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio", "vae_spatial_scale_factor")
-_TEMPORAL = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio", "vae_temporal_scale_factor")
+_ABOVE_ALL = 100.0  # A guidance scale.
 
 
 def describe(
@@ -39,20 +39,23 @@ def describe(
     max_degree: int,
     batchable: bool,
 ) -> ModelInfo:
-    """The limits and defaults of a model. `max_degree` is how many devices can share a denoiser's sequence.
+    """The limits and defaults of a model, whose components are watched (`component_calls`).
+
+    `max_degree` is how many devices can share a denoiser's sequence.
 
     `batchable`: whether requests of one shape can share its passes.
 
     Raises:
         InvalidDefaults: see `defaults.resolve`.
+        UnsupportedModel: see `limits.Limits`.
     """
-    multiple = _side_multiple(pipeline)
-    defaults = resolve(_defaults(pipeline, arguments, name), overrides, multiple)
-    frames = arguments.default("num_frames", 1)
+    limits = Limits(pipeline, arguments)
+    defaults = resolve(_defaults(pipeline, arguments, name, limits), overrides, limits.side_multiple)
+    takes_guidance = arguments.takes_scale or (arguments.is_modular and _guider(pipeline) is not None)
     return ModelInfo(
         name=defaults.name,
         family=type(pipeline).__name__,
-        side_multiple=multiple,
+        side_multiple=limits.side_multiple,
         max_side=defaults.max_side,
         default_height=defaults.height,
         default_width=defaults.width,
@@ -60,16 +63,22 @@ def describe(
         default_guidance_scale=float(defaults.guidance_scale),
         parameters=_num_parameters(pipeline),
         library=library,
-        two_passes="negative_prompt" in arguments and arguments.takes_scale,
+        two_passes=_has_second_pass(pipeline, arguments, _ABOVE_ALL),
+        guided_above=0.0 if _has_second_pass(pipeline, arguments, 0.5) else 1.0,
+        takes_guidance=takes_guidance,
+        takes_negative="negative_prompt" in arguments,
+        takes_size="height" in arguments,
         max_degree=max_degree,
+        step_ranges=limits.step_ranges(),
         arguments=(
             generator_device(pipeline.device.type),
-            *_offered(pipeline, arguments),
+            *_offered(pipeline, arguments, limits.needed),
         ),
-        pictures=arguments.pictures(),
-        default_frames=frames,
-        max_frames=frames * _MOST_FRAMES if frames > 1 else 1,
-        frame_multiple=_first(pipeline, _TEMPORAL, 1) if frames > 1 else 1,
+        pictures=limits.pictures(),
+        default_frames=limits.frames,
+        max_frames=limits.max_frames,
+        frame_multiple=limits.frame_multiple,
+        frames_of=limits.frames_of,
         stages=_stages(pipeline, max_degree, batchable),
     )
 
@@ -85,6 +94,8 @@ def check_pipeline(pipeline: Any, arguments: StockArguments) -> None:
         raise UnsupportedModel(f"{name} has no denoiser that is a component, so it cannot be served step by step")
     if not any(isinstance(part, SchedulerMixin) for part in pipeline.components.values()):
         raise UnsupportedModel(f"{name} has no sampler that is a component, so it cannot be served step by step")
+    if any(isinstance(part, DiffusionPipeline) for part in vars(pipeline).values()):
+        raise UnsupportedModel(f"{name} runs several pipelines, one after the other; serve the last of them")
     if "generator" not in arguments:
         raise UnsupportedModel(f"{name} takes no generator, so no seed decides its pictures")
     if "num_inference_steps" not in arguments:
@@ -96,14 +107,16 @@ def check_pipeline(pipeline: Any, arguments: StockArguments) -> None:
 def num_heads(denoiser: Any) -> int:
     """The attention heads of a denoiser: a group that shares its sequence has at most as many devices."""
     names = ("num_attention_heads", "n_heads")
-    return next((value for name in names if isinstance(value := denoiser.config.get(name), int)), 1)
+    return next((value for name in names if isinstance(value := config_of(denoiser).get(name), int)), 1)
 
 
-def _offered(pipeline: Any, arguments: StockArguments) -> Iterator[Argument]:
+def _offered(pipeline: Any, arguments: StockArguments, needed: Collection[str]) -> Iterator[Argument]:
     """What the call takes of `arguments.ARGUMENTS`; a strength only if it is known how many steps that leaves."""
     for one in offered(pipeline, dict.fromkeys(arguments.names), lambda _name, _values: None):
-        if one.name != STRENGTH:
-            yield one
+        if one.name == TRUE_SCALE:
+            yield replace(one, default=arguments.default(TRUE_SCALE))
+        elif one.name != STRENGTH:
+            yield replace(one, required=one.name in needed)
         elif (rule := strength_rule(pipeline)) is not None:
             yield replace(one, strength=rule, default=arguments.default(STRENGTH, 1.0))
 
@@ -117,7 +130,7 @@ def strength_rule(pipeline: Any) -> StrengthRule | None:
     found: list[int] = []
     for steps, strength in (cases := [(steps, strength) for steps in (7, 10) for strength in (0.33, 0.5, 0.77, 1.0)]):
         try:
-            sampler.set_timesteps(steps, **{"mu": 1.0} if sampler.config.get("use_dynamic_shifting") else {})
+            sampler.set_timesteps(steps, **_schedule_options(sampler))
             found.append(left(tried, steps, strength))
         except Exception:  # Pipelines raise what comes.
             return None
@@ -134,8 +147,16 @@ def _steps_left(pipeline: Any, steps: int, strength: float) -> int:
         "timesteps": pipeline.scheduler.timesteps,
     }
     names = inspect.signature(pipeline.get_timesteps).parameters if hasattr(pipeline, "get_timesteps") else ()
-    left, *_ = pipeline.get_timesteps(**{name: given[name] for name in names if name in given})
-    return len(left) // int(pipeline.scheduler.order)
+    left, *counted = pipeline.get_timesteps(**{name: given[name] for name in names if name in given})
+    # Some samplers have timesteps that are no steps.
+    return int(counted[0]) if counted else len(left) // int(pipeline.scheduler.order)
+
+
+def _schedule_options(sampler: Any) -> dict[str, float | None]:
+    """What `set_timesteps` needs to make any number of steps."""
+    options: dict[str, float | None] = {"mu": 1.0} if sampler.config.get("use_dynamic_shifting") else {}
+    between = "intermediate_timesteps"  # Of SCM, whose default is for two steps.
+    return options | ({between: None} if between in inspect.signature(sampler.set_timesteps).parameters else {})
 
 
 def _stages(pipeline: Any, max_degree: int, batchable: bool) -> tuple[StageSpec, ...]:
@@ -147,47 +168,38 @@ def _stages(pipeline: Any, max_degree: int, batchable: bool) -> tuple[StageSpec,
     )
 
 
-def _defaults(pipeline: Any, arguments: StockArguments, name: str) -> Defaults:
-    height, width = (arguments.default(side) or _side(pipeline) for side in ("height", "width"))
-    guider = getattr(pipeline, "guider", None)
-    scale = arguments.default(GUIDANCE, getattr(guider, GUIDANCE, 1.0))
+def _defaults(pipeline: Any, arguments: StockArguments, name: str, limits: Limits) -> Defaults:
+    scale = arguments.default(GUIDANCE, getattr(_guider(pipeline), GUIDANCE, 1.0))
     return Defaults(
         name=name,
         steps=arguments.default("num_inference_steps", _STEPS),
         guidance_scale=scale if isinstance(scale, int | float) else 1.0,
-        height=height,
-        width=width,
-        max_side=2 * max(height, width),
+        height=limits.height,
+        width=limits.width,
+        max_side=limits.max_side,
         max_sequence_length=0,
     )
 
 
-def _side(pipeline: Any) -> int:
-    """The default side: the pipeline's, in latents, or that of its denoiser's configuration."""
-    sizes = [getattr(pipeline, "default_sample_size", None)]
-    sizes += [getattr(part.config, "sample_size", None) for part in denoisers_of(pipeline).values()]
-    size = next((size for size in sizes if isinstance(size, int) and size > 1), None)
-    return _SIDE if size is None else size * _first(pipeline, _SPATIAL, 8)
+def _guider(pipeline: Any) -> Any:
+    return getattr(pipeline, "guider", None)
 
 
-def _side_multiple(pipeline: Any) -> int:
-    """Pixels per token: those of a latent, times the latents that become one token."""
-    latent = _first(pipeline, _SPATIAL, 8)
-    patches = [_patch(part.config) for part in denoisers_of(pipeline).values()]
-    packs = 2 if hasattr(pipeline, "_pack_latents") and latent < 32 else 1
-    multiple = latent * max([packs, *patches])
-    return multiple if takes_odd_sides(pipeline, multiple) else 2 * multiple
-
-
-def _patch(config: Any) -> int:
-    size = config.get("patch_size", config.get("all_patch_size", 1))
-    while isinstance(size, list | tuple):
-        size = size[-1]
-    return size if isinstance(size, int) else 1
-
-
-def _first(pipeline: Any, names: tuple[str, ...], otherwise: int) -> int:
-    return next((value for name in names if isinstance(value := getattr(pipeline, name, None), int)), otherwise)
+def _has_second_pass(pipeline: Any, arguments: StockArguments, scale: float) -> bool:
+    """Whether a guidance scale adds a pass, for the negative prompt or an empty one: what the pipeline says of it."""
+    if TRUE_SCALE in arguments:
+        return False
+    if isinstance(guider := _guider(pipeline), BaseGuidance):
+        return bool(guider._enabled) and scale > 1
+    if not arguments.takes_scale:
+        return False
+    tried = copy.copy(pipeline)
+    # Pipelines for clips with sound have two scales.
+    vars(tried).update(_guidance_scale=scale, _audio_guidance_scale=scale, _image_guidance_scale=scale)
+    try:
+        return bool(tried.do_classifier_free_guidance)
+    except Exception:  # There is no such property, or it reads what a call sets.
+        return scale > 1 and "negative_prompt" in arguments
 
 
 def _num_parameters(pipeline: Any) -> int:

@@ -147,7 +147,7 @@ class Asked:
 def asked(call: ComponentCall) -> Asked:
     """A call with its arguments told apart."""
     kind: Any = type(call.owner)
-    names = ROWS.get(kind.__name__, frozenset())
+    names = frozenset() if call.keeps_state else ROWS.get(kind.__name__, frozenset())
     bound = _signature(kind).bind(call.owner, *call.args, **call.kwargs).arguments
     given = {name: value for name, value in list(bound.items())[1:] if value is not None}
     return Asked(

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from diffusers.modular_pipelines import ModularPipeline
 from PIL import Image as Pillow
 
-from tilework.core.model import PictureInput
-from tilework.core.wire import Image, Spec
+from tilework.core.model import TRUE_SCALE, PictureInput
+from tilework.core.wire import Spec
 from tilework.pipelines.arguments import ARGUMENTS, GENERATOR_DEVICE
 from tilework.pipelines.stock.modular import input_defaults
 
 REQUIRED = inspect.Parameter.empty
 GUIDANCE = "guidance_scale"
-_PICTURES = {
-    "image": 1,
-    "mask_image": 1,
-    "control_image": 1,
-    "image_reference": 4,
-    "reference_images": 4,
-}
+FRAMES = ("num_frames", "frames", "video_length")
+"""Names for the number of frames of a clip; a call has one of them at most."""
+_PICTURES = (
+    PictureInput(name="image"),
+    PictureInput(name="mask_image", is_mask=True),
+    PictureInput(name="control_image"),
+    PictureInput(name="control_mask", is_mask=True),
+    PictureInput(name="image_reference", most=4),
+    PictureInput(name="reference_images", most=4),
+    PictureInput(name="video", is_clip=True),
+    PictureInput(name="control_video", is_clip=True),
+    PictureInput(name="conditioning_frames", is_clip=True),
+)
 """Arguments that are pictures, and how many of them are taken at most where a list is."""
 _SEVERAL = frozenset({"Flux2Pipeline", "Flux2KleinPipeline", "QwenImageEditPlusPipeline", "OmniGenPipeline"})
-_MASKS = frozenset({"mask_image"})
 
 
 class StockArguments:
@@ -36,6 +42,7 @@ class StockArguments:
         self.is_modular = isinstance(pipeline, ModularPipeline)
         self.defaults: dict[str, Any] = dict(_modular(pipeline) if self.is_modular else _classic(pipeline))
         self._class_name = type(pipeline).__name__
+        self._tensors = frozenset() if self.is_modular else _tensors(pipeline)
 
     def __contains__(self, name: str) -> bool:
         return name in self.defaults
@@ -55,55 +62,77 @@ class StockArguments:
         """The arguments of `pipelines.arguments.ARGUMENTS` that it has."""
         return [name for name in ARGUMENTS if name in self.defaults]
 
-    def pictures(self) -> tuple[PictureInput, ...]:
-        """The arguments that are pictures."""
-        most = 4 if self._class_name in _SEVERAL else 1
+    @property
+    def frames(self) -> str | None:
+        """Which of FRAMES it has."""
+        return next((name for name in FRAMES if name in self.defaults), None)
+
+    def pictures(self, most_frames: int = 1) -> tuple[PictureInput, ...]:
+        """The arguments that are pictures; a clip has `most_frames` at most.
+
+        Those are required that have no default, or that the class must have by its name.
+        """
         return tuple(
-            PictureInput(
-                name=name,
-                required=self.defaults[name] is REQUIRED or self._needs(name),
-                most=max(usual, most) if name == "image" else usual,
-                is_mask=name in _MASKS,
-            )
-            for name, usual in _PICTURES.items()
-            if name in self.defaults
+            replace(one, required=self._needs(one), most=self._most(one, most_frames))
+            for one in _PICTURES
+            if one.name in self.defaults and not (one.is_clip and one.name in self._tensors)
         )
 
-    def _needs(self, name: str) -> bool:
+    def _most(self, one: PictureInput, most_frames: int) -> int:
+        if one.is_clip:
+            return most_frames
+        return 4 if one.name == "image" and self._class_name in _SEVERAL else one.most
+
+    def _needs(self, one: PictureInput) -> bool:
         """Stock calls give pictures the default None even where there is no way without: their names tell."""
-        if self.is_modular:
+        if self.defaults[one.name] is REQUIRED:
+            return True
+        if self.is_modular or one.most > 1:
             return False
-        kinds = ("Img2Img", "Inpaint", "Edit", "ImageToVideo", "InstructPix2Pix", "Fill", "Control")
+        kinds = ("Img2Img", "Inpaint", "Edit", "ImageToVideo", "VideoToVideo", "InstructPix2Pix", "Fill", "Control")
         return any(kind in self._class_name for kind in kinds)
 
+    def of_area(self, pixels: int) -> dict[str, int]:
+        """What keeps the size that is given: Kontext would change it to one of about its own area."""
+        return {"max_area": pixels} if "max_area" in self.defaults else {}
+
     def of(self, spec: Spec, generator: torch.Generator) -> dict[str, Any]:
-        """The arguments of the stock call for a request. An empty negative prompt is as none."""
+        """The arguments of the stock call for a request.
+
+        An empty negative prompt is as none, unless there is a `true_cfg_scale` for it.
+        """
+        negative = "" if spec.arguments.get(TRUE_SCALE, 1.0) != 1.0 else None
         given: dict[str, Any] = {
             "prompt": spec.prompt,
-            "negative_prompt": spec.negative_prompt or None,
+            "negative_prompt": spec.negative_prompt or negative,
             "height": spec.height,
             "width": spec.width,
-            "num_frames": spec.frames,
+            self.frames or "": spec.frames,
             "num_inference_steps": spec.whole_steps or spec.steps,
             GUIDANCE: spec.guidance_scale if self.takes_scale else None,
             "output_type": "pil",
         }
         kept = {name: value for name, value in given.items() if name in self.defaults and value is not None}
         kept |= {name: value for name, value in spec.arguments.items() if name != GENERATOR_DEVICE}
-        kept |= {name: self._pictures(pictures) for name, pictures in spec.pictures.items()}
-        if "max_area" in self.defaults:  # Kontext would change the size to one of about this area.
-            kept["max_area"] = spec.height * spec.width
+        clips = {one.name for one in _PICTURES if one.is_clip}
+        for name, pictures in spec.pictures.items():
+            opened = [Pillow.frombytes("RGB", (one.width, one.height), one.pixels) for one in pictures]
+            kept[name] = opened if name in clips or len(opened) > 1 else opened[0]
+        kept |= self.of_area(spec.height * spec.width)
         kept["generator"] = generator
         return kept
-
-    def _pictures(self, pictures: tuple[Image, ...]) -> Any:
-        opened = [Pillow.frombytes("RGB", (one.width, one.height), one.pixels) for one in pictures]
-        return opened[0] if len(opened) == 1 else opened
 
 
 def _classic(pipeline: Any) -> Mapping[str, Any]:
     parameters = inspect.signature(type(pipeline).__call__).parameters
     return {name: one.default for name, one in parameters.items() if name != "self"}
+
+
+def _tensors(pipeline: Any) -> frozenset[str]:
+    """The arguments that are a tensor and no list, as their annotations say."""
+    parameters = inspect.signature(type(pipeline).__call__).parameters
+    annotations = {name: str(one.annotation) for name, one in parameters.items()}
+    return frozenset(name for name, text in annotations.items() if "Tensor" in text and "list" not in text)
 
 
 def _modular(pipeline: Any) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ stages are cut where that code calls the denoiser first, and where it calls some
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -82,11 +83,11 @@ class StockPipeline:
         shared = [share(denoiser, self._parallel) for denoiser in self._denoisers.values()]
         max_degree = min(map(num_heads, self._denoisers.values())) if all(shared) else 1
         self._can_share = can_share(pipeline, self._denoisers.values())
+        watch_components(pipeline)
         self._info = describe(pipeline, self._arguments, name, overrides, library, max_degree, self._can_share)
         self._graph = self._info.graph
         self._device: torch.device = pipeline.device
         self._text_encoders = {name for name, part in pipeline.components.items() if isinstance(part, PreTrainedModel)}
-        watch_components(pipeline)
 
     @property
     def info(self) -> ModelInfo:
@@ -139,8 +140,8 @@ class StockPipeline:
                 )
 
     def _iterate(self, walk: Walk) -> None:
-        if self._parallel.degree % 2:
-            walk.iterate(ComponentCall.run)
+        if self._parallel.degree % 2 or (walk.pending is not None and walk.pending.keeps_state):
+            walk.iterate(self._ask)
             return
         halves = GuidanceHalves(self._parallel, walk.expected)
         try:
@@ -164,8 +165,14 @@ class StockPipeline:
         if not isinstance(walk, Walk) or walk.is_torn or walk.num_iterations > mark.num_iterations:
             walk = self._begin(spec)
             walk.encode_again(values[self._written(0)][ENCODED])
-        walk.replay(mark)
+        with self._parallel.suspended():  # Others may go on where they are.
+            walk.replay(mark, ComponentCall.run)
         return self._state(stage, spec, walk)
+
+    def _ask(self, call: ComponentCall) -> Any:
+        """Answer a call. No group can share one that keeps a cache: each of its devices has the whole."""
+        with self._parallel.suspended() if call.keeps_state else nullcontext():
+            return call.run()
 
     def _finish(self, spec: Spec, values: Values, sliced: bool) -> Values:
         latents, walk = dict(values[self._written(1)]), values.get(LIVE)

@@ -1,19 +1,22 @@
 """A request on its way through the stock call: encoding, iterations of the loop, the rest; also where it was before.
 
 The stock call cannot be moved, since it is a stack of frames. So another process *replays* it: it starts the same call,
-gives the answers that were recorded while it encoded, answers the denoiser with zeros of the right shape, and the
-sampler with zeros up to the last step that was made, which gets the true answer. From there on it is the same call: all
-that an iteration hands to the next one goes through the sampler, the generator or the guider. That costs the code
-between the calls, and no call of a model.
+gives the answers that were recorded while it encoded, answers the denoiser with NaN of the right shape, and the sampler
+with NaN up to the last step that was made, which gets the true answer. From there on it is the same call: all that an
+iteration hands to the next one goes through the sampler, the generator or the guider. That costs the code between the
+calls, and no call of a model, unless the first iteration fills a cache for the others: that one is made again.
+
+Should an iteration hand on something else, its request ends with NaN. That is an error here, and no wrong picture.
 
 tests/pipelines/test_stock.py holds every class of `tests/zoo` to that, bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import torch
@@ -21,14 +24,17 @@ from torch import Tensor
 
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.sampler import memory_of
-from tilework.pipelines.stock.answers import TouchedTensors, hollow, rebuilt, recorded
-from tilework.pipelines.stock.component_calls import ComponentCall, Role
+from tilework.pipelines.stock.answers import TouchedTensors, has_nan, has_unkept, hollow, kept, rebuilt, recorded
+from tilework.pipelines.stock.component_calls import ComponentCall, Role, is_object
 from tilework.pipelines.stock.coroutine import StockCall
 
+_LOST = "the pipeline keeps more between its steps than a request that moves can take along"
+_TORCH = ""
+_WITHIN = "/"  # In paths.
 Ask = Callable[[ComponentCall], Any]
 """Answers a call."""
 Encoded = tuple[str, Any]
-"""A component, and what it answered, as named values."""
+"""A component, and what it answered, as named values; before it _TORCH and torch's generators, if it drew from them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +45,18 @@ class Mark:
         num_iterations: how many were made.
         denoisers: hollow answers of each denoiser in an iteration that asked it most often, by component.
         samplers: the answers of the samplers in the last iteration.
-        own: the memory of the request's samplers and guiders, by component.
-        generator: the state of its generator.
+        own: the memory of the request's samplers and guiders, and of the objects that they keep, by path.
+        generators: the states of its generator at the last sampler's step of the last two iterations, or of the one.
+            The code between the calls may draw, too, and put it where the sampler does not change it.
+        fills_cache: whether the first iteration fills a cache for the others. A replay makes it again.
     """
 
     num_iterations: int
     denoisers: Mapping[str, Any]
     samplers: list[Any]
     own: Mapping[str, Mapping[str, Any]]
-    generator: Tensor
+    generators: list[Tensor]
+    fills_cache: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -66,7 +75,9 @@ class Walk:
     is_torn: bool = False
     _denoisers: dict[str, list[Any]] = field(default_factory=dict)
     _samplers: list[Any] = field(default_factory=list)
-    _generator_state: Tensor | None = None
+    _generators: list[Tensor] = field(default_factory=list)
+    _fills_cache: bool = False
+    _is_replayed: bool = False
 
     @property
     def is_in_loop(self) -> bool:
@@ -76,14 +87,22 @@ class Walk:
     def encode(self) -> None:
         """Run up to the loop, and record what components answer."""
         touched = TouchedTensors()
-        answers: list[tuple[str, Any]] = []
+        answers: list[Encoded] = []
+        drawn: dict[int, list[Tensor]] = {}
         self._resume(None, touched)
         while self.pending is not None and not self.is_in_loop:
-            answers.append((self.pending.component, self.pending.run()))
-            self._resume(answers[-1][1], touched)
+            before = self.call.torch_states
+            with self.call.randomness():  # A language model may draw its words.
+                answer = self.pending.run()
+            if not all(map(torch.equal, before, self.call.torch_states)):
+                drawn[len(answers)] = self.call.torch_states
+            answers.append((self.pending.component, recorded(answer)))
+            self._resume(answer, touched)
         if self.pending is not None:
             touched.note((self.pending.args, dict(self.pending.kwargs)))
-        self.encoded = [(component, recorded(answer, touched)) for component, answer in answers]
+        for index, (component, answer) in enumerate(answers):
+            self.encoded += [(_TORCH, drawn[index])] if index in drawn else []
+            self.encoded.append((component, kept(answer, touched)))
 
     def encoded_hollow(self, components: Collection[str]) -> list[Encoded]:
         """What was encoded, with the shapes alone of what these components answered."""
@@ -93,11 +112,14 @@ class Walk:
         """Run up to the loop with answers that were recorded, or are hollow."""
         self.encoded = encoded
         self._resume(None)
-        for _, answer in encoded:
-            self._resume(rebuilt(answer))
+        for component, answer in encoded:
+            if component == _TORCH:
+                self.call.torch_states = answer
+            else:
+                self._resume(rebuilt(answer))
 
     def expected(self, component: str) -> list[Any]:
-        """What a denoiser answers in an iteration, call by call, with zeros; empty before the first iteration."""
+        """What a denoiser answers in an iteration, call by call, without the numbers; empty before the first one."""
         return [rebuilt(answer) for answer in self._denoisers.get(component, ())]
 
     def iterate(self, ask: Ask, watching: AbstractContextManager[Any] | None = None) -> None:
@@ -114,40 +136,56 @@ class Walk:
             if call.role is Role.SAMPLER:
                 self.is_torn = True  # Until the iteration is over.
                 answer = ask(call)
-                samplers.append(recorded(answer))
-                self._generator_state = self.generator.get_state()
+                samplers.append(kept(recorded(answer)))
+                drawn = self.generator.get_state()
             else:
                 answer = ask(call)
-                denoisers.setdefault(call.component, []).append(hollow(recorded(answer)))
+                values = recorded(answer)
+                self._fills_cache |= call.keeps_state or has_unkept(values)
+                denoisers.setdefault(call.component, []).append(hollow(values))
             self._resume(answer, watching)
         self._require(samplers)
         for component, answers in denoisers.items():  # Some are asked more often in some iterations.
             if len(answers) > len(self._denoisers.get(component, ())):
                 self._denoisers[component] = answers
-        self._end_iteration(samplers)
+        self._end_iteration(samplers, [*self._generators[-1:], drawn])
 
     def mark(self) -> Mark:
-        """Where it is now. All of it is the walk's own until the next iteration."""
-        assert self._generator_state is not None, "no iteration was made"
+        """Where it is now. All of it is the walk's own until the next iteration.
+
+        Raises:
+            UnsupportedModel: it was replayed, and that was not enough.
+        """
+        assert self._generators, "no iteration was made"
+        if self._is_replayed and has_nan(self._samplers):
+            raise UnsupportedModel(_LOST)
         return Mark(
             num_iterations=self.num_iterations,
             denoisers=dict(self._denoisers),
             samplers=self._samplers,
-            own={name: memory_of(part) for name, part in self.call.own.items()},
-            generator=self._generator_state,
+            own=dict(_memories(self.call.own)),
+            generators=self._generators,
+            fills_cache=self._fills_cache,
         )
 
-    def replay(self, mark: Mark) -> None:
-        """Go on to where another walk of the same request was. This one must not be further."""
+    def replay(self, mark: Mark, ask: Ask | None = None) -> None:
+        """Go on to where another walk of the same request was. This one must not be further.
+
+        `ask` answers the denoisers in the first iteration if that fills a cache; None: no denoiser is called any more.
+        """
         assert self.num_iterations <= mark.num_iterations
-        self._denoisers = dict(mark.denoisers)
-        while self.num_iterations < mark.num_iterations:
-            is_last = self.num_iterations + 1 == mark.num_iterations
-            self._replay_iteration(mark, mark.samplers if is_last else hollow(mark.samplers))
-            if is_last:  # The code behind the sampler may have written into it what was there already.
+        self._denoisers, self._fills_cache = dict(mark.denoisers), mark.fills_cache
+        if mark.fills_cache and ask is not None and self.num_iterations == 0:
+            self.iterate(ask)
+        while (ahead := mark.num_iterations - self.num_iterations) > 0:
+            samplers = mark.samplers if ahead == 1 else hollow(mark.samplers)
+            self._replay_iteration(mark, samplers, mark.generators[-ahead:][:1] if ahead <= 2 else [])
+            self._is_replayed = True
+            if ahead == 1:  # What the code behind the sampler writes into it was there already, and may be there twice.
                 self._put(mark.own)
 
-    def _replay_iteration(self, mark: Mark, samplers: list[Any]) -> None:
+    def _replay_iteration(self, mark: Mark, samplers: list[Any], drawn: list[Tensor]) -> None:
+        """`drawn` is the state of the generator behind it, if that is known and not what it is anyway."""
         counts = dict.fromkeys(mark.denoisers, 0)
         num_sampled = 0
         while (call := self.pending) is not None:
@@ -156,27 +194,33 @@ class Walk:
             if call.role is Role.DENOISER:
                 index, counts[call.component] = counts[call.component], counts[call.component] + 1
                 answer = mark.denoisers[call.component][index]
+            elif num_sampled == len(samplers):
+                raise UnsupportedModel(_LOST)
             else:
                 answer = samplers[num_sampled]
                 num_sampled += 1
                 if num_sampled == len(samplers):
                     self._put(mark.own)
-                    self.generator.set_state(mark.generator.cpu())
+                    for state in drawn:
+                        self.generator.set_state(state.cpu())
             self._resume(rebuilt(answer))
         self._require(samplers[:num_sampled])
-        self._generator_state = mark.generator
-        self._end_iteration(mark.samplers)
+        self._end_iteration(mark.samplers, mark.generators)
 
     def finish(self, ask: Ask) -> Any:
         """Run to the end; returns what the stock call returns. `ask` answers all calls.
 
         Raises:
-            UnsupportedModel: a denoiser or a sampler is called again.
+            UnsupportedModel: a denoiser or a sampler is called again; or it was replayed, and that was not enough.
         """
         while (call := self.pending) is not None:
             if call.role is not Role.OTHER:
                 raise UnsupportedModel(f"the pipeline calls {call} after its loop")
-            self._resume(ask(call))
+            if self._is_replayed and has_nan(call.args) and not has_nan(self._samplers):
+                raise UnsupportedModel(_LOST)
+            with self.call.randomness():  # A decoder may draw noise.
+                answer = ask(call)
+            self._resume(answer)
         return self.call.result
 
     def _resume(self, answer: Any, watching: AbstractContextManager[Any] | None = None) -> None:
@@ -190,11 +234,23 @@ class Walk:
         if not samplers:
             raise UnsupportedModel(f"the pipeline calls {self.pending or 'nothing'} where a sampler should step")
 
-    def _end_iteration(self, samplers: list[Any]) -> None:
-        self._samplers = samplers
+    def _end_iteration(self, samplers: list[Any], generators: list[Tensor]) -> None:
+        self._samplers, self._generators = samplers, generators
         self.num_iterations += 1
         self.is_torn = False
 
     def _put(self, own: Mapping[str, Mapping[str, Any]]) -> None:
-        for name, memory in own.items():
-            vars(self.call.own[name]).update(memory)
+        for path, memory in own.items():
+            name, *inner = path.split(_WITHIN)
+            if name not in self.call.own:
+                raise UnsupportedModel(_LOST)
+            vars(reduce(getattr, inner, self.call.own[name])).update(memory)
+
+
+def _memories(own: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The attributes that steps change, by the path of their object. Objects stay, and get the values of another's."""
+    for path, part in own.items():
+        memory = memory_of(part)
+        objects = {name: value for name, value in memory.items() if is_object(value)}
+        yield path, {name: value for name, value in memory.items() if name not in objects}
+        yield from _memories({f"{path}{_WITHIN}{name}": value for name, value in objects.items()})

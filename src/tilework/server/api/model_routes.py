@@ -57,7 +57,13 @@ def add_model_routes(app: FastAPI, readiness: Readiness, created: int, exact: bo
 
 
 def _picture(one: PictureInput) -> dict[str, object]:
-    return {"name": one.name, "required": one.required, "most": one.most, "is_mask": one.is_mask}
+    return {
+        "name": one.name,
+        "required": one.required,
+        "most": one.most,
+        "is_mask": one.is_mask,
+        "is_clip": one.is_clip,
+    }
 
 
 def _model_card(engine: Engine, created: int, exact: bool) -> ModelCard:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, assert_never
 
 from tilework.core.model import Argument, ArgumentKind, ArgumentValue, ModelInfo
-from tilework.server.calls.errors import invalid
+from tilework.server.calls.errors import InvalidValue, invalid
 from tilework.server.schema.image_request import WITHOUT_EFFECT, ImageRequest
 
 
@@ -17,7 +17,7 @@ def arguments_of(body: Mapping[str, object], info: ModelInfo) -> dict[str, Argum
     """The arguments of a model that a body gives, by name.
 
     Raises:
-        InvalidValue: a value is wrong, or the model takes no such field.
+        InvalidValue: a value is wrong or missing, or the model takes no such field.
     """
     known = {one.name: one for one in info.arguments}
     found: dict[str, ArgumentValue] = {}
@@ -30,6 +30,10 @@ def arguments_of(body: Mapping[str, object], info: ModelInfo) -> dict[str, Argum
             _check_without_effect(name, value)
         else:
             raise invalid(name, value, _remedy(name, info, known), code="unsupported_value")
+    for one in info.arguments:
+        if one.required and one.name not in found:
+            message = f"{one.name} is missing: {info.name} needs it. Give {wanted(one)}."
+            raise InvalidValue(message, field=one.name, code="missing_value")
     return found
 
 

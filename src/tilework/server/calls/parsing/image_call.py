@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from tilework.core.model import ArgumentValue, ModelInfo
+from tilework.core.model import TRUE_SCALE, ArgumentValue, ModelInfo
 from tilework.core.request import OnMiss, Terms
 from tilework.core.wire import Spec
 from tilework.server.calls.errors import InvalidValue, UnknownModel, invalid
@@ -23,7 +23,6 @@ from tilework.server.tenants import Tenant
 from tilework.server.text import shown
 
 DEFAULT_QUALITY = 90
-TRUE_SCALE = "true_cfg_scale"
 Body = TypeVar("Body", bound=BaseModel)
 StreamOf = Literal["image_generation", "image_edit"]  # What OpenAI's clients read from either route.
 
@@ -114,8 +113,10 @@ def image_call(
     ask = parsed(ImageRequest, body, "prompt", '"..."')
     info, config = rules.info, rules.config
     check_model(ask.model, info)
-    arguments = arguments_of(body, info)
+    arguments: Mapping[str, ArgumentValue] = arguments_of(body, info)
     _check_texts(ask, arguments, config.max_prompt_chars)
+    _check_guidance(ask, info)
+    arguments = _with_true_scale(ask, arguments, info)
     _check_negative(ask, arguments, info)
     _check_limits(ask, config, rules.tenant)
     _check_stream(ask)
@@ -181,14 +182,43 @@ def _check_texts(ask: ImageRequest, arguments: Mapping[str, ArgumentValue], max_
             raise invalid(name, text, "Give valid Unicode: it holds half of a surrogate pair.")
 
 
+def _check_guidance(ask: ImageRequest, info: ModelInfo) -> None:
+    if ask.guidance_scale is None or info.takes_guidance or ask.guidance_scale == info.default_guidance_scale:
+        return
+    instead = f"give {TRUE_SCALE} with a negative_prompt" if info.argument(TRUE_SCALE) is not None else "leave it out"
+    raise invalid("guidance_scale", ask.guidance_scale, f"{info.name} takes none: {instead}.", code="unsupported_value")
+
+
+def _with_true_scale(
+    ask: ImageRequest, arguments: Mapping[str, ArgumentValue], info: ModelInfo
+) -> Mapping[str, ArgumentValue]:
+    """The same, and the stock call's default of `true_cfg_scale` if only a negative prompt is given, maybe empty."""
+    one = info.argument(TRUE_SCALE)
+    if one is None or one.default is None or TRUE_SCALE in arguments or "negative_prompt" not in ask.model_fields_set:
+        return arguments
+    return {**arguments, TRUE_SCALE: one.default}
+
+
 def _check_negative(ask: ImageRequest, arguments: Mapping[str, ArgumentValue], info: ModelInfo) -> None:
-    """`true_cfg_scale` above 1 and a negative prompt belong together, as in the stock call."""
+    """A negative prompt that would have no effect is refused, and so is `true_cfg_scale` without one.
+
+    They belong together, as in the stock call.
+    """
     scale = arguments.get(TRUE_SCALE, 1.0)
-    has_second_pass = info.two_passes or (isinstance(scale, float) and scale > 1)
-    if ask.negative_prompt and not has_second_pass:
-        takes_scale = any(one.name == TRUE_SCALE for one in info.arguments)
+    if ask.negative_prompt and not info.takes_negative:
+        raise invalid(
+            "negative_prompt", ask.negative_prompt, f"{info.name} takes none: leave it out.", code="unsupported_value"
+        )
+    if ask.negative_prompt and not info.two_passes and not info.has_true_guidance(ask.negative_prompt, arguments):
+        takes_scale = info.argument(TRUE_SCALE) is not None
         instead = f"set {TRUE_SCALE} above 1 as well, or leave it out" if takes_scale else "leave it out"
         remedy = f"{info.name} has no second pass that it could guide away from: {instead}."
+        raise invalid("negative_prompt", ask.negative_prompt, remedy, code="unsupported_value")
+    guidance = info.default_guidance_scale if ask.guidance_scale is None else ask.guidance_scale
+    if ask.negative_prompt and info.two_passes and guidance <= info.guided_above:
+        remedy = (
+            f"It has no effect at guidance_scale {guidance:g}: give one above {info.guided_above:g}, or leave it out."
+        )
         raise invalid("negative_prompt", ask.negative_prompt, remedy, code="unsupported_value")
     if scale != 1.0 and "negative_prompt" not in ask.model_fields_set:
         raise invalid(

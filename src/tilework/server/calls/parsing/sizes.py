@@ -13,13 +13,19 @@ from tilework.server.config import ServerConfig
 from tilework.server.schema.image_request import ImageRequest
 
 
-def shape_of(ask: ImageRequest, info: ModelInfo, config: ServerConfig, picture: Image | None) -> Shape:
+def shape_of(
+    ask: ImageRequest, info: ModelInfo, config: ServerConfig, picture: Image | None, num_given: int | None = None
+) -> Shape:
     """As asked for; else the size of the given picture, or the model's.
+
+    `num_given` is how many frames the clip has that decides how many are made (`ModelInfo.frames_of`), if one is given.
 
     Raises:
         InvalidValue: the model or the configuration does not allow it.
     """
-    frames = _frames(ask, info)
+    frames = _frames(ask, info, num_given)
+    if picture is not None and not info.takes_size:
+        return _shape_of_picture(ask, info, frames, picture)
     default = _default(info, frames, config.max_pixels, picture)
     size = _size(ask, default)
     plain = _plain_shape(size, info, default)
@@ -37,8 +43,26 @@ def size_text(shape: Shape) -> str:
     return f"{shape.width}x{shape.height}"
 
 
-def _frames(ask: ImageRequest, info: ModelInfo) -> int:
+def _shape_of_picture(ask: ImageRequest, info: ModelInfo, frames: int, picture: Image) -> Shape:
+    """The size that the stock call makes of a picture: its own, cut to legal sides."""
+    multiple = info.side_multiple
+    height, width = (side // multiple * multiple for side in (picture.height, picture.width))
+    if not (height and width) or max(height, width) > info.max_side:
+        name = next(one.name for one in info.pictures if not one.is_mask)
+        remedy = f"{info.name} draws at its size: give one with sides from {multiple} to {info.max_side} pixels."
+        raise invalid(name, f"a picture of {picture.width}x{picture.height}", remedy)
+    shape = Shape(height, width, frames)
+    size = _size(ask, shape)
+    if size not in (None, "auto", size_text(shape)):
+        remedy = f"{info.name} draws at the size of the given picture: leave it out, or give another picture."
+        raise invalid("size", size, remedy, code="unsupported_value")
+    return shape
+
+
+def _frames(ask: ImageRequest, info: ModelInfo, num_given: int | None) -> int:
     frames = info.default_frames if ask.num_frames is None else ask.num_frames
+    if num_given is not None:
+        return _given_frames(ask, info, num_given)
     if info.default_frames == 1:
         if frames != 1:
             raise invalid("num_frames", frames, f"{info.name} makes single images: Give 1, or leave it out.")
@@ -50,6 +74,18 @@ def _frames(ask: ImageRequest, info: ModelInfo) -> int:
         rule = "" if multiple == 1 else f", one more than a multiple of {multiple}"
         raise invalid("num_frames", frames, f"Give an integer from 1 to {most}{rule}; the nearest is {near}.")
     return frames
+
+
+def _given_frames(ask: ImageRequest, info: ModelInfo, num_given: int) -> int:
+    if ask.num_frames not in (None, num_given):
+        remedy = f"{info.frames_of} has {num_given} frames, and as many are made: leave it out."
+        raise invalid("num_frames", ask.num_frames, remedy)
+    multiple = info.frame_multiple
+    if (num_given - 1) % multiple:
+        near = 1 + (num_given - 1) // multiple * multiple
+        remedy = f"Give one more than a multiple of {multiple}: the first {near}."
+        raise invalid(info.frames_of, f"a clip of {num_given} frames", remedy)
+    return num_given
 
 
 def _default(info: ModelInfo, frames: int, max_pixels: int, picture: Image | None) -> Shape:

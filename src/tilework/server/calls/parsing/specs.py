@@ -49,7 +49,8 @@ def specs_of(
     steps = steps_of(ask, arguments, info, config.max_steps, has_picture=bool(pictures))
     main = main_picture(info)
     given = pictures.get(main.name) if main is not None else None
-    shape = shape_of(ask, info, config, given[0] if given else None)
+    clip = pictures.get(info.frames_of)
+    shape = shape_of(ask, info, config, given[0] if given else None, None if clip is None else len(clip))
     first_seed = rng.randrange(RANDOM_SEEDS) if ask.seed is None else ask.seed
     preview_every = _preview_every(ask, steps.made, config.max_previews)
     return tuple(
