@@ -21,10 +21,8 @@ from zoo import requests, support
 from zoo.registry import ZOO, build
 
 QUICK = (
-    *("qwen-image", "qwen-image-edit", "z-image", "flux2-klein", "chroma", "sana", "pixart-sigma", "sd3-inpaint"),
-    *("sdxl-ancestral", "sd35-skip-layers", "flux-kontext", "wan22", "ltx-image", "hunyuan-video15"),
-    *("cogvideox", "ltx2", "sd1-image", "sd3-control", "qwen-image21", "sd1-adapter", "wan21-video"),
-    *("modular-qwen-image-image", "modular-sdxl", "modular-wan22"),
+    *("qwen-image", "z-image", "flux2-klein", "chroma", "sana", "sdxl-ancestral", "sd1-image", "sd1-adapter"),
+    *("sd3-control", "qwen-image21", "wan22", "wan21-video", "cogvideox", "ltx2", "modular-sdxl", "modular-wan22"),
 )
 
 
