@@ -277,7 +277,9 @@ def measurers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[FakeMeasu
         return made[-1]
 
     monkeypatch.setattr("tilework.runtime.local_executor.LocalExecutor", make)
-    monkeypatch.setattr("tilework.pipelines.model_index.read_model_index", lambda path: None)  # Models are made up.
+    monkeypatch.setattr(
+        "tilework.pipelines.model_index.read_model_index", lambda path, adapter: None
+    )  # Models are made up.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("TILEWORK_PROFILES", raising=False)
     return made

@@ -243,7 +243,7 @@ def test_each_step_is_a_position_and_so_is_each_other_stage() -> None:
     assert [stage.name for stage in WAY.stages] == ["text", "picture", "base", "refine", "finish"]
     assert (WAY.ends, WAY.length, WAY.steps, WAY.num_stepped) == ((1, 2, 10, 12, 13), 13, 10, 2)
     text, picture, base, refine, finish = WAY.stages
-    assert [place.stage for place in WAY.at] == [text, picture, *[base] * 8, *[refine] * 2, finish, None]
+    assert [place.stage for place in all_cursors(WAY)] == [text, picture, *[base] * 8, *[refine] * 2, finish, None]
     assert _place(WAY.at[0]) == (text, 0, 1, 10, base, 8)
     assert _place(WAY.at[2]) == (base, 2, 8, 10, base, 8)
     assert _place(WAY.at[9]) == (base, 2, 1, 3, base, 1)
@@ -258,8 +258,8 @@ def test_a_stage_at_once_may_lie_between_two_with_steps() -> None:
     a, b, c = way.stages
     assert way.ends == (2, 3, 5)
     assert _place(way.at[2]) == (b, 1, 1, 2, c, 2)
-    assert [place.num_steps_left for place in way.at] == [4, 3, 2, 2, 1, 0]
-    assert [place.stepped for place in way.at] == [a, a, c, c, c, None]
+    assert [place.num_steps_left for place in all_cursors(way)] == [4, 3, 2, 2, 1, 0]
+    assert [place.stepped for place in all_cursors(way)] == [a, a, c, c, c, None]
 
 
 def test_only_outputs_that_a_later_stage_reads_are_needed() -> None:
@@ -271,7 +271,7 @@ def test_only_outputs_that_a_later_stage_reads_are_needed() -> None:
 def test_the_shipped_way_has_the_encoder_the_steps_and_the_decoder() -> None:
     way = latent_diffusion("toy").itinerary(3)
     encode, diffuse, decode = way.stages
-    assert [place.stage for place in way.at] == [encode, diffuse, diffuse, diffuse, decode, None]
+    assert [place.stage for place in all_cursors(way)] == [encode, diffuse, diffuse, diffuse, decode, None]
 
 
 def test_a_way_is_made_once_and_not_too_many_are_kept() -> None:
@@ -289,6 +289,11 @@ def test_a_way_without_stages_has_nothing_to_do() -> None:
 
 
 # Progress.
+
+
+def all_cursors(way: Itinerary) -> list[Cursor]:
+    """Those of all positions, in order."""
+    return [way.at[position] for position in range(way.length + 1)]
 
 
 @given(st.integers(1, 60), st.data())

@@ -374,7 +374,7 @@ def test_the_demand_is_the_cheapest_degree_in_time() -> None:
     assert demand(0.5) == tight, "an even tighter one takes the same"
     assert demand(0.1) == demand(0.5)
     start = at_start(request("a"))
-    decoded = TetriServe().demand(request("a"), start.itinerary.at[-1], costs)
+    decoded = TetriServe().demand(request("a"), start.itinerary.at[start.itinerary.length], costs)
     assert decoded == Demand(1, 0)
 
 

@@ -68,7 +68,7 @@ class Job:
     def _set_committed(self, cursor: Cursor) -> None:
         """Policies read `stage` and `num_steps_left` far more often than these change."""
         is_on_slot = bool(self.works) and self.works[-1].stage.kind is DeviceKind.CPU
-        self.committed, self.left = cursor, cursor.itinerary.at[-1] if is_on_slot else cursor.leg
+        self.committed, self.left = cursor, cursor.itinerary.at[cursor.itinerary.length] if is_on_slot else cursor.leg
         self.stage, self.num_steps_left = self.left.stage, self.left.num_steps_left
 
     def begin(self, work: Work) -> None:

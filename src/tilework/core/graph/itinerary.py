@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from tilework.core.graph.progress import Cursor, Piece
@@ -21,7 +22,7 @@ class Itinerary:
         steps: the number of steps, of all stages with steps.
         num_stepped: how many stages have steps; of a leg, those of the whole way.
         needs_slots: whether a stage runs on a CPU slot.
-        at: the cursor of each position.
+        at: the cursor of each position, 0 to `length`. Each is made when it is first asked for, and once.
         needed_from: for each stage, the indices of those before it whose outputs it or a later one reads.
         following: what comes after the end; empty but for a leg.
         legs: for each number of stages that are done, the leg on which the request is then.
@@ -48,17 +49,10 @@ class Itinerary:
         self.steps = sum(num_steps for stage, num_steps in kept if stage.has_steps)
         self.num_stepped = sum(stage.has_steps for stage, _ in (*kept, *following))
         self.needs_slots = any(stage.kind is DeviceKind.CPU for stage in self.stages)
-        self.at = tuple(self._cursors(kept))
+        self.at = _Cursors(self, kept)
         self.needed_from = tuple(_needed(self.stages, index) for index in range(len(kept) + 1))
         self.following = following
         self.legs = self._legs(kept)
-
-    def _cursors(self, parts: tuple[Piece, ...]) -> Iterator[Cursor]:
-        for index, (stage, num_steps) in enumerate(parts):
-            end, later = self.ends[index], parts[index + 1 :]
-            for num_left in range(num_steps, 0, -1):
-                yield Cursor(self, end - num_left, index, ((stage, num_left), *later))
-        yield Cursor(self, self.length, len(parts), ())
 
     def _legs(self, parts: Sequence[Piece]) -> tuple[Itinerary, ...]:
         on_slots = [index for index, stage in enumerate(self.stages) if stage.kind is DeviceKind.CPU]
@@ -72,6 +66,23 @@ class Itinerary:
             else:
                 legs.append(Itinerary(parts[:end], tuple(parts[end:])))
         return tuple(legs)
+
+
+class _Cursors(dict[int, Cursor]):
+    """The cursors of an itinerary by position: a dict, since one that is known is found without any Python."""
+
+    def __init__(self, itinerary: Itinerary, parts: tuple[Piece, ...]) -> None:
+        super().__init__()
+        self._itinerary, self._parts = itinerary, parts
+
+    def __missing__(self, position: int) -> Cursor:
+        way, parts = self._itinerary, self._parts
+        if not 0 <= position <= way.length:
+            raise IndexError(f"a way of {way.length} positions has no position {position}")
+        index = bisect_right(way.ends, position)
+        pieces = ((parts[index][0], way.ends[index] - position), *parts[index + 1 :]) if index < len(parts) else ()
+        cursor = self[position] = Cursor(way, position, index, pieces)
+        return cursor
 
 
 def _needed(stages: Sequence[Stage], index: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ Piece = tuple[Stage, int]
 class Cursor:
     """A position of a request, and so its remaining work. Read-only; `Itinerary.at` has the one of each position.
 
-    Every event asks for what is left of its jobs, so all of it is computed once, with the itinerary.
+    Every event asks for what is left of its jobs, so all of it is computed once.
 
     Attributes:
         itinerary: the way that it is on.
