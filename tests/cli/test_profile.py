@@ -538,6 +538,7 @@ def test_an_interrupted_profile_keeps_what_was_measured(monkeypatch: pytest.Monk
 # Live.
 
 
+@pytest.mark.slow
 def test_two_live_workers_profile_the_shipped_model_at_two_degrees(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,7 +90,7 @@ def batches(outcomes: list[Outcome]) -> list[int]:
     return [one.batch for outcome in outcomes for one in outcome.segments if one.stage == DIFFUSE]
 
 
-@pytest.mark.parametrize("policy", ["batches", "entangled"])
+@pytest.mark.parametrize("policy", ["entangled", pytest.param("batches", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
 def test_pictures_of_mixed_batches_are_the_stock_pipelines(start: Callable[..., Rig], name: str, policy: str) -> None:
     rig, specs = start(name, policy), mixed_specs(name)

@@ -178,6 +178,7 @@ def test_all_workers_killed_at_once_are_restarted() -> None:
     run(scenario, num_workers=3)
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_while_restarting_is_killed_and_restarted() -> None:
     async def scenario(executor: LocalExecutor, listener: Listener) -> None:
         executor._config = replace(executor._config, start_timeout_s=5.0)
