@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,6 +102,13 @@ def test_jobs_that_wait_for_a_slot_go_on_when_costs_have_changed_since_they_were
     result = run_seed(834, None, None)
     assert not result.violation
     assert result.num_events < 3000, "it is not checked a thousand times a second"
+
+
+@pytest.mark.parametrize(("seed", "uids"), [(19033, range(34, 41)), (3308, range(32, 43)), (2627, [67])])
+def test_jobs_of_pipelines_with_many_stages_share_what_can_be_shared(seed: int, uids: Iterable[int]) -> None:
+    """A batch came to a stage that cannot be shared; and one job has a work for each stage without steps."""
+    one = scenario(seed)
+    assert not run_scenario(one.keeping([str(uid) for uid in uids])).violation
 
 
 def test_a_seed_determines_scenario_and_result() -> None:

@@ -47,8 +47,8 @@ from tilework.sim.trace_checks import Violation, check_image, check_no_overlap, 
 # The most time that an interruption costs a request: detecting a stuck worker, a restart, and steps that run again.
 INTERRUPTION_NS = 120 * NS_PER_S
 _FULL_CHECK_EVERY = 64
-_MAX_WORKS = 5  # Sent ahead to a device for one job.
-_MAX_WORKS_PER_OTHER = 3  # For each further job of the device: an encode, its steps, and a decode.
+# Works of steps that are sent ahead to a device, for one job and for each further one; and all stages without steps.
+_MAX_STEPPED_WORKS, _MAX_STEPPED_WORKS_PER_OTHER = 3, 1
 _STATE_FAULTS = MESSAGE_FAULTS | {"checkpoint", "restart", "replay"}  # After these a device may lack a state.
 
 
@@ -261,7 +261,9 @@ class Invariants:
             require(device is not None, f"device {device_id} is up but unknown to the controller")
             assert device is not None
             num_jobs = len({job_id for work in device.works for job_id in work.job_ids})
-            limit = _MAX_WORKS + _MAX_WORKS_PER_OTHER * (num_jobs - 1)
+            stages = self._costs.graph(work.stage.pipeline).stages
+            num_at_once = sum(not stage.has_steps for stage in stages)
+            limit = num_at_once * num_jobs + _MAX_STEPPED_WORKS + _MAX_STEPPED_WORKS_PER_OTHER * (num_jobs - 1)
             require(len(device.works) <= limit, f"device {device_id} has {len(device.works)} works")
             residents = device.residents
             most = max(self._config.max_residents, sum(bool(job.works) for job in residents.values()))

@@ -206,5 +206,8 @@ def _without_unfit(batch: Batch) -> Batch:
     """Without the members that may not share, or are at another stage; if none may, the first stays alone."""
     if not batch.members:
         return batch
-    unfit = [member for member in batch.members if not member.job.may_share or member.stage != batch.stage]
+    can_share = batch.stage.spec.batchable  # The stage before it may have been.
+    unfit = [
+        member for member in batch.members if not (can_share and member.job.may_share) or member.stage != batch.stage
+    ]
     return batch.without(unfit if len(unfit) < len(batch.members) else unfit[1:])
