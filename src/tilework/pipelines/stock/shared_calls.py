@@ -76,11 +76,18 @@ _TEXTS: Mapping[str, tuple[str, str]] = {
 """Texts whose lengths differ, (rows, tokens, width), and their mask; of models that do not fill up all texts."""
 
 
+_CACHING = frozenset({"Flux2KleinKVPipeline"})
+"""Pipelines that give their denoiser a cache."""
+
+
 def can_share(pipeline: Any, denoisers: Iterable[Any]) -> bool:
     """Whether requests can share all passes of the denoisers, as far as their calls allow.
 
-    Perturbed attention cuts its rows in two or three itself, of whatever requests they are.
+    Perturbed attention cuts its rows in two or three itself, of whatever requests they are; an adapter adds lists of
+    tensors with rows inside; and a cache is of one request.
     """
+    if getattr(pipeline, "adapter", None) is not None or type(pipeline).__name__ in _CACHING:
+        return False
     return not hasattr(pipeline, "set_pag_applied_layers") and all(type(one).__name__ in ROWS for one in denoisers)
 
 
