@@ -21,7 +21,7 @@ from zoo import requests, support
 from zoo.registry import ZOO, build
 
 QUICK = (
-    *("qwen-image", "z-image", "flux2-klein", "chroma", "sana", "sdxl-ancestral", "sd1-image", "sd1-adapter"),
+    *("qwen-image", "z-image", "flux2-klein", "sdxl-ancestral", "sd1-image", "sd1-adapter"),
     *("sd3-control", "qwen-image21", "wan22", "wan21-video", "cogvideox", "ltx2", "modular-sdxl", "modular-wan22"),
 )
 

@@ -22,8 +22,8 @@ from zoo import requests
 from zoo.registry import ZOO, build
 
 TOLERANCE = 1e-5
-QUICK = ("qwen-image", "z-image", "wan22", "cogvideox")
-SLOW = ("flux2-klein-base", "ltx", "chroma", "hunyuan-video15")
+QUICK = ("qwen-image", "wan22")
+SLOW = ("z-image", "cogvideox", "flux2-klein-base", "ltx", "chroma", "hunyuan-video15")
 ONE_PASS = ("z-image", "wan22", "ltx")
 """Models whose shared steps happen to give the same bits, or may."""
 Moved = tuple[dict[str, Any], dict[str, Any]]
