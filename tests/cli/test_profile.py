@@ -558,6 +558,7 @@ def test_two_live_workers_profile_the_shipped_model_at_two_degrees(
     assert TableCosts(table).degrees(stage_of("shapes", DIFFUSE)) == (1, 2)
 
 
+@pytest.mark.slow
 def test_a_live_worker_profiles_batches_of_the_shipped_model(tmp_path: Path) -> None:
     given = ("profile", "--workers", 1, "--sizes", "64,96x64", "--runs", 1, "--mixed", "--combinations", 3)
     document = json.loads(invoke(*given, "--json", "--profiles", tmp_path / "costs.sqlite").stdout)

@@ -21,8 +21,8 @@ from zoo import requests, support
 from zoo.registry import ZOO, build
 
 QUICK = (
-    *("qwen-image", "z-image", "flux2-klein", "sdxl-ancestral", "sd1-image", "sd1-adapter"),
-    *("sd3-control", "qwen-image21", "wan22", "wan21-video", "cogvideox", "ltx2", "modular-sdxl", "modular-wan22"),
+    *("qwen-image", "z-image", "flux2-klein", "sd1-image"),
+    *("qwen-image21", "wan22", "wan21-video", "cogvideox", "modular-wan22"),
 )
 
 

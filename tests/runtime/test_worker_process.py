@@ -225,6 +225,7 @@ def test_a_worker_that_dies_while_another_loads_fails_the_start(caplog: pytest.L
     assert "was lost" not in caplog.text, "none is started again"
 
 
+@pytest.mark.slow
 def test_when_the_forkserver_is_killed_the_workers_live_and_new_ones_can_be_started() -> None:
     """Another one takes seconds to come up, for which nobody waits but the worker that is to be started."""
 

@@ -391,21 +391,23 @@ def test_width_and_height_are_a_size(server: Served) -> None:
     assert (server.engine.specs[-1].width, server.engine.specs[-1].height) == (96, INFO.default_height)
 
 
-def test_a_negative_prompt_that_would_be_ignored_is_refused() -> None:
+def test_a_negative_prompt_that_would_be_ignored_is_refused(server: Served) -> None:
     true_scale = Argument(name="true_cfg_scale", kind=ArgumentKind.NUMBER, low=1.0, high=30.0, default=4.0)
     qwen = replace(INFO, two_passes=False, takes_guidance=False, arguments=(true_scale,), default_guidance_scale=1.0)
-    for info, fields, field, remedy in (
-        (INFO, {"negative_prompt": "dogs", "guidance_scale": 1}, "negative_prompt", "give one above 1"),
-        (replace(INFO, takes_negative=False), {"negative_prompt": "dogs"}, "negative_prompt", "takes none"),
-        (qwen, {"negative_prompt": "dogs", "true_cfg_scale": 1}, "negative_prompt", "set true_cfg_scale above 1"),
-        (qwen, {"true_cfg_scale": 3}, "true_cfg_scale", "Give negative_prompt as well"),
-        (qwen, {"guidance_scale": 3}, "guidance_scale", "give true_cfg_scale with a negative_prompt"),
-    ):
-        with serving(FakeEngine(info=info)) as served:
-            error = served.post({"prompt": "a cat", **fields}).json()["error"]
-            assert (error["param"], error["code"]) in {(field, "unsupported_value"), (field, "invalid_value")}
-            assert remedy in error["message"]
+
+    def refused(served: Served, fields: dict[str, Any], field: str, remedy: str) -> None:
+        error = served.post({"prompt": "a cat", **fields}).json()["error"]
+        assert (error["param"], error["code"]) in {(field, "unsupported_value"), (field, "invalid_value")}
+        assert remedy in error["message"]
+
+    refused(server, {"negative_prompt": "dogs", "guidance_scale": 1}, "negative_prompt", "give one above 1")
+    with serving(FakeEngine(info=replace(INFO, takes_negative=False))) as served:
+        refused(served, {"negative_prompt": "dogs"}, "negative_prompt", "takes none")
     with serving(FakeEngine(info=qwen)) as served:
+        ignored = {"negative_prompt": "dogs", "true_cfg_scale": 1}
+        refused(served, ignored, "negative_prompt", "set true_cfg_scale above 1")
+        refused(served, {"true_cfg_scale": 3}, "true_cfg_scale", "Give negative_prompt as well")
+        refused(served, {"guidance_scale": 3}, "guidance_scale", "give true_cfg_scale with a negative_prompt")
         scales = []
         for fields in ({}, {"negative_prompt": ""}, {"negative_prompt": "dogs"}):
             assert served.post({"prompt": "a cat", **fields}).status_code == 200

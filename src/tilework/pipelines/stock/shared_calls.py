@@ -74,10 +74,8 @@ _TEXTS: Mapping[str, tuple[str, str]] = {
     "QwenImageTransformer2DModel": ("encoder_hidden_states", "encoder_hidden_states_mask"),
 }
 """Texts whose lengths differ, (rows, tokens, width), and their mask; of models that do not fill up all texts."""
-
-
 _CACHING = frozenset({"Flux2KleinKVPipeline"})
-"""Pipelines that give their denoiser a cache."""
+"""Pipelines that give their denoiser a cache; only its calls show that."""
 
 
 def can_share(pipeline: Any, denoisers: Iterable[Any]) -> bool:
