@@ -203,6 +203,7 @@ def test_a_connection_serves_one_request_after_the_other(server):
     assert len(ports) == 20
 
 
+@pytest.mark.slow
 def test_a_request_costs_the_same_with_few_and_with_many_open_connections():
     """CPU time per request, with the server's, where 50 and where 500 are in flight.
 

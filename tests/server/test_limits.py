@@ -375,6 +375,7 @@ def rss(pid: int) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+@pytest.mark.slow
 def test_memory_does_not_grow_with_what_clients_send_or_leave() -> None:
     with process() as (url, pid), httpx.Client(base_url=url, timeout=20) as client:
         body = {"prompt": "x", "size": "512x512", "response_format": "url"}
