@@ -77,7 +77,7 @@ def test_a_comparison_runs(command: list[str]) -> None:
 def test_every_figure_is_on_the_page_and_can_be_remade() -> None:
     asked = [command[len(BENCH) :] for command in commands() if tuple(command[:2]) == BENCH]
     figures = sorted({figure for command in asked for figure in figures_of(command)})
-    env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'bench'}", "PATH": "/usr/bin:/bin"}
+    env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'bench'}:{ROOT / 'tests'}", "PATH": "/usr/bin:/bin"}
     args = [sys.executable, "-c", RUN_SMALL, json.dumps(asked), json.dumps(figures)]
     done = subprocess.run(args, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
