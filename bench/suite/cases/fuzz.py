@@ -17,9 +17,9 @@ from tilework.sim.fuzz import ScenarioResult, run_seeds
 class Fuzz:
     """`num_seeds` scenarios from `first` on; each seed chooses cluster, policy, workload and faults."""
 
-    num_seeds: int = 30_000
+    num_seeds: int = 20_000
     first: int = 0
-    least_events: int = 10_000_000
+    least_events: int = 5_000_000
     num_processes: int = field(default_factory=lambda: os.cpu_count() or 1)
 
     @classmethod
