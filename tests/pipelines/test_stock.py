@@ -13,8 +13,10 @@ import pytest
 from torch import Tensor
 
 import tiny
+from tilework.core.graph.stage import StageSpec
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.model_index import ADAPTERS
+from tilework.pipelines.stock.component_calls import ComponentCall, Role
 from tilework.pipelines.stock.stock_pipeline import StockPipeline
 from tilework.pipelines.support.record import read_record, served_classes
 from zoo import requests, support
@@ -24,6 +26,7 @@ QUICK = (
     *("qwen-image", "z-image", "flux2-klein", "sd1-image"),
     *("qwen-image21", "wan22", "wan21-video", "cogvideox", "modular-wan22"),
 )
+NAMED_QUICKLY = ("sd1-image", "wan22")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,6 +52,44 @@ def test_stages_and_steps_that_move_and_take_turns_equal_the_stock_call(name: st
         assert replace(found, kinds=recorded.kinds) == recorded
     elif len(support.models_of(model.class_name)) == 1:
         assert not found.is_served, "it is served now: python -m zoo.support"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in NAMED_QUICKLY else pytest.mark.slow)
+        for name, model in ZOO.items()
+        if model.class_name in served_classes()
+    ],
+)
+def test_each_stage_names_the_components_that_it_calls(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: set[str] = set()
+    stock_run = ComponentCall.run
+
+    def run(call: ComponentCall) -> Any:
+        if call.role is not Role.SAMPLER:
+            called.add(call.component)
+        return stock_run(call)
+
+    monkeypatch.setattr(ComponentCall, "run", run)
+    made = StockPipeline(build(ZOO[name]), name, {}, "")
+    spec = requests.spec_of(ZOO[name], made, 1)
+    encode, loop, decode = made.info.stages
+
+    def check(stage: StageSpec) -> None:
+        assert called <= set(stage.components), stage.name
+        called.clear()
+
+    _, state = requests.begin(made, spec)
+    check(encode)
+    while state.steps_done < state.num_steps:
+        made.step([state])
+    check(loop)
+    made.run(decode.name, [spec], [made.finish(state)])
+    check(decode)
+    assert set(loop.components).isdisjoint({*encode.components, *decode.components})
+    if not made.info.pictures:
+        assert set(encode.components).isdisjoint(decode.components)
 
 
 def test_what_a_move_would_lose_is_an_error_and_no_other_picture(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
 
 _STEPS = 50
 STRENGTH = "strength"
+_AFTER = frozenset({"safety_checker", "vocoder"})  # What is called after the loop, besides autoencoders.
 _ABOVE_ALL = 100.0  # A guidance scale.
 
 
@@ -79,7 +80,7 @@ def describe(
         max_frames=limits.max_frames,
         frame_multiple=limits.frame_multiple,
         frames_of=limits.frames_of,
-        stages=_stages(pipeline, max_degree, batchable),
+        stages=_stages(pipeline, max_degree, batchable, bool(limits.pictures())),
     )
 
 
@@ -159,13 +160,26 @@ def _schedule_options(sampler: Any) -> dict[str, float | None]:
     return options | ({between: None} if between in inspect.signature(sampler.set_timesteps).parameters else {})
 
 
-def _stages(pipeline: Any, max_degree: int, batchable: bool) -> tuple[StageSpec, ...]:
+def _stages(pipeline: Any, max_degree: int, batchable: bool, takes_pictures: bool) -> tuple[StageSpec, ...]:
     encode, loop, decode = latent_diffusion("").specs
+    before, within, after = _components(pipeline, takes_pictures)
+    degrees = None if max_degree > 1 else (1,)
     return (
-        encode,
-        replace(loop, degrees=None if max_degree > 1 else (1,), batchable=batchable, one_shape=batchable, previews=""),
-        replace(decode, sliceable=isinstance(getattr(pipeline, "vae", None), AutoencoderKL)),
+        replace(encode, components=before),
+        replace(loop, components=within, degrees=degrees, batchable=batchable, one_shape=batchable, previews=""),
+        replace(decode, components=after, sliceable=isinstance(getattr(pipeline, "vae", None), AutoencoderKL)),
     )
+
+
+def _components(pipeline: Any, takes_pictures: bool) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """The modules that are called before, in and after the loop. An autoencoder is called before it for a picture."""
+    within = denoisers_of(pipeline)
+    others = {
+        name: part for name, part in pipeline.components.items() if isinstance(part, nn.Module) and name not in within
+    }
+    after = {name for name, part in others.items() if hasattr(part, "decode") or name in _AFTER}
+    before = [name for name in others if name not in after or (takes_pictures and name not in _AFTER)]
+    return tuple(before), tuple(within), tuple(sorted(after))
 
 
 def _defaults(pipeline: Any, arguments: StockArguments, name: str, limits: Limits) -> Defaults:
