@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import copy
+import gc
 import json
 import re
+import weakref
 from collections import OrderedDict, namedtuple
 from collections.abc import Sequence
 from pathlib import Path
@@ -500,3 +502,17 @@ def test_an_impossible_order_of_dimensions_is_refused(order: object) -> None:
     head["tensors"][0]["order"] = order
     with pytest.raises(BadState):
         deserialize(SerializedState(json.dumps(head).encode(), state.buffers), CPU)
+
+
+def test_nothing_that_was_moved_waits_for_the_garbage_collector() -> None:
+    """On an accelerator it would hold memory that the next request needs."""
+    here = {"latents": torch.ones(3000), "times": [torch.ones(2)]}
+    gc.disable()
+    try:
+        serialized = serialize(here)
+        there = deserialize(serialized, CPU)
+        alive = [weakref.ref(values["latents"]) for values in (here, there)]
+        del here, serialized, there
+        assert [one() for one in alive] == [None, None]
+    finally:
+        gc.enable()

@@ -131,18 +131,6 @@ class _Writer:
         self.buffers: list[memoryview] = []
         self.small = bytearray()
         self._index_of: dict[int, int] = {}
-        self._write: dict[type, Callable[[Any, int], Any]] = {
-            float: self._float,
-            complex: lambda value, depth: {"complex": [self._float(value.real), self._float(value.imag)]},
-            list: self._items,
-            tuple: lambda value, depth: {"tuple": self._items(value, depth)},
-            torch.Size: lambda value, depth: {"size": self._items(value, depth)},
-            dict: self._dict,
-            Tensor: self._tensor,
-            torch.dtype: lambda value, depth: {"dtype": _name(value)},
-            torch.device: lambda value, depth: {"device": _place(value)},
-            np.ndarray: lambda value, depth: {"array": self._array(value)},
-        }
 
     def node(self, value: Any, depth: int = 0) -> Any:
         # Subclasses are refused: they would come back as their bases.
@@ -151,8 +139,8 @@ class _Writer:
             return value
         if depth > _MAX_DEPTH:
             raise NotSerializable(f"values are nested deeper than {_MAX_DEPTH}")
-        if write := self._write.get(kind):
-            return write(value, depth + 1)
+        if write := _WRITE.get(kind):
+            return write(self, value, depth + 1)
         if isinstance(value, np.generic):
             return {"scalar": self._array(np.asarray(value))}
         raise NotSerializable(f"a {kind.__module__}.{kind.__qualname__} cannot be serialized")
@@ -207,24 +195,27 @@ class _Writer:
         return {"buffer": len(self.buffers) - 1}
 
 
+# Tables of functions and not of bound methods, which would be a cycle: what was moved would stay until it is collected.
+_WRITE: Mapping[type, Callable[[_Writer, Any, int], Any]] = {
+    float: _Writer._float,
+    complex: lambda writer, value, depth: {"complex": [writer._float(value.real), writer._float(value.imag)]},
+    list: _Writer._items,
+    tuple: lambda writer, value, depth: {"tuple": writer._items(value, depth)},
+    torch.Size: lambda writer, value, depth: {"size": writer._items(value, depth)},
+    dict: _Writer._dict,
+    Tensor: _Writer._tensor,
+    torch.dtype: lambda writer, value, depth: {"dtype": _name(value)},
+    torch.device: lambda writer, value, depth: {"device": _place(value)},
+    np.ndarray: lambda writer, value, depth: {"array": writer._array(value)},
+}
+
+
 class _Reader:
     """Makes values from the nodes of a head that may be malformed."""
 
     def __init__(self, buffers: Sequence[memoryview], device: torch.device) -> None:
         self.tensors: list[Tensor] = []
         self._buffers, self._device = buffers, device
-        self._read: dict[str, Callable[[Any, int], Any]] = {
-            "float": self._float,
-            "complex": self._complex,
-            "tuple": lambda payload, depth: tuple(self._items(payload, depth)),
-            "size": self._size,
-            "dict": self._dict,
-            "tensor": lambda payload, depth: _at(self.tensors, payload, "tensor"),
-            "dtype": lambda payload, depth: _dtype(payload),
-            "device": lambda payload, depth: self._device_at(payload),
-            "array": lambda payload, depth: self._array(payload),
-            "scalar": self._scalar,
-        }
 
     def value(self, node: Any, depth: int = 0) -> Any:
         if depth > _MAX_DEPTH:
@@ -234,9 +225,9 @@ class _Reader:
         if not isinstance(node, dict):
             return node
         tag, payload = next(iter(node.items()), ("", None))
-        if len(node) != 1 or tag not in self._read:
+        if len(node) != 1 or tag not in _READ:
             raise BadState(f"a state has a value of the unknown form {sorted(node)}")
-        return self._read[tag](payload, depth + 1)
+        return _READ[tag](self, payload, depth + 1)
 
     def tensor(self, entry: Any) -> Tensor:
         dtype, shape = _dtype(_field(entry, "dtype", str)), _shape(_field(entry, "shape", list))
@@ -326,6 +317,20 @@ class _Reader:
         if place not in ("cpu", "device"):
             raise BadState(f"a state has a tensor at the unknown place {place!r}")
         return _CPU if place == "cpu" else self._device
+
+
+_READ: Mapping[str, Callable[[_Reader, Any, int], Any]] = {
+    "float": _Reader._float,
+    "complex": _Reader._complex,
+    "tuple": lambda reader, payload, depth: tuple(reader._items(payload, depth)),
+    "size": _Reader._size,
+    "dict": _Reader._dict,
+    "tensor": lambda reader, payload, depth: _at(reader.tensors, payload, "tensor"),
+    "dtype": lambda reader, payload, depth: _dtype(payload),
+    "device": lambda reader, payload, depth: reader._device_at(payload),
+    "array": lambda reader, payload, depth: reader._array(payload),
+    "scalar": _Reader._scalar,
+}
 
 
 def _name(dtype: torch.dtype) -> str:
