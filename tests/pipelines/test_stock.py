@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,10 @@ from torch import Tensor
 import tiny
 from tilework.core.graph.stage import StageSpec
 from tilework.pipelines.errors import UnsupportedModel
+from tilework.pipelines.family import LIVE
 from tilework.pipelines.model_index import ADAPTERS
 from tilework.pipelines.stock.component_calls import ComponentCall, Role
+from tilework.pipelines.stock.coroutine import StockCall
 from tilework.pipelines.stock.stock_pipeline import StockPipeline
 from tilework.pipelines.support.record import read_record, served_classes
 from zoo import requests, support
@@ -90,6 +94,30 @@ def test_each_stage_names_the_components_that_it_calls(name: str, monkeypatch: p
     assert set(loop.components).isdisjoint({*encode.components, *decode.components})
     if not made.info.pictures:
         assert set(encode.components).isdisjoint(decode.components)
+
+
+@pytest.mark.parametrize("name", ["z-image", "sd1-ancestral", "modular-wan22"])
+def test_a_request_that_is_stopped_or_moved_away_holds_no_memory(name: str) -> None:
+    """Its stock call is paused for ever then. Held, on an accelerator, it would take the memory of later requests."""
+    made = StockPipeline(build(ZOO[name]), name, {}, "")
+    spec = requests.spec_of(ZOO[name], made, 1)
+
+    def calls() -> list[weakref.ref[StockCall]]:
+        values, here = requests.begin(made, spec)
+        made.step([here])
+        there = made.restore(
+            here.stage, spec, {key: value for key, value in values.items() if key != LIVE}, made.export(here)
+        )
+        made.step([there])
+        assert there.walk.pending is not None
+        return [weakref.ref(one.walk.call) for one in (here, there)]
+
+    calls()  # What is made once and kept.
+    gc.disable()
+    try:
+        assert [one() for one in calls()] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_what_a_move_would_lose_is_an_error_and_no_other_picture(tmp_path: Path) -> None:

@@ -84,10 +84,10 @@ def _paused(kind: Any, name: str, role: Role) -> Any:
     stock = kind.__call__
 
     def ask(self: Any, *args: Any, **kwargs: Any) -> Any:
-        pause = getattr(getcurrent(), "pause", None)
-        if pause is None:
+        hub = getattr(getcurrent(), "hub", None)
+        if hub is None:
             return stock(self, *args, **kwargs)
-        return pause(ComponentCall(self, name, "forward", role, functools.partial(stock, self), args, kwargs))
+        return hub.switch(ComponentCall(self, name, "forward", role, functools.partial(stock, self), args, kwargs))
 
     place = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (kind,), {"__call__": ask, **place})
@@ -115,9 +115,9 @@ def _watch(component: Any, name: str, method: str, role: Role) -> None:
 
     @functools.wraps(stock)
     def ask(*args: Any, **kwargs: Any) -> Any:
-        pause = getattr(getcurrent(), "pause", None)
-        if pause is None:
+        hub = getattr(getcurrent(), "hub", None)
+        if hub is None:
             return stock(*args, **kwargs)
-        return pause(ComponentCall(component, name, method, role, stock, args, kwargs))
+        return hub.switch(ComponentCall(component, name, method, role, stock, args, kwargs))
 
     setattr(component, method, ask)

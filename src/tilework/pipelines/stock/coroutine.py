@@ -34,10 +34,13 @@ class StockCall(greenlet):  # type: ignore[misc]
     A stochastic sampler that the stock pipeline gives no generator draws from that of the request. What the call draws
     from torch's own generator is what it draws after `torch.manual_seed` with the request's seed. In both cases the
     stock picture depends on what else the process drew, here on the seed alone.
+
+    Code inside pauses by `hub.switch`, where `hub` is the greenlet that resumed it. While it is paused no frame of it
+    refers to the `StockCall`: nothing would ever free such a cycle, nor the tensors of a request that was stopped.
     """
 
     def __init__(self, pipeline: Any, arguments: Mapping[str, Any]) -> None:
-        self._hub = getcurrent()
+        self.hub = getcurrent()
         self._generator = arguments.get("generator")
         self._torch_states = _seeded(pipeline.device, self._generator)
         mine = copy.copy(pipeline)
@@ -60,7 +63,7 @@ class StockCall(greenlet):  # type: ignore[misc]
 
         The first answer begins it, and is ignored. `watching` is entered while it runs.
         """
-        self._hub = getcurrent()
+        self.hub = getcurrent()
         with torch.no_grad(), self.randomness(), watching or nullcontext():
             paused = self.switch() if self.gr_frame is None and not self.dead else self.switch(answer)
         if self.dead:
@@ -89,10 +92,6 @@ class StockCall(greenlet):  # type: ignore[misc]
     @torch_states.setter
     def torch_states(self, states: list[Tensor]) -> None:
         self._torch_states = dict(zip(self._torch_states, (state.cpu() for state in states), strict=True))
-
-    def pause(self, call: ComponentCall) -> Any:
-        """Called inside: give a call away, and return its answer."""
-        return self._hub.switch(call)
 
     def step_call(self, sampler: Any, stock: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> ComponentCall:
         """Called inside: a sampler's step as a call of its component."""
@@ -127,7 +126,9 @@ def _watch(kind: Any) -> None:
         here = getcurrent()
         if not isinstance(here, StockCall):
             return stock(self, *args, **kwargs)
-        return here.pause(here.step_call(self, stock, args, kwargs))
+        hub, call = here.hub, here.step_call(self, stock, args, kwargs)
+        del here  # See `StockCall`.
+        return hub.switch(call)
 
     kind.step = step
 
