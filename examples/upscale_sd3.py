@@ -18,6 +18,7 @@ from tilework.core.graph.stage import StageSpec
 from tilework.core.wire import Spec
 from tilework.pipelines.families.sd3 import StableDiffusion3
 from tilework.pipelines.family import Values
+from tilework.pipelines.staged import one_by_one
 
 
 class UpscaledStableDiffusion3(StableDiffusion3):
@@ -27,9 +28,9 @@ class UpscaledStableDiffusion3(StableDiffusion3):
 
     def __init__(self, pipeline: Any, name: str, overrides: Mapping[str, Any], library: str) -> None:
         super().__init__(pipeline, name, overrides, library)
-        self._at_once["upscale"] = self._run_upscale
+        self._at_once["upscale"] = one_by_one(self._run_upscale)
 
-    def _run_upscale(self, spec: Spec, values: Values, sliced: bool) -> Values:
+    def _run_upscale(self, spec: Spec, values: Values) -> Values:
         """(height, width, 3) to (2 height, 2 width, 3), 8 bits."""
         small = values["picture"].permute(2, 0, 1)[None].float()
         large = interpolate(small, scale_factor=2, mode="bicubic", antialias=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from stages import DECODE, DIFFUSE, ENCODE
 from tilework.core.wire import Execute, GroupRef, ImportState, SavedState, Spec, StateBlob
 
@@ -19,7 +21,12 @@ def steps(work_id: int, members: Members, num_steps: int, group: GroupRef | None
 
 def decode(work_id: int, job_id: int, num_steps: int = 4, sliced: bool = False) -> Execute:
     """For a request of so many steps; 4 are those of `tiny.spec`."""
-    return Execute(work_id, DECODE, ((job_id, 1 + num_steps),), sliced=sliced)
+    return decode_all(work_id, {job_id: num_steps}, sliced=sliced)
+
+
+def decode_all(work_id: int, steps_of: Mapping[int, int], *, sliced: bool = False) -> Execute:
+    """For requests of so many steps, together."""
+    return Execute(work_id, DECODE, tuple((job, 1 + count) for job, count in steps_of.items()), sliced=sliced)
 
 
 def import_state(

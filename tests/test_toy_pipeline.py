@@ -11,7 +11,7 @@ each. So its picture is the stock one, bit for bit. Nothing but this file knows 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from tilework.cost.table_file import parse_table, table_json
 from tilework.pipelines.families.latent_state import LatentState
 from tilework.pipelines.families.sd3 import StableDiffusion3
 from tilework.pipelines.family import Values
+from tilework.pipelines.staged import one_by_one
 from tilework.policy import registry
 from tilework.runtime.ticket import Outcome, Ticket
 from tilework.sim.config import SimConfig
@@ -78,13 +79,17 @@ class Toy(StableDiffusion3):
 
     def __init__(self, pipeline: Any, name: str, overrides: Mapping[str, Any], library: str) -> None:
         super().__init__(pipeline, name, overrides, library)
-        self._at_once = {"read": self._run_encode, "draw": self._run_draw, "develop": self._run_develop}
+        self._at_once = {
+            "read": one_by_one(self._run_encode),
+            "draw": one_by_one(self._run_draw),
+            "develop": self._run_develop,
+        }
 
-    def _run_draw(self, spec: Spec, values: Values, sliced: bool) -> Values:
-        return {"noise": super().begin("sketch", spec, self._run_encode(spec, values, sliced)).latents}
+    def _run_draw(self, spec: Spec, values: Values) -> Values:
+        return {"noise": super().begin("sketch", spec, self._run_encode(spec, values)).latents}
 
-    def _run_develop(self, spec: Spec, values: Values, sliced: bool) -> Values:
-        return self._run_decode(spec, {"latents": values["refined"]}, sliced)
+    def _run_develop(self, specs: Sequence[Spec], values: Sequence[Values], sliced: bool) -> list[Values]:
+        return self._run_decode(specs, [{"latents": one["refined"]} for one in values], sliced)
 
     def begin(self, stage: str, spec: Spec, values: Values) -> LatentState:
         state, first = super().begin(stage, spec, values), StepShare(last=HALF).of(spec.steps)

@@ -17,6 +17,7 @@ from suite.cases.batch_model import BatchModelCase
 from suite.cases.bubbles import Bubbles
 from suite.cases.chaos import Chaos
 from suite.cases.controller import ControllerTime
+from suite.cases.decodes import Decodes
 from suite.cases.elastic import Elastic
 from suite.cases.fewsteps import FewSteps
 from suite.cases.forming import Forming
@@ -57,6 +58,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "simspeed": ("Events per second of simulations on 8 and 128 devices", SimSpeed),
     "robust": ("What noise, a wrong table and changes of devices cost tilework and others, simulated", Robust),
     "fewsteps": ("Deadlines kept with 4 and 8 steps against 28, of what can be kept, simulated", FewSteps),
+    "decodes": ("Requests of few steps that share their decode: measured costs, simulated traffic", Decodes),
     "trident": ("Decisions of tridentserve on 1024 and 4096 devices: time, and value against the solver's", Trident),
     "queue": ("One more request behind 20,000 others: time and memory in the controller", QueueLength),
     "promises": ("Promised deadlines and predicted finishes at 0.5 to 3 times capacity, simulated", Reservations),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,6 +145,38 @@ def test_pictures_rejected_by_the_safety_checker_are_black_as_in_stock() -> None
     stock = tiny.run_stock(pipeline, tiny.spec())
     assert not stock.pixels.any()
     assert_same(family, state, stock)
+
+
+def test_of_pictures_that_are_decoded_together_only_the_rejected_ones_are_black() -> None:
+    pipeline = tiny.build_sd()
+    pipeline.run_safety_checker = lambda image, device, dtype: (image, [False, True][: len(image)])
+    family = StableDiffusion(pipeline, "tiny", {}, "")
+    kept, rejected = decoded_together(family, 2)[1]
+    assert kept.any()
+    assert not rejected.any()
+
+
+def test_pictures_that_are_decoded_together_equal_those_alone_up_to_rounding(model: Model) -> None:
+    calls: list[int] = []
+    decoder = model.here._pipeline.vae.decoder  # type: ignore[attr-defined]
+    hook = decoder.register_forward_hook(lambda *_: calls.append(1))
+    alone, together = decoded_together(model.here, 3)
+    hook.remove()
+    assert len(calls) == 3 + 1
+    for one, other in zip(alone, together, strict=True):
+        assert np.abs(one.astype(int) - other).max() <= 1
+    assert not np.array_equal(alone[0], alone[1])
+
+
+def decoded_together(family: Any, count: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Pictures of several seeds, decoded one by one and together."""
+    states = [tiny.begin(family, tiny.spec(seed=seed)) for seed in range(count)]
+    tiny.finish(family, *states)
+    latents = [family.finish(state) for state in states]
+    specs = [state.spec for state in states]
+    together = family.run(family.info.graph.stages[-1].name, specs, latents)
+    images = [family.image(spec, values) for spec, values in zip(specs, together, strict=True)]
+    return [tiny.pixels(tiny.decode(family, state)) for state in states], list(map(tiny.pixels, images))
 
 
 def test_steps_are_counted_as_on_the_stock_progress_bar(model: Model) -> None:

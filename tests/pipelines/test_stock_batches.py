@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+from diffusers.models.autoencoders.vae import AutoencoderMixin
 from torch import Tensor
 
 import tiny
 from tilework.core.wire import Spec
 from tilework.patches.layout import pack
+from tilework.pipelines.family import Values
 from tilework.pipelines.stock import shared_calls
 from tilework.pipelines.stock.answers import rebuilt
 from tilework.pipelines.stock.component_calls import denoisers_of
@@ -32,10 +35,10 @@ def _prepared() -> None:
 
 
 @contextmanager
-def counted(pipeline: Any) -> Iterator[list[int]]:
-    """The number of calls of the denoisers, one after another."""
+def counted(modules: Iterable[Any]) -> Iterator[list[int]]:
+    """The number of calls of these, one after another."""
     calls: list[int] = []
-    hooks = [denoiser.register_forward_hook(lambda *_: calls.append(1)) for denoiser in denoisers_of(pipeline).values()]
+    hooks = [one.register_forward_hook(lambda *_: calls.append(1)) for one in modules]
     yield calls
     for hook in hooks:
         hook.remove()
@@ -63,14 +66,46 @@ def test_shared_passes_change_nothing_but_rounding(name: str) -> None:
     if not second.prompt.startswith("{"):  # Bria's are JSON.
         second = replace(second, prompt="two blue birds on a branch")
     specs = [first, second, third]
-    with counted(pipeline) as apart:
+    with counted(denoisers_of(pipeline).values()) as apart:
         alone = latents(made, specs, together=False)
-    with counted(pipeline) as shared:
+    with counted(denoisers_of(pipeline).values()) as shared:
         together = latents(made, specs, together=True)
     _, loop, _ = made.info.stages
     assert loop.batchable == (len(shared) < len(apart)), "it must be told whether passes are shared"
     for one, other in zip(alone, together, strict=True):
         assert (one - other).abs().max() <= TOLERANCE * one.abs().max()
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in MODELS])
+def test_shared_decodes_change_nothing_but_rounding(name: str) -> None:
+    pipeline = build(ZOO[name])
+    made = StockPipeline(pipeline, name, {}, "")
+    specs = [requests.spec_of(ZOO[name], made, seed) for seed in (1, 2)]
+    decode, decoded = made.info.stages[-1], [looped(made, spec) for spec in specs]
+    decoders = [part.decoder for part in pipeline.components.values() if isinstance(part, AutoencoderMixin)]
+    with counted(decoders) as apart:
+        alone = [requests.pixels(made, spec, requests.shipped(one)) for spec, one in zip(specs, decoded, strict=True)]
+    with counted(decoders) as shared:
+        together = made.run(decode.name, specs, decoded)
+    assert decode.batchable == (len(shared) < len(apart)) or not made.info.stages[1].batchable
+    for spec, one, other in zip(specs, alone, together, strict=True):
+        pixels = np.frombuffer(made.image(spec, other).pixels, np.uint8)
+        assert np.abs(one.astype(int) - pixels).max() <= 1
+
+
+def looped(made: StockPipeline, spec: Spec) -> Values:
+    """What the loop of a request writes."""
+    state: Any = requests.begin(made, spec)[1]
+    while state.steps_done < state.num_steps:
+        made.step([state])
+    return made.finish(state)
+
+
+def test_decodes_whose_rows_are_mixed_up_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = shared_calls._part
+    monkeypatch.setattr(shared_calls, "_part", lambda answer, rows: part(answer, slice(0, rows.stop - rows.start)))
+    with pytest.raises(AssertionError):
+        test_shared_decodes_change_nothing_but_rounding("z-image")
 
 
 def test_a_pass_whose_rows_are_mixed_up_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

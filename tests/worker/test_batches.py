@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tiny
-from commands import decode, encode, import_state, steps
+from commands import decode, decode_all, encode, import_state, steps
 from tilework.core.packing import Pack
 from tilework.core.wire import (
     Absent,
@@ -123,6 +123,22 @@ def test_a_member_with_fewer_iterations_per_step_waits(tmp_path: Path, monkeypat
     assert iterations(bench, end) == {1: OUTPUTS, 2: 4}
     bench.run(steps(3, ((2, 2), (3, 0)), 1), steps(4, ((3, 1),), 3))
     assert_drawn(bench, family)
+
+
+@pytest.mark.parametrize("sliced", [False, True])
+def test_members_are_decoded_together_without_those_that_are_lacking(tmp_path: Path, sliced: bool) -> None:
+    family, specs = build("euler"), {job_id: tiny.spec(seed=job_id) for job_id in (1, 2, 3)}
+    bench = WorkerBench(family, tmp_path)
+    bench.run(*(encode(100 + job_id, job_id, spec) for job_id, spec in specs.items()))
+    bench.run(steps(1, ((1, 0), (2, 0)), 4), steps(2, ((3, 0),), 3))
+    end = ended(bench.run(decode_all(3, dict.fromkeys((1, 2, 3), 4), sliced=sliced)))
+    assert [one.job_id for one in end.absent] == [3]
+    assert end.images.keys() == {1, 2}
+    for job_id, image in end.images.items():
+        alone = tiny.begin(family, specs[job_id])
+        tiny.finish(family, alone)
+        difference = tiny.pixels(image).astype(int) - tiny.pixels(tiny.decode(family, alone))
+        assert np.abs(difference).max() <= 1
 
 
 def test_a_stop_is_for_all(bench: WorkerBench, family: StableDiffusion3) -> None:

@@ -110,6 +110,7 @@ class FakeFamily:
     iteration_s: float = 0.0
     order: int = 1
     too_large: Shape | None = None
+    most_decoded: int = 12
     most_steps: int = 1000
     info: ModelInfo = INFO
     parallel: FakeParallel = field(default_factory=FakeParallel)
@@ -131,6 +132,8 @@ class FakeFamily:
         for spec, of_spec in zip(specs, values, strict=True):
             assert stage == ENCODE or of_spec["latents"] == str(spec), "the outputs of the stages before"
             assert LIVE not in of_spec
+        if stage == DECODE and len(specs) > self.most_decoded:
+            raise MemoryError("too many")
         if stage == ENCODE:
             return [{"conditioning": str(spec), LIVE: object()} for spec in specs]
         return [{"picture": str(spec)} for spec in specs]
@@ -264,22 +267,31 @@ def test_a_step_has_all_the_iterations_of_its_sampler() -> None:
 
 
 @pytest.mark.parametrize("order", [1, 2])
-def test_calibration_times_one_step_of_the_whole_batch(order: int) -> None:
+def test_calibration_times_a_step_and_a_decode_of_the_whole_batch(order: int) -> None:
+    """Only outputs of one size are decoded together."""
     family = FakeFamily(order=order)
     rows = calibrate(family, ((LARGE, SMALL, SMALL), (SMALL,) * 4), num_runs=2)
     assert [(row.stage, row.shapes, row.degree, row.num_runs) for row in rows] == [
         (DIFFUSE, (SMALL, SMALL, LARGE), 1, 2),
         (DIFFUSE, (SMALL,) * 4, 1, 2),
+        (DECODE, (SMALL,) * 4, 1, 2),
     ]
-    assert family.batches == [3] * 5 * order + [4] * 5 * order, "three to warm up, then two"
+    assert family.batches == [3] * 5 * order + [4] * (5 + 1) * order, "three to warm up, then two; one before a decode"
     assert family.calls.count(DIFFUSE) == (3 + 4) * 5 * order, "each member goes on by as many steps"
-    assert DECODE not in family.calls
-    assert len(family.specs) == 2 + 1, "each shape is encoded once"
+    assert family.calls.count(DECODE) == 5
+    assert len(family.specs) == 2 + 1 + 4 * 5, "each shape is encoded once"
+
+
+def test_a_batch_that_cannot_be_decoded_may_share_its_steps(caplog: pytest.LogCaptureFixture) -> None:
+    rows = calibrate(FakeFamily(most_decoded=1), ((SMALL, SMALL),), num_runs=1)
+    assert [(row.stage, row.batch) for row in rows] == [(DIFFUSE, 2)]
+    assert "64x64 + 64x64 cannot run here" in caplog.text
+    assert not calibrate(FakeFamily(most_decoded=0), (ONE_SMALL,), num_runs=1), "a picture needs all stages"
 
 
 def test_a_batch_of_which_one_does_not_fit_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     rows = calibrate(FakeFamily(too_large=LARGE), ((SMALL, LARGE), (SMALL, SMALL)), num_runs=1)
-    assert [row.batch for row in rows] == [2]
+    assert [(row.stage, row.batch) for row in rows] == [(DIFFUSE, 2), (DECODE, 2)]
     assert "64x64 + 128x128 cannot run here" in caplog.text
 
 

@@ -54,7 +54,7 @@ def missing_batches(rows: Iterable[CostRow], graph: Graph, batches: Sequence[Bat
         if any(
             (stage.name, *sorted(batch)) not in known
             for stage in graph.stages
-            if (len(batch) == 1 or stage.spec.batchable) and (degree == 1 or stage.is_parallel)
+            if stage.spec.takes(batch) and (degree == 1 or stage.is_parallel)
         )
     )
 

@@ -34,6 +34,15 @@ Pieces = Mapping[str, Sequence[Tensor]]
 """Conditioning by name, of each picture of a packed batch, in the order in which they were given."""
 
 
+Run = Callable[[Sequence[Spec], Sequence[Values], bool], list[Values]]
+"""Runs a stage without steps, in slices or not, for one or several requests."""
+
+
+def one_by_one(run: Callable[[Spec, Values], Values]) -> Run:
+    """A stage that requests do not share, which knows no slices."""
+    return lambda specs, values, _: [run(spec, one) for spec, one in zip(specs, values, strict=True)]
+
+
 class StagedPipeline(ABC):
     """A family over the stock `pipeline`; see `family.Family` for the contract. `denoiser` is its largest component.
 
@@ -88,8 +97,8 @@ class StagedPipeline(ABC):
             max_degree=max_degree,
             stages=self.stages,
         )
-        self._at_once: dict[str, Callable[[Spec, Values, bool], Values]] = {
-            "encode": self._run_encode,
+        self._at_once: dict[str, Run] = {
+            "encode": one_by_one(self._run_encode),
             "decode": self._run_decode,
         }
         self._shares = {stage.name: stage.steps for stage in self.stages if stage.steps is not None}
@@ -146,22 +155,24 @@ class StagedPipeline(ABC):
 
     @abstractmethod
     def _decode(self, latents: Tensor, sliced: bool = False) -> Tensor:
-        """The picture of any size as a tensor, before the stock pipeline's `image_processor`; `latents` lie as in it.
+        """The pictures as a tensor, before the stock pipeline's `image_processor`; `latents` lie as in them.
 
-        (1, channels, rows, columns), of the type that `begin` draws. `sliced`: see `slices.decode`.
+        (pictures, channels, rows, columns), of the type that `begin` draws. `sliced`, of one: see `slices.decode`.
         """
 
     @torch.no_grad()
     def run(self, stage: str, specs: Sequence[Spec], values: Sequence[Values], sliced: bool = False) -> list[Values]:
-        run = self._at_once[stage]
-        return [run(spec, of_spec, sliced) for spec, of_spec in zip(specs, values, strict=True)]
+        return self._at_once[stage](specs, values, sliced)
 
-    def _run_encode(self, spec: Spec, values: Values, sliced: bool) -> Values:
+    def _run_encode(self, spec: Spec, values: Values) -> Values:
         return {"conditioning": dict(self.encode(spec).tensors)}
 
-    def _run_decode(self, spec: Spec, values: Values, sliced: bool) -> Values:
-        picture = self._picture_of(self._decode(self._unpack(values["latents"], spec), sliced))
-        return {"picture": torch.from_numpy(np.array(picture))}
+    def _run_decode(self, specs: Sequence[Spec], values: Sequence[Values], sliced: bool) -> list[Values]:
+        latents = [self._unpack(one["latents"], spec) for spec, one in zip(specs, values, strict=True)]
+        # Several have one size. Slices save memory, which several at a time would need again.
+        batches = latents if sliced else [torch.cat(latents)]
+        pictures = [one for batch in batches for one in self._pictures_of(self._decode(batch, sliced))]
+        return [{"picture": torch.from_numpy(np.array(picture))} for picture in pictures]
 
     @torch.no_grad()
     def begin(self, stage: str, spec: Spec, values: Values) -> LatentState:
@@ -232,7 +243,7 @@ class StagedPipeline(ABC):
         # The mean of latents decodes to about the mean of the pixels, at a fraction of the cost.
         size = (rows * small.height // whole.height, columns * small.width // whole.width)
         decoded = self._decode(interpolate(latents, size, mode="area").to(state.latents.dtype))
-        picture = self._picture_of(decoded)
+        (picture,) = self._pictures_of(decoded)
         return Image(height=picture.height, width=picture.width, pixels=picture.tobytes())
 
     def image(self, spec: Spec, values: Values) -> Image:
@@ -268,9 +279,10 @@ class StagedPipeline(ABC):
         """Latents as they lie in the picture, (1, channels, rows, columns), for a family that packs them otherwise."""
         return latents
 
-    def _picture_of(self, decoded: Tensor) -> Any:
-        """What the stock pipeline makes of a decoded tensor, as an image of PIL."""
-        return self._pipeline.image_processor.postprocess(decoded, output_type="pil")[0]
+    def _pictures_of(self, decoded: Tensor) -> list[Any]:
+        """What the stock pipeline makes of a decoded tensor, as images of PIL."""
+        pictures: list[Any] = self._pipeline.image_processor.postprocess(decoded, output_type="pil")
+        return pictures
 
     def _is_guided(self, spec: Spec) -> bool:
         return self._info.two_passes and spec.guidance_scale > 1

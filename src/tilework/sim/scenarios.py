@@ -87,7 +87,7 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
         ),
         table=_with_components(
             _table(
-                _with_slots(_graph(Random(f"graph/{seed}")), slot_random),
+                _with_slots(_some_shared(_graph(Random(f"graph/{seed}")), Random(f"shared/{seed}")), slot_random),
                 degrees,
                 devices_per_node,
                 batch_random.choice((0.0, 0.0, 0.15, 0.5)),
@@ -159,13 +159,28 @@ def _graph(random: Random) -> Graph:
     return Graph(PIPELINE, tuple(specs))
 
 
+def _some_shared(graph: Graph, random: Random) -> Graph:
+    """The same graph, in half of all scenarios with stages without steps that several requests may share."""
+    if random.random() < 0.5:
+        return graph
+    specs = [
+        spec if spec.steps else replace(spec, batchable=random.random() < 0.7, one_shape=random.random() < 0.5)
+        for spec in graph.specs
+    ]
+    return Graph(graph.pipeline, tuple(specs))
+
+
 def _with_slots(graph: Graph, random: Random) -> Graph:
     """In a third of all scenarios each stage that runs at once runs on a CPU slot or on an accelerator, by chance."""
     if random.random() < 0.67:
         return graph
     kinds = tuple(DeviceKind)
-    specs = [spec if spec.steps else replace(spec, device_kind=random.choice(kinds)) for spec in graph.specs]
+    specs = [spec if spec.steps else _on(random.choice(kinds), spec) for spec in graph.specs]
     return Graph(graph.pipeline, tuple(specs))
+
+
+def _on(kind: DeviceKind, spec: StageSpec) -> StageSpec:
+    return replace(spec, device_kind=kind, batchable=spec.batchable and kind is not DeviceKind.CPU)
 
 
 def _table(graph: Graph, degrees: tuple[int, ...], devices_per_node: int, saving: float) -> CostTable:

@@ -44,8 +44,8 @@ def calibrate(
 ) -> tuple[CostRow, ...]:
     """Time the stages for every batch, with guidance; rows in the order of `batches`.
 
-    Without a `comm`: every stage for a single output, batchable ones for a batch. A batch that cannot run here (for
-    lack of memory, for example) is left out.
+    Without a `comm`: every stage for a single output, and those that take it for a batch. An output that cannot run
+    here (for lack of memory, for example) is left out; of a batch, the stage that cannot and those after it.
 
     With a `comm`: stages that several devices may share, for single outputs, at the degree of the group. All ranks make
     the same call, and each returns rows of its own. A batch that cannot run on one rank breaks the group, since the
@@ -55,32 +55,36 @@ def calibrate(
     """
     rows: list[CostRow] = []
     for batch in batches:
+        timings: dict[str, _Timing] = {}
         try:
-            timings = _time_stages(family, batch, comm, num_runs)
+            _time_stages(family, batch, comm, num_runs, timings)
         except Exception:
             _log.exception("%s cannot run here; it is left out of the calibration", " + ".join(map(str, batch)))
             if comm is not None:
                 comm.abort()
                 break
-            continue
+            if len(batch) == 1:
+                continue
         degree = 1 if comm is None else comm.size
         rows += [_row(family, stage, batch, degree, timing) for stage, timing in timings.items()]
     return tuple(rows)
 
 
-def _time_stages(family: Family, batch: Batch, comm: Comm | None, num_runs: int | None) -> dict[str, _Timing]:
-    """Run each stage with what those before it have written, and time those that can be run so.
+def _time_stages(
+    family: Family, batch: Batch, comm: Comm | None, num_runs: int | None, timings: dict[str, _Timing]
+) -> None:
+    """Run each stage with what those before it have written, and add the times of those that can be run so.
 
     A stage reads what another device would have of it: a live call could be continued once, not timed often. What a
     single output has written is serialized once, to know its size; what the last stage writes is not moved.
     """
     specs = [_guided_spec(family, shape, num_runs) for shape in batch]
     values: dict[Spec, Values] = {spec: {} for spec in specs}  # Equal shapes share them.
-    clock, timings = _Clock(family.device, comm, num_runs), dict[str, _Timing]()
+    clock = _Clock(family.device, comm, num_runs)
     wanted = {
         stage.name
         for stage in family.info.graph.stages
-        if (stage.is_parallel if comm is not None else len(batch) == 1 or stage.spec.batchable)
+        if (stage.is_parallel if comm is not None else stage.spec.takes(batch))
     }
     for stage in family.info.graph.stages:
         if stage.has_steps:
@@ -102,7 +106,6 @@ def _time_stages(family: Family, batch: Batch, comm: Comm | None, num_runs: int 
             size = serialize(outputs[specs[0]] if state is None else state).num_bytes
             timings[stage.name] = replace(timings[stage.name], state_bytes=size)
         values = {spec: {**values[spec], **of_spec} for spec, of_spec in outputs.items()}
-    return timings
 
 
 def _moved(values: Values) -> Values:

@@ -38,10 +38,11 @@ from tilework.sim.trace import Trace
 
 MS = NS_PER_MS
 FIXED_MS, EACH_MS = 60, 40  # Of a step: what every forward pass takes, and every request in it.
+DECODE_MS = 5
 
 
 def step_time(stage: Stage, requests: Sequence[Request]) -> float:
-    return (FIXED_MS + EACH_MS * len(requests)) * MS
+    return (FIXED_MS + EACH_MS * len(requests)) * MS if stage.has_steps else DECODE_MS * len(requests) * MS
 
 
 def member(index: int, steps: int, due_ms: float = inf, *, encode_ms: int = 0, decode_ms: int = 0) -> Member:
@@ -70,6 +71,57 @@ def test_members_end_one_by_one_and_steps_are_faster_then() -> None:
     three = batch(member(0, 4, decode_ms=5), member(1, 2, decode_ms=5), member(2, 3, encode_ms=7, decode_ms=5))
     assert three.ends_ns == (622 * MS, 372 * MS, 517 * MS)
     assert batch(member(0, 4)).ends_ns == (400 * MS,)
+
+
+def shared_decode(saved_ms: float, *members: Member, num_behind: float = 0.0) -> Batch:
+    """A batch in which a decode of two takes so much less than two decodes."""
+
+    def timed(stage: Stage, requests: Sequence[Request]) -> float:
+        return step_time(stage, requests) - (0 if stage.has_steps else saved_ms * MS * (len(requests) - 1))
+
+    return Batch(members, 0.0, timed, num_behind)
+
+
+def decodes(of: Batch) -> list[tuple[int, ...]]:
+    """The jobs of each decode of a plan."""
+    starts = of.starts(0, 9, 99, 10_000 * MS, "")
+    return [start.job_ids for start in starts if start.stage.name == "decode"]
+
+
+@pytest.mark.parametrize(
+    ("saved_ms", "num_behind", "due_ms", "together"),
+    [
+        (3.0, 0.0, inf, True),  # Two end after 7 ms, before after 5 and 10.
+        (2.0, 0.0, inf, False),  # Both end after 8 ms: one loses 3 ms, the other gains 2.
+        (2.0, 1.0, inf, True),  # What waits behind them gains 2 ms, too.
+        (0.9, 9.0, inf, False),  # It saves less than a tenth.
+        (2.0, 0.0, 288.0, True),  # Nothing is gained by ending before a deadline.
+        (2.0, 0.0, 287.9, False),
+    ],
+)
+def test_members_that_end_their_steps_together_share_the_decode_if_it_pays(
+    saved_ms: float, num_behind: float, due_ms: float, together: bool
+) -> None:
+    pair = [member(index, 2, due_ms=due_ms, decode_ms=DECODE_MS) for index in (0, 1)]
+    both = shared_decode(saved_ms, *pair, num_behind=num_behind)
+    assert decodes(both) == ([(0, 1)] if together else [(0,), (1,)])
+    whole_ms = 280 + 2 * DECODE_MS
+    ends_ms = (whole_ms - saved_ms,) * 2 if together else (whole_ms - DECODE_MS, whole_ms)
+    assert both.ends_ns == tuple(end_ms * MS for end_ms in ends_ms)
+
+
+def test_only_members_of_one_size_that_may_share_do_so() -> None:
+    pair = [member(index, 2, decode_ms=DECODE_MS) for index in (0, 1, 2)]
+    wide = replace(pair[2], job=job(2, request("2", steps=2, side=256)))
+    assert decodes(shared_decode(4.0, *pair[:2], wide)) == [(0, 1), (2,)]
+    unlucky = job(1, request("1", steps=2))
+    unlucky.failures = 1
+    assert decodes(shared_decode(4.0, pair[0], replace(pair[1], job=unlucky))) == [(0,), (1,)]
+
+
+def test_those_that_go_on_gain_by_a_shared_decode() -> None:
+    pair = [member(index, 2, decode_ms=DECODE_MS) for index in (0, 1)]
+    assert decodes(shared_decode(2.0, *pair, member(2, 4))) == [(0, 1), (2,)]
 
 
 def test_the_slack_of_a_batch_is_the_least_of_its_members() -> None:

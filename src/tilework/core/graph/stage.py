@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tilework.core.request import Shape
 
 
 class DeviceKind(StrEnum):
@@ -58,6 +63,10 @@ class StageSpec:
     sliceable: bool = False
     previews: str = ""
     device_kind: DeviceKind = DeviceKind.ACCELERATOR
+
+    def takes(self, shapes: Sequence[Shape]) -> bool:
+        """Whether a run of it may be for outputs of these shapes together."""
+        return len(shapes) == 1 or (self.batchable and not (self.one_shape and len(set(shapes)) > 1))
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -55,8 +55,9 @@ class StableDiffusion(UNetPipeline):
         decoded = slices.decode(pipeline.vae, latents / pipeline.vae.config.scaling_factor, sliced)
         checked: Tensor
         checked, found = pipeline.run_safety_checker(decoded, self.device, decoded.dtype)
-        if found and found[0]:
-            return torch.full_like(decoded, _BLACK)
+        for index, is_unsafe in enumerate(found or ()):
+            if is_unsafe:
+                checked[index] = _BLACK
         return checked
 
 

@@ -63,7 +63,7 @@ class StockCall(greenlet):  # type: ignore[misc]
 
         The first answer begins it, and is ignored. `watching` is entered while it runs.
         """
-        self.hub = getcurrent()
+        self.hub = self.parent = getcurrent()  # It returns to its parent.
         with torch.no_grad(), self.randomness(), watching or nullcontext():
             paused = self.switch() if self.gr_frame is None and not self.dead else self.switch(answer)
         if self.dead:

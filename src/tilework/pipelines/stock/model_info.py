@@ -23,6 +23,7 @@ from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.stock.component_calls import config_of, denoisers_of
 from tilework.pipelines.stock.limits import Limits
 from tilework.pipelines.stock.modular import steps_left
+from tilework.pipelines.stock.shared_calls import can_share_decoder
 from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
 
 _STEPS = 50
@@ -164,10 +165,12 @@ def _stages(pipeline: Any, max_degree: int, batchable: bool, takes_pictures: boo
     encode, loop, decode = latent_diffusion("").specs
     before, within, after = _components(pipeline, takes_pictures)
     degrees = None if max_degree > 1 else (1,)
+    decodes_rows = batchable and can_share_decoder(pipeline)
+    sliceable = isinstance(getattr(pipeline, "vae", None), AutoencoderKL)
     return (
         replace(encode, components=before),
         replace(loop, components=within, degrees=degrees, batchable=batchable, one_shape=batchable, previews=""),
-        replace(decode, components=after, sliceable=isinstance(getattr(pipeline, "vae", None), AutoencoderKL)),
+        replace(decode, components=after, sliceable=sliceable, batchable=decodes_rows, one_shape=decodes_rows),
     )
 
 

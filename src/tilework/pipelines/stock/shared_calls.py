@@ -1,4 +1,5 @@
-"""Calls of one denoiser by several requests that become one forward pass, whatever loops the requests are in.
+"""Calls of one model by several requests that become one forward pass: of a denoiser, whatever loops they are in, and
+of a decoder.
 
 Rejected: finding out by the shapes alone which tensors have rows. The residuals of a control network are lists of
 tensors with rows inside, and a table of positions may have as many entries as there are rows.
@@ -7,7 +8,7 @@ tensors with rows inside, and a table of positions may have as many entries as t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,7 +20,7 @@ from torch.nn.functional import pad
 from torch.utils._pytree import tree_leaves
 
 from tilework.pipelines.stock.component_calls import ComponentCall, Role
-from tilework.pipelines.stock.walk import Walk
+from tilework.pipelines.stock.walk import Ask, Walk
 
 _TRANSFORMER = frozenset({"hidden_states", "timestep", "encoder_hidden_states", "encoder_attention_mask"})
 _FLUX = _TRANSFORMER | {"pooled_projections", "guidance", "attention_mask"}
@@ -74,6 +75,9 @@ _TEXTS: Mapping[str, tuple[str, str]] = {
     "QwenImageTransformer2DModel": ("encoder_hidden_states", "encoder_hidden_states_mask"),
 }
 """Texts whose lengths differ, (rows, tokens, width), and their mask; of models that do not fill up all texts."""
+_DECODE, _DECODED, _UNUSED = "decode", frozenset({"z"}), "generator"
+_DECODES_ONE = frozenset({"AutoencoderKLAllegro", "AutoencoderKLHunyuanVideo15"})
+"""Decoders that take one row only: their attention mask and their cuts are made for that."""
 _CACHING = frozenset({"Flux2KleinKVPipeline"})
 """Pipelines that give their denoiser a cache; only its calls show that."""
 
@@ -89,28 +93,58 @@ def can_share(pipeline: Any, denoisers: Iterable[Any]) -> bool:
     return not hasattr(pipeline, "set_pag_applied_layers") and all(type(one).__name__ in ROWS for one in denoisers)
 
 
+def can_share_decoder(pipeline: Any) -> bool:
+    """Whether requests of one shape can share the passes of a decoder."""
+    return any(hasattr(one, _DECODE) and _decodes_rows(one) for one in pipeline.components.values())
+
+
 def iterate_together(walks: Sequence[Walk]) -> None:
     """Make one iteration of each walk. Calls of a denoiser that fit each other become one, row by row.
 
     Each iteration runs up to its next call of a denoiser. When all have come so far, the calls are made; a walk with
     two passes for guidance meets the others twice. If an error is raised, the walks that are not torn can go on.
     """
-    hub = getcurrent()
+    _together([walk.iterate for walk in walks], lambda _, call: call.run(), lambda call: call.role is not Role.SAMPLER)
+
+
+def finish_together(walks: Sequence[Walk], answer: Callable[[Walk, ComponentCall], Any]) -> list[Any]:
+    """Run walks to their ends; what their stock calls return. Calls of a decoder that fit each other become one.
+
+    `answer` answers all other calls.
+    """
+    return _together(
+        [walk.finish for walk in walks],
+        lambda index, call: answer(walks[index], call),
+        lambda call: call.method == _DECODE and _decodes_rows(call.owner),
+    )
+
+
+def _together(
+    runs: Sequence[Callable[[Ask], Any]],
+    answer: Callable[[int, ComponentCall], Any],
+    is_shared: Callable[[ComponentCall], bool],
+) -> list[Any]:
+    """The results of these, each of which runs up to its next shared call. `answer` answers the others."""
+    hub, results = getcurrent(), list[Any]([None] * len(runs))
     waiting: list[tuple[greenlet, Asked]] = []
 
-    def ask(call: ComponentCall) -> Any:
-        if call.role is Role.SAMPLER:
-            return call.run()
-        waiting.append((getcurrent(), asked(call)))
-        return hub.switch()
+    def run(index: int) -> None:
+        def ask(call: ComponentCall) -> Any:
+            if not is_shared(call):
+                return answer(index, call)
+            waiting.append((getcurrent(), asked(call)))
+            return hub.switch()
 
-    for walk in walks:
-        greenlet(lambda walk=walk: walk.iterate(ask)).switch()
+        results[index] = runs[index](ask)
+
+    for index in range(len(runs)):
+        greenlet(run).switch(index)
     while waiting:
-        stopped, waiting = waiting, []
+        stopped, waiting[:] = list(waiting), []
         for alike in _groups(stopped):
-            for (iteration, _), answer in zip(alike, _answers([one for _, one in alike]), strict=True):
-                iteration.switch(answer)
+            for (paused, _), answered in zip(alike, _answers([one for _, one in alike]), strict=True):
+                paused.switch(answered)
+    return results
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,9 +186,13 @@ class Asked:
 def asked(call: ComponentCall) -> Asked:
     """A call with its arguments told apart."""
     kind: Any = type(call.owner)
-    names = frozenset() if call.keeps_state else ROWS.get(kind.__name__, frozenset())
-    bound = _signature(kind).bind(call.owner, *call.args, **call.kwargs).arguments
+    names = _DECODED if call.method == _DECODE else ROWS.get(kind.__name__, frozenset())
+    if call.keeps_state:
+        names = frozenset()
+    bound = _signature(kind, call.method).bind(call.owner, *call.args, **call.kwargs).arguments
     given = {name: value for name, value in list(bound.items())[1:] if value is not None}
+    if names is _DECODED:
+        given.pop(_UNUSED, None)
     return Asked(
         call,
         rows={name: value for name, value in given.items() if name in names},
@@ -163,8 +201,19 @@ def asked(call: ComponentCall) -> Asked:
 
 
 @cache
-def _signature(kind: type) -> inspect.Signature:
-    return inspect.signature(kind.forward)  # type: ignore[attr-defined]
+def _signature(kind: type, method: str) -> inspect.Signature:
+    return inspect.signature(getattr(kind, method))
+
+
+def _decodes_rows(decoder: Any) -> bool:
+    """Whether a decoder is told of nothing but latents, one row for each output.
+
+    Others are told of times, masks or numbers of frames, and some draw noise. None of these uses its generator.
+    """
+    kind: Any = type(decoder)
+    if kind.__name__ in _DECODES_ONE:
+        return False
+    return set(_signature(kind, _DECODE).parameters) - {"self", "return_dict", _UNUSED} == _DECODED
 
 
 def _groups(waiting: Iterable[tuple[greenlet, Asked]]) -> Iterator[list[tuple[greenlet, Asked]]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from tilework.pipelines.stock.coroutine import StockCall
 from tilework.pipelines.stock.guidance_halves import GuidanceHalves
 from tilework.pipelines.stock.model_info import check_pipeline, describe, num_heads
 from tilework.pipelines.stock.modular import GUIDER, hide_progress
-from tilework.pipelines.stock.shared_calls import can_share, iterate_together
+from tilework.pipelines.stock.shared_calls import can_share, finish_together, iterate_together
 from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
 from tilework.pipelines.stock.walk import Mark, Walk
 
@@ -108,10 +109,16 @@ class StockPipeline:
     def run(self, stage: str, specs: Sequence[Spec], values: Sequence[Values], sliced: bool = False) -> list[Values]:
         before, after = self._graph.stages[0].name, self._graph.stages[-1].name
         assert stage in (before, after)
-        run = self._encode if stage == before else self._finish
-        return [run(spec, of_spec, sliced) for spec, of_spec in zip(specs, values, strict=True)]
+        if stage == before:
+            return [self._encode(spec) for spec in specs]
+        walks = [self._decoding(spec, of_spec) for spec, of_spec in zip(specs, values, strict=True)]
+        if len(walks) > 1 and not sliced:
+            results = finish_together(walks, self._answer)
+        else:
+            results = [walk.finish(partial(self._answer, walk, sliced=sliced)) for walk in walks]
+        return [{self._written(2): _pictures(result)} for result in results]
 
-    def _encode(self, spec: Spec, values: Values, sliced: bool) -> Values:
+    def _encode(self, spec: Spec) -> Values:
         walk = self._begin(spec)
         walk.encode()
         return {self._written(0): {ENCODED: walk.encoded}, LIVE: walk}
@@ -174,7 +181,8 @@ class StockPipeline:
         with self._parallel.suspended() if call.keeps_state else nullcontext():
             return call.run()
 
-    def _finish(self, spec: Spec, values: Values, sliced: bool) -> Values:
+    def _decoding(self, spec: Spec, values: Values) -> Walk:
+        """A walk of a request that has left its loop."""
         latents, walk = dict(values[self._written(1)]), values.get(LIVE)
         encoded = latents.pop(ENCODED)
         mark = Mark(**latents)
@@ -182,14 +190,14 @@ class StockPipeline:
             walk = self._begin(spec)
             walk.encode_again(encoded)
         walk.replay(mark)
-        result = walk.finish(lambda call: self._decode(call, sliced))
-        return {self._written(2): _pictures(result)}
+        return walk
 
-    def _decode(self, call: ComponentCall, sliced: bool) -> Any:
-        if not sliced or call.method != "decode":
+    def _answer(self, walk: Walk, call: ComponentCall, sliced: bool = False) -> Any:
+        """Answer a call behind the loop."""
+        if sliced and call.method == "decode":
+            return (slices.decode(getattr(self._pipeline, call.component), call.args[0], sliced),)
+        with walk.call.randomness():  # A decoder may draw noise.
             return call.run()
-        decoded = slices.decode(getattr(self._pipeline, call.component), call.args[0], sliced)
-        return (decoded,)
 
     def image(self, spec: Spec, values: Values) -> Image:
         picture: Tensor = values[self._written(2)]

@@ -208,7 +208,7 @@ class Walk:
         self._end_iteration(mark.samplers, mark.generators)
 
     def finish(self, ask: Ask) -> Any:
-        """Run to the end; returns what the stock call returns. `ask` answers all calls.
+        """Run to the end; returns what the stock call returns. `ask` answers all calls, of which some may draw noise.
 
         Raises:
             UnsupportedModel: a denoiser or a sampler is called again; or it was replayed, and that was not enough.
@@ -218,9 +218,7 @@ class Walk:
                 raise UnsupportedModel(f"the pipeline calls {call} after its loop")
             if self._is_replayed and has_nan(call.args) and not has_nan(self._samplers):
                 raise UnsupportedModel(_LOST)
-            with self.call.randomness():  # A decoder may draw noise.
-                answer = ask(call)
-            self._resume(answer)
+            self._resume(ask(call))
         return self.call.result
 
     def _resume(self, answer: Any, watching: AbstractContextManager[Any] | None = None) -> None:

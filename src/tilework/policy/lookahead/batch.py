@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import inf
 
+from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import JobView
+from tilework.core.request import Shape
 from tilework.core.work import Start
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import StepTime
 from tilework.policy.toolkit.demand import Speed
 from tilework.policy.toolkit.margin import Margin
-from tilework.policy.toolkit.starts import before_steps, start_at_once, start_steps, steps_in_chunk
+from tilework.policy.toolkit.starts import before_steps, start_at_once, start_stage, start_steps, steps_in_chunk
 
-LEAST_SAVED = 0.1  # Of the time of a step apart. With less saved, requests that come later lose more than these gain.
+LEAST_SAVED = 0.1  # Of the time of a run apart. With less saved, requests that come later lose more than these gain.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Member:
     """A request of a batch, with its work that is not committed yet; `forecast` includes works in flight.
 
@@ -51,6 +54,15 @@ class Member:
         return stage
 
     @property
+    def after_steps(self) -> Cursor:
+        """What is left of it after the steps of `stage`."""
+        left = self.job.left
+        if not left.num_steps_left:
+            return left
+        left = before_steps(left)
+        return left.advanced(left.num_left_here)
+
+    @property
     def alone_ns(self) -> float:
         """The time that it takes alone on one device."""
         return self.head_ns + self.num_steps * self.forecast.speeds[0].step_ns + self.tail_ns
@@ -60,12 +72,14 @@ class Member:
 class Batch:
     """Requests that share the forward passes of one device from `ready_ns` on, each to the end of its `stage`.
 
-    Stages without steps run one by one.
+    Stages without steps run one by one, but for those that end their steps together: they share the next stage if it
+    pays (`_together_ns`). `num_behind` other requests wait for the device.
     """
 
     members: tuple[Member, ...]
     ready_ns: float
     step_time: StepTime
+    num_behind: float = 0.0
     _ends_ns: tuple[float, ...] | None = field(default=None, init=False)
 
     @property
@@ -84,12 +98,54 @@ class Batch:
                 num_steps = self.members[left[0]].num_steps - done
                 now += num_steps * self.step_time(self.stage, [self.members[index].job.request for index in left])
                 done += num_steps
-                while left and self.members[left[0]].num_steps == done:
-                    index = left.pop(0)
-                    now += self.members[index].tail_ns
-                    ends[index] = now
+                num_ended = sum(self.members[index].num_steps == done for index in left)
+                ended, left = [self.members[index] for index in left[:num_ended]], left[num_ended:]
+                for together, tail_ns in self._after_steps(ended, now, len(left)):
+                    now += tail_ns
+                    for member in together:
+                        ends[self.members.index(member)] = now
             self._ends_ns = tuple(ends)
         return self._ends_ns
+
+    def _after_steps(
+        self, ended: Sequence[Member], now_ns: float, num_left: int
+    ) -> Iterator[tuple[Sequence[Member], float]]:
+        """Members that have made their steps, those together that share the next stage, and the time to their end.
+
+        `num_left` others make further steps. The order is that in which they end.
+        """
+        if len(ended) == 1:  # The usual case.
+            yield ended, ended[0].tail_ns
+            return
+        alike: dict[tuple[Stage | None, Shape], list[Member]] = {}
+        for member in ended:
+            alike.setdefault((member.after_steps.stage, member.job.request.shape), []).append(member)
+        for (stage, _), members in alike.items():
+            whole_ns = None if stage is None else self._together_ns(stage, members, now_ns, num_left)
+            parts = [(members, whole_ns)] if whole_ns else [((one,), one.tail_ns) for one in members]
+            for _, tail_ns in parts:
+                now_ns += tail_ns
+            yield from parts
+
+    def _together_ns(self, stage: Stage, members: Sequence[Member], now_ns: float, num_left: int) -> float | None:
+        """The time to the end of these members if they share a stage without steps; None if they do not.
+
+        They do if they may and `LEAST_SAVED` of the time is saved; if none is late by it; and if those that need not be
+        on time lose less than the members that make further steps, and the requests behind, gain.
+        """
+        if len(members) == 1 or not stage.spec.batchable or not all(member.job.may_share for member in members):
+            return None
+        requests = [member.job.request for member in members]
+        apart_ns = sum(self.step_time(stage, [request]) for request in requests)
+        saved_ns = apart_ns - self.step_time(stage, requests)
+        if saved_ns < max(1, LEAST_SAVED * apart_ns):
+            return None
+        whole_ns = sum(member.tail_ns for member in members) - saved_ns
+        ends_ns = accumulate(member.tail_ns for member in members)
+        loss_ns = sum(whole_ns - end_ns for one, end_ns in zip(members, ends_ns, strict=True) if one.due_ns == inf)
+        if loss_ns > saved_ns * (num_left + self.num_behind):
+            return None
+        return whole_ns if now_ns + whole_ns <= min(member.due_ns for member in members) else None
 
     @property
     def slack_ns(self) -> float:
@@ -116,12 +172,14 @@ class Batch:
         return True
 
     def with_(self, member: Member) -> Batch:
-        return Batch((*self.members, member), self.ready_ns, self.step_time)
+        return self._of((*self.members, member))
 
     def without(self, members: Iterable[Member]) -> Batch:
         gone = {member.job.job_id for member in members}
-        kept = tuple(member for member in self.members if member.job.job_id not in gone)
-        return Batch(kept, self.ready_ns, self.step_time)
+        return self._of(tuple(member for member in self.members if member.job.job_id not in gone))
+
+    def _of(self, members: tuple[Member, ...]) -> Batch:
+        return Batch(members, self.ready_ns, self.step_time, self.num_behind)
 
     def saved(self, member: Member) -> float:
         """The share of a step's time that is saved if one more joins, compared with its running apart."""
@@ -192,25 +250,47 @@ class Batch:
 
     def starts(self, device_id: int, num_chunks: int, most_steps: int, chunk_ns: int, why: str) -> Iterator[Start]:
         """The next chunks of steps, and the stages without steps: before them, and of members that have made theirs."""
-        lefts = {member.job.job_id: member.job.left for member in self.members}
-        ended = [job_id for job_id, left in lefts.items() if not left.num_steps_left]
-        begin = [job_id for job_id in lefts if job_id not in ended] if num_chunks and most_steps else []
-        for job_id in ended + begin:
-            yield from start_at_once(lefts[job_id], job_id, device_id, why)
-        done = 0
+        now_ns, done = self.ready_ns, 0
+        ended = [member for member in self.members if not member.job.left.num_steps_left]
+        sharing = [member for member in self.members if member.job.left.num_steps_left]
+        now_ns += yield from self._tails(ended, now_ns, len(sharing), device_id, why)
+        if num_chunks and most_steps:
+            for member in sharing:
+                yield from start_at_once(member.job.left, member.job.job_id, device_id, why)
+                now_ns += member.head_ns
         for _ in range(num_chunks):
-            sharing = [member for member in self.members if member.num_steps > done]
             if not sharing or done == most_steps:
                 return
             step_ns = self.step_time(self.stage, [member.job.request for member in sharing])
             least = min(member.num_steps for member in sharing)
             num_steps = steps_in_chunk(min(least, most_steps) - done, step_ns, chunk_ns)
             done += num_steps
-            job_ids, others = tuple(member.job.job_id for member in sharing), _others(len(sharing) - 1)
-            yield start_steps(self.stage, job_ids, (device_id,), num_steps, why + others)
-            for job_id in (member.job.job_id for member in sharing if member.num_steps == done):
-                left = before_steps(lefts[job_id])
-                yield from start_at_once(left.advanced(left.num_left_here), job_id, device_id, why)
+            now_ns += num_steps * step_ns
+            yield start_steps(self.stage, _ids(sharing), (device_id,), num_steps, why + _others(len(sharing) - 1))
+            ended = [member for member in sharing if member.num_steps == done]
+            sharing = [member for member in sharing if member.num_steps > done]
+            now_ns += yield from self._tails(ended, now_ns, len(sharing), device_id, why)
+
+    def _tails(
+        self, ended: Sequence[Member], now_ns: float, num_left: int, device_id: int, why: str
+    ) -> Generator[Start, None, float]:
+        """Start the next stages without steps of members that have made their steps; returns how long they take."""
+        whole_ns = 0.0
+        for together, tail_ns in self._after_steps(ended, now_ns, num_left):
+            whole_ns += tail_ns
+            lefts = {member.job.job_id: member.after_steps for member in together}
+            if len(together) > 1:
+                stage = together[0].after_steps.stage
+                assert stage is not None
+                yield start_stage(stage, tuple(lefts), device_id, why + _others(len(together) - 1))
+                lefts = {job_id: left.advanced(1) for job_id, left in lefts.items()}
+            for job_id, left in lefts.items():
+                yield from start_at_once(left, job_id, device_id, why)
+        return whole_ns
+
+
+def _ids(members: Iterable[Member]) -> tuple[int, ...]:
+    return tuple(member.job.job_id for member in members)
 
 
 def _others(num_others: int) -> str:

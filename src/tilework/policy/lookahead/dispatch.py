@@ -117,7 +117,7 @@ class Dispatch:
         while cursor.stage is not None:
             num_steps = 1
             if not cursor.stage.has_steps:
-                yield start_stage(cursor.stage, job.job_id, group[0], why)
+                yield start_stage(cursor.stage, (job.job_id,), group[0], why)
             elif max_chunks and most:
                 num_steps = steps_in_chunk(min(cursor.num_left_here, most), step_ns, self._node.chunk_ns)
                 max_chunks, most = max_chunks - 1, most - num_steps

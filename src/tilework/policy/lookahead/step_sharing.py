@@ -43,6 +43,7 @@ class StepSharing:
     node: NodeJobs
     batches: dict[JobForecast, Batch] = field(default_factory=dict)
     _pinned: list[JobForecast] = field(default_factory=list)
+    _num_behind: float = 0.0  # Jobs that wait, for each device.
 
     def simulate(self, served: list[JobForecast]) -> ServiceOrder:
         node = self.node
@@ -58,6 +59,7 @@ class StepSharing:
         """
         node, self.batches = self.node, {}
         self._pinned = list(node.pinned())
+        self._num_behind = sum(not job.works for job in node.jobs.values()) / len(node.devices)
         gathered: set[int] = set()
         served: list[JobForecast] = []
         batches: list[Batch] = []
@@ -72,7 +74,7 @@ class StepSharing:
             staying = [job for job in here if not job.is_stopping]
             gathered.update(job.job_id for job in staying)
             members = [self._member(job, by_id[job.job_id], GUARD_MARGIN) for job in staying if job.stage is not None]
-            whole = Batch(tuple(members), device.free_ns, node.step_time)
+            whole = Batch(tuple(members), device.free_ns, node.step_time, self._num_behind)
             batch = _without_unfit(whole).trimmed()
             if batch.members:
                 batches.append(batch)
@@ -183,7 +185,8 @@ class StepSharing:
             return None
         if job.job_id in self.node.leaving or (job.works and len(group_of(job)) > 1):
             return None
-        return Batch((self._member(job, host),), float(self.node.ready_ns(job)), self.node.step_time)
+        member, ready_ns = self._member(job, host), float(self.node.ready_ns(job))
+        return Batch((member,), ready_ns, self.node.step_time, self._num_behind)
 
 
 def _serves_one(device: DeviceView) -> bool:
