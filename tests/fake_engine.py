@@ -120,8 +120,13 @@ class FakeEngine:
     released: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     info: ModelInfo = INFO
+    others: tuple[ModelInfo, ...] = ()
     policy: str = "edf"
     observer: Observer = field(default_factory=Observer)
+
+    @property
+    def models(self) -> Mapping[str, ModelInfo]:
+        return {one.name: one for one in (self.info, *self.others)}
 
     def observe(self, observer: Observer) -> None:
         self.observer = observer
@@ -130,14 +135,14 @@ class FakeEngine:
         self,
         specs: Mapping[str, Spec],
         *,
+        model: str | None = None,
         deadline_ns: int | None = None,
         terms: Terms = DEFAULT_TERMS,
     ) -> tuple[Ticket, ...] | Reject:
         now_ns = self.now_ns()
-        requests = [
-            Wanted(uid=uid, spec=spec, arrival_ns=now_ns, deadline_ns=deadline_ns, terms=terms).request(INFO)
-            for uid, spec in specs.items()
-        ]
+        info = self.info if model is None else self.models[model]
+        wanted = {"model": info.name, "arrival_ns": now_ns, "deadline_ns": deadline_ns, "terms": terms}
+        requests = [Wanted(uid=uid, spec=spec, **wanted).request(info) for uid, spec in specs.items()]
         plans = [self.script.pop(0) if self.script else self.plan for _ in requests]
         for plan in plans:
             if plan.bug is not None:
@@ -155,7 +160,7 @@ class FakeEngine:
 
     def restore(self, kept: Sequence[tuple[Wanted, Checkpoint]]) -> tuple[Ticket, ...]:
         self.restored = list(kept)
-        tickets = tuple(self._ticket(wanted.spec, wanted.request(INFO)) for wanted, _ in kept)
+        tickets = tuple(self._ticket(wanted.spec, wanted.request(self.models[wanted.model])) for wanted, _ in kept)
         for ticket in tickets:
             if not self.plan.is_held:
                 self._play(ticket, self.plan)

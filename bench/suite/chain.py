@@ -37,6 +37,7 @@ class Chains:
     def __init__(self, executor: LocalExecutor) -> None:
         self._executor = executor
         self._devices = tuple(range(executor.num_devices))
+        self.model = ""
         self._job_ids, self._work_ids = count(1), count(1)
         self._works: dict[int, _Awaited] = {}
 
@@ -49,7 +50,7 @@ class Chains:
         job_id = next(self._job_ids)
         encoded = await self._encode(job_id, spec)
         for device_id in self._devices[1:]:
-            self._executor.send(device_id, _move(job_id, spec, ENCODE, 1, encoded.blobs[job_id]))
+            self._executor.send(device_id, _move(job_id, self.model, spec, ENCODE, 1, encoded.blobs[job_id]))
         works: list[_Awaited] = []
         for index, group in enumerate(route):
             if works:
@@ -73,7 +74,9 @@ class Chains:
             work.end.set_exception(CaseFailed(f"a work failed: {report.reason}"))
         if isinstance(report, Ended) and work is not None and device_id == work.leader:
             for move in work.moves:
-                move.set_result(_move(work.job_id, work.spec, DIFFUSE, work.position, report.blobs[work.job_id]))
+                move.set_result(
+                    _move(work.job_id, self.model, work.spec, DIFFUSE, work.position, report.blobs[work.job_id])
+                )
             work.end.set_result(report)
 
     def on_lost(self, device_id: int, reason: str) -> None:
@@ -90,7 +93,7 @@ class Chains:
 
     async def _encode(self, job_id: int, spec: Spec) -> Ended:
         work_id, work = self._begin(job_id, spec, self._devices[0], 1)
-        self._executor.send(work.leader, Execute(work_id, ENCODE, ((job_id, 0),), specs={job_id: spec}))
+        self._executor.send(work.leader, Execute(work_id, self.model, ENCODE, ((job_id, 0),), specs={job_id: spec}))
         return await work.end
 
     def _bring(self, latest: _Awaited, newcomers: Iterable[int]) -> None:
@@ -104,7 +107,9 @@ class Chains:
         work_id, work = self._begin(job_id, spec, group[0], position + num_steps)
         ref = self._executor.group(group) if len(group) > 1 else None
         for device_id in group:
-            self._executor.send(device_id, Execute(work_id, DIFFUSE, ((job_id, position),), num_steps, group=ref))
+            self._executor.send(
+                device_id, Execute(work_id, self.model, DIFFUSE, ((job_id, position),), num_steps, group=ref)
+            )
         return work
 
     def _begin(self, job_id: int, spec: Spec, leader: int, position: int) -> tuple[int, _Awaited]:
@@ -120,18 +125,18 @@ class Chains:
                 self._executor.discard(blob)
 
 
-def _move(job_id: int, spec: Spec, stage: str, position: int, blob: StateBlob) -> ImportState:
+def _move(job_id: int, model: str, spec: Spec, stage: str, position: int, blob: StateBlob) -> ImportState:
     """What this stage has written, to a worker that has what those before it wrote."""
     index = STAGES.index(stage)
-    return ImportState(job_id, spec, position, (SavedState(index, position, blob),), known=index > 0)
+    return ImportState(job_id, model, spec, position, (SavedState(index, position, blob),), known=index > 0)
 
 
 @asynccontextmanager
 async def chains(num_workers: int, source: Source) -> AsyncIterator[Chains]:
     """That many workers, up. Raises WorkerStartFailed."""
-    executor = LocalExecutor(LocalConfig(num_workers=num_workers, source=source))
+    executor = LocalExecutor(LocalConfig(num_workers=num_workers, sources=(source,)))
     driver = Chains(executor)
-    await executor.start(driver)
+    driver.model = (await executor.start(driver))[0].info.name
     try:
         yield driver
     finally:

@@ -132,7 +132,7 @@ def _begun(ticket: Ticket) -> list[tuple[int, Work]]:
 @asynccontextmanager
 async def killing_driver(workers: int) -> AsyncIterator[KillingDriver]:
     """The shipped model on so many workers of one thread, measured anew. Raises CaseFailed if they do not start."""
-    executor = LocalExecutor(LocalConfig(num_workers=workers, source=ModelSource(path="shapes")))
+    executor = LocalExecutor(LocalConfig(num_workers=workers, sources=(ModelSource(path="shapes"),)))
     engine = _Watched(EngineConfig(), executor)
     driver = KillingDriver(engine, executor)
     try:

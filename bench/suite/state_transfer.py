@@ -49,7 +49,7 @@ class StateTransfer:
         self._source.send(load)
         report: Ended = self._source.recv()
         (blob,) = report.blobs.values()
-        self._target.send(ImportState(1, SPEC, 1, (SavedState(0, 1, blob),), known=False))
+        self._target.send(ImportState(1, "", SPEC, 1, (SavedState(0, 1, blob),), known=False))
         end_ns: int = self._target.recv()
         self._blobs.discard(blob)
         return (end_ns - report.start_ns) / 1e9

@@ -25,7 +25,7 @@ from tilework.core.cost_row import Batch, CostRow
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.request import Shape
-from tilework.core.wire import Loaded
+from tilework.core.wire import LoadedModel
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles
 from tilework.cost.table_costs import TableCosts
@@ -73,18 +73,10 @@ class FakeMeasurer:
 
     too_large: Set[Shape] = frozenset()
 
-    def __init__(self, config: Any = None, *, key: ProfileKey = KEY, info: ModelInfo | None = None) -> None:
-        self.config = config
+    def __init__(self, *, key: ProfileKey = KEY, info: ModelInfo | None = None) -> None:
         self.profile_key = key
         self.info = info or INFO
         self.asked: list[tuple[Batch, int, int | None]] = []
-        self.num_stops = 0
-
-    async def start(self, listener: object) -> ModelInfo:
-        return self.info
-
-    async def stop(self) -> None:
-        self.num_stops += 1
 
     def _timed(self, batch: Batch, degree: int) -> list[str]:
         return [one.name for one in self.info.stages if one.takes(batch) and (degree == 1 or one.degrees is None)]
@@ -258,24 +250,47 @@ def test_a_start_needs_no_cache(
 
 
 def test_devices_do_not_slow_each_other_down_but_cores_do() -> None:
-    loaded = Loaded(INFO, 1, hardware="a thing", identity="toy@1")
-    cpu = profile_key(ModelSource(path="toy", threads=3), 4, loaded)
+    loaded = LoadedModel(info=INFO, identity="toy@1")
+    cpu = profile_key(ModelSource(path="toy", threads=3), 4, "a thing", loaded)
     assert cpu == ProfileKey(
         hardware="a thing", model="toy@1", dtype="float32", threads=3, workers=4, libraries="torch 2"
     )
-    assert profile_key(ModelSource(path="toy", device="cuda"), 4, loaded).workers == 1
+    assert profile_key(ModelSource(path="toy", device="cuda"), 4, "a thing", loaded).workers == 1
 
 
 # The commands.
 
 
-@pytest.fixture
-def measurers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[FakeMeasurer]:
-    """Every executor that a command makes, without processes. The database is in `tmp_path`."""
-    made: list[FakeMeasurer] = []
+class FakeExecutor:
+    """An executor whose only model is measured by a `FakeMeasurer`."""
 
-    def make(config: Any) -> FakeMeasurer:
-        made.append(FakeMeasurer(config))
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.measurer = FakeMeasurer()
+        self.num_stops = 0
+
+    async def start(self, listener: object) -> tuple[LoadedModel, ...]:
+        return (LoadedModel(info=self.measurer.info),)
+
+    async def stop(self) -> None:
+        self.num_stops += 1
+
+    def profile_key(self, model: str) -> ProfileKey:
+        assert model == self.measurer.info.name
+        return self.measurer.profile_key
+
+    async def calibrate(self, model: str, *arguments: Any) -> tuple[CostRow, ...]:
+        assert model == self.measurer.info.name
+        return await self.measurer.calibrate(*arguments)
+
+
+@pytest.fixture
+def measurers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[FakeExecutor]:
+    """Every executor that a command makes, without processes. The database is in `tmp_path`."""
+    made: list[FakeExecutor] = []
+
+    def make(config: Any) -> FakeExecutor:
+        made.append(FakeExecutor(config))
         return made[-1]
 
     monkeypatch.setattr("tilework.runtime.local_executor.LocalExecutor", make)
@@ -287,15 +302,15 @@ def measurers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[FakeMeasu
     return made
 
 
-def test_a_profile_is_printed_kept_and_exported(measurers: list[FakeMeasurer], tmp_path: Path) -> None:
+def test_a_profile_is_printed_kept_and_exported(measurers: list[FakeExecutor], tmp_path: Path) -> None:
     result = invoke(
         *("profile", "toy", "--workers", 4, "--degrees", "4,1", "--sizes", "64,160x128,64", "--runs", 7),
         *("--device", "cuda", "--threads", 2, "--out", tmp_path / "toy.json"),
     )
     (measurer,) = measurers
     assert measurer.config.num_workers == 4
-    assert measurer.config.source == ModelSource(path="toy", device="cuda", dtype="bfloat16", threads=2)
-    assert measurer.asked == [((shape,), degree, 7) for shape in (SMALL, Shape(128, 160)) for degree in (1, 4)]
+    assert measurer.config.sources[0] == ModelSource(path="toy", device="cuda", dtype="bfloat16", threads=2)
+    assert measurer.measurer.asked == [((shape,), degree, 7) for shape in (SMALL, Shape(128, 160)) for degree in (1, 4)]
     assert measurer.num_stops == 1
     lines = [line.split() for line in result.stdout.splitlines()]
     assert ["diffuse", "64x64", "4", "2.02", "12.3", "2.52", "0.63"] in lines
@@ -311,11 +326,11 @@ def test_a_profile_is_printed_kept_and_exported(measurers: list[FakeMeasurer], t
 
 
 def test_a_profile_without_wishes_takes_the_models_sizes_and_all_its_degrees(
-    measurers: list[FakeMeasurer], tmp_path: Path
+    measurers: list[FakeExecutor], tmp_path: Path
 ) -> None:
     document = json.loads(invoke("profile", "--workers", 8, "--json", "--profiles", tmp_path / "other.sqlite").stdout)
     (measurer,) = measurers
-    assert measurer.asked == [((shape,), degree, 20) for shape in SHAPES for degree in (1, 2, 4)]
+    assert measurer.measurer.asked == [((shape,), degree, 20) for shape in SHAPES for degree in (1, 2, 4)]
     assert document["model"] == "toy@1"
     assert [document[name] for name in ("hardware", "dtype", "workers")] == ["a CPU", "float32", 2]
     wide = next(row for row in document["rows"] if row["degree"] == 4 and row["size"] == "192x192")
@@ -449,7 +464,7 @@ def test_the_database_path_is_the_option_or_environment_or_user_cache(
 
 
 @pytest.fixture
-def packing(monkeypatch: pytest.MonkeyPatch, measurers: list[FakeMeasurer]) -> list[FakeMeasurer]:
+def packing(monkeypatch: pytest.MonkeyPatch, measurers: list[FakeExecutor]) -> list[FakeExecutor]:
     """The same executors, of a model whose requests can share a forward pass."""
     monkeypatch.setattr(f"{__name__}.INFO", PACKING)
     return measurers
@@ -467,11 +482,11 @@ def test_random_batches_differ_in_their_members_and_are_the_same_again() -> None
 
 
 def test_a_mixed_profile_measures_batches_keeps_them_and_learns_from_all_that_are_known(
-    packing: list[FakeMeasurer], tmp_path: Path
+    packing: list[FakeExecutor], tmp_path: Path
 ) -> None:
     given = ("profile", "toy", "--workers", 1, "--mixed", "--json", "--profiles", tmp_path / "costs.sqlite")
     few = json.loads(invoke(*given, "--combinations", 40, "--runs", 9).stdout)
-    asked = packing[0].asked
+    asked = packing[0].measurer.asked
     assert asked[:3] == [((shape,), 1, 9) for shape in SHAPES]
     assert {num_runs for _, _, num_runs in asked[3:]} == {5}
     batches = [batch for batch, _, _ in asked[3:]]
@@ -485,12 +500,12 @@ def test_a_mixed_profile_measures_batches_keeps_them_and_learns_from_all_that_ar
     (entry,) = Profiles(tmp_path / "costs.sqlite").entries()
     assert {row.shapes for row in entry.rows if row.batch != 1} == set(batches)
     invoke(*given, "--combinations", 60)
-    later = [batch for batch, _, _ in packing[1].asked]
+    later = [batch for batch, _, _ in packing[1].measurer.asked]
     assert later[:3] == [(shape,) for shape in SHAPES]
     assert set(later[3:]) == set(random_batches(SHAPES, 60)) - set(batches), "what is known of batches is not repeated"
 
 
-def test_a_mixed_profile_learns_from_all_batches_that_are_known(packing: list[FakeMeasurer], tmp_path: Path) -> None:
+def test_a_mixed_profile_learns_from_all_batches_that_are_known(packing: list[FakeExecutor], tmp_path: Path) -> None:
     pytest.importorskip("sklearn", exc_type=ImportError)
     given = ("profile", "toy", "--workers", 1, "--mixed", "--profiles", tmp_path / "costs.sqlite")
     first = invoke(*given, "--sizes", "64,128", "--combinations", 80)
@@ -510,7 +525,7 @@ def test_a_mixed_profile_learns_from_all_batches_that_are_known(packing: list[Fa
 
 
 def test_without_scikit_learn_batches_are_measured_and_nothing_is_learned(
-    packing: list[FakeMeasurer], monkeypatch: pytest.MonkeyPatch
+    packing: list[FakeExecutor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tilework.cli.commands.profile.can_learn", lambda: False)
     result = invoke("profile", "--mixed", "--combinations", 5)

@@ -110,7 +110,7 @@ class Service:
 @contextmanager
 def serving(policy: str = "edf", log: TextIO | None = None) -> Iterator[Service]:
     """Two workers with `shapes`; what stops for STUCK_S is stuck."""
-    executor = LocalExecutor(LocalConfig(num_workers=2, source=ModelSource(path="shapes"), stop_grace_s=2.0))
+    executor = LocalExecutor(LocalConfig(num_workers=2, sources=(ModelSource(path="shapes"),), stop_grace_s=2.0))
     watchdog = WatchdogConfig(tick_ns=100 * NS_PER_MS, least_ns=int(STUCK_S * 1e9))
     engine = Engine(
         EngineConfig(controller=ControllerConfig(policy=policy), table=COSTS, watchdog=watchdog), executor, log

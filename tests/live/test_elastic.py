@@ -110,7 +110,7 @@ class Rig:
         self.runner = asyncio.Runner()
         self.log = io.StringIO()
         source = ModelSource(path=str(directory))
-        self.executor = KeepingExecutor(LocalConfig(num_workers=NUM_WORKERS, source=source, restart_delay_s=0.05))
+        self.executor = KeepingExecutor(LocalConfig(num_workers=NUM_WORKERS, sources=(source,), restart_delay_s=0.05))
         # The route does not ask what a step costs, and measuring four workers on few cores takes seconds.
         costs = table(degrees=(1, 2, 4), pipeline=pipeline)
         config = EngineConfig(controller=ControllerConfig(policy="route"), table=costs)

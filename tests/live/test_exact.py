@@ -35,7 +35,8 @@ def test_exact_requests_are_the_stock_pipelines_while_others_share_and_differ(di
     rig = Rig(ModelSource(path=str(directory), dtype=DTYPE), policy)
     try:
         rig.run(rig.engine.start())
-        assert (rig.engine.info.dtype, rig.engine.info.attention_backend) == (DTYPE, "native")
+        (info,) = rig.engine.models.values()
+        assert (info.dtype, info.attention_backend) == (DTYPE, "native")
         specs = {
             f"r{index}": tiny.spec(height=(64, 96, 128)[index % 3], seed=index, steps=6, exact=index % 3 == index // 4)
             for index in range(COUNT)

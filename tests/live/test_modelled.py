@@ -51,7 +51,7 @@ class Rig:
     def __init__(self, policy: str, table: CostTable = TABLE) -> None:
         self.runner = asyncio.Runner()
         self.log = io.StringIO()
-        executor = LocalExecutor(LocalConfig(num_workers=4, source=SOURCE))
+        executor = LocalExecutor(LocalConfig(num_workers=4, sources=(SOURCE,)))
         config = EngineConfig(controller=ControllerConfig(policy=policy), table=table)
         self.engine = Engine(config, executor, self.log)
         self.run(self.engine.start())
@@ -119,9 +119,9 @@ def test_a_modelled_family_describes_what_its_table_knows() -> None:
 
 
 def test_a_modelled_server_needs_a_table_that_has_its_model() -> None:
-    assert simulated_source(TABLE, None) == SOURCE
+    assert simulated_source(TABLE, "") == SOURCE
     assert simulated_source(TABLE, "pretended") == SOURCE
     with pytest.raises(UserError, match="needs --cost"):
-        simulated_source(None, None)
+        simulated_source(None, "")
     with pytest.raises(UserError, match="MODEL is 'other'; the cost table has pretended"):
         simulated_source(TABLE, "other")

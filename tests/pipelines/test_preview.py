@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import tiny
-from commands import decode, encode, import_state, steps
+from commands import MODEL, decode, encode, import_state, steps
 from ranks import Ranks
 from stages import DECODE, DIFFUSE
 from tilework.comm.groups import Groups
@@ -44,6 +44,7 @@ from tilework.pipelines.families.sdxl import StableDiffusionXL
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
 from tilework.worker import simulated as modelled
+from tilework.worker.models import Models
 from tilework.worker.simulated import SimulatedFamily
 from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.worker import Worker
@@ -79,7 +80,11 @@ class Bench:
         self.reports: list[Report] = []
         self._works = OpenWorks()
         self._worker = Worker(
-            model, self._works, groups or Groups(0, "", "cpu"), StateBlobs(directory, 0), self.reports.append
+            Models({MODEL: model}),
+            self._works,
+            groups or Groups(0, "", "cpu"),
+            StateBlobs(directory, 0),
+            self.reports.append,
         )
 
     def run(self, *commands: Command) -> list[Report]:

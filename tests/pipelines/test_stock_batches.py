@@ -15,10 +15,10 @@ from torch import Tensor
 import tiny
 from tilework.core.wire import Spec
 from tilework.patches.layout import pack
+from tilework.pipelines.components import denoisers_of
 from tilework.pipelines.family import Values
 from tilework.pipelines.stock import shared_calls
 from tilework.pipelines.stock.answers import rebuilt
-from tilework.pipelines.stock.component_calls import denoisers_of
 from tilework.pipelines.stock.stock_pipeline import StockPipeline
 from tilework.pipelines.support.record import served_classes
 from zoo import requests

@@ -116,7 +116,7 @@ def test_the_passes_of_a_step_are_those_that_are_counted(name: str) -> None:
 
 def _passes(spec: Spec, info: ModelInfo) -> float:
     """The passes of a step, of which one without guidance has one."""
-    wanted = Wanted(uid="a", spec=spec, arrival_ns=0, deadline_ns=None, terms=DEFAULT_TERMS).request(info)
+    wanted = Wanted(uid="a", model="", spec=spec, arrival_ns=0, deadline_ns=None, terms=DEFAULT_TERMS).request(info)
     return wanted.passes * (2 if wanted.guided and info.two_passes else 1)
 
 

@@ -49,11 +49,25 @@ class Rig:
     With `costs` the devices are not measured.
     """
 
-    def __init__(self, source: Source, policy: str, num_workers: int = 2, costs: CostTable | None = None) -> None:
+    def __init__(
+        self,
+        source: Source | tuple[Source, ...],
+        policy: str,
+        num_workers: int = 2,
+        costs: CostTable | None = None,
+        weights_bytes: int | None = None,
+    ) -> None:
         self.runner = asyncio.Runner()
         self.log = io.StringIO()
         self.executor = LocalExecutor(
-            LocalConfig(num_workers=num_workers, source=source, restart_delay_s=0.05, max_restarts=1, stop_grace_s=1.0)
+            LocalConfig(
+                num_workers=num_workers,
+                sources=source if isinstance(source, tuple) else (source,),
+                weights_bytes=weights_bytes,
+                restart_delay_s=0.05,
+                max_restarts=1,
+                stop_grace_s=1.0,
+            )
         )
         config = EngineConfig(controller=ControllerConfig(policy=policy), table=costs)
         self.engine = Engine(config, self.executor, self.log)
@@ -94,7 +108,8 @@ def kill(rig: Rig, device_id: int) -> None:
 
 def assert_nothing_is_left(engine: Engine) -> None:
     """An engine without requests holds nothing: a leak would show here first."""
-    left = {name: value for name, value in vars(engine).items() if isinstance(value, dict) and value}
+    attributes = (item for item in vars(engine).items() if item[0] != "models")
+    left = {name: value for name, value in attributes if isinstance(value, dict) and value}
     assert not left
     assert not engine._control._incoming
     assert engine._dispatcher.is_idle

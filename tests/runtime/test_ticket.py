@@ -18,7 +18,7 @@ def wanted(
     two_passes: bool = True, guidance_scale: float = 4.0, negative_prompt: str = "", **arguments: ArgumentValue
 ) -> Request:
     spec = tiny.spec(guidance_scale=guidance_scale, negative_prompt=negative_prompt, arguments=arguments)
-    one = Wanted(uid="u", spec=spec, arrival_ns=0, deadline_ns=None, terms=DEFAULT_TERMS)
+    one = Wanted(uid="u", model="", spec=spec, arrival_ns=0, deadline_ns=None, terms=DEFAULT_TERMS)
     scale = Argument(name=TRUE_SCALE, kind=ArgumentKind.NUMBER, low=1.0, high=30.0, default=4.0)
     return one.request(replace(INFO, two_passes=two_passes, arguments=(*INFO.arguments, scale)))
 

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commands import decode, encode
+from commands import MODEL, decode, encode
 from stages import DIFFUSE
 from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource, SimulatedSource, Source
@@ -31,8 +31,8 @@ from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.frames import FrameDecoder, encode_frame
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 
-ROWS = (CostRow(pipeline="toy", stage=DIFFUSE, height=64, width=64, seconds=0.01),)
-MODELLED = SimulatedSource(pipeline="toy", hardware="none", steps=5, rows=ROWS)
+ROWS = (CostRow(pipeline=MODEL, stage=DIFFUSE, height=64, width=64, seconds=0.01),)
+MODELLED = SimulatedSource(pipeline=MODEL, hardware="none", steps=5, rows=ROWS)
 LONGEST_WAIT_S = 5.0  # Of the event loop. If it waited for a stopped worker, it would wait for ever.
 
 
@@ -92,7 +92,7 @@ def run(
 
     async def play() -> Pulse:
         options: dict[str, Any] = {"restart_delay_s": 0.05, "stop_grace_s": 2.0} | config
-        executor = LocalExecutor(LocalConfig(num_workers=num_workers, source=source, **options))
+        executor = LocalExecutor(LocalConfig(num_workers=num_workers, sources=(source,), **options))
         listener, pulse = Listener(), Pulse()
         await executor.start(listener)
         beating = asyncio.create_task(pulse.beat())
@@ -214,7 +214,7 @@ def test_a_worker_that_repeatedly_fails_to_load_is_given_up_with_a_reason(
 
 def test_a_worker_that_dies_while_another_loads_fails_the_start(caplog: pytest.LogCaptureFixture) -> None:
     async def start() -> None:
-        executor = LocalExecutor(LocalConfig(num_workers=2, source=ModelSource(path="shapes"), stop_grace_s=2.0))
+        executor = LocalExecutor(LocalConfig(num_workers=2, sources=(ModelSource(path="shapes"),), stop_grace_s=2.0))
         starting = asyncio.create_task(executor.start(Listener()))
         await until(lambda: executor.pid(1) is not None)
         send_signal(executor, 1, signal.SIGKILL)
@@ -278,7 +278,7 @@ def test_a_start_that_is_cancelled_is_quiet(num_workers: int) -> None:
 
     async def play() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        executor = LocalExecutor(LocalConfig(num_workers=num_workers, source=MODELLED))
+        executor = LocalExecutor(LocalConfig(num_workers=num_workers, sources=(MODELLED,)))
         engine = Engine(EngineConfig(), executor)
         starting = asyncio.create_task(engine.start())
         await until(lambda: executor._workers)
@@ -300,7 +300,7 @@ def test_a_measurement_that_is_cancelled_is_quiet() -> None:
 
     async def scenario(executor: LocalExecutor, listener: Listener) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        measuring = asyncio.create_task(executor.calibrate(((Shape(64, 64),),)))
+        measuring = asyncio.create_task(executor.calibrate(MODEL, ((Shape(64, 64),),)))
         await asyncio.sleep(0)
         measuring.cancel()
         await asyncio.wait({measuring})

@@ -23,6 +23,7 @@ from tilework.server.calls.registry import CallRegistry
 
 SPEC = Spec(prompt="x", negative_prompt="", height=16, width=16, steps=2, guidance_scale=1.0, seed=1)
 ASK = ImageCall(
+    model="tiny",
     specs=(SPEC,),
     deadline=None,
     terms=DEFAULT_TERMS,

@@ -176,9 +176,10 @@ def test_clock_and_logs_go_on_from_start_to_start(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("events-*"))) == 10
 
 
-def test_documents_of_version_5_can_be_read(tmp_path: Path) -> None:
+def test_documents_of_version_6_can_be_read(tmp_path: Path) -> None:
     """A field that is added gets a default; any other change raises the version, and older directories are refused."""
     ask = {
+        "model": "tiny-shapes",
         "specs": [
             {
                 "prompt": "x",

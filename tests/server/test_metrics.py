@@ -118,7 +118,7 @@ class Rig:
     """Two devices under `edf`; a request that loses a work fails at once."""
 
     def __init__(self) -> None:
-        self.executor = LocalExecutor(LocalConfig(num_workers=2, source=SOURCE, restart_delay_s=0.05))
+        self.executor = LocalExecutor(LocalConfig(num_workers=2, sources=(SOURCE,), restart_delay_s=0.05))
         controller = ControllerConfig(policy="edf", max_attempts=1)
         watchdog = WatchdogConfig(tick_ns=NS_PER_S // 10, least_ns=2 * NS_PER_S)
         self.engine = Engine(EngineConfig(controller=controller, watchdog=watchdog, table=TABLE), self.executor)

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 import tiny
-from commands import encode, steps
+from commands import MODEL, encode, steps
 from tilework.core.comm import GroupBroken
 from tilework.core.model import ModelSource
 from tilework.core.wire import Command, Ended, Execute, Failed, GroupRef, Progress, Report, StateBlob
 from tilework.pipelines import serialization
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
+from tilework.worker.models import Models
 from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.worker import Worker
 from tilework.worker.works import OpenWorks
@@ -68,7 +69,7 @@ class Member:
         self.on_report: Callable[[Report], object] = lambda report: None
         self.blobs = StateBlobs(directory, 0)
         self.groups = EchoGroups()
-        self.worker = Worker(family, self.works, self.groups, self.blobs, self._emit)  # type: ignore[arg-type]
+        self.worker = Worker(Models({MODEL: family}), self.works, self.groups, self.blobs, self._emit)  # type: ignore[arg-type]
         self.run(encode(1, JOB, tiny.spec()))
 
     def run(self, command: Command, **group: Any) -> list[Report]:

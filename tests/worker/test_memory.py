@@ -19,7 +19,7 @@ import typer
 
 import tilework
 import tiny
-from commands import decode, encode, import_state, steps
+from commands import MODEL, decode, encode, import_state, steps
 from runtime.rig import PingPong
 from stages import DECODE, DIFFUSE, ENCODE, STAGES, stage_of
 from tilework.cli.sizes import parse_bytes
@@ -42,6 +42,7 @@ from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.observer import EndedWork, Observer
 from tilework.runtime.ticket import Outcome
 from tilework.worker.memory import Budget, is_out_of_memory
+from tilework.worker.models import Models
 from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.worker import Worker
 from tilework.worker.works import OpenWorks
@@ -198,7 +199,7 @@ def family(directory: Path) -> Family:
 def run(family: Family, tmp_path: Path) -> Callable[..., list[Ended]]:
     """Executes commands on one worker; returns the ends that they came to."""
     reports: list[Report] = []
-    worker = Worker(family, OpenWorks(), Groups(0, "", "cpu"), StateBlobs(tmp_path, 0), reports.append)
+    worker = Worker(Models({MODEL: family}), OpenWorks(), Groups(0, "", "cpu"), StateBlobs(tmp_path, 0), reports.append)
 
     def execute(*commands: Any) -> list[Ended]:
         known = len(reports)
@@ -326,7 +327,7 @@ class Rig:
 
     def __init__(self, source: ModelSource | SimulatedSource, table: CostTable, policy: str, num_workers: int) -> None:
         self.runner, self.watching = asyncio.Runner(), Watching()
-        self.executor = LocalExecutor(LocalConfig(num_workers=num_workers, source=source, stop_grace_s=1.0))
+        self.executor = LocalExecutor(LocalConfig(num_workers=num_workers, sources=(source,), stop_grace_s=1.0))
         config = EngineConfig(controller=ControllerConfig(policy=policy), table=table)
         self.engine = Engine(config, self.executor)
         self.engine.observe(self.watching)

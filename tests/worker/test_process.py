@@ -19,7 +19,7 @@ import torch
 import tilework
 import tiny
 from birth import report_birth
-from commands import decode, encode, steps
+from commands import MODEL, decode, encode, steps
 from tilework.core.model import ModelSource
 from tilework.core.wire import (
     Command,
@@ -52,7 +52,7 @@ def drive(connection: Connection, worker: Connection) -> None:
 def serve_interruptibly(connection: Connection, source: ModelSource) -> None:
     """Body of a worker whose shell has not set it to ignore Ctrl-C already."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    serve(connection, source, SITE)
+    serve(connection, (source,), SITE)
 
 
 class Child:
@@ -89,12 +89,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
     tiny.prepare()
     directory = tmp_path_factory.mktemp("sd3")
     tiny.save_sd3(directory)
-    return ModelSource(path=str(directory))
+    return ModelSource(path=str(directory), name=MODEL)
 
 
 @pytest.fixture
 def worker(source: ModelSource) -> Iterator[Child]:
-    child = Child(serve, source, SITE)
+    child = Child(serve, (source,), SITE)
     assert isinstance(child.receive(), Loaded)
     yield child
     if child.process.is_alive():
@@ -165,7 +165,7 @@ def test_a_worker_ends_when_its_parent_is_killed(worker: Child) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_is_reported() -> None:
-    child = Child(serve, ModelSource(path="/nowhere"), SITE)
+    child = Child(serve, (ModelSource(path="/nowhere"),), SITE)
     report = child.receive()
     assert isinstance(report, LoadFailed)
     assert report.reason.startswith("ModelNotFound: path is '/nowhere'")
@@ -174,7 +174,7 @@ def test_a_model_that_cannot_be_loaded_is_reported() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_does_not_exist_is_reported(source: ModelSource) -> None:
-    child = Child(serve, replace(source, device="cuda"), SITE)
+    child = Child(serve, (replace(source, device="cuda"),), SITE)
     report = child.receive()
     assert isinstance(report, LoadFailed)
     assert "device is 'cuda', but torch sees no such device" in report.reason

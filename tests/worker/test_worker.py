@@ -15,7 +15,7 @@ import torch
 
 import tilework
 import tiny
-from commands import decode, encode, import_state, steps
+from commands import MODEL, decode, encode, import_state, steps
 from stages import STAGES
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape
@@ -274,7 +274,7 @@ def test_a_job_moves_to_its_decode_without_its_conditioning(
     assert conditioning is not None
     assert latents is not None
     source.blobs.remove(conditioning)
-    target.run(ImportState(JOB, tiny.spec(), 5, (SavedState(1, 5, latents),), known))
+    target.run(ImportState(JOB, MODEL, tiny.spec(), 5, (SavedState(1, 5, latents),), known))
     assert np.array_equal(image_of(target.run(decode(3, JOB))[0]), stock())
     contents = serialization.deserialize(target.blobs.read(latents), torch.device("cpu"))
     assert contents.keys() == {"latents"}
@@ -361,7 +361,7 @@ def test_reasons_of_lost_jobs_are_bounded(bench: WorkerBench) -> None:
 
 def test_calibration_times_every_stage_of_every_shape_and_steps_of_batches(bench: WorkerBench) -> None:
     shapes = (Shape(64, 64), Shape(64, 96), Shape(72, 72))
-    [report] = bench.run(Calibrate((*((shape,) for shape in shapes), shapes[:2])))
+    [report] = bench.run(Calibrate(MODEL, (*((shape,) for shape in shapes), shapes[:2])))
     assert isinstance(report, Calibrated)
     assert [(row.shapes, row.stage) for row in report.rows] == [
         *(((shape,), stage) for shape in shapes[:2] for stage in STAGES),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from pathlib import Path
 
+from commands import MODEL
 from tilework.comm.groups import Groups
 from tilework.core.wire import Command, Ended, Execute, Report, StateBlob
 from tilework.pipelines.family import Family
+from tilework.worker.models import Models
 from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.worker import Worker
 from tilework.worker.works import OpenWorks
@@ -23,7 +25,7 @@ class WorkerBench:
         self.reports: list[Report] = []
         self.on_report = on_report
         self.blobs = StateBlobs(directory, 0)
-        self.worker = Worker(family, self.works, Groups(0, "", "cpu"), self.blobs, self._emit)
+        self.worker = Worker(Models({MODEL: family}), self.works, Groups(0, "", "cpu"), self.blobs, self._emit)
 
     def run(self, *commands: Command) -> list[Report]:
         """Receive all commands, then execute them; returns the reports that they made."""

@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_leaves
 
 import tiny
 from tilework.core.model import ModelInfo
+from tilework.pipelines.components import denoisers_of
 from tilework.pipelines.model_index import ADAPTERS, STOCK
-from tilework.pipelines.stock.component_calls import denoisers_of
 from tilework.pipelines.stock.model_info import num_heads
 from tilework.pipelines.support.record import ClassRecord, Record, read_record, record_file, served_classes
 from zoo import requests

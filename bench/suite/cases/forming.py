@@ -108,7 +108,7 @@ class Forming:
         table = CostTable(hardware="simulated devices", rows=rows, steps=_STEPS)
         source = SimulatedSource(pipeline="simulated", hardware=table.hardware, steps=_STEPS, rows=rows)
         executor = LocalExecutor(
-            LocalConfig(num_workers=self.workers, source=source, restart_delay_s=0.05, max_restarts=10_000)
+            LocalConfig(num_workers=self.workers, sources=(source,), restart_delay_s=0.05, max_restarts=10_000)
         )
         config = EngineConfig(
             controller=ControllerConfig(policy=f"fixed-sp{self.workers}", max_attempts=100), table=table

@@ -125,7 +125,7 @@ class Observe:
         row = CostRow(pipeline=_PIPELINE, stage=DIFFUSE, height=_SIDE, width=_SIDE, seconds=load.step_us * 1e-6)
         table = CostTable(hardware="instant", rows=(row,), steps=self.steps)
         source = SimulatedSource(pipeline=_PIPELINE, hardware=table.hardware, steps=self.steps, rows=table.rows)
-        executor = LocalExecutor(LocalConfig(num_workers=self.workers, source=source))
+        executor = LocalExecutor(LocalConfig(num_workers=self.workers, sources=(source,)))
         engine = Engine(EngineConfig(controller=ControllerConfig(policy=self.policy), table=table), executor, log)
         await engine.start()
         try:

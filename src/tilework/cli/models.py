@@ -6,8 +6,14 @@ from tilework.cli.console import UserError, user_errors
 from tilework.core.model import DEVICES, DTYPES, ModelSource
 
 
+def named_model(text: str) -> tuple[str, str]:
+    """The name and path of NAME=PATH; a path alone has no name. What is in a directory called A=B is ./A=B."""
+    name, equals, path = text.partition("=")
+    return (name, path) if equals and path and "/" not in name else ("", text)
+
+
 def model_source(
-    path: str,
+    model: str,
     adapter: str | None,
     device: str,
     dtype: str | None,
@@ -16,8 +22,8 @@ def model_source(
 ) -> ModelSource:
     """Where a model is and how it runs, if its files show that it can be served.
 
-    Nothing here needs torch: `model_index.json` says what the model is. So a mistake is refused at once and once, not
-    by each worker. Raises UserError.
+    `model` is PATH or NAME=PATH. Nothing here needs torch: `model_index.json` says what the model is. So a mistake is
+    refused at once and once, not by each worker. Raises UserError.
     """
     from tilework.pipelines.errors import ModelError
     from tilework.pipelines.model_index import read_model_index
@@ -25,9 +31,10 @@ def model_source(
     for name, value, known in (("device", device, DEVICES), ("dtype", dtype or DTYPES[0], DTYPES)):
         if value not in known:
             raise UserError(f"{name} is {value!r}; choose one of {', '.join(known)}")
+    name, path = named_model(model)
     with user_errors(ModelError):
         read_model_index(path, adapter)
     dtype = dtype or ("bfloat16" if device == "cuda" else "float32")
     return ModelSource(
-        path=path, adapter=adapter, device=device, dtype=dtype, threads=threads, memory_bytes=memory_bytes
+        path=path, name=name, adapter=adapter, device=device, dtype=dtype, threads=threads, memory_bytes=memory_bytes
     )

@@ -89,22 +89,23 @@ async def _measure(
     executor: LocalExecutor, plan: ProfilePlan, store: Profiles, on_progress: Callable[[int, int], None]
 ) -> Measured:
     """Raises CancelledError if it is cancelled before anything is measured."""
-    from tilework.runtime.costs import calibration_shapes, measure
+    from tilework.runtime.costs import ModelMeasurer, calibration_shapes, measure
 
-    info = await executor.start(_Listener())
+    info = (await executor.start(_Listener()))[0].info
+    measurer = ModelMeasurer(executor, info.name)
     rows: list[CostRow] = []
     num_tried = 0
     try:
         shapes = plan.shapes or calibration_shapes(info)
         _check_shapes(shapes, info)
         singles = [((shape,), degree) for shape in shapes for degree in _degrees(plan, info)]
-        profiled = _profiled(store, executor.profile_key) if plan.combinations else ()
+        profiled = _profiled(store, measurer.profile_key) if plan.combinations else ()
         batches = [(batch, 1) for batch in _batches(plan, shapes, info) if batch not in profiled]
         wanted = [*singles, *batches]
         on_progress(0, len(wanted))
         try:
             for part, num_runs in ((singles, plan.num_runs), (batches, min(plan.num_runs, _MIXED_RUNS))):
-                async for found in measure(executor, part, num_runs):
+                async for found in measure(measurer, part, num_runs):
                     rows += found
                     num_tried += 1
                     on_progress(num_tried, len(wanted))
@@ -113,7 +114,7 @@ async def _measure(
                 raise
         if not rows:
             raise UserError("the model ran at none of these sizes; the workers' messages say why")
-        return Measured(executor.profile_key, info.graph, wanted[:num_tried], len(wanted), tuple(rows))
+        return Measured(measurer.profile_key, info.graph, wanted[:num_tried], len(wanted), tuple(rows))
     finally:
         await executor.stop()
 

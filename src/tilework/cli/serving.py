@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from tilework.cli.console import console, out, print_json, user_errors
 from tilework.cli.measured import open_profiles
 from tilework.control.controller import ControllerConfig
 from tilework.control.watchdog import WatchdogConfig
-from tilework.core.model import SimulatedSource, Source
+from tilework.core.model import ModelInfo, SimulatedSource, Source
 from tilework.core.time import ns_from_s
 from tilework.cost.table import CostTable
 from tilework.pipelines.support.record import limits_of
@@ -34,7 +34,7 @@ from tilework.server.main import serve as serve_http
 from tilework.store.durable import DurableDirectory
 from tilework.store.journal import JournalUnusable
 
-_NOT_OF_THE_SERVER = ("profiles", "log_level", "worker_memory")
+_NOT_OF_THE_SERVER = ("profiles", "log_level", "worker_memory", "weights_memory")
 """Settings of the environment that belong to the command."""
 
 
@@ -42,7 +42,8 @@ _NOT_OF_THE_SERVER = ("profiles", "log_level", "worker_memory")
 class Serving:
     """What `tilework serve` was asked for. `settings` are those of the server that were given as options, or None."""
 
-    source: Source
+    sources: tuple[Source, ...]
+    weights_bytes: int | None
     num_workers: int
     num_slots: int
     policy: str
@@ -70,10 +71,10 @@ class Serving:
             def on_ready(url: str) -> None:
                 status.stop()
                 seconds = round(time.monotonic() - started_s, 3)
-                ready: dict[str, object] = {"url": url, "model": engine.info.name, "workers": self.num_workers}
+                ready: dict[str, object] = {"url": url, "models": list(engine.models), "workers": self.num_workers}
                 ready |= {"ready_s": seconds}
                 ready |= {"restored": engine.health().num_jobs} if state is not None else {}
-                print_json(ready) if self.json else self._greet(ready, config.durable, limits_of(engine.info))
+                print_json(ready) if self.json else self._greet(ready, config.durable, engine.models)
 
             serving = serve_http(engine, config, on_ready=on_ready, on_progress=partial(_show, None), durable=state)
             asyncio.run(serving)
@@ -81,7 +82,7 @@ class Serving:
     @property
     def _device(self) -> str:
         """What the workers run on, in a word."""
-        return "simulated device" if isinstance(self.source, SimulatedSource) else self.source.device
+        return "simulated device" if isinstance(self.sources[0], SimulatedSource) else self.sources[0].device
 
     def _engine(self, config: ServerConfig, state: DurableDirectory | None, stack: ExitStack, status: Status) -> Engine:
         """The engine, not yet started. Its log is closed with `stack`; `status` shows what it measures."""
@@ -103,18 +104,25 @@ class Serving:
         )
         owner, journal = (None, None) if state is None else (state.path, state.journal)
         executor = LocalExecutor(
-            LocalConfig(num_workers=self.num_workers, num_slots=self.num_slots, source=self.source, owner=owner)
+            LocalConfig(
+                num_workers=self.num_workers,
+                num_slots=self.num_slots,
+                sources=self.sources,
+                weights_bytes=self.weights_bytes,
+                owner=owner,
+            )
         )
 
         return Engine(engine_config, executor, lines, partial(_show, status), keeper=journal)
 
-    def _greet(self, ready: Mapping[str, object], durable: str | None, lacks: Sequence[str]) -> None:
+    def _greet(self, ready: Mapping[str, object], durable: str | None, models: Mapping[str, ModelInfo]) -> None:
         url, workers = ready["url"], f"{self.num_workers} x {self._device}"
-        head = f"{ready['model']} on {workers}, policy {self.policy}: ready in {ready['ready_s']:.1f} s at {url}"
+        head = f"{', '.join(models)} on {workers}, policy {self.policy}: ready in {ready['ready_s']:.1f} s at {url}"
         restored = f"  {ready['restored']} images taken over from {durable}" if durable else None
-        limits = f"  this model has no {', no '.join(lacks)} (docs/models.md)" if lacks else None
+        lacking = {name: lacks for name, info in models.items() if (lacks := limits_of(info))}
+        limits = [f"  {name} has no {', no '.join(lacks)} (docs/models.md)" for name, lacks in lacking.items()]
         where = f"  API documentation {url}/docs, metrics {url}/metrics; stop with Ctrl-C"
-        for line in filter(None, (head, restored, limits, where)):
+        for line in filter(None, (head, restored, *limits, where)):
             out.print(line, soft_wrap=True)
 
 

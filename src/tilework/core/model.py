@@ -17,7 +17,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """Where a worker finds its model and how it runs it. `path` is a diffusers directory or a hub id.
+    """Where a worker finds a model and how it runs it. `path` is a diffusers directory or a hub id.
+
+    `name` is what clients call it; empty: the name in its `tilework.json`, or that of its directory or hub id.
 
     `device` is one of `DEVICES`, `dtype` one of `DTYPES`. `memory_bytes` is how much memory a work may take in addition
     to the loaded model; None: what the device has. `adapter`, MODULE:CLASS, serves it in place of the one that belongs
@@ -25,6 +27,7 @@ class ModelSource:
     """
 
     path: str
+    name: str = ""
     adapter: str | None = None
     device: str = "cpu"
     dtype: str = "float32"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tilework.core.component import Component
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.model import ArgumentValue, ModelInfo
 from tilework.core.request import Shape
@@ -72,12 +73,14 @@ WEIGHTS = "weights"
 class Site:
     """The place of a worker: its device, the directory of `blobs`, and the directory where groups meet.
 
-    `rendezvous` is empty where no groups are formed.
+    `rendezvous` is empty where no groups are formed. With `loads_on_demand` a worker has no weights on its device until
+    a command loads them; otherwise it has those of all its models from the start.
     """
 
     device_id: int
     blobs: str
     rendezvous: str = ""
+    loads_on_demand: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,7 @@ class SavedState:
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Run a stage for each member, (job, position), from its state on this worker.
+    """Run a stage of a model for each member, (job, position), from its state on this worker.
 
     A stage with steps makes `num_steps` of them, a group in lockstep. Several members share forward passes; a member
     whose state is missing is left out. A group has one member only, and the group's first worker decides whether and
@@ -122,6 +125,7 @@ class Execute:
     """
 
     work_id: int
+    model: str
     stage: str
     members: tuple[tuple[int, int], ...]
     num_steps: int = 1
@@ -138,13 +142,14 @@ class StopWork:
 
 @dataclass(frozen=True, slots=True)
 class ImportState:
-    """Load a job from blobs, in the order of its stages; it is at `position` then.
+    """Load a job of a model from blobs, in the order of its stages; it is at `position` then.
 
     With `known` the worker has what the stages before the first of `states` wrote, and keeps it. A state that it has
     of a later stage is dropped.
     """
 
     job_id: int
+    model: str
     spec: Spec
     position: int
     states: tuple[SavedState, ...]
@@ -179,15 +184,31 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Calibrate:
-    """Warm up and time the stages for these batches, with a group at its degree; answered by `Calibrated`.
+    """Warm up and time a model's stages for these batches, with a group at its degree; answered by `Calibrated`.
 
     Batches of several have no group; they are timed for batchable stages, groups for stages that they may share.
     `num_runs` None means a few, within a short time.
     """
 
+    model: str
     batches: tuple[Batch, ...]
     group: GroupRef | None = None
     num_runs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWeights:
+    """Bring components, by digest, to the device. Answered by `WeightsLoaded`; a worker that cannot do it ends."""
+
+    load_id: int
+    components: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropWeights:
+    """Give back the device's memory of components, by digest."""
+
+    components: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,20 +216,51 @@ class Quit:
     pass
 
 
-Command = Execute | StopWork | ImportState | EnterNode | CloseGroup | BreakGroup | Forget | Calibrate | Quit
+Command = (
+    Execute
+    | StopWork
+    | ImportState
+    | EnterNode
+    | CloseGroup
+    | BreakGroup
+    | Forget
+    | Calibrate
+    | LoadWeights
+    | DropWeights
+    | Quit
+)
 
 
 # Reports, worker -> runtime. Times are of the machine-wide monotonic clock.
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The model is loaded. `hardware` describes the device; `identity` distinguishes models of the same name."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model of a worker. `identity` distinguishes models of the same name.
+
+    `components` are those of its stages, by name; empty if all stay on the device.
+    """
 
     info: ModelInfo
+    identity: str = "unknown"
+    components: Mapping[str, Component] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The worker is ready. `hardware` describes the device."""
+
+    models: tuple[LoadedModel, ...]
     load_ns: int
     hardware: str = "unknown"
-    identity: str = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsLoaded:
+    """A `LoadWeights` is done, in `run_ns` without the wait in the queue."""
+
+    load_id: int
+    run_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,4 +340,4 @@ class Failed:
     by_model: bool = False
 
 
-Report = Loaded | LoadFailed | Calibrated | Progress | Preview | Ended | Failed
+Report = Loaded | LoadFailed | WeightsLoaded | Calibrated | Progress | Preview | Ended | Failed

@@ -68,6 +68,10 @@ class Family(Protocol):
     @property
     def device(self) -> torch.device: ...
     @property
+    def modules(self) -> Mapping[str, torch.nn.Module]:
+        """What has weights, by the names of the stages' components."""
+
+    @property
     def parallel(self) -> Parallel:
         """The group in which steps are made: `join` one before `step`, and leave it here afterwards."""
 

@@ -15,6 +15,7 @@ from diffusers import DiffusionPipeline
 
 from tilework.core.model import DEVICES, DTYPES, ModelSource
 from tilework.pipelines.component_files import has_variant
+from tilework.pipelines.components import modules_of
 from tilework.pipelines.defaults import read_overrides
 from tilework.pipelines.errors import InvalidSource, ModelError, ModelNotFound, UnsupportedModel
 from tilework.pipelines.family import Family
@@ -44,6 +45,8 @@ def load(source: ModelSource, place: Place | None = None) -> Family:
     named = _named(index.adapter)
     adapter = _named(STOCK) if _is_pipeline(named) else named
     overrides = {} if index.directory is None else read_overrides(index.directory)
+    if source.name:
+        overrides = {**overrides, "name": source.name}
     pipeline = _stock(index, dtype, device, place)
     name = source.path if index.directory is None else index.directory.resolve().name
     with _explained(index.path):
@@ -109,7 +112,7 @@ def _stock(index: ModelIndex, dtype: torch.dtype, device: torch.device, place: P
         for name in _NEEDED:
             if name in pipeline.components and pipeline.components[name] is None and not _has_other(pipeline, name):
                 raise ModelNotFound(f"{index.path}: {index.file} names no {name}, without which nothing can be drawn")
-        modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
+        modules = modules_of(pipeline)
         for name, module in modules.items():
             _require_weights(f"{index.path}/{name}", module)
         pipeline.to(device)
@@ -145,6 +148,37 @@ def _load_classic(index: ModelIndex, dtype: torch.dtype, loaded: Mapping[str, An
     )
 
 
+def load_component(source: ModelSource, name: str) -> torch.nn.Module:
+    """One component of a model, by its name, on the CPU: the very weights that `load` draws with.
+
+    Raises:
+        ModelError: as `load`.
+    """
+    index, dtype = read_model_index(source.path, source.adapter), _dtype(source)
+    with _explained(index.path):
+        kind = _kind_of(index, name)
+        if index.directory is None or index.is_modular or kind is None:  # A file that only the whole pipeline knows.
+            return modules_of(_stock(index, dtype, torch.device("cpu"), lambda module: None))[name]
+        folder = f"{index.directory}/{name}"
+        if issubclass(kind, transformers.PreTrainedModel):
+            return cast(torch.nn.Module, _transformers_model(index, name, kind, dtype))
+        variant = index.variant if has_variant(Path(folder), index.variant) else None
+        module: torch.nn.Module = kind.from_pretrained(
+            folder, local_files_only=True, use_safetensors=True, variant=variant, torch_dtype=dtype
+        )
+        return module
+
+
+def _kind_of(index: ModelIndex, name: str) -> Any:
+    """The class of a component, of diffusers or transformers; None if it is of neither."""
+    match index.components.get(name):
+        case ["diffusers", str(kind)]:
+            return getattr(diffusers, kind, None)
+        case ["transformers", str(kind)]:
+            return getattr(transformers, kind, None)
+    return None
+
+
 def _transformers_models(index: ModelIndex, dtype: torch.dtype) -> dict[str, Any]:
     """The components of a directory that are models of transformers, by name.
 
@@ -154,25 +188,28 @@ def _transformers_models(index: ModelIndex, dtype: torch.dtype) -> dict[str, Any
         ModelNotFound: a weight is in no file, or of another shape.
     """
     models: dict[str, Any] = {}
-    for name, value in index.components.items() if index.directory is not None else ():
-        is_known = isinstance(value, list) and value[0] == "transformers"
-        kind: Any = getattr(transformers, value[1], None) if is_known else None
-        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-            continue
-        folder = f"{index.directory}/{name}"
-        models[name], report = cast(Any, kind).from_pretrained(
-            folder,
-            local_files_only=True,
-            use_safetensors=True,
-            variant=index.variant if has_variant(Path(folder), index.variant) else None,
-            dtype=dtype,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
-        wrong = [*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]
-        if wrong:
-            raise ModelNotFound(_WRONG_WEIGHT.format(place=folder, name=min(wrong)))
+    for name in index.components if index.directory is not None else ():
+        kind = _kind_of(index, name)
+        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
+            models[name] = _transformers_model(index, name, kind, dtype)
     return models
+
+
+def _transformers_model(index: ModelIndex, name: str, kind: Any, dtype: torch.dtype) -> Any:
+    folder = f"{index.directory}/{name}"
+    model, report = kind.from_pretrained(
+        folder,
+        local_files_only=True,
+        use_safetensors=True,
+        variant=index.variant if has_variant(Path(folder), index.variant) else None,
+        dtype=dtype,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+    )
+    wrong = [*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]
+    if wrong:
+        raise ModelNotFound(_WRONG_WEIGHT.format(place=folder, name=min(wrong)))
+    return model
 
 
 @contextmanager

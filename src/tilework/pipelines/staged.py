@@ -22,6 +22,7 @@ from tilework.core.packing import Layout, Pack, Size
 from tilework.core.preview import preview_shape
 from tilework.core.wire import Image, Spec
 from tilework.pipelines.arguments import GENERATOR_DEVICE, generator_device, offered
+from tilework.pipelines.components import ComponentGroups, modules_of
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.families.latent_state import Conditioning, LatentState
@@ -109,7 +110,10 @@ class StagedPipeline(ABC):
     def info(self) -> ModelInfo:
         return replace(
             self._info,
-            stages=tuple(replace(one, batchable=one.batchable and self._packing.is_possible) for one in self.stages),
+            stages=tuple(
+                replace(one, batchable=one.batchable and self._packing.is_possible)
+                for one in ComponentGroups.of(self._pipeline).named(self.stages)
+            ),
             step_ranges=step_ranges(self._info, self._sampler),
             arguments=(
                 generator_device(self._device.type),
@@ -120,6 +124,10 @@ class StagedPipeline(ABC):
     @property
     def device(self) -> torch.device:
         return self._device
+
+    @property
+    def modules(self) -> Mapping[str, torch.nn.Module]:
+        return modules_of(self._pipeline)
 
     @property
     def parallel(self) -> Parallel:
@@ -379,5 +387,4 @@ def _pieces(name: str, states: Sequence[LatentState], passes: Sequence[int]) -> 
 
 
 def _num_parameters(pipeline: Any) -> int:
-    modules = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
-    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+    return sum(parameter.numel() for module in modules_of(pipeline).values() for parameter in module.parameters())

@@ -14,18 +14,19 @@ import tilework
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.model import ModelInfo, ModelSource, Source
 from tilework.core.request import Shape
-from tilework.core.wire import Loaded
+from tilework.core.wire import LoadedModel
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles, ProfilesUnavailable
 from tilework.cost.rows import merge_rows, missing_batches, row_key
 from tilework.cost.table import CostTable, graphs_of
+from tilework.runtime.executor import Executor
 
 _log = logging.getLogger(__name__)
 MAX_BATCH = 12
 
 
 class Measurer(Protocol):
-    """Measures its devices. A started executor is one."""
+    """Measures a model on its devices."""
 
     @property
     def profile_key(self) -> ProfileKey:
@@ -38,6 +39,23 @@ class Measurer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelMeasurer:
+    """Measures one model of an executor that has started."""
+
+    executor: Executor
+    model: str
+
+    @property
+    def profile_key(self) -> ProfileKey:
+        return self.executor.profile_key(self.model)
+
+    async def calibrate(
+        self, batches: tuple[Batch, ...], degree: int = 1, num_runs: int | None = None
+    ) -> tuple[CostRow, ...]:
+        return await self.executor.calibrate(self.model, batches, degree, num_runs)
+
+
+@dataclass(frozen=True, slots=True)
 class CostCache:
     """The measurements of earlier starts. `refresh` ignores them and measures again."""
 
@@ -45,10 +63,10 @@ class CostCache:
     refresh: bool = False
 
 
-def profile_key(source: Source, num_workers: int, loaded: Loaded) -> ProfileKey:
+def profile_key(source: Source, num_workers: int, hardware: str, loaded: LoadedModel) -> ProfileKey:
     """The key of measurements. CPU workers slow each other down, so their number is part of it; GPUs are not shared."""
     return ProfileKey(
-        hardware=loaded.hardware,
+        hardware=hardware,
         model=loaded.identity,
         dtype=source.dtype if isinstance(source, ModelSource) else "modelled",
         threads=source.threads,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TextIO
 
 import tilework
@@ -20,10 +21,10 @@ from tilework.core.events import Cancelled, DeviceJoined, Restored, Submitted
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.model import ModelInfo
 from tilework.core.request import DEFAULT_TERMS, Status, Terms
-from tilework.core.wire import Report, Spec
-from tilework.cost.table import CostTable
+from tilework.core.wire import LoadedModel, Report, Spec
+from tilework.cost.table import CostTable, merged
 from tilework.runtime.control_loop import ControlLoop, Incoming
-from tilework.runtime.costs import CostCache, calibration_shapes, start_costs
+from tilework.runtime.costs import CostCache, ModelMeasurer, calibration_shapes, start_costs
 from tilework.runtime.executor import Executor, WorkerStartFailed
 from tilework.runtime.log_file import LogFile
 from tilework.runtime.observer import Observer, Usage
@@ -65,7 +66,8 @@ class Engine:
     for. With a `keeper` open requests outlive the engine: the next one can `restore` them.
     """
 
-    info: ModelInfo
+    models: Mapping[str, ModelInfo]
+    """What it serves, by name; a request that names none gets the first."""
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class Engine:
         self._executor = executor
         self._log = LogFile(log, on_lost=self._log_lost)
         self._on_progress = on_progress
-        self._starting = "loading the model"
+        self._starting = "loading the models"
         self._keeper = keeper
         self._origin_ns = time.monotonic_ns() - config.begin_ns
         self._requests = RequestTable()
@@ -106,21 +108,17 @@ class Engine:
             self._control.observe(observer)
 
     async def start(self) -> None:
-        """Load the model on every device and measure it. Raises WorkerStartFailed, UnknownPolicy."""
+        """Load the models on every device and measure them. Raises WorkerStartFailed, UnknownPolicy."""
         self.on_loading(0)
-        self.info = await self._executor.start(self)
-        table = self._config.table or await start_costs(
-            self._executor,
-            self.info,
-            self._degrees(),
-            self._config.cache,
-            self._on_measuring,
-            with_batches=not self._config.exact,
-        )
-        if table is None:
-            await self._executor.stop()
-            sizes = ", ".join(map(str, calibration_shapes(self.info)))
-            raise WorkerStartFailed(f"the model ran at none of {sizes}; the workers' messages say why")
+        loaded = await self._executor.start(self)
+        self.models = {one.info.name: one.info for one in loaded}
+        table = self._config.table or await self._measured(loaded)
+        if self._executor.weights_bytes is not None:
+            table = replace(
+                table,
+                graphs={one.info.name: one.info.graph for one in loaded},  # Their stages name the components.
+                components={one.info.name: one.components for one in loaded},
+            )
         self._controller = Controller(self._config.controller, table)
         self._log.write(header_line(tilework.__version__, self._config.controller, table))
         self._control = ControlLoop(self._controller, self._requests, self._log, self._observer, self.now_ns)
@@ -139,11 +137,33 @@ class Engine:
         for device_id in range(self._executor.num_devices + self._executor.num_slots):
             self.on_joined(device_id)
 
-    def on_loading(self, num_ready: int) -> None:
-        self._show(f"loading the model, {num_ready} of {self._executor.num_devices} workers ready")
+    async def _measured(self, loaded: Sequence[LoadedModel]) -> CostTable:
+        """The costs of all models, one after another. Raises WorkerStartFailed."""
+        tables = []
+        for one in loaded:
+            info = one.info
+            table = await start_costs(
+                ModelMeasurer(self._executor, info.name),
+                info,
+                self._degrees(info),
+                self._config.cache,
+                partial(self._on_measuring, info.name if len(loaded) > 1 else ""),
+                with_batches=not self._config.exact,
+            )
+            if table is None:
+                await self._executor.stop()
+                sizes = ", ".join(map(str, calibration_shapes(info)))
+                raise WorkerStartFailed(f"{info.name} ran at none of {sizes}; the workers' messages say why")
+            tables.append(table)
+        speeds = await self._executor.end_calibration()
+        return replace(merged(tables), load_bytes_per_s=speeds)
 
-    def _on_measuring(self, num_done: int, num_all: int) -> None:
-        self._show(f"measuring what steps cost here, {num_done} of {num_all}" if num_all else "warming up the workers")
+    def on_loading(self, num_ready: int) -> None:
+        self._show(f"loading the models, {num_ready} of {self._executor.num_devices} workers ready")
+
+    def _on_measuring(self, model: str, num_done: int, num_all: int) -> None:
+        what = f"measuring what steps cost here, {num_done} of {num_all}" if num_all else "warming up the workers"
+        self._show(f"{model}: {what}" if model else what)
 
     def _show(self, starting: str) -> None:
         self._starting = starting
@@ -152,9 +172,9 @@ class Engine:
     def _log_lost(self) -> None:
         self._observer.on_log_lost()
 
-    def _degrees(self) -> tuple[int, ...]:
+    def _degrees(self, info: ModelInfo) -> tuple[int, ...]:
         """Powers of two, as policies use them; 1 if all requests are exact."""
-        most = 1 if self._config.exact else min(self.info.max_degree, self._executor.num_devices)
+        most = 1 if self._config.exact else min(info.max_degree, self._executor.num_devices)
         return tuple(1 << power for power in range(most.bit_length()))
 
     async def stop(self) -> None:
@@ -215,21 +235,30 @@ class Engine:
         self,
         specs: Mapping[str, Spec],
         *,
+        model: str | None = None,
         deadline_ns: int | None = None,
         terms: Terms = DEFAULT_TERMS,
     ) -> tuple[Ticket, ...] | Reject:
-        """Bring requests in, all of them or none. Their uids must be new; `deadline_ns` is on the engine's clock."""
-        arrival_ns = self.now_ns()
+        """Bring requests for a model in, all of them or none.
+
+        Without a model it is the first. Uids must be new; `deadline_ns` is on the engine's clock.
+        """
+        arrival_ns, info = self.now_ns(), self._model(model)
         incoming: list[Incoming] = []
         for uid, spec in specs.items():
             assert self._requests.job_id(uid) is None, f"two requests have the uid {uid}"
-            wanted = Wanted(uid=uid, spec=spec, arrival_ns=arrival_ns, deadline_ns=deadline_ns, terms=terms)
-            incoming.append(Incoming(wanted.request(self.info), spec))
+            wanted = Wanted(
+                uid=uid, model=info.name, spec=spec, arrival_ns=arrival_ns, deadline_ns=deadline_ns, terms=terms
+            )
+            incoming.append(Incoming(wanted.request(info), spec))
         first, *others = (one.request for one in incoming)
         answer = self._control.submit(Submitted(first, tuple(others)), incoming, arrival_ns)
         if isinstance(answer, Reject):
             return answer
         return tuple(self._requests.ticket(uid) for uid in specs)
+
+    def _model(self, name: str | None) -> ModelInfo:
+        return next(iter(self.models.values())) if name is None else self.models[name]
 
     def restore(self, kept: Sequence[tuple[Wanted, Checkpoint]]) -> tuple[Ticket, ...]:
         """Take requests in that an engine before this one had accepted, in this order; once, before any other.
@@ -241,7 +270,7 @@ class Engine:
         return tuple(self._restore(wanted, checkpoint.among(there)) for wanted, checkpoint in kept)
 
     def _restore(self, wanted: Wanted, checkpoint: Checkpoint) -> Ticket:
-        request = wanted.request(self.info)
+        request = wanted.request(self._model(wanted.model))
         incoming = Incoming(request, wanted.spec, checkpoint)
         answer = self._control.submit(Restored(request, checkpoint.position), [incoming], self.now_ns())
         if isinstance(answer, Reject):
@@ -276,8 +305,10 @@ class Engine:
         self._observer.on_joined(device_id, self.now_ns())
         is_slot = device_id >= self._executor.num_devices
         kind = DeviceKind.CPU if is_slot else DeviceKind.ACCELERATOR
-        components = tuple(component.digest for component in self._controller.costs.all_components)  # Of its model.
-        self._control.handle(DeviceJoined(device_id, 0, kind, components))
+        room = None if is_slot else self._executor.weights_bytes
+        there = () if room is not None else self._controller.costs.all_components
+        digests = tuple(component.digest for component in there)
+        self._control.handle(DeviceJoined(device_id, 0, kind, digests, room))
 
     def on_lost(self, device_id: int, reason: str) -> None:
         if self._started and device_id in self._dispatcher.up:

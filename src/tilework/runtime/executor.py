@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
+from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
-from tilework.core.model import ModelInfo
-from tilework.core.wire import GroupRef, Report, StateBlob
+from tilework.core.wire import GroupRef, LoadedModel, Report, StateBlob
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
 from tilework.runtime.worker_process import Outgoing
@@ -42,16 +42,25 @@ class Executor(Protocol):
         """CPU slots, known once the devices are up; their ids follow those of the accelerators."""
 
     @property
-    def profile_key(self) -> ProfileKey:
+    def weights_bytes(self) -> int | None:
+        """What a device has for weights: they are loaded when they are needed. None: all are there from the start."""
+
+    async def start(self, listener: Listener) -> tuple[LoadedModel, ...]:
+        """Start every device; returns the models in the order of their configuration. Raises WorkerStartFailed."""
+
+    def profile_key(self, model: str) -> ProfileKey:
         """Identifies hardware, model and settings of measurements; known once the devices are up."""
 
-    async def start(self, listener: Listener) -> ModelInfo:
-        """Start every device. Raises WorkerStartFailed."""
-
     async def calibrate(
-        self, batches: tuple[Batch, ...], degree: int = 1, num_runs: int | None = None
+        self, model: str, batches: tuple[Batch, ...], degree: int = 1, num_runs: int | None = None
     ) -> tuple[CostRow, ...]:
-        """Measure on all accelerators at the same time, in groups of `degree`. Raises WorkerStartFailed."""
+        """Measure on all accelerators at the same time, in groups of `degree`. Raises WorkerStartFailed.
+
+        The model's weights are loaded before, and stay until another model is measured.
+        """
+
+    async def end_calibration(self) -> Mapping[LoadSource, float]:
+        """Drop all weights that were loaded to measure; the speeds at which sources gave them, in bytes per second."""
 
     def pid(self, device_id: int) -> int | None:
         """Process id of a device's worker; None while there is none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tilework.comm.rendezvous import Rendezvous
+from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
-from tilework.core.model import ModelInfo, Source
+from tilework.core.model import Source
 from tilework.core.wire import (
     BreakGroup,
     Calibrate,
@@ -23,13 +24,16 @@ from tilework.core.wire import (
     EnterNode,
     GroupRef,
     Loaded,
+    LoadedModel,
     LoadFailed,
     Report,
     Site,
     StateBlob,
+    WeightsLoaded,
 )
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
+from tilework.runtime.calibration_weights import CalibrationWeights
 from tilework.runtime.costs import profile_key
 from tilework.runtime.executor import Listener, WorkerStartFailed
 from tilework.runtime.groups import GroupTable
@@ -41,7 +45,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalConfig:
-    """Configuration of worker processes: `num_workers` accelerators, and `num_slots` CPU slots if the model needs some.
+    """Configuration of worker processes: `num_workers` accelerators, and `num_slots` CPU slots if a model needs some.
+
+    Each serves the models of all `sources`, which agree on device, threads and memory. With `weights_bytes` an
+    accelerator holds no more weights than that at a time.
 
     A worker that dies is restarted after `restart_delay_s`. From the third death in a row without a finished work the
     delay doubles each time, up to `max_delay_s`, so that a broken device does not interrupt one request after another.
@@ -50,8 +57,9 @@ class LocalConfig:
     """
 
     num_workers: int
-    source: Source
+    sources: tuple[Source, ...]
     num_slots: int = 1
+    weights_bytes: int | None = None
     restart_delay_s: float = 0.5
     max_delay_s: float = 30.0
     max_restarts: int = 6
@@ -76,6 +84,7 @@ class LocalExecutor:
         self._resources = ExitStack()
         self._stopping = False
         self._num_slots = 0
+        self._measuring = CalibrationWeights(config.weights_bytes)
 
     @property
     def num_devices(self) -> int:
@@ -86,14 +95,17 @@ class LocalExecutor:
         return self._num_slots
 
     @property
-    def profile_key(self) -> ProfileKey:
-        return self._key
+    def weights_bytes(self) -> int | None:
+        return self._config.weights_bytes
+
+    def profile_key(self, model: str) -> ProfileKey:
+        return self._keys[model]
 
     def pid(self, device_id: int) -> int | None:
         worker = self._workers.get(device_id)
         return None if worker is None else worker.pid
 
-    async def start(self, listener: Listener) -> ModelInfo:
+    async def start(self, listener: Listener) -> tuple[LoadedModel, ...]:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._blobs = self._resources.enter_context(closing(StateBlobDirectory(owner=self._config.owner)))
@@ -102,7 +114,8 @@ class LocalExecutor:
         try:
             async with asyncio.timeout(timeout_s):
                 loaded = await self._spawn_all(range(self.num_devices))
-                if loaded[0].info.graph.needs_slots:
+                first = loaded[0]
+                if any(one.info.graph.needs_slots for one in first.models):
                     self._num_slots = self._config.num_slots
                     await self._spawn_all(range(self.num_devices, self.num_devices + self._num_slots))
         except TimeoutError:
@@ -111,25 +124,38 @@ class LocalExecutor:
         except WorkerStartFailed:
             await self.stop()
             raise
-        self._key = profile_key(self._config.source, self._config.num_workers, loaded[0])
+        self._keys = {
+            one.info.name: profile_key(source, self._config.num_workers, first.hardware, one)
+            for one, source in zip(first.models, self._config.sources, strict=True)
+        }
+        self._measuring.add(first)
         self._form_node_group()
-        return loaded[0].info
+        return first.models
 
     async def calibrate(
-        self, batches: tuple[Batch, ...], degree: int = 1, num_runs: int | None = None
+        self, model: str, batches: tuple[Batch, ...], degree: int = 1, num_runs: int | None = None
     ) -> tuple[CostRow, ...]:
         up = self._accelerators_up()
+        for command in self._measuring.commands(model):
+            for device_id in up:
+                self.send(device_id, command)
         groups = [tuple(up[first : first + degree]) for first in range(0, len(up) - degree + 1, degree)]
         self._calibrated = {device_id: self._loop.create_future() for group in groups for device_id in group}
         refs = {group: None if degree == 1 else self.group(group) for group in groups}
         for group, ref in refs.items():
             for device_id in group:
-                self.send(device_id, Calibrate(batches, ref, num_runs))
+                self.send(device_id, Calibrate(model, batches, ref, num_runs))
         await asyncio.gather(*self._calibrated.values())
         for group, ref in refs.items():
             if ref is not None and any(len(self._calibrated[device_id].result()) < len(batches) for device_id in group):
                 self.break_off(ref)  # A member that could not run a shape has left the group.
         return tuple(row for future in self._calibrated.values() for row in future.result())
+
+    async def end_calibration(self) -> Mapping[LoadSource, float]:
+        for command in self._measuring.last_commands():
+            for device_id in self._accelerators_up():
+                self.send(device_id, command)
+        return self._measuring.speeds()
 
     def send(self, device_id: int, outgoing: Outgoing) -> None:
         """Send a command. Nothing is sent to a lost device: its works have been revoked, or are about to be."""
@@ -161,8 +187,8 @@ class LocalExecutor:
             self.send(device_id, command)
 
     def inherit(self, blobs: Collection[StateBlob]) -> set[StateBlob]:
-        key = self._key
-        return self._blobs.inherit(blobs, f"{key.model}, {key.dtype}, {key.libraries}")
+        keys = sorted(f"{key.model}, {key.dtype}, {key.libraries}" for key in self._keys.values())
+        return self._blobs.inherit(blobs, "; ".join(keys))
 
     def discard(self, blob: StateBlob) -> None:
         self._blobs.discard(blob)
@@ -183,10 +209,16 @@ class LocalExecutor:
 
     def _spawn(self, device_id: int) -> WorkerProcess:
         """Start a process. Its first message is Loaded or LoadFailed."""
-        source = self._config.source if device_id < self.num_devices else replace(self._config.source, device="cpu")
-        site = Site(device_id=device_id, blobs=str(self._blobs.path), rendezvous=self._rendezvous.address)
+        is_slot = device_id >= self.num_devices
+        sources = [replace(one, device="cpu") if is_slot else one for one in self._config.sources]
+        site = Site(
+            device_id=device_id,
+            blobs=str(self._blobs.path),
+            rendezvous=self._rendezvous.address,
+            loads_on_demand=self._config.weights_bytes is not None and not is_slot,
+        )
         worker = self._workers[device_id] = WorkerProcess(
-            site, source, partial(self._report, device_id), partial(self._on_exit, device_id)
+            site, sources, partial(self._report, device_id), partial(self._on_exit, device_id)
         )
         return worker
 
@@ -196,6 +228,8 @@ class LocalExecutor:
                 self._on_loaded(device_id, report)
             case LoadFailed(reason):
                 self._workers[device_id].set_exit_reason(reason)
+            case WeightsLoaded(load_id=0):
+                self._measuring.loaded(report)
             case Calibrated(rows):
                 if not self._calibrated[device_id].done():  # It is done if the caller was cancelled.
                     self._calibrated[device_id].set_result(rows)
@@ -219,7 +253,7 @@ class LocalExecutor:
     def _form_node_group(self) -> None:
         """Let the workers that are up form the node's communicator, from which those of GPU groups are split."""
         up = self._accelerators_up()
-        if self._config.source.device != "cuda" or len(up) < 2:
+        if self._config.sources[0].device != "cuda" or len(up) < 2:
             return
         node = self._groups.new_ref(up)
         for device_id in node.devices:

@@ -15,9 +15,10 @@ from tilework.core.work import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What an engine is asked for. Times are on its clock."""
+    """What an engine is asked for, of which model. Times are on its clock."""
 
     uid: str
+    model: str
     spec: Spec
     arrival_ns: int
     deadline_ns: int | None

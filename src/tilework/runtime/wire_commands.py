@@ -13,6 +13,7 @@ def run_command(work: Work, specs: Mapping[int, Spec], group: GroupRef | None) -
     """The command that runs a work. `specs` are those of its jobs; `group` is None for one device."""
     return Execute(
         work_id=work.work_id,
+        model=work.stage.pipeline,
         stage=work.stage.name,
         members=work.members,
         num_steps=work.num_steps,
@@ -22,7 +23,9 @@ def run_command(work: Work, specs: Mapping[int, Spec], group: GroupRef | None) -
     )
 
 
-def import_command(move: StateMove, spec: Spec) -> ImportState:
+def import_command(move: StateMove, model: str, spec: Spec) -> ImportState:
     """The command that imports the state that a resolved move delivers."""
     known = 0 not in move.stages
-    return ImportState(job_id=move.job_id, spec=spec, position=move.position, states=move.states, known=known)
+    return ImportState(
+        job_id=move.job_id, model=model, spec=spec, position=move.position, states=move.states, known=known
+    )

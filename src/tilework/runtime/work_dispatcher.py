@@ -23,10 +23,22 @@ from tilework.control.driver.state_registry import StateMove
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.actions import Action, DropComponents, LoadComponents, MoveState, RunWork, Stop
 from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
-from tilework.core.events import Event
+from tilework.core.events import ComponentsLoaded, Event
 from tilework.core.request import Request
 from tilework.core.time import s_from_ns
-from tilework.core.wire import Command, Ended, Failed, GroupRef, Preview, Progress, Report, StateBlob
+from tilework.core.wire import (
+    Command,
+    DropWeights,
+    Ended,
+    Failed,
+    GroupRef,
+    LoadWeights,
+    Preview,
+    Progress,
+    Report,
+    StateBlob,
+    WeightsLoaded,
+)
 from tilework.core.work import Work
 from tilework.runtime.executor import Executor
 from tilework.runtime.observer import Observer
@@ -148,8 +160,10 @@ class WorkDispatcher:
                 return future
             case StateMove():
                 return self._import(message)
-            case LoadComponents() | DropComponents():
-                raise AssertionError(f"a worker has all components of its model, and should {message}")
+            case LoadComponents():
+                return LoadWeights(message.load_id, message.components)
+            case DropComponents():
+                return DropWeights(message.components)
             case _:
                 return message
 
@@ -184,6 +198,8 @@ class WorkDispatcher:
                 if isinstance(report, Ended) and report.memory_bytes is not None:
                     self.memory_bytes[device_id] = report.memory_bytes
                 self._apply(self._core.on_report(device_id, report))
+            case WeightsLoaded(load_id, run_ns):
+                self._handle(ComponentsLoaded(load_id, device_id, run_ns))
             case _:
                 raise AssertionError(f"unexpected report {report!r}")
 
@@ -232,4 +248,5 @@ class WorkDispatcher:
         )
 
     def _import(self, move: StateMove) -> Command:
-        return import_command(move, self._requests[move.job_id].spec)
+        entry = self._requests[move.job_id]
+        return import_command(move, entry.ticket.request.pipeline, entry.spec)

@@ -9,7 +9,7 @@ import pickle
 import signal
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -47,7 +47,7 @@ class WorkerProcess(asyncio.Protocol):
     def __init__(
         self,
         site: Site,
-        source: Source,
+        sources: Sequence[Source],
         on_report: Callable[[Report], None],
         on_exit: Callable[[str], None],
     ) -> None:
@@ -65,7 +65,7 @@ class WorkerProcess(asyncio.Protocol):
         ours, theirs = socket.socketpair()
         connection: Connection[Any, Any] = Connection(theirs.detach())
         self._process = forkserver_context().Process(
-            target=serve, args=(connection, source, site), name=f"tilework-worker-{site.device_id}", daemon=True
+            target=serve, args=(connection, sources, site), name=f"tilework-worker-{site.device_id}", daemon=True
         )
         self._task = self._loop.create_task(self._run(ours, connection))
 

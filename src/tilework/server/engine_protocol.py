@@ -31,8 +31,8 @@ class Engine(Protocol):
     """Every method runs on the event loop; `submit` and `cancel` answer at once."""
 
     @property
-    def info(self) -> ModelInfo:
-        """The served model; known once the engine has started."""
+    def models(self) -> Mapping[str, ModelInfo]:
+        """The served models by name, that of requests that name none first; known once the engine has started."""
 
     @property
     def policy(self) -> str:
@@ -46,10 +46,11 @@ class Engine(Protocol):
         self,
         specs: Mapping[str, Spec],
         *,
+        model: str | None = None,
         deadline_ns: int | None = None,
         terms: Terms = DEFAULT_TERMS,
     ) -> tuple[Ticket, ...] | Reject:
-        """Submit requests, all of them or none; `specs` by their uids, which are new."""
+        """Submit requests for a model, all of them or none; `specs` by their uids, which are new. None: the first."""
 
     def restore(self, kept: Sequence[tuple[Wanted, Checkpoint]]) -> tuple[Ticket, ...]:
         """Take in requests that the previous engine had accepted; once, before any other.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -13,72 +15,121 @@ from threading import Thread
 
 import torch
 from setproctitle import setproctitle
+from torch import nn
 
 from tilework.comm.groups import Groups
-from tilework.core.model import ModelSource, SimulatedSource, Source
+from tilework.core.component import Component
+from tilework.core.model import ModelInfo, ModelSource, SimulatedSource, Source
 from tilework.core.wire import (
     WEIGHTS,
     BreakGroup,
     Command,
     Execute,
     Loaded,
+    LoadedModel,
     LoadFailed,
     Quit,
     Report,
     Site,
     StopWork,
 )
+from tilework.pipelines.errors import InvalidSource
 from tilework.pipelines.family import Family
 from tilework.pipelines.identity import model_identity
-from tilework.pipelines.loading import load, quiet
+from tilework.pipelines.loading import load, load_component, quiet
 from tilework.pipelines.model_index import location
 from tilework.pipelines.numerics import ATTENTION, pin_numerics
 from tilework.worker.hardware import describe_hardware
 from tilework.worker.memory import Budget
+from tilework.worker.models import Models
 from tilework.worker.shared_weights import SharedWeights
 from tilework.worker.simulated import SimulatedFamily
 from tilework.worker.state_blobs import StateBlobs
-from tilework.worker.worker import Worker, describe
+from tilework.worker.weights import Weights
+from tilework.worker.worker import WeightsNotLoaded, Worker, describe
 from tilework.worker.works import OpenWorks
 
 
-def serve(connection: Connection, source: Source, site: Site) -> None:
-    """Load the model and execute commands from `connection`, one pickled message each way at a time.
+def serve(connection: Connection, sources: Sequence[Source], site: Site) -> None:
+    """Load the models and execute commands from `connection`, one pickled message each way at a time.
 
-    Answers first `Loaded` or `LoadFailed` (and returns). Returns on `Quit`, and when the other end is closed, for
-    which the running work is stopped at its next step. `site.device_id` chooses the device for source.device "cuda".
+    All `sources` have one device, number of threads and memory. Answers first `Loaded` or `LoadFailed` (and returns).
+    Returns on `Quit`, and when the other end is closed, for which the running work is stopped at its next step, and
+    with `LoadFailed` if weights cannot be loaded. `site.device_id` chooses the device for source.device "cuda".
     """
     # Ctrl-C reaches the whole process group; when to end is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    source = sources[0]
     setproctitle(f"tilework: worker {site.device_id} ({_device_name(source, site.device_id)})")
     groups = Groups(site.device_id, site.rendezvous, source.device)
     link = _Link(connection, groups)
     start_ns = time.monotonic_ns()
     try:
         _prepare(source, site.device_id)
-        family = _load(source, Path(site.blobs) / WEIGHTS)
+        models, loaded = _load(sources, site, start_ns)
         # A simulated device's memory is simulated by its family.
-        budget = Budget(family.device, source.memory_bytes if isinstance(source, ModelSource) else None)
+        budget = Budget(models.device, source.memory_bytes if isinstance(source, ModelSource) else None)
     except Exception as error:
         link.send(LoadFailed(describe(error)))
         return
-    link.send(_loaded(family, source, time.monotonic_ns() - start_ns))
-    worker = Worker(family, link.works, groups, StateBlobs(Path(site.blobs), site.device_id), link.send, budget)
+    link.send(loaded)
+    worker = Worker(models, link.works, groups, StateBlobs(Path(site.blobs), site.device_id), link.send, budget)
     while not isinstance(command := link.queue.get(), Quit):
-        worker.execute(command)
+        try:
+            worker.execute(command)
+        except WeightsNotLoaded as error:
+            link.send(LoadFailed(str(error)))
+            return
 
 
-def _load(source: Source, weights: Path) -> Family:
+def _load(sources: Sequence[Source], site: Site, start_ns: int) -> tuple[Models, Loaded]:
+    """The models, and the report about them. With `loads_on_demand` each gives its weights away before the next one."""
+    files = SharedWeights(Path(site.blobs) / WEIGHTS)
+    weights = Weights(files) if site.loads_on_demand else None
+    families: dict[str, Family] = {}
+    components: dict[str, dict[str, Component]] = {}
+    identities: dict[str, str] = {}
+    for source in sources:
+        if isinstance(source, SimulatedSource):
+            family: Family = SimulatedFamily(source)
+        else:
+            family = load(source, files.share if weights is None else None)
+        name = family.info.name
+        if name in families:
+            raise InvalidSource(f"two models are called {name!r}; give one another name: NAME={_location(source)}")
+        families[name], identities[name] = family, _identity(source)
+        if weights is not None and isinstance(source, ModelSource):
+            components[name] = {
+                part: weights.add(module, _configuration(module), partial(load_component, source, part))
+                for part, module in family.modules.items()
+            }
+    hardware = sources[0].hardware if isinstance(sources[0], SimulatedSource) else ""
+    models = Models(families, weights, components)
+    infos = {name: _info(family, source) for (name, family), source in zip(families.items(), sources, strict=True)}
+    described = tuple(
+        LoadedModel(info=infos[name], identity=identities[name], components=components.get(name, {})) for name in infos
+    )
+    load_ns = time.monotonic_ns() - start_ns
+    return models, Loaded(described, load_ns, hardware or describe_hardware(models.device))
+
+
+def _configuration(module: nn.Module) -> str:
+    """The configuration of a component, which belongs to its content."""
+    return str(sorted(getattr(getattr(module, "config", None), "to_dict", dict)().items(), key=str))
+
+
+def _info(family: Family, source: Source) -> ModelInfo:
     if isinstance(source, SimulatedSource):
-        return SimulatedFamily(source)
-    return load(source, SharedWeights(weights).share)
+        return family.info
+    return replace(family.info, path=location(source.path), dtype=source.dtype, attention_backend=ATTENTION)
 
 
-def _loaded(family: Family, source: Source, load_ns: int) -> Loaded:
-    if isinstance(source, SimulatedSource):
-        return Loaded(family.info, load_ns, hardware=source.hardware, identity=source.pipeline)
-    info = replace(family.info, path=location(source.path), dtype=source.dtype, attention_backend=ATTENTION)
-    return Loaded(info, load_ns, describe_hardware(family.device), model_identity(source))
+def _identity(source: Source) -> str:
+    return source.pipeline if isinstance(source, SimulatedSource) else model_identity(source)
+
+
+def _location(source: Source) -> str:
+    return source.pipeline if isinstance(source, SimulatedSource) else source.path
 
 
 def _device_name(source: Source, device_id: int) -> str:

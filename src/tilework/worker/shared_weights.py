@@ -8,8 +8,10 @@ import mmap
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from hashlib import sha256
+from math import prod
 from pathlib import Path
 
 import torch
@@ -18,6 +20,10 @@ from torch import Tensor, nn
 _log = logging.getLogger(__name__)
 _ALIGNMENT = 64  # Of torch's own memory. Kernels round differently where tensors begin elsewhere.
 _RESERVE_BYTES = 1 << 30  # Left free for the states of jobs, which lie on the same device.
+
+
+class NoRoom(OSError):
+    """A file of weights does not fit beside the others."""
 
 
 class SharedWeights:
@@ -37,33 +43,60 @@ class SharedWeights:
         Then the module has weights of its own, and the log says so. Weights keep their bits, and tied weights stay
         tied.
         """
-        tensors = _tensors(module)
-        name = _digest(tensors)
-        path = self._directory / name
+        tensors = weights_of(module)
+        name = digest_of(tensors)
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            with _locked(self._directory / f"{name}.lock"):
-                if not path.exists():
-                    self._write(path, tensors)
-            places = _map(path, tensors)
+            self.keep(name, tensors)
+            self.map(name, tensors, [Form.of(tensor) for tensor in tensors])
         except OSError as error:
             _log.warning("weights are not shared between workers: %s", error)
             for tensor in tensors:
                 tensor.data = tensor.data.clone()
             return None
-        for tensor, place in zip(tensors, places, strict=True):
-            tensor.data = place
         return name
 
+    def keep(self, name: str, tensors: Sequence[Tensor]) -> None:
+        """Write the file unless it is there. Raises NoRoom, or another OSError if it cannot be written at all."""
+        path = self._directory / name
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with _locked(self._directory / f"{name}.lock"):
+            if not path.exists():
+                self._write(path, tensors)
+
+    def make_room(self, num_bytes: int) -> None:
+        """Remove files that were mapped or written the longest ago, until they free this number of bytes.
+
+        Workers that have them mapped keep them until they let them go.
+        """
+        files = sorted((path for path in self._directory.iterdir() if not path.suffix), key=_used_ns)
+        while files and num_bytes > 0:
+            with suppress(FileNotFoundError):  # Another worker has removed it.
+                num_bytes -= files[0].stat().st_size
+                files[0].unlink()
+            del files[0]
+
+    def map(self, name: str, tensors: Sequence[Tensor], forms: Sequence[Form]) -> None:
+        """Let weights of these forms, whose memory may have been given back, lie in the file, or in a copy on a device.
+
+        Raises FileNotFoundError.
+        """
+        path = self._directory / name
+        places = _map(path, forms)
+        with suppress(FileNotFoundError):  # Another worker may have needed the room since.
+            os.utime(path)
+        for tensor, place, form in zip(tensors, places, forms, strict=True):
+            tensor.data = place.to(form.device)
+
     def _write(self, path: Path, tensors: Sequence[Tensor]) -> None:
-        """Write the file under another name, and rename it when it is complete. Raises OSError."""
-        size, free = _layout(tensors)[1], shutil.disk_usage(self._directory).free
+        """Write the file under another name, and rename it when it is complete. Raises NoRoom, OSError."""
+        offsets, size = _layout([Form.of(tensor) for tensor in tensors])
+        free = shutil.disk_usage(self._directory).free
         if size + _RESERVE_BYTES > free:
-            raise OSError(f"{self._directory} has {free} bytes left, and a component takes {size}")
+            raise NoRoom(f"{self._directory} has {free} bytes left, and a component takes {size}")
         incomplete = path.with_suffix(".incomplete")
         try:
             with incomplete.open("wb") as file:
-                for tensor, offset in zip(tensors, _layout(tensors)[0], strict=True):
+                for tensor, offset in zip(tensors, offsets, strict=True):
                     file.seek(offset)
                     file.write(_bytes(tensor))
                 file.truncate(size)
@@ -72,13 +105,37 @@ class SharedWeights:
             incomplete.unlink(missing_ok=True)
 
 
-def _tensors(module: nn.Module) -> list[Tensor]:
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What is known of a weight without its memory."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    is_contiguous: bool
+    device: torch.device
+
+    @staticmethod
+    def of(tensor: Tensor) -> Form:
+        return Form(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_contiguous(), tensor.device)
+
+    @property
+    def count(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+
+def weights_of(module: nn.Module) -> list[Tensor]:
     """All weights of a module, tied ones once, in the order of their names."""
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return [named[name] for name in sorted(named)]
 
 
-def _digest(tensors: Sequence[Tensor]) -> str:
+def digest_of(tensors: Sequence[Tensor]) -> str:
+    """A hash of the types, shapes and bits of weights."""
     digest = sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\0".encode())
@@ -87,30 +144,41 @@ def _digest(tensors: Sequence[Tensor]) -> str:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return flat.numpy().data
 
 
-def _layout(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
-    """The offset of each tensor in the file, and the length of the file."""
+def _layout(forms: Sequence[Form]) -> tuple[list[int], int]:
+    """The offset of each weight in the file, and the length of the file."""
     offsets, end = [], 0
-    for tensor in tensors:
+    for form in forms:
         offsets.append(end)
-        end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        end += -(-form.num_bytes // _ALIGNMENT) * _ALIGNMENT
     return offsets, max(end, _ALIGNMENT)
 
 
-def _map(path: Path, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors as they lie in the file; copies of those that are empty, or not contiguous."""
-    offsets, size = _layout(tensors)
+def _map(path: Path, forms: Sequence[Form]) -> list[Tensor]:
+    """The weights as they lie in the file; copies of those that are empty, or whose rows do not follow each other."""
+    offsets, size = _layout(forms)
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
-    return [
-        torch.frombuffer(mapped, dtype=tensor.dtype, count=tensor.numel(), offset=offset).view(tensor.shape)
-        if tensor.numel() and tensor.is_contiguous()
-        else tensor.data.clone()
-        for tensor, offset in zip(tensors, offsets, strict=True)
-    ]
+    return [_placed(mapped, offset, form) for offset, form in zip(offsets, forms, strict=True)]
+
+
+def _placed(mapped: mmap.mmap, offset: int, form: Form) -> Tensor:
+    if not form.count:
+        return torch.empty_strided(form.shape, form.stride, dtype=form.dtype)
+    placed = torch.frombuffer(mapped, dtype=form.dtype, count=form.count, offset=offset).view(form.shape)
+    if form.is_contiguous:
+        return placed
+    return torch.empty_strided(form.shape, form.stride, dtype=form.dtype).copy_(placed)
+
+
+def _used_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:  # Another worker has removed it.
+        return 0
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -78,6 +78,10 @@ class SimulatedFamily:
     @property
     def info(self) -> ModelInfo:
         return self._info
+
+    @property
+    def modules(self) -> Mapping[str, torch.nn.Module]:
+        return {}
 
     @property
     def device(self) -> torch.device:

@@ -16,6 +16,7 @@ from tilework.core.wire import (
     Calibrated,
     CloseGroup,
     Command,
+    DropWeights,
     Ended,
     EnterNode,
     Execute,
@@ -23,7 +24,9 @@ from tilework.core.wire import (
     Forget,
     GroupRef,
     ImportState,
+    LoadWeights,
     Report,
+    WeightsLoaded,
 )
 from tilework.pipelines.family import Family
 from tilework.pipelines.serialization import BadState
@@ -32,6 +35,7 @@ from tilework.worker.exact import check_exact
 from tilework.worker.hardware import memory_in_use
 from tilework.worker.jobs import Job, JobMissing, Jobs
 from tilework.worker.memory import Budget
+from tilework.worker.models import Models
 from tilework.worker.moving import import_job, write_states
 from tilework.worker.state_blobs import StateBlobs, TruncatedStateBlob
 from tilework.worker.steps import Steps, WorkJob
@@ -42,8 +46,12 @@ from tilework.worker.works import OpenWorks
 _log = logging.getLogger(__name__)
 
 
+class WeightsNotLoaded(Exception):
+    """A worker cannot go on, since it cannot load what its next works need."""
+
+
 class Worker:
-    """Executes one command after another on one model, and reports through `emit` how each work ended.
+    """Executes one command after another, and reports through `emit` how each work ended.
 
     `works` holds the works that were received; `execute` closes those that it ends. A work of a group runs in
     lockstep with the other ranks; rank 0 decides when to stop. An error in a work is contained: the work answers
@@ -54,20 +62,19 @@ class Worker:
 
     def __init__(
         self,
-        family: Family,
+        models: Models,
         works: OpenWorks,
         groups: Groups,
         blobs: StateBlobs,
         emit: Callable[[Report], None],
         budget: Budget | None = None,
     ) -> None:
-        self._family = family
-        self._graph = family.info.graph
+        self._models = models
         self._works = works
         self._groups = groups
         self._blobs = blobs
         self._emit = emit
-        self._budget = budget or Budget(family.device, None)
+        self._budget = budget or Budget(models.device, None)
         self._jobs = Jobs()
         self._absent: tuple[Absent, ...] = ()  # The jobs that have no part in the running work.
 
@@ -80,8 +87,7 @@ class Worker:
         """Execute a command; the receiver handles `StopWork`, `BreakGroup` and `Quit`."""
         match command:
             case Execute():
-                has_steps = self._graph.stage(command.stage).has_steps
-                self._work(command, self._run_steps if has_steps else self._run_at_once)
+                self._work(command, self._run_steps if self._has_steps(command) else self._run_at_once)
             case ImportState():
                 self._import(command)
             case Forget():
@@ -92,8 +98,31 @@ class Worker:
                 self._groups.close(command.group_id)
             case Calibrate():
                 self._emit(Calibrated(self._calibrate(command)))
+            case LoadWeights():
+                self._load(command)
+            case DropWeights(components):
+                self._models.drop(components)
             case _:
                 raise TypeError(f"a worker does not execute {type(command).__name__}")
+
+    def _load(self, command: LoadWeights) -> None:
+        """Load weights; once more with all memory that can be given back if it does not suffice."""
+        start_ns = time.monotonic_ns()
+        try:
+            try:
+                self._models.load(command.components)
+            except Exception as error:
+                if not self._budget.is_exceeded_by(error):
+                    raise
+                self._budget.release()
+                self._models.load(command.components)
+        except Exception as error:
+            _log.exception("weights could not be loaded")
+            raise WeightsNotLoaded(f"weights could not be loaded: {describe(error)}") from error
+        self._emit(WeightsLoaded(command.load_id, self._now_ns() - start_ns))
+
+    def _has_steps(self, command: Execute) -> bool:
+        return self._models[command.model].info.graph.stage(command.stage).has_steps
 
     def _work(self, command: Execute, run: Callable[[Execute], Ended]) -> None:
         """Run a work and report its end."""
@@ -107,7 +136,8 @@ class Worker:
     def _attempt(self, command: Execute, run: Callable[[Execute], Ended]) -> Report | None:
         """The report of a work; None if there was not enough memory."""
         try:
-            return replace(run(command), memory_bytes=memory_in_use(self._family.device))
+            self._models.require(command.model, command.stage)
+            return replace(run(command), memory_bytes=memory_in_use(self._models.device))
         except JobMissing as error:
             return Failed(command.work_id, describe(error), error.state_lost)
         except Exception as error:
@@ -121,44 +151,45 @@ class Worker:
 
     def _starved(self, command: Execute) -> Ended:
         """The end of a work that ran out of memory; one with steps may have done some before."""
-        if self._graph.stage(command.stage).has_steps:
+        if self._has_steps(command):
             return replace(self._cut_off(command), out_of_memory=True)
         return _without_memory(command.work_id)
 
     def _begin_jobs(self, command: Execute) -> None:
         """Begin the jobs of a work of which nothing is done yet."""
+        graph = self._models[command.model].info.graph
         for job_id, position in command.members:
             if not position:
                 spec = command.specs[job_id]
-                self._jobs.put(job_id, Job(spec=spec, itinerary=self._graph.itinerary(spec.steps)))
+                self._jobs.put(job_id, Job(spec=spec, itinerary=graph.itinerary(spec.steps)))
 
     def _run_at_once(self, command: Execute) -> Ended:
         """Run a stage without steps."""
-        start_ns = time.monotonic_ns()
+        start_ns, family = time.monotonic_ns(), self._models[command.model]
         is_stopped = self._works.is_stopped(command.work_id)
         if not is_stopped:
             self._begin_jobs(command)
-        check = sync_members(self._jobs, command, None, self._family.device, is_stopped)
+        check = sync_members(self._jobs, command, None, family.device, is_stopped)
         if not check.present:
             return replace(_revoked(command.work_id), absent=check.absent)
         jobs = [member.job for member in check.present]
         for job in jobs:
             check_exact(job.spec, command)
         with self._budget.hold():
-            outputs = self._family.run(
+            outputs = family.run(
                 command.stage, [job.spec for job in jobs], [job.values for job in jobs], command.sliced
             )
         for job, of_job in zip(jobs, outputs, strict=True):
             job.take_outputs(dict(of_job))
         ended = Ended(command.work_id, start_ns, self._now_ns(), steps_done=1, absent=check.absent)
-        return self._with_results(ended, check.present)
+        return self._with_results(family, ended, check.present)
 
-    def _with_results(self, ended: Ended, members: Sequence[WorkJob]) -> Ended:
+    def _with_results(self, family: Family, ended: Ended, members: Sequence[WorkJob]) -> Ended:
         """The report with the pictures of jobs that are done, and blobs of the others."""
         done = [member for member in members if member.job.is_ended]
-        images = {one.job_id: self._family.image(one.job.spec, one.job.values) for one in done}
+        images = {one.job_id: family.image(one.job.spec, one.job.values) for one in done}
         others = [member for member in members if not member.job.is_ended]
-        return replace(ended, blobs=write_states(self._family, self._blobs, others), images=images)
+        return replace(ended, blobs=write_states(family, self._blobs, others), images=images)
 
     def _run_steps(self, command: Execute) -> Ended:
         """Run `num_steps` steps; fewer if a stop is agreed between two of them, or if the group breaks."""
@@ -179,7 +210,8 @@ class Worker:
             raise
 
     def _run_steps_with(self, command: Execute, comm: Comm | None) -> Ended:
-        check = sync_members(self._jobs, command, comm, self._family.device, self._works.is_stopped(command.work_id))
+        family = self._models[command.model]
+        check = sync_members(self._jobs, command, comm, family.device, self._works.is_stopped(command.work_id))
         self._absent = check.absent
         if not check.present:
             return replace(_revoked(command.work_id), absent=check.absent)
@@ -189,19 +221,19 @@ class Worker:
         leads = comm is None or comm.rank == 0
         if comm is not None:
             (member,) = check.present
-            self._family.join(comm, member.job.spec)
+            family.join(comm, member.job.spec)
         most = min(command.num_steps, *(member.num_steps_left for member in check.present))
-        steps = Steps(self._family, check.present, command.work_id, leads, self._works, self._emit)
+        steps = Steps(family, check.present, command.work_id, leads, self._works, self._emit)
         try:
             with self._budget.hold():
                 steps_done = steps.run(most)
         finally:
-            self._family.parallel.leave()
+            family.parallel.leave()
         end_ns = self._now_ns()
         for member in check.present:
-            member.job.end_steps(self._family)
+            member.job.end_steps(family)
         ended = Ended(command.work_id, start_ns, end_ns, steps_done, stopped=steps_done < most, absent=check.absent)
-        return self._with_results(ended, check.present) if leads else ended
+        return self._with_results(family, ended, check.present) if leads else ended
 
     def _cut_off(self, command: Execute) -> Ended:
         """The steps that this worker has done; its state may be one step ahead of the other ranks.
@@ -219,15 +251,16 @@ class Worker:
         is_even = len(steps_done) == 1 and len(members) + len(absent) == len(command.members)
         if not is_even or max(steps_done) <= 0:
             return Ended(command.work_id, now_ns, now_ns, steps_done=0, absent=self._absent)
+        family = self._models[command.model]
         for member in members:
-            member.job.end_steps(self._family)
+            member.job.end_steps(family)
         ended = Ended(command.work_id, now_ns, self._now_ns(), steps_done.pop(), absent=self._absent)
-        return self._with_results(ended, members)
+        return self._with_results(family, ended, members)
 
     def _import(self, command: ImportState) -> None:
         job_id = command.job_id
         try:
-            self._jobs.put(job_id, import_job(self._family, self._blobs, self._jobs, command))
+            self._jobs.put(job_id, import_job(self._models[command.model], self._blobs, self._jobs, command))
         except (BadState, FileNotFoundError, TruncatedStateBlob) as error:
             # Either the job continues without this worker and needs nothing here, or a blob of it is lost.
             self._jobs.lose(job_id, f"a blob of its state is missing or damaged ({describe(error)})", state_lost=True)
@@ -245,13 +278,13 @@ class Worker:
         try:
             comm = None if command.group is None else self._groups.open(command.group)
             with self._budget.hold():
-                return calibrate(self._family, command.batches, comm, command.num_runs)
+                return calibrate(self._models[command.model], command.batches, comm, command.num_runs)
         except GroupBroken:
             _log.warning("a measurement broke off with its group")
             return ()
 
     def _now_ns(self) -> int:
-        synchronize(self._family.device)
+        synchronize(self._models.device)
         return time.monotonic_ns()
 
 

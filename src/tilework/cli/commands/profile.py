@@ -69,7 +69,7 @@ def command(
         combinations=combinations if mixed else 0,
     )
     source = model_source(model, None, device, dtype, threads)
-    executor = LocalExecutor(LocalConfig(num_workers=workers, source=source))
+    executor = LocalExecutor(LocalConfig(num_workers=workers, sources=(source,)))
     with user_errors(WorkerStartFailed, ProfilesUnavailable, OSError):
         store = open_profiles(profiles)
         measured = run(executor, plan, store, model, quiet=json)

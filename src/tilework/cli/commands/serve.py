@@ -18,6 +18,7 @@ from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, make_policy
 EXAMPLE = examples(
     "tilework serve",
     "tilework serve ./sd3-medium --device cuda --workers 4 --port 8000",
+    "tilework serve sdxl=./sdxl anime=./animagine --weights-memory 12GB",
     "tilework serve --durable ./state",
     "tilework serve --backend modelled --devices 8 --cost flux1dev_h100_eager",
 )
@@ -25,7 +26,7 @@ STUCK_AFTER_S = s_from_ns(WatchdogConfig().least_ns)
 
 
 def command(
-    model: options.Model = None,
+    models: options.Models = None,
     adapter: Adapter = None,
     workers: options.Workers = 2,
     cpu_slots: options.CpuSlots = 1,
@@ -34,6 +35,7 @@ def command(
     dtype: Dtype = None,
     threads: WorkerThreads = 1,
     worker_memory: options.WorkerMemory = None,
+    weights_memory: options.WeightsMemory = None,
     backend: options.BackendName = options.Backend.DIFFUSERS,
     cost: options.Cost = None,
     profiles: ProfilesFile = None,
@@ -51,28 +53,28 @@ def command(
     log_level: options.LogLevelName = options.LogLevel.WARNING,
     json: options.ReadyJson = False,
 ) -> None:
-    """Serve a model behind OpenAI's images API, with deadlines.
+    """Serve models behind OpenAI's images API, with deadlines.
 
     Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S and so on (docs/serving.md).
     """
-    require_serve_extra()
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("tilework").setLevel(log_level.upper())  # Libraries stay as they are.
+    _prepare(log_level)
     with user_errors(UnknownPolicy, BadCostTable, OSError):
         make_policy(policy)
         table = None if cost is None else read_table(cost)
-    source: Source
+    sources: list[Source]
     if backend is options.Backend.MODELLED:
-        source = simulated_source(table, model, worker_memory)
+        sources = [simulated_source(table, one, worker_memory) for one in models or ("",)]
     else:
-        source = model_source(model or "shapes", adapter, device, dtype, threads, worker_memory)
+        given = adapter, device, dtype, threads, worker_memory
+        sources = [model_source(one, *given) for one in models or ("shapes",)]
     settings: dict[str, object] = {"host": host, "port": port, "api_key": api_key, "max_backlog_s": max_backlog}
-    settings |= {"tenants": None if tenants is None else str(tenants)}
-    settings |= {"durable": None if durable is None else str(durable), "max_batch": max_batch, "exact": exact or None}
+    settings |= {"tenants": tenants and str(tenants), "durable": durable and str(durable)}
+    settings |= {"max_batch": max_batch, "exact": exact or None}
     from tilework.cli.serving import Serving
 
     Serving(
-        source=source,
+        sources=tuple(sources),
+        weights_bytes=weights_memory,
         num_workers=workers,
         num_slots=cpu_slots,
         policy=policy,
@@ -86,12 +88,18 @@ def command(
     ).run()
 
 
-def simulated_source(table: CostTable | None, pipeline: str | None, memory_bytes: int | None = None) -> SimulatedSource:
-    """Workers that take the time of a cost table for one of its pipelines. Raises UserError."""
+def _prepare(log_level: str) -> None:
+    require_serve_extra()
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("tilework").setLevel(log_level.upper())  # Libraries stay as they are.
+
+
+def simulated_source(table: CostTable | None, pipeline: str, memory_bytes: int | None = None) -> SimulatedSource:
+    """Workers that take the time of a cost table for one of its pipelines, "" if it has one. Raises UserError."""
     if table is None:
         raise UserError("--backend modelled needs --cost; name a file, or a table of `tilework cost list`")
     known = sorted({row.pipeline for row in table.rows if table.graph(row.pipeline).stage(row.stage).has_steps})
-    if pipeline is None and len(known) == 1:
+    if not pipeline and len(known) == 1:
         pipeline = known[0]
     if pipeline not in known:
         raise UserError(f"MODEL is {pipeline!r}; the cost table has {', '.join(known)}")

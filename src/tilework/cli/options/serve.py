@@ -26,9 +26,13 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-Model = Annotated[
-    str | None,
-    typer.Argument(help="shapes (the default), a diffusers directory, or a hub id; a pipeline of --cost."),
+Models = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME=]MODEL...",
+        help="shapes (the default), a diffusers directory, or a hub id; a pipeline of --cost. Of several, the first "
+        "serves requests that name none.",
+    ),
 ]
 Workers = Annotated[
     int, typer.Option("--workers", "--devices", min=1, max=1024, help="Worker processes, one per device.")
@@ -45,6 +49,16 @@ WorkerMemory = Annotated[
         metavar="SIZE",
         envvar="TILEWORK_WORKER_MEMORY",
         help="What a work may take beside the model, as in 800MB or 2GiB; default: what the device has.",
+    ),
+]
+WeightsMemory = Annotated[
+    int | None,
+    typer.Option(
+        parser=parse_bytes,
+        metavar="SIZE",
+        envvar="TILEWORK_WEIGHTS_MEMORY",
+        help="What a device has for weights, as in 24GB: models are loaded when they are needed. Default: all models "
+        "stay on every device.",
     ),
 ]
 BackendName = Annotated[

@@ -7,18 +7,17 @@ only their calls are intercepted. Everything between them stays the stock code, 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from diffusers import ModelMixin
 from greenlet import getcurrent
 from torch import nn
 
+from tilework.pipelines.components import is_denoiser
+
 _METHODS = ("encode", "decode", "generate")  # Besides a call of the module itself.
-TIMES = frozenset({"timestep", "timesteps", "t", "time", "sigma", "time_step"})
 
 
 class Role(Enum):
@@ -93,21 +92,9 @@ def _paused(kind: Any, name: str, role: Role) -> Any:
     return type(kind.__name__, (kind,), {"__call__": ask, **place})
 
 
-def is_denoiser(component: Any) -> bool:
-    """Whether a component is a model of diffusers that depends on a time, and no autoencoder."""
-    if not isinstance(component, ModelMixin) or hasattr(component, "decode"):
-        return False
-    return not TIMES.isdisjoint(inspect.signature(component.forward).parameters)
-
-
 def config_of(part: Any) -> Mapping[str, Any]:
     """The configuration of a model; empty if it has none, as several control networks together."""
     return getattr(part, "config", None) or {}
-
-
-def denoisers_of(pipeline: Any) -> dict[str, Any]:
-    """The denoisers of a pipeline, by the names of their components."""
-    return {name: component for name, component in pipeline.components.items() if is_denoiser(component)}
 
 
 def _watch(component: Any, name: str, method: str, role: Role) -> None:

@@ -15,8 +15,9 @@ from diffusers import AutoencoderKLCogVideoX
 from PIL import Image as Pillow
 
 from tilework.core.model import PictureInput, StepRange
+from tilework.pipelines.components import denoisers_of
 from tilework.pipelines.errors import UnsupportedModel
-from tilework.pipelines.stock.component_calls import config_of, denoisers_of
+from tilework.pipelines.stock.component_calls import config_of
 from tilework.pipelines.stock.modular import takes_odd_sides
 from tilework.pipelines.stock.probe import Probe
 from tilework.pipelines.stock.stock_arguments import StockArguments

@@ -18,9 +18,10 @@ from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import StageSpec
 from tilework.core.model import TRUE_SCALE, Argument, ModelInfo, StrengthRule
 from tilework.pipelines.arguments import generator_device, offered
+from tilework.pipelines.components import ComponentGroups, denoisers_of
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
-from tilework.pipelines.stock.component_calls import config_of, denoisers_of
+from tilework.pipelines.stock.component_calls import config_of
 from tilework.pipelines.stock.limits import Limits
 from tilework.pipelines.stock.modular import steps_left
 from tilework.pipelines.stock.shared_calls import can_share_decoder
@@ -28,7 +29,6 @@ from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
 
 _STEPS = 50
 STRENGTH = "strength"
-_AFTER = frozenset({"safety_checker", "vocoder"})  # What is called after the loop, besides autoencoders.
 _ABOVE_ALL = 100.0  # A guidance scale.
 
 
@@ -163,26 +163,15 @@ def _schedule_options(sampler: Any) -> dict[str, float | None]:
 
 def _stages(pipeline: Any, max_degree: int, batchable: bool, takes_pictures: bool) -> tuple[StageSpec, ...]:
     encode, loop, decode = latent_diffusion("").specs
-    before, within, after = _components(pipeline, takes_pictures)
+    called = ComponentGroups.of(pipeline, takes_pictures=takes_pictures)
     degrees = None if max_degree > 1 else (1,)
     decodes_rows = batchable and can_share_decoder(pipeline)
     sliceable = isinstance(getattr(pipeline, "vae", None), AutoencoderKL)
     return (
-        replace(encode, components=before),
-        replace(loop, components=within, degrees=degrees, batchable=batchable, one_shape=batchable, previews=""),
-        replace(decode, components=after, sliceable=sliceable, batchable=decodes_rows, one_shape=decodes_rows),
+        replace(encode, components=called.before),
+        replace(loop, components=called.within, degrees=degrees, batchable=batchable, one_shape=batchable, previews=""),
+        replace(decode, components=called.after, sliceable=sliceable, batchable=decodes_rows, one_shape=decodes_rows),
     )
-
-
-def _components(pipeline: Any, takes_pictures: bool) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """The modules that are called before, in and after the loop. An autoencoder is called before it for a picture."""
-    within = denoisers_of(pipeline)
-    others = {
-        name: part for name, part in pipeline.components.items() if isinstance(part, nn.Module) and name not in within
-    }
-    after = {name for name, part in others.items() if hasattr(part, "decode") or name in _AFTER}
-    before = [name for name in others if name not in after or (takes_pictures and name not in _AFTER)]
-    return tuple(before), tuple(within), tuple(sorted(after))
 
 
 def _defaults(pipeline: Any, arguments: StockArguments, name: str, limits: Limits) -> Defaults:

@@ -25,11 +25,12 @@ from tilework.core.packing import Pack
 from tilework.core.wire import Image, Spec
 from tilework.pipelines import slices
 from tilework.pipelines.arguments import GENERATOR_DEVICE
+from tilework.pipelines.components import denoisers_of, modules_of
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.family import LIVE, Values, Watch
 from tilework.pipelines.parallel import Parallel
 from tilework.pipelines.sequence import share
-from tilework.pipelines.stock.component_calls import ComponentCall, denoisers_of, watch_components
+from tilework.pipelines.stock.component_calls import ComponentCall, watch_components
 from tilework.pipelines.stock.coroutine import StockCall
 from tilework.pipelines.stock.guidance_halves import GuidanceHalves
 from tilework.pipelines.stock.model_info import check_pipeline, describe, num_heads
@@ -97,6 +98,10 @@ class StockPipeline:
     @property
     def device(self) -> torch.device:
         return self._device
+
+    @property
+    def modules(self) -> Mapping[str, torch.nn.Module]:
+        return modules_of(self._pipeline)
 
     @property
     def parallel(self) -> Parallel:

@@ -12,7 +12,7 @@ from diffusers import ModelMixin
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from diffusers.utils import BaseOutput
 
-from tilework.pipelines.stock.component_calls import TIMES
+from tilework.pipelines.components import TIMES
 
 _FROM_ANOTHER = frozenset({"image_embeds", "image_embeddings", "latents"})
 _PIXELS = frozenset({"image", "images", "frames", "video", "videos"})

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
-from tilework.core.model import ModelInfo
 from tilework.server.calls.encode import Threads
 from tilework.server.calls.idempotency import Key, idempotency_key
 from tilework.server.calls.parsing.chat_call import Fields, chat_fields
 from tilework.server.calls.parsing.form import form_fields
 from tilework.server.calls.parsing.image_call import StreamOf
 from tilework.server.calls.parsing.pictures import NO_PICTURES, GivenPicture, Pictures, decoded, reject_edits
+from tilework.server.calls.served_models import ServedModels
 from tilework.server.config import ServerConfig
 from tilework.server.http.body import FORM, JSON, BodyLimits, BodyPlace, BodyRoom, media_type, read_form, read_json
 from tilework.server.http.body import wrong_media_type as wrong_type
@@ -52,21 +52,23 @@ class Bodies:
     def __post_init__(self) -> None:
         object.__setattr__(self, "room", BodyRoom(self.config.input_bytes, self.config.max_body_bytes))
 
-    async def read(self, http: Request, route: Route, info: ModelInfo, place: BodyPlace) -> Mapping[str, object]:
+    async def read(self, http: Request, route: Route, models: ServedModels, place: BodyPlace) -> Mapping[str, object]:
         """The fields of a body, with pictures as texts or files.
 
         Raises:
             ApiError: it cannot be read.
+            UnknownModel: a form names a model that is not served.
             InvalidValue: a form gives a field that cannot be in one; or nothing can be edited here.
         """
-        if route.is_edit:
-            reject_edits(info)  # Before the pictures are read.
-        max_bytes = self.config.max_input_bytes if info.pictures else self.config.max_body_bytes
+        if route.is_edit and not models.takes_pictures:
+            reject_edits(models.default)  # Before the pictures are read.
+        max_bytes = self.config.max_input_bytes if models.takes_pictures else self.config.max_body_bytes
         limits = BodyLimits(max_bytes=max_bytes, timeout_s=self.config.read_timeout_s, place=place)
         if not route.is_edit:
             return await read_json(http, limits)
         if media_type(http) == FORM:
-            return form_fields(await read_form(http, limits), info)
+            form = await read_form(http, limits)
+            return form_fields(form, models.named(dict(form).get("model") or None))
         if media_type(http) != JSON:
             raise wrong_type(http, f'a form with "Content-Type: {FORM}", or JSON with "Content-Type: {JSON}"')
         return await read_json(http, limits)

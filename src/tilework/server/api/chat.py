@@ -23,7 +23,7 @@ class ChatService:
     async def complete(self, http: Request) -> Response:
         entry = await self.images.enter(http, CHATS)
         finished = await self.images.result(entry.call, http)
-        content = await self.images.threads.run(_answer_json, finished, self.images.engine.info.name)
+        content = await self.images.threads.run(_answer_json, finished, finished.ask.model)
         return Response(content, headers=entry.headers(), media_type="application/json")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
+from tilework.core.model import ModelInfo
 from tilework.server.api.bodies import IMAGES, Bodies, Route
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.encode import Threads
@@ -23,6 +24,7 @@ from tilework.server.calls.parsing.image_call import image_call
 from tilework.server.calls.parsing.pictures import taken_pictures
 from tilework.server.calls.parsing.sizes import size_text
 from tilework.server.calls.parsing.specs import Rules
+from tilework.server.calls.served_models import ServedModels
 from tilework.server.calls.status import call_status
 from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ServerConfig
@@ -86,28 +88,29 @@ class ImageService:
             CallError: the call is wrong, it was refused, or the models are not loaded yet; as `CallSubmitter.join`.
         """
         self.submitter.readiness.require_started()
-        tenant, info = tenant_of(http.scope), self.engine.info
+        tenant, models = tenant_of(http.scope), ServedModels(self.engine.models)
         with self.bodies.room.place() as place:
             with self._counting_mistakes():
-                body = await self.bodies.read(http, route, info, place)
+                body = await self.bodies.read(http, route, models, place)
                 key = await self.bodies.key(http, tenant, body, place)
             if key is not None and (known := await self.submitter.join(key)) is not None:
                 return Entry(call=known, is_replay=True)
             with self._counting_mistakes():
                 asked = route.fields(body)
+                info = models.named(asked.fields.get("model"))
                 fields, given = taken_pictures(asked.fields, info, is_edit=route.is_edit)
                 pictures = await self.bodies.decoded(given)
         if given and key is not None and (known := await self.submitter.join(key)) is not None:  # Came meanwhile.
             return Entry(call=known, is_replay=True)
         with self._counting_mistakes():
             more: Any = {"pictures": pictures, "slo_ms": asked.slo_ms, "stream_of": route.stream_of}
-            ask = image_call(fields, self._rules(tenant), self.rng, **more)
+            ask = image_call(fields, self._rules(tenant, info), self.rng, **more)
         return Entry(call=self.submitter.submit(ask, tenant, key), is_replay=False)
 
-    def _rules(self, tenant: Tenant) -> Rules:
-        """What a body of this tenant is checked against, as of now."""
+    def _rules(self, tenant: Tenant, info: ModelInfo) -> Rules:
+        """What a body of this tenant for this model is checked against, as of now."""
         return Rules(
-            info=self.engine.info,
+            info=info,
             config=self.config,
             tenants=self.tenants,
             tenant=tenant,

@@ -1,4 +1,4 @@
-"""The routes that name the served model."""
+"""The routes that name the served models."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from typing import Annotated
 
 from fastapi import FastAPI, Path
 
-from tilework.core.model import PictureInput
+from tilework.core.model import ModelInfo, PictureInput
 from tilework.pipelines.support.record import limits_of
 from tilework.server.api.openapi import errors, good
 from tilework.server.calls.parsing.arguments import wanted
-from tilework.server.calls.parsing.image_call import check_model, public_source
 from tilework.server.calls.readiness import Readiness
-from tilework.server.engine_protocol import Engine
+from tilework.server.calls.served_models import ServedModels, public_source
 from tilework.server.schema.answers import ModelCard, ModelList, ModelPath
 
 ModelId = Annotated[str, Path(description="the name of the model", examples=["tiny-shapes"])]
@@ -24,14 +23,15 @@ def add_model_routes(app: FastAPI, readiness: Readiness, created: int, exact: bo
         tags=["models"],
         response_model=ModelList,
         responses={
-            200: good("The served model", "models"),
+            200: good("The served models", "models"),
             **errors(401),
         },
     )
     async def list_models() -> ModelList:
-        """What is served here: one model, with its limits and defaults."""
+        """What is served here: models, each with its limits and defaults. The first serves requests that name none."""
         readiness.require()
-        return ModelList(data=[_model_card(readiness.engine, created, exact)])
+        engine = readiness.engine
+        return ModelList(data=[_model_card(info, engine.policy, created, exact) for info in engine.models.values()])
 
     @app.get(
         "/v1/models/{model_id:path}",
@@ -40,10 +40,10 @@ def add_model_routes(app: FastAPI, readiness: Readiness, created: int, exact: bo
         responses={200: good("The model", "model"), **errors(401, 404)},
     )
     async def retrieve_model(model_id: ModelId) -> ModelCard:
-        """The served model, by its name."""
+        """A served model, by its name."""
         readiness.require()
-        check_model(model_id, readiness.engine.info)
-        return _model_card(readiness.engine, created, exact)
+        engine = readiness.engine
+        return _model_card(ServedModels(engine.models).named(model_id), engine.policy, created, exact)
 
     @app.get(
         "/v1/model_info",
@@ -51,9 +51,9 @@ def add_model_routes(app: FastAPI, readiness: Readiness, created: int, exact: bo
         responses={200: good("Its hub id or name", "model path"), **errors(401)},
     )
     async def model_info() -> ModelPath:
-        """The hub id of the served model, or its name if it came from a directory, for clients of SGLang."""
+        """The hub id of the first model, or its name if it came from a directory, for clients of SGLang."""
         readiness.require()
-        return ModelPath(model_path=public_source(readiness.engine.info))
+        return ModelPath(model_path=public_source(ServedModels(readiness.engine.models).default))
 
 
 def _picture(one: PictureInput) -> dict[str, object]:
@@ -66,8 +66,7 @@ def _picture(one: PictureInput) -> dict[str, object]:
     }
 
 
-def _model_card(engine: Engine, created: int, exact: bool) -> ModelCard:
-    info = engine.info
+def _model_card(info: ModelInfo, policy: str, created: int, exact: bool) -> ModelCard:
     limits = {
         "family": info.family,
         "parameters": info.parameters,
@@ -86,6 +85,6 @@ def _model_card(engine: Engine, created: int, exact: bool) -> ModelCard:
         "default_frames": info.default_frames,
         "max_frames": info.max_frames,
         "frame_multiple": info.frame_multiple,
-        "policy": engine.policy,
+        "policy": policy,
     }
     return ModelCard(id=info.name, created=created, tilework=limits)

@@ -170,7 +170,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 def main() -> None:
     """Print the page; the engine behind the routes is never started."""
-    engine = Engine(EngineConfig(), LocalExecutor(LocalConfig(num_workers=1, source=ModelSource(path="shapes"))))
+    engine = Engine(EngineConfig(), LocalExecutor(LocalConfig(num_workers=1, sources=(ModelSource(path="shapes"),))))
     sys.stdout.write(reference(create_app(engine, ServerConfig()).openapi()))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -83,27 +83,25 @@ class DurableJournal(CallJournal):
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._model = ""
 
-    def serve(self, model: str) -> None:
-        """What begins from now on is of this model.
+    def serve(self, models: Collection[str]) -> None:
+        """What begins from now on is of these models.
 
         Raises:
             JournalUnusable: there are open calls of another one.
         """
-        strays = [call for call in self._journal.open_calls() if call.model != model]
+        strays = [call for call in self._journal.open_calls() if call.model not in models]
         if strays:
             other = strays[0].model
             raise JournalUnusable(
                 f"the durable directory holds {len(strays)} open calls for the model {other}, and this server has"
-                f" {model}; serve {other}, or give another directory"
+                f" {', '.join(models)}; serve {other}, or give another directory"
             )
-        self._model = model
 
     def begin(self, call: KeptCall) -> None:
         checkpoints = dict.fromkeys(call.image_uids, Checkpoint())
         document = _CALL.dump_json(replace(call, ask=call.ask.with_files_only()))
-        kept = OpenCall(uid=call.uid, model=self._model, document=document, checkpoints=checkpoints)
+        kept = OpenCall(uid=call.uid, model=call.ask.model, document=document, checkpoints=checkpoints)
         try:
             self._journal.begin(kept)
         except NotWritten as error:

@@ -19,7 +19,7 @@ def restore(engine: Engine, journal: DurableJournal, submitter: CallSubmitter) -
     Raises:
         JournalUnusable: there are open calls of another model, or what is there cannot be read.
     """
-    journal.serve(engine.info.name)
+    journal.serve(engine.models)
     kept = journal.open_calls()
     wanted = [one for call, checkpoints in kept for one in zip(_wanted(call), checkpoints, strict=True)]
     tickets = iter(engine.restore(wanted))
@@ -47,6 +47,7 @@ def _wanted(call: KeptCall) -> list[Wanted]:
     return [
         Wanted(
             uid=uid,
+            model=call.ask.model,
             spec=spec,
             arrival_ns=call.arrival_ns,
             deadline_ns=call.deadline_ns,

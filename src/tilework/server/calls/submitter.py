@@ -154,6 +154,7 @@ class CallSubmitter:
         """
         answer = self.engine.submit(
             {f"{call_uid}-{index}": spec for index, spec in enumerate(ask.specs)},
+            model=ask.model,
             deadline_ns=None if ask.slo_s is None else arrival_ns + ns_from_s(ask.slo_s),
             terms=ask.terms,
         )

@@ -46,7 +46,8 @@ class Levels(Collector):
         family = GaugeMetricFamily(
             "tilework_build_info", "What is running; always 1", labels=("version", "policy", "model")
         )
-        family.add_metric((tilework.__version__, self._engine.policy, self._engine.info.name), 1)
+        for model in self._engine.models:
+            family.add_metric((tilework.__version__, self._engine.policy, model), 1)
         return family
 
     def _by_class(self, name: str, text: str, counts: Mapping[str, int]) -> Metric:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from tilework.core.model import TRUE_SCALE, ArgumentValue, ModelInfo
 from tilework.core.request import OnMiss, Terms
 from tilework.core.wire import Spec
-from tilework.server.calls.errors import InvalidValue, UnknownModel, invalid
+from tilework.server.calls.errors import InvalidValue, invalid
 from tilework.server.calls.parsing.arguments import arguments_of
 from tilework.server.calls.parsing.deadlines import Deadline, asked_deadline
 from tilework.server.calls.parsing.pictures import NO_PICTURES, PictureFile, Pictures, decoded_again
@@ -20,7 +20,6 @@ from tilework.server.calls.parsing.specs import Rules, specs_of
 from tilework.server.config import ServerConfig
 from tilework.server.schema.image_request import MAX_SEED, ImageRequest, OutputFormat
 from tilework.server.tenants import Tenant
-from tilework.server.text import shown
 
 DEFAULT_QUALITY = 90
 Body = TypeVar("Body", bound=BaseModel)
@@ -29,12 +28,14 @@ StreamOf = Literal["image_generation", "image_edit"]  # What OpenAI's clients re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageCall:
-    """One call: its images, all of one shape, and how to send them back. Image i has the seed of image 0 plus i.
+    """One call: its images, all of one model and shape, and how to send them back.
 
-    A stream shows at most `num_partial` unfinished pictures of each image, and `tilework` events if `has_progress`; its
-    events are named `stream_of`. `files` are those of given pictures, if they are to be kept for a later start.
+    Image i has the seed of image 0 plus i. A stream shows at most `num_partial` unfinished pictures of each image, and
+    `tilework` events if `has_progress`; its events are named `stream_of`. `files` are those of given pictures, if they
+    are to be kept for a later start.
     """
 
+    model: str
     specs: tuple[Spec, ...]
     deadline: Deadline | None
     terms: Terms
@@ -107,12 +108,10 @@ def image_call(
     field that only chats have.
 
     Raises:
-        UnknownModel: it names another model.
-        InvalidValue: any other value is wrong.
+        InvalidValue: a value is wrong.
     """
     ask = parsed(ImageRequest, body, "prompt", '"..."')
     info, config = rules.info, rules.config
-    check_model(ask.model, info)
     arguments: Mapping[str, ArgumentValue] = arguments_of(body, info)
     _check_texts(ask, arguments, config.max_prompt_chars)
     _check_guidance(ask, info)
@@ -122,6 +121,7 @@ def image_call(
     _check_stream(ask)
     priority = _priority(ask.priority, rules)
     return ImageCall(
+        model=info.name,
         specs=specs_of(ask, arguments, pictures.images, rules, rng, exact=_is_exact(ask, priority, rules)),
         deadline=asked_deadline(
             slo_s=ask.slo_s, slo_ms=slo_ms, deadline=ask.deadline, now=rules.now, most_s=config.max_slo_s
@@ -137,20 +137,6 @@ def image_call(
         stream_of=stream_of,
         files=pictures.files,
     )
-
-
-def check_model(name: str | None, info: ModelInfo) -> None:
-    """Raises:
-    UnknownModel: `name` is another model. Its hub id is accepted, too: SGLang's client sends it.
-    """
-    if name is not None and name not in (info.name, public_source(info)):
-        message = f"The model {shown(name)} does not exist here; use {shown(info.name)}, or leave model out."
-        raise UnknownModel(message, field="model")
-
-
-def public_source(info: ModelInfo) -> str:
-    """The hub id of the model, or its name if it came from a directory: no answer names a path of the server."""
-    return info.name if info.path.startswith("/") else info.path or info.name
 
 
 def parsed(model: type[Body], body: Mapping[str, object], required: str, example: str) -> Body:

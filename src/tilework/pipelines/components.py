@@ -1,0 +1,65 @@
+"""The modules of a stock pipeline, and which stage calls which of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from diffusers import ModelMixin
+from torch import nn
+
+from tilework.core.graph.stage import StageSpec
+
+TIMES = frozenset({"timestep", "timesteps", "t", "time", "sigma", "time_step"})
+_AFTER = frozenset({"safety_checker", "vocoder"})  # What is called after the loop, besides autoencoders.
+
+
+def modules_of(pipeline: Any) -> dict[str, nn.Module]:
+    """The components that have weights, by name."""
+    return {name: part for name, part in pipeline.components.items() if isinstance(part, nn.Module)}
+
+
+def is_denoiser(component: Any) -> bool:
+    """Whether a component is a model of diffusers that depends on a time, and no autoencoder."""
+    if not isinstance(component, ModelMixin) or hasattr(component, "decode"):
+        return False
+    return not TIMES.isdisjoint(inspect.signature(component.forward).parameters)
+
+
+def denoisers_of(pipeline: Any) -> dict[str, Any]:
+    """The denoisers of a pipeline, by the names of their components."""
+    return {name: component for name, component in pipeline.components.items() if is_denoiser(component)}
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentGroups:
+    """The names of the modules that are called before the denoising loop, in it and after it."""
+
+    before: tuple[str, ...]
+    within: tuple[str, ...]
+    after: tuple[str, ...]
+
+    @staticmethod
+    def of(pipeline: Any, *, takes_pictures: bool = False) -> ComponentGroups:
+        """An autoencoder is called before the loop for a picture that a request gives."""
+        modules, within = modules_of(pipeline), denoisers_of(pipeline)
+        others = {name: part for name, part in modules.items() if name not in within}
+        after = {name for name, part in others.items() if hasattr(part, "decode") or name in _AFTER}
+        before = [name for name in others if name not in after or (takes_pictures and name not in _AFTER)]
+        return ComponentGroups(tuple(before), tuple(within), tuple(sorted(after)))
+
+    def named(self, stages: Sequence[StageSpec]) -> tuple[StageSpec, ...]:
+        """The stages, with the modules in place of the components that the shipped graph names.
+
+        A stage with previews calls what draws them, too.
+        """
+        groups = {"text_encoder": self.before, "denoiser": self.within, "vae": self.after}
+        found = {
+            one.name: tuple(module for name in one.components for module in groups.get(name, (name,))) for one in stages
+        }
+        return tuple(
+            replace(one, components=tuple(dict.fromkeys((*found[one.name], *found.get(one.previews, ())))))
+            for one in stages
+        )

@@ -1,0 +1,48 @@
+"""The models that a server serves, as clients name them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tilework.core.model import ModelInfo
+from tilework.server.calls.errors import UnknownModel
+from tilework.server.text import shown
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModels:
+    """Models by name. A request that names none gets the first. A hub id is a name, too: SGLang's client sends it."""
+
+    infos: Mapping[str, ModelInfo]
+
+    @property
+    def default(self) -> ModelInfo:
+        return next(iter(self.infos.values()))
+
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether a request to some model may have pictures."""
+        return any(info.pictures for info in self.infos.values())
+
+    def named(self, name: object) -> ModelInfo:
+        """The model of this name; what is no text is refused with the body.
+
+        Raises:
+            UnknownModel: there is none.
+        """
+        if not isinstance(name, str):
+            return self.default
+        info = self.infos.get(name) or next((one for one in self.infos.values() if public_source(one) == name), None)
+        if info is None:
+            names = ", ".join(map(shown, self.infos))
+            give = f"use {names}" if len(self.infos) == 1 else f"use one of {names}"
+            raise UnknownModel(
+                f"The model {shown(name)} does not exist here; {give}, or leave model out.", field="model"
+            )
+        return info
+
+
+def public_source(info: ModelInfo) -> str:
+    """The hub id of the model, or its name if it came from a directory: no answer names a path of the server."""
+    return info.name if info.path.startswith("/") else info.path or info.name

@@ -1,0 +1,202 @@
+"""Several models on few devices: weights come and go between runs, and each picture is its model's own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilework
+import tiny
+from builders import table
+from runtime.rig import Rig, assert_nothing_is_left
+from tilework.control.log import replay
+from tilework.core.component import LoadSource
+from tilework.core.model import ModelSource
+from tilework.core.request import Status
+from tilework.core.wire import LoadWeights, Spec
+from tilework.cost.table import CostTable, merged
+from tilework.runtime.executor import WorkerStartFailed
+from tilework.runtime.ticket import Outcome, Ticket
+
+BUILD: dict[str, Callable[[], Any]] = {"sd3": tiny.build_sd3, "flux": tiny.build_flux, "sdxl": tiny.build_sdxl}
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelSource, ...]:
+    tiny.prepare()
+    found = []
+    for name, build in BUILD.items():
+        directory = tmp_path_factory.mktemp(name)
+        tiny.save(build(), directory, f"tiny-{name}")
+        found.append(ModelSource(path=str(directory), name=name))
+    return tuple(found)
+
+
+@pytest.fixture(scope="module")
+def stock(sources: tuple[ModelSource, ...]) -> Callable[[str, Spec], np.ndarray]:
+    pipelines = {source.name: tilework.reference(source.path) for source in sources}
+    return lambda name, spec: tiny.run_stock(pipelines[name], spec).pixels
+
+
+def costs() -> CostTable:
+    return replace(
+        merged([table(pipeline=name) for name in BUILD]), load_bytes_per_s={LoadSource.HOST: 1e9, LoadSource.DISK: 1e8}
+    )
+
+
+@contextmanager
+def serving(sources: tuple[ModelSource, ...], num_workers: int, weights_bytes: int | None) -> Iterator[Rig]:
+    rig = Rig(
+        sources, "tilework", num_workers, replace(costs(), load_bytes_per_s=costs().load_bytes_per_s), weights_bytes
+    )
+    rig.run(rig.engine.start())
+    try:
+        yield rig
+    finally:
+        rig.close()
+
+
+def budget(sources: tuple[ModelSource, ...]) -> int:
+    """What the largest of the models weighs, and a tenth: no two of them fit."""
+    sizes = []
+    for source in sources:
+        files = Path(source.path).rglob("*.safetensors")
+        sizes.append(sum(file.stat().st_size for file in files))
+    return int(1.1 * max(sizes))
+
+
+def submitted(rig: Rig, count: int) -> dict[str, tuple[str, Spec, Ticket]]:
+    """Requests for all models in turn; each is exact."""
+    found: dict[str, tuple[str, Spec, Ticket]] = {}
+    for index, name in zip(range(count), cycle(BUILD), strict=False):
+        spec = tiny.spec(seed=index, exact=True)
+        ticket = rig.submit(spec, f"{name}-{index}", model=name)
+        assert isinstance(ticket, Ticket)
+        found[f"{name}-{index}"] = (name, spec, ticket)
+    return found
+
+
+async def ends(tickets: dict[str, tuple[str, Spec, Ticket]]) -> dict[str, Outcome]:
+    outcomes = await asyncio.gather(*(ticket.outcome for _, _, ticket in tickets.values()))
+    return dict(zip(tickets, outcomes, strict=True))
+
+
+def assert_drawn(
+    rig: Rig,
+    tickets: dict[str, tuple[str, Spec, Ticket]],
+    outcomes: dict[str, Outcome],
+    stock: Callable[[str, Spec], np.ndarray],
+) -> None:
+    for uid, outcome in outcomes.items():
+        assert outcome.status is Status.DONE, outcome.reason
+        assert outcome.image is not None
+        name, spec, _ = tickets[uid]
+        assert np.array_equal(tiny.pixels(outcome.image), stock(name, spec))
+    assert_nothing_is_left(rig.engine)
+    lines = rig.log.getvalue().splitlines()
+    assert replay(lines)[1] is None
+
+
+def changes(rig: Rig) -> list[str]:
+    """What was loaded and dropped, in order."""
+    lines = [json.loads(line) for line in rig.log.getvalue().splitlines()[1:]]
+    actions = [action["is"] for line in lines for action in line.get("actions", ())]
+    return [name for name in actions if name in ("LoadComponents", "DropComponents")]
+
+
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_each_picture_is_its_models_own_while_weights_come_and_go(
+    sources: tuple[ModelSource, ...], stock: Callable[[str, Spec], np.ndarray], num_workers: int
+) -> None:
+    with serving(sources, num_workers, budget(sources)) as rig:
+
+        async def scenario() -> tuple[dict[str, tuple[str, Spec, Ticket]], dict[str, Outcome]]:
+            tickets = submitted(rig, 9)
+            return tickets, await ends(tickets)
+
+        tickets, outcomes = rig.run(scenario())
+        assert {"LoadComponents", "DropComponents"} <= set(changes(rig))
+        assert_drawn(rig, tickets, outcomes, stock)
+
+
+@pytest.mark.slow
+def test_without_a_limit_all_models_stay_on_all_devices(
+    sources: tuple[ModelSource, ...], stock: Callable[[str, Spec], np.ndarray]
+) -> None:
+    with serving(sources, 1, None) as rig:
+
+        async def scenario() -> tuple[dict[str, tuple[str, Spec, Ticket]], dict[str, Outcome]]:
+            tickets = submitted(rig, 3)
+            return tickets, await ends(tickets)
+
+        tickets, outcomes = rig.run(scenario())
+        assert not changes(rig)
+        assert_drawn(rig, tickets, outcomes, stock)
+
+
+def test_a_worker_that_is_killed_during_a_load_costs_time_but_no_picture(
+    sources: tuple[ModelSource, ...], stock: Callable[[str, Spec], np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(sources, 2, budget(sources)) as rig:
+        send, killed = rig.executor.send, list[int]()
+
+        def send_and_kill(device_id: int, outgoing: Any) -> None:
+            send(device_id, outgoing)
+            if isinstance(outgoing, LoadWeights) and not killed:
+                killed.append(device_id)
+                os.kill(rig.executor.pid(device_id) or 0, signal.SIGKILL)
+
+        monkeypatch.setattr(rig.executor, "send", send_and_kill)
+
+        async def scenario() -> tuple[dict[str, tuple[str, Spec, Ticket]], dict[str, Outcome]]:
+            tickets = submitted(rig, 6)
+            return tickets, await ends(tickets)
+
+        tickets, outcomes = rig.run(scenario())
+        assert killed
+        assert_drawn(rig, tickets, outcomes, stock)
+
+
+@pytest.mark.slow
+def test_a_request_that_is_cancelled_during_its_load_disturbs_no_other(
+    sources: tuple[ModelSource, ...], stock: Callable[[str, Spec], np.ndarray]
+) -> None:
+    with serving(sources, 1, budget(sources)) as rig:
+
+        async def scenario() -> tuple[dict[str, tuple[str, Spec, Ticket]], dict[str, Outcome]]:
+            tickets = submitted(rig, 3)
+            first = next(iter(tickets))
+            rig.engine.cancel(first, "its client went away")
+            outcomes = await ends(tickets)
+            assert outcomes.pop(first).status is Status.CANCELLED
+            return tickets, outcomes
+
+        tickets, outcomes = rig.run(scenario())
+        assert len(outcomes) == 2
+        assert_drawn(rig, tickets, outcomes, stock)
+
+
+def test_a_model_that_no_device_has_room_for_is_named(sources: tuple[ModelSource, ...]) -> None:
+    rig = Rig(sources, "tilework", 1, costs(), 100_000)
+    with pytest.raises(WorkerStartFailed, match=r"the weights of sd3 are [0-9]+ bytes, and a device has 100000"):
+        rig.run(rig.engine.start())
+    rig.close()
+
+
+def test_two_models_of_one_name_are_refused(sources: tuple[ModelSource, ...]) -> None:
+    rig = Rig((sources[0], replace(sources[1], name="sd3")), "tilework", 1, costs())
+    with pytest.raises(WorkerStartFailed, match="two models are called 'sd3'"):
+        rig.run(rig.engine.start())
+    rig.close()

@@ -1,0 +1,132 @@
+"""Weights that come to a device and go: their bits and memory, what equal components share, where they are read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tilework.worker.shared_weights import SharedWeights, weights_of
+from tilework.worker.weights import Weights
+
+
+class Part(nn.Module):
+    """Two layers with one weight, a buffer, and a weight whose rows do not follow each other."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first = nn.Linear(7, 7)
+        self.second = nn.Linear(7, 7)
+        self.second.weight = self.first.weight
+        self.register_buffer("scale", torch.tensor(3.0))
+        self.turned = nn.Parameter(torch.randn(3, 4).t())
+
+
+def bits(module: nn.Module) -> list[torch.Tensor]:
+    return [one.detach().clone() for one in weights_of(module)]
+
+
+def same(module: nn.Module, before: list[torch.Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(weights_of(module), before, strict=True))
+
+
+def never() -> nn.Module:
+    raise AssertionError("the files have it")
+
+
+def num_bytes(module: nn.Module) -> int:
+    return sum(one.nbytes for one in weights_of(module))
+
+
+def test_weights_come_and_go_bit_for_bit(tmp_path: Path) -> None:
+    module, weights = Part(), Weights(SharedWeights(tmp_path))
+    before, size = bits(module), num_bytes(module)
+    component = weights.add(module, "", never)
+    assert component.num_bytes == size
+    for _ in range(2):
+        assert not weights.has([component.digest])
+        assert num_bytes(module) == 0
+        weights.load([component.digest])
+        assert weights.has([component.digest])
+        assert same(module, before)
+        assert module.second.weight is module.first.weight
+        assert module.turned.stride() == (1, 4), "kernels see the same layout"
+        weights.drop([component.digest])
+
+
+def test_equal_components_of_two_models_lie_there_once(tmp_path: Path) -> None:
+    first, second, other = Part(), Part(), Part(1)
+    weights = Weights(SharedWeights(tmp_path))
+    digests = [weights.add(module, "", never).digest for module in (first, second, other)]
+    assert digests[0] == digests[1] != digests[2]
+    weights.load(digests[:1])
+    assert first.first.weight.data_ptr() == second.first.weight.data_ptr()
+    assert num_bytes(other) == 0
+    weights.drop(digests[:1])
+    assert num_bytes(first) == num_bytes(second) == 0
+
+
+def test_the_configuration_belongs_to_the_content(tmp_path: Path) -> None:
+    weights = Weights(SharedWeights(tmp_path))
+    one, other = (weights.add(Part(), configuration, never).digest for configuration in ("scale 1", "scale 2"))
+    assert one != other
+    assert len([path for path in tmp_path.iterdir() if not path.suffix]) == 1, "their weights lie in one file"
+
+
+def test_what_the_host_has_no_copy_of_is_read_from_its_directory(tmp_path: Path) -> None:
+    reads: list[int] = []
+
+    def read() -> nn.Module:
+        reads.append(1)
+        return Part()
+
+    module, weights = Part(), Weights(SharedWeights(tmp_path))
+    before, component = bits(module), weights.add(module, "", read)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    weights.load([component.digest])
+    assert same(module, before)
+    weights.drop([component.digest])
+    weights.load([component.digest])
+    assert len(reads) == 1, "the host has a copy again"
+
+
+def test_the_copy_that_was_needed_the_longest_ago_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    files = SharedWeights(tmp_path)
+    room = 2 * 512 + 100  # Two of the files fit.
+
+    def left(path: Path) -> object:
+        used = sum(one.stat().st_size for one in tmp_path.iterdir() if not one.suffix)
+        return usage._replace(free=(1 << 30) + room - used)
+
+    monkeypatch.setattr(shutil, "disk_usage", left)
+    parts, weights = [Part(seed) for seed in range(3)], Weights(files)
+    digests = [weights.add(parts[seed], "", lambda seed=seed: Part(seed)).digest for seed in range(2)]
+    names = {seed: weights._known[digest].file for seed, digest in enumerate(digests)}
+    for seed, name in names.items():
+        os.utime(tmp_path / name, (seed, seed))
+    weights.load(digests[:1])  # Needed later than the other.
+    weights.add(parts[2], "", never)
+    assert (tmp_path / names[0]).exists()
+    assert not (tmp_path / names[1]).exists()
+    weights.load(digests[1:])
+    assert same(parts[1], bits(Part(1)))
+
+
+def test_a_load_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    def broken() -> nn.Module:
+        raise OSError("gone")
+
+    first, second, weights = Part(), Part(1), Weights(SharedWeights(tmp_path))
+    good, bad = weights.add(first, "", never), weights.add(second, "", broken)
+    (tmp_path / weights._known[bad.digest].file).unlink()
+    with pytest.raises(OSError, match="gone"):
+        weights.load([good.digest, bad.digest])
+    assert not weights.has([good.digest])
+    assert num_bytes(first) == 0
