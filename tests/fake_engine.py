@@ -128,6 +128,9 @@ class FakeEngine:
     def models(self) -> Mapping[str, ModelInfo]:
         return {one.name: one for one in (self.info, *self.others)}
 
+    def devices_with(self, model: str) -> tuple[int, ...]:
+        return tuple(range(self.devices_up))
+
     def observe(self, observer: Observer) -> None:
         self.observer = observer
 

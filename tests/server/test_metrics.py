@@ -27,6 +27,7 @@ from stages import DECODE, DIFFUSE, stage_of
 from tilework.control.controller import ControllerConfig
 from tilework.control.driver.result import Ending
 from tilework.control.watchdog import WatchdogConfig
+from tilework.core.component import LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.model import SimulatedSource
 from tilework.core.priority import DEFAULT_CLASSES
@@ -183,6 +184,9 @@ class Rig:
         """What workers on accelerators report beside the ends of works, here of one that is not known any more."""
         for device_id in range(2):
             self.engine.on_report(device_id, Ended(1 << 40, 0, 0, steps_done=0, memory_bytes=(device_id + 1) << 30))
+        self.engine._observer.on_weights_loaded(
+            0, LoadSource.HOST, 1000, NS_PER_S
+        )  # Simulated devices have no weights.
         await self.read()
 
     async def stuck(self) -> None:

@@ -231,6 +231,16 @@ class Engine:
             pids={device_id: pid for device_id, pid in pids.items() if pid is not None},
         )
 
+    def devices_with(self, model: str) -> tuple[int, ...]:
+        """The accelerators that have all weights of a model, once they have done what they were told to load."""
+        tracker, costs = self._controller.tracker, self._controller.costs
+        needed = [one for stage in costs.graph(model).stages for one in costs.components(stage)]
+        return tuple(
+            device.device_id
+            for device in tracker.devices
+            if device.kind is DeviceKind.ACCELERATOR and device.memory.has(needed)
+        )
+
     def submit(
         self,
         specs: Mapping[str, Spec],

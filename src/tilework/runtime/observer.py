@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilework.control.driver.result import Ending
+from tilework.core.component import LoadSource
 from tilework.core.request import RefusalCode, Request
 from tilework.core.work import Work
 from tilework.runtime.ticket import Outcome, Ticket
@@ -68,6 +69,9 @@ class Observer:
 
     def on_log_lost(self) -> None:
         """Writing the event log has failed. It ends there."""
+
+    def on_weights_loaded(self, device_id: int, source: LoadSource, num_bytes: int, run_ns: int) -> None:
+        """A device has loaded weights for its next work."""
 
     def on_moved(self, job_id: int) -> None:
         """A request moves to devices that do not have its state."""

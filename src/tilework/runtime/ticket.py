@@ -61,7 +61,8 @@ def _passes(spec: Spec, info: ModelInfo) -> float:
 class Segment:
     """One executed work of a request, on the engine's clock. `num_steps` is 0 for a stage without steps.
 
-    A `sliced` one had to do with less memory. `batch` requests shared its forward passes, this one included.
+    A `sliced` one had to do with less memory. `batch` requests shared its forward passes, this one included. Before it
+    weights were loaded for `load_ns`.
     """
 
     stage: str
@@ -71,6 +72,7 @@ class Segment:
     end_ns: int
     sliced: bool = False
     batch: int = 1
+    load_ns: int = 0
 
     @property
     def is_exact(self) -> bool:

@@ -80,6 +80,7 @@ class WorkDispatcher:
         self._handle = handle
         self._groups: dict[int, GroupRef] = {}  # By work in flight, if it has one.
         self._moves: dict[StateMove, asyncio.Future[Command | None]] = {}  # Of moves that wait for the end of a work.
+        self._loads: dict[int, LoadComponents] = {}  # In progress or queued on a device.
         self._is_stopping = False
         self._monitor = StuckWorkMonitor(self._check_stuck, watchdog.tick_ns)
 
@@ -90,7 +91,7 @@ class WorkDispatcher:
     @property
     def is_idle(self) -> bool:
         """Whether no work, move or job is left."""
-        return self._core.is_idle and not self._groups and not self._moves
+        return self._core.is_idle and not self._groups and not self._moves and not self._loads
 
     def close(self) -> None:
         """Stop the check for stuck works."""
@@ -161,6 +162,7 @@ class WorkDispatcher:
             case StateMove():
                 return self._import(message)
             case LoadComponents():
+                self._loads[message.load_id] = message
                 return LoadWeights(message.load_id, message.components)
             case DropComponents():
                 return DropWeights(message.components)
@@ -184,6 +186,8 @@ class WorkDispatcher:
         """Record that a device is lost."""
         self.up.remove(device_id)
         self.memory_bytes.pop(device_id, None)
+        self._loads = {load_id: load for load_id, load in self._loads.items() if load.device_id != device_id}
+        self._recorder.lose(device_id)
         self._recorder.observer.on_lost(device_id)
         self._apply(self._core.on_device_lost(device_id, reason))
 
@@ -199,6 +203,7 @@ class WorkDispatcher:
                     self.memory_bytes[device_id] = report.memory_bytes
                 self._apply(self._core.on_report(device_id, report))
             case WeightsLoaded(load_id, run_ns):
+                self._recorder.loaded(self._loads.pop(load_id), run_ns)
                 self._handle(ComponentsLoaded(load_id, device_id, run_ns))
             case _:
                 raise AssertionError(f"unexpected report {report!r}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from tilework.control.controller import Controller
 from tilework.control.driver.result import WorkResult
+from tilework.core.actions import LoadComponents
 from tilework.core.checkpoint import CheckpointKeeper
 from tilework.core.request import Request
 from tilework.core.wire import Ended, Preview, SavedState
@@ -43,6 +45,16 @@ class WorkRecorder:
         self._keeper = keeper
         self._origin_ns = origin_ns
         self._begun: dict[int, _Begun] = {}
+        self._load_ns: Counter[int] = Counter()  # Since the latest work of each device ended.
+
+    def loaded(self, load: LoadComponents, run_ns: int) -> None:
+        """Record that a device has loaded weights for its next work."""
+        self._load_ns[load.device_id] += run_ns
+        self.observer.on_weights_loaded(load.device_id, load.source, load.num_bytes, run_ns)
+
+    def lose(self, device_id: int) -> None:
+        """Forget what a device that is lost has loaded."""
+        self._load_ns.pop(device_id, None)
 
     def begin(self, work: Work) -> None:
         requests = tuple(self._requests[job_id].ticket.request for job_id in work.job_ids)
@@ -62,13 +74,13 @@ class WorkRecorder:
 
     def record(self, result: WorkResult) -> None:
         """Record what an ended work did for each request; before the controller handles its end."""
-        report = result.report
+        report, load_ns = result.report, max(self._load_ns.pop(one, 0) for one in result.work.devices)
         if report is None:
             return
         for job_id, first_step in _first_steps(result.work, result.members):
             entry = self._requests[job_id]
             request = entry.ticket.request
-            entry.ticket.add(self._segment(result.work, report), first_step)
+            entry.ticket.add(self._segment(result.work, report, load_ns), first_step)
             entry.image = report.images.get(job_id)
             if self._keeper is not None and job_id in report.blobs:
                 before = result.members[job_id]
@@ -76,7 +88,7 @@ class WorkRecorder:
                 saved = SavedState(index, before + report.steps_done, report.blobs[job_id])
                 self._keeper.keep(request.uid, saved)
 
-    def _segment(self, work: Work, report: Ended) -> Segment:
+    def _segment(self, work: Work, report: Ended, load_ns: int) -> Segment:
         return Segment(
             stage=work.stage.name,
             devices=work.devices,
@@ -85,6 +97,7 @@ class WorkRecorder:
             end_ns=report.end_ns - self._origin_ns,
             sliced=work.sliced,
             batch=len(work.job_ids) - len(report.absent),
+            load_ns=load_ns,
         )
 
     def observe(self, result: WorkResult) -> None:

@@ -34,6 +34,9 @@ class Engine(Protocol):
     def models(self) -> Mapping[str, ModelInfo]:
         """The served models by name, that of requests that name none first; known once the engine has started."""
 
+    def devices_with(self, model: str) -> tuple[int, ...]:
+        """The devices that have all weights of a model."""
+
     @property
     def policy(self) -> str:
         """The name of the scheduling policy."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 _log = logging.getLogger(__name__)
 _ALIGNMENT = 64  # Of torch's own memory. Kernels round differently where tensors begin elsewhere.
+_MADV_POPULATE_READ = 22  # Since Linux 5.14; Python has no name for it.
 _RESERVE_BYTES = 1 << 30  # Left free for the states of jobs, which lie on the same device.
 
 
@@ -162,6 +163,8 @@ def _map(path: Path, forms: Sequence[Form]) -> list[Tensor]:
     offsets, size = _layout(forms)
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+    with suppress(OSError, ValueError):  # Older kernels do it page by page, when a run first reads them.
+        mapped.madvise(_MADV_POPULATE_READ)
     return [_placed(mapped, offset, form) for offset, form in zip(offsets, forms, strict=True)]
 
 

@@ -61,9 +61,8 @@ def command(
     with user_errors(UnknownPolicy, BadCostTable, OSError):
         make_policy(policy)
         table = None if cost is None else read_table(cost)
-    sources: list[Source]
     if backend is options.Backend.MODELLED:
-        sources = [simulated_source(table, one, worker_memory) for one in models or ("",)]
+        sources: list[Source] = [simulated_source(table, one, worker_memory) for one in models or ("",)]
     else:
         given = adapter, device, dtype, threads, worker_memory
         sources = [model_source(one, *given) for one in models or ("shapes",)]

@@ -12,6 +12,7 @@ from tilework.server.api.openapi import errors, good
 from tilework.server.calls.parsing.arguments import wanted
 from tilework.server.calls.readiness import Readiness
 from tilework.server.calls.served_models import ServedModels, public_source
+from tilework.server.engine_protocol import Engine
 from tilework.server.schema.answers import ModelCard, ModelList, ModelPath
 
 ModelId = Annotated[str, Path(description="the name of the model", examples=["tiny-shapes"])]
@@ -31,7 +32,7 @@ def add_model_routes(app: FastAPI, readiness: Readiness, created: int, exact: bo
         """What is served here: models, each with its limits and defaults. The first serves requests that name none."""
         readiness.require()
         engine = readiness.engine
-        return ModelList(data=[_model_card(info, engine.policy, created, exact) for info in engine.models.values()])
+        return ModelList(data=[_model_card(info, engine, created, exact) for info in engine.models.values()])
 
     @app.get(
         "/v1/models/{model_id:path}",
@@ -43,7 +44,7 @@ def add_model_routes(app: FastAPI, readiness: Readiness, created: int, exact: bo
         """A served model, by its name."""
         readiness.require()
         engine = readiness.engine
-        return _model_card(ServedModels(engine.models).named(model_id), engine.policy, created, exact)
+        return _model_card(ServedModels(engine.models).named(model_id), engine, created, exact)
 
     @app.get(
         "/v1/model_info",
@@ -66,7 +67,7 @@ def _picture(one: PictureInput) -> dict[str, object]:
     }
 
 
-def _model_card(info: ModelInfo, policy: str, created: int, exact: bool) -> ModelCard:
+def _model_card(info: ModelInfo, engine: Engine, created: int, exact: bool) -> ModelCard:
     limits = {
         "family": info.family,
         "parameters": info.parameters,
@@ -85,6 +86,7 @@ def _model_card(info: ModelInfo, policy: str, created: int, exact: bool) -> Mode
         "default_frames": info.default_frames,
         "max_frames": info.max_frames,
         "frame_multiple": info.frame_multiple,
-        "policy": policy,
+        "devices": engine.devices_with(info.name),
+        "policy": engine.policy,
     }
     return ModelCard(id=info.name, created=created, tilework=limits)

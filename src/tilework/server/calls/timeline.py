@@ -34,6 +34,7 @@ def _segment(segment: Segment, arrival_ns: int) -> SegmentModel:
         end_s=_seconds(segment.end_ns - arrival_ns),
         sliced=segment.sliced,
         batch=segment.batch,
+        load_s=_seconds(segment.load_ns),
     )
 
 

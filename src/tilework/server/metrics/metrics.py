@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import generate_latest
 
+from tilework.core.component import LoadSource
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import s_from_ns
 from tilework.core.work import Work
@@ -31,6 +32,9 @@ class Metrics(Observer):
         self._stuck = meters.counter("stuck_works", "Works that did no step for too long")
         self._log_losses = meters.counter("log_losses", "Event logs that could not be written to their end")
         self._moves = meters.counter("moves", "Images that went on on devices that did not have their state")
+        self._loads = meters.counter("weight_loads", "Loads of weights onto a device", "source")
+        self._load_s = meters.counter("weight_load_seconds", "Time of devices for loads of weights", "source")
+        self._load_bytes = meters.counter("weight_load_bytes", "Weights that devices have loaded", "source")
         self._preemptions = meters.counter("preemptions", "Unfinished images that had to wait for others")
         self._previews = meters.counter("previews", "Previews that were drawn")
         self._decision = meters.histogram("decision_seconds", "Time of the controller for an event", DECISION_S)
@@ -75,6 +79,11 @@ class Metrics(Observer):
 
     def on_log_lost(self) -> None:
         self._log_losses.inc()
+
+    def on_weights_loaded(self, device_id: int, source: LoadSource, num_bytes: int, run_ns: int) -> None:
+        self._loads.labels(source).inc()
+        self._load_s.labels(source).inc(s_from_ns(run_ns))
+        self._load_bytes.labels(source).inc(num_bytes)
 
     def on_moved(self, job_id: int) -> None:
         self._moves.inc()

@@ -16,7 +16,7 @@ class SegmentModel(BaseModel):
     """One piece of work that was done for an image; times in seconds from its arrival.
 
     `steps` is 0 for a stage without steps. A `sliced` one took less memory and more time. The steps of `batch` images,
-    this one included, were done together.
+    this one included, were done together. Before it `load_s` seconds were spent on loading weights.
     """
 
     stage: str
@@ -26,6 +26,7 @@ class SegmentModel(BaseModel):
     end_s: float
     sliced: bool = False
     batch: int = 1
+    load_s: float = 0.0
 
 
 class RequestTimeline(BaseModel):

@@ -1,0 +1,68 @@
+"""Several models behind one server: each request goes to the one that it names, within the limits of that one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from fake_engine import EDITOR, INFO, FakeEngine, Served, serving
+from server.picture_files import plain
+
+LARGE = replace(INFO, name="large", max_side=1024, default_height=128, default_width=128, path="someone/large")
+EDITS = replace(EDITOR, name="edits")
+
+
+@pytest.fixture
+def server() -> Iterator[Served]:
+    with serving(FakeEngine(others=(LARGE, EDITS))) as served:
+        yield served
+
+
+def drawn(server: Served, **fields: object) -> str:
+    """The model that a request went to."""
+    answer = server.http.post("/v1/images/generations", json={"prompt": "x", **fields})
+    answer.raise_for_status()
+    return server.engine.requests[-1].pipeline
+
+
+def test_a_request_goes_to_the_model_that_it_names(server: Served) -> None:
+    assert drawn(server) == drawn(server, model=INFO.name) == INFO.name, "the first one without a name"
+    assert drawn(server, model="large") == drawn(server, model="someone/large") == "large", "a hub id is a name, too"
+
+
+def test_limits_and_defaults_are_those_of_the_model(server: Served) -> None:
+    drawn(server, model="large")
+    assert (server.engine.specs[-1].height, server.engine.specs[-1].width) == (128, 128)
+    side = LARGE.max_side
+    assert drawn(server, model="large", size=f"{side}x{side}") == "large"
+    refused = server.http.post("/v1/images/generations", json={"prompt": "x", "size": f"{side}x{side}"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "size"
+
+
+def test_an_edit_goes_to_a_model_that_edits_and_another_refuses_it(server: Served) -> None:
+    picture = ("a.png", plain(), "image/png")
+    form = {"prompt": (None, "x"), "model": (None, "edits"), "image": picture}
+    assert server.http.post("/v1/images/edits", files=form).status_code == 200
+    assert server.engine.requests[-1].pipeline == "edits"
+    refused = server.http.post("/v1/images/edits", files={**form, "model": (None, "large")})
+    assert refused.status_code == 400
+
+
+def test_an_unknown_model_is_named_with_those_that_are_served(server: Served) -> None:
+    refused = server.http.post("/v1/images/generations", json={"prompt": "x", "model": "other"})
+    assert refused.status_code == 404
+    error = refused.json()["error"]
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert all(name in error["message"] for name in (INFO.name, "large", "edits"))
+
+
+def test_models_are_listed_each_with_its_limits_and_devices(server: Served) -> None:
+    listed = server.http.get("/v1/models").json()["data"]
+    assert [one["id"] for one in listed] == [INFO.name, "large", "edits"]
+    assert [one["tilework"]["max_side"] for one in listed] == [INFO.max_side, LARGE.max_side, EDITOR.max_side]
+    assert listed[1]["tilework"]["devices"] == [0, 1]
+    assert server.http.get("/v1/models/large").json() == listed[1]
+    assert server.http.get("/v1/models/other").status_code == 404
