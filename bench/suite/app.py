@@ -42,6 +42,7 @@ from suite.cases.soak import Soak
 from suite.cases.stack import Stack
 from suite.cases.stitcher import Stitcher
 from suite.cases.stock import StockCalls
+from suite.cases.swaps import Swaps
 from suite.cases.together import Together
 from suite.cases.trident import Trident
 from suite.cases.weights import Weights
@@ -76,6 +77,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "together": ("Mixed traffic on a live server, in batches and one by one", Together),
     "ready": ("Time from the start of the server to ready", Ready),
     "weights": ("Memory of CPU workers with one copy of the weights, and with one each", Weights),
+    "swaps": ("Two models in turn on a device with room for one: the cost beyond their loads", Swaps),
     "chaos": ("Workers killed under load: nothing is lost, and how soon requests continue", Chaos),
     "forming": ("A member killed while its group forms: how soon the survivors are free", Forming),
     "fuzz": ("Scenarios where things go wrong, simulated: is anything violated that must hold", Fuzz),

@@ -182,6 +182,11 @@ def test_an_unknown_device_or_dtype_is_refused_before_any_worker(
     assert known in said
 
 
+def test_simulated_devices_have_no_weights_to_load(mistake: Callable[..., str]) -> None:
+    simulated = "--backend", "modelled", "--cost", "flux1dev_h100_eager"
+    assert "--weights-memory needs --backend diffusers" in mistake("serve", *simulated, "--weights-memory", "1GB")
+
+
 def test_a_name_that_is_neither_directory_nor_reachable_is_refused_so(
     mistake: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

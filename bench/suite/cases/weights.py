@@ -39,7 +39,7 @@ class Weights:
     def measure(self, note: Note) -> Finding:
         with TemporaryDirectory(prefix="tilework-bench-") as room:
             model = Path(room) / "model"
-            size = _save_model(model, self.layers)
+            size = save_model(model, self.layers)
             found: dict[tuple[bool, int], list[tuple[float, float]]] = {}
             for _ in range(self.repeats):
                 for shared in (False, True):
@@ -85,8 +85,8 @@ class Weights:
         return (many - few) / (self.many - self.few) / size
 
 
-def _save_model(directory: Path, layers: int) -> int:
-    """`shapes` with a larger denoiser of random weights; returns the bytes of all weights."""
+def save_model(directory: Path, layers: int, seed: int = 0) -> int:
+    """`shapes` with a larger denoiser of random weights; returns the bytes of all weights in their files."""
     import torch
     from diffusers import SD3Transformer2DModel
 
@@ -100,7 +100,7 @@ def _save_model(directory: Path, layers: int) -> int:
         "caption_projection_dim": _WIDTH_HEADS * _HEAD_DIM,
     }
     shutil.rmtree(place)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     options = {name: value for name, value in config.items() if not name.startswith("_")}
     SD3Transformer2DModel(**options).save_pretrained(place)
     return sum(path.stat().st_size for path in directory.rglob("*.safetensors"))

@@ -257,7 +257,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class WeightsLoaded:
-    """A `LoadWeights` is done, in `run_ns` without the wait in the queue."""
+    """A `LoadWeights` is done, in `run_ns` without the wait in the queue, but with the drops just before it."""
 
     load_id: int
     run_ns: int

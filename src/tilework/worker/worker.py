@@ -76,6 +76,7 @@ class Worker:
         self._emit = emit
         self._budget = budget or Budget(models.device, None)
         self._jobs = Jobs()
+        self._drops_ns = 0  # To make room for the next load.
         self._absent: tuple[Absent, ...] = ()  # The jobs that have no part in the running work.
 
     @property
@@ -101,7 +102,9 @@ class Worker:
             case LoadWeights():
                 self._load(command)
             case DropWeights(components):
+                start_ns = time.monotonic_ns()
                 self._models.drop(components)
+                self._drops_ns += time.monotonic_ns() - start_ns
             case _:
                 raise TypeError(f"a worker does not execute {type(command).__name__}")
 
@@ -119,7 +122,8 @@ class Worker:
         except Exception as error:
             _log.exception("weights could not be loaded")
             raise WeightsNotLoaded(f"weights could not be loaded: {describe(error)}") from error
-        self._emit(WeightsLoaded(command.load_id, self._now_ns() - start_ns))
+        self._emit(WeightsLoaded(command.load_id, self._now_ns() - start_ns + self._drops_ns))
+        self._drops_ns = 0
 
     def _has_steps(self, command: Execute) -> bool:
         return self._models[command.model].info.graph.stage(command.stage).has_steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from tilework.cli.console import UserError, require_serve_extra, user_errors
 from tilework.cli.models import model_source
@@ -62,17 +63,17 @@ def command(
         make_policy(policy)
         table = None if cost is None else read_table(cost)
     if backend is options.Backend.MODELLED:
-        sources: list[Source] = [simulated_source(table, one, worker_memory) for one in models or ("",)]
+        sources: tuple[Source, ...] = _simulated_sources(table, models, worker_memory, weights_memory)
     else:
-        given = adapter, device, dtype, threads, worker_memory
-        sources = [model_source(one, *given) for one in models or ("shapes",)]
+        run_so = adapter, device, dtype, threads, worker_memory
+        sources = tuple(model_source(one, *run_so) for one in models or ("shapes",))
     settings: dict[str, object] = {"host": host, "port": port, "api_key": api_key, "max_backlog_s": max_backlog}
     settings |= {"tenants": tenants and str(tenants), "durable": durable and str(durable)}
     settings |= {"max_batch": max_batch, "exact": exact or None}
     from tilework.cli.serving import Serving
 
     Serving(
-        sources=tuple(sources),
+        sources=sources,
         weights_bytes=weights_memory,
         num_workers=workers,
         num_slots=cpu_slots,
@@ -91,6 +92,14 @@ def _prepare(log_level: str) -> None:
     require_serve_extra()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("tilework").setLevel(log_level.upper())  # Libraries stay as they are.
+
+
+def _simulated_sources(
+    table: CostTable | None, models: Sequence[str] | None, worker_memory: int | None, weights_memory: int | None
+) -> tuple[Source, ...]:
+    if weights_memory is not None:
+        raise UserError("--weights-memory needs --backend diffusers: simulated devices have no weights; leave it out")
+    return tuple(simulated_source(table, one, worker_memory) for one in models or ("",))
 
 
 def simulated_source(table: CostTable | None, pipeline: str, memory_bytes: int | None = None) -> SimulatedSource:

@@ -1,0 +1,139 @@
+"""Requests for two models in turn on a device that has room for one: what that costs beyond the loads themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from suite.case import CaseFailed, Check, Finding, Note, Table
+from suite.cases.weights import save_model
+from suite.stats import extremes
+from tilework.core.component import LoadSource
+from tilework.core.model import ModelSource
+from tilework.core.wire import Spec
+from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.observer import Observer
+
+_MB = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swaps:
+    """Two pipelines whose denoisers have `layers` of about 100 MB in float32, one worker, `requests` one by one.
+
+    A round is the requests with room for both, and with room for one. Its cost is the difference, over the time that
+    the worker reports for its loads.
+    """
+
+    layers: int = 3
+    requests: int = 20
+    steps: int = 1
+    side: int = 64
+    rounds: int = 5
+    most: float = 1.1
+
+    @classmethod
+    def make(cls, quick: bool) -> Swaps:
+        return cls(layers=1, requests=6, rounds=1) if quick else cls()
+
+    def measure(self, note: Note) -> Finding:
+        return asyncio.run(self._measure(note))
+
+    async def _measure(self, note: Note) -> Finding:
+        with TemporaryDirectory(prefix="tilework-bench-") as room:
+            sizes = [save_model(Path(room) / name, self.layers, seed) for seed, name in enumerate(("one", "other"))]
+            sources = tuple(ModelSource(path=f"{room}/{name}", name=name) for name in ("one", "other"))
+            async with AsyncExitStack() as stack:
+                both = await _started(stack, sources, None)
+                one = await _started(stack, sources, int(1.2 * max(sizes)))
+                rounds = [await self._round(both, one, note, index) for index in range(self.rounds)]
+        ratios = [(alternating_s - resident_s) / loads_s for resident_s, alternating_s, loads_s, _ in rounds]
+        rows = tuple(
+            (
+                str(index + 1),
+                *(f"{1000 * seconds / self.requests:.1f}" for seconds in times[:3]),
+                f"{times[3] / _MB:.0f}",
+            )
+            for index, times in enumerate(rounds)
+        )
+        return Finding(
+            checks=(Check(what="cost of alternating, over the bare loads", measured=extremes(ratios), high=self.most),),
+            tables=(
+                Table(
+                    title="Per request",
+                    columns=("round", "room for both, ms", "room for one, ms", "loads, ms", "loaded in all, MB"),
+                    rows=rows,
+                ),
+            ),
+            method=(
+                f"Two pipelines of {max(sizes) / _MB:,.0f} MB each that share text encoders and VAE, one CPU worker; "
+                f"{self.requests} requests of {self.steps} step and {self.side} px, for one and the other in turn, "
+                "each after the answer to the one before.",
+                "Loads come from the copies that the host keeps. On a CPU a load maps such a copy, copying nothing; "
+                "its time includes the drop that makes room for it, which gives the pages back.",
+            ),
+        )
+
+    async def _round(self, both: Served, one: Served, note: Note, index: int) -> tuple[float, float, float, float]:
+        """Seconds with room for both, with room for one, of the loads; and the bytes that were loaded."""
+        resident_s, loads, _ = await self._alternate(both)
+        if loads:
+            raise CaseFailed("something was loaded although all was there")
+        alternating_s, loads_s, num_bytes = await self._alternate(one)
+        note(f"round {index + 1}: {resident_s:.2f} s, {alternating_s:.2f} s, loads {loads_s:.3f} s")
+        return resident_s, alternating_s, loads_s, num_bytes
+
+    async def _alternate(self, served: Served) -> tuple[float, float, float]:
+        loads = served.loads = Loads()
+        served.engine.observe(loads)
+        start_s = time.perf_counter()
+        for index in range(self.requests):
+            spec = Spec(
+                prompt="a red circle",
+                negative_prompt="",
+                height=self.side,
+                width=self.side,
+                steps=self.steps,
+                guidance_scale=4.0,
+                seed=index,
+            )
+            served.count += 1
+            answer = served.engine.submit({str(served.count): spec}, model=("one", "other")[index % 2])
+            if not isinstance(answer, tuple):
+                raise CaseFailed(answer.reason)
+            outcome = await answer[0].outcome
+            if outcome.image is None:
+                raise CaseFailed(outcome.reason)
+        return time.perf_counter() - start_s, loads.seconds, loads.num_bytes
+
+
+class Loads(Observer):
+    """The time and the bytes of loads."""
+
+    def __init__(self) -> None:
+        self.seconds, self.num_bytes = 0.0, 0
+
+    def on_weights_loaded(self, device_id: int, source: LoadSource, num_bytes: int, run_ns: int) -> None:
+        self.seconds += run_ns / 1e9
+        self.num_bytes += num_bytes
+
+
+@dataclass(slots=True)
+class Served:
+    engine: Engine
+    loads: Loads
+    count: int = 0
+
+
+async def _started(stack: AsyncExitStack, sources: Sequence[ModelSource], weights_bytes: int | None) -> Served:
+    executor = LocalExecutor(LocalConfig(num_workers=1, sources=tuple(sources), weights_bytes=weights_bytes))
+    engine = Engine(EngineConfig(exact=True), executor)
+    stack.push_async_callback(engine.stop)
+    await engine.start()
+    return Served(engine, Loads())
