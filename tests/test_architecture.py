@@ -50,10 +50,11 @@ SERVER_ARROWS: dict[str, set[str]] = {
     "garbage": set(),
     "config": set(),
     "tenants": {"config"},
+    "models_file": {"config"},
     "http": {"text", "config", "tenants"},
     "metrics": {"engine_protocol"},
-    "calls": {"text", "schema", "engine_protocol", "config", "tenants", "metrics"},
-    "api": {"text", "schema", "engine_protocol", "config", "tenants", "http", "metrics", "calls"},
+    "calls": {"text", "schema", "engine_protocol", "config", "tenants", "models_file", "metrics"},
+    "api": {"text", "schema", "engine_protocol", "config", "tenants", "models_file", "http", "metrics", "calls"},
     "drain": {"calls", "text"},
     "main": {"engine_protocol", "garbage", "config", "http", "calls", "api", "drain"},
 }

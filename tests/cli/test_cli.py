@@ -182,6 +182,11 @@ def test_an_unknown_device_or_dtype_is_refused_before_any_worker(
     assert known in said
 
 
+def test_models_are_given_once(mistake: Callable[..., str], tmp_path: Path) -> None:
+    assert "models are given twice" in mistake("serve", "shapes", "--models", tmp_path / "models.toml")
+    assert "cannot be read" in mistake("serve", "--models", tmp_path / "models.toml")
+
+
 def test_simulated_devices_have_no_weights_to_load(mistake: Callable[..., str]) -> None:
     simulated = "--backend", "modelled", "--cost", "flux1dev_h100_eager"
     assert "--weights-memory needs --backend diffusers" in mistake("serve", *simulated, "--weights-memory", "1GB")

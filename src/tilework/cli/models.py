@@ -9,7 +9,7 @@ from tilework.core.model import DEVICES, DTYPES, ModelSource
 def named_model(text: str) -> tuple[str, str]:
     """The name and path of NAME=PATH; a path alone has no name. What is in a directory called A=B is ./A=B."""
     name, equals, path = text.partition("=")
-    return (name, path) if equals and path and "/" not in name else ("", text)
+    return (name, path) if equals and path and not name.startswith((".", "/", "~")) else ("", text)
 
 
 def model_source(

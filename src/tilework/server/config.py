@@ -32,12 +32,12 @@ class ServerConfig(BaseSettings):
 
     `port` 0 takes a free one. `api_key` is one key or several, separated by commas; None leaves the server open.
     `public_url` replaces scheme and host in the URLs of results, for servers behind a proxy. `tenants` is the path of a
-    TOML file (see `server.tenants`). `max_jobs` is how many images of all tenants may wait or run at a time, and
-    `max_backlog_s` how long the devices may need for them when another comes in (see `admission.admission_limits`).
-    `max_input_bytes` is for a body with pictures, `max_picture_bytes` for one file, `max_input_pixels` for all pictures
-    of a call, and `input_bytes` for the memory of all calls' pictures.
-    `max_batch` is how many share a forward pass at most; `exact` makes all requests
-    exact (see `core.request.Request`). `reconnect_s` is how long a call with an idempotency key goes
+    TOML file (see `server.tenants`), `models` that of another (see `server.models_file`). `max_jobs` is how many images
+    of all tenants may wait or run at a time, and `max_backlog_s` how long the devices may need for them when another
+    comes in (see `admission.admission_limits`). `max_input_bytes` is for a body with pictures, `max_picture_bytes` for
+    one file, `max_input_pixels` for all pictures of a call, and `input_bytes` for the memory of all calls' pictures.
+    `max_batch` is how many share a forward pass at most; `exact` makes all requests exact (see `core.request.Request`).
+    `reconnect_s` is how long a call with an idempotency key goes
     on after its client has gone. `read_timeout_s` is for a whole request head, and for a whole body; `send_timeout_s`
     is after how long a client that takes too little of an answer is cut off (how little is in `protocol`). `durable` is
     a directory that keeps accepted calls when the server ends (see `store.durable`). `max_records` and `record_bytes`
@@ -54,6 +54,7 @@ class ServerConfig(BaseSettings):
     port: int = Field(8000, ge=0, le=65535)
     api_key: str | None = Field(None, repr=False)
     tenants: str | None = None
+    models: str | None = None
     durable: str | None = None
     public_url: str | None = None
     max_body_bytes: int = Field(1 << 20, ge=1024, le=1 << 30)
@@ -99,7 +100,7 @@ class ServerConfig(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)
 
-    @field_validator("api_key", "tenants", "durable", "public_url", mode="before")
+    @field_validator("api_key", "tenants", "models", "durable", "public_url", mode="before")
     @classmethod
     def _empty_is_unset(cls, value: object) -> object:
         return None if value == "" else value

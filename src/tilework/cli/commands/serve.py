@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 from tilework.cli.console import UserError, require_serve_extra, user_errors
 from tilework.cli.models import model_source
@@ -20,6 +21,7 @@ EXAMPLE = examples(
     "tilework serve",
     "tilework serve ./sd3-medium --device cuda --workers 4 --port 8000",
     "tilework serve sdxl=./sdxl anime=./animagine --weights-memory 12GB",
+    "tilework serve --models models.toml --weights-memory 24GB",
     "tilework serve --durable ./state",
     "tilework serve --backend modelled --devices 8 --cost flux1dev_h100_eager",
 )
@@ -37,6 +39,7 @@ def command(
     threads: WorkerThreads = 1,
     worker_memory: options.WorkerMemory = None,
     weights_memory: options.WeightsMemory = None,
+    models_file: options.ModelsFile = None,
     backend: options.BackendName = options.Backend.DIFFUSERS,
     cost: options.Cost = None,
     profiles: ProfilesFile = None,
@@ -65,11 +68,10 @@ def command(
     if backend is options.Backend.MODELLED:
         sources: tuple[Source, ...] = _simulated_sources(table, models, worker_memory, weights_memory)
     else:
-        run_so = adapter, device, dtype, threads, worker_memory
-        sources = tuple(model_source(one, *run_so) for one in models or ("shapes",))
+        sources = _model_sources(models, models_file, adapter, dtype, device, threads, worker_memory)
     settings: dict[str, object] = {"host": host, "port": port, "api_key": api_key, "max_backlog_s": max_backlog}
     settings |= {"tenants": tenants and str(tenants), "durable": durable and str(durable)}
-    settings |= {"max_batch": max_batch, "exact": exact or None}
+    settings |= {"max_batch": max_batch, "exact": exact or None, "models": models_file and str(models_file)}
     from tilework.cli.serving import Serving
 
     Serving(
@@ -92,6 +94,32 @@ def _prepare(log_level: str) -> None:
     require_serve_extra()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("tilework").setLevel(log_level.upper())  # Libraries stay as they are.
+
+
+def _model_sources(
+    models: Sequence[str] | None,
+    file: Path | None,
+    adapter: str | None,
+    dtype: str | None,
+    device: str,
+    threads: int,
+    worker_memory: int | None,
+) -> tuple[Source, ...]:
+    """The models that are named, or those of a file, whose own adapters and dtypes count."""
+    from tilework.server.config import ConfigError
+    from tilework.server.models_file import read_models
+
+    if models and file is not None:
+        raise UserError(f"models are given twice, as {models[0]!r} and by --models; leave one out")
+    if file is None:
+        named = models or ("shapes",)
+        return tuple(model_source(one, adapter, device, dtype, threads, worker_memory) for one in named)
+    with user_errors(ConfigError):
+        entries = read_models(str(file))
+    return tuple(
+        model_source(f"{name}={one.path}", one.adapter or adapter, device, one.dtype or dtype, threads, worker_memory)
+        for name, one in entries.items()
+    )
 
 
 def _simulated_sources(

@@ -51,6 +51,14 @@ WorkerMemory = Annotated[
         help="What a work may take beside the model, as in 800MB or 2GiB; default: what the device has.",
     ),
 ]
+ModelsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--models",
+        help="TOML file of models: their paths, other names, dtypes and usual deadlines (docs/serving.md); instead of "
+        "MODEL.",
+    ),
+]
 WeightsMemory = Annotated[
     int | None,
     typer.Option(

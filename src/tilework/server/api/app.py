@@ -34,6 +34,7 @@ from tilework.server.engine_protocol import Engine
 from tilework.server.http.errors import install_error_handlers
 from tilework.server.http.middleware import CatchBugs, HeadAsGet, InPieces, LimitHead, RequireKey
 from tilework.server.metrics.metrics import Metrics
+from tilework.server.models_file import read_models
 from tilework.server.tenants import Tenants, load_tenants
 from tilework.store.durable import DurableDirectory
 from tilework.store.memory import MemoryStore
@@ -58,9 +59,9 @@ def create_app(
     open. `app.state.submitter` is the `CallSubmitter`, for calls that do not come by HTTP.
 
     Raises:
-        ConfigError: the file of tenants cannot be used.
+        ConfigError: the file of tenants or that of models cannot be used.
     """
-    tenants = load_tenants(config)
+    tenants, entries = load_tenants(config), read_models(config.models)
     store = new_store(config) if store is None else store
     readiness = readiness or Readiness(engine)
     metrics = Metrics(engine, store)
@@ -79,6 +80,7 @@ def create_app(
         engine=engine,
         config=config,
         tenants=tenants,
+        entries=entries,
         submitter=submitter,
         metrics=metrics,
         threads=threads,
@@ -135,7 +137,7 @@ def _add_routes(app: FastAPI, images: ImageService, readiness: Readiness) -> Non
     add_image_routes(app, images, requests)
     add_chat_route(app, ChatService(images=images))
     add_request_routes(app, requests)
-    add_model_routes(app, readiness, created=int(time.time()), exact=images.config.exact)
+    add_model_routes(app, images, readiness, created=int(time.time()))
     add_probe_routes(app, readiness, images.metrics)
 
 

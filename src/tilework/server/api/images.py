@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,6 +35,7 @@ from tilework.server.http.middleware import tenant_of
 from tilework.server.http.prefer import preference
 from tilework.server.http.sse import EventStream, event
 from tilework.server.metrics.metrics import Metrics
+from tilework.server.models_file import ModelEntry
 from tilework.server.schema.answers import ImageData, ImagesResponse
 from tilework.server.tenants import Tenant, Tenants
 
@@ -59,11 +60,17 @@ class ImageService:
     engine: Engine
     config: ServerConfig
     tenants: Tenants
+    entries: Mapping[str, ModelEntry]
     submitter: CallSubmitter
     metrics: Metrics
     threads: Threads
     rng: Random
     bodies: Bodies
+
+    @property
+    def models(self) -> ServedModels:
+        """The models that are served; the engine must have started."""
+        return ServedModels(self.engine.models, self.entries)
 
     async def generate(self, http: Request, route: Route = IMAGES) -> Response:
         entry = await self.enter(http, route)
@@ -88,7 +95,7 @@ class ImageService:
             CallError: the call is wrong, it was refused, or the models are not loaded yet; as `CallSubmitter.join`.
         """
         self.submitter.readiness.require_started()
-        tenant, models = tenant_of(http.scope), ServedModels(self.engine.models)
+        tenant, models = tenant_of(http.scope), self.models
         with self.bodies.room.place() as place:
             with self._counting_mistakes():
                 body = await self.bodies.read(http, route, models, place)
@@ -111,6 +118,7 @@ class ImageService:
         """What a body of this tenant for this model is checked against, as of now."""
         return Rules(
             info=info,
+            default_slo_s=self.models.default_slo_s(info.name),
             config=self.config,
             tenants=self.tenants,
             tenant=tenant,

@@ -8,17 +8,20 @@ from fastapi import FastAPI, Path
 
 from tilework.core.model import ModelInfo, PictureInput
 from tilework.pipelines.support.record import limits_of
+from tilework.server.api.images import ImageService
 from tilework.server.api.openapi import errors, good
 from tilework.server.calls.parsing.arguments import wanted
 from tilework.server.calls.readiness import Readiness
-from tilework.server.calls.served_models import ServedModels, public_source
-from tilework.server.engine_protocol import Engine
+from tilework.server.calls.served_models import public_source
 from tilework.server.schema.answers import ModelCard, ModelList, ModelPath
 
 ModelId = Annotated[str, Path(description="the name of the model", examples=["tiny-shapes"])]
 
 
-def add_model_routes(app: FastAPI, readiness: Readiness, created: int, exact: bool) -> None:
+def add_model_routes(app: FastAPI, images: ImageService, readiness: Readiness, created: int) -> None:
+    def card(info: ModelInfo) -> ModelCard:
+        return _model_card(info, images, created)
+
     @app.get(
         "/v1/models",
         tags=["models"],
@@ -31,8 +34,7 @@ def add_model_routes(app: FastAPI, readiness: Readiness, created: int, exact: bo
     async def list_models() -> ModelList:
         """What is served here: models, each with its limits and defaults. The first serves requests that name none."""
         readiness.require()
-        engine = readiness.engine
-        return ModelList(data=[_model_card(info, engine, created, exact) for info in engine.models.values()])
+        return ModelList(data=[card(info) for info in images.models.infos.values()])
 
     @app.get(
         "/v1/models/{model_id:path}",
@@ -43,8 +45,7 @@ def add_model_routes(app: FastAPI, readiness: Readiness, created: int, exact: bo
     async def retrieve_model(model_id: ModelId) -> ModelCard:
         """A served model, by its name."""
         readiness.require()
-        engine = readiness.engine
-        return _model_card(ServedModels(engine.models).named(model_id), engine, created, exact)
+        return card(images.models.named(model_id))
 
     @app.get(
         "/v1/model_info",
@@ -54,7 +55,7 @@ def add_model_routes(app: FastAPI, readiness: Readiness, created: int, exact: bo
     async def model_info() -> ModelPath:
         """The hub id of the first model, or its name if it came from a directory, for clients of SGLang."""
         readiness.require()
-        return ModelPath(model_path=public_source(ServedModels(readiness.engine.models).default))
+        return ModelPath(model_path=public_source(images.models.default))
 
 
 def _picture(one: PictureInput) -> dict[str, object]:
@@ -67,7 +68,7 @@ def _picture(one: PictureInput) -> dict[str, object]:
     }
 
 
-def _model_card(info: ModelInfo, engine: Engine, created: int, exact: bool) -> ModelCard:
+def _model_card(info: ModelInfo, images: ImageService, created: int) -> ModelCard:
     limits = {
         "family": info.family,
         "parameters": info.parameters,
@@ -79,14 +80,16 @@ def _model_card(info: ModelInfo, engine: Engine, created: int, exact: bool) -> M
         "default_guidance_scale": info.default_guidance_scale,
         "dtype": info.dtype,
         "attention_backend": info.attention_backend,
-        "exact": exact,
+        "exact": images.config.exact,
         "lacks": list(limits_of(info)),
         "arguments": [{"name": one.name, "value": wanted(one)} for one in info.arguments],
         "pictures": [_picture(one) for one in info.pictures],
         "default_frames": info.default_frames,
         "max_frames": info.max_frames,
         "frame_multiple": info.frame_multiple,
-        "devices": engine.devices_with(info.name),
-        "policy": engine.policy,
+        "aliases": images.models.aliases(info.name),
+        "default_slo_s": images.models.default_slo_s(info.name),
+        "devices": images.engine.devices_with(info.name),
+        "policy": images.engine.policy,
     }
     return ModelCard(id=info.name, created=created, tilework=limits)

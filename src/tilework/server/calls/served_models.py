@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tilework.core.model import ModelInfo
 from tilework.server.calls.errors import UnknownModel
+from tilework.server.models_file import ModelEntry
 from tilework.server.text import shown
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModels:
-    """Models by name. A request that names none gets the first. A hub id is a name, too: SGLang's client sends it."""
+    """Models by name. A request that names none gets the first. A hub id is a name, too: SGLang's client sends it.
+
+    `entries` are what the file of models says of some.
+    """
 
     infos: Mapping[str, ModelInfo]
+    entries: Mapping[str, ModelEntry] = field(default_factory=dict)
 
     @property
     def default(self) -> ModelInfo:
@@ -33,7 +38,7 @@ class ServedModels:
         """
         if not isinstance(name, str):
             return self.default
-        info = self.infos.get(name) or next((one for one in self.infos.values() if public_source(one) == name), None)
+        info = next((one for one in self.infos.values() if name in self._names(one)), None)
         if info is None:
             names = ", ".join(map(shown, self.infos))
             give = f"use {names}" if len(self.infos) == 1 else f"use one of {names}"
@@ -41,6 +46,17 @@ class ServedModels:
                 f"The model {shown(name)} does not exist here; {give}, or leave model out.", field="model"
             )
         return info
+
+    def _names(self, info: ModelInfo) -> tuple[str, ...]:
+        return (info.name, *self.aliases(info.name), public_source(info))
+
+    def aliases(self, name: str) -> tuple[str, ...]:
+        """What else clients call the model of this name."""
+        return self.entries[name].aliases if name in self.entries else ()
+
+    def default_slo_s(self, name: str) -> float | None:
+        """The deadline of requests for the model of this name that give none, in seconds after their arrival."""
+        return self.entries[name].default_slo_s if name in self.entries else None
 
 
 def public_source(info: ModelInfo) -> str:

@@ -49,6 +49,11 @@ def asked_deadline(
     return Deadline(slo_s=seconds, field=field, value=value)
 
 
+def usual_deadline(slo_s: float | None) -> Deadline | None:
+    """The deadline of a call whose model has one by default; it is written as if its client had sent `slo_s`."""
+    return None if slo_s is None else Deadline(slo_s=slo_s, field="slo_s", value=slo_s)
+
+
 def _duration(field: str, value: float, most_s: float) -> float:
     per_s, unit = _UNITS[field]
     if value > most_s * per_s:

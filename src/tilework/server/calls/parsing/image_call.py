@@ -14,7 +14,7 @@ from tilework.core.request import OnMiss, Terms
 from tilework.core.wire import Spec
 from tilework.server.calls.errors import InvalidValue, invalid
 from tilework.server.calls.parsing.arguments import arguments_of
-from tilework.server.calls.parsing.deadlines import Deadline, asked_deadline
+from tilework.server.calls.parsing.deadlines import Deadline, asked_deadline, usual_deadline
 from tilework.server.calls.parsing.pictures import NO_PICTURES, PictureFile, Pictures, decoded_again
 from tilework.server.calls.parsing.specs import Rules, specs_of
 from tilework.server.config import ServerConfig
@@ -125,7 +125,8 @@ def image_call(
         specs=specs_of(ask, arguments, pictures.images, rules, rng, exact=_is_exact(ask, priority, rules)),
         deadline=asked_deadline(
             slo_s=ask.slo_s, slo_ms=slo_ms, deadline=ask.deadline, now=rules.now, most_s=config.max_slo_s
-        ),
+        )
+        or usual_deadline(rules.default_slo_s),
         terms=rules.tenants.terms(rules.tenant, priority, OnMiss(ask.on_miss)),
         as_url=ask.response_format == "url",
         output_format=ask.output_format,

@@ -22,9 +22,13 @@ RANDOM_SEEDS = 2**32  # Small enough for clients whose numbers are all floats.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a body is checked against; `now` is the server's time of day."""
+    """What a body is checked against; `now` is the server's time of day.
+
+    A body without a deadline gets `default_slo_s` seconds, if that is not None.
+    """
 
     info: ModelInfo
+    default_slo_s: float | None = None
     config: ServerConfig
     tenants: Tenants
     tenant: Tenant

@@ -1,0 +1,108 @@
+"""The models of a server, read from a TOML file: where each is, what else clients call it, and its usual deadline."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tilework.server.config import ConfigError
+
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_./-]{1,128}$")]
+_WANTED = {
+    "path": 'a diffusers directory or a hub id, path = "./sdxl"',
+    "aliases": 'a list of other names, aliases = ["sd-xl"], of letters, digits and _ . / -',
+    "dtype": "float32, bfloat16 or float16",
+    "adapter": 'MODULE:CLASS, adapter = "my_model:MyPipeline"',
+    "default_slo_s": "a number of seconds above 0",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEntry:
+    """A table `[models.NAME]`. A relative `path` begins at the directory of the file.
+
+    `default_slo_s` is the deadline of requests that name none, in seconds after their arrival; None: they have none.
+    """
+
+    path: str
+    aliases: tuple[str, ...] = ()
+    dtype: str | None = None
+    adapter: str | None = None
+    default_slo_s: float | None = None
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    path: str = Field(min_length=1)
+    aliases: list[_Name] = []
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    adapter: str | None = None
+    default_slo_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    models: dict[_Name, _Model] = Field(min_length=1)
+
+
+def read_models(path: str | None) -> Mapping[str, ModelEntry]:
+    """The models of a file by name, the first one first; none without a file.
+
+    Raises:
+        ConfigError: the file cannot be used; the message names key, value and remedy.
+    """
+    if path is None:
+        return {}
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"models = {path!r} cannot be read: {error.strerror}. Give a TOML file.") from None
+    except ValueError as error:
+        raise ConfigError(f"models = {path!r} is not TOML: {error}. Correct it there.") from None
+    try:
+        file = _File.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(_mistake(error.errors()[0])) from None
+    _check_distinct(file)
+    return {name: _entry(one, Path(path).parent) for name, one in file.models.items()}
+
+
+def _entry(one: _Model, place: Path) -> ModelEntry:
+    return ModelEntry(
+        path=str(place / one.path) if (place / one.path).is_dir() else one.path,
+        aliases=tuple(one.aliases),
+        dtype=one.dtype,
+        adapter=one.adapter,
+        default_slo_s=one.default_slo_s,
+    )
+
+
+def _mistake(error: Any) -> str:
+    """What is wrong with a value of the file, where, and what to give."""
+    path = [one for one in error["loc"] if one != "[key]"]
+    at = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in path).lstrip(".")
+    if error["loc"][-1] == "[key]":
+        return f"models.{path[-1]!r} is not a name; use letters, digits and _ . / - (at most 128)."
+    if error["type"] == "extra_forbidden":
+        known = "[models.NAME]" if len(path) < 3 else ", ".join(_WANTED)
+        return f"{at} is not known; give {known}, or leave it out."
+    if error["type"] in ("missing", "too_short") or len(path) < 3:
+        return f'{at} is missing or empty; give [models.NAME] with path = "..." for each model.'
+    return f"{at} = {error['input']!r} cannot be used; give {_WANTED[str(path[2])]}."
+
+
+def _check_distinct(file: _File) -> None:
+    """Raises ConfigError if a name means two models."""
+    taken = dict.fromkeys(file.models, "")
+    for name, one in file.models.items():
+        for alias in one.aliases:
+            if alias in taken:
+                raise ConfigError(f"models.{name}.aliases has {alias!r}, which names another model; take it out.")
+            taken[alias] = name
