@@ -22,11 +22,17 @@ class LoadSources:
         self._costs = costs
         self._devices = devices
         self._hosts: dict[int, Memory] = {}
+        self._known_ns: dict[tuple[int, Stage], int] = {}  # Since what devices or hosts have changed last.
 
     def use(self, node: int, components: Iterable[Component]) -> None:
         """Note that a device of the node has read these components, or is told to load them from its host's memory."""
         host = self._hosts.get(node) or Memory(self._costs.host_bytes)
         self._hosts[node] = host.with_read(components)
+        self.changed()
+
+    def changed(self) -> None:
+        """Note that the components of a device have changed."""
+        self._known_ns.clear()
 
     def of(self, component: Component, device: Device) -> LoadSource:
         """The quickest source that has a component now."""
@@ -41,6 +47,11 @@ class LoadSources:
 
     def load_ns(self, device: Device, stage: Stage) -> int:
         """How long the components of a stage that a device lacks take to load from the quickest sources."""
-        have = device.memory.components
-        lacking = [one for one in dict.fromkeys(self._costs.components(stage)) if one not in have]
-        return sum([self._costs.load_ns(one.num_bytes, self.of(one, device)) for one in lacking])
+        key = device.device_id, stage
+        known_ns = self._known_ns.get(key)
+        if known_ns is None:
+            have = device.memory.components
+            lacking = [one for one in dict.fromkeys(self._costs.components(stage)) if one not in have]
+            known_ns = sum([self._costs.load_ns(one.num_bytes, self.of(one, device)) for one in lacking])
+            self._known_ns[key] = known_ns
+        return known_ns

@@ -165,6 +165,7 @@ class Tracker:
                 self.reserve(job, block.demand.width, block.devices, block.slot)
 
     def _check_loads(self) -> None:
+        self.sources.changed()
         wanted = self._costs.all_components
         self.needs_loads = bool(wanted) and not all(device.memory.has(wanted) for device in self._devices.ordered)
 

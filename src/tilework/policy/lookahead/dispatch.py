@@ -79,15 +79,28 @@ class Dispatch:
         """Start a job that waits; a feasible one also on fewer devices than planned, if it is on time with these."""
         if not degree:
             return
-        group = self._allocator.take(degree, job.last_devices)
+        preferred = self._preferred(job)
+        group = self._allocator.take(degree, preferred)
         if group is None and forecast.claim is Claim.FEASIBLE:
             least, room = forecast.needed_degree(self._node.now_ns), self._allocator.num_free()
             fitting = [speed.degree for speed in forecast.speeds if least <= speed.degree <= room]
-            group = self._allocator.take(fitting[-1], job.last_devices) if fitting else None
+            group = self._allocator.take(fitting[-1], preferred) if fitting else None
         if group is None:
             self._hold(degree)
         else:
             self.starts += self._works(job, forecast, group, CHUNKS, then)
+
+    def _preferred(self, job: JobView) -> Group:
+        """The idle devices that load least for a job; where none loads anything, those that it had last."""
+        load_ns = self._node.load_ns
+        if load_ns is None:
+            return job.last_devices
+        idle = [device for device in self._node.devices if self._allocator.num_free_of((device.device_id,))]
+        loads = {device.device_id: load_ns(job, device) for device in idle}
+        least_ns = min(loads.values(), default=0)
+        if not any(loads.values()):
+            return job.last_devices
+        return tuple(device_id for device_id, each_ns in loads.items() if each_ns == least_ns)
 
     def _continue(self, job: JobView, forecast: JobForecast, degree: int, then: int) -> None:
         """Change the degree of a running job, or commit its next chunk."""

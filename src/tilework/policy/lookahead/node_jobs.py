@@ -24,6 +24,8 @@ _DELAYED_PER_JOB = 4.0
 """How many jobs are delayed for each that is here: three come before the devices are idle if the load is 75%."""
 StepTime = Callable[[Stage, Sequence[Request]], float]
 """The time of a step of requests in a stage together on one device; inf if they do not fit into its memory."""
+LoadTime = Callable[[JobView, DeviceView], int]
+"""How long a device would load before it can run what is left of a job."""
 
 
 @dataclass(slots=True)
@@ -31,7 +33,8 @@ class NodeJobs:
     """The devices of a node, and the jobs that it serves or may serve, in any order.
 
     `tight` says how often requests come that cannot wait; None: none matter here. `leaving` are jobs that are to
-    stop here and continue on another node. `due_arrivals` are kept from plan to plan.
+    stop here and continue on another node. `due_arrivals` are kept from plan to plan. `load_ns` is None where every
+    device has all components.
     """
 
     devices: Sequence[DeviceView]
@@ -43,6 +46,7 @@ class NodeJobs:
     jobs: dict[int, JobView] = field(default_factory=dict)
     forecasts: list[JobForecast] = field(default_factory=list)
     leaving: set[int] = field(default_factory=set)
+    load_ns: LoadTime | None = None
 
     def add(self, job: JobView, forecast: JobForecast) -> None:
         self.jobs[job.job_id] = job
@@ -124,7 +128,10 @@ class NodeJobs:
     def unreachable(self) -> list[tuple[int, str]]:
         """The jobs that are late even if they run at the widest degree from now on, with the reason."""
         found = [
-            (forecast, drop_reason(self.jobs[forecast.job_id], self.now_ns + int(forecast.least_ns)))
+            (
+                forecast,
+                drop_reason(self.jobs[forecast.job_id], self.now_ns + int(forecast.least_ns - forecast.spared_ns)),
+            )
             for forecast in self.forecasts
         ]
         return [(forecast.job_id, why) for forecast, why in found if why is not None]

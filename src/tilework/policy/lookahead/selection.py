@@ -26,6 +26,7 @@ from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import NodeJobs
 from tilework.policy.lookahead.step_sharing import ServiceOrder, StepSharing
 
+_FIRST = 1e18  # Nanoseconds: before every deadline.
 _MOST_REFUSED = 8  # Jobs in a row that could join no batch, after which no further ones are tried.
 
 
@@ -90,7 +91,30 @@ class Selection:
                 chosen = with_it
             else:
                 forecast.claim = Claim.DEFERRED
+        if self.node.load_ns is not None:
+            chosen = self._with_fewer_loads(chosen)
         self._chosen = chosen
+        return chosen
+
+    def _with_fewer_loads(self, chosen: ServiceOrder) -> ServiceOrder:
+        """Put those first that run, and then those that load least, as long as no job is late by it.
+
+        So a device changes to other components only where a deadline needs it.
+        """
+        feasible = [forecast for forecast in chosen.served if forecast.claim is Claim.FEASIBLE]
+        if len(feasible) < 2:
+            return chosen
+        feasible.sort(key=lambda one: (one.rank < 0, one.load_ns, one.order_key, one.job_id))
+        num_devices, num_first = len(self.node.devices), 0
+        for forecast in feasible[: 2 * num_devices]:
+            key, forecast.order_key = forecast.order_key, -_FIRST + num_first
+            with_it_first = self.sharing.simulate(chosen.served)
+            if with_it_first.result.late is None:
+                chosen, num_first = with_it_first, num_first + 1
+            else:
+                forecast.order_key = key
+            if num_first == num_devices:
+                break
         return chosen
 
     def _cost(self, forecast: JobForecast) -> float:
