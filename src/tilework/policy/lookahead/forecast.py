@@ -28,6 +28,8 @@ class Claim(IntEnum):
     """It cannot meet its deadline."""
     HELD = 6
     """It is late, and gets no device now (`NodeJobs.hold_late`)."""
+    AWAITING = 7
+    """It has a deadline, and gets no device now: it waits for one that has its components (`await_devices`)."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -66,6 +68,11 @@ class JobForecast:
     least_slack_ns: float = inf
     load_ns: float = 0.0
     spared_ns: float = 0.0
+
+    @property
+    def run_ns(self) -> float:
+        """The time that the remaining work of a running job takes at its degree, or of another on its narrowest one."""
+        return self.head_ns + self.num_steps * self.speeds[max(self.rank, 0)].step_ns + self.tail_ns
 
     @property
     def least_device_ns(self) -> float:

@@ -66,11 +66,12 @@ class Selection:
         if self._chosen is not None:
             return self._chosen
         for forecast in self.node.forecasts:
-            if forecast.claim is Claim.DEFERRED:
+            if forecast.claim in (Claim.DEFERRED, Claim.AWAITING):
                 forecast.claim = Claim.FEASIBLE
         self.wake_ns = self.node.hold_late()
         self.node.share_devices()
         self.node.leave_room(self.node.forecasts)
+        self.node.await_devices()
         chosen = self.sharing.simulate(self.sharing.gather())
         deferred: list[JobForecast] = []
         while (late := chosen.result.late) is not None:
@@ -97,16 +98,18 @@ class Selection:
         return chosen
 
     def _with_fewer_loads(self, chosen: ServiceOrder) -> ServiceOrder:
-        """Put those first that run, and then those that load least, as long as no job is late by it.
+        """Put those first that run, and then those that load least, as long as no job is late by it; late ones anyway.
 
         So a device changes to other components only where a deadline needs it.
         """
-        feasible = [forecast for forecast in chosen.served if forecast.claim is Claim.FEASIBLE]
-        if len(feasible) < 2:
-            return chosen
-        feasible.sort(key=lambda one: (one.rank < 0, one.load_ns, one.order_key, one.job_id))
+        late = sorted((one for one in chosen.served if one.claim is Claim.LATE), key=_by_load)
+        for index, forecast in enumerate(late):
+            forecast.order_key = index
+        if len(late) > 1:
+            chosen = self.sharing.simulate(chosen.served)
+        feasible = sorted((one for one in chosen.served if one.claim is Claim.FEASIBLE), key=_by_load)
         num_devices, num_first = len(self.node.devices), 0
-        for forecast in feasible[: 2 * num_devices]:
+        for forecast in feasible[: 2 * num_devices] if len(feasible) > 1 else ():
             key, forecast.order_key = forecast.order_key, -_FIRST + num_first
             with_it_first = self.sharing.simulate(chosen.served)
             if with_it_first.result.late is None:
@@ -166,3 +169,8 @@ class Selection:
             if num_refused == _MOST_REFUSED:
                 break
         return chosen
+
+
+def _by_load(forecast: JobForecast) -> tuple[bool, float, float, int]:
+    """The sort key by which devices keep what they have: running jobs first, then those with the shortest load."""
+    return forecast.rank < 0, forecast.load_ns, forecast.order_key, forecast.job_id
