@@ -174,6 +174,24 @@ def test_a_host_forgets_what_was_used_least_recently() -> None:
     assert [begin(stage) for stage in (DIFFUSE, DECODE, ENCODE)] == ["disk", "host", "disk"]
 
 
+def test_a_host_keeps_what_is_to_be_loaded_from_it() -> None:
+    """The text encoder was read before the denoiser, but a load of it is under way when the decoder is read."""
+    costs = TableCosts(replace(weights(5, host=4.0), host_bytes=7))
+    tracker = Tracker(Idle(), costs)
+    components = Components(costs, tracker)
+    for device_id in range(3):
+        components.join(DeviceJoined(device_id, 0, memory_bytes=5))
+    for load_id, (device_id, stage) in enumerate(((0, ENCODE), (1, DIFFUSE)), 1):
+        components.prepare(start(stage, device_id), load_id)
+        components.loaded(ComponentsLoaded(load_id, device_id, NS_PER_S))
+    components.prepare(start(ENCODE, 2), 3)
+    components.prepare(start(DECODE, 0), 4)
+    components.loaded(ComponentsLoaded(4, 0, NS_PER_S))
+    device = tracker.device(1)
+    assert device is not None
+    assert [tracker.sources.of(one, device) for one in (TEXT, DENOISER)] == [LoadSource.HOST, LoadSource.DISK]
+
+
 def test_a_host_without_a_limit_forgets_nothing_and_a_small_one_keeps_what_fits() -> None:
     _, begin = host_of(None)
     stages = (ENCODE, DIFFUSE, DECODE, ENCODE, DIFFUSE, DECODE)

@@ -14,7 +14,7 @@ import pytest
 
 from builders import shipped, simulate
 from tilework.core.component import LoadSource
-from tilework.core.request import Request, Shape
+from tilework.core.request import Request, Shape, Status
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.cost.degrees import optimal_latency_ns
 from tilework.cost.table_costs import TableCosts
@@ -142,3 +142,13 @@ def test_a_device_holds_two_checkpoints_and_its_host_six() -> None:
     found = loads(simulate(requests, "fifo-load", num_devices=1, costs=shipped("gentd26")))
     storage, host = (LoadSource.DISK.value, pytest.approx(32.8)), (LoadSource.HOST.value, pytest.approx(3.4))
     assert found == [storage, storage, storage, host, *[storage] * 5, host, storage], "2 is the sixth, 3 is forgotten"
+
+
+def test_a_request_that_is_told_to_stop_in_its_last_step_is_done() -> None:
+    """Its graph ends with steps. One that is due sooner comes in the last of them, from 8.57 to 8.86 s."""
+    everywhere = replace(shipped("gentd26"), components={}, load_bytes_per_s={}, memory_bytes=None, host_bytes=None)
+    long, urgent = of_checkpoint(1), of_checkpoint(2, 8.7)
+    requests = [replace(long, deadline_ns=100 * NS_PER_S), replace(urgent, deadline_ns=20 * NS_PER_S)]
+    trace = simulate(requests, "tilework", num_devices=1, costs=everywhere)
+    assert [ending.status for ending in trace.endings] == [Status.DONE] * 2
+    assert [ending.on_time for ending in trace.endings] == [True] * 2
