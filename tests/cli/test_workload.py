@@ -18,7 +18,7 @@ from tilework.formats.workload import WorkloadRequest, read_workload, write_work
 from tilework.report.workload import draw_workload
 from tilework.sim.workloads.registry import family, make_workload, parameters_of, workload_names
 
-COUNTS = {"num_requests": "12", "cycles": "2", "bursts": "3", "runs": "1"}
+COUNTS = {"num_requests": "12", "cycles": "2", "bursts": "3", "runs": "1", "to_hour": "15"}
 
 
 @pytest.fixture(autouse=True)

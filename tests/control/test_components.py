@@ -145,6 +145,61 @@ def test_the_quickest_source_that_has_them_is_used() -> None:
     assert source(3, 5) == "page_cache", "a worker that starts again has nothing, but its node has read it"
 
 
+def host_of(host_bytes: int | None, device_bytes: int = 5) -> tuple[Tracker, Callable[[str], str]]:
+    """A tracker with one device, and a function that begins a stage there; it returns the source of its load."""
+    costs = TableCosts(replace(weights(device_bytes, host=4.0), host_bytes=host_bytes))
+    tracker = Tracker(Idle(), costs)
+    components = Components(costs, tracker)
+    components.join(DeviceJoined(0, 0, memory_bytes=device_bytes))
+
+    def begin(stage: str) -> str:
+        predicted_ns = tracker.load_ns(0, stage_of(PIPELINE, stage))
+        actions, loads_ns = components.prepare(start(stage, 0), 1)
+        assert loads_ns.get(0, 0) == predicted_ns, "policies are told the time of the source that is used"
+        for load in only(LoadComponents, tuple(actions)):
+            components.loaded(ComponentsLoaded(load.load_id, 0, predicted_ns))
+            return load.source.value
+        return "none"
+
+    return tracker, begin
+
+
+def test_a_host_forgets_what_was_used_least_recently() -> None:
+    _, begin = host_of(7)
+    assert [begin(stage) for stage in (ENCODE, DIFFUSE)] == ["disk", "disk"], "2 + 5 bytes fit"
+    assert [begin(stage) for stage in (ENCODE, DIFFUSE)] == ["host", "host"]
+    assert begin(ENCODE) == "host", "a load from the host is a use"
+    assert begin(DECODE) == "disk", "another byte, so the denoiser is forgotten"
+    assert begin(ENCODE) == "none", "it is on the device, which is no use of the host"
+    assert [begin(stage) for stage in (DIFFUSE, DECODE, ENCODE)] == ["disk", "host", "disk"]
+
+
+def test_a_host_keeps_what_is_to_be_loaded_from_it() -> None:
+    """The text encoder was read before the denoiser, but a load of it is under way when the decoder is read."""
+    costs = TableCosts(replace(weights(5, host=4.0), host_bytes=7))
+    tracker = Tracker(Idle(), costs)
+    components = Components(costs, tracker)
+    for device_id in range(3):
+        components.join(DeviceJoined(device_id, 0, memory_bytes=5))
+    for load_id, (device_id, stage) in enumerate(((0, ENCODE), (1, DIFFUSE)), 1):
+        components.prepare(start(stage, device_id), load_id)
+        components.loaded(ComponentsLoaded(load_id, device_id, NS_PER_S))
+    components.prepare(start(ENCODE, 2), 3)
+    components.prepare(start(DECODE, 0), 4)
+    components.loaded(ComponentsLoaded(4, 0, NS_PER_S))
+    device = tracker.device(1)
+    assert device is not None
+    assert [tracker.sources.of(one, device) for one in (TEXT, DENOISER)] == [LoadSource.HOST, LoadSource.DISK]
+
+
+def test_a_host_without_a_limit_forgets_nothing_and_a_small_one_keeps_what_fits() -> None:
+    _, begin = host_of(None)
+    stages = (ENCODE, DIFFUSE, DECODE, ENCODE, DIFFUSE, DECODE)
+    assert [begin(stage) for stage in stages] == [*["disk"] * 3, *["host"] * 3]
+    _, begin = host_of(4)
+    assert [begin(stage) for stage in stages] == [*["disk"] * 3, "host", "disk", "host"], "5 bytes never fit into 4"
+
+
 def test_loads_correct_their_prediction(scripted: Scripted) -> None:
     control = scripted(run(start(ENCODE, 0)), Plan(), run(start(ENCODE, 1, job=1)))
     (load,) = only(LoadComponents, control.handle(Submitted(request("a")), 0))

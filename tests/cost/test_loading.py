@@ -40,6 +40,7 @@ def test_a_table_with_components_survives_its_file(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"memory_bytes": -1}, r"memory_bytes is -1; expected a whole number of bytes"),
+        ({"host_bytes": 2.5}, r"host_bytes is 2.5; expected a whole number of bytes"),
         ({"load_bytes_per_s": {}}, r"load_bytes_per_s has no disk, and there are components"),
         ({"load_bytes_per_s": {"disk": 1, "tape": 1}}, r"has 'tape'; expected disk, page_cache, host, peer"),
         ({"load_bytes_per_s": {"disk": 0}}, r"load_bytes_per_s.disk is 0; expected bytes per second"),

@@ -16,7 +16,18 @@ from tilework.policy.toolkit.demand import fitting_degrees, step_degrees, step_s
 from tilework.sim.optimum.pieces import due_requests
 
 WIDE = table(degrees=(1, 2, 4))
-ONE_DEVICE = {"edf", "fixed-sp1", "patchedserve", "mixed-cache", "nirvana", "spci"}
+ONE_DEVICE = {
+    "edf",
+    "fixed-sp1",
+    "fifo-load",
+    "sticky",
+    "lru",
+    "deadline-lru",
+    "patchedserve",
+    "mixed-cache",
+    "nirvana",
+    "spci",
+}
 """Policies that give each request one device."""
 
 SHARING = {"tilework", "tetriserve", "tetriserve-early", "patchedserve", "mixed-cache", "nirvana"}

@@ -11,7 +11,7 @@ from stages import DIFFUSE, ENCODE, stage_of
 from tilework.core.actions import DropComponents, LoadComponents
 from tilework.core.component import Component, LoadSource, Memory
 from tilework.core.work import Work
-from tilework.sim.device import StateTransfer
+from tilework.sim.device import Hosts, StateTransfer
 from tilework.sim.fleet import Fleet
 from tilework.sim.runs import LoadRun, Run, RunEnd, State
 
@@ -46,6 +46,7 @@ class GivenTimes:
         self.durations_ns: dict[int, int] = {}
         self.dispatches_ns: dict[int, int] = {}
         self.ran: list[tuple[int, ...]] = []
+        self.sources: list[str] = []
 
     def dispatch_ns(self, work: Work) -> int:
         return self.dispatches_ns.get(work.work_id, 0)
@@ -55,16 +56,17 @@ class GivenTimes:
         return self.durations_ns[work.work_id], work.num_steps, RunEnd.DONE
 
     def load_ns(self, load: LoadComponents) -> int:
+        self.sources.append(load.source.value)
         return load.num_bytes
 
 
 class Devices(Fleet):
     """Devices that are up."""
 
-    def __init__(self, num_devices: int = 3) -> None:
+    def __init__(self, num_devices: int = 3, hosts: Hosts | None = None) -> None:
         self.timing = GivenTimes()
         self.needed: dict[str, tuple[Component, ...]] = {}
-        super().__init__(self.timing, lambda stage: self.needed.get(stage.name, ()))
+        super().__init__(self.timing, lambda stage: self.needed.get(stage.name, ()), hosts)
         for device_id in range(num_devices):
             self.join(device_id, Memory(total_bytes=10))
 
@@ -424,3 +426,26 @@ def test_a_lost_device_ends_no_load() -> None:
     run = loading(fleet, 0)
     fleet.lose(0, 2)
     assert not fleet.end_load(run, [ENCODER])
+
+
+def test_what_a_host_has_forgotten_is_read_from_the_disk() -> None:
+    """The host of devices 0 and 1 keeps two of these components; device 2 has another host."""
+    fleet, number = Devices(hosts=Hosts(lambda device_id: device_id // 2, host_bytes=2)), 0
+    known = {name: Component(name, 1) for name in "abc"}
+
+    def load(name: str, device_id: int = 0, source: LoadSource = LoadSource.HOST) -> str:
+        nonlocal number
+        number += 1
+        stage = stage_of(PIPELINE, DIFFUSE)
+        fleet.change_components(LoadComponents(number, device_id, stage, (name,), 1, source), device_id)
+        (begun,) = fleet.begin_next((device_id,), 0)
+        assert isinstance(begun, LoadRun)
+        assert fleet.end_load(begun, [known[name]])
+        return fleet.timing.sources[-1]
+
+    assert load("a") == "disk", "nothing has been read there"
+    assert load("b", source=LoadSource.DISK) == "disk"
+    assert [load("a", 1), load("b", 1)] == ["host", "host"]
+    assert load("a", 2) == "disk", "it is on another host"
+    assert [load("a"), load("c", source=LoadSource.DISK)] == ["host", "disk"], "b is forgotten for c"
+    assert [load("b", 1), load("c", 1)] == ["disk", "host"]

@@ -29,7 +29,7 @@ from tilework.sim.workloads.registry import (
 )
 
 RATED = [name for name in workload_names() if issubclass(family(name), RatedFamily)]
-COUNTS = {"num_requests": 24, "cycles": 3, "bursts": 5, "runs": 2}
+COUNTS = {"num_requests": 24, "cycles": 3, "bursts": 5, "runs": 2, "to_hour": 15}
 SLOS_S = {256: 1.5, 512: 2.0, 1024: 3.0, 2048: 5.0}
 TRACE_HEAD = "arrival_s,height,width,num_frames,num_inference_steps\n"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tilework.control.cluster.device import Device
 from tilework.control.cluster.tracker import Tracker
 from tilework.core.actions import Action, DropComponents, LoadComponents
-from tilework.core.component import Component, LoadSource, Memory, num_bytes
+from tilework.core.component import HOST_SOURCES, Component, LoadSource, Memory, num_bytes
 from tilework.core.events import ComponentsLoaded, DeviceJoined
 from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.work import Start
@@ -30,15 +30,14 @@ class Components:
     """Loads what the stage of each start needs onto the devices that lack it, just before the work.
 
     If there is no room, the least recently used components are dropped. A component is loaded from the source that is
-    quickest of those that have it: another device of the node that has done all its loads, the memory of a node that
-    has read it before, or the disk.
+    quickest of those that have it (`LoadSources`): another device of the node that has done all its loads, the memory
+    of a node that has read it before and has not forgotten it, or the disk.
     """
 
     def __init__(self, costs: TableCosts, tracker: Tracker) -> None:
         self._costs = costs
         self._tracker = tracker
         self._known = {component.digest: component for component in costs.all_components}
-        self._read: dict[int, set[Component]] = {}  # What each node has read.
         self._loads: dict[int, _Load] = {}
         self._next_id = 1
 
@@ -46,7 +45,7 @@ class Components:
         """Add a device with the components that it has, as far as the costs know them."""
         there = tuple(self._known[digest] for digest in joined.components if digest in self._known)
         self._tracker.add_device(joined.device_id, joined.node, joined.kind, Memory(joined.memory_bytes, there))
-        self._read.setdefault(joined.node, set()).update(there)
+        self._tracker.sources.use(joined.node, there)
 
     def lose(self, device_id: int) -> None:
         """Forget the loads of a device that is down."""
@@ -79,9 +78,11 @@ class Components:
         """Load components, those of one source together."""
         by_source: dict[LoadSource, list[Component]] = {}
         for component in wanted:
-            by_source.setdefault(self._source(component, device), []).append(component)
+            by_source.setdefault(self._tracker.sources.of(component, device), []).append(component)
         loads = []
         for source, components in by_source.items():
+            if source in HOST_SOURCES:
+                self._tracker.sources.use(device.node, components)
             load = _Load(device.device_id, device.node, work_id, tuple(components), source)
             digests = tuple(component.digest for component in components)
             size = num_bytes(components)
@@ -90,15 +91,6 @@ class Components:
             self._next_id += 1
         return loads
 
-    def _source(self, component: Component, device: Device) -> LoadSource:
-        available = {LoadSource.DISK}
-        if component in self._read.get(device.node, ()):
-            available |= {LoadSource.PAGE_CACHE, LoadSource.HOST}
-        peers = [one for one in self._tracker.devices if one.node == device.node and one is not device]
-        if any(component in peer.memory.components and not peer.loads_ns for peer in peers):
-            available.add(LoadSource.PEER)
-        return self._costs.quickest_source(frozenset(available))
-
     def loaded(self, event: ComponentsLoaded) -> None:
         """Learn from a load that has ended; one that is not known any more is ignored."""
         load = self._loads.get(event.load_id)
@@ -106,7 +98,7 @@ class Components:
             return
         del self._loads[event.load_id]
         self._costs.observe_load(num_bytes(load.components), load.source, event.run_ns)
-        self._read.setdefault(load.node, set()).update(load.components)
+        self._tracker.sources.use(load.node, load.components)
         device = self._tracker.device(load.device_id)
         others = (one for one in self._loads.values() if one.work_id == load.work_id)
         if device is not None and all(one.device_id != load.device_id for one in others):

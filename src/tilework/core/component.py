@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -17,6 +17,10 @@ class LoadSource(StrEnum):
     PAGE_CACHE = "page_cache"
     HOST = "host"
     PEER = "peer"
+
+
+HOST_SOURCES = frozenset((LoadSource.PAGE_CACHE, LoadSource.HOST))
+"""The sources that are memory of the host: they have what was read there and is not forgotten yet."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -77,6 +81,14 @@ class Memory:
                 excess -= drops[-1].num_bytes
         memory = Memory(self.total_bytes, (*others, *dict.fromkeys(wanted)))
         return Change(tuple(drops), loads, memory)
+
+    def with_read(self, components: Iterable[Component]) -> Memory:
+        """The memory of a host after these were read: each is the most recently used then, unless it can never fit."""
+        memory = self
+        for component in components:
+            if memory.can_hold((component,)):
+                memory = memory.used((component,)).memory
+        return memory
 
 
 def num_bytes(components: Collection[Component]) -> int:

@@ -185,6 +185,12 @@ class ClusterView(Protocol):
     def needs_loads(self) -> bool:
         """Whether a device lacks components that some stage needs. If not, no work ever waits for a load."""
 
+    def load_ns(self, device_id: int, stage: Stage) -> int:
+        """How long an accelerator would load, after its works, what it lacks of a stage's components.
+
+        From the quickest sources that have them now. 0 if it lacks none.
+        """
+
     def waiting(self) -> Iterable[JobView]:
         """Jobs without a committed work whose next stage runs on an accelerator, by (urgency_ns, job_id)."""
 
@@ -248,6 +254,13 @@ class CostModel(Protocol):
 
     def load_ns(self, num_bytes: int, source: LoadSource | None = None) -> int:
         """How long components of this size take to load from a source; None: from the slowest."""
+
+    def quickest_source(self, available: frozenset[LoadSource]) -> LoadSource:
+        """The source from which loads are quickest, of those that have the components."""
+
+    @property
+    def host_bytes(self) -> int | None:
+        """How much of what devices have read the host of a node keeps; None: all."""
 
     def prediction_error(self, stage: Stage) -> float:
         """The recent mean of |measured / predicted - 1| of batches."""

@@ -31,8 +31,9 @@ class CostTable:
     `graphs` are those of pipelines that are not latent diffusion pipelines (see `core.graph.shipped`).
 
     `components` are, by pipeline, those that its stages name; what is not there weighs nothing. A device has
-    `memory_bytes` for them (None: no limit), and loads them at `load_bytes_per_s`. `links` connect devices of one node
-    ("device") and of two nodes ("node").
+    `memory_bytes` for them (None: no limit), and loads them at `load_bytes_per_s`. The host of a node keeps
+    `host_bytes` of those that were read last (None: all). `links` connect devices of one node ("device") and of two
+    nodes ("node").
     """
 
     hardware: str
@@ -45,6 +46,7 @@ class CostTable:
     graphs: Mapping[str, Graph] = field(default_factory=dict)
     components: Mapping[str, Mapping[str, Component]] = field(default_factory=dict)
     memory_bytes: int | None = None
+    host_bytes: int | None = None
     load_bytes_per_s: Mapping[LoadSource, float] = field(default_factory=dict)
     links: Mapping[str, Link] = field(default_factory=dict)
 
@@ -78,7 +80,7 @@ def merged(tables: Sequence[CostTable]) -> CostTable:
     """
     first = tables[0]
     for index, table in enumerate(tables[1:], 1):
-        for name in ("hardware", "devices_per_node", "memory_bytes", "load_bytes_per_s", "links"):
+        for name in ("hardware", "devices_per_node", "memory_bytes", "host_bytes", "load_bytes_per_s", "links"):
             ours, other = getattr(first, name), getattr(table, name)
             if ours != other:
                 raise BadCostTable(f"{name} is {ours!r} in one and {other!r} in another; join tables of one hardware")
@@ -101,6 +103,7 @@ def merged(tables: Sequence[CostTable]) -> CostTable:
         graphs={pipeline: graph for table in tables for pipeline, graph in table.graphs.items()},
         components={pipeline: named for table in tables for pipeline, named in table.components.items()},
         memory_bytes=first.memory_bytes,
+        host_bytes=first.host_bytes,
         load_bytes_per_s=first.load_bytes_per_s,
         links=first.links,
     )

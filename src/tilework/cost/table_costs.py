@@ -40,6 +40,7 @@ class TableCosts:
         self._moves = MoveTimes(table.rows, table.links, move_ns)
         self.all_components = table.all_components
         self.component_bytes = num_bytes(self.all_components)
+        self.host_bytes = table.host_bytes
         self._loads = LoadTimes(table.load_bytes_per_s, weight)
         self._components = {
             (pipeline, stage.name): tuple(named[name] for name in stage.spec.components if name in named)

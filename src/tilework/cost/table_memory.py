@@ -10,13 +10,15 @@ from tilework.cost.loading import Link
 from tilework.cost.table import BadCostTable, CostTable
 
 _LINKS = ("device", "node")
+_LIMITS = ("memory_bytes", "host_bytes")
 
 
 def parse_memory(document: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a `CostTable` about weights. Raises BadCostTable."""
-    memory_bytes = document.get("memory_bytes")
-    if memory_bytes is not None and (type(memory_bytes) is not int or memory_bytes < 0):
-        raise BadCostTable(f"memory_bytes is {memory_bytes!r}; expected a whole number of bytes, or null for no limit")
+    for name in _LIMITS:
+        limit = document.get(name)
+        if limit is not None and (type(limit) is not int or limit < 0):
+            raise BadCostTable(f"{name} is {limit!r}; expected a whole number of bytes, or null for no limit")
     components = _components(_object(document, "components"))
     speeds = _object(document, "load_bytes_per_s")
     for source, speed in speeds.items():
@@ -27,7 +29,7 @@ def parse_memory(document: Mapping[str, Any]) -> dict[str, Any]:
         raise BadCostTable("load_bytes_per_s has no disk, and there are components; say how fast they are read from it")
     return {
         "components": components,
-        "memory_bytes": memory_bytes,
+        **{name: document.get(name) for name in _LIMITS},
         "load_bytes_per_s": {LoadSource(source): speed for source, speed in speeds.items()},
         "links": {name: _link(name, link) for name, link in _object(document, "links").items()},
     }
@@ -41,8 +43,7 @@ def memory_json(table: CostTable) -> dict[str, Any]:
             pipeline: {name: {"digest": one.digest, "bytes": one.num_bytes} for name, one in named.items()}
             for pipeline, named in table.components.items()
         }
-    if table.memory_bytes is not None:
-        document["memory_bytes"] = table.memory_bytes
+    document |= {name: limit for name in _LIMITS if (limit := getattr(table, name)) is not None}
     if table.load_bytes_per_s:
         document["load_bytes_per_s"] = {str(source): speed for source, speed in table.load_bytes_per_s.items()}
     if table.links:

@@ -24,6 +24,7 @@ from tilework.cost.table_costs import TableCosts
 from tilework.sim.blobs import BlobStore, StateTransfers
 from tilework.sim.clock import Clock
 from tilework.sim.config import Layout
+from tilework.sim.device import Hosts
 from tilework.sim.faults import FaultInjector
 from tilework.sim.fleet import Fleet
 from tilework.sim.network import Network
@@ -66,7 +67,7 @@ class Cluster:
         self._controller = controller
         self._core = DriverCore(controller, WatchdogConfig())
         self._costs = costs
-        self.fleet = Fleet(timing, costs.components)
+        self.fleet = Fleet(timing, costs.components, Hosts(layout.node, costs.host_bytes))
         self.runs: list[Run] = []
         self.loads: list[LoadRun] = []
         self.num_refused = 0  # Members refused for a missing state although no earlier work failed.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tilework.core.actions import DropComponents, LoadComponents
-from tilework.core.component import Memory
+from tilework.core.component import HOST_SOURCES, Component, Memory
 from tilework.core.work import Work
 from tilework.sim.runs import LoadRun, Run, State
 
@@ -54,3 +55,36 @@ class Device:
     def is_busy(self) -> bool:
         """Whether it cannot begin anything now."""
         return self.run is not None or self.load is not None or self.hangs
+
+
+class Hosts:
+    """What the hosts of all nodes have in memory of the components that their devices have read.
+
+    Each keeps `host_bytes` (None: all) and forgets the least recently used first. It outlives its devices' processes.
+    """
+
+    def __init__(self, node_of: Callable[[int], int], host_bytes: int | None = None) -> None:
+        """`node_of` returns the node of a device."""
+        self._node_of = node_of
+        self._empty = Memory(host_bytes)
+        self._memories: dict[int, Memory] = {}
+
+    def read(self, device_id: int, components: Iterable[Component]) -> None:
+        """A device has read these components, or is told to load them from its host's memory."""
+        node = self._node_of(device_id)
+        self._memories[node] = self._memories.get(node, self._empty).with_read(components)
+
+    def has(self, load: LoadComponents) -> bool:
+        """Whether the host of a load's device has all of its components in memory."""
+        return len(self._of(load)) == len(load.components)
+
+    def use(self, load: LoadComponents) -> None:
+        """The components of a load from a host's memory are the most recently used there."""
+        if load.source in HOST_SOURCES:
+            self.read(load.device_id, self._of(load))
+
+    def _of(self, load: LoadComponents) -> Sequence[Component]:
+        """Those components of a load that its device's host has, in the order of the load."""
+        memory = self._memories.get(self._node_of(load.device_id), self._empty)
+        by_digest = {component.digest: component for component in memory.components}
+        return [by_digest[digest] for digest in load.components if digest in by_digest]

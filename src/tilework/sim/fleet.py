@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from tilework.core.actions import DropComponents, LoadComponents
-from tilework.core.component import Component, Memory
+from tilework.core.component import HOST_SOURCES, Component, LoadSource, Memory
 from tilework.core.graph.stage import Stage
 from tilework.core.work import Group, Work
-from tilework.sim.device import Device, StateTransfer
+from tilework.sim.device import Device, Hosts, StateTransfer
 from tilework.sim.runs import DROPS_STATES, LoadRun, Run, RunEnd, State
 from tilework.sim.timing import TimingModel
 
@@ -32,10 +32,13 @@ class Fleet:
     or a loss replaces a run by a shorter one: a run that is not the current one (`is`) is out of date.
     """
 
-    def __init__(self, timing: TimingModel, components: Callable[[Stage], Sequence[Component]]) -> None:
-        """`components` returns those that a stage needs."""
+    def __init__(
+        self, timing: TimingModel, components: Callable[[Stage], Sequence[Component]], hosts: Hosts | None = None
+    ) -> None:
+        """`components` returns those that a stage needs; `hosts` is what the hosts have read, nothing by default."""
         self._timing = timing
         self._components = components
+        self._hosts = hosts or Hosts(lambda _: 0)
         self.num_overloads = 0  # Loads without memory, and works without components.
         self._devices: dict[int, Device] = {}
         self._revoked: set[int] = set()
@@ -43,6 +46,7 @@ class Fleet:
 
     def join(self, device_id: int, memory: Memory) -> None:
         self._devices[device_id] = Device(memory=memory)
+        self._hosts.read(device_id, memory.components)
 
     def forget_works(self) -> None:
         """Forget revoked and broken works: the next server numbers its works from 1."""
@@ -83,7 +87,9 @@ class Fleet:
                     device.awaited[work.work_id] = transfers
 
     def change_components(self, change: LoadComponents | DropComponents, device_id: int) -> None:
-        """Queue a load, or what is dropped for it."""
+        """Queue a load, or what is dropped for it. A host keeps what it is to be loaded from."""
+        if isinstance(change, LoadComponents):
+            self._hosts.use(change)
         self._devices[device_id].queue.append(change)
 
     def expect(self, transfer: StateTransfer, device_id: int) -> None:
@@ -206,17 +212,24 @@ class Fleet:
                 return None
             else:
                 device.queue.popleft()
-                load_ns = self._timing.load_ns(change)
+                load_ns = self._timing.load_ns(self._from_memory(change))
                 device.load = LoadRun(load=change, start_ns=now_ns, end_ns=now_ns + load_ns)
                 return device.load
         return None
 
-    def end_load(self, loaded: LoadRun, components: Iterable[Component]) -> bool:
+    def _from_memory(self, load: LoadComponents) -> LoadComponents:
+        """The load from where it really comes: what its host has forgotten is read from the disk."""
+        if load.source in HOST_SOURCES and not self._hosts.has(load):
+            return replace(load, source=LoadSource.DISK)
+        return load
+
+    def end_load(self, loaded: LoadRun, components: Sequence[Component]) -> bool:
         """End a load: its device has the components. Returns False if the device was lost or hangs."""
         device = self._devices.get(loaded.load.device_id)
         if device is None or device.load is not loaded or device.hangs:
             return False
         new = tuple(one for one in components if one not in device.memory.components)
+        self._hosts.read(loaded.load.device_id, components)
         device.load, device.memory = None, Memory(device.memory.total_bytes, (*device.memory.components, *new))
         return True
 

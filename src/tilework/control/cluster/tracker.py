@@ -10,12 +10,13 @@ from tilework.control.cluster.device import Device, Now
 from tilework.control.cluster.device_set import DeviceSet
 from tilework.control.cluster.job import Job
 from tilework.control.cluster.load import Load
+from tilework.control.cluster.load_sources import LoadSources
 from tilework.control.cluster.promises import Promises
 from tilework.control.cluster.queue import WaitingQueue
 from tilework.control.cluster.residents import Residents
 from tilework.control.cluster.start_check import check_start
 from tilework.core.component import Memory
-from tilework.core.graph.stage import DeviceKind
+from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import Ahead, Block, CostModel, Demand, Held, Policy
 from tilework.core.request import Request
 from tilework.core.work import Group, Start, Work
@@ -41,6 +42,7 @@ class Tracker:
         self._costs = costs
         self._devices = DeviceSet()
         self.residents = Residents(self._devices)
+        self.sources = LoadSources(costs, self._devices)
         self._waiting = WaitingQueue()
         self.for_slots = WaitingQueue()
         self._load = Load()
@@ -74,6 +76,11 @@ class Tracker:
     def widest_now(self) -> int:
         """The largest number of devices of one node that are up."""
         return self._devices.widest_now
+
+    def load_ns(self, device_id: int, stage: Stage) -> int:
+        if not self.needs_loads:
+            return 0
+        return self.sources.load_ns(self._devices.by_id[device_id], stage)
 
     def device(self, device_id: int) -> Device | None:
         """The device with this id; None while it is down."""
@@ -158,6 +165,7 @@ class Tracker:
                 self.reserve(job, block.demand.width, block.devices, block.slot)
 
     def _check_loads(self) -> None:
+        self.sources.changed()
         wanted = self._costs.all_components
         self.needs_loads = bool(wanted) and not all(device.memory.has(wanted) for device in self._devices.ordered)
 

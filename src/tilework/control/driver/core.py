@@ -200,9 +200,10 @@ class DriverCore:
 
     def _end_work(self, in_flight: InFlightWork, report: Ended) -> Iterator[Effect]:
         """Adopt the blobs of a work, resolve the moves that waited for it, then let the controller handle its end."""
-        work, ending = in_flight.work, ending_of(report)
+        work = in_flight.work
         del self._in_flight[work.work_id]
         members = self._members(work)
+        ending = self._ending(work, members, report)
         superseded = in_flight.blobs_except(report) if in_flight.reports else []
         for job_id, blob in report.blobs.items():
             if (position := members.get(job_id)) is None:
@@ -217,6 +218,15 @@ class DriverCore:
                 superseded += self.states.advance(job_id, self._position(job_id))
         if superseded:
             yield Discard(tuple(superseded))
+
+    def _ending(self, work: Work, members: Mapping[int, int], report: Ended) -> Ending:
+        """How a work ended. One that was told to stop in its last step, and has written a result by it, is done."""
+        ending = ending_of(report)
+        if ending is Ending.STOPPED and report.steps_done == work.num_steps:
+            ends = [(job_id, position + work.num_steps) for job_id, position in members.items()]
+            if any(end == self._tracker.jobs[job_id].done.itinerary.length for job_id, end in ends):
+                return Ending.DONE
+        return ending
 
     def _fail_work(self, in_flight: InFlightWork, failed: Failed) -> Iterator[Effect]:
         yield from self._break_off(in_flight)

@@ -37,6 +37,7 @@ class Dispatch:
     _node: NodeJobs = field(init=False)
     _result: RolloutResult = field(init=False)
     _allocator: Allocator = field(init=False)
+    _ends_ns: dict[int, float] = field(default_factory=dict, init=False)  # Of the jobs that begin now, by device.
 
     def decide(self) -> None:
         """Fill `starts` and `stops`."""
@@ -79,15 +80,60 @@ class Dispatch:
         """Start a job that waits; a feasible one also on fewer devices than planned, if it is on time with these."""
         if not degree:
             return
-        group = self._allocator.take(degree, job.last_devices)
+        if self._node.load_ns is not None and self._begins_sooner_after_another(job, forecast):
+            return
+        preferred = self._preferred(job)
+        group = self._allocator.take(degree, preferred)
         if group is None and forecast.claim is Claim.FEASIBLE:
             least, room = forecast.needed_degree(self._node.now_ns), self._allocator.num_free()
             fitting = [speed.degree for speed in forecast.speeds if least <= speed.degree <= room]
-            group = self._allocator.take(fitting[-1], job.last_devices) if fitting else None
+            group = self._allocator.take(fitting[-1], preferred) if fitting else None
         if group is None:
             self._hold(degree)
         else:
+            self._note_end(job, forecast, group)
             self.starts += self._works(job, forecast, group, CHUNKS, then)
+
+    def _begins_sooner_after_another(self, job: JobView, forecast: JobForecast) -> bool:
+        """Whether a job that begins now on another device will have run there before an idle one has loaded for this.
+
+        It then waits for that device (see `NodeJobs.await_devices`), and the idle one is left to others.
+        """
+        node, load_ns = self._node, self._node.load_ns
+        assert load_ns is not None
+        later = [
+            (self._ends_ns[device.device_id] + load_ns(job, device), device.device_id)
+            for device in node.devices
+            if device.device_id in self._ends_ns
+        ]
+        idle = [device for device in node.devices if self._allocator.num_free_of((device.device_id,))]
+        if not later or not idle:
+            return False
+        begin_ns, device_id = min(later)
+        if begin_ns >= node.now_ns + min(load_ns(job, device) for device in idle):
+            return False
+        self._ends_ns[device_id] = begin_ns + forecast.usual_ns - forecast.load_ns
+        return True
+
+    def _note_end(self, job: JobView, forecast: JobForecast, group: Group) -> None:
+        """Note when a job that begins now on a group will have ended."""
+        node, load_ns = self._node, self._node.load_ns
+        if load_ns is not None:
+            loads_ns = [load_ns(job, device) for device in node.devices if device.device_id in group]
+            end_ns = node.now_ns + max(loads_ns) + forecast.usual_ns - forecast.load_ns
+            self._ends_ns.update(dict.fromkeys(group, end_ns))
+
+    def _preferred(self, job: JobView) -> Group:
+        """The idle devices that load least for a job; where none loads anything, those that it had last."""
+        load_ns = self._node.load_ns
+        if load_ns is None:
+            return job.last_devices
+        idle = [device for device in self._node.devices if self._allocator.num_free_of((device.device_id,))]
+        loads = {device.device_id: load_ns(job, device) for device in idle}
+        least_ns = min(loads.values(), default=0)
+        if not any(loads.values()):
+            return job.last_devices
+        return tuple(device_id for device_id, each_ns in loads.items() if each_ns == least_ns)
 
     def _continue(self, job: JobView, forecast: JobForecast, degree: int, then: int) -> None:
         """Change the degree of a running job, or commit its next chunk."""

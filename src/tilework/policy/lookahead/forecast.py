@@ -28,6 +28,8 @@ class Claim(IntEnum):
     """It cannot meet its deadline."""
     HELD = 6
     """It is late, and gets no device now (`NodeJobs.hold_late`)."""
+    AWAITING = 7
+    """It has a deadline, and gets no device now: it waits for one that has its components (`await_devices`)."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -41,6 +43,8 @@ class JobForecast:
     `job_id` is `NO_JOB` for a device whose works belong to no job that can be planned. `order_key` orders jobs of the
     same claim: the smallest is served first. `due_ns` is the deadline that the job is to meet; inf if there is none.
     `arrival_ns` is when its request came. Steps that are longer than `least_slack_ns` leave one device to others.
+    `head_ns` includes `load_ns`, for components that the idle devices lack, or all devices where none is idle; a device
+    that is busy would load `spared_ns` less.
 
     `usual` is the index in `speeds` of the degree at which the job runs when no deadline says otherwise. `rank` is the
     index of the degree at which it runs now, -1 if it does not run. Its devices cannot be taken from it before
@@ -62,6 +66,13 @@ class JobForecast:
     shares: bool = False
     arrival_ns: int = 0
     least_slack_ns: float = inf
+    load_ns: float = 0.0
+    spared_ns: float = 0.0
+
+    @property
+    def run_ns(self) -> float:
+        """The time that the remaining work of a running job takes at its degree, or of another on its narrowest one."""
+        return self.head_ns + self.num_steps * self.speeds[max(self.rank, 0)].step_ns + self.tail_ns
 
     @property
     def least_device_ns(self) -> float:

@@ -59,12 +59,23 @@ class Forecaster:
         )
         if job.works:
             self._add_works(forecast, job, steps, node)
+        elif node.load_ns is not None:
+            self._add_loads(forecast, job, node)
         if not is_due:
             usual_claim = Claim.BEST_EFFORT if job.request.deadline_ns is None else Claim.LATE
             forecast.claim = Claim.OVERDUE if job.urgency_ns <= self.now_ns else usual_claim
         if job.request.deadline_ns is None:
             forecast.order_key = -self._priority(job, forecast)
         return forecast
+
+    def _add_loads(self, forecast: JobForecast, job: JobView, node: NodeJobs) -> None:
+        """Add what a device loads before a job that waits: the idle one that loads least, or else the busy one."""
+        assert node.load_ns is not None
+        loads_ns = [(bool(device.works), node.load_ns(job, device)) for device in node.devices]
+        least_ns = min(load_ns for _, load_ns in loads_ns)
+        forecast.load_ns = float(min([load_ns for is_busy, load_ns in loads_ns if not is_busy], default=least_ns))
+        forecast.spared_ns = forecast.load_ns - least_ns
+        forecast.head_ns += forecast.load_ns
 
     def _add_works(self, forecast: JobForecast, job: JobView, steps: Work | None, node: NodeJobs) -> None:
         """Add the works in flight: as steps at the current degree, or as waiting time if they cannot be continued."""
@@ -75,6 +86,11 @@ class Forecaster:
             return
         step_ns, committed_ns = speeds[rank].step_ns, max(0, node.end_ns(steps) - self.now_ns)
         forecast.rank = rank
+        if node.load_ns is not None and (loading_ns := committed_ns - _committed_steps(job) * step_ns) > step_ns:
+            forecast.head_ns += loading_ns
+            forecast.num_steps += _committed_steps(job)
+            forecast.hold_ns = loading_ns
+            return
         forecast.num_steps += committed_ns / step_ns
         if job.left.itinerary.num_stepped > 1:  # Then `step_ns` is the mean of several stages.
             step_ns = self.costs.work_ns(steps.stage, (job.request,), len(steps.devices))
@@ -122,6 +138,11 @@ class Forecaster:
                 if job.num_steps_left * speed.step_ns <= budget_ns:
                     return speed.degree
         return known.speeds[known.usual].degree
+
+
+def _committed_steps(job: JobView) -> int:
+    """The steps of the works of a job that have not ended; those that a running work has made count, too."""
+    return sum(work.num_steps for work in job.works if work.stage.has_steps)
 
 
 def last_steps(job: JobView) -> Work | None:

@@ -16,6 +16,7 @@ from tilework.policy.lookahead.node_table import NodeTable
 from tilework.policy.lookahead.selection import Selection
 from tilework.policy.lookahead.step_sharing import ServiceOrder
 from tilework.policy.lookahead.tight_classes import TightClasses
+from tilework.policy.toolkit.loads import loads_ns
 
 _MOST_TRIED = 4  # Nodes on which a job is tried to find one where it is on time.
 
@@ -50,6 +51,7 @@ class NodeAssignment:
     chunk_ns: int
     tight: TightClasses
     _selections: dict[int, Selection] = field(default_factory=dict)
+    _loads_ns: dict[tuple[str, int, int], int] = field(default_factory=dict)
 
     def at(self, number: int) -> Selection:
         """The selection of a node: of the jobs that run or wait there."""
@@ -63,6 +65,7 @@ class NodeAssignment:
                     step_time=self._step_time,
                     due_arrivals=self.table.due_arrivals[number],
                     tight=None if self.table.others_were_idle(number) else self.tight,
+                    load_ns=self._load_ns if self.view.needs_loads else None,
                 )
             )
             for job in (*_running(selection.node.devices, self.view), *self.table.waiting[number].values()):
@@ -81,6 +84,13 @@ class NodeAssignment:
         if not costs.fits_together(stage, [request.shape for request in requests]):
             return inf
         return step_ns * (1.0 + costs.prediction_error(stage))
+
+    def _load_ns(self, job: JobView, device: DeviceView) -> int:
+        """How long a device would load before it can run what is left of a job."""
+        key = job.request.pipeline, job.left.num_done, device.device_id
+        if key not in self._loads_ns:
+            self._loads_ns[key] = loads_ns(self.view, device.device_id, job.left)
+        return self._loads_ns[key]
 
     def _add(self, job: JobView, selection: Selection) -> None:
         forecast = self.forecaster.forecast(job, selection.node)

@@ -24,6 +24,8 @@ _DELAYED_PER_JOB = 4.0
 """How many jobs are delayed for each that is here: three come before the devices are idle if the load is 75%."""
 StepTime = Callable[[Stage, Sequence[Request]], float]
 """The time of a step of requests in a stage together on one device; inf if they do not fit into its memory."""
+LoadTime = Callable[[JobView, DeviceView], int]
+"""How long a device would load before it can run what is left of a job."""
 
 
 @dataclass(slots=True)
@@ -31,7 +33,8 @@ class NodeJobs:
     """The devices of a node, and the jobs that it serves or may serve, in any order.
 
     `tight` says how often requests come that cannot wait; None: none matter here. `leaving` are jobs that are to
-    stop here and continue on another node. `due_arrivals` are kept from plan to plan.
+    stop here and continue on another node. `due_arrivals` are kept from plan to plan. `load_ns` is None where every
+    device has all components.
     """
 
     devices: Sequence[DeviceView]
@@ -43,6 +46,7 @@ class NodeJobs:
     jobs: dict[int, JobView] = field(default_factory=dict)
     forecasts: list[JobForecast] = field(default_factory=list)
     leaving: set[int] = field(default_factory=set)
+    load_ns: LoadTime | None = None
 
     def add(self, job: JobView, forecast: JobForecast) -> None:
         self.jobs[job.job_id] = job
@@ -62,6 +66,9 @@ class NodeJobs:
         requests: while one is here, and after that until as much time has passed since the last one came as the job
         takes. So a cheap job is served at once, and one that would take the devices for long waits for a gap between
         arrivals. Returns when the first late job is held no longer, if nothing happens; inf without any.
+
+        Where devices lack components, none is held: what is loaded for a late request is there for the next ones of its
+        pipeline, which would be late for the same load.
         """
         due = [forecast for forecast in self.forecasts if forecast.claim in (Claim.FEASIBLE, Claim.DEFERRED)]
         self.due_arrivals.add(forecast.arrival_ns for forecast in due)
@@ -70,10 +77,36 @@ class NodeJobs:
         for forecast in self.forecasts:
             if forecast.claim >= Claim.LATE:
                 until_ns = inf if due else last_ns + forecast.usual_ns
-                is_held = gap_ns < _LIKELY * forecast.usual_ns and self.now_ns < until_ns
+                is_likely = gap_ns < _LIKELY * forecast.usual_ns and self.load_ns is None
+                is_held = is_likely and self.now_ns < until_ns
                 forecast.claim = Claim.HELD if is_held else Claim.LATE
                 first_ns = min(first_ns, until_ns) if is_held else first_ns
         return first_ns
+
+    def await_devices(self) -> None:
+        """Let jobs wait for a busy device that has their components, if they begin to run there before an idle one has
+        loaded these: they end sooner, and no device is taken for the load.
+
+        Jobs that wait for the same device follow each other by deadline, each after the one before has run.
+        """
+        if self.load_ns is None or all(device.works for device in self.devices):
+            return
+        ends_ns = {device.device_id: self._end_of_jobs_ns(device) for device in self.devices if device.works}
+        busy = [device for device in self.devices if device.works]
+        for forecast in sorted(self.forecasts, key=JobForecast.place) if busy else ():
+            if forecast.claim is Claim.FEASIBLE and forecast.spared_ns > 0:
+                job = self.jobs[forecast.job_id]
+                begins_ns = [(ends_ns[one.device_id] + self.load_ns(job, one), one.device_id) for one in busy]
+                begin_ns, device_id = min(begins_ns)
+                if begin_ns < self.now_ns + forecast.load_ns:
+                    forecast.claim = Claim.AWAITING
+                    ends_ns[device_id] = begin_ns + forecast.usual_ns - forecast.load_ns
+
+    def _end_of_jobs_ns(self, device: DeviceView) -> float:
+        """When the jobs that run on a device will have ended there, if nothing else gets it."""
+        here = {job_id for work in device.works for job_id in work.job_ids}
+        runs_ns = [forecast.run_ns for forecast in self.forecasts if forecast.job_id in here]
+        return max(float(device.free_ns), self.now_ns + max(runs_ns, default=0.0))
 
     def share_devices(self) -> None:
         """Narrow the usual degree of the jobs without a deadline while there are many.
@@ -124,7 +157,10 @@ class NodeJobs:
     def unreachable(self) -> list[tuple[int, str]]:
         """The jobs that are late even if they run at the widest degree from now on, with the reason."""
         found = [
-            (forecast, drop_reason(self.jobs[forecast.job_id], self.now_ns + int(forecast.least_ns)))
+            (
+                forecast,
+                drop_reason(self.jobs[forecast.job_id], self.now_ns + int(forecast.least_ns - forecast.spared_ns)),
+            )
             for forecast in self.forecasts
         ]
         return [(forecast.job_id, why) for forecast, why in found if why is not None]

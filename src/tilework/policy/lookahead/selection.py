@@ -26,6 +26,7 @@ from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import NodeJobs
 from tilework.policy.lookahead.step_sharing import ServiceOrder, StepSharing
 
+_FIRST = 1e18  # Nanoseconds: before every deadline.
 _MOST_REFUSED = 8  # Jobs in a row that could join no batch, after which no further ones are tried.
 
 
@@ -65,11 +66,12 @@ class Selection:
         if self._chosen is not None:
             return self._chosen
         for forecast in self.node.forecasts:
-            if forecast.claim is Claim.DEFERRED:
+            if forecast.claim in (Claim.DEFERRED, Claim.AWAITING):
                 forecast.claim = Claim.FEASIBLE
         self.wake_ns = self.node.hold_late()
         self.node.share_devices()
         self.node.leave_room(self.node.forecasts)
+        self.node.await_devices()
         chosen = self.sharing.simulate(self.sharing.gather())
         deferred: list[JobForecast] = []
         while (late := chosen.result.late) is not None:
@@ -90,7 +92,32 @@ class Selection:
                 chosen = with_it
             else:
                 forecast.claim = Claim.DEFERRED
+        if self.node.load_ns is not None:
+            chosen = self._with_fewer_loads(chosen)
         self._chosen = chosen
+        return chosen
+
+    def _with_fewer_loads(self, chosen: ServiceOrder) -> ServiceOrder:
+        """Put those first that run, and then those that load least, as long as no job is late by it; late ones anyway.
+
+        So a device changes to other components only where a deadline needs it.
+        """
+        late = sorted((one for one in chosen.served if one.claim is Claim.LATE), key=_by_load)
+        for index, forecast in enumerate(late):
+            forecast.order_key = index
+        if len(late) > 1:
+            chosen = self.sharing.simulate(chosen.served)
+        feasible = sorted((one for one in chosen.served if one.claim is Claim.FEASIBLE), key=_by_load)
+        num_devices, num_first = len(self.node.devices), 0
+        for forecast in feasible[: 2 * num_devices] if len(feasible) > 1 else ():
+            key, forecast.order_key = forecast.order_key, -_FIRST + num_first
+            with_it_first = self.sharing.simulate(chosen.served)
+            if with_it_first.result.late is None:
+                chosen, num_first = with_it_first, num_first + 1
+            else:
+                forecast.order_key = key
+            if num_first == num_devices:
+                break
         return chosen
 
     def _cost(self, forecast: JobForecast) -> float:
@@ -142,3 +169,8 @@ class Selection:
             if num_refused == _MOST_REFUSED:
                 break
         return chosen
+
+
+def _by_load(forecast: JobForecast) -> tuple[bool, float, float, int]:
+    """The sort key by which devices keep what they have: running jobs first, then those with the shortest load."""
+    return forecast.rank < 0, forecast.load_ns, forecast.order_key, forecast.job_id

@@ -138,7 +138,8 @@ class StepSharing:
 
         A deferred job is on time in a batch that it joins. `num_behind` as in `Batch.is_better_with`.
         """
-        as_feasible = replace(forecast, claim=Claim.FEASIBLE) if forecast.claim is Claim.DEFERRED else forecast
+        is_due = forecast.claim in (Claim.DEFERRED, Claim.AWAITING)
+        as_feasible = replace(forecast, claim=Claim.FEASIBLE) if is_due else forecast
         member = self._member(self.node.jobs[forecast.job_id], as_feasible)
         pairs = zip(chosen.order, chosen.result.degrees, strict=True)
         hosts = [host for host, degree in pairs if degree == 1 and self.awaits_steps(host)]

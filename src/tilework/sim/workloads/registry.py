@@ -11,6 +11,7 @@ from tilework.sim.workloads.coserving import CoServing
 from tilework.sim.workloads.ddit import DDiT
 from tilework.sim.workloads.family import Family
 from tilework.sim.workloads.flood import Flood
+from tilework.sim.workloads.gentd26.family import GenTD26
 from tilework.sim.workloads.heavy_tail import HeavyTail
 from tilework.sim.workloads.in_phase import InPhase
 from tilework.sim.workloads.ladder import Ladder
@@ -29,6 +30,7 @@ _FAMILIES: tuple[type[Family], ...] = (
     TridentServeHunyuanVideo,
     PatchedServeSd3,
     PatchedServeSdxl,
+    GenTD26,
     CoServing,
     HeavyTail,
     WideAfterNarrow,
