@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 from statistics import fmean
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from builders import on_time, shipped, simulate
+from tilework.core.interfaces import JobView
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.policy.lookahead.due_arrivals import DueArrivals
@@ -99,6 +102,28 @@ def test_a_deadline_that_a_load_makes_impossible_is_given_up_at_once() -> None:
     trace = simulate([wanted("first", 1), late, later], "tilework", num_devices=1, costs=FORGETFUL)
     assert [uid for uid, _ in served(trace)] == ["first", "later", "late"]
     assert [ending.on_time for ending in trace.endings] == [True, False, True]
+
+
+def test_a_deadline_is_not_given_up_for_a_load_that_a_busy_device_spares() -> None:
+    """With the load that is counted it ends 2 s late, with that of the busy device in time."""
+    job = SimpleNamespace(job_id=0, request=wanted("a", 1, slo_s=40.0), dropped_to_best_effort=False)
+    forecast = JobForecast(
+        job_id=0,
+        claim=Claim.FEASIBLE,
+        order_key=0.0,
+        speeds=(Speed(1, NS_PER_S),),
+        usual=0,
+        num_steps=9.0,
+        head_ns=33.0 * NS_PER_S,
+        tail_ns=0.0,
+        load_ns=33.0 * NS_PER_S,
+        spared_ns=33.0 * NS_PER_S,
+    )
+    node = NodeJobs([], 0, NS_PER_S, lambda *_: inf)
+    node.add(cast(JobView, job), forecast)
+    assert not node.unreachable()
+    forecast.spared_ns = 0.0
+    assert [job_id for job_id, _ in node.unreachable()] == [0]
 
 
 def test_late_requests_go_in_order_of_their_loads() -> None:
