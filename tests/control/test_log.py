@@ -99,7 +99,7 @@ def test_no_text_of_a_client_is_in_a_log() -> None:
     for kind in reachable(Event) | reachable(Action):
         hints = get_type_hints(kind)
         texts |= {field.name for field in fields(kind) if str in (hints[field.name], *get_args(hints[field.name]))}
-    stages = {"name", "components", "inputs", "outputs", "previews"}  # Of a stage: the model's.
+    stages = {"name", "components", "inputs", "outputs", "previews", "read"}  # Of stages and weights: the model's.
     assert texts == {"uid", "pipeline", "tenant", "priority", "reason", "why"} | stages
     assert not texts & {field.name for field in fields(Spec)}
 

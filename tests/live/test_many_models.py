@@ -112,6 +112,10 @@ def assert_drawn(
 def changes(rig: Rig) -> list[str]:
     """What was loaded and dropped, in order."""
     lines = [json.loads(line) for line in rig.log.getvalue().splitlines()[1:]]
+    sources = [
+        action.get("source") for line in lines for action in line.get("actions", ()) if action["is"] == "LoadComponents"
+    ]
+    assert set(sources) <= {"host"}, "the workers have read all models when they started"
     actions = [action["is"] for line in lines for action in line.get("actions", ())]
     return [name for name in actions if name in ("LoadComponents", "DropComponents")]
 

@@ -43,9 +43,12 @@ class Components:
 
     def join(self, joined: DeviceJoined) -> None:
         """Add a device with the components that it has, as far as the costs know them."""
-        there = tuple(self._known[digest] for digest in joined.components if digest in self._known)
+        there, read = (
+            tuple(self._known[digest] for digest in digests if digest in self._known)
+            for digests in (joined.components, joined.read)
+        )
         self._tracker.add_device(joined.device_id, joined.node, joined.kind, Memory(joined.memory_bytes, there))
-        self._tracker.sources.use(joined.node, there)
+        self._tracker.sources.use(joined.node, (*read, *there))
 
     def lose(self, device_id: int) -> None:
         """Forget the loads of a device that is down."""

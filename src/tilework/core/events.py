@@ -118,13 +118,17 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class DeviceJoined:
-    """A device is up. `components` are the digests of those that it has; `memory_bytes` limits them, None: not."""
+    """A device is up. `components` are the digests of those that it has; `memory_bytes` limits them, None: not.
+
+    `read` are those that its host keeps copies of beside them.
+    """
 
     device_id: int
     node: int
     kind: DeviceKind = DeviceKind.ACCELERATOR
     components: tuple[str, ...] = ()
     memory_bytes: int | None = None
+    read: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

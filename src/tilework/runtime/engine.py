@@ -316,9 +316,9 @@ class Engine:
         is_slot = device_id >= self._executor.num_devices
         kind = DeviceKind.CPU if is_slot else DeviceKind.ACCELERATOR
         room = None if is_slot else self._executor.weights_bytes
-        there = () if room is not None else self._controller.costs.all_components
-        digests = tuple(component.digest for component in there)
-        self._control.handle(DeviceJoined(device_id, 0, kind, digests, room))
+        read = tuple(component.digest for component in self._controller.costs.all_components)  # When it started.
+        there = () if room is not None else read
+        self._control.handle(DeviceJoined(device_id, 0, kind, there, room, read))
 
     def on_lost(self, device_id: int, reason: str) -> None:
         if self._started and device_id in self._dispatcher.up:
