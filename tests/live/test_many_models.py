@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -176,6 +177,26 @@ def test_a_worker_that_is_killed_during_a_load_costs_time_but_no_picture(
 
         tickets, outcomes = rig.run(scenario())
         assert killed
+        assert_drawn(rig, tickets, outcomes, stock)
+
+
+def test_a_model_whose_files_are_damaged_fails_alone_when_a_worker_is_restarted(
+    sources: tuple[ModelSource, ...], stock: Callable[[str, Spec], np.ndarray], tmp_path: Path
+) -> None:
+    shutil.copytree(sources[1].path, tmp_path / "flux")
+    ours = (sources[0], replace(sources[1], path=str(tmp_path / "flux")), sources[2])
+    with serving(ours, 1, budget(sources)) as rig:
+
+        async def scenario() -> tuple[dict[str, tuple[str, Spec, Ticket]], dict[str, Outcome]]:
+            shutil.rmtree(tmp_path / "flux" / "transformer")
+            os.kill(rig.executor.pid(0) or 0, signal.SIGKILL)
+            tickets = submitted(rig, 6)
+            return tickets, await ends(tickets)
+
+        tickets, outcomes = rig.run(scenario())
+        broken = {uid: outcomes.pop(uid) for uid in ("flux-1", "flux-4")}
+        assert {one.status for one in broken.values()} == {Status.FAILED}
+        assert all("flux cannot be loaded any more: ModelNotFound" in one.reason for one in broken.values())
         assert_drawn(rig, tickets, outcomes, stock)
 
 

@@ -74,13 +74,15 @@ class Site:
     """The place of a worker: its device, the directory of `blobs`, and the directory where groups meet.
 
     `rendezvous` is empty where no groups are formed. With `loads_on_demand` a worker has no weights on its device until
-    a command loads them; otherwise it has those of all its models from the start.
+    a command loads them; otherwise it has those of all its models from the start. One that `replaces` a lost worker
+    serves what it can of its models.
     """
 
     device_id: int
     blobs: str
     rendezvous: str = ""
     loads_on_demand: bool = False
+    replaces: bool = False
 
 
 @dataclass(frozen=True, slots=True)

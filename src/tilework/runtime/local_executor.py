@@ -14,7 +14,7 @@ from typing import Any
 from tilework.comm.rendezvous import Rendezvous
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
-from tilework.core.model import Source
+from tilework.core.model import ModelSource, Source
 from tilework.core.wire import (
     BreakGroup,
     Calibrate,
@@ -73,6 +73,7 @@ class LocalExecutor:
 
     def __init__(self, config: LocalConfig) -> None:
         self._config = config
+        self._sources = config.sources
         self._workers: dict[int, WorkerProcess] = {}
         self._failed_starts: dict[int, int] = {}
         self._deaths: dict[int, int] = {}  # Deaths without a finished work between them.
@@ -128,6 +129,10 @@ class LocalExecutor:
             one.info.name: profile_key(source, self._config.num_workers, first.hardware, one)
             for one, source in zip(first.models, self._config.sources, strict=True)
         }
+        self._sources = tuple(
+            replace(source, name=one.info.name) if isinstance(source, ModelSource) else source
+            for one, source in zip(first.models, self._sources, strict=True)
+        )
         self._measuring.add(first)
         self._form_node_group()
         return first.models
@@ -210,12 +215,13 @@ class LocalExecutor:
     def _spawn(self, device_id: int) -> WorkerProcess:
         """Start a process. Its first message is Loaded or LoadFailed."""
         is_slot = device_id >= self.num_devices
-        sources = [replace(one, device="cpu") if is_slot else one for one in self._config.sources]
+        sources = [replace(one, device="cpu") if is_slot else one for one in self._sources]
         site = Site(
             device_id=device_id,
             blobs=str(self._blobs.path),
             rendezvous=self._rendezvous.address,
             loads_on_demand=self._config.weights_bytes is not None and not is_slot,
+            replaces=self._loaded[device_id].done(),
         )
         worker = self._workers[device_id] = WorkerProcess(
             site, sources, partial(self._report, device_id), partial(self._on_exit, device_id)

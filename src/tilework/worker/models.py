@@ -19,7 +19,7 @@ class Models:
     """Families by the names of their models, all on one device.
 
     Without `weights` their components always lie there; else those that were loaded last, by `components`: the digest
-    and size of each, by model and name.
+    and size of each, by model and name. `broken` says of other models why they cannot be served here.
     """
 
     def __init__(
@@ -27,10 +27,12 @@ class Models:
         families: Mapping[str, Family],
         weights: Weights | None = None,
         components: Mapping[str, Mapping[str, Component]] | None = None,
+        broken: Mapping[str, str] | None = None,
     ) -> None:
         self._families = families
         self._weights = weights
         self._components = components or {}
+        self.broken = broken or {}
 
     def __getitem__(self, name: str) -> Family:
         return self._families[name]

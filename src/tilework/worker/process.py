@@ -88,29 +88,41 @@ def _load(sources: Sequence[Source], site: Site, start_ns: int) -> tuple[Models,
     weights = Weights(files) if site.loads_on_demand else None
     families: dict[str, Family] = {}
     components: dict[str, dict[str, Component]] = {}
-    identities: dict[str, str] = {}
+    loaded: list[LoadedModel] = []
+    broken: dict[str, str] = {}
     for source in sources:
-        if isinstance(source, SimulatedSource):
-            family: Family = SimulatedFamily(source)
-        else:
-            family = load(source, files.share if weights is None else None)
+        try:
+            family = _family(source, files if weights is None else None)
+        except Exception as error:
+            if not site.replaces or (source is sources[-1] and not families):
+                raise
+            broken[_name(source)] = f"{_name(source)} cannot be loaded any more: {describe(error)}"
+            continue
         name = family.info.name
         if name in families:
             raise InvalidSource(f"two models are called {name!r}; give one another name: NAME={_location(source)}")
-        families[name], identities[name] = family, _identity(source)
+        families[name], components[name] = family, {}
         if weights is not None and isinstance(source, ModelSource):
             components[name] = {
                 part: weights.add(module, _configuration(module), partial(load_component, source, part))
                 for part, module in family.modules.items()
             }
-    hardware = sources[0].hardware if isinstance(sources[0], SimulatedSource) else ""
-    models = Models(families, weights, components)
-    infos = {name: _info(family, source) for (name, family), source in zip(families.items(), sources, strict=True)}
-    described = tuple(
-        LoadedModel(info=infos[name], identity=identities[name], components=components.get(name, {})) for name in infos
-    )
-    load_ns = time.monotonic_ns() - start_ns
-    return models, Loaded(described, load_ns, hardware or describe_hardware(models.device))
+        loaded.append(LoadedModel(info=_info(family, source), identity=_identity(source), components=components[name]))
+    models = Models(families, weights, components, broken)
+    hardware = sources[0].hardware if isinstance(sources[0], SimulatedSource) else describe_hardware(models.device)
+    return models, Loaded(tuple(loaded), time.monotonic_ns() - start_ns, hardware)
+
+
+def _family(source: Source, files: SharedWeights | None) -> Family:
+    """A model with its weights on the device, in `files` that other workers share if there are any."""
+    if isinstance(source, SimulatedSource):
+        return SimulatedFamily(source)
+    return load(source, None if files is None else files.share)
+
+
+def _name(source: Source) -> str:
+    """What a model is called, for one that replaces a worker: its source has the name that the first one gave it."""
+    return source.pipeline if isinstance(source, SimulatedSource) else source.name
 
 
 def _configuration(module: nn.Module) -> str:

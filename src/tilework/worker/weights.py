@@ -71,9 +71,12 @@ class Weights:
         return all(self._known[digest].is_here for digest in digests)
 
     def load(self, digests: Collection[str]) -> None:
-        """Bring components to the device. Raises what reading them raises; then none of them is there."""
+        """Bring components to the device, but for those of no model here.
+
+        Raises what reading them raises; then none of them is there.
+        """
         try:
-            for digest in digests:
+            for digest in filter(self._known.__contains__, digests):
                 self._load(self._known[digest])
         except BaseException:
             self.drop(digests)
@@ -81,7 +84,7 @@ class Weights:
 
     def drop(self, digests: Collection[str]) -> None:
         """Give back the memory of components on the device."""
-        for digest in digests:
+        for digest in filter(self._known.__contains__, digests):
             known = self._known[digest]
             known.is_here = False
             for module in known.modules:

@@ -87,6 +87,9 @@ class Worker:
     def execute(self, command: Command) -> None:
         """Execute a command; the receiver handles `StopWork`, `BreakGroup` and `Quit`."""
         match command:
+            case Execute() if command.model in self._models.broken:
+                self._works.close(command.work_id)
+                self._emit(Failed(command.work_id, self._models.broken[command.model], by_model=True))
             case Execute():
                 self._work(command, self._run_steps if self._has_steps(command) else self._run_at_once)
             case ImportState():
