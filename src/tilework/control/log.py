@@ -22,8 +22,9 @@ from tilework.core.graph.stage import Stage
 from tilework.cost.table import CostTable
 from tilework.cost.table_file import parse_table, table_json
 
-FORMAT = 6
-"""Before format 6 devices had no components.
+FORMAT = 7
+"""Before format 7 decodes were not shared, and hosts kept no copies.
+Before format 6 devices had no components.
 Before format 5 a work named its stage by pipeline and name, and had no positions.
 Format 2 had no exact requests; format 1 had other names: GPUs for devices, SetAside for DropToBestEffort."""
 
