@@ -62,6 +62,13 @@ def test_what_loads_least_goes_first_while_none_is_late_by_it() -> None:
     assert order(first, urgent, here) == ["first", "urgent", "here"], "41.7 + 41.0 s, and no 8.9 more"
 
 
+def test_weights_are_spread_over_devices_before_any_are_dropped() -> None:
+    """Each of two devices has room for two checkpoints: four come, and come again."""
+    requests = [wanted(f"{turn}-{rank}", rank, 100.0 * (4 * turn + rank)) for turn in range(2) for rank in (1, 2, 3, 4)]
+    trace = simulate(requests, "tilework", num_devices=2, costs=FORGETFUL)
+    assert len(trace.loads) == 4
+
+
 def test_a_running_request_keeps_its_device_while_none_is_late_by_it() -> None:
     """Without loads, the one that is due first takes the device over at the next step."""
     long, due_first = wanted("long", 1, images=8), wanted("due first", 2, 40.0, 150.0)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 
-from tilework.core.interfaces import JobView
+from tilework.core.interfaces import DeviceView, JobView
 from tilework.core.work import Group, Start
 from tilework.policy.lookahead.batch import Batch
 from tilework.policy.lookahead.forecast import Claim, JobForecast
@@ -124,16 +124,20 @@ class Dispatch:
             self._ends_ns.update(dict.fromkeys(group, end_ns))
 
     def _preferred(self, job: JobView) -> Group:
-        """The idle devices that load least for a job; where none loads anything, those that it had last."""
+        """The idle devices that load least for a job, of these the emptiest, which drop least for it.
+
+        Where none loads anything, those that it had last.
+        """
         load_ns = self._node.load_ns
         if load_ns is None:
             return job.last_devices
         idle = [device for device in self._node.devices if self._allocator.num_free_of((device.device_id,))]
         loads = {device.device_id: load_ns(job, device) for device in idle}
-        least_ns = min(loads.values(), default=0)
         if not any(loads.values()):
             return job.last_devices
-        return tuple(device_id for device_id, each_ns in loads.items() if each_ns == least_ns)
+        room = {device.device_id: _room(device) for device in idle}
+        best = min((each_ns, -room[device_id]) for device_id, each_ns in loads.items())
+        return tuple(device_id for device_id, each_ns in loads.items() if (each_ns, -room[device_id]) == best)
 
     def _continue(self, job: JobView, forecast: JobForecast, degree: int, then: int) -> None:
         """Change the degree of a running job, or commit its next chunk."""
@@ -185,6 +189,12 @@ class Dispatch:
             return 0 if room_ns < step_ns - wide_ns else 1
         is_needed = any(other.claim is Claim.FEASIBLE for other in self._node.forecasts)
         return 0 if forecast.claim > Claim.FEASIBLE and is_needed else 1
+
+
+def _room(device: DeviceView) -> float:
+    """The bytes that a device has for further components."""
+    free_bytes = device.memory.free_bytes
+    return inf if free_bytes is None else free_bytes
 
 
 def _shares_works(job: JobView) -> bool:
