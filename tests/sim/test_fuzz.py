@@ -118,6 +118,12 @@ def test_a_seed_determines_scenario_and_result() -> None:
     assert scenario(5) == scenario(5)
 
 
+def test_a_job_is_not_continued_on_a_group_that_has_lost_a_device() -> None:
+    """Its last works are on what is left of the group, while a work on the whole group is still in flight."""
+    result = run_scenario(scenario(658, policy="tilework"))
+    assert not result.violation, result.where
+
+
 @pytest.mark.parametrize("seed", [149, 201, 229])
 def test_a_job_whose_work_has_failed_runs_alone(seed: int) -> None:
     """In these scenarios a job that has failed runs alone on a device on which others had shared their steps."""

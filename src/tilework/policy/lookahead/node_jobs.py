@@ -199,5 +199,6 @@ def num_chunks(job: JobView) -> int:
 
 
 def group_of(job: JobView) -> Group:
-    """The devices on which a job's steps run."""
-    return max([work.devices for work in job.works], key=len)
+    """The devices on which a job's latest steps run. Earlier ones may be on a group that has lost a device since."""
+    stepped = [work.devices for work in job.works if work.stage.has_steps]
+    return stepped[-1] if stepped else job.works[-1].devices
