@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+import tiny
+from tilework.core.model import ModelSource
+from tilework.pipelines.loading import load
 from tilework.worker.shared_weights import SharedWeights, weights_of
 from tilework.worker.weights import Weights
 
@@ -25,6 +28,14 @@ class Part(nn.Module):
         self.second.weight = self.first.weight
         self.register_buffer("scale", torch.tensor(3.0))
         self.turned = nn.Parameter(torch.randn(3, 4).t())
+
+
+class Configured(Part):
+    """Equal weights, and another number in the configuration."""
+
+    def __init__(self, scale: int) -> None:
+        super().__init__()
+        self.config = {"scale": scale, "_name_or_path": "a directory"}
 
 
 def bits(module: nn.Module) -> list[torch.Tensor]:
@@ -46,7 +57,7 @@ def num_bytes(module: nn.Module) -> int:
 def test_weights_come_and_go_bit_for_bit(tmp_path: Path) -> None:
     module, weights = Part(), Weights(SharedWeights(tmp_path))
     before, size = bits(module), num_bytes(module)
-    component = weights.add(module, "", never)
+    component = weights.add(module, never)
     assert component.num_bytes == size
     for _ in range(2):
         assert not weights.has([component.digest])
@@ -62,7 +73,7 @@ def test_weights_come_and_go_bit_for_bit(tmp_path: Path) -> None:
 def test_equal_components_of_two_models_lie_there_once(tmp_path: Path) -> None:
     first, second, other = Part(), Part(), Part(1)
     weights = Weights(SharedWeights(tmp_path))
-    digests = [weights.add(module, "", never).digest for module in (first, second, other)]
+    digests = [weights.add(module, never).digest for module in (first, second, other)]
     assert digests[0] == digests[1] != digests[2]
     weights.load(digests[:1])
     assert first.first.weight.data_ptr() == second.first.weight.data_ptr()
@@ -73,9 +84,30 @@ def test_equal_components_of_two_models_lie_there_once(tmp_path: Path) -> None:
 
 def test_the_configuration_belongs_to_the_content(tmp_path: Path) -> None:
     weights = Weights(SharedWeights(tmp_path))
-    one, other = (weights.add(Part(), configuration, never).digest for configuration in ("scale 1", "scale 2"))
+    one, other = (weights.add(Configured(scale), never).digest for scale in (1, 2))
     assert one != other
     assert len([path for path in tmp_path.iterdir() if not path.suffix]) == 1, "their weights lie in one file"
+
+
+def test_equal_components_of_two_directories_are_one(tmp_path: Path) -> None:
+    """As of two checkpoints with the same text encoders, whose configurations say from where they were read."""
+    tiny.prepare()
+    families = []
+    for index, name in enumerate(("one", "other", "rescaled")):
+        pipeline = tiny.build_sd3()
+        torch.nn.init.constant_(pipeline.transformer.proj_out.weight, index)
+        if name == "rescaled":
+            pipeline.vae.register_to_config(scaling_factor=7.0)
+        (tmp_path / name).mkdir()
+        tiny.save(pipeline, tmp_path / name, name)
+        families.append(load(ModelSource(path=str(tmp_path / name))))
+    weights = Weights(SharedWeights(tmp_path / "weights"))
+    one, other, rescaled = (
+        {part: weights.add(module, never).digest for part, module in family.modules.items()} for family in families
+    )
+    encoders = {part for part in one if part.startswith("text_encoder")}
+    assert {part for part in one if one[part] == other[part]} == {*encoders, "vae"}
+    assert {part for part in one if one[part] == rescaled[part]} == encoders
 
 
 def test_what_the_host_has_no_copy_of_is_read_from_its_directory(tmp_path: Path) -> None:
@@ -86,7 +118,7 @@ def test_what_the_host_has_no_copy_of_is_read_from_its_directory(tmp_path: Path)
         return Part()
 
     module, weights = Part(), Weights(SharedWeights(tmp_path))
-    before, component = bits(module), weights.add(module, "", read)
+    before, component = bits(module), weights.add(module, read)
     for path in tmp_path.iterdir():
         path.unlink()
     weights.load([component.digest])
@@ -107,12 +139,12 @@ def test_the_copy_that_was_needed_the_longest_ago_makes_room(tmp_path: Path, mon
 
     monkeypatch.setattr(shutil, "disk_usage", left)
     parts, weights = [Part(seed) for seed in range(3)], Weights(files)
-    digests = [weights.add(parts[seed], "", lambda seed=seed: Part(seed)).digest for seed in range(2)]
+    digests = [weights.add(parts[seed], lambda seed=seed: Part(seed)).digest for seed in range(2)]
     names = {seed: weights._known[digest].file for seed, digest in enumerate(digests)}
     for seed, name in names.items():
         os.utime(tmp_path / name, (seed, seed))
     weights.load(digests[:1])  # Needed later than the other.
-    weights.add(parts[2], "", never)
+    weights.add(parts[2], never)
     assert (tmp_path / names[0]).exists()
     assert not (tmp_path / names[1]).exists()
     weights.load(digests[1:])
@@ -124,7 +156,7 @@ def test_a_load_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
         raise OSError("gone")
 
     first, second, weights = Part(), Part(1), Weights(SharedWeights(tmp_path))
-    good, bad = weights.add(first, "", never), weights.add(second, "", broken)
+    good, bad = weights.add(first, never), weights.add(second, broken)
     (tmp_path / weights._known[bad.digest].file).unlink()
     with pytest.raises(OSError, match="gone"):
         weights.load([good.digest, bad.digest])

@@ -15,7 +15,6 @@ from threading import Thread
 
 import torch
 from setproctitle import setproctitle
-from torch import nn
 
 from tilework.comm.groups import Groups
 from tilework.core.component import Component
@@ -104,7 +103,7 @@ def _load(sources: Sequence[Source], site: Site, start_ns: int) -> tuple[Models,
         families[name], components[name] = family, {}
         if weights is not None and isinstance(source, ModelSource):
             components[name] = {
-                part: weights.add(module, _configuration(module), partial(load_component, source, part))
+                part: weights.add(module, partial(load_component, source, part))
                 for part, module in family.modules.items()
             }
         loaded.append(LoadedModel(info=_info(family, source), identity=_identity(source), components=components[name]))
@@ -123,11 +122,6 @@ def _family(source: Source, files: SharedWeights | None) -> Family:
 def _name(source: Source) -> str:
     """What a model is called, for one that replaces a worker: its source has the name that the first one gave it."""
     return source.pipeline if isinstance(source, SimulatedSource) else source.name
-
-
-def _configuration(module: nn.Module) -> str:
-    """The configuration of a component, which belongs to its content."""
-    return str(sorted(getattr(getattr(module, "config", None), "to_dict", dict)().items(), key=str))
 
 
 def _info(family: Family, source: Source) -> ModelInfo:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,15 +50,15 @@ class Weights:
         self._files = files
         self._known: dict[str, _Known] = {}
 
-    def add(self, module: nn.Module, configuration: str, read: Read) -> Component:
+    def add(self, module: nn.Module, read: Read) -> Component:
         """Take over the weights of a module, which lie on the device; it is without them then.
 
-        Components are equal if class, `configuration` and weights are.
+        Components are equal if class, configuration and weights are, wherever they come from.
         """
         weights = weights_of(module)
         forms = [Form.of(one) for one in weights]
         file = digest_of(weights)
-        digest = sha256(f"{type(module).__name__} {configuration} {file}".encode()).hexdigest()[:16]
+        digest = sha256(f"{type(module).__name__} {_configuration(module)} {file}".encode()).hexdigest()[:16]
         known = self._known.get(digest)
         if known is None:
             component = Component(digest, sum(form.num_bytes for form in forms))
@@ -92,19 +93,23 @@ class Weights:
 
     def _load(self, known: _Known) -> None:
         first, *others = known.modules
-        try:
-            self._files.map(known.file, first.weights, first.forms)
-        except FileNotFoundError:
+        if not self._map(known, first):
             weights = weights_of(known.read())
-            if self._keep(known, weights):
-                self._files.map(known.file, first.weights, first.forms)
-            else:
+            if not (self._keep(known, weights) and self._map(known, first)):
                 for mine, read, form in zip(first.weights, weights, first.forms, strict=True):
                     mine.data = read.data.clone().to(form.device)
         for other in others:
             for mine, its in zip(other.weights, first.weights, strict=True):
                 mine.data = its.data
         known.is_here = True
+
+    def _map(self, known: _Known, module: _Module) -> bool:
+        """Let the weights of a module lie in their file; returns whether it is there. Others may remove it any time."""
+        try:
+            self._files.map(known.file, module.weights, module.forms)
+        except FileNotFoundError:
+            return False
+        return True
 
     def _keep(self, known: _Known, weights: Sequence[Tensor]) -> bool:
         """Keep weights in their file, in the place of others that were needed less lately if there must be.
@@ -121,6 +126,13 @@ class Weights:
             _log.warning("the host keeps no copy of a component of %d bytes: %s", known.component.num_bytes, error)
             return False
         return True
+
+
+def _configuration(module: nn.Module) -> str:
+    """The configuration of a component, without what begins with "_": that says where it was read, and by what."""
+    config: Any = getattr(module, "config", {})
+    settings = config.to_dict() if hasattr(config, "to_dict") else config
+    return repr(sorted((name, repr(value)) for name, value in settings.items() if not name.startswith("_")))
 
 
 def _empty(module: _Module) -> None:
