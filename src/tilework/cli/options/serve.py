@@ -55,6 +55,7 @@ ModelsFile = Annotated[
     Path | None,
     typer.Option(
         "--models",
+        envvar="TILEWORK_MODELS",
         help="TOML file of models: their paths, other names, dtypes and usual deadlines (docs/serving.md); instead of "
         "MODEL.",
     ),

@@ -23,7 +23,8 @@ _LIKELY = 2.0
 _DELAYED_PER_JOB = 4.0
 """How many jobs are delayed for each that is here: three come before the devices are idle if the load is 75%."""
 StepTime = Callable[[Stage, Sequence[Request]], float]
-"""The time of a step of requests in a stage together on one device; inf if they do not fit into its memory."""
+"""The time of requests in a stage together on one device, of a step if it has steps; inf if they do not fit into its
+memory, or the stage cannot be shared by them."""
 LoadTime = Callable[[JobView, DeviceView], int]
 """How long a device would load before it can run what is left of a job."""
 
