@@ -15,22 +15,10 @@ from tilework.core.model import ModelSource
 from tilework.pipelines.loading import load
 from tilework.worker.shared_weights import SharedWeights, weights_of
 from tilework.worker.weights import Weights
+from worker.tied import Tied
 
 
-class Part(nn.Module):
-    """Two layers with one weight, a buffer, and a weight whose rows do not follow each other."""
-
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        self.first = nn.Linear(7, 7)
-        self.second = nn.Linear(7, 7)
-        self.second.weight = self.first.weight
-        self.register_buffer("scale", torch.tensor(3.0))
-        self.turned = nn.Parameter(torch.randn(3, 4).t())
-
-
-class Configured(Part):
+class Configured(Tied):
     """Equal weights, and another number in the configuration."""
 
     def __init__(self, scale: int) -> None:
@@ -55,7 +43,7 @@ def num_bytes(module: nn.Module) -> int:
 
 
 def test_weights_come_and_go_bit_for_bit(tmp_path: Path) -> None:
-    module, weights = Part(), Weights(SharedWeights(tmp_path))
+    module, weights = Tied(), Weights(SharedWeights(tmp_path))
     before, size = bits(module), num_bytes(module)
     component = weights.add(module, never)
     assert component.num_bytes == size
@@ -71,7 +59,7 @@ def test_weights_come_and_go_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_equal_components_of_two_models_lie_there_once(tmp_path: Path) -> None:
-    first, second, other = Part(), Part(), Part(1)
+    first, second, other = Tied(), Tied(), Tied(1)
     weights = Weights(SharedWeights(tmp_path))
     digests = [weights.add(module, never).digest for module in (first, second, other)]
     assert digests[0] == digests[1] != digests[2]
@@ -115,9 +103,9 @@ def test_what_the_host_has_no_copy_of_is_read_from_its_directory(tmp_path: Path)
 
     def read() -> nn.Module:
         reads.append(1)
-        return Part()
+        return Tied()
 
-    module, weights = Part(), Weights(SharedWeights(tmp_path))
+    module, weights = Tied(), Weights(SharedWeights(tmp_path))
     before, component = bits(module), weights.add(module, read)
     for path in tmp_path.iterdir():
         path.unlink()
@@ -131,15 +119,15 @@ def test_what_the_host_has_no_copy_of_is_read_from_its_directory(tmp_path: Path)
 def test_the_copy_that_was_needed_the_longest_ago_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     files = SharedWeights(tmp_path)
-    room = 2 * 512 + 100  # Two of the files fit.
+    room = 2 * 576 + 100  # Two of the files fit.
 
     def left(path: Path) -> object:
         used = sum(one.stat().st_size for one in tmp_path.iterdir() if not one.suffix)
         return usage._replace(free=(1 << 30) + room - used)
 
     monkeypatch.setattr(shutil, "disk_usage", left)
-    parts, weights = [Part(seed) for seed in range(3)], Weights(files)
-    digests = [weights.add(parts[seed], lambda seed=seed: Part(seed)).digest for seed in range(2)]
+    parts, weights = [Tied(seed) for seed in range(3)], Weights(files)
+    digests = [weights.add(parts[seed], lambda seed=seed: Tied(seed)).digest for seed in range(2)]
     names = {seed: weights._known[digest].file for seed, digest in enumerate(digests)}
     for seed, name in names.items():
         os.utime(tmp_path / name, (seed, seed))
@@ -148,14 +136,14 @@ def test_the_copy_that_was_needed_the_longest_ago_makes_room(tmp_path: Path, mon
     assert (tmp_path / names[0]).exists()
     assert not (tmp_path / names[1]).exists()
     weights.load(digests[1:])
-    assert same(parts[1], bits(Part(1)))
+    assert same(parts[1], bits(Tied(1)))
 
 
 def test_a_load_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     def broken() -> nn.Module:
         raise OSError("gone")
 
-    first, second, weights = Part(), Part(1), Weights(SharedWeights(tmp_path))
+    first, second, weights = Tied(), Tied(1), Weights(SharedWeights(tmp_path))
     good, bad = weights.add(first, never), weights.add(second, broken)
     (tmp_path / weights._known[bad.digest].file).unlink()
     with pytest.raises(OSError, match="gone"):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from tilework.server.config import ConfigError
+from tilework.server.toml_file import KEY, place, read_toml
 
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_./-]{1,128}$")]
 _WANTED = {
@@ -60,16 +60,7 @@ def read_models(path: str | None) -> Mapping[str, ModelEntry]:
     """
     if path is None:
         return {}
-    try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"models = {path!r} cannot be read: {error.strerror}. Give a TOML file.") from None
-    except ValueError as error:
-        raise ConfigError(f"models = {path!r} is not TOML: {error}. Correct it there.") from None
-    try:
-        file = _File.model_validate(table)
-    except ValidationError as error:
-        raise ConfigError(_mistake(error.errors()[0])) from None
+    file = read_toml("models", path, _File, _mistake)
     _check_distinct(file)
     return {name: _entry(one, Path(path).parent) for name, one in file.models.items()}
 
@@ -86,9 +77,8 @@ def _entry(one: _Model, place: Path) -> ModelEntry:
 
 def _mistake(error: Any) -> str:
     """What is wrong with a value of the file, where, and what to give."""
-    path = [one for one in error["loc"] if one != "[key]"]
-    at = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in path).lstrip(".")
-    if error["loc"][-1] == "[key]":
+    path, at = place(error)
+    if error["loc"][-1] == KEY:
         return f"models.{path[-1]!r} is not a name; use letters, digits and _ . / - (at most 128)."
     if error["type"] == "extra_forbidden":
         known = "[models.NAME]" if len(path) < 3 else ", ".join(_WANTED)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hmac
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tilework.core.priority import DEFAULT_CLASS, DEFAULT_CLASSES, LARGEST_WEIGHT, LEAST_WEIGHT, room
 from tilework.core.request import OnMiss, Terms
 from tilework.server.config import ConfigError, ServerConfig
+from tilework.server.toml_file import KEY, place, read_toml
 
 DEFAULT_TENANT = "default"
 MAX_OPEN = 1_000_000
@@ -132,7 +131,7 @@ def load_tenants(config: ServerConfig) -> Tenants:
     Raises:
         ConfigError: the file cannot be used; the message names key, value and remedy, but never shows an API key.
     """
-    file = _File() if config.tenants is None else _read(config.tenants)
+    file = _File() if config.tenants is None else read_toml("tenants", config.tenants, _File, _mistake)
     classes = {name: _default_weight(name) if row.weight is None else row.weight for name, row in file.classes.items()}
     classes = {**DEFAULT_CLASSES, **classes}
     members = {name: _tenant(name, row, classes) for name, row in file.tenants.items()}
@@ -147,25 +146,11 @@ def load_tenants(config: ServerConfig) -> Tenants:
     return tenants
 
 
-def _read(path: str) -> _File:
-    try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"tenants = {path!r} cannot be read: {error.strerror}. Give a TOML file.") from None
-    except ValueError as error:
-        raise ConfigError(f"tenants = {path!r} is not TOML: {error}. Correct it there.") from None
-    try:
-        return _File.model_validate(table)
-    except ValidationError as error:
-        raise ConfigError(_mistake(error.errors()[0])) from None
-
-
 def _mistake(error: Any) -> str:
     """What is wrong with a value of the file, where, and what to give. Keys are never shown."""
-    path = [one for one in error["loc"] if one != "[key]"]
-    at = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in path).lstrip(".")
+    path, at = place(error)
     value = "" if "keys" in path else f" = {error['input']!r}"
-    if error["loc"][-1] == "[key]":
+    if error["loc"][-1] == KEY:
         return f"{path[0]}.{path[-1]!r} is not a name; use letters, digits and _ . - (at most 64)."
     if error["type"] == "extra_forbidden":
         known = _Tenant if path[0] == "tenants" and len(path) > 2 else _Class if len(path) > 2 else _File
