@@ -1,15 +1,13 @@
-"""What a start measures and keeps, and the commands that measure, list, show and export costs."""
+"""The commands that measure, list, show and export costs."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence, Set
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,244 +16,25 @@ import torch
 from typer.testing import CliRunner
 
 from cli.command_line import invoke
+from runtime.fake_measurer import KEY, LARGE, PACKING, SHAPES, SMALL, FakeMeasurer
 from stages import DECODE, DIFFUSE, ENCODE, STAGES, stage_of
 from tilework.cli.app import app
 from tilework.cli.console import UserError
-from tilework.core.cost_row import Batch, CostRow
-from tilework.core.graph.shipped import latent_diffusion
-from tilework.core.model import ModelInfo, ModelSource
+from tilework.core.cost_row import CostRow
+from tilework.core.model import ModelSource
 from tilework.core.request import Shape
 from tilework.core.wire import LoadedModel
-from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
+from tilework.cost.profile import ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
 from tilework.runtime.costs import (
     MAX_BATCH,
-    CostCache,
-    calibration_batches,
-    calibration_shapes,
-    profile_key,
     random_batches,
-    start_costs,
 )
 from tilework.worker.hardware import describe_hardware
 
 pytestmark = pytest.mark.usefixtures("plain_output")
-
-INFO = ModelInfo(
-    name="toy",
-    family="none",
-    side_multiple=16,
-    max_side=192,
-    default_height=128,
-    default_width=128,
-    default_steps=4,
-    default_guidance_scale=1.5,
-    parameters=1,
-    library="torch 2",
-    max_degree=4,
-    stages=tuple(replace(one, batchable=False) for one in latent_diffusion("").specs),
-)
-PACKING = replace(INFO, stages=latent_diffusion("").specs)
-SMALL, LARGE = Shape(64, 64), Shape(128, 128)
-
-
-# What a start measures and keeps.
-
-KEY = ProfileKey(hardware="a CPU", model="toy@1", dtype="float32", threads=1, workers=2, libraries="torch 2")
-SHAPES = calibration_shapes(INFO)
-WARM_UP = (SHAPES[:1], 1, None)
-
-
-class FakeMeasurer:
-    """Two groups; a step takes as many seconds as 1000 pixels divided by the degree, and decode twice as many."""
-
-    too_large: Set[Shape] = frozenset()
-
-    def __init__(self, *, key: ProfileKey = KEY, info: ModelInfo | None = None) -> None:
-        self.profile_key = key
-        self.info = info or INFO
-        self.asked: list[tuple[Batch, int, int | None]] = []
-
-    def _timed(self, batch: Batch, degree: int) -> list[str]:
-        return [one.name for one in self.info.stages if one.takes(batch) and (degree == 1 or one.degrees is None)]
-
-    async def calibrate(
-        self, batches: tuple[Batch, ...], degree: int = 1, num_runs: int | None = None
-    ) -> tuple[CostRow, ...]:
-        self.asked += [(batch, degree, num_runs) for batch in batches]
-        return tuple(
-            CostRow.of(
-                batch,
-                pipeline=self.info.name,
-                stage=stage,
-                degree=degree,
-                seconds=pixels / 1e6 / degree * (2 if stage == DECODE else 1) + group * 0.002,
-                p99_seconds=pixels / 1e6 * 3,
-                num_runs=num_runs or 5,
-            )
-            for group in range(2)
-            for batch in batches
-            for pixels in [sum(shape.pixels for shape in batch)]
-            if not self.too_large & set(batch)
-            for stage in self._timed(batch, degree)
-        )
-
-
-def test_a_start_reports_how_much_it_has_measured() -> None:
-    seen: list[tuple[int, int]] = []
-    measurer = FakeMeasurer()
-    asyncio.run(start_costs(measurer, measurer.info, (1, 2), None, lambda *numbers: seen.append(numbers)))
-    assert seen == [(done, seen[0][1]) for done in range(seen[0][1] + 1)]
-    assert len(seen) > 1
-
-
-async def start(
-    measurer: FakeMeasurer, degrees: Sequence[int], cache: CostCache | None
-) -> dict[tuple[Any, ...], float]:
-    """The seconds of the table that a start comes to."""
-    table = await start_costs(measurer, measurer.info, degrees, cache)
-    assert table is not None
-    assert table.hardware == measurer.profile_key.hardware
-    rows = {(row.stage, Shape(row.height, row.width), row.degree): row.seconds for row in table.rows}
-    assert len(rows) == len(table.rows)
-    return rows
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> CostCache:
-    return CostCache(Profiles(tmp_path / "costs.sqlite"))
-
-
-def test_a_first_start_measures_and_the_next_one_only_warms_up(cache: CostCache) -> None:
-    first = FakeMeasurer()
-    rows = asyncio.run(start(first, (1, 2), cache))
-    assert first.asked == [((shape,), degree, None) for degree in (1, 2) for shape in SHAPES]
-    assert set(rows) == {(stage, shape, 1) for stage in STAGES for shape in SHAPES} | {
-        (DIFFUSE, shape, 2) for shape in SHAPES
-    }
-    assert rows[DIFFUSE, SMALL, 1] == pytest.approx(0.004096 + 0.001), "the mean of two groups"
-    second = FakeMeasurer()
-    assert asyncio.run(start(second, (1, 2), cache)) == rows
-    assert second.asked == [WARM_UP]
-    assert [entry.origin for entry in cache.profiles.entries()] == [ProfileOrigin.CALIBRATION]
-
-
-def test_a_start_measures_a_few_batches_where_requests_can_share_a_pass(cache: CostCache) -> None:
-    assert calibration_batches(INFO) == ()
-    mixes = (SHAPES[:2], (*[SHAPES[0]] * 3, *[SHAPES[1]] * 2, SHAPES[2]))
-    assert calibration_batches(PACKING) == ((SMALL,) * 2, (SMALL,) * 4, *mixes)
-    assert calibration_batches(replace(PACKING, max_side=64)) == ((SMALL,) * 2, (SMALL,) * 4), "no two sizes"
-    one_shape = replace(PACKING, stages=tuple(replace(one, one_shape=True) for one in PACKING.stages))
-    assert calibration_batches(one_shape) == ((SMALL,) * 2, (SMALL,) * 4)
-    asyncio.run(start(FakeMeasurer(), (1, 2), cache))
-    first, second = FakeMeasurer(info=PACKING), FakeMeasurer(info=PACKING)
-    table = asyncio.run(start_costs(first, PACKING, (1, 2), cache))
-    assert table is not None
-    assert first.asked == [*((batch, 1, None) for batch in calibration_batches(PACKING)), WARM_UP]
-    assert [(row.stage, row.batch, row.degree) for row in table.rows if row.batch != 1] == [
-        *((stage, size, 1) for size in (2, 4) for stage in (DIFFUSE, DECODE)),
-        *((DIFFUSE, mix, 1) for mix in mixes),
-    ]
-    again = asyncio.run(start_costs(second, PACKING, (1, 2), cache))
-    assert again is not None
-    assert set(again.rows) == set(table.rows)
-    assert second.asked == [WARM_UP]
-
-
-def test_a_start_of_a_server_whose_requests_are_all_exact_measures_no_batches(cache: CostCache) -> None:
-    measurer = FakeMeasurer(info=PACKING)
-    assert asyncio.run(start_costs(measurer, PACKING, (1,), cache, with_batches=False)) is not None
-    assert {(len(batch), degree) for batch, degree, _ in measurer.asked} == {(1, 1)}
-
-
-def test_a_start_at_more_degrees_measures_those_only(cache: CostCache) -> None:
-    asyncio.run(start(FakeMeasurer(), (1,), cache))
-    more = FakeMeasurer()
-    rows = asyncio.run(start(more, (1, 2, 4), cache))
-    assert more.asked == [((shape,), degree, None) for degree in (2, 4) for shape in SHAPES] + [WARM_UP]
-    assert {degree for _, _, degree in rows} == {1, 2, 4}
-    assert asyncio.run(start(FakeMeasurer(), (1, 2, 4), cache)) == rows
-
-
-def test_a_thorough_profile_is_used_with_all_its_sizes(cache: CostCache) -> None:
-    rows = tuple(
-        CostRow(pipeline="toy", stage=stage, height=shape.height, width=shape.width, seconds=0.5)
-        for shape in (*SHAPES, Shape(160, 160))
-        for stage in STAGES
-    )
-    cache.profiles.save(Profile(key=KEY, origin=ProfileOrigin.PROFILE, rows=rows, tilework="0", created_unix_ns=1))
-    measurer = FakeMeasurer()
-    table = asyncio.run(start(measurer, (1,), cache))
-    assert measurer.asked == [WARM_UP]
-    assert set(table.values()) == {0.5}
-    assert (DIFFUSE, Shape(160, 160), 1) in table
-
-
-def test_a_profile_of_some_stages_keeps_its_rows_when_the_others_are_measured(cache: CostCache) -> None:
-    rows = tuple(CostRow(pipeline="toy", stage=DIFFUSE, height=s.height, width=s.width, seconds=0.5) for s in SHAPES)
-    cache.profiles.save(Profile(key=KEY, origin=ProfileOrigin.PROFILE, rows=rows, tilework="0", created_unix_ns=1))
-    first = asyncio.run(start(FakeMeasurer(), (1,), cache))
-    assert {first[DIFFUSE, shape, 1] for shape in SHAPES} == {0.5}
-    assert {stage for stage, _, _ in first} == set(STAGES)
-    again = FakeMeasurer()
-    assert asyncio.run(start(again, (1,), cache)) == first
-    assert again.asked == [WARM_UP]
-
-
-def test_under_other_circumstances_everything_is_measured_again(cache: CostCache) -> None:
-    asyncio.run(start(FakeMeasurer(), (1,), cache))
-    other = FakeMeasurer(key=replace(KEY, libraries="torch 3"))
-    asyncio.run(start(other, (1,), cache))
-    assert len(other.asked) == len(SHAPES)
-
-
-def test_a_refresh_measures_again_and_its_rows_count_from_then_on(cache: CostCache) -> None:
-    asyncio.run(start(FakeMeasurer(), (1,), cache))
-    slow = FakeMeasurer()
-    original = slow.calibrate
-
-    async def slower(*arguments: Any) -> tuple[CostRow, ...]:
-        return tuple(replace(row, seconds=9.0, p99_seconds=None) for row in await original(*arguments))
-
-    slow.calibrate = slower  # type: ignore[method-assign]
-    assert set(asyncio.run(start(slow, (1,), replace(cache, refresh=True))).values()) == {9.0}
-    assert set(asyncio.run(start(FakeMeasurer(), (1,), cache)).values()) == {9.0}
-
-
-def test_sizes_that_cannot_run_are_left_out_and_none_at_all_is_an_error(cache: CostCache) -> None:
-    some, none = FakeMeasurer(), FakeMeasurer(key=replace(KEY, model="other@1"))
-    some.too_large, none.too_large = {SHAPES[-1]}, set(SHAPES)
-    assert {shape for _, shape, _ in asyncio.run(start(some, (1, 2), cache))} == set(SHAPES[:-1])
-    assert asyncio.run(start_costs(none, INFO, (1, 2), cache)) is None
-    assert len(cache.profiles.entries()) == 1
-
-
-@pytest.mark.parametrize(
-    ("place", "warnings"),
-    [(None, []), ("file/costs.sqlite", ["measure again"]), ("directory", ["cannot be used", "measure again"])],
-)
-def test_a_start_needs_no_cache(
-    tmp_path: Path, place: str | None, warnings: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "directory").mkdir()
-    cache = None if place is None else CostCache(Profiles(tmp_path / place))
-    with caplog.at_level(logging.WARNING):
-        assert asyncio.run(start(FakeMeasurer(), (1,), cache))
-    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(said) == len(warnings)
-    assert all(expected in message for expected, message in zip(warnings, said, strict=True))
-
-
-def test_devices_do_not_slow_each_other_down_but_cores_do() -> None:
-    loaded = LoadedModel(info=INFO, identity="toy@1")
-    cpu = profile_key(ModelSource(path="toy", threads=3), 4, "a thing", loaded)
-    assert cpu == ProfileKey(
-        hardware="a thing", model="toy@1", dtype="float32", threads=3, workers=4, libraries="torch 2"
-    )
-    assert profile_key(ModelSource(path="toy", device="cuda"), 4, "a thing", loaded).workers == 1
 
 
 # The commands.
@@ -466,7 +245,7 @@ def test_the_database_path_is_the_option_or_environment_or_user_cache(
 @pytest.fixture
 def packing(monkeypatch: pytest.MonkeyPatch, measurers: list[FakeExecutor]) -> list[FakeExecutor]:
     """The same executors, of a model whose requests can share a forward pass."""
-    monkeypatch.setattr(f"{__name__}.INFO", PACKING)
+    monkeypatch.setattr("runtime.fake_measurer.INFO", PACKING)
     return measurers
 
 

@@ -1,0 +1,71 @@
+"""A model that is measured without workers, and its measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import replace
+
+from stages import DECODE
+from tilework.core.cost_row import Batch, CostRow
+from tilework.core.graph.shipped import latent_diffusion
+from tilework.core.model import ModelInfo
+from tilework.core.request import Shape
+from tilework.cost.profile import ProfileKey
+from tilework.runtime.costs import (
+    calibration_shapes,
+)
+
+INFO = ModelInfo(
+    name="toy",
+    family="none",
+    side_multiple=16,
+    max_side=192,
+    default_height=128,
+    default_width=128,
+    default_steps=4,
+    default_guidance_scale=1.5,
+    parameters=1,
+    library="torch 2",
+    max_degree=4,
+    stages=tuple(replace(one, batchable=False) for one in latent_diffusion("").specs),
+)
+PACKING = replace(INFO, stages=latent_diffusion("").specs)
+SMALL, LARGE = Shape(64, 64), Shape(128, 128)
+
+KEY = ProfileKey(hardware="a CPU", model="toy@1", dtype="float32", threads=1, workers=2, libraries="torch 2")
+SHAPES = calibration_shapes(INFO)
+
+
+class FakeMeasurer:
+    """Two groups; a step takes as many seconds as 1000 pixels divided by the degree, and decode twice as many."""
+
+    too_large: Set[Shape] = frozenset()
+
+    def __init__(self, *, key: ProfileKey = KEY, info: ModelInfo | None = None) -> None:
+        self.profile_key = key
+        self.info = info or INFO
+        self.asked: list[tuple[Batch, int, int | None]] = []
+
+    def _timed(self, batch: Batch, degree: int) -> list[str]:
+        return [one.name for one in self.info.stages if one.takes(batch) and (degree == 1 or one.degrees is None)]
+
+    async def calibrate(
+        self, batches: tuple[Batch, ...], degree: int = 1, num_runs: int | None = None
+    ) -> tuple[CostRow, ...]:
+        self.asked += [(batch, degree, num_runs) for batch in batches]
+        return tuple(
+            CostRow.of(
+                batch,
+                pipeline=self.info.name,
+                stage=stage,
+                degree=degree,
+                seconds=pixels / 1e6 / degree * (2 if stage == DECODE else 1) + group * 0.002,
+                p99_seconds=pixels / 1e6 * 3,
+                num_runs=num_runs or 5,
+            )
+            for group in range(2)
+            for batch in batches
+            for pixels in [sum(shape.pixels for shape in batch)]
+            if not self.too_large & set(batch)
+            for stage in self._timed(batch, degree)
+        )
