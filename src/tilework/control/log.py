@@ -10,20 +10,22 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import EnumType
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
+from tilework.core.adapter import UsedAdapter
 from tilework.core.events import Event
 from tilework.core.graph.stage import Stage
 from tilework.cost.table import CostTable
 from tilework.cost.table_file import parse_table, table_json
 
-FORMAT = 7
-"""Before format 7 decodes were not shared, and hosts kept no copies.
+FORMAT = 8
+"""Before format 8 requests used no adapters.
+Before format 7 decodes were not shared, and hosts kept no copies.
 Before format 6 devices had no components.
 Before format 5 a work named its stage by pipeline and name, and had no positions.
 Format 2 had no exact requests; format 1 had other names: GPUs for devices, SetAside for DropToBestEffort."""
@@ -125,11 +127,19 @@ def replay(lines: Iterable[str]) -> tuple[int, Difference | None]:
 
 
 class _Stages:
-    """The stages of a log's pipelines, by what a line calls them: "flux/encode"."""
+    """The stages of a log's pipelines, by what a line calls them: "flux/encode", or "flux/encode[anime=0.8]"."""
 
     def __init__(self, table: CostTable) -> None:
         pipelines = {row.pipeline for row in table.rows}
-        self.by_text = {str(stage): stage for one in pipelines for stage in table.graph(one).stages}
+        self._by_text = {str(stage): stage for one in pipelines for stage in table.graph(one).stages}
+
+    def __getitem__(self, text: str) -> Stage:
+        """Raises KeyError, ValueError."""
+        if text not in self._by_text:
+            plain, _, adapters = text.removesuffix("]").partition("[")
+            uses = tuple(map(UsedAdapter.parse, adapters.split(",")))
+            self._by_text[text] = replace(self._by_text[plain], adapters=uses)
+        return self._by_text[text]
 
 
 def _entry(text: str, line: int, stages: _Stages) -> Entry:
@@ -179,7 +189,7 @@ _dump = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circul
 def _from_plain(plain: Any, cls: Any, stages: _Stages) -> Any:
     """The inverse of `_plain` for a value annotated as `cls`. Raises KeyError, TypeError or ValueError."""
     if cls is Stage:
-        return stages.by_text[plain]
+        return stages[plain]
     origin, arguments = get_origin(cls), get_args(cls)
     if origin in (Union, types.UnionType):
         return None if plain is None else _from_plain(plain, next(a for a in arguments if a is not type(None)), stages)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from tilework.core.adapter import UsedAdapter
 from tilework.core.priority import DEFAULT_CLASS
 
 
@@ -82,6 +83,7 @@ class Request(Terms):
             passes to them. Such a request shares no forward pass.
         exact: its steps run on one device without sharing a forward pass, and no stage is sliced. So its picture
             is the stock pipeline's bit for bit, in any dtype and under any load.
+        adapters: those that it uses, by name, each once.
     """
 
     uid: str
@@ -95,6 +97,7 @@ class Request(Terms):
     preview_every: int = 0
     passes: float = 1.0
     exact: bool = False
+    adapters: tuple[UsedAdapter, ...] = ()
 
     @property
     def is_promise(self) -> bool:
@@ -125,6 +128,7 @@ class StepClass(NamedTuple):
     preview_every: int
     passes: float
     exact: bool
+    adapters: tuple[UsedAdapter, ...]
 
 
 class RequestClass(NamedTuple):
@@ -137,7 +141,13 @@ class RequestClass(NamedTuple):
 def step_key(request: Request) -> StepClass:
     """The step class of a request."""
     return StepClass(
-        request.pipeline, request.shape, request.guided, request.preview_every, request.passes, request.exact
+        request.pipeline,
+        request.shape,
+        request.guided,
+        request.preview_every,
+        request.passes,
+        request.exact,
+        request.adapters,
     )
 
 

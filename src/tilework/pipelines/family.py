@@ -19,6 +19,7 @@ from tilework.core.comm import Comm
 from tilework.core.model import ModelInfo
 from tilework.core.packing import Pack
 from tilework.core.wire import Image, Spec
+from tilework.pipelines.lora import LoadedAdapters
 from tilework.pipelines.parallel import Parallel
 
 Values = Mapping[str, Any]
@@ -70,6 +71,10 @@ class Family(Protocol):
     @property
     def modules(self) -> Mapping[str, torch.nn.Module]:
         """What has weights, by the names of the stages' components."""
+
+    @property
+    def adapters(self) -> LoadedAdapters | None:
+        """The adapters on its device, and those in use; None if it can have none."""
 
     @property
     def parallel(self) -> Parallel:

@@ -43,12 +43,9 @@ class Packing:
 
     @property
     def is_possible(self) -> bool:
-        """Whether batches can be packed: not with LoRA or an IP adapter, whose convolutions and attentions are not
-        substituted.
-        """
+        """Whether batches can be packed: not with an IP adapter, whose attentions are not substituted."""
         adapters = (getattr(self._model, name, None) for name in ("encoder_hid_proj", "image_proj"))
-        has_lora: bool = getattr(self._model, "_hf_peft_config_loaded", False)
-        return self.is_known and not has_lora and all(adapter is None for adapter in adapters)
+        return self.is_known and all(adapter is None for adapter in adapters)
 
     @contextmanager
     def running(self, layout: Layout) -> Iterator[None]:

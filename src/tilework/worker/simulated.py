@@ -84,6 +84,10 @@ class SimulatedFamily:
         return {}
 
     @property
+    def adapters(self) -> None:
+        return None
+
+    @property
     def device(self) -> torch.device:
         return torch.device("cpu")
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from tilework.core.adapter import UsedAdapter
 from tilework.core.graph.itinerary import Itinerary
 from tilework.core.graph.stage import DeviceKind, Stage, StageSpec, StepShare
 
 _MAX_CACHED = 1024
+_NONE: Mapping[UsedAdapter, Collection[str]] = {}
 
 
 class BadGraph(ValueError):
@@ -31,7 +33,7 @@ class Graph:
     specs: tuple[StageSpec, ...]
     stages: tuple[Stage, ...] = field(init=False, repr=False, compare=False)
     stepped: tuple[Stage, ...] = field(init=False, repr=False, compare=False)
-    _itineraries: dict[int, Itinerary] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _itineraries: dict[tuple[object, ...], Itinerary] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         _check(self.specs)
@@ -50,14 +52,19 @@ class Graph:
                 return stage
         raise KeyError(name)
 
-    def itinerary(self, steps: int) -> Itinerary:
-        """The way of a request of this number of steps. The same object every time, as far as they are kept."""
-        known = self._itineraries.get(steps)
+    def itinerary(self, steps: int, adapters: Mapping[UsedAdapter, Collection[str]] = _NONE) -> Itinerary:
+        """The way of a request of this number of steps. The same object every time, as far as they are kept.
+
+        `adapters` are those that it uses, each with the components that it changes.
+        """
+        key = steps, *adapters
+        known = self._itineraries.get(key)
         if known is None:
-            if len(self._itineraries) >= _MAX_CACHED:  # Clients choose the steps.
+            if len(self._itineraries) >= _MAX_CACHED:  # Clients choose the steps, and the scales of adapters.
                 self._itineraries.clear()
-            parts = [(stage, 1 if stage.spec.steps is None else stage.spec.steps.of(steps)) for stage in self.stages]
-            known = self._itineraries[steps] = Itinerary(parts)
+            stages = [_with_adapters(stage, adapters) for stage in self.stages] if adapters else self.stages
+            parts = [(stage, 1 if stage.spec.steps is None else stage.spec.steps.of(steps)) for stage in stages]
+            known = self._itineraries[key] = Itinerary(parts)
         return known
 
     def renamed(self, pipeline: str) -> Graph:
@@ -74,6 +81,16 @@ class Graph:
         if not isinstance(document, Sequence) or isinstance(document, str):
             raise BadGraph(f"the graph of {pipeline!r} is {document!r}; expected a list of stages")
         return cls(pipeline, tuple(_parse_spec(one) for one in document))
+
+
+def _with_adapters(stage: Stage, adapters: Mapping[UsedAdapter, Collection[str]]) -> Stage:
+    """The stage with those of the adapters that change a component of it.
+
+    Requests can share it if they have one size: adapters of convolutions know nothing of packed batches.
+    """
+    components = set(stage.spec.components)
+    used = tuple(one for one, changes in adapters.items() if not components.isdisjoint(changes))
+    return replace(stage, spec=replace(stage.spec, one_shape=True), adapters=used) if used else stage
 
 
 def _check(specs: Sequence[StageSpec]) -> None:

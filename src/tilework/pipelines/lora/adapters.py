@@ -1,0 +1,149 @@
+"""The adapters of a loaded pipeline, on its device.
+
+Files are read and attached by diffusers and PEFT, as `load_lora_weights` does for the stock pipeline. The weights of
+the model stay as they are: a layer with adapters computes its own output, and adds theirs. So requests with different
+adapters follow each other at no cost, and a request without any has the very outputs of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+from tilework.core.adapter import UsedAdapter
+from tilework.pipelines.components import modules_of
+from tilework.pipelines.errors import ModelError
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+
+
+class InvalidAdapter(ModelError):
+    """A file is no adapter of this model."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddedAdapter:
+    """An adapter on the device: the components whose computation it changes, and its size there."""
+
+    changes: frozenset[str]
+    num_bytes: int
+
+
+class LoadedAdapters:
+    """The adapters of a stock pipeline. None is in use at first; layers that are changed by none compute as before.
+
+    Names are free: PEFT, which takes them for names of modules, gets numbers.
+    """
+
+    def __init__(self, pipeline: Any) -> None:
+        self._pipeline = pipeline
+        self._keys: dict[str, str] = {}
+        self._num_added = 0
+        self._layers: list[BaseTunerLayer] = []
+        self._used: tuple[UsedAdapter, ...] = ()
+
+    @torch.no_grad()
+    def add(self, name: str, file: Path) -> AddedAdapter:
+        """Read an adapter from a safetensors file onto the device.
+
+        Raises:
+            InvalidAdapter: it cannot be read, or is not of this model; nothing has changed then.
+        """
+        if not hasattr(self._pipeline, "load_lora_weights"):
+            raise InvalidAdapter(f"{type(self._pipeline).__name__} takes no LoRAs in this version of diffusers")
+        if file.suffix != ".safetensors" or not file.is_file():
+            raise InvalidAdapter(f"{file} is no file that ends with .safetensors; save the LoRA as one")
+        key = f"number_{self._num_added}"
+        self._num_added += 1
+        place = {"weight_name": file.name, "local_files_only": True, "use_safetensors": True}
+        try:
+            self._pipeline.load_lora_weights(str(file.parent), adapter_name=key, **place)
+            added = self._check(key, file, self._num_tensors(str(file.parent), place))
+        except Exception as error:
+            self._delete(key)
+            if isinstance(error, InvalidAdapter):
+                raise
+            first = str(error).strip().partition("\n")[0]
+            raise InvalidAdapter(f"{file} is not for this model ({type(error).__name__}: {first})") from error
+        self._keys[name] = key
+        self._settle()
+        return added
+
+    def remove(self, name: str) -> None:
+        """Give back the memory of an adapter."""
+        self._delete(self._keys.pop(name))
+
+    def use(self, used: Sequence[UsedAdapter]) -> None:
+        """Compute with these adapters, which must be there, and no others from now on."""
+        if tuple(used) == self._used:
+            return
+        self._used = tuple(used)
+        keys = [self._keys[one.name] for one in used]
+        for layer in self._layers:
+            if keys:
+                layer.set_adapter(keys, inference_mode=True)
+                for key, one in zip(keys, used, strict=True):
+                    layer.set_scale(key, one.scale)
+            layer.enable_adapters(bool(keys))
+
+    def _settle(self) -> None:
+        """Find the layers that have adapters, and let none compute."""
+        self._layers = [layer for _, layer in self._all_layers()]
+        for layer in self._layers:
+            _move_hooks(layer)
+            layer.enable_adapters(False)
+        self._used = ()
+
+    def _delete(self, key: str) -> None:
+        self._pipeline.delete_adapters([key])
+        self._settle()
+
+    def _all_layers(self) -> Iterator[tuple[str, BaseTunerLayer]]:
+        """The layers that have or had adapters, each with the name of its component."""
+        for name, component in modules_of(self._pipeline).items():
+            for layer in component.modules():
+                if isinstance(layer, BaseTunerLayer):
+                    yield name, layer
+
+    def _check(self, key: str, file: Path, num_tensors: int) -> AddedAdapter:
+        """What was added. Raises InvalidAdapter if it is not the whole file: some of it is of another model."""
+        weights = [(name, weight) for name, layer in self._all_layers() for weight in _weights(layer, key)]
+        if not weights or len(weights) < num_tensors:
+            num_odd = num_tensors - len(weights)
+            raise InvalidAdapter(f"{file} is not for this model: {num_odd} of its {num_tensors} tensors do not fit")
+        for _, weight in weights:
+            weight.data = weight.data.clone()  # A file is mapped where it lies; see `loading._copy_weights`.
+        return AddedAdapter(frozenset(name for name, _ in weights), sum(weight.nbytes for _, weight in weights))
+
+    def _num_tensors(self, directory: str, place: dict[str, Any]) -> int:
+        read = self._pipeline.lora_state_dict(directory, **place)
+        tensors = read[0] if isinstance(read, tuple) else read
+        return sum(not name.endswith(".alpha") for name in tensors)
+
+
+def _weights(layer: Any, key: str) -> Iterator[nn.Parameter]:
+    """The weights that an adapter has in a layer."""
+    for kind in layer.adapter_layer_names:
+        part = getattr(layer, kind, {})
+        if key in part:
+            yield from part[key].parameters() if isinstance(part[key], nn.Module) else (part[key],)
+
+
+def _move_hooks(layer: Any) -> None:
+    """Let hooks see what a layer computes with its adapters: they were installed on the layer that it has replaced."""
+    base = layer.get_base_layer()
+    for kind in _HOOKS:
+        getattr(layer, kind).update(getattr(base, kind))
+        getattr(base, kind).clear()
