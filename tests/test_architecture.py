@@ -52,6 +52,7 @@ SERVER_ARROWS: dict[str, set[str]] = {
     "toml_file": {"config"},
     "tenants": {"config", "toml_file"},
     "models_file": {"config", "toml_file"},
+    "lora_directory": {"config"},
     "http": {"text", "config", "tenants"},
     "metrics": {"engine_protocol"},
     "calls": {"text", "schema", "engine_protocol", "config", "tenants", "models_file", "metrics"},

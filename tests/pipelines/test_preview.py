@@ -44,7 +44,7 @@ from tilework.pipelines.families.sdxl import StableDiffusionXL
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
 from tilework.worker import simulated as modelled
-from tilework.worker.models import Models
+from tilework.worker.models.models import Models
 from tilework.worker.simulated import SimulatedFamily
 from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.worker import Worker

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from stages import DECODE
 from tilework.core.cost_row import Batch, CostRow
+from tilework.core.lora import UsedLora
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.model import ModelInfo
 from tilework.core.request import Shape
@@ -50,7 +51,11 @@ class FakeMeasurer:
         return [one.name for one in self.info.stages if one.takes(batch) and (degree == 1 or one.degrees is None)]
 
     async def calibrate(
-        self, batches: tuple[Batch, ...], degree: int = 1, num_runs: int | None = None
+        self,
+        batches: tuple[Batch, ...],
+        degree: int = 1,
+        num_runs: int | None = None,
+        loras: tuple[UsedLora, ...] = (),
     ) -> tuple[CostRow, ...]:
         self.asked += [(batch, degree, num_runs) for batch in batches]
         return tuple(

@@ -18,7 +18,7 @@ from tilework.core.wire import Command, Ended, Execute, Failed, GroupRef, Progre
 from tilework.pipelines import serialization
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
-from tilework.worker.models import Models
+from tilework.worker.models.models import Models
 from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.worker import Worker
 from tilework.worker.works import OpenWorks

@@ -42,7 +42,7 @@ from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.observer import EndedWork, Observer
 from tilework.runtime.ticket import Outcome
 from tilework.worker.memory import Budget, is_out_of_memory
-from tilework.worker.models import Models
+from tilework.worker.models.models import Models
 from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.worker import Worker
 from tilework.worker.works import OpenWorks

@@ -17,7 +17,7 @@ import tiny
 from tilework.core.model import ModelSource
 from tilework.pipelines.draw import draw
 from tilework.pipelines.loading import load
-from tilework.worker.shared_weights import SharedWeights
+from tilework.worker.models.shared_weights import SharedWeights
 from worker.tied import Tied
 
 

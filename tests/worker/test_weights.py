@@ -13,8 +13,8 @@ from torch import nn
 import tiny
 from tilework.core.model import ModelSource
 from tilework.pipelines.loading import load
-from tilework.worker.shared_weights import SharedWeights, weights_of
-from tilework.worker.weights import Weights
+from tilework.worker.models.shared_weights import SharedWeights, weights_of
+from tilework.worker.models.weights import Weights
 from worker.tied import Tied
 
 

@@ -9,7 +9,7 @@ from commands import MODEL
 from tilework.comm.groups import Groups
 from tilework.core.wire import Command, Ended, Execute, Report, StateBlob
 from tilework.pipelines.family import Family
-from tilework.worker.models import Models
+from tilework.worker.models.models import Models
 from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.worker import Worker
 from tilework.worker.works import OpenWorks

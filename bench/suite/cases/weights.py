@@ -133,7 +133,7 @@ def _load(model: str, weights: str, connection: Connection) -> None:
     import os
 
     from tilework.pipelines.loading import load
-    from tilework.worker.shared_weights import SharedWeights
+    from tilework.worker.models.shared_weights import SharedWeights
 
     family = load(ModelSource(path=model), SharedWeights(Path(weights)).share if weights else None)
     connection.send(os.getpid())

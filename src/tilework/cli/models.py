@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilework.cli.console import UserError, user_errors
-from tilework.core.model import DEVICES, DTYPES, ModelSource
+from tilework.core.model import DEVICES, DTYPES, LoraSource, ModelSource
 
 
 def named_model(text: str) -> tuple[str, str]:
@@ -19,6 +19,7 @@ def model_source(
     dtype: str | None,
     threads: int,
     memory_bytes: int | None = None,
+    loras: tuple[LoraSource, ...] = (),
 ) -> ModelSource:
     """Where a model is and how it runs, if its files show that it can be served.
 
@@ -36,5 +37,12 @@ def model_source(
         read_model_index(path, adapter)
     dtype = dtype or ("bfloat16" if device == "cuda" else "float32")
     return ModelSource(
-        path=path, name=name, adapter=adapter, device=device, dtype=dtype, threads=threads, memory_bytes=memory_bytes
+        path=path,
+        name=name,
+        adapter=adapter,
+        device=device,
+        dtype=dtype,
+        threads=threads,
+        memory_bytes=memory_bytes,
+        loras=loras,
     )

@@ -34,7 +34,7 @@ from tilework.server.main import serve as serve_http
 from tilework.store.durable import DurableDirectory
 from tilework.store.journal import JournalUnusable
 
-_NOT_OF_THE_SERVER = ("profiles", "log_level", "worker_memory", "weights_memory")
+_NOT_OF_THE_SERVER = ("profiles", "log_level", "worker_memory", "weights_memory", "loras")
 """Settings of the environment that belong to the command."""
 
 

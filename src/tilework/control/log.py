@@ -17,14 +17,14 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
-from tilework.core.adapter import UsedAdapter
 from tilework.core.events import Event
 from tilework.core.graph.stage import Stage
+from tilework.core.lora import UsedLora
 from tilework.cost.table import CostTable
 from tilework.cost.table_file import parse_table, table_json
 
 FORMAT = 8
-"""Before format 8 requests used no adapters.
+"""Before format 8 requests used no LoRAs.
 Before format 7 decodes were not shared, and hosts kept no copies.
 Before format 6 devices had no components.
 Before format 5 a work named its stage by pipeline and name, and had no positions.
@@ -136,9 +136,9 @@ class _Stages:
     def __getitem__(self, text: str) -> Stage:
         """Raises KeyError, ValueError."""
         if text not in self._by_text:
-            plain, _, adapters = text.removesuffix("]").partition("[")
-            uses = tuple(map(UsedAdapter.parse, adapters.split(",")))
-            self._by_text[text] = replace(self._by_text[plain], adapters=uses)
+            plain, _, loras = text.removesuffix("]").partition("[")
+            uses = tuple(map(UsedLora.parse, loras.split(",")))
+            self._by_text[text] = replace(self._by_text[plain], loras=uses)
         return self._by_text[text]
 
 

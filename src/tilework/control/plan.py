@@ -126,11 +126,11 @@ class Planner:
         return [WakeAt(at_ns)]
 
     def _start(self, start: Start) -> list[Action]:
-        actions = [move for job_id in start.job_ids for move in self._moves(job_id, start)]
+        actions: list[Action] = []
         loads_ns = NO_LOADS
-        if self._tracker.needs_loads:
-            loads, loads_ns = self._components.prepare(start, self._tracker.next_work_id)
-            actions += loads
+        if self._tracker.needs_loads:  # Before states are moved: some models call components when they get one.
+            actions, loads_ns = self._components.prepare(start, self._tracker.next_work_id)
+        actions += [move for job_id in start.job_ids for move in self._moves(job_id, start)]
         work = self._tracker.commit(start, loads_ns)
         for job_id in start.job_ids:
             job = self._tracker.jobs[job_id]

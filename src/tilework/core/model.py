@@ -15,6 +15,14 @@ DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class LoraSource:
+    """A LoRA that requests may use by its name, and its safetensors file."""
+
+    name: str
+    path: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
     """Where a worker finds a model and how it runs it. `path` is a diffusers directory or a hub id.
@@ -23,7 +31,8 @@ class ModelSource:
 
     `device` is one of `DEVICES`, `dtype` one of `DTYPES`. `memory_bytes` is how much memory a work may take in addition
     to the loaded model; None: what the device has. `adapter`, MODULE:CLASS, serves it in place of the one that belongs
-    to the class of its pipeline; if it is the class of a pipeline itself, the model is loaded as that.
+    to the class of its pipeline; if it is the class of a pipeline itself, the model is loaded as that. Its requests may
+    use those of the `loras` that are LoRAs of this model.
     """
 
     path: str
@@ -33,6 +42,7 @@ class ModelSource:
     dtype: str = "float32"
     threads: int = 1
     memory_bytes: int | None = None
+    loras: tuple[LoraSource, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +150,8 @@ class ModelInfo:
     from, or its hub id; empty if there is no model.
     `dtype` and `attention_backend` are those with which it computes; empty if there is no model. `step_ranges` are the
     numbers of steps that the model's sampler can run, ascending. `arguments` are what a request may give beside what
-    all models take. `stages` are those of its pipeline's graph.
+    all models take. `stages` are those of its pipeline's graph. `loras` are the names of the LoRAs that requests may
+    use.
     """
 
     name: str
@@ -170,6 +181,7 @@ class ModelInfo:
     frame_multiple: int = 1
     frames_of: str = ""
     stages: tuple[StageSpec, ...] = latent_diffusion("").specs
+    loras: tuple[str, ...] = ()
 
     @property
     def graph(self) -> Graph:

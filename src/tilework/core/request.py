@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from tilework.core.adapter import UsedAdapter
+from tilework.core.lora import UsedLora
 from tilework.core.priority import DEFAULT_CLASS
 
 
@@ -83,7 +83,7 @@ class Request(Terms):
             passes to them. Such a request shares no forward pass.
         exact: its steps run on one device without sharing a forward pass, and no stage is sliced. So its picture
             is the stock pipeline's bit for bit, in any dtype and under any load.
-        adapters: those that it uses, by name, each once.
+        loras: those that it uses, by name, each once.
     """
 
     uid: str
@@ -97,7 +97,7 @@ class Request(Terms):
     preview_every: int = 0
     passes: float = 1.0
     exact: bool = False
-    adapters: tuple[UsedAdapter, ...] = ()
+    loras: tuple[UsedLora, ...] = ()
 
     @property
     def is_promise(self) -> bool:
@@ -128,7 +128,7 @@ class StepClass(NamedTuple):
     preview_every: int
     passes: float
     exact: bool
-    adapters: tuple[UsedAdapter, ...]
+    loras: tuple[UsedLora, ...]
 
 
 class RequestClass(NamedTuple):
@@ -147,7 +147,7 @@ def step_key(request: Request) -> StepClass:
         request.preview_every,
         request.passes,
         request.exact,
-        request.adapters,
+        request.loras,
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from tilework.core.component import Component
 from tilework.core.cost_row import Batch, CostRow
+from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import ArgumentValue, ModelInfo
 from tilework.core.request import Shape
 from tilework.core.work import Group
@@ -35,7 +36,7 @@ class Spec:
 
     After every `preview_every` denoising steps, but not after the last one, the client gets a preview; 0: never.
     Previews cost time and leave the picture unchanged. `arguments` are those of `ModelInfo.arguments` that the client
-    gave, by name, and `pictures` those of `ModelInfo.pictures`. A clip has `frames`.
+    gave, by name, and `pictures` those of `ModelInfo.pictures`. A clip has `frames`. `loras` are used in this order.
 
     `steps` are made. `whole_steps` is what the stock call is told; None: the same number. It is larger where the
     denoising of a given picture begins in the middle (see `core.model.StrengthRule`).
@@ -59,6 +60,7 @@ class Spec:
     whole_steps: int | None = None
     arguments: Mapping[str, ArgumentValue] = field(default_factory=dict, hash=False)
     pictures: Mapping[str, tuple[Image, ...]] = field(default_factory=dict, hash=False)
+    loras: tuple[UsedLora, ...] = ()
 
     @property
     def shape(self) -> Shape:
@@ -189,13 +191,14 @@ class Calibrate:
     """Warm up and time a model's stages for these batches, with a group at its degree; answered by `Calibrated`.
 
     Batches of several have no group; they are timed for batchable stages, groups for stages that they may share.
-    `num_runs` None means a few, within a short time.
+    `num_runs` None means a few, within a short time. Requests use these `loras`.
     """
 
     model: str
     batches: tuple[Batch, ...]
     group: GroupRef | None = None
     num_runs: int | None = None
+    loras: tuple[UsedLora, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,12 +243,15 @@ Command = (
 class LoadedModel:
     """A model of a worker. `identity` distinguishes models of the same name.
 
-    `components` are those of its stages, by name; empty if all stay on the device.
+    `components` are those of its stages, by name; empty if all stay on the device. `loras` are those that its requests
+    may use, by name, and `refused` says of the others why they may not.
     """
 
     info: ModelInfo
     identity: str = "unknown"
     components: Mapping[str, Component] = field(default_factory=dict)
+    loras: Mapping[str, Lora] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

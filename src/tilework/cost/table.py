@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilework.core.adapter import Adapter
 from tilework.core.component import Component, LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
+from tilework.core.lora import Lora
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.loading import Link
 
@@ -31,7 +31,7 @@ class CostTable:
     and its base SLOs, seconds by `str(Shape)`. `batch_models`, by pipeline, predict batches of steps at degree 1.
     `graphs` are those of pipelines that are not latent diffusion pipelines (see `core.graph.shipped`).
 
-    `components` are, by pipeline, those that its stages name; what is not there weighs nothing. `adapters` are, by
+    `components` are, by pipeline, those that its stages name; what is not there weighs nothing. `loras` are, by
     pipeline, what its requests may use, by name. A device has
     `memory_bytes` for them (None: no limit), and loads them at `load_bytes_per_s`. The host of a node keeps
     `host_bytes` of those that were read last (None: all). `links` connect devices of one node ("device") and of two
@@ -47,7 +47,7 @@ class CostTable:
     batch_models: Mapping[str, BatchLatencyModel] = field(default_factory=dict)
     graphs: Mapping[str, Graph] = field(default_factory=dict)
     components: Mapping[str, Mapping[str, Component]] = field(default_factory=dict)
-    adapters: Mapping[str, Mapping[str, Adapter]] = field(default_factory=dict)
+    loras: Mapping[str, Mapping[str, Lora]] = field(default_factory=dict)
     memory_bytes: int | None = None
     host_bytes: int | None = None
     load_bytes_per_s: Mapping[LoadSource, float] = field(default_factory=dict)
@@ -55,10 +55,10 @@ class CostTable:
 
     @property
     def all_components(self) -> tuple[Component, ...]:
-        """The components of all pipelines and adapters, each once, by digest."""
+        """The components of all pipelines and LoRAs, each once, by digest."""
         found = {one for named in self.components.values() for one in named.values()}
-        adapters = [one for named in self.adapters.values() for one in named.values()]
-        return tuple(sorted(found.union(one.component for one in adapters if one.component is not None)))
+        loras = [one for named in self.loras.values() for one in named.values()]
+        return tuple(sorted(found.union(one.component for one in loras if one.component is not None)))
 
     def graph(self, pipeline: str) -> Graph:
         """The graph of a pipeline."""
@@ -107,7 +107,7 @@ def merged(tables: Sequence[CostTable]) -> CostTable:
         batch_models={pipeline: one for table in tables for pipeline, one in table.batch_models.items()},
         graphs={pipeline: graph for table in tables for pipeline, graph in table.graphs.items()},
         components={pipeline: named for table in tables for pipeline, named in table.components.items()},
-        adapters={pipeline: named for table in tables for pipeline, named in table.adapters.items()},
+        loras={pipeline: named for table in tables for pipeline, named in table.loras.items()},
         memory_bytes=first.memory_bytes,
         host_bytes=first.host_bytes,
         load_bytes_per_s=first.load_bytes_per_s,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tilework.core.adapter import slowdown
 from tilework.core.component import Component, LoadSource, num_bytes
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
+from tilework.core.lora import slowdown
 from tilework.core.preview import preview_shape
 from tilework.core.request import Request, Shape
 from tilework.core.work import Work
@@ -29,7 +29,7 @@ class TableCosts:
     The time of single requests is corrected per stage, shape, degree and guidance (`Corrections`); each measurement has
     the weight `weight`. Tables describe guided steps; unguided ones are taken to cost half as much until some have been
     measured. The requests of a batch are corrected like single ones; the savings of the batch have a correction of
-    their own, and so have requests with adapters, by number.
+    their own, and so have requests with LoRAs, by number.
 
     `version` counts the changes of predictions.
     """
@@ -96,7 +96,7 @@ class TableCosts:
 
     def _price_alone(self, stage: Stage, shape: Shape, degree: int, guided: bool) -> _Price:
         # Numbers and strings hash fast; dataclasses compute their hash every time.
-        key = stage.name, degree, shape.height, shape.width, shape.frames, guided, stage.pipeline, stage.adapters
+        key = stage.name, degree, shape.height, shape.width, shape.frames, guided, stage.pipeline, stage.loras
         price = self._prices.get(key) or self._add_price(key, stage, (shape,), degree, (guided,))
         return price if price.version == self.version else self._updated(price)
 
@@ -104,7 +104,7 @@ class TableCosts:
         if len(shapes) == 1:
             return self._price_alone(stage, shapes[0], degree, guided[0])
         sizes = [(shape.height, shape.width, shape.frames) for shape in shapes]
-        key = stage.name, degree, *sizes, *guided, stage.pipeline, stage.adapters
+        key = stage.name, degree, *sizes, *guided, stage.pipeline, stage.loras
         price = self._prices.get(key) or self._add_price(key, stage, shapes, degree, guided)
         return price if price.version == self.version else self._updated(price)
 
@@ -125,22 +125,22 @@ class TableCosts:
         is_step = stage.has_steps
         num_guided = sum(guided) if is_step else len(shapes)
         pixels = sum(shape.pixels for shape in shapes)
-        name = f"{stage.name}+{len(stage.adapters)}" if stage.adapters else stage.name
+        name = f"{stage.name}+{len(stage.loras)}" if stage.loras else stage.name
         key = stage.pipeline, name, degree, len(shapes), pixels, num_guided
         unknown = 1.0 if num_guided else _UNGUIDED
         alone: tuple[_Price, ...] = ()
         if len(shapes) > 1 and degree in self.degrees(stage):
             pairs = zip(shapes, guided, strict=True)
             alone = tuple(self._price(stage, (shape,), degree, (is_guided,)) for shape, is_guided in pairs)
-        elif len(shapes) == 1 and stage.adapters:
-            alone = (self._price_alone(replace(stage, adapters=()), shapes[0], degree, guided[0]),)
+        elif len(shapes) == 1 and stage.loras:
+            alone = (self._price_alone(replace(stage, loras=()), shapes[0], degree, guided[0]),)
         return _Price(self._tabled.base_ns(stage, tuple(shapes), degree) * self._slowdown(stage), key, unknown, alone)
 
     def _slowdown(self, stage: Stage) -> float:
-        """How much longer a step takes with the adapters of a stage, as the table says."""
-        if not stage.adapters or not stage.has_steps:
+        """How much longer a step takes with the LoRAs of a stage, as the table says."""
+        if not stage.loras or not stage.has_steps:
             return 1.0
-        return slowdown(self.table.adapters[stage.pipeline][one.name] for one in stage.adapters)
+        return slowdown(self.table.loras[stage.pipeline][one.name] for one in stage.loras)
 
     def _factor(self, price: _Price) -> float:
         """The correction of a price."""
@@ -170,13 +170,13 @@ class TableCosts:
     def start(self, request: Request) -> Cursor:
         """The progress of a request of which nothing is done. Raises UnknownCost."""
         graph = self._tabled.graph(request.pipeline)
-        if not request.adapters:
+        if not request.loras:
             return graph.itinerary(request.steps).at[0]
-        known = self.table.adapters.get(request.pipeline, {})
-        unknown = [one.name for one in request.adapters if one.name not in known]
+        known = self.table.loras.get(request.pipeline, {})
+        unknown = [one.name for one in request.loras if one.name not in known]
         if unknown:
-            raise UnknownCost(f"{request.pipeline!r} has no adapter {unknown[0]!r}")
-        return graph.itinerary(request.steps, {one: known[one.name].changes for one in request.adapters}).at[0]
+            raise UnknownCost(f"{request.pipeline!r} has no LoRA {unknown[0]!r}")
+        return graph.itinerary(request.steps, {one: known[one.name].changes for one in request.loras}).at[0]
 
     def degrees(self, stage: Stage) -> tuple[int, ...]:
         """See `TabledTimes.degrees`."""
@@ -232,11 +232,11 @@ class TableCosts:
         return self._moves.ns(request, progress, between_nodes=between_nodes)
 
     def components(self, stage: Stage) -> tuple[Component, ...]:
-        """The components that a stage and its adapters need, as far as the table knows them."""
+        """The components that a stage and its LoRAs need, as far as the table knows them."""
         components = self._components.get((stage.pipeline, stage.name), ())
-        if not stage.adapters:
+        if not stage.loras:
             return components
-        used = [self.table.adapters[stage.pipeline][one.name].component for one in stage.adapters]
+        used = [self.table.loras[stage.pipeline][one.name].component for one in stage.loras]
         return (*components, *(one for one in used if one is not None))
 
     def load_ns(self, num_bytes: int, source: LoadSource | None = None) -> int:
@@ -297,7 +297,7 @@ class _Price:
     """The time of a work by the table, the key of its correction, and the corrected time as of `version`.
 
     `unknown` is the correction until one is measured. A batch has the prices of its requests `alone` instead, if these
-    have any, and a request with adapters that of one without.
+    have any, and a request with LoRAs that of one without.
     """
 
     base_ns: float

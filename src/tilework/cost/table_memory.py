@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tilework.core.adapter import Adapter
 from tilework.core.component import Component, LoadSource
+from tilework.core.lora import Lora
 from tilework.cost.loading import Link
 from tilework.cost.table import BadCostTable, CostTable
 
@@ -30,7 +30,7 @@ def parse_memory(document: Mapping[str, Any]) -> dict[str, Any]:
         raise BadCostTable("load_bytes_per_s has no disk, and there are components; say how fast they are read from it")
     return {
         "components": components,
-        "adapters": _adapters(_object(document, "adapters")),
+        "loras": _loras(_object(document, "loras")),
         **{name: document.get(name) for name in _LIMITS},
         "load_bytes_per_s": {LoadSource(source): speed for source, speed in speeds.items()},
         "links": {name: _link(name, link) for name, link in _object(document, "links").items()},
@@ -45,10 +45,9 @@ def memory_json(table: CostTable) -> dict[str, Any]:
             pipeline: {name: {"digest": one.digest, "bytes": one.num_bytes} for name, one in named.items()}
             for pipeline, named in table.components.items()
         }
-    if table.adapters:
-        document["adapters"] = {
-            pipeline: {name: _adapter_json(one) for name, one in named.items()}
-            for pipeline, named in table.adapters.items()
+    if table.loras:
+        document["loras"] = {
+            pipeline: {name: _lora_json(one) for name, one in named.items()} for pipeline, named in table.loras.items()
         }
     document |= {name: limit for name in _LIMITS if (limit := getattr(table, name)) is not None}
     if table.load_bytes_per_s:
@@ -84,16 +83,16 @@ def _components(document: Mapping[str, Any]) -> dict[str, dict[str, Component]]:
     return found
 
 
-def _adapters(document: Mapping[str, Any]) -> dict[str, dict[str, Adapter]]:
-    found: dict[str, dict[str, Adapter]] = {}
+def _loras(document: Mapping[str, Any]) -> dict[str, dict[str, Lora]]:
+    found: dict[str, dict[str, Lora]] = {}
     for pipeline, named in document.items():
         if not isinstance(named, Mapping):
-            raise BadCostTable(f"adapters.{pipeline} is {named!r}; expected an object by name")
-        found[pipeline] = {name: _adapter(f"adapters.{pipeline}.{name}", one) for name, one in named.items()}
+            raise BadCostTable(f"loras.{pipeline} is {named!r}; expected an object by name")
+        found[pipeline] = {name: _lora(f"loras.{pipeline}.{name}", one) for name, one in named.items()}
     return found
 
 
-def _adapter(place: str, document: object) -> Adapter:
+def _lora(place: str, document: object) -> Lora:
     changes = document.get("changes") if isinstance(document, Mapping) else None
     if not isinstance(document, Mapping) or not isinstance(changes, list) or not changes:
         raise BadCostTable(f"{place} is {document!r}; expected an object with changes, a list of components")
@@ -101,10 +100,10 @@ def _adapter(place: str, document: object) -> Adapter:
     if type(slowdown) not in (int, float) or slowdown <= 0:
         raise BadCostTable(f"{place}.slowdown is {slowdown!r}; expected a factor above 0")
     component = _component(place, document) if "digest" in document else None
-    return Adapter(changes=frozenset(map(str, changes)), component=component, slowdown=float(slowdown))
+    return Lora(changes=frozenset(map(str, changes)), component=component, slowdown=float(slowdown))
 
 
-def _adapter_json(one: Adapter) -> dict[str, Any]:
+def _lora_json(one: Lora) -> dict[str, Any]:
     document: dict[str, Any] = {"changes": sorted(one.changes)}
     if one.slowdown != 1:
         document["slowdown"] = one.slowdown

@@ -19,7 +19,7 @@ from tilework.core.comm import Comm
 from tilework.core.model import ModelInfo
 from tilework.core.packing import Pack
 from tilework.core.wire import Image, Spec
-from tilework.pipelines.lora import LoadedAdapters
+from tilework.pipelines.lora import LoadedLoras
 from tilework.pipelines.parallel import Parallel
 
 Values = Mapping[str, Any]
@@ -73,8 +73,8 @@ class Family(Protocol):
         """What has weights, by the names of the stages' components."""
 
     @property
-    def adapters(self) -> LoadedAdapters | None:
-        """The adapters on its device, and those in use; None if it can have none."""
+    def loras(self) -> LoadedLoras | None:
+        """The LoRAs on its device, and those in use; None if it can have none."""
 
     @property
     def parallel(self) -> Parallel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,7 +66,8 @@ def load_stock(source: ModelSource) -> Any:
 
 
 def quiet() -> None:
-    """Turn off the progress bars and advice of diffusers and transformers."""
+    """Turn off the progress bars and advice of diffusers, transformers and PEFT."""
+    warnings.filterwarnings("ignore", module=r"peft\.")
     for logging in (diffusers.utils.logging, transformers.utils.logging):
         logging.set_verbosity_error()
         logging.disable_progress_bar()

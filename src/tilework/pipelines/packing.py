@@ -98,7 +98,7 @@ def pack_u_net(model: Any, packing: Packing) -> None:
             _substitute(module, packing, partial(_normalise, module))
         elif type(module).__name__ == "ResnetBlock2D":
             if _is_usual(module):
-                _substitute(module, packing, partial(_resnet_block, module))
+                _substitute(module, packing, partial(_resnet_block, module, module.conv1, module.conv2))
         elif type(module).__name__ == "BasicTransformerBlock":
             for attention in (module.attn1, module.attn2):
                 if attention is not None:
@@ -185,11 +185,19 @@ def _normalise(module: nn.GroupNorm, layout: Layout, stock: Callable[..., Any], 
     return result
 
 
-def _resnet_block(block: Any, layout: Layout, stock: Callable[..., Any], patches: Tensor, temb: Tensor) -> Tensor:
-    """`ResnetBlock2D.forward`, of a block that `_is_usual`."""
-    hidden = layout.convolve_activated(block.conv1, block.norm1, patches)
+def _resnet_block(
+    block: Any,
+    first: nn.Conv2d,
+    second: nn.Conv2d,
+    layout: Layout,
+    stock: Callable[..., Any],
+    patches: Tensor,
+    temb: Tensor,
+) -> Tensor:
+    """`ResnetBlock2D.forward`, of a block that `_is_usual`, with the convolutions that it has without LoRAs."""
+    hidden = layout.convolve_activated(first, block.norm1, patches)
     hidden = hidden + block.time_emb_proj(block.nonlinearity(temb))[:, :, None, None]
-    hidden = layout.convolve_activated(block.conv2, block.norm2, hidden)
+    hidden = layout.convolve_activated(second, block.norm2, hidden)
     shortcut = patches if block.conv_shortcut is None else block.conv_shortcut(patches)
     result: Tensor = (shortcut + hidden) / block.output_scale_factor
     return result

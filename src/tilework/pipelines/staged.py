@@ -27,8 +27,8 @@ from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.families.latent_state import Conditioning, LatentState
 from tilework.pipelines.family import Values, Watch
+from tilework.pipelines.lora import LoadedLoras
 from tilework.pipelines.packing import Packing
-from tilework.pipelines.lora import LoadedAdapters
 from tilework.pipelines.parallel import Parallel
 from tilework.pipelines.sampler import check_sampler, generator_argument, memory_of, step_ranges, usual
 
@@ -82,7 +82,7 @@ class StagedPipeline(ABC):
         # diffusers' own property walks all modules on each read: 0.5 ms, and a worker reads it in each step.
         self._device: torch.device = denoiser.device
         self._parallel = Parallel()
-        self._adapters = LoadedAdapters(pipeline)
+        self._loras = LoadedLoras(pipeline)
         self._packing, self._cell_multiple = Packing(denoiser), cell_multiple
         self._defaults = resolve(stock, overrides, side_multiple)
         self._info = ModelInfo(
@@ -132,8 +132,8 @@ class StagedPipeline(ABC):
         return modules_of(self._pipeline)
 
     @property
-    def adapters(self) -> LoadedAdapters:
-        return self._adapters
+    def loras(self) -> LoadedLoras:
+        return self._loras
 
     @property
     def parallel(self) -> Parallel:

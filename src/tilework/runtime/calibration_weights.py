@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from tilework.core.component import Component, LoadSource, num_bytes
+from tilework.core.lora import Lora, UsedLora
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import DropWeights, Loaded, LoadWeights, WeightsLoaded
 from tilework.runtime.executor import WorkerStartFailed
@@ -21,6 +22,7 @@ class CalibrationWeights:
 
     total_bytes: int | None
     _components: dict[str, tuple[Component, ...]] = field(default_factory=dict)
+    _loras: dict[str, Mapping[str, Lora]] = field(default_factory=dict)
     _held: tuple[Component, ...] = ()
     _read_bytes_per_s: float = 0.0
     _loads_ns: list[int] = field(default_factory=list)
@@ -39,13 +41,16 @@ class CalibrationWeights:
                     f"the weights of {name} are {num_bytes(needed)} bytes, and a device has {self.total_bytes} for "
                     "weights; give it more (--weights-memory), or choose a dtype of 16 bits"
                 )
-            self._components[name] = needed
+            self._components[name], self._loras[name] = needed, model.loras
         everything = num_bytes({one for needed in self._components.values() for one in needed})
         self._read_bytes_per_s = everything * NS_PER_S / loaded.load_ns
 
-    def commands(self, model: str) -> Iterator[LoadWeights | DropWeights]:
-        """What a device is told before it measures this model."""
-        needed = self._components.get(model, ())
+    def commands(self, model: str, loras: Sequence[UsedLora] = ()) -> Iterator[LoadWeights | DropWeights]:
+        """What a device is told before it measures this model with these LoRAs."""
+        if self.total_bytes is None:
+            return
+        used = [self._loras[model][one.name].component for one in loras]
+        needed = (*self._components.get(model, ()), *(one for one in used if one is not None))
         if needed == self._held:
             return
         yield from self.last_commands()

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import tilework
 from tilework.core.cost_row import Batch, CostRow
+from tilework.core.lora import UsedLora
 from tilework.core.model import ModelInfo, ModelSource, Source
 from tilework.core.request import Shape
 from tilework.core.wire import LoadedModel
@@ -33,9 +34,16 @@ class Measurer(Protocol):
         """Identifies hardware, model and settings of the measurements."""
 
     async def calibrate(
-        self, batches: tuple[Batch, ...], degree: int = 1, num_runs: int | None = None
+        self,
+        batches: tuple[Batch, ...],
+        degree: int = 1,
+        num_runs: int | None = None,
+        loras: tuple[UsedLora, ...] = (),
     ) -> tuple[CostRow, ...]:
-        """Measure on all devices at once, in disjoint groups of this degree; returns the rows of all groups."""
+        """Measure on all devices at once, in disjoint groups of this degree; returns the rows of all groups.
+
+        The requests use these LoRAs.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +58,13 @@ class ModelMeasurer:
         return self.executor.profile_key(self.model)
 
     async def calibrate(
-        self, batches: tuple[Batch, ...], degree: int = 1, num_runs: int | None = None
+        self,
+        batches: tuple[Batch, ...],
+        degree: int = 1,
+        num_runs: int | None = None,
+        loras: tuple[UsedLora, ...] = (),
     ) -> tuple[CostRow, ...]:
-        return await self.executor.calibrate(self.model, batches, degree, num_runs)
+        return await self.executor.calibrate(self.model, batches, degree, num_runs, loras)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +167,18 @@ async def start_costs(
         await measurer.calibrate(singles[:1])
     rows = {row_key(row): row for row in (*fresh, *known.rows)}
     return replace(known, rows=tuple(rows.values())) if rows else None
+
+
+async def lora_slowdown(measurer: Measurer, info: ModelInfo, name: str) -> float:
+    """How much longer steps of the default size take with a LoRA: of two measurements each, the quicker ones."""
+    shapes = calibration_shapes(info)
+    batches: tuple[Batch, ...] = ((shapes[len(shapes) // 2],),)
+    plain, changed = list[float](), list[float]()
+    for _ in range(2):
+        for seconds, loras in ((plain, ()), (changed, (UsedLora(name, 1.0),))):
+            rows = merge_rows(await measurer.calibrate(batches, loras=loras))
+            seconds.append(sum(row.seconds for row in rows if info.graph.stage(row.stage).has_steps))
+    return max(1.0, min(changed) / min(plain)) if min(plain) and min(changed) else 1.0
 
 
 def _load(cache: CostCache | None, key: ProfileKey) -> CostTable | None:

@@ -5,6 +5,7 @@ Runs on one event loop; everything public is called on its thread.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,18 +20,21 @@ from tilework.core.actions import Reject
 from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
 from tilework.core.events import Cancelled, DeviceJoined, Restored, Submitted
 from tilework.core.graph.stage import DeviceKind
+from tilework.core.lora import Lora
 from tilework.core.model import ModelInfo
 from tilework.core.request import DEFAULT_TERMS, Status, Terms
 from tilework.core.wire import LoadedModel, Report, Spec
 from tilework.cost.table import CostTable, merged
 from tilework.runtime.control_loop import ControlLoop, Incoming
-from tilework.runtime.costs import CostCache, ModelMeasurer, calibration_shapes, start_costs
+from tilework.runtime.costs import CostCache, ModelMeasurer, calibration_shapes, lora_slowdown, start_costs
 from tilework.runtime.executor import Executor, WorkerStartFailed
 from tilework.runtime.log_file import LogFile
 from tilework.runtime.observer import Observer, Usage
 from tilework.runtime.request_table import RequestTable
 from tilework.runtime.ticket import Ticket, Wanted
 from tilework.runtime.work_dispatcher import WorkDispatcher
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +116,9 @@ class Engine:
         self.on_loading(0)
         loaded = await self._executor.start(self)
         self.models = {one.info.name: one.info for one in loaded}
+        _name_refused(loaded)
         table = self._config.table or await self._measured(loaded)
-        if self._executor.weights_bytes is not None:
-            table = replace(
-                table,
-                graphs={one.info.name: one.info.graph for one in loaded},  # Their stages name the components.
-                components={one.info.name: one.components for one in loaded},
-            )
+        table = _with_weights(table, loaded, on_demand=self._executor.weights_bytes is not None)
         self._controller = Controller(self._config.controller, table)
         self._log.write(header_line(tilework.__version__, self._config.controller, table))
         self._control = ControlLoop(self._controller, self._requests, self._log, self._observer, self.now_ns)
@@ -154,9 +154,19 @@ class Engine:
                 await self._executor.stop()
                 sizes = ", ".join(map(str, calibration_shapes(info)))
                 raise WorkerStartFailed(f"{info.name} ran at none of {sizes}; the workers' messages say why")
-            tables.append(table)
+            tables.append(replace(table, loras={info.name: await self._measured_loras(one)}) if one.loras else table)
         speeds = await self._executor.end_calibration()
         return replace(merged(tables), load_bytes_per_s=speeds)
+
+    async def _measured_loras(self, model: LoadedModel) -> Mapping[str, Lora]:
+        """The LoRAs of a model. How much longer steps take is measured with the largest one."""
+        name = max(model.loras, key=lambda one: (_num_bytes(model.loras[one]), one))
+        total, limit = sum(one.num_bytes for one in set(model.components.values())), self._executor.weights_bytes
+        if limit is not None and total + _num_bytes(model.loras[name]) > limit:
+            return model.loras  # They do not fit in together, so no request will use it.
+        self._show(f"{model.info.name}: measuring what a LoRA costs")
+        slowdown = await lora_slowdown(ModelMeasurer(self._executor, model.info.name), model.info, name)
+        return {one: replace(lora, slowdown=slowdown) for one, lora in model.loras.items()}
 
     def on_loading(self, num_ready: int) -> None:
         self._show(f"loading the models, {num_ready} of {self._executor.num_devices} workers ready")
@@ -331,3 +341,32 @@ class Engine:
     def on_report(self, device_id: int, report: Report) -> None:
         if not self._stopped:
             self._dispatcher.report(device_id, report)
+
+
+def _with_weights(table: CostTable, loaded: Sequence[LoadedModel], *, on_demand: bool) -> CostTable:
+    """The table with what the models say of weights: all of them if they are loaded on demand, else which LoRAs."""
+    if not on_demand and not any(one.loras for one in loaded):
+        return table
+    loras = {one.info.name: table.loras.get(one.info.name) or one.loras for one in loaded if one.loras}
+    if not on_demand:
+        loras = {
+            model: {name: replace(one, component=None) for name, one in named.items()} for model, named in loras.items()
+        }
+    return replace(
+        table,
+        graphs={one.info.name: one.info.graph for one in loaded},  # Their stages name the components.
+        components={one.info.name: one.components for one in loaded} if on_demand else {},
+        loras=loras,
+    )
+
+
+def _name_refused(loaded: Sequence[LoadedModel]) -> None:
+    """Warn of LoRAs that requests for no model may use; one that fits another model is no mistake."""
+    usable = {name for one in loaded for name in one.loras}
+    refused = {name: reason for one in loaded for name, reason in one.refused.items() if name not in usable}
+    for name, reason in refused.items():
+        _log.warning("no request can use the LoRA %s: %s", name, reason)
+
+
+def _num_bytes(lora: Lora) -> int:
+    return 0 if lora.component is None else lora.component.num_bytes

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
+from tilework.core.lora import UsedLora
 from tilework.core.wire import GroupRef, LoadedModel, Report, StateBlob
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
@@ -52,11 +53,16 @@ class Executor(Protocol):
         """Identifies hardware, model and settings of measurements; known once the devices are up."""
 
     async def calibrate(
-        self, model: str, batches: tuple[Batch, ...], degree: int = 1, num_runs: int | None = None
+        self,
+        model: str,
+        batches: tuple[Batch, ...],
+        degree: int = 1,
+        num_runs: int | None = None,
+        loras: tuple[UsedLora, ...] = (),
     ) -> tuple[CostRow, ...]:
         """Measure on all accelerators at the same time, in groups of `degree`. Raises WorkerStartFailed.
 
-        The model's weights are loaded before, and stay until another model is measured.
+        The weights of the model and of these LoRAs are loaded before, and stay until others are needed.
         """
 
     async def end_calibration(self) -> Mapping[LoadSource, float]:

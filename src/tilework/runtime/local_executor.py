@@ -14,6 +14,7 @@ from typing import Any
 from tilework.comm.rendezvous import Rendezvous
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
+from tilework.core.lora import UsedLora
 from tilework.core.model import ModelSource, Source
 from tilework.core.wire import (
     BreakGroup,
@@ -138,10 +139,15 @@ class LocalExecutor:
         return first.models
 
     async def calibrate(
-        self, model: str, batches: tuple[Batch, ...], degree: int = 1, num_runs: int | None = None
+        self,
+        model: str,
+        batches: tuple[Batch, ...],
+        degree: int = 1,
+        num_runs: int | None = None,
+        loras: tuple[UsedLora, ...] = (),
     ) -> tuple[CostRow, ...]:
         up = self._accelerators_up()
-        for command in self._measuring.commands(model):
+        for command in self._measuring.commands(model, loras):
             for device_id in up:
                 self.send(device_id, command)
         groups = [tuple(up[first : first + degree]) for first in range(0, len(up) - degree + 1, degree)]
@@ -149,7 +155,7 @@ class LocalExecutor:
         refs = {group: None if degree == 1 else self.group(group) for group in groups}
         for group, ref in refs.items():
             for device_id in group:
-                self.send(device_id, Calibrate(model, batches, ref, num_runs))
+                self.send(device_id, Calibrate(model, batches, ref, num_runs, loras))
         await asyncio.gather(*self._calibrated.values())
         for group, ref in refs.items():
             if ref is not None and any(len(self._calibrated[device_id].result()) < len(batches) for device_id in group):

@@ -39,6 +39,7 @@ class Wanted:
             exact=spec.exact,
             guided=spec.guidance_scale > info.guided_above or not info.two_passes,
             passes=_passes(spec, info),
+            loras=spec.loras,
             **asdict(self.terms),
         )
 

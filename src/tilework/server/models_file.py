@@ -19,14 +19,16 @@ _WANTED = {
     "dtype": "float32, bfloat16 or float16",
     "adapter": 'MODULE:CLASS, adapter = "my_model:MyPipeline"',
     "default_slo_s": "a number of seconds above 0",
+    "loras": 'the directory of its LoRAs, loras = "./loras"',
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEntry:
-    """A table `[models.NAME]`. A relative `path` begins at the directory of the file.
+    """A table `[models.NAME]`. A relative `path` begins at the directory of the file, and so does that of `loras`.
 
     `default_slo_s` is the deadline of requests that name none, in seconds after their arrival; None: they have none.
+    `loras` is the directory of the LoRAs that requests for this model may use.
     """
 
     path: str
@@ -34,6 +36,7 @@ class ModelEntry:
     dtype: str | None = None
     adapter: str | None = None
     default_slo_s: float | None = None
+    loras: str | None = None
 
 
 class _Model(BaseModel):
@@ -44,6 +47,7 @@ class _Model(BaseModel):
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     adapter: str | None = None
     default_slo_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    loras: str | None = Field(None, min_length=1)
 
 
 class _File(BaseModel):
@@ -72,6 +76,7 @@ def _entry(one: _Model, place: Path) -> ModelEntry:
         dtype=one.dtype,
         adapter=one.adapter,
         default_slo_s=one.default_slo_s,
+        loras=None if one.loras is None else str(place / one.loras),
     )
 
 

@@ -18,6 +18,7 @@ from setproctitle import setproctitle
 
 from tilework.comm.groups import Groups
 from tilework.core.component import Component
+from tilework.core.lora import Lora
 from tilework.core.model import ModelInfo, ModelSource, SimulatedSource, Source
 from tilework.core.wire import (
     WEIGHTS,
@@ -36,15 +37,17 @@ from tilework.pipelines.errors import InvalidSource
 from tilework.pipelines.family import Family
 from tilework.pipelines.identity import model_identity
 from tilework.pipelines.loading import load, load_component, quiet
+from tilework.pipelines.lora import InvalidLora
 from tilework.pipelines.model_index import location
 from tilework.pipelines.numerics import ATTENTION, pin_numerics
 from tilework.worker.hardware import describe_hardware
 from tilework.worker.memory import Budget
-from tilework.worker.models import Models
-from tilework.worker.shared_weights import SharedWeights
+from tilework.worker.models.loras import WorkerLoras
+from tilework.worker.models.models import Models
+from tilework.worker.models.shared_weights import SharedWeights
+from tilework.worker.models.weights import Weights
 from tilework.worker.simulated import SimulatedFamily
 from tilework.worker.state_blobs import StateBlobs
-from tilework.worker.weights import Weights
 from tilework.worker.worker import WeightsNotLoaded, Worker, describe
 from tilework.worker.works import OpenWorks
 
@@ -85,6 +88,7 @@ def _load(sources: Sequence[Source], site: Site, start_ns: int) -> tuple[Models,
     """The models, and the report about them. With `loads_on_demand` each gives its weights away before the next one."""
     files = SharedWeights(Path(site.blobs) / WEIGHTS)
     weights = Weights(files) if site.loads_on_demand else None
+    loras = WorkerLoras(on_demand=weights is not None)
     families: dict[str, Family] = {}
     components: dict[str, dict[str, Component]] = {}
     loaded: list[LoadedModel] = []
@@ -101,15 +105,31 @@ def _load(sources: Sequence[Source], site: Site, start_ns: int) -> tuple[Models,
         if name in families:
             raise InvalidSource(f"two models are called {name!r}; give one another name: NAME={_location(source)}")
         families[name], components[name] = family, {}
+        usable, refused = _add_loras(loras, family, source)
         if weights is not None and isinstance(source, ModelSource):
             components[name] = {
                 part: weights.add(module, partial(load_component, source, part))
                 for part, module in family.modules.items()
             }
-        loaded.append(LoadedModel(info=_info(family, source), identity=_identity(source), components=components[name]))
-    models = Models(families, weights, components, broken)
+        info, parts = replace(_info(family, source), loras=tuple(usable)), components[name]
+        loaded.append(
+            LoadedModel(info=info, identity=_identity(source), components=parts, loras=usable, refused=refused)
+        )
+    models = Models(families, weights, components, broken, loras)
     hardware = sources[0].hardware if isinstance(sources[0], SimulatedSource) else describe_hardware(models.device)
     return models, Loaded(tuple(loaded), time.monotonic_ns() - start_ns, hardware)
+
+
+def _add_loras(loras: WorkerLoras, family: Family, source: Source) -> tuple[dict[str, Lora], dict[str, str]]:
+    """The LoRAs that requests for a model may use, and why they may not use others."""
+    usable: dict[str, Lora] = {}
+    refused: dict[str, str] = {}
+    for one in source.loras if isinstance(source, ModelSource) else ():
+        try:
+            usable[one.name] = loras.add(family.info.name, family, one)
+        except InvalidLora as error:
+            refused[one.name] = str(error)
+    return usable, refused
 
 
 def _family(source: Source, files: SharedWeights | None) -> Family:

@@ -84,7 +84,7 @@ class SimulatedFamily:
         return {}
 
     @property
-    def adapters(self) -> None:
+    def loras(self) -> None:
         return None
 
     @property

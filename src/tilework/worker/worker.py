@@ -26,6 +26,7 @@ from tilework.core.wire import (
     ImportState,
     LoadWeights,
     Report,
+    Spec,
     WeightsLoaded,
 )
 from tilework.pipelines.family import Family
@@ -35,7 +36,7 @@ from tilework.worker.exact import check_exact
 from tilework.worker.hardware import memory_in_use
 from tilework.worker.jobs import Job, JobMissing, Jobs
 from tilework.worker.memory import Budget
-from tilework.worker.models import Models
+from tilework.worker.models.models import Models
 from tilework.worker.moving import import_job, write_states
 from tilework.worker.state_blobs import StateBlobs, TruncatedStateBlob
 from tilework.worker.steps import Steps, WorkJob
@@ -180,8 +181,7 @@ class Worker:
         if not check.present:
             return replace(_revoked(command.work_id), absent=check.absent)
         jobs = [member.job for member in check.present]
-        for job in jobs:
-            check_exact(job.spec, command)
+        self._check_specs(command, [job.spec for job in jobs])
         with self._budget.hold():
             outputs = family.run(
                 command.stage, [job.spec for job in jobs], [job.values for job in jobs], command.sliced
@@ -190,6 +190,15 @@ class Worker:
             job.take_outputs(dict(of_job))
         ended = Ended(command.work_id, start_ns, self._now_ns(), steps_done=1, absent=check.absent)
         return self._with_results(family, ended, check.present)
+
+    def _check_specs(self, command: Execute, specs: Sequence[Spec]) -> None:
+        """Check that a work may run these requests, and compute with their LoRAs."""
+        for spec in specs:
+            check_exact(spec, command)
+        loras, *others = {spec.loras for spec in specs}
+        if others:
+            raise ValueError(f"requests with different LoRAs share work {command.work_id}")
+        self._models.use(command.model, command.stage, loras)
 
     def _with_results(self, family: Family, ended: Ended, members: Sequence[WorkJob]) -> Ended:
         """The report with the pictures of jobs that are done, and blobs of the others."""
@@ -222,8 +231,7 @@ class Worker:
         self._absent = check.absent
         if not check.present:
             return replace(_revoked(command.work_id), absent=check.absent)
-        for member in check.present:
-            check_exact(member.job.spec, command)
+        self._check_specs(command, [member.job.spec for member in check.present])
         start_ns = time.monotonic_ns()
         leads = comm is None or comm.rank == 0
         if comm is not None:
@@ -267,6 +275,7 @@ class Worker:
     def _import(self, command: ImportState) -> None:
         job_id = command.job_id
         try:
+            self._models.use(command.model, None, command.spec.loras)
             self._jobs.put(job_id, import_job(self._models[command.model], self._blobs, self._jobs, command))
         except (BadState, FileNotFoundError, TruncatedStateBlob) as error:
             # Either the job continues without this worker and needs nothing here, or a blob of it is lost.
@@ -283,6 +292,7 @@ class Worker:
 
     def _calibrate(self, command: Calibrate) -> tuple[CostRow, ...]:
         try:
+            self._models.use(command.model, None, command.loras)
             comm = None if command.group is None else self._groups.open(command.group)
             with self._budget.hold():
                 return calibrate(self._models[command.model], command.batches, comm, command.num_runs)

@@ -22,6 +22,7 @@ EXAMPLE = examples(
     "tilework serve ./sd3-medium --device cuda --workers 4 --port 8000",
     "tilework serve sdxl=./sdxl anime=./animagine --weights-memory 12GB",
     "tilework serve --models models.toml --weights-memory 24GB",
+    "tilework serve ./sdxl --loras ./loras",
     "tilework serve --durable ./state",
     "tilework serve --backend modelled --devices 8 --cost flux1dev_h100_eager",
 )
@@ -40,6 +41,7 @@ def command(
     worker_memory: options.WorkerMemory = None,
     weights_memory: options.WeightsMemory = None,
     models_file: options.ModelsFile = None,
+    loras: options.Loras = None,
     backend: options.BackendName = options.Backend.DIFFUSERS,
     cost: options.Cost = None,
     profiles: ProfilesFile = None,
@@ -62,16 +64,16 @@ def command(
     Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S and so on (docs/serving.md).
     """
     _prepare(log_level)
-    with user_errors(UnknownPolicy, BadCostTable, OSError):
-        make_policy(policy)
-        table = None if cost is None else read_table(cost)
+    table = _checked_table(policy, cost)
+    sources: tuple[Source, ...]
     if backend is options.Backend.MODELLED:
-        sources: tuple[Source, ...] = _simulated_sources(table, models, worker_memory, weights_memory)
+        sources = _simulated_sources(table, models, worker_memory, weights_memory)
     else:
-        sources = _model_sources(models, models_file, adapter, dtype, device, threads, worker_memory)
-    settings: dict[str, object] = {"host": host, "port": port, "api_key": api_key, "max_backlog_s": max_backlog}
-    settings |= {"tenants": tenants and str(tenants), "durable": durable and str(durable)}
-    settings |= {"max_batch": max_batch, "exact": exact or None, "models": models_file and str(models_file)}
+        sources = _model_sources(models, models_file, loras, adapter, dtype, device, threads, worker_memory)
+    files = {"tenants": tenants, "durable": durable, "models": models_file}
+    settings: dict[str, object] = {name: file and str(file) for name, file in files.items()}
+    settings |= {"host": host, "port": port, "api_key": api_key, "max_backlog_s": max_backlog}
+    settings |= {"max_batch": max_batch, "exact": exact or None}
     from tilework.cli.serving import Serving
 
     Serving(
@@ -96,30 +98,47 @@ def _prepare(log_level: str) -> None:
     logging.getLogger("tilework").setLevel(log_level.upper())  # Libraries stay as they are.
 
 
+def _checked_table(policy: str, cost: str | None) -> CostTable | None:
+    """The table of a name or file, if one is given; and there is such a policy. Raises UserError."""
+    with user_errors(UnknownPolicy, BadCostTable, OSError):
+        make_policy(policy)
+        return None if cost is None else read_table(cost)
+
+
 def _model_sources(
     models: Sequence[str] | None,
     file: Path | None,
+    loras: Path | None,
     adapter: str | None,
     dtype: str | None,
     device: str,
     threads: int,
     worker_memory: int | None,
 ) -> tuple[Source, ...]:
-    """The models that are named, or those of a file, whose own adapters and dtypes count."""
+    """The models that are named, or those of a file, whose own adapters, dtypes and directories of LoRAs count."""
     from tilework.server.config import ConfigError
+    from tilework.server.lora_directory import loras_in
     from tilework.server.models_file import read_models
 
     if models and file is not None:
         raise UserError(f"models are given twice, as {models[0]!r} and by --models; leave one out")
-    if file is None:
-        named = models or ("shapes",)
-        return tuple(model_source(one, adapter, device, dtype, threads, worker_memory) for one in named)
     with user_errors(ConfigError):
-        entries = read_models(str(file))
-    return tuple(
-        model_source(f"{name}={one.path}", one.adapter or adapter, device, one.dtype or dtype, threads, worker_memory)
-        for name, one in entries.items()
-    )
+        usual = loras_in(loras) if loras is not None else ()
+        if file is None:
+            named = models or ("shapes",)
+            return tuple(model_source(one, adapter, device, dtype, threads, worker_memory, usual) for one in named)
+        return tuple(
+            model_source(
+                f"{name}={one.path}",
+                one.adapter or adapter,
+                device,
+                one.dtype or dtype,
+                threads,
+                worker_memory,
+                usual if one.loras is None else loras_in(Path(one.loras)),
+            )
+            for name, one in read_models(str(file)).items()
+        )
 
 
 def _simulated_sources(

@@ -60,6 +60,13 @@ ModelsFile = Annotated[
         "MODEL.",
     ),
 ]
+Loras = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="TILEWORK_LORAS",
+        help="Directory of LoRAs (NAME.safetensors): requests use those that fit their model by name and scale.",
+    ),
+]
 WeightsMemory = Annotated[
     int | None,
     typer.Option(

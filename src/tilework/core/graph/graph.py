@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from tilework.core.adapter import UsedAdapter
 from tilework.core.graph.itinerary import Itinerary
 from tilework.core.graph.stage import DeviceKind, Stage, StageSpec, StepShare
+from tilework.core.lora import UsedLora
 
 _MAX_CACHED = 1024
-_NONE: Mapping[UsedAdapter, Collection[str]] = {}
+_NONE: Mapping[UsedLora, Collection[str]] = {}
 
 
 class BadGraph(ValueError):
@@ -33,7 +33,9 @@ class Graph:
     specs: tuple[StageSpec, ...]
     stages: tuple[Stage, ...] = field(init=False, repr=False, compare=False)
     stepped: tuple[Stage, ...] = field(init=False, repr=False, compare=False)
-    _itineraries: dict[tuple[object, ...], Itinerary] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _itineraries: dict[tuple[object, ...], Itinerary] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         _check(self.specs)
@@ -52,17 +54,17 @@ class Graph:
                 return stage
         raise KeyError(name)
 
-    def itinerary(self, steps: int, adapters: Mapping[UsedAdapter, Collection[str]] = _NONE) -> Itinerary:
+    def itinerary(self, steps: int, loras: Mapping[UsedLora, Collection[str]] = _NONE) -> Itinerary:
         """The way of a request of this number of steps. The same object every time, as far as they are kept.
 
-        `adapters` are those that it uses, each with the components that it changes.
+        `loras` are those that it uses, each with the components that it changes.
         """
-        key = steps, *adapters
+        key = steps, *loras
         known = self._itineraries.get(key)
         if known is None:
-            if len(self._itineraries) >= _MAX_CACHED:  # Clients choose the steps, and the scales of adapters.
+            if len(self._itineraries) >= _MAX_CACHED:  # Clients choose the steps, and the scales of LoRAs.
                 self._itineraries.clear()
-            stages = [_with_adapters(stage, adapters) for stage in self.stages] if adapters else self.stages
+            stages = [_with_loras(stage, loras) for stage in self.stages] if loras else self.stages
             parts = [(stage, 1 if stage.spec.steps is None else stage.spec.steps.of(steps)) for stage in stages]
             known = self._itineraries[key] = Itinerary(parts)
         return known
@@ -83,14 +85,14 @@ class Graph:
         return cls(pipeline, tuple(_parse_spec(one) for one in document))
 
 
-def _with_adapters(stage: Stage, adapters: Mapping[UsedAdapter, Collection[str]]) -> Stage:
-    """The stage with those of the adapters that change a component of it.
+def _with_loras(stage: Stage, loras: Mapping[UsedLora, Collection[str]]) -> Stage:
+    """The stage with those of the LoRAs that change a component of it.
 
-    Requests can share it if they have one size: adapters of convolutions know nothing of packed batches.
+    Requests can share it if they have one size: LoRAs of convolutions know nothing of packed batches.
     """
     components = set(stage.spec.components)
-    used = tuple(one for one, changes in adapters.items() if not components.isdisjoint(changes))
-    return replace(stage, spec=replace(stage.spec, one_shape=True), adapters=used) if used else stage
+    used = tuple(one for one, changes in loras.items() if not components.isdisjoint(changes))
+    return replace(stage, spec=replace(stage.spec, one_shape=True), loras=used) if used else stage
 
 
 def _check(specs: Sequence[StageSpec]) -> None:

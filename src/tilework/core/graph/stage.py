@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from tilework.core.adapter import UsedAdapter
+from tilework.core.lora import UsedLora
 
 if TYPE_CHECKING:
     from tilework.core.request import Shape
@@ -73,15 +73,15 @@ class StageSpec:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Stage:
-    """A stage of a pipeline, with the adapters that a request uses in it. `spec` says how it runs.
+    """A stage of a pipeline, with the LoRAs that a request uses in it. `spec` says how it runs.
 
-    Equal if pipeline, name and adapters are: only requests whose stages are equal can share works.
+    Equal if pipeline, name and LoRAs are: only requests whose stages are equal can share works.
     """
 
     pipeline: str
     name: str
     spec: StageSpec = field(compare=False, repr=False)
-    adapters: tuple[UsedAdapter, ...] = ()
+    loras: tuple[UsedLora, ...] = ()
     has_steps: bool = field(init=False, compare=False, repr=False)
     kind: DeviceKind = field(init=False, compare=False, repr=False)
 
@@ -99,5 +99,5 @@ class Stage:
         return self.spec.degrees is None or degree in self.spec.degrees
 
     def __str__(self) -> str:
-        adapters = f"[{','.join(map(str, self.adapters))}]" if self.adapters else ""
-        return f"{self.pipeline}/{self.name}{adapters}"
+        loras = f"[{','.join(map(str, self.loras))}]" if self.loras else ""
+        return f"{self.pipeline}/{self.name}{loras}"

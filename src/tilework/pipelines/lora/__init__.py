@@ -1,5 +1,5 @@
-"""Owns adapters (LoRAs) on a loaded pipeline: they are added beside its weights, and requests use them by name."""
+"""Owns LoRAs on a loaded pipeline: they are added beside its weights, and requests use them by name."""
 
-from tilework.pipelines.lora.adapters import AddedAdapter, InvalidAdapter, LoadedAdapters
+from tilework.pipelines.lora.loaded import AddedLora, InvalidLora, LoadedLoras
 
-__all__ = ["AddedAdapter", "InvalidAdapter", "LoadedAdapters"]
+__all__ = ["AddedLora", "InvalidLora", "LoadedLoras"]

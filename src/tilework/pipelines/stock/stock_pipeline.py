@@ -28,7 +28,7 @@ from tilework.pipelines.arguments import GENERATOR_DEVICE
 from tilework.pipelines.components import denoisers_of, modules_of
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.family import LIVE, Values, Watch
-from tilework.pipelines.lora import LoadedAdapters
+from tilework.pipelines.lora import LoadedLoras
 from tilework.pipelines.parallel import Parallel
 from tilework.pipelines.sequence import share
 from tilework.pipelines.stock.component_calls import ComponentCall, watch_components
@@ -80,7 +80,7 @@ class StockPipeline:
         self._pipeline = pipeline
         self._arguments = StockArguments(pipeline)
         self._parallel = Parallel()
-        self._adapters = LoadedAdapters(pipeline)
+        self._loras = LoadedLoras(pipeline)
         self._denoisers = denoisers_of(pipeline)
         check_pipeline(pipeline, self._arguments)
         # All of them, or none: a group that can share one of two would have to part in the middle of a request.
@@ -106,8 +106,8 @@ class StockPipeline:
         return modules_of(self._pipeline)
 
     @property
-    def adapters(self) -> LoadedAdapters:
-        return self._adapters
+    def loras(self) -> LoadedLoras:
+        return self._loras
 
     @property
     def parallel(self) -> Parallel:

@@ -87,6 +87,7 @@ def _model_card(info: ModelInfo, images: ImageService, created: int) -> ModelCar
         "default_frames": info.default_frames,
         "max_frames": info.max_frames,
         "frame_multiple": info.frame_multiple,
+        "loras": list(info.loras),
         "aliases": images.models.aliases(info.name),
         "default_slo_s": images.models.default_slo_s(info.name),
         "devices": images.engine.devices_with(info.name),

@@ -16,6 +16,7 @@ OutputFormat = Literal["png", "jpeg", "webp"]
 
 MAX_SEED = 2**63 - 1
 MAX_IMAGES = 10
+MAX_LORAS, MAX_SCALE = 8, 10
 EXAMPLE: dict[str, JsonValue] = {
     "prompt": "a red square above a blue circle",
     "size": "256x256",
@@ -40,6 +41,15 @@ WITHOUT_EFFECT: dict[str, tuple[JsonValue, ...]] = {
 }
 """Fields of OpenAI's, vLLM-Omni's and SGLang's clients that change no picture, with the values that ask for no other
 one; where none are named, no value does."""
+
+
+class LoraUse(BaseModel):
+    """A LoRA of the model, and how much of it: 1 is what it was trained to do."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    name: str = Field(description="its name in GET /v1/models")
+    scale: float = Field(1.0, ge=-MAX_SCALE, le=MAX_SCALE, allow_inf_nan=False, description="a number from -10 to 10")
 
 
 class ImageRequest(BaseModel):
@@ -81,6 +91,11 @@ class ImageRequest(BaseModel):
     )
     guidance_scale: float | None = Field(None, ge=0, le=30, allow_inf_nan=False, description="a number from 0 to 30")
     negative_prompt: str = Field("", description="a text that says what not to draw")
+    lora: list[LoraUse] | None = Field(
+        None,
+        max_length=MAX_LORAS,
+        description='a list of up to 8 LoRAs of the model such as [{"name": "ink", "scale": 0.8}], or nothing',
+    )
     slo_s: float | None = Field(
         None,
         gt=0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from typing import get_args
@@ -39,6 +40,8 @@ def form_fields(form: Iterable[tuple[str, str | bytes]], info: ModelInfo) -> dic
             fields[name] = values if len(values) > 1 else _unless_empty(values[0])
         elif name in lists:
             fields[name] = _list(name, values)
+        elif name == "lora" and len(values) == 1:
+            fields[name] = _json(_text(name, values[0]))
         elif len(values) > 1:
             raise invalid(name, [_shown(value) for value in values[:3]], "It is given several times: give it once.")
         elif (value := _text(name, values[0])) != "" or name == "prompt":
@@ -68,6 +71,14 @@ def _list(name: str, values: list[str | bytes]) -> object:
         inner = texts[0].removeprefix("[").removesuffix("]").strip()
         return [_value(each.strip()) for each in inner.split(",")] if inner else []
     return None if texts == [""] else [_value(text) for text in texts]
+
+
+def _json(text: str) -> object:
+    """What is written as JSON, as a field without a value is null; a text that is none stays one."""
+    try:
+        return json.loads(text or "null")
+    except (ValueError, RecursionError):
+        return text
 
 
 def _text(name: str, value: str | bytes) -> str:

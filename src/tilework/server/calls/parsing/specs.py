@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from random import Random
 
+from tilework.core.lora import UsedLora
 from tilework.core.model import ArgumentValue, ModelInfo
 from tilework.core.wire import Image, Spec
 from tilework.server.calls.errors import invalid
@@ -16,6 +17,7 @@ from tilework.server.calls.parsing.steps import steps_of
 from tilework.server.config import ServerConfig
 from tilework.server.schema.image_request import ImageRequest
 from tilework.server.tenants import Tenant, Tenants
+from tilework.server.text import shown
 
 RANDOM_SEEDS = 2**32  # Small enough for clients whose numbers are all floats.
 
@@ -47,9 +49,11 @@ def specs_of(
     """The specs of a call's pictures, which differ in their seeds.
 
     Raises:
-        InvalidValue: the model or the configuration does not allow the size, the number of steps or the previews.
+        InvalidValue: the model or the configuration does not allow the size, the number of steps, the previews or the
+            LoRAs.
     """
     info, config = rules.info, rules.config
+    loras = _loras(ask, info)
     steps = steps_of(ask, arguments, info, config.max_steps, has_picture=bool(pictures))
     main = main_picture(info)
     given = pictures.get(main.name) if main is not None else None
@@ -72,9 +76,23 @@ def specs_of(
             exact=exact,
             arguments=arguments,
             pictures=pictures,
+            loras=loras,
         )
         for index in range(ask.n)
     )
+
+
+def _loras(ask: ImageRequest, info: ModelInfo) -> tuple[UsedLora, ...]:
+    """The LoRAs that a request uses, in its order."""
+    given = [one.model_dump() for one in ask.lora or ()]
+    names = [one.name for one in ask.lora or ()]
+    for name in names:
+        if name not in info.loras:
+            known = f"give some of {', '.join(map(shown, info.loras))}" if info.loras else "leave it out"
+            raise invalid("lora", given, f"{info.name} has no LoRA {shown(name)}: {known}.", code="unknown_lora")
+        if names.count(name) > 1:
+            raise invalid("lora", given, f"{shown(name)} is there twice: give it once.")
+    return tuple(UsedLora(one.name, float(one.scale)) for one in ask.lora or ())
 
 
 def _preview_every(ask: ImageRequest, steps: int, max_previews: int) -> int:

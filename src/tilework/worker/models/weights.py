@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tilework.core.component import Component
-from tilework.worker.shared_weights import Form, NoRoom, SharedWeights, digest_of, weights_of
+from tilework.worker.models.shared_weights import Form, NoRoom, SharedWeights, digest_of, weights_of
 
 _log = logging.getLogger(__name__)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
 from tilework.core.component import Component
+from tilework.core.lora import UsedLora
 from tilework.pipelines.family import Family
-from tilework.worker.weights import Weights
+from tilework.worker.models.loras import WorkerLoras
+from tilework.worker.models.weights import Weights
 
 
 class WeightsMissing(Exception):
-    """A work was sent to a worker before the weights of its stage."""
+    """A work was sent to a worker without the weights of its stage."""
 
 
 class Models:
@@ -28,11 +30,13 @@ class Models:
         weights: Weights | None = None,
         components: Mapping[str, Mapping[str, Component]] | None = None,
         broken: Mapping[str, str] | None = None,
+        loras: WorkerLoras | None = None,
     ) -> None:
         self._families = families
         self._weights = weights
         self._components = components or {}
         self.broken = broken or {}
+        self._loras = loras or WorkerLoras(on_demand=False)
 
     def __getitem__(self, name: str) -> Family:
         return self._families[name]
@@ -51,12 +55,26 @@ class Models:
         if missing:
             raise WeightsMissing(f"{model} has no weights of {', '.join(missing)} here")
 
+    def use(self, model: str, stage: str | None, loras: Sequence[UsedLora]) -> None:
+        """Compute with these LoRAs, and no others, until the next call.
+
+        Raises WeightsMissing if one is not on the device that changes a component of the stage. Without a stage those
+        that are there are used.
+        """
+        family = self[model]
+        components = () if stage is None else family.info.graph.stage(stage).spec.components
+        missing = self._loras.use(model, family, components, loras)
+        if missing and stage is not None:
+            raise WeightsMissing(f"{model} has no LoRA {', '.join(missing)} here")
+
     def load(self, digests: Collection[str]) -> None:
         """Bring components to the device."""
         if self._weights is not None:
             self._weights.load(digests)
+            self._loras.load(digests)
 
     def drop(self, digests: Collection[str]) -> None:
         """Give back the memory of components on the device."""
         if self._weights is not None:
             self._weights.drop(digests)
+            self._loras.drop(digests)

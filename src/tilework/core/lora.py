@@ -1,4 +1,4 @@
-"""Adapters: small weights (LoRAs) that a request adds to those of its model, by name and scale."""
+"""LoRAs: small weights that a request adds to those of its model, by name and scale."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tilework.core.component import Component
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class UsedAdapter:
-    """An adapter of a request. At `scale` 0 it changes nothing, at 1 as much as it was trained to."""
+class UsedLora:
+    """A LoRA of a request. At `scale` 0 it changes nothing, at 1 as much as it was trained to."""
 
     name: str
     scale: float
@@ -19,15 +19,15 @@ class UsedAdapter:
         return f"{self.name}={self.scale!r}"
 
     @classmethod
-    def parse(cls, text: str) -> UsedAdapter:
+    def parse(cls, text: str) -> UsedLora:
         """Undo `str`. Raises ValueError."""
         name, _, scale = text.rpartition("=")
         return cls(name, float(scale))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adapter:
-    """An adapter that requests for a pipeline may use.
+class Lora:
+    """A LoRA that requests for a pipeline may use.
 
     Attributes:
         changes: the names of the components whose computation it changes; stages without these do not need it.
@@ -40,6 +40,6 @@ class Adapter:
     slowdown: float = 1.0
 
 
-def slowdown(adapters: Iterable[Adapter]) -> float:
+def slowdown(loras: Iterable[Lora]) -> float:
     """How much longer a step takes with all of these."""
-    return 1.0 + sum(one.slowdown - 1.0 for one in adapters)
+    return 1.0 + sum(one.slowdown - 1.0 for one in loras)

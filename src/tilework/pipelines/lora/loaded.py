@@ -1,22 +1,24 @@
-"""The adapters of a loaded pipeline, on its device.
+"""The LoRAs of a loaded pipeline, on its device.
 
 Files are read and attached by diffusers and PEFT, as `load_lora_weights` does for the stock pipeline. The weights of
-the model stay as they are: a layer with adapters computes its own output, and adds theirs. So requests with different
-adapters follow each other at no cost, and a request without any has the very outputs of the model.
+the model stay as they are: a layer with LoRAs computes its own output, and adds theirs. So requests with different
+LoRAs follow each other at no cost, and a request without any has the very outputs of the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
+from diffusers.utils import logging
+from peft.tuners.lora import LoraLayer
 from torch import nn
 
-from tilework.core.adapter import UsedAdapter
+from tilework.core.lora import UsedLora
 from tilework.pipelines.components import modules_of
 from tilework.pipelines.errors import ModelError
 
@@ -29,20 +31,20 @@ _HOOKS = (
 )
 
 
-class InvalidAdapter(ModelError):
-    """A file is no adapter of this model."""
+class InvalidLora(ModelError):
+    """A file is no LoRA of this model."""
 
 
 @dataclass(frozen=True, slots=True)
-class AddedAdapter:
-    """An adapter on the device: the components whose computation it changes, and its size there."""
+class AddedLora:
+    """A LoRA on the device: the components whose computation it changes, and its size there."""
 
     changes: frozenset[str]
     num_bytes: int
 
 
-class LoadedAdapters:
-    """The adapters of a stock pipeline. None is in use at first; layers that are changed by none compute as before.
+class LoadedLoras:
+    """The LoRAs of a stock pipeline. None is in use at first; layers that are changed by none compute as before.
 
     Names are free: PEFT, which takes them for names of modules, gets numbers.
     """
@@ -51,55 +53,56 @@ class LoadedAdapters:
         self._pipeline = pipeline
         self._keys: dict[str, str] = {}
         self._num_added = 0
-        self._layers: list[BaseTunerLayer] = []
-        self._used: tuple[UsedAdapter, ...] = ()
+        self._layers: list[LoraLayer] = []
+        self._used: tuple[UsedLora, ...] = ()
 
     @torch.no_grad()
-    def add(self, name: str, file: Path) -> AddedAdapter:
-        """Read an adapter from a safetensors file onto the device.
+    def add(self, name: str, file: Path) -> AddedLora:
+        """Read a LoRA from a safetensors file onto the device.
 
         Raises:
-            InvalidAdapter: it cannot be read, or is not of this model; nothing has changed then.
+            InvalidLora: it cannot be read, or is not of this model; nothing has changed then.
         """
         if not hasattr(self._pipeline, "load_lora_weights"):
-            raise InvalidAdapter(f"{type(self._pipeline).__name__} takes no LoRAs in this version of diffusers")
+            raise InvalidLora(f"{type(self._pipeline).__name__} takes no LoRAs in this version of diffusers")
         if file.suffix != ".safetensors" or not file.is_file():
-            raise InvalidAdapter(f"{file} is no file that ends with .safetensors; save the LoRA as one")
+            raise InvalidLora(f"{file} is no file that ends with .safetensors; save the LoRA as one")
         key = f"number_{self._num_added}"
         self._num_added += 1
         place = {"weight_name": file.name, "local_files_only": True, "use_safetensors": True}
         try:
-            self._pipeline.load_lora_weights(str(file.parent), adapter_name=key, **place)
-            added = self._check(key, file, self._num_tensors(str(file.parent), place))
+            with _silent():  # What is wrong is in the error.
+                self._pipeline.load_lora_weights(str(file.parent), adapter_name=key, **place)
+                added = self._check(key, file, self._num_tensors(str(file.parent), place))
         except Exception as error:
             self._delete(key)
-            if isinstance(error, InvalidAdapter):
+            if isinstance(error, InvalidLora | MemoryError | torch.OutOfMemoryError):
                 raise
-            first = str(error).strip().partition("\n")[0]
-            raise InvalidAdapter(f"{file} is not for this model ({type(error).__name__}: {first})") from error
+            first = " ".join(map(str.strip, str(error).splitlines()[:2]))
+            raise InvalidLora(f"{file} is not for this model ({type(error).__name__}: {first})") from error
         self._keys[name] = key
-        self._settle()
+        self._let_none_compute()
         return added
 
     def remove(self, name: str) -> None:
-        """Give back the memory of an adapter."""
+        """Give back the memory of a LoRA."""
         self._delete(self._keys.pop(name))
 
-    def use(self, used: Sequence[UsedAdapter]) -> None:
-        """Compute with these adapters, which must be there, and no others from now on."""
+    def use(self, used: Sequence[UsedLora]) -> None:
+        """Compute with these LoRAs, which must be there, and no others from now on."""
         if tuple(used) == self._used:
             return
         self._used = tuple(used)
         keys = [self._keys[one.name] for one in used]
         for layer in self._layers:
             if keys:
-                layer.set_adapter(keys, inference_mode=True)
+                layer.set_adapter(keys)
                 for key, one in zip(keys, used, strict=True):
                     layer.set_scale(key, one.scale)
             layer.enable_adapters(bool(keys))
 
-    def _settle(self) -> None:
-        """Find the layers that have adapters, and let none compute."""
+    def _let_none_compute(self) -> None:
+        """Find the layers that have LoRAs, and let none compute."""
         self._layers = [layer for _, layer in self._all_layers()]
         for layer in self._layers:
             _move_hooks(layer)
@@ -108,24 +111,24 @@ class LoadedAdapters:
 
     def _delete(self, key: str) -> None:
         self._pipeline.delete_adapters([key])
-        self._settle()
+        self._let_none_compute()
 
-    def _all_layers(self) -> Iterator[tuple[str, BaseTunerLayer]]:
-        """The layers that have or had adapters, each with the name of its component."""
+    def _all_layers(self) -> Iterator[tuple[str, LoraLayer]]:
+        """The layers that have or had LoRAs, each with the name of its component."""
         for name, component in modules_of(self._pipeline).items():
             for layer in component.modules():
-                if isinstance(layer, BaseTunerLayer):
+                if isinstance(layer, LoraLayer):
                     yield name, layer
 
-    def _check(self, key: str, file: Path, num_tensors: int) -> AddedAdapter:
-        """What was added. Raises InvalidAdapter if it is not the whole file: some of it is of another model."""
+    def _check(self, key: str, file: Path, num_tensors: int) -> AddedLora:
+        """What was added. Raises InvalidLora if it is not the whole file: some of it is of another model."""
         weights = [(name, weight) for name, layer in self._all_layers() for weight in _weights(layer, key)]
         if not weights or len(weights) < num_tensors:
             num_odd = num_tensors - len(weights)
-            raise InvalidAdapter(f"{file} is not for this model: {num_odd} of its {num_tensors} tensors do not fit")
+            raise InvalidLora(f"{file} is not for this model: {num_odd} of its {num_tensors} tensors do not fit")
         for _, weight in weights:
             weight.data = weight.data.clone()  # A file is mapped where it lies; see `loading._copy_weights`.
-        return AddedAdapter(frozenset(name for name, _ in weights), sum(weight.nbytes for _, weight in weights))
+        return AddedLora(frozenset(name for name, _ in weights), sum(weight.nbytes for _, weight in weights))
 
     def _num_tensors(self, directory: str, place: dict[str, Any]) -> int:
         read = self._pipeline.lora_state_dict(directory, **place)
@@ -133,8 +136,19 @@ class LoadedAdapters:
         return sum(not name.endswith(".alpha") for name in tensors)
 
 
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Let diffusers log nothing."""
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
 def _weights(layer: Any, key: str) -> Iterator[nn.Parameter]:
-    """The weights that an adapter has in a layer."""
+    """The weights that a LoRA has in a layer."""
     for kind in layer.adapter_layer_names:
         part = getattr(layer, kind, {})
         if key in part:
@@ -142,7 +156,7 @@ def _weights(layer: Any, key: str) -> Iterator[nn.Parameter]:
 
 
 def _move_hooks(layer: Any) -> None:
-    """Let hooks see what a layer computes with its adapters: they were installed on the layer that it has replaced."""
+    """Let hooks see what a layer computes with its LoRAs: they were installed on the layer that it has replaced."""
     base = layer.get_base_layer()
     for kind in _HOOKS:
         getattr(layer, kind).update(getattr(base, kind))

@@ -1,0 +1,41 @@
+"""The LoRAs of a directory: which files they are, and their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tilework.core.model import LoraSource
+from tilework.server.config import ConfigError
+
+LORA_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
+_SAVED = "pytorch_lora_weights.safetensors"  # As diffusers saves a LoRA in a directory of its own.
+
+
+def loras_in(directory: Path) -> tuple[LoraSource, ...]:
+    """The LoRAs of a directory, by name: NAME.safetensors, and NAME/pytorch_lora_weights.safetensors.
+
+    Raises:
+        ConfigError: there is no such directory, or a name cannot be used.
+    """
+    if not directory.is_dir():
+        raise ConfigError(f"loras = {str(directory)!r} is no directory; give one that holds NAME.safetensors.")
+    found: dict[str, Path] = {}
+    for name, file in _files(directory):
+        if re.match(LORA_NAME, name) is None:
+            raise ConfigError(
+                f"{file} has a name that no request can give; use letters, digits and _ . - (at most 128)."
+            )
+        if name in found:
+            raise ConfigError(f"{found[name]} and {file} are both called {name!r}; rename one.")
+        found[name] = file
+    return tuple(LoraSource(name, str(found[name].absolute())) for name in sorted(found))
+
+
+def _files(directory: Path) -> Iterator[tuple[str, Path]]:
+    for path in sorted(directory.iterdir()):
+        if path.suffix == ".safetensors" and path.is_file():
+            yield path.stem, path
+        elif (path / _SAVED).is_file():
+            yield path.name, path / _SAVED

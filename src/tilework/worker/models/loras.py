@@ -1,0 +1,109 @@
+"""The LoRAs of a worker's models: which there are, and which lie on its device."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from tilework.core.component import Component
+from tilework.core.lora import Lora, UsedLora
+from tilework.core.model import LoraSource
+from tilework.pipelines.family import Family
+from tilework.pipelines.lora import InvalidLora, LoadedLoras
+
+
+class LoraChanged(Exception):
+    """The file of a LoRA is another than it was when it was added."""
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    """A LoRA of a model. `content` is the hash of its file."""
+
+    name: str
+    file: Path
+    content: str
+    changes: frozenset[str]
+    loaded: LoadedLoras
+    is_here: bool = True
+
+
+class WorkerLoras:
+    """LoRAs by model and name, and by digest. With `on_demand` they are on the device when a command loads them."""
+
+    def __init__(self, *, on_demand: bool) -> None:
+        self._on_demand = on_demand
+        self._named: dict[tuple[str, str], _Known] = {}
+        self._by_digest: dict[str, _Known] = {}
+
+    def add(self, model: str, family: Family, source: LoraSource) -> Lora:
+        """Read a LoRA, and so find out whether it is one of this model. Its weights must be on the device.
+
+        Raises:
+            InvalidLora: it is not, or cannot be read.
+        """
+        if family.loras is None:
+            raise InvalidLora(f"{model} is simulated, and takes no LoRAs")
+        file = Path(source.path)
+        added = family.loras.add(source.name, file)
+        known = _Known(source.name, file, _hash(file), added.changes, family.loras)
+        self._named[model, source.name] = known
+        digest = sha256(f"{model} {source.name} {known.content}".encode()).hexdigest()[:16]
+        self._by_digest[digest] = known
+        if self._on_demand:
+            self._drop(known)
+        return Lora(changes=added.changes, component=Component(digest, added.num_bytes))
+
+    def load(self, digests: Collection[str]) -> None:
+        """Bring LoRAs to the device, but for those of no model here.
+
+        Raises what reading them raises, and LoraChanged; then none of them is there.
+        """
+        try:
+            for known in filter(None, map(self._by_digest.get, digests)):
+                if not known.is_here:
+                    if _hash(known.file) != known.content:
+                        raise LoraChanged(f"{known.file} is another file now than when {known.name!r} was added")
+                    known.loaded.add(known.name, known.file)
+                    known.is_here = True
+        except BaseException:
+            self.drop(digests)
+            raise
+
+    def drop(self, digests: Collection[str]) -> None:
+        """Give back the memory of LoRAs on the device."""
+        for known in filter(None, map(self._by_digest.get, digests)):
+            if known.is_here:
+                self._drop(known)
+
+    def _drop(self, known: _Known) -> None:
+        known.loaded.remove(known.name)
+        known.is_here = False
+
+    def use(self, model: str, family: Family, components: Collection[str], used: Sequence[UsedLora]) -> list[str]:
+        """Compute with these LoRAs from now on, for a stage with these components.
+
+        Returns the names of those that are not here although they change one of the components; none is used then.
+        """
+        if family.loras is None:
+            return []
+        here: list[UsedLora] = []
+        missing: list[str] = []
+        for one in used:
+            known = self._named.get((model, one.name))
+            if known is not None and known.is_here:
+                here.append(one)
+            elif known is None or not known.changes.isdisjoint(components):
+                missing.append(one.name)
+        family.loras.use(() if missing else here)
+        return missing
+
+
+def _hash(file: Path) -> str:
+    with file.open("rb") as opened:
+        digest = sha256()
+        while block := opened.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
