@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from stages import DECODE
 from tilework.core.cost_row import Batch, CostRow
-from tilework.core.lora import UsedLora
 from tilework.core.graph.shipped import latent_diffusion
+from tilework.core.lora import UsedLora
 from tilework.core.model import ModelInfo
 from tilework.core.request import Shape
 from tilework.cost.profile import ProfileKey

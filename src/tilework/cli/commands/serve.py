@@ -64,16 +64,15 @@ def command(
     Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S and so on (docs/serving.md).
     """
     _prepare(log_level)
-    table = _checked_table(policy, cost)
-    sources: tuple[Source, ...]
+    table, sources = _checked_table(policy, cost), tuple[Source, ...]()
     if backend is options.Backend.MODELLED:
         sources = _simulated_sources(table, models, worker_memory, weights_memory)
     else:
         sources = _model_sources(models, models_file, loras, adapter, dtype, device, threads, worker_memory)
     files = {"tenants": tenants, "durable": durable, "models": models_file}
     settings: dict[str, object] = {name: file and str(file) for name, file in files.items()}
-    settings |= {"host": host, "port": port, "api_key": api_key, "max_backlog_s": max_backlog}
-    settings |= {"max_batch": max_batch, "exact": exact or None}
+    settings |= {"host": host, "port": port, "api_key": api_key}
+    settings |= {"max_backlog_s": max_backlog, "max_batch": max_batch, "exact": exact or None}
     from tilework.cli.serving import Serving
 
     Serving(
