@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from tilework.core.component import Component, LoadSource
 from tilework.core.cost_row import CostRow
@@ -12,6 +13,8 @@ from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.lora import Lora
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.loading import Link
+
+T = TypeVar("T")
 
 
 def graphs_of(graph: Graph) -> dict[str, Graph]:
@@ -112,6 +115,22 @@ def merged(tables: Sequence[CostTable]) -> CostTable:
         host_bytes=first.host_bytes,
         load_bytes_per_s=first.load_bytes_per_s,
         links=first.links,
+    )
+
+
+def without(table: CostTable, pipelines: Collection[str]) -> CostTable:
+    """The table without what it says of these pipelines."""
+
+    def kept(by_pipeline: Mapping[str, T]) -> dict[str, T]:
+        return {pipeline: value for pipeline, value in by_pipeline.items() if pipeline not in pipelines}
+
+    return replace(
+        table,
+        rows=tuple(row for row in table.rows if row.pipeline not in pipelines),
+        batch_models=kept(table.batch_models),
+        graphs=kept(table.graphs),
+        components=kept(table.components),
+        loras=kept(table.loras),
     )
 
 

@@ -16,7 +16,7 @@ from tilework.core.work import Work
 from tilework.cost.corrections import CorrectionKey, Corrections
 from tilework.cost.loading import LoadTimes, MoveTimes
 from tilework.cost.memory import MemoryLimits
-from tilework.cost.table import CostTable
+from tilework.cost.table import CostTable, merged, without
 from tilework.cost.tabled import TabledTimes, UnknownCost
 
 _UNGUIDED = 0.5
@@ -35,25 +35,41 @@ class TableCosts:
     """
 
     def __init__(self, table: CostTable, *, move_ns: int = 2_000_000, weight: float = 0.1, max_batch: int = 12) -> None:
-        self.table = table
         self.version = 0
         self._memory = MemoryLimits()
-        self._moves = MoveTimes(table.rows, table.links, move_ns)
-        self.all_components = table.all_components
-        self.component_bytes = num_bytes(self.all_components)
+        self._move_ns, self._max_batch = move_ns, max_batch
         self.host_bytes = table.host_bytes
         self._loads = LoadTimes(table.load_bytes_per_s, weight)
+        self._corrections = Corrections(weight)
+        self._prices: dict[_Key, _Price] = {}
+        self._changed: dict[int, int] = {}  # The version at which the times of single requests changed, by pixels.
+        self._all_changed = 0
+        self._take(table)
+
+    def _take(self, table: CostTable) -> None:
+        self.table = table
+        self.all_components = table.all_components
+        self.component_bytes = num_bytes(self.all_components)
+        self._moves = MoveTimes(table.rows, table.links, self._move_ns)
         self._components = {
             (pipeline, stage.name): tuple(named[name] for name in stage.spec.components if name in named)
             for pipeline, named in table.components.items()
             for stage in table.graph(pipeline).stages
         }
-        self._max_batch = max_batch
         self._tabled = TabledTimes(table)
-        self._corrections = Corrections(weight)
-        self._prices: dict[_Key, _Price] = {}
-        self._changed: dict[int, int] = {}  # The version at which the times of single requests changed, by pixels.
-        self._all_changed = 0
+
+    def serve(self, part: CostTable) -> None:
+        """Take what a table says of its pipelines, in the place of what was known of them."""
+        self._replace(merged([without(self.table, {row.pipeline for row in part.rows}), part]))
+
+    def remove(self, pipeline: str) -> None:
+        """Forget a pipeline. At least one must be left."""
+        self._replace(without(self.table, {pipeline}))
+
+    def _replace(self, table: CostTable) -> None:
+        self._take(table)
+        self._prices.clear()
+        self._has_changed()
 
     def version_of(self, request: Request) -> int:
         """The version at which a prediction for such requests, alone or together, may have changed last."""
