@@ -21,9 +21,11 @@ from tilework.core.events import Event
 from tilework.core.graph.stage import Stage
 from tilework.cost.table import CostTable
 from tilework.cost.table_file import parse_table, table_json
+from tilework.policy.registry import check_live
 
-FORMAT = 7
-"""Before format 7 decodes were not shared, and hosts kept no copies.
+FORMAT = 8
+"""Before format 8 loads did not say what a host forgets.
+Before format 7 decodes were not shared, and hosts kept no copies.
 Before format 6 devices had no components.
 Before format 5 a work named its stage by pipeline and name, and had no positions.
 Format 2 had no exact requests; format 1 had other names: GPUs for devices, SetAside for DropToBestEffort."""
@@ -108,9 +110,10 @@ def replay(lines: Iterable[str]) -> tuple[int, Difference | None]:
 
     Raises:
         BadLog: a line cannot be read.
-        UnknownPolicy: the log's policy does not exist in this version.
+        UnknownPolicy: the log's policy does not exist in this version, or needs to know the requests that will come.
     """
     header, entries = read_log(lines)
+    check_live(header.config.policy)
     controller = Controller(header.config, header.table)
     count = 0
     for entry in entries:

@@ -200,10 +200,14 @@ class Calibrate:
 
 @dataclass(frozen=True, slots=True)
 class LoadWeights:
-    """Bring components, by digest, to the device. Answered by `WeightsLoaded`; a worker that cannot do it ends."""
+    """Bring components, by digest, to the device. Answered by `WeightsLoaded`; a worker that cannot do it ends.
+
+    Where the host has no room to keep what is read, it forgets `forgets` first, in this order.
+    """
 
     load_id: int
     components: tuple[str, ...]
+    forgets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from tilework.core.model import ModelInfo
 from tilework.core.request import DEFAULT_TERMS, Status, Terms
 from tilework.core.wire import LoadedModel, Report, Spec
 from tilework.cost.table import CostTable, merged
+from tilework.policy.registry import check_live
 from tilework.runtime.control_loop import ControlLoop, Incoming
 from tilework.runtime.costs import CostCache, ModelMeasurer, calibration_shapes, start_costs
 from tilework.runtime.executor import Executor, WorkerStartFailed
@@ -109,6 +110,7 @@ class Engine:
 
     async def start(self) -> None:
         """Load the models on every device and measure them. Raises WorkerStartFailed, UnknownPolicy."""
+        check_live(self._config.controller.policy)
         self.on_loading(0)
         loaded = await self._executor.start(self)
         self.models = {one.info.name: one.info for one in loaded}

@@ -163,7 +163,7 @@ class WorkDispatcher:
                 return self._import(message)
             case LoadComponents():
                 self._loads[message.load_id] = message
-                return LoadWeights(message.load_id, message.components)
+                return LoadWeights(message.load_id, message.components, message.forgets)
             case DropComponents():
                 return DropWeights(message.components)
             case _:

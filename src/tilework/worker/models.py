@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -51,10 +51,10 @@ class Models:
         if missing:
             raise WeightsMissing(f"{model} has no weights of {', '.join(missing)} here")
 
-    def load(self, digests: Collection[str]) -> None:
-        """Bring components to the device."""
+    def load(self, digests: Collection[str], forgets: Sequence[str] = ()) -> None:
+        """Bring components to the device; for want of room the host forgets `forgets` first."""
         if self._weights is not None:
-            self._weights.load(digests)
+            self._weights.load(digests, forgets)
 
     def drop(self, digests: Collection[str]) -> None:
         """Give back the memory of components on the device."""

@@ -71,14 +71,15 @@ class Weights:
     def has(self, digests: Collection[str]) -> bool:
         return all(self._known[digest].is_here for digest in digests)
 
-    def load(self, digests: Collection[str]) -> None:
-        """Bring components to the device, but for those of no model here.
+    def load(self, digests: Collection[str], forgets: Sequence[str] = ()) -> None:
+        """Bring components to the device, but for those of no model here. Where their files have no room, those of
+        `forgets` are removed first.
 
         Raises what reading them raises; then none of them is there.
         """
         try:
             for digest in filter(self._known.__contains__, digests):
-                self._load(self._known[digest])
+                self._load(self._known[digest], [self._known[one].file for one in forgets if one in self._known])
         except BaseException:
             self.drop(digests)
             raise
@@ -91,11 +92,11 @@ class Weights:
             for module in known.modules:
                 _empty(module)
 
-    def _load(self, known: _Known) -> None:
+    def _load(self, known: _Known, forgets: Sequence[str]) -> None:
         first, *others = known.modules
         if not self._map(known, first):
             weights = weights_of(known.read())
-            if not (self._keep(known, weights) and self._map(known, first)):
+            if not (self._keep(known, weights, forgets) and self._map(known, first)):
                 for mine, read, form in zip(first.weights, weights, first.forms, strict=True):
                     mine.data = read.data.clone().to(form.device)
         for other in others:
@@ -111,8 +112,8 @@ class Weights:
             return False
         return True
 
-    def _keep(self, known: _Known, weights: Sequence[Tensor]) -> bool:
-        """Keep weights in their file, in the place of others that were needed less lately if there must be.
+    def _keep(self, known: _Known, weights: Sequence[Tensor], forgets: Sequence[str] = ()) -> bool:
+        """Keep weights in their file, if need be in the place of the files `forgets` and of those least lately needed.
 
         False if that cannot be: they are read from the directory of their model each time then.
         """
@@ -120,7 +121,7 @@ class Weights:
             try:
                 self._files.keep(known.file, weights)
             except NoRoom:
-                self._files.make_room(known.component.num_bytes)
+                self._files.make_room(known.component.num_bytes, forgets)
                 self._files.keep(known.file, weights)
         except OSError as error:
             _log.warning("the host keeps no copy of a component of %d bytes: %s", known.component.num_bytes, error)

@@ -116,12 +116,12 @@ class Worker:
         start_ns = time.monotonic_ns()
         try:
             try:
-                self._models.load(command.components)
+                self._models.load(command.components, command.forgets)
             except Exception as error:
                 if not self._budget.is_exceeded_by(error):
                     raise
                 self._budget.release()
-                self._models.load(command.components)
+                self._models.load(command.components, command.forgets)
         except Exception as error:
             _log.exception("weights could not be loaded")
             raise WeightsNotLoaded(f"weights could not be loaded: {describe(error)}") from error

@@ -15,7 +15,7 @@ from tilework.core.model import SimulatedSource, Source
 from tilework.core.time import s_from_ns
 from tilework.cost.table import BadCostTable, CostTable
 from tilework.cost.table_file import read_table
-from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, make_policy
+from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, check_live
 
 EXAMPLE = examples(
     "tilework serve",
@@ -63,7 +63,7 @@ def command(
     """
     _prepare(log_level)
     with user_errors(UnknownPolicy, BadCostTable, OSError):
-        make_policy(policy)
+        check_live(policy)
         table = None if cost is None else read_table(cost)
     if backend is options.Backend.MODELLED:
         sources: tuple[Source, ...] = _simulated_sources(table, models, worker_memory, weights_memory)

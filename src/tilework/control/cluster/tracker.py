@@ -15,7 +15,7 @@ from tilework.control.cluster.promises import Promises
 from tilework.control.cluster.queue import WaitingQueue
 from tilework.control.cluster.residents import Residents
 from tilework.control.cluster.start_check import check_start
-from tilework.core.component import Memory
+from tilework.core.component import Component, Memory
 from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import Ahead, Block, CostModel, Demand, Held, Policy
 from tilework.core.request import Request
@@ -81,6 +81,9 @@ class Tracker:
         if not self.needs_loads:
             return 0
         return self.sources.load_ns(self._devices.by_id[device_id], stage)
+
+    def kept_by_host(self, node: int) -> Sequence[Component]:
+        return self.sources.kept(node)
 
     def device(self, device_id: int) -> Device | None:
         """The device with this id; None while it is down."""
